@@ -1,0 +1,1 @@
+"""The results service: REST, inference and page."""

@@ -1,0 +1,1 @@
+"""Claimcheck's pipeline: the verbs (`fetch` … `report`) and the library they share."""

@@ -1,0 +1,1 @@
+"""Data sets: parse raw files into splits; embedded stand-ins."""

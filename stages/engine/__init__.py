@@ -1,0 +1,1 @@
+"""Where groups of runs execute."""

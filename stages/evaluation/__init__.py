@@ -1,0 +1,1 @@
+"""Metrics and costs of a trained model."""

@@ -1,0 +1,199 @@
+"""Result lines: what one run gave in one environment, as JSON lines.
+
+`evaluate` writes `data/results/<experiment>.jsonl` (the same bytes for the same runs) and, apart from it,
+`data/results/<experiment>.cost.jsonl` (seconds and memory, different on every machine).  `claimcheck publish` joins both
+with their provenance into `data/evidence/<experiment>.jsonl`, which is committed.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeVar
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from stages.run import STRICT, canonical_json
+
+Provenance = Literal["embedded", "subset", "full"]
+Status = Literal["finished", "diverged"]
+Line = TypeVar("Line")
+
+
+class EvidenceError(ValueError):
+    """A result line that can't be read; the message names file and line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """One number.  Fractions are in [0, 1]; `n` counts the samples behind it (None: not a sample statistic)."""
+
+    __pydantic_config__: ClassVar = STRICT
+    metric: str
+    split: Literal["train", "val", "test", "none"]
+    value: float
+    n: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochRow:
+    """One epoch of a run's curves.  `test_*` come from the observer, which training never sees."""
+
+    __pydantic_config__: ClassVar = STRICT
+    epoch: int
+    steps: int
+    lr: float
+    train_loss: float
+    train_accuracy: float
+    val_loss: float | None = None
+    val_accuracy: float | None = None
+    test_loss: float | None = None
+    test_accuracy: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataUsed:
+    """The packed data behind a result; `test_images` counts those scored, `excluded_test_images` those left out."""
+
+    __pydantic_config__: ClassVar = STRICT
+    dataset: str
+    digest: str
+    provenance: Provenance
+    train_images: int
+    test_images: int
+    excluded_test_images: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Divergence:
+    """Where the loss stopped being finite: after `last_finite_step`, at or before `step`."""
+
+    __pydantic_config__: ClassVar = STRICT
+    step: int
+    last_finite_step: int
+    last_finite_loss: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultLine:
+    """One run in one environment, under one arm.  A diverged run has no metrics and says where it stopped."""
+
+    __pydantic_config__: ClassVar = STRICT
+    experiment: str
+    arm: str
+    replicate: int
+    run_key: str
+    profile: str
+    cut: str
+    status: Status
+    spec: Mapping[str, Any]
+    data: DataUsed
+    environment_digest: str
+    environment: Mapping[str, Any]
+    metrics: tuple[Measurement, ...]
+    curves: tuple[EpochRow, ...]
+    weights_sha256: str | None = None
+    correct: str | None = None
+    confusion: str | None = None
+    divergence: Divergence | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostLine:
+    """What a run cost on the machine that trained it, and what inference costs on the one that evaluated it."""
+
+    __pydantic_config__: ClassVar = STRICT
+    experiment: str
+    arm: str
+    replicate: int
+    run_key: str
+    environment_digest: str
+    train_seconds: float
+    epoch_seconds: tuple[float, ...]
+    samples_per_second: float
+    peak_memory_bytes: int
+    latency_seconds_per_sample: float | None = None
+    latency_batch_size: int | None = None
+    latency_warmup: int | None = None
+    latency_repeats: int | None = None
+    latency_device: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where an evidence line was made: git revision, and whether anything that counts was changed on top of it."""
+
+    __pydantic_config__: ClassVar = STRICT
+    revision: str
+    dirty: bool
+    published: str
+    versions: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvidenceLine:
+    """A published result: `result`, its `cost` and its `origin`."""
+
+    __pydantic_config__: ClassVar = STRICT
+    result: ResultLine
+    cost: CostLine
+    origin: Origin
+
+
+def write_lines(lines: Iterable[Any]) -> bytes:
+    """One canonical JSON object a line, sorted, so that the same lines are the same bytes."""
+    texts = sorted(canonical_json(_plain(dataclasses.asdict(line))) for line in lines)
+    return "".join(f"{text}\n" for text in texts).encode()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def read_lines(path: Path, kind: type[Line]) -> list[Line]:
+    """All lines of `path` as `kind`; an absent file has none.
+
+    Raises:
+        EvidenceError: a line is not JSON or doesn't fit `kind`.
+    """
+    if not path.is_file():
+        return []
+    adapter = TypeAdapter(kind)
+    lines = []
+    for number, text in enumerate(path.read_text().splitlines(), start=1):
+        try:
+            lines.append(adapter.validate_json(text))
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"])
+            raise EvidenceError(f"{path}, line {number}: {place or 'line'}: {first['msg']}") from None
+    return lines
+
+
+def pack_correct(correct: np.ndarray) -> str:
+    """Per test image, in order: was the class right?  bool [N] as packed bits, base64."""
+    return base64.b64encode(np.packbits(correct.astype(bool)).tobytes()).decode()
+
+
+def unpack_correct(text: str, n: int) -> np.ndarray:
+    """Inverse of `pack_correct` for n images: bool [n]."""
+    bits = np.frombuffer(base64.b64decode(text), dtype=np.uint8)
+    return np.unpackbits(bits, count=n).astype(bool)
+
+
+def pack_confusion(confusion: np.ndarray) -> str:
+    """Counts [K, K], true class by predicted class, as zlib-packed little-endian uint32, base64."""
+    return base64.b64encode(zlib.compress(confusion.astype("<u4").tobytes(), 9)).decode()
+
+
+def unpack_confusion(text: str, classes: int) -> np.ndarray:
+    """Inverse of `pack_confusion`: int64 [K, K]."""
+    counts = np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype="<u4")
+    return counts.reshape(classes, classes).astype(np.int64)

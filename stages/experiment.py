@@ -1,0 +1,384 @@
+"""The only reader of `params.yaml` and `params/<experiment>.yaml`: experiments, arms, profiles and data sets.
+
+Every mistake in a file is one `ParamsError` that names the file, the path inside it, what came and what is known.
+Imports no torch: model keywords are checked against the constructor's signature as it stands in the source.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from stages.fingerprint import source_path
+from stages.run import STRICT, ModelSpec, Protocol, Replicate
+
+Role = Literal["baseline", "proposed", "ablation", "sensitivity"]
+
+
+class ParamsError(ValueError):
+    """A params file says something that can't be run; the message names file, path, value and choices."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceFile:
+    """A file under its official name, relative to the data set's folder, and its official digest where one exists."""
+
+    __pydantic_config__: ClassVar = STRICT
+    name: str
+    md5: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetSource:
+    """A data set as its publisher hands it out.  `archive`, where given, holds `files`; `urls` are tried in order.
+
+    `shape` is [channels, height, width] of an image; `train` and `test` count the official images.
+    """
+
+    __pydantic_config__: ClassVar = STRICT
+    title: str
+    reader: str
+    shape: tuple[int, int, int]
+    classes: int
+    train: int
+    test: int
+    licence: str
+    homepage: str
+    urls: tuple[str, ...]
+    files: tuple[SourceFile, ...]
+    archive: SourceFile | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """A budget.  `overrides` replace protocol fields; `replicates` keeps the first n seeds (None: all)."""
+
+    __pydantic_config__: ClassVar = STRICT
+    data: Literal["embedded", "real"]
+    replicates: int | None
+    overrides: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One model under the experiment's protocol.  `model` keeps the class name and the keywords of the file."""
+
+    name: str
+    role: Role
+    title: str
+    model: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """One table or figure of one paper on one data set.  `printed` is the protocol before a profile cuts it."""
+
+    name: str
+    title: str
+    paper: str
+    dataset: str
+    printed: Protocol
+    seeds: tuple[int, ...]
+    arms: Mapping[str, Arm]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Params:
+    """Everything under `params.yaml` and `params/`, checked."""
+
+    profile_name: str
+    profiles: Mapping[str, Profile]
+    datasets: Mapping[str, DatasetSource]
+    experiments: Mapping[str, Experiment]
+
+    @property
+    def profile(self) -> Profile:
+        return self.profiles[self.profile_name]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedRun:
+    """One cell of the grid: which arm and replicate, and the training it asks for (data digest and code still open)."""
+
+    arm: str
+    replicate_index: int
+    model: ModelSpec
+    protocol: Protocol
+    replicate: Replicate
+
+
+class _IndexEntry(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    paper: str
+    dataset: str
+
+
+class _Index(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    profile: str
+    profiles: dict[str, Profile]
+    experiments: dict[str, _IndexEntry]
+    datasets: dict[str, DatasetSource]
+
+
+class _ArmFile(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    role: Role
+    title: str
+    model: dict[str, Any]
+
+
+class _ExperimentFile(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    title: str
+    protocol: dict[str, Any]
+    arms: dict[str, _ArmFile]
+
+
+Schema = TypeVar("Schema")
+
+
+def load_params(root: Path = Path()) -> Params:
+    """Read and check `root/params.yaml` and the file of every experiment in its index.
+
+    Raises:
+        ParamsError: a file is missing or not YAML, or holds an unknown key, a wrong type or an unknown name.
+    """
+    index_path = root / "params.yaml"
+    index = _validate(TypeAdapter(_Index), _read_yaml(index_path), index_path)
+    _choice(index.profile, index.profiles, index_path, "profile")
+    for name, profile in index.profiles.items():
+        _check_overrides(profile.overrides, index_path, f"profiles.{name}.overrides")
+    experiments = {}
+    for name, entry in index.experiments.items():
+        _choice(entry.paper, known_papers(), index_path, f"experiments.{name}.paper")
+        _choice(entry.dataset, index.datasets, index_path, f"experiments.{name}.dataset")
+        path = root / "params" / f"{name}.yaml"
+        experiments[name] = _read_experiment(name, entry, index.datasets[entry.dataset], path)
+    return Params(
+        profile_name=index.profile, profiles=index.profiles, datasets=index.datasets, experiments=experiments
+    )
+
+
+def _read_experiment(name: str, entry: _IndexEntry, source: DatasetSource, path: Path) -> Experiment:
+    file = _validate(TypeAdapter(_ExperimentFile), _read_yaml(path), path)
+    fields = dict(file.protocol)
+    seeds = _validate(TypeAdapter(tuple[int, ...]), fields.pop("seeds", None), path, "protocol.seeds")
+    if not seeds or len(set(seeds)) != len(seeds):
+        raise ParamsError(f"{path}: protocol.seeds is {list(seeds)}; expected at least one seed and none twice")
+    printed = _validate(TypeAdapter(Protocol), fields, path, "protocol")
+    for field in ("mean", "std"):
+        if len(getattr(printed, field)) != source.shape[0]:
+            raise ParamsError(
+                f"{path}: protocol.{field} has {len(getattr(printed, field))} values; "
+                f"images of {entry.dataset} have {source.shape[0]} channels"
+            )
+    arms = {}
+    for arm_name, arm in file.arms.items():
+        model_path(entry.paper, arm.model, path, f"arms.{arm_name}.model")
+        arms[arm_name] = Arm(name=arm_name, role=arm.role, title=arm.title, model=arm.model)
+    return Experiment(
+        name=name,
+        title=file.title,
+        paper=entry.paper,
+        dataset=entry.dataset,
+        printed=printed,
+        seeds=seeds,
+        arms=arms,
+    )
+
+
+def _read_yaml(path: Path) -> Any:
+    if not path.is_file():
+        raise ParamsError(f"{path}: no such file; every experiment in params.yaml has its own file in params/")
+    try:
+        return yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except yaml.YAMLError as error:
+        raise ParamsError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+
+
+def _validate(schema: TypeAdapter[Schema], value: Any, path: Path, prefix: str = "") -> Schema:
+    try:
+        return schema.validate_python(value, strict=None)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join([prefix] * bool(prefix) + [str(part) for part in first["loc"]])
+        if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+            known = _known_keys(schema, first["loc"][:-1])
+            raise ParamsError(f"{path}: unknown key {place}{_hint(str(first['loc'][-1]), known)}") from None
+        if first["type"] in ("missing", "missing_keyword_only_argument"):
+            raise ParamsError(f"{path}: {place} is missing") from None
+        raise ParamsError(f"{path}: {place} is {first['input']!r}; {first['msg'][0].lower()}{first['msg'][1:]}") from None
+
+
+def _known_keys(schema: TypeAdapter[Any], location: tuple[int | str, ...]) -> list[str]:
+    """Keys that the schema knows at `location`, from its JSON schema."""
+    document = schema.json_schema()
+    node = document
+    for part in (*location, None):
+        while "$ref" in node or "anyOf" in node:
+            node = node["anyOf"][0] if "anyOf" in node else document["$defs"][node["$ref"].split("/")[-1]]
+        if part is None:
+            break
+        if isinstance(part, int):
+            node = node.get("items", {})
+        else:
+            node = node.get("properties", {}).get(part) or node.get("additionalProperties") or {}
+    return sorted(node.get("properties", {}))
+
+
+def _hint(name: str, known: list[str]) -> str:
+    if not known:
+        return ""
+    close = get_close_matches(name, known, n=1)
+    return (f" (did you mean {close[0]}?)" if close else "") + f"; known: {', '.join(known)}"
+
+
+def _choice(name: str, known: Any, path: Path, place: str) -> None:
+    if name not in known:
+        raise ParamsError(f"{path}: {place} is {name!r}{_hint(name, sorted(known))}")
+
+
+def _check_overrides(overrides: Mapping[str, Any], path: Path, place: str) -> None:
+    known = sorted(field.name for field in dataclasses.fields(Protocol))
+    for key in overrides:
+        if key not in known:
+            raise ParamsError(f"{path}: unknown key {place}.{key}{_hint(key, known)}")
+
+
+def known_papers() -> list[str]:
+    """Folders of `stages/papers`: the listing is the registry."""
+    folder = Path(__file__).parent / "papers"
+    return sorted(path.parent.name for path in folder.glob("*/__init__.py"))
+
+
+FROM_DATASET = ("image_size", "in_channels", "num_classes")
+
+
+def model_path(paper: str, model: Mapping[str, Any], path: Path, place: str) -> str:
+    """`module:Class` of an arm's model, its keywords checked against the constructor in the source.
+
+    A paper's models are the classes that its package imports by `from … import Name` and lists in `__all__`.
+    """
+    classes = _exported_classes(f"stages.papers.{paper}")
+    if "name" not in model:
+        raise ParamsError(f"{path}: {place}.name is missing; known: {', '.join(sorted(classes))}")
+    _choice(model["name"], classes, path, f"{place}.name")
+    module = classes[model["name"]]
+    signature = _keyword_types(module, model["name"])
+    wanted = {key: kind for key, kind in signature.items() if key not in FROM_DATASET}
+    for key, value in model.items():
+        if key == "name":
+            continue
+        if key not in wanted:
+            raise ParamsError(f"{path}: unknown key {place}.{key}{_hint(key, sorted(wanted))}")
+        _check_type(value, wanted[key].kind, path, f"{place}.{key}")
+    for key, parameter in wanted.items():
+        if parameter.required and key not in model:
+            raise ParamsError(f"{path}: {place}.{key} is missing; {model['name']} takes {', '.join(wanted)}")
+    return f"{module}:{model['name']}"
+
+
+@dataclass(frozen=True)
+class _Keyword:
+    kind: str
+    required: bool
+
+
+def _exported_classes(package: str) -> dict[str, str]:
+    path = source_path(package)
+    assert path is not None, f"{package} is a folder of stages/papers"
+    tree = ast.parse(path.read_text())
+    origin = {
+        alias.name: node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module
+        for alias in node.names
+    }
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+            return {name: origin[name] for name in ast.literal_eval(node.value) if name in origin}
+    return {}
+
+
+def _keyword_types(module: str, class_name: str) -> dict[str, _Keyword]:
+    path = source_path(module)
+    assert path is not None, f"{module} is imported by its package"
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef) and node.name == class_name:
+            for item in node.body:
+                if isinstance(item, ast.FunctionDef) and item.name == "__init__":
+                    pairs = zip(item.args.kwonlyargs, item.args.kw_defaults, strict=True)
+                    return {
+                        arg.arg: _Keyword(ast.unparse(arg.annotation) if arg.annotation else "Any", default is None)
+                        for arg, default in pairs
+                    }
+    return {}
+
+
+def _check_type(value: Any, kind: str, path: Path, place: str) -> None:
+    accepted: dict[str, type | tuple[type, ...]] = {"int": int, "float": (int, float), "bool": bool, "str": str}
+    wanted = accepted.get(kind)
+    if wanted is None:
+        return
+    if not isinstance(value, wanted) or (isinstance(value, bool) and kind != "bool"):
+        raise ParamsError(f"{path}: {place} is {value!r}; expected {kind}")
+
+
+def resolve_protocol(experiment: Experiment, profile: Profile) -> Protocol:
+    """The printed protocol with the profile's overrides.
+
+    Raises:
+        ParamsError: an override has the wrong type.
+    """
+    fields = TypeAdapter(Protocol).dump_python(experiment.printed) | dict(profile.overrides)
+    return _validate(TypeAdapter(Protocol), fields, Path("params.yaml"), "profiles.overrides")
+
+
+def plan_runs(experiment: Experiment, profile: Profile, source: DatasetSource) -> list[PlannedRun]:
+    """The experiment's grid, arm by arm: seeds, and folds where the split has them, cut to the profile's replicates."""
+    protocol = resolve_protocol(experiment, profile)
+    folds = range(protocol.split.folds) if protocol.split.kind == "folds" and protocol.split.folds else (None,)
+    replicates = [Replicate(seed=seed, fold=fold) for seed in experiment.seeds for fold in folds]
+    channels, height, _ = source.shape
+    given = {"image_size": height, "in_channels": channels, "num_classes": source.classes}
+    runs = []
+    for arm in experiment.arms.values():
+        place = Path("params") / f"{experiment.name}.yaml"
+        path = model_path(experiment.paper, arm.model, place, f"arms.{arm.name}.model")
+        arguments = {key: value for key, value in arm.model.items() if key != "name"} | given
+        model = ModelSpec(path=path, arguments=arguments)
+        for index, replicate in enumerate(replicates[: profile.replicates]):
+            runs.append(
+                PlannedRun(
+                    arm=arm.name, replicate_index=index, model=model, protocol=protocol, replicate=replicate
+                )
+            )
+    return runs
+
+
+def describe_cut(experiment: Experiment, profile: Profile, source: DatasetSource) -> str:
+    """What the profile left out of the printed protocol, for a reader; empty where nothing was cut."""
+    protocol, printed = resolve_protocol(experiment, profile), experiment.printed
+    cuts = []
+    if profile.data == "embedded":
+        cuts.append("stand-in data")
+    if protocol.epochs != printed.epochs:
+        cuts.append(f"{protocol.epochs} of {printed.epochs} epochs")
+    if protocol.train_images is not None and protocol.train_images < source.train:
+        cuts.append(f"{protocol.train_images:,} of {source.train:,} training images")
+    if protocol.steps_per_epoch is not None:
+        cuts.append(f"{protocol.steps_per_epoch} steps an epoch")
+    if protocol.batch_size != printed.batch_size:
+        cuts.append(f"batches of {protocol.batch_size} instead of {printed.batch_size}")
+    if profile.replicates is not None and profile.replicates < len(experiment.seeds):
+        cuts.append(f"{profile.replicates} of {len(experiment.seeds)} replicates")
+    return ", ".join(cuts)

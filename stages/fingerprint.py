@@ -1,0 +1,105 @@
+"""Digest of the code that a run executes: `{module: sha256 of its source}` over a static import closure.
+
+Comments, docstrings and blank lines don't count, so that explaining the code invalidates nothing.  The source's own
+text is hashed, not a dumped syntax tree or a list of tokens: both differ between Python 3.11 and 3.13.  Fast paths (`*_triton.py`) answer to their reference by test and are left out.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import io
+import tokenize
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+PACKAGE_ROOT = Path(__file__).resolve().parent.parent
+
+def source_path(module: str) -> Path | None:
+    """File of one of our modules, or None where the name is not ours (or is a package without a file of its own)."""
+    base = PACKAGE_ROOT.joinpath(*module.split("."))
+    for candidate in (base.with_suffix(".py"), base / "__init__.py"):
+        if module.split(".")[0] == "stages" and candidate.is_file():
+            return candidate
+    return None
+
+
+def significant_text(source: str) -> str:
+    """`source` without comments, docstrings and blank lines; what is left stands as written."""
+    lines = [line.encode() for line in source.splitlines()]  # syntax trees count columns in bytes
+    for (first, start), (last, end) in sorted(_insignificant_spans(source), reverse=True):
+        lines[first - 1 : last] = [lines[first - 1][:start] + lines[last - 1][end:]]
+    return "\n".join(text for line in lines if (text := line.decode().rstrip()))
+
+
+Span = tuple[tuple[int, int], tuple[int, int]]
+
+
+def _insignificant_spans(source: str) -> list[Span]:
+    """(line, byte column) of the start and the end of each comment and docstring."""
+    lines = source.splitlines()
+    spans: list[Span] = []
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            (line, start), (_, end) = token.start, token.end
+            text = lines[line - 1]
+            spans.append(((line, len(text[:start].encode())), (line, len(text[:end].encode()))))
+    holders = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, holders) and node.body and isinstance(node.body[0], ast.Expr):
+            value = node.body[0].value
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                assert value.end_lineno is not None and value.end_col_offset is not None, "parsed nodes have an end"
+                spans.append(((value.lineno, value.col_offset), (value.end_lineno, value.end_col_offset)))
+    return spans
+
+
+def imported_modules(module: str) -> set[str]:
+    """Our modules that `module` imports anywhere in its file, by reading it."""
+    path = source_path(module)
+    if path is None:
+        return set()
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            found.add(node.module)
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return {name for name in found if source_path(name) is not None and not name.endswith("_triton")}
+
+
+def import_closure(roots: Iterable[str]) -> set[str]:
+    """`roots` and everything of ours that they import, directly or not."""
+    seen: set[str] = set()
+    queue = list(roots)
+    while queue:
+        module = queue.pop()
+        if module not in seen:
+            seen.add(module)
+            queue.extend(imported_modules(module))
+    return seen
+
+
+@cache
+def module_digest(path: Path) -> str:
+    return hashlib.sha256(significant_text(path.read_text()).encode()).hexdigest()[:16]
+
+
+def code_fingerprint(roots: Iterable[str]) -> dict[str, str]:
+    """`{module: digest}` over the import closure of `roots`, without modules that hold no code.
+
+    Raises:
+        ModuleNotFoundError: a root is not a module of ours.
+    """
+    roots = list(roots)
+    for root in roots:
+        if source_path(root) is None:
+            raise ModuleNotFoundError(f"{root} is not a module below {PACKAGE_ROOT.name}/stages")
+    fingerprint = {}
+    for module in sorted(import_closure(roots)):
+        path = source_path(module)
+        if path is not None and significant_text(path.read_text()).strip():
+            fingerprint[module] = module_digest(path)
+    return fingerprint

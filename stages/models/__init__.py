@@ -1,0 +1,1 @@
+"""Architectures that two or more papers use."""

@@ -1,0 +1,1 @@
+"""Operators: equation, reference, public function, module."""

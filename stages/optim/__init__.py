@@ -1,0 +1,1 @@
+"""Optimisers as their papers write them."""

@@ -1,0 +1,1 @@
+"""One folder a paper; the listing is the registry."""

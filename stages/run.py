@@ -1,0 +1,165 @@
+"""What one training is: a `RunSpec` holds everything that decides its numbers and nothing else.
+
+No experiment, no arm, no profile.  `run_key` is the address of the outcome in the `RunStore`, so the same training
+under two tables is one run.
+
+Standard library only: the worker runs where no schema, YAML or SQL library is installed.  The dataclasses carry
+`__pydantic_config__`, a plain attribute, so that `stages.experiment` can validate a file against them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+STRICT = {"extra": "forbid"}
+
+Precision = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """`path` is `module:Class`; `arguments` are the constructor's keywords, input shape and classes included."""
+
+    path: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSpec:
+    """`name` is a module of `stages.training.optimizer`'s table; betas for Adam, momentum for SGD."""
+
+    __pydantic_config__: ClassVar = STRICT
+    name: Literal["adam", "adamw", "sgd"]
+    lr: float
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    momentum: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleSpec:
+    """Learning rate over the steps of a run; `constant` never changes it."""
+
+    __pydantic_config__: ClassVar = STRICT
+    name: Literal["constant", "cosine"] = "constant"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentationSpec:
+    """Training images only.  Zero padding by `crop_padding` pixels then a random crop; a horizontal flip, p = 1/2."""
+
+    __pydantic_config__: ClassVar = STRICT
+    crop_padding: int = 0
+    horizontal_flip: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitSpec:
+    """How the official training set is divided: `none` trains on all of it; `fraction` and `folds` hold some out."""
+
+    __pydantic_config__: ClassVar = STRICT
+    kind: Literal["none", "fraction", "folds"] = "none"
+    fraction: float | None = None
+    folds: int | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """What all arms of an experiment share.  The last four fields cut the work; the printed protocol leaves them empty."""
+
+    __pydantic_config__: ClassVar = STRICT
+    optimizer: OptimizerSpec
+    batch_size: int
+    epochs: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    precision: Precision = "float32"
+    schedule: ScheduleSpec = dataclasses.field(default_factory=ScheduleSpec)
+    augmentation: AugmentationSpec = dataclasses.field(default_factory=AugmentationSpec)
+    split: SplitSpec = dataclasses.field(default_factory=SplitSpec)
+    compile: bool = False
+    observe_test: bool = True
+    train_images: int | None = None
+    steps_per_epoch: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replicate:
+    """One seed, and one fold where the protocol's split has folds."""
+
+    seed: int
+    fold: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """Everything that decides a training's numbers.  `code` maps module to the digest of its source."""
+
+    model: ModelSpec
+    protocol: Protocol
+    data_digest: str
+    replicate: Replicate
+    code: Mapping[str, str]
+
+    @property
+    def run_key(self) -> str:
+        return hashlib.sha256(canonical_json(self.to_dict()).encode()).hexdigest()
+
+    def to_dict(self) -> dict[str, Any]:
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+    @classmethod
+    def from_dict(cls, spec: Mapping[str, Any]) -> RunSpec:
+        """Inverse of `to_dict`.
+
+        Raises:
+            TypeError: a key is missing or unknown.
+        """
+        protocol = dict(spec["protocol"])
+        protocol["optimizer"] = OptimizerSpec(**_tuples(protocol["optimizer"]))
+        protocol["schedule"] = ScheduleSpec(**protocol["schedule"])
+        protocol["augmentation"] = AugmentationSpec(**protocol["augmentation"])
+        protocol["split"] = SplitSpec(**protocol["split"])
+        return cls(
+            model=ModelSpec(**spec["model"]),
+            protocol=Protocol(**_tuples(protocol)),
+            data_digest=spec["data_digest"],
+            replicate=Replicate(**spec["replicate"]),
+            code=dict(spec["code"]),
+        )
+
+
+def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+
+
+def canonical_json(value: Any) -> str:
+    """One text for one value: sorted keys, no spaces, no NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def changed_parts(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Dotted names of the leaves in which two specs differ, e.g. `protocol.optimizer.lr: 0.001 -> 0.01`."""
+    changes: list[str] = []
+    for name in sorted({*old, *new}):
+        before, after = old.get(name), new.get(name)
+        if before == after:
+            continue
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            changes += changed_parts(before, after, f"{prefix}{name}.")
+        elif prefix == "code.":
+            changes.append(f"code of {name}")
+        else:
+            changes.append(f"{prefix}{name}: {_short(before)} -> {_short(after)}")
+    return changes
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 24 else f"{text[:20]}…"

@@ -1,0 +1,88 @@
+"""Where outcomes are kept: the run store, by `run_key`, and the atomic write under it.  Standard library only."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+
+def home() -> Path:
+    """Folder of the downloads and the run store: `CLAIMCHECK_HOME`, or `data` in the working directory."""
+    return Path(os.environ.get("CLAIMCHECK_HOME", "data"))
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write, fsync, rename: a reader sees the old file or the new one, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    _fsync_folder(path.parent)
+
+
+def _fsync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class RunStore:
+    """Outcomes by `run_key`.  `runs/<key>/` is complete and never changes; `work/<key>/` belongs to a training under way.
+
+    A published folder holds `spec.json`, `history.jsonl`, `result.json` and, unless the run diverged,
+    `weights.safetensors`.
+    """
+
+    FILES = ("spec.json", "history.jsonl", "result.json", "weights.safetensors")
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def published(self, run_key: str) -> Path | None:
+        """Folder of a complete outcome, or None."""
+        folder = self.root / "runs" / run_key
+        return folder if (folder / "result.json").is_file() else None
+
+    def work(self, run_key: str) -> Path:
+        """Scratch folder of a training under way; survives a crash, so that the training can go on."""
+        folder = self.root / "work" / run_key
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def publish(self, run_key: str, files: Mapping[str, bytes]) -> Path:
+        """All of `files` appear at once under `run_key`, by one rename; the scratch folder goes.
+
+        A second publication of a key is dropped: the first one stays.
+        """
+        target = self.root / "runs" / run_key
+        staged = self.root / "staged" / f"{run_key}.{os.getpid()}"
+        shutil.rmtree(staged, ignore_errors=True)
+        staged.mkdir(parents=True)
+        for name, content in files.items():
+            write_atomically(staged / name, content)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.rename(staged, target)
+        except OSError:
+            shutil.rmtree(staged, ignore_errors=True)
+            if self.published(run_key) is None:
+                raise
+        _fsync_folder(target.parent)
+        shutil.rmtree(self.root / "work" / run_key, ignore_errors=True)
+        return target
+
+    def keys(self) -> Iterator[str]:
+        """Keys of all complete outcomes, sorted."""
+        for folder in sorted((self.root / "runs").glob("*")):
+            if (folder / "result.json").is_file():
+                yield folder.name
