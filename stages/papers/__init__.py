@@ -1,1 +1,55 @@
-"""One folder a paper; the listing is the registry."""
+"""One folder a paper; the listing is the registry, and a paper's `__all__` names the models that it offers."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stages.run import ModelSpec
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def model_paths() -> list[str]:
+    """`module:Class` of every model that a paper's package imports and lists in `__all__`, read without importing it."""
+    paths: set[str] = set()
+    for package in Path(__file__).parent.glob("*/__init__.py"):
+        body = ast.parse(package.read_text()).body
+        exported = {
+            name
+            for node in body
+            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__"
+            for name in ast.literal_eval(node.value)
+        }
+        for node in body:
+            if isinstance(node, ast.ImportFrom):
+                paths.update(f"{node.module}:{alias.name}" for alias in node.names if alias.name in exported)
+    return sorted(paths)
+
+
+def build_model(spec: ModelSpec) -> nn.Module:
+    """The model that `spec` names, freshly initialised from torch's global generator.
+
+    Only a name out of `model_paths` is ever imported, so a spec from elsewhere can't start foreign code.
+
+    Raises:
+        ValueError: `spec.path` is not the path of a model, or the constructor refuses a value.
+        TypeError: an argument is unknown or missing; the message names it.
+    """
+    if spec.path not in (known := model_paths()):
+        raise ValueError(f"model path is {spec.path!r}; known: {', '.join(known)}")
+    module, _, name = spec.path.partition(":")
+    model_class = getattr(importlib.import_module(module), name)
+    keywords = inspect.signature(model_class).parameters
+    unknown = [key for key in spec.arguments if key not in keywords]
+    missing = [
+        key for key, keyword in keywords.items() if keyword.default is keyword.empty and key not in spec.arguments
+    ]
+    for problem, keys in (("unknown", unknown), ("missing", missing)):
+        if keys:
+            raise TypeError(f"{spec.path}: {problem} argument {', '.join(keys)}; it takes {', '.join(keywords)}")
+    return model_class(**spec.arguments)

@@ -1,0 +1,89 @@
+"""LocalViT, the baseline with convolutions (NiNformer paper, eqs. 6-7 and Procedure 3; Li et al. 2021).
+
+    Y(X) = Attention(LayerNorm(X)) + X     (6)
+    Z(Y) = CONV(LayerNorm(Y)) + Y          (7)
+
+CONV is the locality feed-forward of LocalViT's authors with h-swish and without squeeze-and-excitation.  Theirs adds its
+own residual and has no LayerNorm before it; equation 7 has both outside, so the inner residual is not here.
+B batch, C channels, S image size, N tokens, G = √N grid size, D token dimension, K classes.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor, nn
+
+from stages.papers.ninformer.layers import MultiHeadAttention, PatchEmbedding, count_patches
+
+
+class LocalFeedForward(nn.Module):
+    """CONV(x) of eq. 7: 1x1, depthwise 3x3 and 1x1 convolution over the tokens' grid.  [B, N, D] -> [B, N, D].
+
+    Convolutions have no bias, since BatchNorm follows each.  LocalViT's authors have no dropout here; this one stands
+    after the last BatchNorm only, because dropout before a BatchNorm gives it other variances in training than in
+    evaluation (Li et al. 2019, "Understanding the disharmony between dropout and batch normalization").
+    """
+
+    def __init__(self, *, dim: int, channels: int, dropout: float) -> None:
+        super().__init__()
+        self.expand = nn.Sequential(
+            nn.Conv2d(dim, channels, kernel_size=1, bias=False), nn.BatchNorm2d(channels), nn.Hardswish()
+        )
+        self.depthwise = nn.Sequential(
+            nn.Conv2d(channels, channels, kernel_size=3, padding=1, groups=channels, bias=False),
+            nn.BatchNorm2d(channels),
+            nn.Hardswish(),
+        )
+        self.contract = nn.Sequential(nn.Conv2d(channels, dim, kernel_size=1, bias=False), nn.BatchNorm2d(dim))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        grid_size = math.isqrt(x.shape[1])
+        grid = x.transpose(1, 2).unflatten(2, (grid_size, grid_size))  # [B, D, G, G]
+        grid = self.contract(self.depthwise(self.expand(grid)))
+        return self.dropout(grid.flatten(2).transpose(1, 2))
+
+
+class LocalViTBlock(nn.Module):
+    """Equations 6 and 7.  [B, N, D] -> [B, N, D]."""
+
+    def __init__(self, *, dim: int, num_heads: int, channels: int, dropout: float) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(dim)
+        self.attention = MultiHeadAttention(dim=dim, num_heads=num_heads)
+        self.conv_norm = nn.LayerNorm(dim)
+        self.conv = LocalFeedForward(dim=dim, channels=channels, dropout=dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.attention(self.attention_norm(x)) + x
+        return self.conv(self.conv_norm(y)) + y
+
+
+class LocalViT(nn.Module):
+    """Procedure 3.  Normalised images [B, C, S, S] -> logits [B, K]."""
+
+    def __init__(
+        self,
+        *,
+        image_size: int,
+        in_channels: int,
+        num_classes: int,
+        patch_size: int,
+        dim: int,
+        depth: int,
+        num_heads: int,
+        channels: int,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        count_patches(image_size, patch_size)
+        self.patch_embedding = PatchEmbedding(in_channels=in_channels, dim=dim, patch_size=patch_size)
+        self.blocks = nn.Sequential(
+            *(LocalViTBlock(dim=dim, num_heads=num_heads, channels=channels, dropout=dropout) for _ in range(depth))
+        )
+        self.head = nn.Linear(dim, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.blocks(self.patch_embedding(images))
+        return self.head(tokens.mean(dim=1))

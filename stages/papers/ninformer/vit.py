@@ -1,0 +1,58 @@
+"""ViT, the attention baseline (NiNformer paper, eqs. 1-3 and Procedure 1; Dosovitskiy et al. 2021).
+
+    Y(X) = Attention(LayerNorm(X)) + X     (2)
+    Z(Y) = MLP(LayerNorm(Y)) + Y           (3)
+
+Without positions and with the mean over tokens, as Procedure 1 has it, the logits don't change when patches trade
+places.  B batch, C channels, S image size, N tokens, D token dimension, K classes.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from stages.papers.ninformer.layers import FeedForward, MultiHeadAttention, PatchEmbedding, count_patches
+
+
+class ViTBlock(nn.Module):
+    """Equations 2 and 3.  [B, N, D] -> [B, N, D]."""
+
+    def __init__(self, *, dim: int, num_heads: int, mlp_dim: int, dropout: float) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(dim)
+        self.attention = MultiHeadAttention(dim=dim, num_heads=num_heads)
+        self.mlp_norm = nn.LayerNorm(dim)
+        self.mlp = FeedForward(dim=dim, hidden_dim=mlp_dim, dropout=dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.attention(self.attention_norm(x)) + x
+        return self.mlp(self.mlp_norm(y)) + y
+
+
+class ViT(nn.Module):
+    """Procedure 1.  Normalised images [B, C, S, S] -> logits [B, K]."""
+
+    def __init__(
+        self,
+        *,
+        image_size: int,
+        in_channels: int,
+        num_classes: int,
+        patch_size: int,
+        dim: int,
+        depth: int,
+        num_heads: int,
+        mlp_dim: int,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        count_patches(image_size, patch_size)
+        self.patch_embedding = PatchEmbedding(in_channels=in_channels, dim=dim, patch_size=patch_size)
+        self.blocks = nn.Sequential(
+            *(ViTBlock(dim=dim, num_heads=num_heads, mlp_dim=mlp_dim, dropout=dropout) for _ in range(depth))
+        )
+        self.head = nn.Linear(dim, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.blocks(self.patch_embedding(images))
+        return self.head(tokens.mean(dim=1))
