@@ -1,0 +1,80 @@
+# The frame around the code: sets up .venv from requirements.lock, then calls what stands in it.
+
+# cpu: a small install without CUDA.  Unset: what .venv was made for, else the wheels as locked.
+TORCH_BACKEND ?= $(shell cat .venv/torch-backend 2>/dev/null || echo locked)
+# PROFILE=smoke|quick|paper: written into params.yaml before a repro.  Unset: params.yaml decides.
+PROFILE ?=
+# DEVICE=cpu|cuda: where models train and answer.  Unset: cuda where there is one.
+DEVICE ?=
+PORT ?= 8000
+
+BIN := .venv/bin
+READY := .venv/ready-$(TORCH_BACKEND)
+
+# dvc.yaml says `python -m stages.…`: that python is ours.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+ifneq ($(DEVICE),)
+export CLAIMCHECK_DEVICE := $(DEVICE)
+endif
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup repro test check format serve bench soak report mirror lock clean clean-data
+
+help:  ## this list
+	@awk -F ':.*##' '/^[a-z-]+:.*##/ {printf "  make %-12s%s\n", $$1, $$2}' Makefile
+	@echo
+	@echo "  PROFILE=smoke|quick|paper   DEVICE=cpu|cuda   TORCH_BACKEND=cpu   PYTHON=python3.12"
+
+setup: $(READY)  ## .venv with everything in it; the other targets call it themselves
+
+$(READY): requirements.lock requirements.in pyproject.toml .ci/setup
+	@.ci/setup install $(TORCH_BACKEND)
+	@rm -f .venv/ready-* && touch $@
+
+repro: $(READY)  ## run the whole pipeline: data, training, evaluation, database, report
+ifneq ($(PROFILE),)
+	$(BIN)/claimcheck profile $(PROFILE)
+endif
+	$(BIN)/dvc repro
+
+test: $(READY)  ## the tests that take under a minute
+	$(BIN)/pytest
+
+check: $(READY)  ## format, lint, types, tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(MAKE) --no-print-directory test
+
+format: $(READY)  ## rewrite the code in the house format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+serve: $(READY)  ## the service and its page on 127.0.0.1:8000 (PORT=…)
+	$(BIN)/python -m service --host 127.0.0.1 --port $(PORT)
+
+bench: $(READY)  ## every benchmark, one after the other
+	set -e; for file in benchmarks/bench_*.py; do $(BIN)/python "$$file"; done
+
+soak: $(READY)  ## the long tests: resume after kill, long trainings
+	$(BIN)/pytest -m "slow and not gpu and not network" --timeout 1800
+
+report: $(READY)  ## docs/results.md from the published evidence alone
+	$(BIN)/python -m stages.report --evidence
+
+mirror: $(READY)  ## DEST=folder: write what was fetched as a mirror for CLAIMCHECK_MIRROR
+	@test -n "$(DEST)" || { echo "make mirror DEST=<folder>" >&2; exit 2; }
+	$(BIN)/claimcheck mirror "$(DEST)"
+
+lock: $(READY)  ## resolve requirements.in into requirements.lock
+	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
+		--quiet --output-file requirements.lock requirements.in
+
+clean:  ## remove what the tools leave behind
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage *.egg-info build
+	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
+
+clean-data:  ## remove what `make repro` makes, trained runs included (not downloads, not evidence)
+	rm -rf data/raw data/processed data/runs data/results data/metrics data/plots data/report data/store .dvc/cache .dvc/tmp
+	rm -f data/results.db*
