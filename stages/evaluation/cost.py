@@ -1,0 +1,126 @@
+"""What a model costs: parameters, operations, inference time and memory.
+
+C channels, H height and W width of an image; `shape` is always (C, H, W).
+"""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+Shape = tuple[int, int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latency:
+    """Median seconds per sample of a forward pass, with all that a reader needs to repeat the measurement.
+
+    `warmup` passes come first and are not counted, then `repeats` are timed one by one.  `synchronised`: the clock
+    starts and stops with the device idle, so that queued work counts; on a CPU a call returns when it is done.
+    """
+
+    seconds_per_sample: float
+    batch_size: int
+    warmup: int
+    repeats: int
+    device: str
+    threads: int
+    synchronised: bool
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Trainable numbers; shared ones count once, buffers such as BatchNorm's running statistics don't count."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def flops_per_image(model: nn.Module, shape: Shape) -> int:
+    """2 x multiply-accumulates of one image's forward pass: matrix products, convolutions and attention.
+
+    Biases, normalisation, activations and softmax don't count.  `model` must not be compiled, since a compiled one
+    hides its operations from the counter.
+    """
+    parameter = next(model.parameters())
+    images = torch.zeros(1, *shape, device=parameter.device, dtype=parameter.dtype)
+    # Attention as two matrix products: every torch version and device counts those alike.
+    with _inference(model), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(images)
+    return int(counter.get_total_flops())
+
+
+def measure_latency(
+    model: nn.Module,
+    shape: Shape,
+    *,
+    device: str | torch.device = "cpu",
+    batch_size: int,
+    warmup: int,
+    repeats: int,
+) -> Latency:
+    """Time `model` on `device` with batches of `batch_size` images; weights and training mode stay as they are."""
+    if batch_size < 1 or warmup < 0 or repeats < 1:
+        raise ValueError(
+            f"batch_size, warmup, repeats are {batch_size}, {warmup}, {repeats}; expected at least 1, 0, 1"
+        )
+    device = torch.device(device)
+    model = model.to(device)
+    noise = torch.randn(batch_size, *shape, generator=torch.Generator().manual_seed(0))
+    images = noise.to(device, next(model.parameters()).dtype)
+    seconds = []
+    with _inference(model):
+        for _ in range(warmup + repeats):
+            _synchronise(device)
+            start = time.perf_counter()
+            model(images)
+            _synchronise(device)
+            seconds.append(time.perf_counter() - start)
+    return Latency(
+        seconds_per_sample=statistics.median(seconds[warmup:]) / batch_size,
+        batch_size=batch_size,
+        warmup=warmup,
+        repeats=repeats,
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        threads=torch.get_num_threads(),
+        synchronised=True,
+    )
+
+
+def peak_memory_bytes(device: str | torch.device = "cpu") -> int:
+    """Highest memory use so far.
+
+    CUDA: bytes of tensors allocated at once on `device` since the process began or reset the statistics; neither the
+    context nor cached but free blocks.  CPU: the largest resident size of the whole process since it began, with
+    Python, libraries and data; it never falls, so it describes a run only in a process of its own.
+    """
+    device = torch.device(device)
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return largest if sys.platform == "darwin" else largest * 1024  # Linux counts in KiB
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@contextmanager
+def _inference(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; each module's training mode comes back afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
