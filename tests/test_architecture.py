@@ -1,0 +1,175 @@
+"""Who may import whom, read from the syntax trees: docs/architecture.md draws the same picture."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+VERBS = ("fetch", "preprocess", "train", "evaluate", "record", "report", "cli")
+
+# part of `stages` -> the other parts that it may import
+ALLOWED: dict[str, set[str]] = {
+    "run": set(),
+    "store": set(),
+    "fingerprint": set(),
+    "images": set(),
+    "ops": set(),
+    "optim": set(),
+    "experiment": {"run", "fingerprint"},
+    "evidence": {"run"},
+    "datasets": {"experiment", "store"},
+    "results": {"run", "experiment", "evidence"},
+    "models": {"ops"},
+    "papers": {"run", "models", "ops", "optim"},
+    "training": {"run", "datasets", "ops", "optim"},
+    "checkpoint": {"run", "ops", "papers"},
+    "evaluation": {"run", "evidence", "checkpoint", "datasets"},
+    "engine": {"run", "store", "experiment"},
+    "progress": {"engine"},
+    "runlist": {"store"},
+    "runner": {"run", "store", "fingerprint", "experiment", "datasets", "engine", "runlist"},
+    "worker": {"run", "store", "papers", "training", "datasets", "checkpoint"},
+}
+SERVICE_MAY_IMPORT = {"stages.experiment", "stages.results", "stages.checkpoint", "stages.images"}
+WITHOUT_TORCH = (
+    "run",
+    "store",
+    "fingerprint",
+    "experiment",
+    "evidence",
+    "results",
+    "engine",
+    "runner",
+    "fetch",
+    "preprocess",
+)
+# A worker starts where nothing but these is installed.
+WORKER_PACKAGES = {"torch", "numpy", "safetensors"}
+
+
+def python_files(folder: str) -> list[Path]:
+    return sorted((ROOT / folder).rglob("*.py"))
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def part_of(module: str) -> str:
+    """`stages.training.loop` belongs to the part `training`."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module imported anywhere in the file, `from a import b` as both `a` and `a.b`."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module, f"{path}:{node.lineno}: imports are absolute"
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def is_module(name: str) -> bool:
+    base = ROOT.joinpath(*name.split("."))
+    return base.with_suffix(".py").is_file() or base.is_dir()
+
+
+def our_imports(path: Path, package: str = "stages") -> set[str]:
+    return {name for name in imports(path) if name.startswith(f"{package}.") and is_module(name)}
+
+
+def closure(module: str) -> set[str]:
+    """`module` and all of ours that is imported with it, parent packages included."""
+    seen: set[str] = set()
+    queue = [module]
+    while queue:
+        name = queue.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        if "." in name:
+            queue.append(name.rpartition(".")[0])
+        base = ROOT.joinpath(*name.split("."))
+        path = base.with_suffix(".py") if base.with_suffix(".py").is_file() else base / "__init__.py"
+        if path.is_file():
+            queue.extend(our_imports(path))
+    return seen
+
+
+def third_party(module: str) -> set[str]:
+    """Packages from outside that are imported anywhere in the closure of `module`."""
+    found = set()
+    for name in closure(module):
+        base = ROOT.joinpath(*name.split("."))
+        path = base.with_suffix(".py") if base.with_suffix(".py").is_file() else base / "__init__.py"
+        if path.is_file():
+            found.update(imported.split(".")[0] for imported in imports(path))
+    return found - sys.stdlib_module_names - {"stages"}
+
+
+def test_every_part_of_stages_has_a_row_and_every_row_a_part() -> None:
+    parts = {part_of(module_name(path)) for path in python_files("stages")} - {""}
+    assert parts == set(ALLOWED) | set(VERBS)
+
+
+@pytest.mark.parametrize("path", python_files("stages"), ids=module_name)
+def test_module_imports_only_what_its_row_allows(path: Path) -> None:
+    part = part_of(module_name(path))
+    allowed = set(ALLOWED) if part in VERBS else ALLOWED.get(part, set()) | {part}
+    assert {part_of(name) for name in our_imports(path)} <= allowed
+
+
+@pytest.mark.parametrize("path", python_files("service"), ids=module_name)
+def test_service_knows_four_modules_of_stages(path: Path) -> None:
+    inside = {module for module in SERVICE_MAY_IMPORT if (ROOT / module.replace(".", "/")).is_dir()}
+    for name in our_imports(path):
+        assert name in SERVICE_MAY_IMPORT or name.rpartition(".")[0] in inside, f"{name} is not in {SERVICE_MAY_IMPORT}"
+
+
+def test_nothing_in_stages_imports_the_service() -> None:
+    assert {path.name: our_imports(path, "service") for path in python_files("stages")} == {
+        path.name: set() for path in python_files("stages")
+    }
+
+
+def test_papers_never_import_each_other() -> None:
+    for path in python_files("stages/papers"):
+        own = module_name(path).split(".")[2:3]
+        others = {name.split(".")[2] for name in our_imports(path) if name.startswith("stages.papers.")} - set(own)
+        assert not others, f"{path.relative_to(ROOT)} imports {others}"
+
+
+@pytest.mark.parametrize("part", WITHOUT_TORCH)
+def test_part_never_reaches_torch(part: str) -> None:
+    members = [module_name(path) for path in python_files("stages") if part_of(module_name(path)) == part]
+    assert members
+    assert {name: third_party(name) & {"torch", "torchvision", "timm"} for name in members} == {
+        n: set() for n in members
+    }
+
+
+def test_worker_needs_three_packages() -> None:
+    assert third_party("stages.worker") <= WORKER_PACKAGES
+
+
+def test_importing_the_light_parts_loads_no_torch_and_prints_nothing() -> None:
+    modules = ", ".join(f"stages.{part}" for part in WITHOUT_TORCH)
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_two_modules_import_by_name() -> None:
+    """A model by its paper's name, and the worker by the engine that starts it; the static closure sees all the rest."""
+    users = {module_name(path) for path in python_files("stages") if "import_module" in path.read_text()}
+    assert users == {"stages.papers", "stages.engine.local"}
