@@ -1,0 +1,94 @@
+"""What must hold for every file in git, whatever it says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+MAX_TRACKED_BYTES = 1024 * 1024
+MAX_LINES = 400
+# Small trained models may live in git, below data/models.
+MAX_MODEL_BYTES, MAX_MODELS_BYTES = 6_000_000, 25_000_000
+# Written so that this file doesn't match itself.
+REGISTRY_HOST = re.compile(
+    r"pypi[.]org|pythonhosted[.]org|download[.]pytorch[.]org|registry[.]npmjs|deb[.]debian[.]org"
+)
+MACHINE_PATH = re.compile(r"(?<![\w.])/(?:work|home|root|tmp|Users|mnt)/[\w.-]+")
+INDEX_LINE = re.compile(r"^\s*(?:-i|--index-url|--extra-index-url|--find-links|-f)\b|https?://", re.MULTILINE)
+
+
+@cache
+def tracked_files() -> tuple[Path, ...]:
+    """Files in git's index that still exist, or every file where this is no clone."""
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listing.returncode != 0:
+        pytest.skip("not a git clone: nothing is tracked")
+    return tuple(path for name in listing.stdout.split("\0") if name and (path := ROOT / name).is_file())
+
+
+@cache
+def tracked_text() -> dict[str, str]:
+    texts = {}
+    for path in tracked_files():
+        content = path.read_bytes()
+        if b"\0" not in content[:8192]:
+            texts[str(path.relative_to(ROOT))] = content.decode()
+    return texts
+
+
+def places(pattern: re.Pattern[str], exempt: tuple[str, ...] = ()) -> list[str]:
+    return [
+        f"{name}:{number}: {line.strip()[:100]}"
+        for name, text in tracked_text().items()
+        if name not in exempt
+        for number, line in enumerate(text.splitlines(), start=1)
+        if pattern.search(line)
+    ]
+
+
+def test_no_file_names_a_package_registry() -> None:
+    assert places(REGISTRY_HOST) == []
+
+
+def test_no_file_holds_a_path_of_one_machine() -> None:
+    assert places(MACHINE_PATH) == []
+
+
+def test_the_lock_has_no_index_and_a_hash_for_every_package() -> None:
+    lock = (ROOT / "requirements.lock").read_text()
+    assert INDEX_LINE.findall(lock) == []
+    packages = re.split(r"\n(?=[A-Za-z0-9])", lock)
+    assert [text.split("==")[0] for text in packages if "--hash=sha256:" not in text] == []
+
+
+def test_tracked_files_are_small() -> None:
+    models = [path for path in tracked_files() if path.suffix == ".safetensors"]
+    others = {
+        str(path.relative_to(ROOT)): path.stat().st_size
+        for path in tracked_files()
+        if path not in models and path.stat().st_size > MAX_TRACKED_BYTES
+    }
+    assert others == {}
+    assert [path for path in models if path.stat().st_size > MAX_MODEL_BYTES] == []
+    assert sum(path.stat().st_size for path in models) <= MAX_MODELS_BYTES
+
+
+def test_no_source_file_is_longer_than_a_person_can_hold() -> None:
+    lengths = {name: text.count("\n") for name, text in tracked_text().items() if name.endswith(".py")}
+    assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
+
+
+def test_nothing_is_left_for_later() -> None:
+    words = ("TO" + "DO", "FIX" + "ME", "X" + "XX", "Not" + "ImplementedError")
+    assert places(re.compile(r"\b(" + "|".join(words) + r")\b"), exempt=("requirements.lock", "LICENSE")) == []
+
+
+def test_ignored_folders_are_not_tracked() -> None:
+    """What the pipeline writes is rebuilt, never committed."""
+    built = ("data/downloads/", "data/store/", "data/raw/", "data/processed/", "data/runs/", "data/report/")
+    assert [name for name in tracked_text() if name.startswith(built)] == []
