@@ -1,1 +1,1 @@
-"""Data sets: parse raw files into splits; embedded stand-ins."""
+"""Data sets: where the official files come from, how they are read, and the packed form that training reads."""

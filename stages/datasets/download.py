@@ -1,0 +1,110 @@
+"""Files from the official hosts over HTTP, whole and verified or not at all."""
+
+from __future__ import annotations
+
+import http.client
+import tarfile
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+
+from stages.datasets.verified import CHUNK_BYTES, DatasetError, Pin, store_verified
+
+TIMEOUT_SECONDS = 30.0
+HTML_STARTS = (b"<!doctype html", b"<html")
+
+
+class Unavailable(DatasetError):
+    """A host didn't hand out the file; another one may."""
+
+
+class Unreachable(Unavailable):
+    """No connection, or one that broke off before the first byte."""
+
+
+class Refused(Unavailable):
+    """The host answered with an HTTP error."""
+
+
+class NotTheFile(Unavailable):
+    """The host answered with a web page, as login pages and moved sites do."""
+
+
+class Truncated(Unavailable):
+    """The connection ended before the whole file was there."""
+
+
+class BadArchive(DatasetError):
+    """An archive can't be read or lacks a file."""
+
+
+def download(url: str, target: Path, pin: Pin) -> None:
+    """Put the file at `url` into `target`, with every byte checked on the way.
+
+    Raises:
+        Unavailable: the host doesn't hand it out, or not to the end.
+        ChecksumMismatch: it hands out other bytes.
+    """
+    request = urllib.request.Request(url, headers={"User-Agent": "claimcheck"})
+    try:
+        response = urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)
+    except urllib.error.HTTPError as error:
+        with error:
+            raise Refused(f"{url}: HTTP {error.code} {error.reason}") from None
+    except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
+        raise Unreachable(f"{url}: {getattr(error, 'reason', error) or type(error).__name__}") from None
+    with response:
+        store_verified(_body(response, url), target, pin, url)
+
+
+def _body(response: http.client.HTTPResponse, url: str) -> Iterator[bytes]:
+    """The chunks of a response that is a file and is as long as its header says."""
+    length = response.headers.get("Content-Length")
+    expected = int(length) if length is not None and length.isdigit() else None
+    received = 0
+    while True:
+        try:
+            chunk = response.read(CHUNK_BYTES)
+        except (http.client.HTTPException, OSError) as error:
+            raise Truncated(f"{url}: broke off after {_of(received, expected)} bytes ({error})") from None
+        if not chunk:
+            break
+        is_html = response.headers.get_content_type() == "text/html"
+        if received == 0 and (is_html or chunk.lstrip().lower().startswith(HTML_STARTS)):
+            raise NotTheFile(f"{url}: a web page came instead of the file")
+        received += len(chunk)
+        yield chunk
+    if expected is not None and received != expected:
+        raise Truncated(f"{url}: ended after {_of(received, expected)} bytes")
+
+
+def _of(received: int, expected: int | None) -> str:
+    return f"{received:,}" if expected is None else f"{received:,} of {expected:,}"
+
+
+def extract(archive: Path, folder: Path, pins: Mapping[str, Pin]) -> None:
+    """Take the files named in `pins` out of a tar archive, each verified, into `folder`.
+
+    Members are only ever compared with those names, so one with another name, `../` or not, is never written.
+
+    Raises:
+        BadArchive: not a tar archive, or a file is missing in it.
+        ChecksumMismatch: a file in it is another one.
+    """
+    missing = dict(pins)
+    try:
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                pin = missing.pop(member.name, None) if member.isreg() else None
+                content = tar.extractfile(member) if pin is not None else None
+                if pin is not None and content is not None:
+                    with closing(content):
+                        chunks = iter(lambda: content.read(CHUNK_BYTES), b"")
+                        store_verified(chunks, folder / member.name, pin, f"{archive}, {member.name}")
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise BadArchive(f"{archive}: not a readable tar archive ({error})") from None
+    if missing:
+        raise BadArchive(f"{archive}: has no {', '.join(missing)}")

@@ -1,0 +1,139 @@
+"""Mirrors: a folder a data set with the official files below it and a `mirror.json`.  Format: docs/data.md.
+
+`data/downloads` is such a mirror itself, so that `python -m stages.datasets.mirror DEST` only copies.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from stages.datasets.verified import DatasetError, Digests, Pin, read_chunks, store_verified
+from stages.experiment import DatasetSource, ParamsError, load_params
+from stages.store import home, write_atomically
+
+
+class BadMirror(DatasetError):
+    """A `mirror.json` can't be read, or contradicts the data set."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MirrorFile:
+    """A file of a mirror.  `matches_official` is None where no official digest is published."""
+
+    sha256: str
+    bytes: int
+    official_md5: str | None
+    matches_official: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MirrorInfo:
+    """A `mirror.json`.  `inexact_test_rows` are official positions of test images whose pixels here are not official."""
+
+    complete: bool
+    files: Mapping[str, MirrorFile]
+    inexact_test_rows: tuple[int, ...] = field(default=())
+
+
+def read_mirror(folder: Path) -> MirrorInfo | None:
+    """The `mirror.json` of a data set's folder, or None where there is none.
+
+    Raises:
+        BadMirror: it can't be read.
+    """
+    path = folder / "mirror.json"
+    if not path.is_file():
+        return None
+    try:
+        return TypeAdapter(MirrorInfo).validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise BadMirror(f"{path}: {place or 'file'}: {first['msg']}") from None
+
+
+def pin_in(info: MirrorInfo | None, name: str, official_md5: str) -> Pin:
+    """What `name` must be in a folder with this `mirror.json`: official, unless it is declared not to be."""
+    entry = info.files.get(name) if info is not None else None
+    inexact = entry.sha256 if entry is not None and entry.matches_official is False else None
+    return Pin(official_md5=official_md5, inexact_sha256=inexact)
+
+
+def write_mirror(folder: Path, info: MirrorInfo) -> None:
+    """Write `folder/mirror.json`, the same bytes for the same content."""
+    document: dict[str, object] = {"complete": info.complete, "files": {}}
+    document["files"] = {
+        name: {
+            "sha256": file.sha256,
+            "bytes": file.bytes,
+            "official_md5": file.official_md5,
+            "matches_official": file.matches_official,
+        }
+        for name, file in info.files.items()
+    }
+    if info.inexact_test_rows:
+        document["inexact_test_rows"] = list(info.inexact_test_rows)
+    write_atomically(folder / "mirror.json", (json.dumps(document, indent=1) + "\n").encode())
+
+
+def describe_file(digests: Digests, official_md5: str) -> MirrorFile:
+    """A file's entry in `mirror.json`."""
+    return MirrorFile(
+        sha256=digests.sha256,
+        bytes=digests.size_bytes,
+        official_md5=official_md5,
+        matches_official=digests.md5 == official_md5,
+    )
+
+
+def copy_to_mirror(source: DatasetSource, downloads: Path, target: Path) -> MirrorInfo:
+    """Copy one data set from its downloads into `target`, every byte checked again.
+
+    Raises:
+        ChecksumMismatch: a file in the downloads has changed.
+        BadMirror: the downloads aren't whole.
+    """
+    info = read_mirror(downloads)
+    files = {}
+    for file in source.files:
+        path = downloads / file.name
+        if not path.is_file():
+            raise BadMirror(f"{path}: no such file; fetch the data set with real data first")
+        pin = pin_in(info, file.name, file.md5)
+        files[file.name] = describe_file(store_verified(read_chunks(path), target / file.name, pin, path), file.md5)
+    inexact = info.inexact_test_rows if info is not None else ()
+    is_complete = all(file.matches_official for file in files.values())
+    copied = MirrorInfo(complete=is_complete, files=files, inexact_test_rows=() if is_complete else inexact)
+    write_mirror(target, copied)
+    return copied
+
+
+def main(arguments: list[str]) -> int:
+    """Write a mirror of every data set that is in the downloads."""
+    if len(arguments) != 1:
+        print("usage: python -m stages.datasets.mirror DEST", file=sys.stderr)
+        return 2
+    try:
+        copied = 0
+        for name, source in load_params().datasets.items():
+            downloads = home() / "downloads" / name
+            if not downloads.is_dir():
+                print(f"mirror: {name}: nothing in {downloads}, left out")
+                continue
+            info = copy_to_mirror(source, downloads, Path(arguments[0]) / name)
+            copied += 1
+            print(f"mirror: {name}: {len(info.files)} files, {'complete' if info.complete else 'not complete'}")
+    except (DatasetError, ParamsError) as error:
+        print(f"mirror: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0 if copied else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

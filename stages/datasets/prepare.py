@@ -1,0 +1,161 @@
+"""From raw files to the packed set: read, check what was declared, leave inexact test rows out, judge the provenance."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import Literal
+
+import numpy as np
+
+from stages.datasets import cifar10, cifar100, mnist
+from stages.datasets.embedded import class_names, compose_stand_in
+from stages.datasets.packed import ImageSet, PackedInfo, Split, digest_images, write_packed
+from stages.datasets.sources import BadManifest, Manifest
+from stages.datasets.verified import ChecksumMismatch, DatasetError, digest_file
+from stages.experiment import DatasetSource
+
+# A reader has CLASSES, FILES (the names of the raw files of each split) and read_split(folder, split) -> ImageSet.
+READERS: dict[str, ModuleType] = {"cifar10": cifar10, "cifar100": cifar100, "mnist": mnist}
+INEXACT_SHARE = 0.005  # of the test rows, above which a data set is no longer `full` (DESIGN 2)
+
+
+class UnknownReader(DatasetError):
+    """`params.yaml` names a reader that doesn't exist."""
+
+
+class WrongCount(DatasetError):
+    """A split has more or fewer images than declared."""
+
+
+class WrongShape(DatasetError):
+    """Images have another shape than declared."""
+
+
+class WrongLabel(DatasetError):
+    """A label is outside the classes."""
+
+
+class MissingClass(DatasetError):
+    """A class has no image in a split."""
+
+
+def prepare(source: DatasetSource, manifest: Manifest, home: Path, target: Path) -> PackedInfo:
+    """Write the packed set of `manifest` into `target`.
+
+    Raises:
+        DatasetError: the raw files are gone or have changed, or are not what `source` declares.
+    """
+    if manifest.source == "embedded":
+        train, test = compose_stand_in(manifest.dataset, source.shape, source.classes)
+        classes = class_names(source.classes)
+        kept = None
+    else:
+        reader = _find_reader(manifest.dataset, source)
+        folder = _verify_raw(manifest, home)
+        train, test = (_read_checked(reader, folder, split, source, manifest) for split in ("train", "test"))
+        classes = reader.CLASSES
+        kept = _exact_rows(manifest, len(test))
+    excluded = 0
+    if kept is not None:
+        excluded = len(test) - len(kept)
+        test = ImageSet(images=test.images[kept], labels=test.labels[kept])
+        _check_classes(test.labels, classes, manifest.dataset, "test")
+    info = PackedInfo(
+        dataset=manifest.dataset,
+        provenance=judge_provenance(source, manifest, len(train), len(test)),
+        digest=digest_images(train, test, classes),
+        classes=classes,
+        shape=source.shape,
+        train_images=len(train),
+        test_images=len(test),
+        test_rows=None if kept is None else tuple(kept.tolist()),
+        excluded_test_images=excluded,
+        source=manifest.source,
+    )
+    write_packed(target, train, test, info)
+    return info
+
+
+def judge_provenance(
+    source: DatasetSource, manifest: Manifest, train_images: int, test_images: int
+) -> Literal["embedded", "subset", "full"]:
+    """`full`: every training row is official and at most `INEXACT_SHARE` of the test rows are missing or inexact."""
+    if manifest.source == "embedded":
+        return "embedded"
+    files = READERS[source.reader].FILES
+    inexact = {file.name for file in manifest.files if not file.matches_official}
+    is_train_exact = inexact.isdisjoint(files["train"]) and train_images == source.train
+    # An inexact test file without a list of its inexact rows may be wrong anywhere.
+    is_test_known = inexact.isdisjoint(files["test"]) or bool(manifest.inexact_test_rows)
+    is_test_enough = source.test - test_images <= INEXACT_SHARE * source.test
+    return "full" if is_train_exact and is_test_known and is_test_enough else "subset"
+
+
+def _find_reader(dataset: str, source: DatasetSource) -> ModuleType:
+    if source.reader not in READERS:
+        raise UnknownReader(
+            f"params.yaml: datasets.{dataset}.reader is {source.reader!r}; known: {', '.join(sorted(READERS))}"
+        )
+    return READERS[source.reader]
+
+
+def _verify_raw(manifest: Manifest, home: Path) -> Path:
+    """Folder of the raw files, once they are still those of the manifest."""
+    remedy = f"run `python -m stages.fetch {manifest.dataset}` again"
+    for file in manifest.files:
+        path = home / file.path
+        if not path.is_file():
+            raise BadManifest(f"{path}: no such file, though the manifest lists it; {remedy}")
+        digests = digest_file(path)
+        if digests.sha256 != file.sha256:
+            raise ChecksumMismatch(
+                f"{path} (changed since it was fetched; {remedy})",
+                kind="sha256",
+                expected=file.sha256,
+                got=digests.sha256,
+                size_bytes=digests.size_bytes,
+            )
+    return home / "downloads" / manifest.dataset
+
+
+def _read_checked(
+    reader: ModuleType, folder: Path, split: Split, source: DatasetSource, manifest: Manifest
+) -> ImageSet:
+    images: ImageSet = reader.read_split(folder, split)
+    place = f"{manifest.dataset}, {split}"
+    declared = source.train if split == "train" else source.test
+    if len(images.images) != len(images.labels):
+        raise WrongCount(f"{place}: {len(images.images):,} images and {len(images.labels):,} labels")
+    # Only a split that no official digest vouches for may be a part: a mirror's subset says so by its files.
+    is_official = all(file.matches_official for file in manifest.files if file.name in reader.FILES[split])
+    if len(images) > declared or (is_official and len(images) < declared):
+        raise WrongCount(f"{place}: {len(images):,} images; params.yaml declares {declared:,}")
+    if images.images.shape[1:] != source.shape:
+        raise WrongShape(f"{place}: images are {images.images.shape[1:]}; params.yaml declares {source.shape}")
+    if len(reader.CLASSES) != source.classes:
+        raise WrongCount(f"{place}: {len(reader.CLASSES)} class names; params.yaml declares {source.classes}")
+    _check_classes(images.labels, reader.CLASSES, manifest.dataset, split)
+    return images
+
+
+def _check_classes(labels: np.ndarray, classes: tuple[str, ...], dataset: str, split: Split) -> None:
+    """Every label is a class and every class has an image."""
+    outside = np.flatnonzero((labels < 0) | (labels >= len(classes)))
+    if outside.size:
+        row = int(outside[0])
+        raise WrongLabel(
+            f"{dataset}, {split}: row {row} has label {labels[row]}; labels go from 0 to {len(classes) - 1}"
+        )
+    counts = np.bincount(labels, minlength=len(classes))
+    empty = [classes[index] for index in np.flatnonzero(counts == 0)]
+    if empty:
+        named = ", ".join(empty[:5]) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
+        raise MissingClass(f"{dataset}, {split}: no image of {named}")
+
+
+def _exact_rows(manifest: Manifest, rows: int) -> np.ndarray | None:
+    """Positions of the test rows kept, or None for all of them."""
+    if not manifest.inexact_test_rows:
+        return None
+    return np.setdiff1d(np.arange(rows), np.array(manifest.inexact_test_rows))

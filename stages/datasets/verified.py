@@ -1,0 +1,104 @@
+"""Bytes that answer to a pinned digest: everything that enters `downloads` passes through here."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+CHUNK_BYTES = 1 << 20
+
+
+class DatasetError(Exception):
+    """A data set can't be had or isn't what it should be; the message is one line and says what to do."""
+
+
+class ChecksumMismatch(DatasetError):
+    """A file isn't the pinned one."""
+
+    def __init__(self, place: object, *, kind: str, expected: str, got: str, size_bytes: int) -> None:
+        super().__init__(f"{place}: expected {kind} {expected}, got {got} ({size_bytes:,} bytes)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Digests:
+    """What a file's bytes came to."""
+
+    md5: str
+    sha256: str
+    size_bytes: int
+
+
+def digest_file(path: Path) -> Digests:
+    """Both digests of a file, in one reading."""
+    return _digest(read_chunks(path), into=None)
+
+
+def read_chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            yield chunk
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pin:
+    """What a file must be: its official md5, or the sha256 by which a mirror declares an inexact copy of it."""
+
+    official_md5: str
+    inexact_sha256: str | None = None
+
+    def check(self, digests: Digests, place: object) -> bool:
+        """True: the official bytes; False: the declared inexact ones.
+
+        Raises:
+            ChecksumMismatch: neither.
+        """
+        if digests.md5 == self.official_md5:
+            return True
+        if digests.sha256 == self.inexact_sha256:
+            return False
+        kind, expected, got = "md5", self.official_md5, digests.md5
+        if self.inexact_sha256 is not None:
+            kind, expected, got = "sha256", self.inexact_sha256, digests.sha256
+        raise ChecksumMismatch(place, kind=kind, expected=expected, got=got, size_bytes=digests.size_bytes)
+
+
+def store_verified(chunks: Iterable[bytes], target: Path, pin: Pin, place: object) -> Digests:
+    """Write `chunks` to `target` if they are what `pin` says: hashed on the way, renamed after fsync.
+
+    A file that is cut short or wrong never bears the final name, and its remains are removed.
+
+    Raises:
+        ChecksumMismatch: the bytes are others; `place` names where they came from.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # One name per target, so that what a killed process left is overwritten by the next.
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        digests = _digest(chunks, into=partial)
+        pin.check(digests, place)
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+    return digests
+
+
+def _digest(chunks: Iterable[bytes], into: Path | None) -> Digests:
+    md5, sha256, size = hashlib.md5(usedforsecurity=False), hashlib.sha256(), 0
+    file = into.open("wb") if into is not None else None
+    try:
+        for chunk in chunks:
+            md5.update(chunk)
+            sha256.update(chunk)
+            size += len(chunk)
+            if file is not None:
+                file.write(chunk)
+        if file is not None:
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        if file is not None:
+            file.close()
+    return Digests(md5=md5.hexdigest(), sha256=sha256.hexdigest(), size_bytes=size)

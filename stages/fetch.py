@@ -1,0 +1,38 @@
+"""`python -m stages.fetch <dataset>`: bring the raw files here, verified, and write `data/raw/<dataset>.json`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import ArgumentParser
+from pathlib import Path
+
+from stages.datasets.sources import embedded_manifest, fetch_dataset, find_source
+from stages.datasets.verified import DatasetError
+from stages.experiment import ParamsError, load_params
+from stages.store import home, write_atomically
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = ArgumentParser(prog="python -m stages.fetch", description=__doc__)
+    parser.add_argument("dataset")
+    dataset = parser.parse_args(arguments).dataset
+    try:
+        params = load_params()
+        source = find_source(params.datasets, dataset)
+        if params.profile.data == "embedded":
+            manifest = embedded_manifest(dataset)
+        else:
+            mirror = os.environ.get("CLAIMCHECK_MIRROR")
+            manifest = fetch_dataset(dataset, source, home(), Path(mirror) if mirror else None)
+    except (DatasetError, ParamsError) as error:
+        print(f"fetch: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    write_atomically(Path("data/raw") / f"{dataset}.json", manifest.to_json())
+    size_bytes = sum(file.bytes for file in manifest.files)
+    print(f"fetch: {dataset}: {manifest.source}, {len(manifest.files)} files, {size_bytes / 1e6:.1f} MB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

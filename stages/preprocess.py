@@ -1,0 +1,36 @@
+"""`python -m stages.preprocess <dataset>`: read the raw files and write the packed set `data/processed/<dataset>/`."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser
+from pathlib import Path
+
+from stages.datasets.prepare import prepare
+from stages.datasets.sources import find_source, read_manifest
+from stages.datasets.verified import DatasetError
+from stages.experiment import ParamsError, load_params
+from stages.store import home
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = ArgumentParser(prog="python -m stages.preprocess", description=__doc__)
+    parser.add_argument("dataset")
+    dataset = parser.parse_args(arguments).dataset
+    try:
+        source = find_source(load_params().datasets, dataset)
+        manifest = read_manifest(Path("data/raw") / f"{dataset}.json")
+        info = prepare(source, manifest, home(), Path("data/processed") / dataset)
+    except (DatasetError, ParamsError) as error:
+        print(f"preprocess: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    left_out = f", {info.excluded_test_images} left out" if info.excluded_test_images else ""
+    print(
+        f"preprocess: {dataset}: {info.provenance}, {info.train_images:,} training and "
+        f"{info.test_images:,} test images{left_out}, digest {info.digest[:12]}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
