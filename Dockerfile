@@ -1,0 +1,52 @@
+# The service with the published evidence in it.  Two targets:
+#
+#   docker build --target cpu  -t claimcheck .         small, no CUDA (the default)
+#   docker build --target cuda -t claimcheck:cuda .    run with --gpus all
+#
+#   docker run -p 127.0.0.1:8000:8000 claimcheck
+#   docker run -p 127.0.0.1:8000:8000 -v "$PWD/data:/app/data:ro" claimcheck     your own results and checkpoints
+
+FROM python:3.12.12-slim-bookworm AS base
+ENV PYTHONUNBUFFERED=1 \
+    PIP_NO_CACHE_DIR=1 \
+    UV_NO_CACHE=1
+WORKDIR /app
+
+# The wheels bring all they need, CUDA included: no compiler and no system package in any stage.
+FROM base AS cpu-packages
+COPY requirements.in requirements.lock ./
+COPY .ci/setup .ci/setup
+RUN .ci/setup serving cpu
+
+FROM base AS cuda-packages
+COPY requirements.in requirements.lock ./
+COPY .ci/setup .ci/setup
+RUN .ci/setup serving locked
+
+FROM base AS app
+RUN useradd --system --uid 10001 --create-home claimcheck \
+    && chown claimcheck /app
+ENV PATH=/app/.venv/bin:$PATH
+COPY LICENSE NOTICE params.yaml ./
+COPY params params
+COPY stages stages
+COPY service service
+COPY --chown=claimcheck data data
+USER 10001
+EXPOSE 8000
+# Not ready without a database: so the check asks for readiness, not for a process.
+HEALTHCHECK --interval=30s --timeout=5s --start-period=40s --retries=3 \
+    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/health/ready', timeout=4)"]
+CMD ["python", "-m", "service", "--host", "0.0.0.0", "--port", "8000"]
+
+FROM app AS cuda
+ENV CLAIMCHECK_DEVICE=cuda \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+COPY --from=cuda-packages /app/.venv /app/.venv
+RUN ["python", "-m", "stages.record"]
+
+FROM app AS cpu
+ENV CLAIMCHECK_DEVICE=cpu
+COPY --from=cpu-packages /app/.venv /app/.venv
+RUN ["python", "-m", "stages.record"]
