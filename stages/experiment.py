@@ -58,6 +58,16 @@ class DatasetSource:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LatencySpec:
+    """How inference time is measured: batches of `batch_size`, `warmup` of them uncounted, then `repeats` timed."""
+
+    __pydantic_config__: ClassVar = STRICT
+    batch_size: int
+    warmup: int
+    repeats: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Profile:
     """A budget.  `overrides` replace protocol fields; `replicates` keeps the first n seeds (None: all)."""
 
@@ -65,6 +75,7 @@ class Profile:
     data: Literal["embedded", "real"]
     replicates: int | None
     overrides: Mapping[str, Any]
+    latency: LatencySpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,9 +174,7 @@ def load_params(root: Path = Path()) -> Params:
         _choice(entry.dataset, index.datasets, index_path, f"experiments.{name}.dataset")
         path = root / "params" / f"{name}.yaml"
         experiments[name] = _read_experiment(name, entry, index.datasets[entry.dataset], path)
-    return Params(
-        profile_name=index.profile, profiles=index.profiles, datasets=index.datasets, experiments=experiments
-    )
+    return Params(profile_name=index.profile, profiles=index.profiles, datasets=index.datasets, experiments=experiments)
 
 
 def _read_experiment(name: str, entry: _IndexEntry, source: DatasetSource, path: Path) -> Experiment:
@@ -216,7 +225,9 @@ def _validate(schema: TypeAdapter[Schema], value: Any, path: Path, prefix: str =
             raise ParamsError(f"{path}: unknown key {place}{_hint(str(first['loc'][-1]), known)}") from None
         if first["type"] in ("missing", "missing_keyword_only_argument"):
             raise ParamsError(f"{path}: {place} is missing") from None
-        raise ParamsError(f"{path}: {place} is {first['input']!r}; {first['msg'][0].lower()}{first['msg'][1:]}") from None
+        raise ParamsError(
+            f"{path}: {place} is {first['input']!r}; {first['msg'][0].lower()}{first['msg'][1:]}"
+        ) from None
 
 
 def _known_keys(schema: TypeAdapter[Any], location: tuple[int | str, ...]) -> list[str]:
@@ -358,9 +369,7 @@ def plan_runs(experiment: Experiment, profile: Profile, source: DatasetSource) -
         model = ModelSpec(path=path, arguments=arguments)
         for index, replicate in enumerate(replicates[: profile.replicates]):
             runs.append(
-                PlannedRun(
-                    arm=arm.name, replicate_index=index, model=model, protocol=protocol, replicate=replicate
-                )
+                PlannedRun(arm=arm.name, replicate_index=index, model=model, protocol=protocol, replicate=replicate)
             )
     return runs
 

@@ -1,7 +1,8 @@
 """Digest of the code that a run executes: `{module: sha256 of its source}` over a static import closure.
 
 Comments, docstrings and blank lines don't count, so that explaining the code invalidates nothing.  The source's own
-text is hashed, not a dumped syntax tree or a list of tokens: both differ between Python 3.11 and 3.13.  Fast paths (`*_triton.py`) answer to their reference by test and are left out.
+text is hashed, not a dumped syntax tree or a list of tokens: both differ between Python 3.11 and 3.13.  Fast paths
+(`*_triton.py`) answer to their reference by test and are left out; so is `stages.run`, whose values are in the key.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from functools import cache
 from pathlib import Path
 
 PACKAGE_ROOT = Path(__file__).resolve().parent.parent
+
+_KEYED_BY_VALUE = {"stages.run"}
+
 
 def source_path(module: str) -> Path | None:
     """File of one of our modules, or None where the name is not ours (or is a package without a file of its own)."""
@@ -100,6 +104,6 @@ def code_fingerprint(roots: Iterable[str]) -> dict[str, str]:
     fingerprint = {}
     for module in sorted(import_closure(roots)):
         path = source_path(module)
-        if path is not None and significant_text(path.read_text()).strip():
+        if module not in _KEYED_BY_VALUE and path is not None and significant_text(path.read_text()).strip():
             fingerprint[module] = module_digest(path)
     return fingerprint

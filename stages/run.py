@@ -112,7 +112,8 @@ class RunSpec:
         return hashlib.sha256(canonical_json(self.to_dict()).encode()).hexdigest()
 
     def to_dict(self) -> dict[str, Any]:
-        return json.loads(json.dumps(dataclasses.asdict(self)))
+        """Plain JSON values.  What is not set (None) is left out, so a field added later changes no old key."""
+        return _set_fields(json.loads(json.dumps(dataclasses.asdict(self))))
 
     @classmethod
     def from_dict(cls, spec: Mapping[str, Any]) -> RunSpec:
@@ -133,6 +134,12 @@ class RunSpec:
             replicate=Replicate(**spec["replicate"]),
             code=dict(spec["code"]),
         )
+
+
+def _set_fields(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _set_fields(item) for name, item in value.items() if item is not None}
+    return value
 
 
 def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:

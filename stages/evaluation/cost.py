@@ -9,8 +9,8 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -66,32 +66,53 @@ def measure_latency(
     warmup: int,
     repeats: int,
 ) -> Latency:
-    """Time `model` on `device` with batches of `batch_size` images; weights and training mode stay as they are."""
+    """`measure_latencies` of one model."""
+    return measure_latencies([model], shape, device=device, batch_size=batch_size, warmup=warmup, repeats=repeats)[0]
+
+
+def measure_latencies(
+    models: Sequence[nn.Module],
+    shape: Shape,
+    *,
+    device: str | torch.device = "cpu",
+    batch_size: int,
+    warmup: int,
+    repeats: int,
+) -> list[Latency]:
+    """Time `models` in turn, pass by pass, so that a machine whose speed drifts slows all of them alike.
+
+    Every pass gets the same batch of `batch_size` images; the models are moved to `device`, their training mode stays.
+    """
     if batch_size < 1 or warmup < 0 or repeats < 1:
         raise ValueError(
             f"batch_size, warmup, repeats are {batch_size}, {warmup}, {repeats}; expected at least 1, 0, 1"
         )
     device = torch.device(device)
-    model = model.to(device)
-    noise = torch.randn(batch_size, *shape, generator=torch.Generator().manual_seed(0))
-    images = noise.to(device, next(model.parameters()).dtype)
-    seconds = []
-    with _inference(model):
+    noise = torch.randn(batch_size, *shape, generator=torch.Generator().manual_seed(0)).to(device)
+    seconds: list[list[float]] = [[] for _ in models]
+    with ExitStack() as stack:
+        for model in models:
+            stack.enter_context(_inference(model.to(device)))
         for _ in range(warmup + repeats):
-            _synchronise(device)
-            start = time.perf_counter()
-            model(images)
-            _synchronise(device)
-            seconds.append(time.perf_counter() - start)
-    return Latency(
-        seconds_per_sample=statistics.median(seconds[warmup:]) / batch_size,
-        batch_size=batch_size,
-        warmup=warmup,
-        repeats=repeats,
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        threads=torch.get_num_threads(),
-        synchronised=True,
-    )
+            for model, timings in zip(models, seconds, strict=True):
+                images = noise.to(next(model.parameters()).dtype)
+                _synchronise(device)
+                start = time.perf_counter()
+                model(images)
+                _synchronise(device)
+                timings.append(time.perf_counter() - start)
+    return [
+        Latency(
+            seconds_per_sample=statistics.median(timings[warmup:]) / batch_size,
+            batch_size=batch_size,
+            warmup=warmup,
+            repeats=repeats,
+            device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+            threads=torch.get_num_threads(),
+            synchronised=True,
+        )
+        for timings in seconds
+    ]
 
 
 def peak_memory_bytes(device: str | torch.device = "cpu") -> int:

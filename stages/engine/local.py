@@ -1,0 +1,160 @@
+"""Trains groups of runs on this machine: one slot in this process, several slots a spawned process each.
+
+A group is an ordered list of runs that train together; it is leased, resumed and recorded as one.  Every group here
+has one run until models are stacked.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.queues import Queue as ProcessQueue
+from pathlib import Path
+from typing import Any, Literal
+
+from stages.engine.lease import LeaseLost, LeaseTable
+from stages.engine.orphan import end_with_ancestors
+from stages.run import RunSpec
+from stages.store import RunStore
+
+_WAIT_SECONDS = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Runs that train together, under a name for whoever watches."""
+
+    label: str
+    specs: tuple[RunSpec, ...]
+    data: Path
+
+    @property
+    def group_id(self) -> str:
+        return "+".join(spec.run_key for spec in self.specs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something that happened to a group; `progress` carries the worker's `Progress` as a dict."""
+
+    kind: Literal["started", "progress", "finished", "elsewhere", "stopped", "failed"]
+    label: str
+    progress: dict[str, Any] | None = None
+    message: str = ""
+
+
+Report = Callable[[Event], None]
+
+
+def run_groups(
+    groups: Sequence[Group], store: Path, devices: Sequence[str], report: Report, stop: threading.Event
+) -> bool:
+    """Train all groups, one at a time on each device; a failed one does not hold up the rest.
+
+    Returns whether every group has its outcome in the store.
+    """
+    if len(devices) == 1:
+        _slot(groups, store, devices[0], report, stop.is_set)
+    else:
+        _spawn_slots(groups, store, devices, report, stop)
+    published = RunStore(store).published
+    return all(published(spec.run_key) for group in groups for spec in group.specs)
+
+
+def _slot(groups: Sequence[Group], store: Path, device: str, report: Report, should_stop: Callable[[], bool]) -> None:
+    """Claim and train groups until none is left; a group that another process holds is waited for."""
+    leases = LeaseTable(store / "leases.db")
+    waiting = [group for group in groups if not _is_published(group, store)]
+    while waiting and not should_stop():
+        held_elsewhere = []
+        for group in waiting:
+            if should_stop():
+                return
+            lease = leases.claim(group.group_id)
+            if lease is None:
+                held_elsewhere.append(group)
+                continue
+            with leases.kept_alive(lease):
+                if _is_published(group, store):
+                    report(Event(kind="elsewhere", label=group.label))
+                    continue
+                _train(group, store, device, report, should_stop, lambda lease=lease: leases.held(lease))
+        waiting = held_elsewhere
+        if waiting:
+            time.sleep(_WAIT_SECONDS)
+
+
+def _is_published(group: Group, store: Path) -> bool:
+    return all(RunStore(store).published(spec.run_key) for spec in group.specs)
+
+
+def _train(
+    group: Group,
+    store: Path,
+    device: str,
+    report: Report,
+    should_stop: Callable[[], bool],
+    publishing: Callable[[], Any],
+) -> None:
+    worker = importlib.import_module("stages.worker")  # brings torch, which a parent with nothing to train never needs
+    report(Event(kind="started", label=group.label))
+    try:
+        for spec in group.specs:
+            worker.train_run(
+                worker.Job(spec=spec, data=group.data, store=store, device=device),
+                progress=lambda p: report(Event(kind="progress", label=group.label, progress=vars(p))),
+                should_stop=should_stop,
+                publishing=publishing,
+            )
+    except LeaseLost as lost:
+        report(Event(kind="elsewhere", label=group.label, message=str(lost)))
+    except worker.TrainingStopped as stopped:
+        report(Event(kind="stopped", label=group.label, message=str(stopped)))
+    except Exception:
+        report(Event(kind="failed", label=group.label, message=traceback.format_exc()))
+    else:
+        report(Event(kind="finished", label=group.label))
+
+
+def _spawn_slots(
+    groups: Sequence[Group], store: Path, devices: Sequence[str], report: Report, stop: threading.Event
+) -> None:
+    context = multiprocessing.get_context("spawn")
+    events: ProcessQueue[Event] = context.Queue()
+    threads = max(1, (os.cpu_count() or 1) // max(1, sum(device == "cpu" for device in devices)))
+    processes = [
+        context.Process(target=_slot_process, args=(list(groups), store, device, threads, events), daemon=True)
+        for device in devices
+    ]
+    for process in processes:
+        process.start()
+    told = False
+    while any(process.is_alive() for process in processes) or not events.empty():
+        if stop.is_set() and not told:
+            told = True
+            for process in processes:
+                process.terminate()
+        try:
+            report(events.get(timeout=0.2))
+        except queue.Empty:
+            continue
+    for process in processes:
+        process.join()
+
+
+def _slot_process(groups: list[Group], store: Path, device: str, threads: int, events: ProcessQueue[Event]) -> None:
+    end_with_ancestors()
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    torch = importlib.import_module("torch")
+    torch.set_num_threads(threads)
+    _slot(groups, store, device, events.put, stop.is_set)

@@ -1,0 +1,165 @@
+"""From an experiment's trained runs to its result and cost lines.  The only place where a finished run meets test data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stages.checkpoint import Predictor, load_predictor
+from stages.datasets.packed import ImageSet, PackedInfo, read_images, read_info
+from stages.evaluation.cost import Latency, count_parameters, flops_per_image, measure_latencies
+from stages.evaluation.metrics import (
+    accuracy,
+    confusion_matrix,
+    correctness,
+    cross_entropy,
+    expected_calibration_error,
+)
+from stages.evidence import (
+    CostLine,
+    DataUsed,
+    Divergence,
+    EpochRow,
+    Measurement,
+    ResultLine,
+    pack_confusion,
+    pack_correct,
+)
+from stages.experiment import LatencySpec
+from stages.runlist import ListedRun, RunList, read_run_list
+
+
+class EvaluationError(ValueError):
+    """The experiment's folder can't be evaluated; the message says what to run first."""
+
+
+def evaluate_experiment(
+    name: str, data: Path, latency: LatencySpec, device: str
+) -> tuple[list[ResultLine], list[CostLine]]:
+    """Result and cost lines of every run in `data/runs/<name>/`, in the order of its run list.
+
+    Raises:
+        EvaluationError: there is no run list, or the test data are not those that the runs were trained beside.
+    """
+    run_list = read_run_list(data / "runs" / name)
+    if run_list is None:
+        raise EvaluationError(f"data/runs/{name}/runs.json: no such file; run `dvc repro train@{name}` first")
+    packed = data / "processed" / run_list.dataset
+    info, test_set = read_info(packed), read_images(packed, "test")
+    outcomes = [_Outcome(run, data / "runs" / name / run.run_key, device) for run in run_list.runs]
+    for outcome in outcomes:
+        if outcome.spec["data_digest"] != info.digest:
+            raise EvaluationError(
+                f"data/processed/{run_list.dataset} has digest {info.digest[:12]}, run {outcome.run.run_key[:12]} was "
+                f"trained on {outcome.spec['data_digest'][:12]}; run `dvc repro train@{name}` first"
+            )
+    latencies = _latencies(outcomes, info, latency, device)
+    results = [outcome.result_line(run_list, info, test_set) for outcome in outcomes]
+    return results, [outcome.cost_line(name, latencies.get(outcome.run.arm)) for outcome in outcomes]
+
+
+def _latencies(outcomes: Sequence[_Outcome], info: PackedInfo, latency: LatencySpec, device: str) -> dict[str, Latency]:
+    """One network an arm, timed in turn so that a drifting machine hits all arms alike."""
+    first = {outcome.run.arm: outcome.predictor for outcome in reversed(outcomes) if outcome.predictor is not None}
+    timed = measure_latencies(
+        [predictor.network for predictor in first.values()],
+        info.shape,
+        device=device,
+        batch_size=latency.batch_size,
+        warmup=latency.warmup,
+        repeats=latency.repeats,
+    )
+    return dict(zip(first, timed, strict=True))
+
+
+class _Outcome:
+    """A published outcome and what is measured on it; `predictor` is None where the run diverged."""
+
+    def __init__(self, run: ListedRun, folder: Path, device: str) -> None:
+        self.run = run
+        self.spec: dict[str, Any] = json.loads((folder / "spec.json").read_text())
+        self.result: dict[str, Any] = json.loads((folder / "result.json").read_text())
+        self.history = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+        weights = folder / "weights.safetensors"
+        self.predictor: Predictor | None = None
+        if self.result["status"] == "finished":
+            self.predictor = load_predictor(weights, device=device, expected_sha256=self.result["weights_sha256"])
+
+    def result_line(self, run_list: RunList, info: PackedInfo, test_set: ImageSet) -> ResultLine:
+        metrics: list[Measurement] = []
+        correct = confusion = None
+        if self.predictor is not None:
+            probabilities = self.predictor.probabilities(test_set.images)
+            metrics = self._metrics(self.predictor, probabilities, test_set.labels, info)
+            correct = pack_correct(correctness(probabilities, test_set.labels))
+            confusion = pack_confusion(confusion_matrix(probabilities, test_set.labels))
+        known = {field.name for field in fields(EpochRow)}
+        return ResultLine(
+            experiment=run_list.experiment,
+            arm=self.run.arm,
+            replicate=self.run.replicate,
+            run_key=self.run.run_key,
+            profile=run_list.profile,
+            cut=run_list.cut,
+            status=self.result["status"],
+            spec=self.spec,
+            data=DataUsed(
+                dataset=info.dataset,
+                digest=info.digest,
+                provenance=info.provenance,
+                train_images=info.train_images,
+                test_images=info.test_images,
+                excluded_test_images=info.excluded_test_images,
+            ),
+            environment_digest=self.result["environment_digest"],
+            environment=self.result["environment"],
+            metrics=tuple(metrics),
+            curves=tuple(
+                EpochRow(**{key: value for key, value in row.items() if key in known}) for row in self.history
+            ),
+            weights_sha256=self.result["weights_sha256"],
+            correct=correct,
+            confusion=confusion,
+            divergence=Divergence(**self.result["divergence"]) if self.result["divergence"] else None,
+        )
+
+    def _metrics(
+        self, predictor: Predictor, probabilities: np.ndarray, labels: np.ndarray, info: PackedInfo
+    ) -> list[Measurement]:
+        n = len(labels)
+        metrics = [
+            Measurement(metric="accuracy", split="test", value=accuracy(probabilities, labels), n=n),
+            Measurement(metric="loss", split="test", value=cross_entropy(probabilities, labels), n=n),
+            Measurement(
+                metric="calibration_error", split="test", value=expected_calibration_error(probabilities, labels), n=n
+            ),
+            Measurement(metric="parameters", split="none", value=count_parameters(predictor.network)),
+            Measurement(metric="flops_per_image", split="none", value=flops_per_image(predictor.network, info.shape)),
+        ]
+        observed = [row["test_accuracy"] for row in self.history if "test_accuracy" in row]
+        if observed:
+            metrics.append(Measurement(metric="best_epoch_accuracy", split="test", value=max(observed), n=n))
+        return metrics
+
+    def cost_line(self, experiment: str, latency: Latency | None) -> CostLine:
+        return CostLine(
+            experiment=experiment,
+            arm=self.run.arm,
+            replicate=self.run.replicate,
+            run_key=self.run.run_key,
+            environment_digest=self.result["environment_digest"],
+            train_seconds=self.result["train_seconds"],
+            epoch_seconds=tuple(self.result["epoch_seconds"]),
+            samples_per_second=self.result["samples_per_second"],
+            peak_memory_bytes=self.result["peak_memory_bytes"],
+            latency_seconds_per_sample=latency.seconds_per_sample if latency else None,
+            latency_batch_size=latency.batch_size if latency else None,
+            latency_warmup=latency.warmup if latency else None,
+            latency_repeats=latency.repeats if latency else None,
+            latency_device=latency.device if latency else None,
+        )

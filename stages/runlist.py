@@ -1,0 +1,43 @@
+"""`data/runs/<experiment>/runs.json`: which of the folder's outcomes is which arm's which replicate."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from stages.store import write_atomically
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedRun:
+    """A row of `runs.json`: which run is which arm's which replicate."""
+
+    arm: str
+    role: str
+    replicate: int
+    run_key: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunList:
+    """`data/runs/<experiment>/runs.json`: what was asked for, under which profile, and its runs."""
+
+    experiment: str
+    dataset: str
+    profile: str
+    cut: str
+    runs: tuple[ListedRun, ...]
+
+
+def read_run_list(folder: Path) -> RunList | None:
+    """The run list of an experiment's folder, or None where there is none."""
+    path = folder / "runs.json"
+    if not path.is_file():
+        return None
+    fields = json.loads(path.read_text())
+    return RunList(**fields | {"runs": tuple(ListedRun(**run) for run in fields["runs"])})
+
+
+def write_run_list(folder: Path, run_list: RunList) -> None:
+    write_atomically(folder / "runs.json", (json.dumps(asdict(run_list), indent=1) + "\n").encode())

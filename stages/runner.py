@@ -1,0 +1,187 @@
+"""Trains the runs of an experiment that the store lacks, says why, and gives the experiment its folder of outcomes.
+
+Imports no torch: an experiment whose runs are all in the store costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stages.datasets.packed import PackedInfo, read_info
+from stages.engine.local import Group, Report, run_groups
+from stages.experiment import Experiment, Params, ParamsError, PlannedRun, describe_cut, plan_runs
+from stages.fingerprint import code_fingerprint
+from stages.run import RunSpec, changed_parts
+from stages.runlist import ListedRun, RunList, read_run_list, write_run_list
+from stages.store import RunStore, home
+
+# What a run executes besides its model: the loop and everything it imports.
+_TRAINING_ROOT = "stages.training.loop"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """A training and the place in the experiment that asks for it."""
+
+    planned: PlannedRun
+    spec: RunSpec
+
+    @property
+    def label(self) -> str:
+        return f"{self.planned.arm}.{self.planned.replicate_index}"
+
+
+def assignments(experiment: Experiment, params: Params, data_digest: str) -> list[Assignment]:
+    """The experiment's grid as trainings, in the order of the file."""
+    planned_runs = plan_runs(experiment, params.profile, params.datasets[experiment.dataset])
+    code = {
+        path: code_fingerprint([_TRAINING_ROOT, path.split(":")[0]])
+        for path in {planned.model.path for planned in planned_runs}
+    }
+    return [
+        Assignment(
+            planned=planned,
+            spec=RunSpec(
+                model=planned.model,
+                protocol=planned.protocol,
+                data_digest=data_digest,
+                replicate=planned.replicate,
+                code=code[planned.model.path],
+            ),
+        )
+        for planned in planned_runs
+    ]
+
+
+def train_experiment(
+    name: str, params: Params, *, data: Path, devices: list[str], report: Report, stop: threading.Event
+) -> bool:
+    """Bring `data/runs/<name>/` up to date; returns whether every run has an outcome.
+
+    Raises:
+        ParamsError: no such experiment, or the packed data are stand-ins where the profile wants real data.
+    """
+    experiment = find_experiment(params, name)
+    folder = data / "runs" / name
+    store = RunStore(home() / "store")
+    wanted = assignments(experiment, params, _packed(experiment, params, data).digest)
+    adopt(folder, store)
+    previous = _previous_specs(folder)
+    missing = []
+    for assignment in wanted:
+        if store.published(assignment.spec.run_key):
+            print(f"  {assignment.label}: taken from the store ({assignment.spec.run_key[:12]})")
+        else:
+            missing.append(assignment)
+            print(f"  {assignment.label}: to train, {_why(assignment, previous)}")
+    complete = run_groups(
+        [
+            Group(label=f"{name} {a.label}", specs=(a.spec,), data=data / "processed" / experiment.dataset)
+            for a in missing
+        ],
+        store.root,
+        devices,
+        report,
+        stop,
+    )
+    if complete:
+        _write_folder(folder, experiment, params, wanted, store)
+    print(f"{name}: {len(wanted)} runs, {len(wanted) - len(missing)} from the store, {len(missing)} to train")
+    return complete
+
+
+def find_experiment(params: Params, name: str) -> Experiment:
+    if name not in params.experiments:
+        raise ParamsError(f"params.yaml: no experiment {name!r}; known: {', '.join(params.experiments)}")
+    return params.experiments[name]
+
+
+def _packed(experiment: Experiment, params: Params, data: Path) -> PackedInfo:
+    info = read_info(data / "processed" / experiment.dataset)
+    if (info.provenance == "embedded") != (params.profile.data == "embedded"):
+        raise ParamsError(
+            f"data/processed/{experiment.dataset} holds {info.provenance} data, the profile {params.profile_name} wants "
+            f"{params.profile.data} data; run dvc repro, which packs them first"
+        )
+    return info
+
+
+def adopt(folder: Path, store: RunStore) -> None:
+    """Put outcomes that `dvc pull` brought into the store, each under the key that its own spec has."""
+    for path in sorted(folder.glob("*/result.json")):
+        run_key = path.parent.name
+        if store.published(run_key):
+            continue
+        spec_path = path.parent / "spec.json"
+        if spec_path.is_file() and RunSpec.from_dict(json.loads(spec_path.read_text())).run_key == run_key:
+            files = {name: path.parent / name for name in RunStore.FILES}
+            store.publish(run_key, {name: file.read_bytes() for name, file in files.items() if file.is_file()})
+
+
+def _previous_specs(folder: Path) -> dict[str, Mapping[str, Any]]:
+    """Specs of the runs that the folder holds now, by label."""
+    run_list = read_run_list(folder)
+    specs = {}
+    for run in run_list.runs if run_list else ():
+        path = folder / run.run_key / "spec.json"
+        if path.is_file():
+            specs[f"{run.arm}.{run.replicate}"] = json.loads(path.read_text())
+    return specs
+
+
+def _why(assignment: Assignment, previous: Mapping[str, Mapping[str, Any]]) -> str:
+    before = previous.get(assignment.label)
+    if before is None:
+        return "new"
+    changes = changed_parts(before, assignment.spec.to_dict())
+    more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
+    return f"{', '.join(changes[:3])}{more}" if changes else "its outcome is no longer in the store"
+
+
+def _write_folder(
+    folder: Path, experiment: Experiment, params: Params, wanted: list[Assignment], store: RunStore
+) -> None:
+    """Links the runs' outcomes into the folder, lists them, and removes what is no longer wanted, last."""
+    keys = {assignment.spec.run_key for assignment in wanted}
+    for run_key in sorted(keys):
+        source = store.published(run_key)
+        assert source is not None, "all groups have their outcome"
+        for file in source.iterdir():
+            _link(file, folder / run_key / file.name)
+    run_list = RunList(
+        experiment=experiment.name,
+        dataset=experiment.dataset,
+        profile=params.profile_name,
+        cut=describe_cut(experiment, params.profile, params.datasets[experiment.dataset]),
+        runs=tuple(
+            ListedRun(
+                arm=a.planned.arm,
+                role=experiment.arms[a.planned.arm].role,
+                replicate=a.planned.replicate_index,
+                run_key=a.spec.run_key,
+            )
+            for a in wanted
+        ),
+    )
+    write_run_list(folder, run_list)
+    for path in folder.iterdir():
+        if path.is_dir() and path.name not in keys:
+            shutil.rmtree(path)
+
+
+def _link(source: Path, target: Path) -> None:
+    """Hard link, or a copy where the two are on different file systems."""
+    if target.exists():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

@@ -1,0 +1,49 @@
+"""`python -m stages.train EXPERIMENT`: train the runs that the store lacks, into `data/runs/<experiment>/`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from stages.datasets.packed import PackedDataError
+from stages.engine.orphan import end_with_ancestors
+from stages.experiment import ParamsError, load_params
+from stages.progress import ProgressDisplay
+from stages.runner import train_experiment
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("experiment")
+    parser.add_argument(
+        "--device",
+        default=os.environ.get("CLAIMCHECK_DEVICE", "auto"),
+        help="auto, cpu, cuda, or one per slot: cuda:0,cuda:1 (default: CLAIMCHECK_DEVICE, else auto)",
+    )
+    options = parser.parse_args(arguments)
+    end_with_ancestors()
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        with ProgressDisplay() as display:
+            complete = train_experiment(
+                options.experiment,
+                load_params(),
+                data=Path("data"),
+                devices=options.device.split(","),
+                report=display.report,
+                stop=stop,
+            )
+    except (ParamsError, PackedDataError) as error:
+        print(f"train@{options.experiment}: {error}", file=sys.stderr)
+        return 1
+    return 0 if complete else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

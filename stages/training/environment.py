@@ -1,0 +1,81 @@
+"""The machine a run was computed on, as far as it can change the last digits: versions, device, threads."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stages.run import canonical_json
+
+
+def pick_device(wanted: str) -> torch.device:
+    """`auto` is the first CUDA device, else the CPU.
+
+    Raises:
+        ValueError: CUDA is asked for and there is none.
+    """
+    if wanted == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    device = torch.device(wanted)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            f"device is {wanted!r}, but torch {torch.__version__} sees no CUDA device here; use cpu or auto"
+        )
+    return device
+
+
+def describe_environment(device: torch.device) -> dict[str, Any]:
+    """Versions, device name, CPU capability, threads: all that is known to change results in the last digits."""
+    return {
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        "torch": str(torch.__version__),
+        "device": device.type,
+        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "cuda": torch.version.cuda if device.type == "cuda" else None,
+        "threads": torch.get_num_threads(),
+        "system": platform.system(),
+        "cores": os.cpu_count(),
+    }
+
+
+def environment_digest(environment: dict[str, Any]) -> str:
+    """Twelve hexadecimal digits that name an environment."""
+    return hashlib.sha256(canonical_json(environment).encode()).hexdigest()[:12]
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Start `peak_memory_bytes` anew, so that one run of many in a process is measured by itself (Linux and CUDA)."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    elif os.access("/proc/self/clear_refs", os.W_OK):
+        with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+            file.write("5")  # proc(5): resets the peak resident set size
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """CUDA: most bytes of tensors at once on the device.  CPU: the process's largest resident size, Python included."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    status = Path("/proc/self/status")
+    if status.is_file():
+        for line in status.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    import resource  # absent on Windows
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if platform.system() == "Darwin" else 1024)

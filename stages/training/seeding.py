@@ -1,0 +1,20 @@
+"""Seeds by purpose, so that no part of a training takes random numbers from another's stream."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+from stages.run import Replicate
+
+
+def derive_seed(replicate: Replicate, *purpose: str | int) -> int:
+    """A 63-bit seed for one purpose of one replicate, e.g. `derive_seed(r, "augment", epoch, step)`."""
+    text = "/".join(str(part) for part in (replicate.seed, replicate.fold, *purpose))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
+
+
+def generator_for(replicate: Replicate, *purpose: str | int) -> torch.Generator:
+    """A CPU generator seeded for one purpose; the same numbers whatever device the training runs on."""
+    return torch.Generator().manual_seed(derive_seed(replicate, *purpose))

@@ -1,0 +1,40 @@
+"""Batched augmentation gives what torchvision's transforms give image by image, for the same offsets and flips."""
+
+from __future__ import annotations
+
+import torch
+from torchvision.transforms import functional as vision
+
+from stages.run import AugmentationSpec
+from stages.training.augment import BatchAugmenter
+
+
+def test_batch_equals_torchvision_pad_crop_flip() -> None:
+    images = torch.randint(0, 256, (6, 3, 8, 10), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    rows = torch.tensor([5, 0, 0, 3])
+    augmented = BatchAugmenter(images, AugmentationSpec(crop_padding=2, horizontal_flip=True)).batch(
+        rows, torch.Generator().manual_seed(7)
+    )
+    generator = torch.Generator().manual_seed(7)
+    top, left = torch.randint(0, 5, (2, 4, 1), generator=generator).flatten(1).tolist()
+    flips = (torch.rand(4, 1, generator=generator) < 0.5).flatten().tolist()
+    assert any(flips) and not all(flips), "both cases are in the batch"
+    for position, row in enumerate(rows.tolist()):
+        expected = vision.crop(vision.pad(images[row], [2]), top[position], left[position], 8, 10)
+        expected = vision.hflip(expected) if flips[position] else expected
+        assert torch.equal(augmented[position], expected)
+
+
+def test_offsets_and_flips_cover_their_range_evenly() -> None:
+    images = torch.arange(16, dtype=torch.uint8).add(1).view(1, 1, 4, 4)
+    spec = AugmentationSpec(crop_padding=1, horizontal_flip=True)
+    batch = BatchAugmenter(images, spec).batch(torch.zeros(9000, dtype=torch.int64), torch.Generator().manual_seed(0))
+    _, counts = batch.flatten(1).unique(dim=0, return_counts=True)
+    assert len(counts) == 18  # 3 x 3 offsets, flipped or not
+    assert counts.min() > 400 and counts.max() < 600  # expected 500, 4.6 standard deviations
+
+
+def test_no_augmentation_is_the_images() -> None:
+    images = torch.randint(0, 256, (4, 1, 5, 5), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
+    batch = BatchAugmenter(images, AugmentationSpec()).batch(torch.tensor([2, 1]), torch.Generator())
+    assert torch.equal(batch, images[[2, 1]])

@@ -1,0 +1,183 @@
+"""The training loop: repeatable, resumable at any step, blind to the test set, honest about a diverging loss."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from stages.papers.ninformer import LocalViT, ViT
+from stages.run import AugmentationSpec, OptimizerSpec, Protocol, Replicate, ScheduleSpec, SplitSpec
+from stages.training.loop import (
+    LabelledImages,
+    Outcome,
+    TrainingState,
+    TrainingStopped,
+    fit,
+    measure,
+    seeded_model,
+)
+
+REPLICATE = Replicate(seed=3)
+
+
+def make_protocol(**changes: Any) -> Protocol:
+    fields: dict[str, Any] = {
+        "optimizer": OptimizerSpec(name="adam", lr=1e-3),
+        "batch_size": 8,
+        "epochs": 3,
+        "mean": (0.5,),
+        "std": (0.5,),
+        "augmentation": AugmentationSpec(crop_padding=2, horizontal_flip=True),
+    }
+    return Protocol(**fields | changes)
+
+
+def build_vit() -> nn.Module:
+    return ViT(
+        image_size=8, in_channels=1, num_classes=4, patch_size=4, dim=16, depth=1, num_heads=2, mlp_dim=16, dropout=0.5
+    )
+
+
+def build_local_vit() -> nn.Module:
+    return LocalViT(
+        image_size=8, in_channels=1, num_classes=4, patch_size=4, dim=16, depth=1, num_heads=2, channels=16, dropout=0.5
+    )
+
+
+@pytest.fixture(scope="module")
+def images() -> LabelledImages:
+    generator = torch.Generator().manual_seed(0)
+    return LabelledImages(
+        torch.randint(0, 256, (30, 1, 8, 8), generator=generator, dtype=torch.uint8),
+        torch.randint(0, 4, (30,), generator=generator),
+    )
+
+
+def train(
+    images: LabelledImages, protocol: Protocol, build: Callable[[], nn.Module] = build_vit, **options: Any
+) -> tuple[nn.Module, Outcome]:
+    model = seeded_model(build, REPLICATE)
+    return model, fit(model, images, protocol, REPLICATE, **options)
+
+
+def assert_same_weights(one: nn.Module, other: nn.Module) -> None:
+    for (name, left), (_, right) in zip(one.state_dict().items(), other.state_dict().items(), strict=True):
+        assert torch.equal(left, right), name
+
+
+def test_same_seed_twice_is_bitwise_the_same(images: LabelledImages) -> None:
+    (one, first), (other, second) = train(images, make_protocol()), train(images, make_protocol())
+    assert_same_weights(one, other)
+    assert first.history == second.history
+
+
+def test_another_seed_gives_other_weights(images: LabelledImages) -> None:
+    one, _ = train(images, make_protocol())
+    model = seeded_model(build_vit, Replicate(seed=4))
+    fit(model, images, make_protocol(), Replicate(seed=4))
+    assert not torch.equal(one.head.weight, model.head.weight)
+
+
+@pytest.mark.parametrize("build", [build_vit, build_local_vit], ids=["dropout", "batch-norm"])
+@pytest.mark.parametrize("stop_after", range(1, 12))
+def test_stopped_anywhere_and_resumed_equals_straight_through(
+    images: LabelledImages, build: Callable[[], nn.Module], stop_after: int
+) -> None:
+    protocol = make_protocol(schedule=ScheduleSpec(name="cosine"))
+    straight, expected = train(images, protocol, build)
+    saved: list[bytes] = []
+
+    def save(state: TrainingState) -> None:
+        buffer = io.BytesIO()
+        torch.save(vars(state), buffer)
+        saved.append(buffer.getvalue())
+
+    steps = 0
+
+    def should_stop() -> bool:
+        return steps >= stop_after
+
+    def count(_: object) -> None:
+        nonlocal steps
+        steps += 1
+
+    with pytest.raises(TrainingStopped):
+        train(images, protocol, build, save=save, should_stop=should_stop, progress=count)
+    torch.manual_seed(99)  # whatever the new process drew before
+    state = TrainingState(**torch.load(io.BytesIO(saved[-1]), weights_only=True))
+    resumed, outcome = train(images, protocol, build, state=state)
+    assert_same_weights(straight, resumed)
+    assert outcome.history == expected.history
+
+
+def test_observer_changes_no_weight(images: LabelledImages) -> None:
+    plain, _ = train(images, make_protocol(), build_local_vit)
+    protocol = make_protocol()
+
+    def observe(model: nn.Module) -> dict[str, float]:
+        loss, accuracy = measure(model, images, protocol)
+        return {"test_loss": loss, "test_accuracy": accuracy}
+
+    observed, outcome = train(images, protocol, build_local_vit, observe=observe)
+    assert_same_weights(plain, observed)
+    assert [set(row) >= {"test_loss", "test_accuracy"} for row in outcome.history] == [True] * 3
+
+
+def test_divergence_names_the_step_and_the_last_finite_loss(images: LabelledImages) -> None:
+    poisoned = make_protocol(optimizer=OptimizerSpec(name="sgd", lr=1e30), batch_size=10)
+    _, outcome = train(images, poisoned)
+    assert outcome.divergence is not None
+    assert outcome.divergence["last_finite_step"] == outcome.divergence["step"] - 1
+    assert 0 < outcome.divergence["last_finite_loss"] < float("inf")
+    assert len(outcome.history) < 3
+
+
+def test_each_epoch_sees_every_training_row_once(images: LabelledImages) -> None:
+    _, outcome = train(images, make_protocol())
+    assert [(row["samples"], row["steps"]) for row in outcome.history] == [(30, 4), (30, 8), (30, 12)]
+
+
+def test_cuts_limit_images_and_steps(images: LabelledImages) -> None:
+    _, outcome = train(images, make_protocol(train_images=20, steps_per_epoch=2))
+    assert [(row["samples"], row["steps"]) for row in outcome.history] == [(16, 2), (16, 4), (16, 6)]
+
+
+def test_validation_rows_are_measured_and_not_trained_on(images: LabelledImages) -> None:
+    protocol = make_protocol(split=SplitSpec(kind="fraction", fraction=0.2, seed=1))
+    _, outcome = train(images, protocol)
+    assert [row["samples"] for row in outcome.history] == [24, 24, 24]
+    assert all("val_accuracy" in row for row in outcome.history)
+
+
+def test_training_memorises_a_small_set(images: LabelledImages) -> None:
+    def build() -> nn.Module:
+        return ViT(
+            image_size=8,
+            in_channels=1,
+            num_classes=4,
+            patch_size=4,
+            dim=32,
+            depth=2,
+            num_heads=2,
+            mlp_dim=64,
+            dropout=0.0,
+        )
+
+    protocol = make_protocol(epochs=60, augmentation=AugmentationSpec(), optimizer=OptimizerSpec(name="adam", lr=3e-3))
+    model, outcome = train(images, protocol, build)
+    assert outcome.history[-1]["train_accuracy"] > 0.95
+    assert measure(model, images, protocol)[1] > 0.95
+
+
+def test_measure_leaves_mode_and_statistics_alone(images: LabelledImages) -> None:
+    model = seeded_model(build_local_vit, REPLICATE)
+    before = copy.deepcopy(model.state_dict())
+    measure(model, images, make_protocol())
+    assert model.training
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
