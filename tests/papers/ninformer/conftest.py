@@ -1,0 +1,64 @@
+"""The paper's four architectures at a size for tests, and as the params files ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from stages.experiment import Params, load_params, plan_runs
+from stages.papers import build_model
+from stages.papers.ninformer import LocalViT, MLPMixer, NiNformer, ViT
+from stages.run import ModelSpec
+
+ROOT = Path(__file__).parents[3]
+SMALL = {"image_size": 12, "in_channels": 3, "num_classes": 5, "patch_size": 4, "dim": 16, "depth": 2}
+OWN = {
+    ViT: {"num_heads": 2, "mlp_dim": 32},
+    MLPMixer: {"token_dim": 24, "channel_dim": 32},
+    LocalViT: {"num_heads": 2, "channels": 32},
+    NiNformer: {"mlp_dim": 32, "token_dim": 24, "channel_dim": 40},
+}
+
+
+@pytest.fixture(params=OWN, ids=lambda model_class: model_class.__name__)
+def small_model(request: pytest.FixtureRequest) -> Callable[..., nn.Module]:
+    """Builds one of the four architectures: 9 tokens, 2 blocks, dropout 0 unless told."""
+
+    def build(**changes: float) -> nn.Module:
+        torch.manual_seed(0)
+        return request.param(**SMALL | OWN[request.param] | {"dropout": 0.0} | changes)
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def params() -> Params:
+    return load_params(ROOT)
+
+
+@pytest.fixture(scope="session")
+def printed_specs(params: Params) -> dict[tuple[str, str], ModelSpec]:
+    """(data set, arm) -> the model that the params files ask for."""
+    return {
+        (experiment.dataset, run.arm): run.model
+        for experiment in params.experiments.values()
+        if experiment.paper == "ninformer"
+        for run in plan_runs(experiment, params.profile, params.datasets[experiment.dataset])
+    }
+
+
+@pytest.fixture(scope="session")
+def printed_models(printed_specs: dict[tuple[str, str], ModelSpec]) -> dict[tuple[str, str], nn.Module]:
+    """(data set, arm) -> that model, in evaluation mode.  Shared: a test must not train it."""
+    return {place: build_model(spec).eval() for place, spec in printed_specs.items()}
+
+
+@pytest.fixture(scope="session")
+def timm_vectors() -> dict[str, np.ndarray]:
+    with np.load(ROOT / "tests" / "golden" / "ninformer_timm.npz") as file:
+        return dict(file)

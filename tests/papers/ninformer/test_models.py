@@ -1,0 +1,152 @@
+"""What holds for all four architectures of the paper."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from stages.experiment import Params
+from stages.run import ModelSpec
+
+Build = Callable[..., nn.Module]
+
+PARAMETERS = {
+    ("mnist", "vit"): 2_112_266,
+    ("mnist", "mlp-mixer"): 1_265_614,
+    ("mnist", "local-vit"): 2_137_866,
+    ("mnist", "ninformer"): 2_584_526,
+    ("cifar10", "vit"): 2_120_458,
+    ("cifar10", "mlp-mixer"): 1_335_306,
+    ("cifar10", "local-vit"): 2_146_058,
+    ("cifar10", "ninformer"): 2_654_218,
+    ("cifar100", "vit"): 2_143_588,
+    ("cifar100", "mlp-mixer"): 1_358_436,
+    ("cifar100", "local-vit"): 2_169_188,
+    ("cifar100", "ninformer"): 2_677_348,
+}
+"""Computed from the shapes that the text states, not from our modules."""
+
+
+def draw_images(n: int = 4) -> Tensor:
+    return torch.randn(n, 3, 12, 12, generator=torch.Generator().manual_seed(1))
+
+
+def test_parameter_counts_equal_the_hand_computed_ones(
+    printed_models: dict[tuple[str, str], nn.Module],
+) -> None:
+    counts = {place: sum(p.numel() for p in model.parameters()) for place, model in printed_models.items()}
+    assert {place: counts[place] for place in PARAMETERS} == PARAMETERS
+
+
+def test_every_params_block_builds_a_model_that_maps_its_images_to_its_classes(
+    params: Params, printed_models: dict[tuple[str, str], nn.Module]
+) -> None:
+    assert len(printed_models) >= len(PARAMETERS)
+    for (dataset, _), model in printed_models.items():
+        source = params.datasets[dataset]
+        with torch.inference_mode():
+            assert model(torch.zeros(2, *source.shape)).shape == (2, source.classes)
+
+
+def test_arms_of_a_data_set_differ_only_in_their_own_keywords(
+    printed_specs: dict[tuple[str, str], ModelSpec],
+) -> None:
+    shared = ("image_size", "in_channels", "num_classes", "patch_size", "dim", "depth", "dropout")
+    for dataset in {dataset for dataset, _ in PARAMETERS}:
+        blocks = [
+            spec.arguments for place, spec in printed_specs.items() if place in PARAMETERS and place[0] == dataset
+        ]
+        assert len(blocks) == 4
+        assert len({tuple(block[key] for key in shared) for block in blocks}) == 1
+
+
+@pytest.mark.parametrize("dataset", ["mnist", "cifar10", "cifar100"])
+def test_loss_at_init_is_that_of_guessing(
+    dataset: str, params: Params, printed_models: dict[tuple[str, str], nn.Module]
+) -> None:
+    # The head's input is a mean over tokens and its weights are within 1/16, so logits start within a few tenths.
+    source = params.datasets[dataset]
+    generator = torch.Generator().manual_seed(2)
+    images = torch.randn(32, *source.shape, generator=generator)
+    labels = torch.randint(source.classes, (32,), generator=generator)
+    for (of_dataset, arm), model in printed_models.items():
+        if of_dataset == dataset:
+            with torch.inference_mode():
+                loss = F.cross_entropy(model(images), labels).item()
+            assert abs(loss - math.log(source.classes)) < 0.25, arm
+
+
+def test_one_batch_is_overfitted(small_model: Build) -> None:
+    model = small_model()
+    images, labels = draw_images(5), torch.arange(5)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(60):
+        optimizer.zero_grad()
+        F.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+    assert F.cross_entropy(model(images), labels).item() < 0.05
+
+
+def test_every_parameter_gets_a_gradient(small_model: Build) -> None:
+    model = small_model(dropout=0.5).train()
+    F.cross_entropy(model(draw_images()), torch.arange(4)).backward()
+    without = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    assert without == []
+
+
+def test_a_sample_changes_only_its_own_logits_in_evaluation(small_model: Build) -> None:
+    model = small_model(dropout=0.5).double().eval()
+    images = draw_images().double()
+    changed = images.clone()
+    changed[1] += 1
+    moved = (model(images) - model(changed)).abs().amax(dim=1)
+    assert moved[1] > 1e-3
+    assert moved[[0, 2, 3]].max() < 1e-12
+
+
+def test_dropout_acts_in_training_and_not_in_evaluation(small_model: Build) -> None:
+    # A step in training mode moves BatchNorm's statistics, so each mode gets models of its own.
+    images = draw_images()
+    kept, dropped = small_model(dropout=0.0), small_model(dropout=0.5)
+    assert torch.equal(kept.eval()(images), dropped.eval()(images))
+    assert not torch.allclose(kept.train()(images), dropped.train()(images))
+
+
+def test_dropout_stands_only_in_the_mlps(small_model: Build) -> None:
+    dropouts = {name.rsplit(".", 1)[0] for name, m in small_model().named_modules() if isinstance(m, nn.Dropout)}
+    assert dropouts
+    assert all(name.endswith(("mlp", "conv")) for name in dropouts)
+
+
+def test_model_compiles_into_one_graph(small_model: Build) -> None:
+    model = small_model(depth=1).eval()
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    images = draw_images()
+    with torch.no_grad():
+        assert torch.equal(compiled(images), model(images))
+
+
+def test_patches_that_do_not_tile_the_image_are_refused(small_model: Build) -> None:
+    with pytest.raises(ValueError, match="patch_size is 5; expected a divisor of image_size, which is 12"):
+        small_model(patch_size=5)
+
+
+@pytest.mark.parametrize("order", ["reversed", "swapped"])
+def test_only_vit_cannot_tell_the_order_of_patches(small_model: Build, order: str) -> None:
+    """No positions and a mean over tokens: Procedure 1's ViT sees a bag of patches; the others don't."""
+    model = small_model().double().eval()
+    images = draw_images().double()
+    patches = F.unfold(images, kernel_size=4, stride=4)
+    places = torch.arange(9).flip(0) if order == "reversed" else torch.tensor([1, 0, *range(2, 9)])
+    shuffled = F.fold(patches[:, :, places], (12, 12), kernel_size=4, stride=4)
+    difference = (model(images) - model(shuffled)).abs().max().item()
+    if type(model).__name__ == "ViT":
+        assert difference < 1e-12
+    else:
+        assert difference > 1e-4

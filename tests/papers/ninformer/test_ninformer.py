@@ -1,0 +1,87 @@
+"""NiNformer's block against loops over single numbers, written from equations 8 to 10 (and 4, 5 inside)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from stages.papers.ninformer.ninformer import GatingUnit, NiNformerBlock
+
+Matrix = list[list[float]]  # [token][channel]
+
+
+def layer_norm(x: Matrix, norm: nn.LayerNorm) -> Matrix:
+    scale, shift = norm.weight.tolist(), norm.bias.tolist()
+    rows = []
+    for row in x:
+        mean = sum(row) / len(row)
+        variance = sum((value - mean) ** 2 for value in row) / len(row)
+        rows.append(
+            [(v - mean) / math.sqrt(variance + 1e-5) * a + b for v, a, b in zip(row, scale, shift, strict=True)]
+        )
+    return rows
+
+
+def linear(row: list[float], layer: nn.Linear) -> list[float]:
+    weight, bias = layer.weight.tolist(), layer.bias.tolist()
+    return [sum(w * v for w, v in zip(ws, row, strict=True)) + b for ws, b in zip(weight, bias, strict=True)]
+
+
+def mlp(x: Matrix, layers: nn.Module) -> Matrix:
+    hidden = [[h * (1 + math.erf(h / math.sqrt(2))) / 2 for h in linear(row, layers.expand)] for row in x]
+    return [linear(row, layers.contract) for row in hidden]
+
+
+def transpose(x: Matrix) -> Matrix:
+    return [list(column) for column in zip(*x, strict=True)]
+
+
+def add(x: Matrix, y: Matrix) -> Matrix:
+    return [[a + b for a, b in zip(*rows, strict=True)] for rows in zip(x, y, strict=True)]
+
+
+def gating(i: Matrix, unit: GatingUnit) -> Matrix:
+    y = add(transpose(mlp(transpose(layer_norm(i, unit.mixer.token_norm)), unit.mixer.token_mlp)), i)  # eq. 4
+    z = add(mlp(layer_norm(y, unit.mixer.channel_norm), unit.mixer.channel_mlp), y)  # eq. 5
+    projected = [linear(row, unit.linear) for row in i]
+    return [[a * b for a, b in zip(*rows, strict=True)] for rows in zip(z, projected, strict=True)]  # eq. 8
+
+
+def block_by_hand(x: Matrix, block: NiNformerBlock) -> Matrix:
+    y = add(gating(layer_norm(x, block.gating_norm), block.gating), x)  # eq. 9
+    return add(mlp(layer_norm(y, block.mlp_norm), block.mlp), y)  # eq. 10
+
+
+def make_block() -> tuple[NiNformerBlock, Tensor]:
+    block = NiNformerBlock(num_tokens=5, dim=4, mlp_dim=7, token_dim=6, channel_dim=3, dropout=0.5).double().eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in block.parameters():
+            parameter.normal_(generator=generator)
+    return block, torch.randn(2, 5, 4, generator=generator, dtype=torch.float64)
+
+
+def test_block_equals_loops_over_the_equations() -> None:
+    block, x = make_block()
+    expected = torch.tensor([block_by_hand(sample, block) for sample in x.tolist()], dtype=torch.float64)
+    torch.testing.assert_close(block(x), expected, rtol=0, atol=1e-9)
+
+
+def test_block_gradients_pass_a_numerical_check() -> None:
+    block, x = make_block()
+    assert torch.autograd.gradcheck(block, (x[:1].requires_grad_(),))
+
+
+def test_a_zero_linear_closes_the_gate() -> None:
+    """Equation 8 is a product without squashing: Linear(I) = 0 leaves Y = X, whatever the mixer says."""
+    block, x = make_block()
+    nn.init.zeros_(block.gating.linear.weight)
+    nn.init.zeros_(block.gating.linear.bias)
+    torch.testing.assert_close(block(x), block.mlp(block.mlp_norm(x)) + x, rtol=0, atol=0)
+
+
+def test_two_layer_norms_are_two_modules() -> None:
+    block, _ = make_block()
+    assert block.gating_norm.weight is not block.mlp_norm.weight
