@@ -7,7 +7,8 @@ import sys
 from argparse import ArgumentParser
 from pathlib import Path
 
-from stages.datasets.sources import embedded_manifest, fetch_dataset, find_source
+from stages.datasets.manifest import Manifest
+from stages.datasets.sources import fetch_dataset, find_source
 from stages.datasets.verified import DatasetError
 from stages.experiment import ParamsError, load_params
 from stages.store import home, write_atomically
@@ -21,11 +22,11 @@ def main(arguments: list[str] | None = None) -> int:
         params = load_params()
         source = find_source(params.datasets, dataset)
         if params.profile.data == "embedded":
-            manifest = embedded_manifest(dataset)
+            manifest = Manifest(dataset=dataset, source="embedded")
         else:
             mirror = os.environ.get("CLAIMCHECK_MIRROR")
             manifest = fetch_dataset(dataset, source, home(), Path(mirror) if mirror else None)
-    except (DatasetError, ParamsError) as error:
+    except (DatasetError, ParamsError, OSError) as error:
         print(f"fetch: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     write_atomically(Path("data/raw") / f"{dataset}.json", manifest.to_json())

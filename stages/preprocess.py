@@ -6,8 +6,9 @@ import sys
 from argparse import ArgumentParser
 from pathlib import Path
 
+from stages.datasets.manifest import read_manifest
 from stages.datasets.prepare import prepare
-from stages.datasets.sources import find_source, read_manifest
+from stages.datasets.sources import find_source
 from stages.datasets.verified import DatasetError
 from stages.experiment import ParamsError, load_params
 from stages.store import home
@@ -21,7 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
         source = find_source(load_params().datasets, dataset)
         manifest = read_manifest(Path("data/raw") / f"{dataset}.json")
         info = prepare(source, manifest, home(), Path("data/processed") / dataset)
-    except (DatasetError, ParamsError) as error:
+    except (DatasetError, ParamsError, OSError) as error:
         print(f"preprocess: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     left_out = f", {info.excluded_test_images} left out" if info.excluded_test_images else ""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
-from stages.datasets.verified import CHUNK_BYTES, DatasetError, Pin, store_verified
+from stages.datasets.verified import CHUNK_BYTES, DatasetError, Digests, Pin, chunks_of, store_verified
 
 TIMEOUT_SECONDS = 30.0
 HTML_STARTS = (b"<!doctype html", b"<html")
@@ -41,7 +41,7 @@ class BadArchive(DatasetError):
     """An archive can't be read or lacks a file."""
 
 
-def download(url: str, target: Path, pin: Pin) -> None:
+def download(url: str, target: Path, pin: Pin) -> Digests:
     """Put the file at `url` into `target`, with every byte checked on the way.
 
     Raises:
@@ -57,7 +57,7 @@ def download(url: str, target: Path, pin: Pin) -> None:
     except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
         raise Unreachable(f"{url}: {getattr(error, 'reason', error) or type(error).__name__}") from None
     with response:
-        store_verified(_body(response, url), target, pin, url)
+        return store_verified(_body(response, url), target, pin, url)
 
 
 def _body(response: http.client.HTTPResponse, url: str) -> Iterator[bytes]:
@@ -85,7 +85,7 @@ def _of(received: int, expected: int | None) -> str:
     return f"{received:,}" if expected is None else f"{received:,} of {expected:,}"
 
 
-def extract(archive: Path, folder: Path, pins: Mapping[str, Pin]) -> None:
+def extract(archive: Path, folder: Path, pins: Mapping[str, Pin]) -> dict[str, Digests]:
     """Take the files named in `pins` out of a tar archive, each verified, into `folder`.
 
     Members are only ever compared with those names, so one with another name, `../` or not, is never written.
@@ -94,7 +94,7 @@ def extract(archive: Path, folder: Path, pins: Mapping[str, Pin]) -> None:
         BadArchive: not a tar archive, or a file is missing in it.
         ChecksumMismatch: a file in it is another one.
     """
-    missing = dict(pins)
+    missing, digests = dict(pins), {}
     try:
         with tarfile.open(archive) as tar:
             for member in tar:
@@ -102,9 +102,10 @@ def extract(archive: Path, folder: Path, pins: Mapping[str, Pin]) -> None:
                 content = tar.extractfile(member) if pin is not None else None
                 if pin is not None and content is not None:
                     with closing(content):
-                        chunks = iter(lambda: content.read(CHUNK_BYTES), b"")
-                        store_verified(chunks, folder / member.name, pin, f"{archive}, {member.name}")
+                        place = f"{archive}, {member.name}"
+                        digests[member.name] = store_verified(chunks_of(content), folder / member.name, pin, place)
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise BadArchive(f"{archive}: not a readable tar archive ({error})") from None
     if missing:
         raise BadArchive(f"{archive}: has no {', '.join(missing)}")
+    return digests

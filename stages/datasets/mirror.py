@@ -34,7 +34,7 @@ class MirrorFile:
 
 @dataclass(frozen=True, kw_only=True)
 class MirrorInfo:
-    """A `mirror.json`.  `inexact_test_rows` are official positions of test images whose pixels here are not official."""
+    """A `mirror.json`.  `inexact_test_rows` are the positions of test images whose pixels are not the official ones."""
 
     complete: bool
     files: Mapping[str, MirrorFile]
@@ -129,7 +129,7 @@ def main(arguments: list[str]) -> int:
             info = copy_to_mirror(source, downloads, Path(arguments[0]) / name)
             copied += 1
             print(f"mirror: {name}: {len(info.files)} files, {'complete' if info.complete else 'not complete'}")
-    except (DatasetError, ParamsError) as error:
+    except (DatasetError, ParamsError, OSError) as error:
         print(f"mirror: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     return 0 if copied else 1

@@ -65,7 +65,7 @@ def digest_images(train: ImageSet, test: ImageSet, classes: tuple[str, ...]) -> 
     head = {"classes": classes, "shapes": [array.shape for array, _ in arrays]}
     digest = hashlib.sha256(json.dumps(head, separators=(",", ":")).encode())
     for array, kind in arrays:
-        digest.update(np.ascontiguousarray(array, dtype=kind))
+        digest.update(np.ascontiguousarray(array, dtype=kind).data)
     return digest.hexdigest()
 
 
@@ -78,7 +78,7 @@ def write_packed(folder: Path, train: ImageSet, test: ImageSet, info: PackedInfo
     staged.mkdir(parents=True)
     try:
         for split, images in (("train", train), ("test", test)):
-            arrays = {
+            arrays: dict[str, np.ndarray] = {
                 "images": np.ascontiguousarray(images.images, dtype=np.uint8),
                 "labels": np.ascontiguousarray(images.labels, dtype=np.int64),
             }

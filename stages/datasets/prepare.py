@@ -1,4 +1,4 @@
-"""From raw files to the packed set: read, check what was declared, leave inexact test rows out, judge the provenance."""
+"""From raw files to the packed set: read, check what was declared, leave inexact test rows out, judge provenance."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from stages.datasets import cifar10, cifar100, mnist
 from stages.datasets.embedded import class_names, compose_stand_in
+from stages.datasets.manifest import BadManifest, Manifest
 from stages.datasets.packed import ImageSet, PackedInfo, Split, digest_images, write_packed
-from stages.datasets.sources import BadManifest, Manifest
 from stages.datasets.verified import ChecksumMismatch, DatasetError, digest_file
 from stages.experiment import DatasetSource
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 CHUNK_BYTES = 1 << 20
 
@@ -38,8 +39,12 @@ def digest_file(path: Path) -> Digests:
 
 def read_chunks(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            yield chunk
+        yield from chunks_of(file)
+
+
+def chunks_of(file: IO[bytes]) -> Iterator[bytes]:
+    while chunk := file.read(CHUNK_BYTES):
+        yield chunk
 
 
 @dataclass(frozen=True, kw_only=True)
