@@ -1,0 +1,459 @@
+"""Ours beside the paper's, one experiment at a time.
+
+Only results under equal conditions (same protocol, same data) stand in one table, so a pair differs in its arms alone.
+The best conditions are shown: real data before stand-ins, then the stronger profile, then more arms and replicates.
+A stand-in's number has no difference and no rank: it says nothing about the claim.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, stdev
+
+from scipy import stats
+from sqlalchemy import select
+from sqlalchemy.orm import Session, selectinload
+
+from stages.results import tables
+from stages.results.database import UnknownDataset, UnknownMetric, UnknownPaper, UnknownProfile
+
+PROVENANCE_RANK = {"embedded": 0, "subset": 1, "full": 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricInfo:
+    """A metric that can be compared.  `unit` is fraction, nats, count, flop, bytes or seconds."""
+
+    name: str
+    title: str
+    unit: str
+    better: str
+    split: str | None
+
+
+_INFOS = (
+    MetricInfo(name="accuracy", title="Test accuracy, last epoch", unit="fraction", better="higher", split="test"),
+    MetricInfo(
+        name="best_epoch_accuracy", title="Test accuracy, best epoch", unit="fraction", better="higher", split="test"
+    ),
+    MetricInfo(name="loss", title="Test loss", unit="nats", better="lower", split="test"),
+    MetricInfo(name="calibration_error", title="Calibration error", unit="fraction", better="lower", split="test"),
+    MetricInfo(name="parameters", title="Parameters", unit="count", better="lower", split="none"),
+    MetricInfo(name="flops_per_image", title="FLOPs per image", unit="flop", better="lower", split="none"),
+    MetricInfo(name="train_seconds", title="Training time", unit="seconds", better="lower", split=None),
+    MetricInfo(name="peak_memory_bytes", title="Peak memory", unit="bytes", better="lower", split=None),
+    MetricInfo(
+        name="latency_seconds_per_sample", title="Inference time per sample", unit="seconds", better="lower", split=None
+    ),
+)
+METRICS: Mapping[str, MetricInfo] = {info.name: info for info in _INFOS}
+"""`split` None marks a column of `costs`, where every machine has its own number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Population:
+    """Wilson's 95 % interval: where accuracy on fresh images of the same kind would lie.  Decides nothing."""
+
+    low: float
+    high: float
+    n_test: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Mean over replicates and its 95 % t-interval; `interval_missing` says why there is none."""
+
+    mean: float | None
+    std: float | None
+    low: float | None
+    high: float | None
+    interval_missing: str | None
+    n_replicates: int
+    n_diverged: int
+    n_test: int | None
+    population: Population | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperValue:
+    """What the paper prints; `precision` is the printed rounding, in `unit`."""
+
+    value: float
+    unit: str | None
+    claim: str
+    place: str
+    stderr: float | None
+    precision: float | None
+    note: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """Ours − paper, with ours' interval."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostSummary:
+    """Means over the replicates; `latency_ratio` is to `latency_baseline`, on the same device and batch size."""
+
+    train_seconds: float | None
+    parameters: int | None
+    flops_per_image: float | None
+    peak_memory_bytes: int | None
+    latency_seconds_per_sample: float | None
+    latency_batch_size: int | None
+    latency_device: str | None
+    latency_ratio: float | None
+    latency_baseline: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmComparison:
+    arm: str
+    title: str
+    role: str
+    ours: Estimate
+    paper: PaperValue | None
+    difference: Difference | None
+    rank_ours: int | None
+    rank_paper: int | None
+    cost: CostSummary
+    checkpoints: tuple[str, ...]
+    run_keys: tuple[str, ...]
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """Arms from best to worst; `agrees` is None where either side can't order all of them."""
+
+    ours: tuple[str, ...]
+    paper: tuple[str, ...]
+    agrees: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperimentComparison:
+    """`profile`, `cut` and `provenance` say how faithful the results are; None where there are none yet."""
+
+    experiment: str
+    title: str
+    paper: str
+    dataset: str
+    metric: MetricInfo
+    profile: str | None
+    cut: str | None
+    provenance: str | None
+    conditions: str | None
+    label: str
+    profiles: tuple[str, ...]
+    arms: tuple[ArmComparison, ...]
+    order: Order
+
+
+def t_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Student's interval of the mean; needs two values."""
+    half = float(stats.t.ppf((1 + confidence) / 2, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
+    return fmean(values) - half, fmean(values) + half
+
+
+def wilson_interval(fraction: float, n: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Wilson's score interval of a fraction seen in n draws (Wilson 1927)."""
+    z = float(stats.norm.ppf((1 + confidence) / 2))
+    centre = (fraction + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(fraction * (1 - fraction) / n + z * z / (4 * n * n))
+    return centre - half, centre + half
+
+
+def describe_fidelity(provenance: str | None, profile: str | None, cut: str | None) -> str:
+    """One plain sentence on what a result may be taken for."""
+    if provenance is None:
+        return "not run yet"
+    if provenance == "embedded":
+        return "stand-in data: shows that the pipeline runs, says nothing about the claim"
+    data = "every official training image" if provenance == "full" else "part of the official data"
+    if cut:
+        return f"real data ({data}) on a cut budget ({cut}): a first look, not a verdict"
+    return f"as printed in the paper, on {data} (profile {profile})"
+
+
+def compare(
+    session: Session,
+    *,
+    dataset: str | None = None,
+    paper: str | None = None,
+    profile: str | None = None,
+    metric: str = "accuracy",
+    experiment: str | None = None,
+) -> list[ExperimentComparison]:
+    """Every experiment that fits, in the order of params.yaml, each under its best conditions (or `profile`'s).
+
+    Raises:
+        UnknownName: a dataset, paper, profile or metric that isn't there; the message lists what is.
+    """
+    if metric not in METRICS:
+        raise UnknownMetric(metric, METRICS)
+    _require(session, UnknownDataset, tables.Dataset, dataset)
+    _require(session, UnknownPaper, tables.Paper, paper)
+    _require(session, UnknownProfile, tables.Profile, profile)
+    query = select(tables.Experiment).options(selectinload(tables.Experiment.arms)).order_by(tables.Experiment.position)
+    if dataset is not None:
+        query = query.where(tables.Experiment.dataset == dataset)
+    if paper is not None:
+        query = query.where(tables.Experiment.paper == paper)
+    if experiment is not None:
+        query = query.where(tables.Experiment.name == experiment)
+    experiments = session.scalars(query).all()
+    facts = _load_facts(session, [experiment.name for experiment in experiments], metric)
+    return [_compare_experiment(experiment, facts, METRICS[metric], profile) for experiment in experiments]
+
+
+def _require(
+    session: Session, error: type[UnknownDataset | UnknownPaper | UnknownProfile], table: type, name: str | None
+) -> None:
+    order = table.rank if table is tables.Profile else table.position  # type: ignore[attr-defined]
+    known = session.scalars(select(table.name).order_by(order)).all()  # type: ignore[attr-defined]
+    if name is not None and name not in known:
+        raise error(name, known)
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """Rows behind a comparison, by experiment."""
+
+    results: Mapping[str, list[tables.Result]]
+    claims: Mapping[tuple[str, str], tables.Claim]
+    checkpoints: Mapping[int, list[str]]
+    ranks: Mapping[str, int]
+
+
+def _load_facts(session: Session, experiments: Sequence[str], metric: str) -> _Facts:
+    results = defaultdict(list)
+    query = (
+        select(tables.Result)
+        .where(tables.Result.experiment.in_(experiments), tables.Result.is_selected)
+        .options(selectinload(tables.Result.metrics), selectinload(tables.Result.cost))
+        .order_by(tables.Result.id)
+    )
+    for result in session.scalars(query):
+        results[result.experiment].append(result)
+    claims = session.scalars(
+        select(tables.Claim)
+        .where(tables.Claim.experiment.in_(experiments), tables.Claim.metric == metric, tables.Claim.kind == "value")
+        .order_by(tables.Claim.position.desc())
+    )
+    checkpoints = defaultdict(list)
+    for row in session.execute(
+        select(tables.Checkpoint.id, tables.Checkpoint.result_id)
+        .join(tables.Result)
+        .where(tables.Result.experiment.in_(experiments))
+        .order_by(tables.Checkpoint.position)
+    ):
+        checkpoints[row.result_id].append(row.id)
+    ranks = {row.name: row.rank for row in session.execute(select(tables.Profile.name, tables.Profile.rank))}
+    return _Facts(
+        results=results,
+        claims={(claim.experiment, claim.arm): claim for claim in claims if claim.experiment and claim.arm},
+        checkpoints=checkpoints,
+        ranks=ranks,
+    )
+
+
+def _compare_experiment(
+    experiment: tables.Experiment, facts: _Facts, metric: MetricInfo, profile: str | None
+) -> ExperimentComparison:
+    groups = _conditions(facts.results.get(experiment.name, []), facts.ranks)
+    profiles = tuple(dict.fromkeys(group[0].profile for group in groups))
+    group = next((group for group in groups if profile in (None, group[0].profile)), [])
+    first = group[0] if group else None
+    arms = [_compare_arm(experiment, arm, group, facts, metric) for arm in experiment.arms]
+    arms, order = _rank(arms, metric, is_stand_in=first is None or first.provenance == "embedded")
+    label = describe_fidelity(*((first.provenance, first.profile, first.cut) if first else (None, None, None)))
+    return ExperimentComparison(
+        experiment=experiment.name,
+        title=experiment.title,
+        paper=experiment.paper,
+        dataset=experiment.dataset,
+        metric=metric,
+        profile=first.profile if first else None,
+        cut=first.cut if first else None,
+        provenance=first.provenance if first else None,
+        conditions=first.conditions if first else None,
+        label=label,
+        profiles=profiles,
+        arms=tuple(arms),
+        order=order,
+    )
+
+
+def _conditions(results: Sequence[tables.Result], ranks: Mapping[str, int]) -> list[list[tables.Result]]:
+    """Results grouped by equal conditions, the best group first."""
+    groups = defaultdict(list)
+    for result in results:
+        groups[result.profile, result.conditions].append(result)
+
+    def strength(group: list[tables.Result]) -> tuple[bool, int, int, int, int, int]:
+        first = group[0]
+        return (
+            first.provenance != "embedded",
+            ranks[first.profile],
+            PROVENANCE_RANK[first.provenance],
+            len({result.arm for result in group}),
+            len(group),
+            sum(result.source == "evidence" for result in group),
+        )
+
+    return sorted(groups.values(), key=strength, reverse=True)
+
+
+def _compare_arm(
+    experiment: tables.Experiment,
+    arm: tables.Arm,
+    group: Sequence[tables.Result],
+    facts: _Facts,
+    metric: MetricInfo,
+) -> ArmComparison:
+    mine = [result for result in group if result.arm == arm.name]
+    baseline = next((other.name for other in experiment.arms if other.role == "baseline"), None)
+    claim = facts.claims.get((experiment.name, arm.name))
+    paper = None
+    if claim is not None and claim.value is not None:
+        paper = PaperValue(
+            value=claim.value,
+            unit=claim.unit,
+            claim=claim.id,
+            place=claim.place,
+            stderr=claim.stderr,
+            precision=claim.precision,
+            note=claim.note,
+        )
+    is_stand_in = any(result.provenance == "embedded" for result in mine)
+    ours = _estimate(mine, metric, has_population=not is_stand_in)
+    return ArmComparison(
+        arm=arm.name,
+        title=arm.title,
+        role=arm.role,
+        ours=ours,
+        paper=paper,
+        difference=None if is_stand_in else _difference(ours, paper, metric),
+        rank_ours=None,
+        rank_paper=None,
+        cost=_cost(mine, [result for result in group if result.arm == baseline], baseline),
+        checkpoints=tuple(name for result in mine for name in facts.checkpoints.get(result.id, [])),
+        run_keys=tuple(result.run_key for result in mine),
+        sources=tuple(sorted({result.source for result in mine})),
+    )
+
+
+def _values(results: Sequence[tables.Result], metric: MetricInfo) -> list[tuple[float, int | None]]:
+    if metric.split is None:
+        costs = [result.cost for result in results if result.cost is not None]
+        found = [getattr(cost, metric.name) for cost in costs]
+        return [(float(value), None) for value in found if value is not None]
+    return [
+        (row.value, row.n)
+        for result in results
+        for row in result.metrics
+        if row.metric == metric.name and row.split == metric.split
+    ]
+
+
+def _estimate(results: Sequence[tables.Result], metric: MetricInfo, *, has_population: bool) -> Estimate:
+    pairs = _values(results, metric)
+    values = [value for value, _ in pairs]
+    n_diverged = sum(result.status == "diverged" for result in results)
+    sizes = {n for _, n in pairs if n is not None}
+    n_test = min(sizes) if sizes else None
+    low = high = population = None
+    if len(values) >= 2:
+        low, high = t_interval(values)
+        missing = None
+    else:
+        missing = "no finished replicate" if not values else "one replicate: an interval needs two"
+    if has_population and values and n_test is not None and metric.name in ("accuracy", "best_epoch_accuracy"):
+        bounds = wilson_interval(fmean(values), n_test)
+        population = Population(low=bounds[0], high=bounds[1], n_test=n_test)
+    return Estimate(
+        mean=fmean(values) if values else None,
+        std=stdev(values) if len(values) >= 2 else None,
+        low=low,
+        high=high,
+        interval_missing=missing,
+        n_replicates=len(values),
+        n_diverged=n_diverged,
+        n_test=n_test,
+        population=population,
+    )
+
+
+def _difference(ours: Estimate, paper: PaperValue | None, metric: MetricInfo) -> Difference | None:
+    if ours.mean is None or paper is None or paper.unit != metric.unit:
+        return None
+    return Difference(
+        value=ours.mean - paper.value,
+        low=None if ours.low is None else ours.low - paper.value,
+        high=None if ours.high is None else ours.high - paper.value,
+    )
+
+
+def _cost(mine: Sequence[tables.Result], baseline: Sequence[tables.Result], baseline_name: str | None) -> CostSummary:
+    parameters, flops = (
+        [value for value, _ in _values(mine, METRICS[name])] for name in ("parameters", "flops_per_image")
+    )
+    train, memory, latency = (
+        [value for value, _ in _values(mine, METRICS[name])]
+        for name in ("train_seconds", "peak_memory_bytes", "latency_seconds_per_sample")
+    )
+    timed = next((result.cost for result in mine if result.cost and result.cost.latency_device), None)
+    reference = [
+        value
+        for value, _ in _values(
+            [result for result in baseline if _same_stopwatch(result, mine)], METRICS["latency_seconds_per_sample"]
+        )
+    ]
+    return CostSummary(
+        train_seconds=fmean(train) if train else None,
+        parameters=int(parameters[0]) if parameters else None,
+        flops_per_image=flops[0] if flops else None,
+        peak_memory_bytes=int(max(memory)) if memory else None,
+        latency_seconds_per_sample=fmean(latency) if latency else None,
+        latency_batch_size=timed.latency_batch_size if timed else None,
+        latency_device=timed.latency_device if timed else None,
+        latency_ratio=fmean(latency) / fmean(reference) if latency and reference else None,
+        latency_baseline=baseline_name if latency and reference else None,
+    )
+
+
+def _same_stopwatch(result: tables.Result, others: Sequence[tables.Result]) -> bool:
+    """Were all these inference times taken on the same device with the same batch size?"""
+
+    def settings(row: tables.Result) -> tuple[str | None, int | None] | None:
+        return (row.cost.latency_device, row.cost.latency_batch_size) if row.cost else None
+
+    return all(settings(result) == settings(other) for other in others)
+
+
+def _rank(arms: Sequence[ArmComparison], metric: MetricInfo, *, is_stand_in: bool) -> tuple[list[ArmComparison], Order]:
+    """Ranks from 1 (best); equal values share the better rank.  Stand-ins get none."""
+    sign = -1 if metric.better == "higher" else 1
+    ours = {arm.arm: sign * arm.ours.mean for arm in arms if arm.ours.mean is not None and not is_stand_in}
+    paper = {arm.arm: sign * arm.paper.value for arm in arms if arm.paper is not None}
+    order_ours, order_paper = (tuple(sorted(side, key=lambda name: side[name])) for side in (ours, paper))
+    is_complete = len(ours) == len(paper) == len(arms) > 1
+    rank_paper = {} if is_stand_in else paper
+    ranked = [
+        replace(arm, rank_ours=_position(ours, arm.arm), rank_paper=_position(rank_paper, arm.arm)) for arm in arms
+    ]
+    agrees = (order_ours == order_paper) if is_complete else None
+    return ranked, Order(ours=order_ours, paper=order_paper, agrees=agrees)
+
+
+def _position(side: Mapping[str, float], name: str) -> int | None:
+    return 1 + sum(value < side[name] for value in side.values()) if name in side else None

@@ -1,0 +1,147 @@
+"""Opening and creating the results database, and the names that it doesn't know."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from sqlalchemy import Engine, create_engine, event
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.pool import NullPool
+
+from stages.results.tables import SCHEMA_VERSION, Base
+
+Sessions = sessionmaker[Session]
+
+
+class ResultsUnavailable(RuntimeError):
+    """The database can't answer: absent, unreadable, or built by another version of the tables."""
+
+
+class UnknownName(LookupError):
+    """A name that the database doesn't hold.  `known` lists what it does hold, where that list is short."""
+
+    kind = "name"
+
+    def __init__(self, name: str, known: Iterable[str] = ()) -> None:
+        self.name, self.known = name, tuple(known)
+        choices = f"; known: {', '.join(self.known)}" if self.known else ""
+        super().__init__(f"unknown {self.kind} {name!r}{choices}")
+
+
+class UnknownPaper(UnknownName):
+    kind = "paper"
+
+
+class UnknownDataset(UnknownName):
+    kind = "dataset"
+
+
+class UnknownExperiment(UnknownName):
+    kind = "experiment"
+
+
+class UnknownArm(UnknownName):
+    kind = "arm"
+
+
+class UnknownProfile(UnknownName):
+    kind = "profile"
+
+
+class UnknownMetric(UnknownName):
+    kind = "metric"
+
+
+class UnknownRun(UnknownName):
+    kind = "run"
+
+
+class UnknownCheckpoint(UnknownName):
+    kind = "checkpoint"
+
+
+class UnknownClaim(UnknownName):
+    kind = "claim"
+
+
+def database_url(place: str) -> str:
+    """`place` as a SQLAlchemy URL; a plain path means a SQLite file."""
+    return place if "://" in place else f"sqlite:///{place}"
+
+
+def open_results(place: str) -> Sessions:
+    """Read-only sessions on the database at `place`, a path or a URL.
+
+    Every SQLite session opens the file anew: a database that `record` swaps in is seen by the next session, while one
+    under way finishes on the old file.
+
+    Raises:
+        ResultsUnavailable: by the first use of a session, not here.
+    """
+    url = make_url(database_url(place))
+    if url.get_backend_name() == "sqlite":
+        engine = create_engine("sqlite://", creator=_read_only(Path(url.database or "")), poolclass=NullPool)
+    else:
+        engine = create_engine(url, pool_pre_ping=True).execution_options(postgresql_readonly=True)
+    event.listen(engine, "connect", _schema_check(engine))
+    return sessionmaker(engine)
+
+
+def _read_only(path: Path) -> Callable[[], sqlite3.Connection]:
+    def connect() -> sqlite3.Connection:
+        try:
+            return sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, check_same_thread=False)
+        except sqlite3.Error as error:
+            raise ResultsUnavailable("there is no results database yet; `dvc repro` builds it") from error
+
+    return connect
+
+
+def _schema_check(engine: Engine) -> Callable[[Any, Any], None]:
+    errors = engine.dialect.loaded_dbapi.Error
+
+    def check(connection: Any, _record: Any) -> None:
+        cursor = connection.cursor()
+        try:
+            cursor.execute("SELECT value FROM meta WHERE name = 'schema_version'")
+            row = cursor.fetchone()
+            cursor.close()
+            connection.rollback()
+        except errors as error:
+            connection.close()
+            raise ResultsUnavailable("the results database can't be read; `dvc repro` rebuilds it") from error
+        if row is None or row[0] != str(SCHEMA_VERSION):
+            connection.close()
+            found = "none" if row is None else row[0]
+            raise ResultsUnavailable(
+                f"the results database has schema version {found}, expected {SCHEMA_VERSION}; `dvc repro` rebuilds it"
+            )
+
+    return check
+
+
+def create_results(url: str, fill: Callable[[Session], None]) -> None:
+    """Build the database at `url` from nothing and `fill` it, in one transaction: all of it or what was there before.
+
+    Raises:
+        ResultsUnavailable: the database can't be written.
+    """
+    engine = create_engine(url, json_serializer=lambda value: json.dumps(value, sort_keys=True))
+    try:
+        with engine.begin() as connection:
+            Base.metadata.drop_all(connection)
+            Base.metadata.create_all(connection)
+            with Session(connection) as session:
+                fill(session)
+                session.flush()
+    except SQLAlchemyError as error:
+        raise ResultsUnavailable(f"can't write {make_url(url).render_as_string()}: {error}") from error
+    finally:
+        engine.dispose()

@@ -1,0 +1,221 @@
+"""The tables of `data/results.db`.  Fractions are in [0, 1], times in seconds, memory in bytes; names bear units.
+
+Rows keep the order of the params files and of the result lines in `position` and `id`, so that no answer depends on a
+database's text collation.  The database is a build product of `record`: no migrations, a changed table raises
+`SCHEMA_VERSION`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from sqlalchemy import JSON, BigInteger, Double, ForeignKey, ForeignKeyConstraint, Index, String, Text, UniqueConstraint
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
+
+SCHEMA_VERSION = 1
+
+
+class Base(DeclarativeBase):
+    type_annotation_map: ClassVar[dict[Any, Any]] = {
+        float: Double,
+        dict[str, Any]: JSON,
+        list[Any]: JSON,
+        str: String,
+    }
+
+
+class Meta(Base):
+    """About the database itself: `schema_version`, and `content`, the digest of everything it was built from."""
+
+    __tablename__ = "meta"
+    name: Mapped[str] = mapped_column(primary_key=True)
+    value: Mapped[str]
+
+
+class Paper(Base):
+    """`title` and `summary` are the first and the second paragraph of the paper's package."""
+
+    __tablename__ = "papers"
+    name: Mapped[str] = mapped_column(primary_key=True)
+    position: Mapped[int]
+    title: Mapped[str]
+    summary: Mapped[str]
+
+
+class Profile(Base):
+    """A budget; a higher `rank` is stronger evidence (the order of `params.yaml`)."""
+
+    __tablename__ = "profiles"
+    name: Mapped[str] = mapped_column(primary_key=True)
+    rank: Mapped[int]
+    data: Mapped[str]
+
+
+class Dataset(Base):
+    """`shape` is [channels, height, width]; counts are the official ones."""
+
+    __tablename__ = "datasets"
+    name: Mapped[str] = mapped_column(primary_key=True)
+    position: Mapped[int]
+    title: Mapped[str]
+    shape: Mapped[list[Any]]
+    classes: Mapped[int]
+    train_images: Mapped[int]
+    test_images: Mapped[int]
+    licence: Mapped[str]
+    homepage: Mapped[str]
+
+
+class Experiment(Base):
+    """`protocol` as printed, before a profile cuts it."""
+
+    __tablename__ = "experiments"
+    name: Mapped[str] = mapped_column(primary_key=True)
+    position: Mapped[int]
+    title: Mapped[str]
+    paper: Mapped[str] = mapped_column(ForeignKey("papers.name"), index=True)
+    dataset: Mapped[str] = mapped_column(ForeignKey("datasets.name"), index=True)
+    protocol: Mapped[dict[str, Any]]
+    seeds: Mapped[list[Any]]
+    arms: Mapped[list[Arm]] = relationship(order_by="Arm.position")
+
+
+class Arm(Base):
+    __tablename__ = "arms"
+    experiment: Mapped[str] = mapped_column(ForeignKey("experiments.name"), primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+    position: Mapped[int]
+    role: Mapped[str]
+    title: Mapped[str]
+    model: Mapped[dict[str, Any]]
+
+
+class Result(Base):
+    """What one run gave in one environment, under one arm.
+
+    `source` is evidence or local.  `conditions` digests protocol and data: only results under equal conditions are
+    compared.  `is_selected` marks the one result of a replicate that enters a comparison.
+    """
+
+    __tablename__ = "results"
+    __table_args__ = (
+        UniqueConstraint("run_key", "environment_digest", "experiment", "arm", "replicate"),
+        ForeignKeyConstraint(["experiment", "arm"], ["arms.experiment", "arms.name"]),
+        Index("results_by_experiment", "experiment", "is_selected", "profile"),
+        Index("results_by_key", "run_key"),
+    )
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    run_key: Mapped[str]
+    environment_digest: Mapped[str]
+    experiment: Mapped[str]
+    arm: Mapped[str]
+    replicate: Mapped[int]
+    source: Mapped[str]
+    is_selected: Mapped[bool]
+    profile: Mapped[str] = mapped_column(ForeignKey("profiles.name"))
+    provenance: Mapped[str]
+    cut: Mapped[str]
+    conditions: Mapped[str]
+    status: Mapped[str]
+    data_digest: Mapped[str]
+    train_images: Mapped[int]
+    test_images: Mapped[int]
+    excluded_test_images: Mapped[int]
+    weights_sha256: Mapped[str | None]
+    spec: Mapped[dict[str, Any]]
+    environment: Mapped[dict[str, Any]]
+    divergence: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    origin: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    metrics: Mapped[list[Metric]] = relationship(order_by="Metric.position")
+    epochs: Mapped[list[Epoch]] = relationship(order_by="Epoch.epoch")
+    cost: Mapped[Cost | None] = relationship()
+    arrays: Mapped[list[Array]] = relationship(order_by="Array.kind")
+
+
+class Metric(Base):
+    """One number of a result; `n` counts the samples behind it."""
+
+    __tablename__ = "metrics"
+    result_id: Mapped[int] = mapped_column(ForeignKey("results.id"), primary_key=True)
+    metric: Mapped[str] = mapped_column(primary_key=True)
+    split: Mapped[str] = mapped_column(primary_key=True)
+    position: Mapped[int]
+    value: Mapped[float]
+    n: Mapped[int | None]
+
+
+class Epoch(Base):
+    """One point of a result's curves."""
+
+    __tablename__ = "epochs"
+    result_id: Mapped[int] = mapped_column(ForeignKey("results.id"), primary_key=True)
+    epoch: Mapped[int] = mapped_column(primary_key=True)
+    steps: Mapped[int]
+    lr: Mapped[float]
+    train_loss: Mapped[float]
+    train_accuracy: Mapped[float]
+    val_loss: Mapped[float | None]
+    val_accuracy: Mapped[float | None]
+    test_loss: Mapped[float | None]
+    test_accuracy: Mapped[float | None]
+
+
+class Cost(Base):
+    """What a result cost on its machine."""
+
+    __tablename__ = "costs"
+    result_id: Mapped[int] = mapped_column(ForeignKey("results.id"), primary_key=True)
+    train_seconds: Mapped[float]
+    epoch_seconds: Mapped[list[Any]]
+    samples_per_second: Mapped[float]
+    peak_memory_bytes: Mapped[int] = mapped_column(BigInteger)
+    latency_seconds_per_sample: Mapped[float | None]
+    latency_batch_size: Mapped[int | None]
+    latency_warmup: Mapped[int | None]
+    latency_repeats: Mapped[int | None]
+    latency_device: Mapped[str | None]
+
+
+class Array(Base):
+    """A packed array, in the text form of `stages.evidence`; `kind` is correct or confusion."""
+
+    __tablename__ = "arrays"
+    result_id: Mapped[int] = mapped_column(ForeignKey("results.id"), primary_key=True)
+    kind: Mapped[str] = mapped_column(primary_key=True)
+    content: Mapped[str] = mapped_column(Text)
+
+
+class Checkpoint(Base):
+    """Weights that can answer.  `id` is `<experiment>.<arm>.<replicate>`; `path` is relative to the repository root."""
+
+    __tablename__ = "checkpoints"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    position: Mapped[int]
+    path: Mapped[str]
+    sha256: Mapped[str]
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
+    result_id: Mapped[int] = mapped_column(ForeignKey("results.id"), index=True)
+    result: Mapped[Result] = relationship()
+
+
+class Claim(Base):
+    """A statement of a paper, from `data/claims.csv`; `value` in `unit`, accuracies as fractions."""
+
+    __tablename__ = "claims"
+    __table_args__ = (Index("claims_by_experiment", "experiment", "metric"),)
+    id: Mapped[str] = mapped_column(primary_key=True)
+    position: Mapped[int]
+    paper: Mapped[str] = mapped_column(index=True)
+    place: Mapped[str]
+    experiment: Mapped[str | None]
+    arm: Mapped[str | None]
+    metric: Mapped[str]
+    kind: Mapped[str]
+    value: Mapped[float | None]
+    unit: Mapped[str | None]
+    precision: Mapped[float | None]
+    stderr: Mapped[float | None]
+    n: Mapped[int | None]
+    baseline_arm: Mapped[str | None]
+    better: Mapped[str | None]
+    note: Mapped[str | None]

@@ -1,0 +1,230 @@
+"""Result lines as `evaluate` writes them and small real checkpoints, for a repository root that `record` reads."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import hashlib
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from stages.checkpoint import InputContract, dump_checkpoint
+from stages.evidence import (
+    CostLine,
+    DataUsed,
+    Divergence,
+    EpochRow,
+    EvidenceLine,
+    Measurement,
+    Origin,
+    ResultLine,
+    pack_confusion,
+    pack_correct,
+    write_lines,
+)
+from stages.experiment import Experiment, describe_cut, load_params, plan_runs
+from stages.papers import build_model
+from stages.run import ModelSpec, RunSpec
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PAPER_ACCURACY = {
+    "ninformer-mnist": {"vit": 0.9712, "mlp-mixer": 0.9773, "local-vit": 0.9779, "ninformer": 0.9861},
+    "ninformer-cifar10": {"vit": 0.6574, "mlp-mixer": 0.7012, "local-vit": 0.7771, "ninformer": 0.8159},
+    "ninformer-cifar100": {"vit": 0.3487, "mlp-mixer": 0.3916, "local-vit": 0.4161, "ninformer": 0.5378},
+}
+CLAIM_COLUMNS = (
+    *("id", "paper", "place", "experiment", "arm", "metric", "kind", "value", "unit", "precision", "stderr", "n"),
+    *("baseline_arm", "better", "note"),
+)
+SMALL = {"dim": 8, "depth": 1, "num_heads": 2, "mlp_dim": 8, "token_dim": 8, "channel_dim": 8, "channels": 8}
+
+
+def make_root(root: Path) -> Path:
+    """MNIST as printed on full data, CIFAR-100 at quick (published) and smoke, CIFAR-10 on stand-ins only."""
+    shutil.copy(REPOSITORY / "params.yaml", root)
+    shutil.copytree(REPOSITORY / "params", root / "params")
+    write_claims(root)
+    paper = add_results(root, "ninformer-mnist", "paper", "full", published="2026-11-02T10:00:00Z")
+    assert len(paper) == 12, "four arms with three replicates each"
+    add_results(root, "ninformer-cifar100", "quick", "subset", published="2026-11-01T10:00:00Z")
+    add_results(root, "ninformer-cifar100", "smoke", "embedded")
+    add_results(root, "ninformer-cifar10", "smoke", "embedded")
+    return root
+
+
+def write_claims(root: Path) -> None:
+    (root / "data").mkdir(exist_ok=True)
+    with (root / "data" / "claims.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, CLAIM_COLUMNS, restval="", lineterminator="\n")
+        writer.writeheader()
+        for experiment, arms in PAPER_ACCURACY.items():
+            for arm, value in arms.items():
+                writer.writerow(
+                    {
+                        "id": f"ninformer.table2.{experiment.split('-')[1]}.{arm}",
+                        "paper": "ninformer",
+                        "place": "Table 2",
+                        "experiment": experiment,
+                        "arm": arm,
+                        "metric": "accuracy",
+                        "kind": "value",
+                        "value": value,
+                        "unit": "fraction",
+                        "precision": 0.0001,
+                        "n": 1,
+                        "better": "higher",
+                    }
+                )
+
+
+def add_results(
+    root: Path,
+    name: str,
+    profile_name: str,
+    provenance: str,
+    *,
+    published: str | None = None,
+    diverged: tuple[str, int] | None = None,
+) -> list[ResultLine]:
+    """One result for every planned run of a profile, with small weights; as evidence where `published` is given."""
+    params = load_params(root)
+    experiment, profile = params.experiments[name], params.profiles[profile_name]
+    source = params.datasets[experiment.dataset]
+    cut = describe_cut(experiment, profile, source)
+    results, costs = [], []
+    for planned in plan_runs(experiment, profile, source):
+        digest = hashlib.sha256(f"{experiment.dataset} {provenance}".encode()).hexdigest()
+        spec = RunSpec(
+            model=planned.model,
+            protocol=planned.protocol,
+            data_digest=digest,
+            replicate=planned.replicate,
+            code={"stages.training.loop": "0123456789abcdef"},
+        )
+        is_diverged = diverged == (planned.arm, planned.replicate_index)
+        weights = None if is_diverged else _write_weights(root, experiment, planned.arm, spec, planned.replicate_index)
+        data = DataUsed(
+            dataset=experiment.dataset,
+            digest=digest,
+            provenance=provenance,  # type: ignore[arg-type]
+            train_images=source.train,
+            test_images=64 if provenance == "embedded" else source.test,
+        )
+        results.append(_result_line(experiment, planned, spec, data, profile_name, cut, weights, is_diverged))
+        costs.append(_cost_line(results[-1]))
+    _write(root, name, results, costs, published)
+    return results
+
+
+def _write_weights(root: Path, experiment: Experiment, arm: str, spec: RunSpec, index: int) -> str:
+    arguments = {key: SMALL.get(key, value) for key, value in spec.model.arguments.items()}
+    model = ModelSpec(path=spec.model.path, arguments=arguments)
+    classes = int(arguments["num_classes"])
+    prefix = "digits" if experiment.dataset != "mnist" else "digit"
+    contract = InputContract(
+        model=model,
+        shape=(arguments["in_channels"], arguments["image_size"], arguments["image_size"]),
+        mean=spec.protocol.mean,
+        std=spec.protocol.std,
+        classes=tuple(f"{prefix}-{number}" for number in range(classes)),
+        run_key=spec.run_key,
+        dataset=experiment.dataset,
+        data_digest=spec.data_digest,
+    )
+    torch.manual_seed(index)
+    content = dump_checkpoint(build_model(model), contract)
+    path = root / "data" / "runs" / experiment.name / spec.run_key / "weights.safetensors"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def _result_line(experiment, planned, spec, data, profile, cut, weights, is_diverged) -> ResultLine:
+    reach = {"paper": 1.0, "quick": 0.62, "smoke": 0.05}[profile]
+    final = reach * PAPER_ACCURACY[experiment.name][planned.arm] + 0.003 * planned.replicate_index - 0.002
+    correct = np.arange(data.test_images) < round(final * data.test_images)
+    epochs = min(spec.protocol.epochs, 12)
+    curves = tuple(
+        EpochRow(
+            epoch=epoch,
+            steps=epoch * 390,
+            lr=0.001,
+            train_loss=2.3 * math.exp(-epoch / 5) + 0.2,
+            train_accuracy=min(0.99, final * (1 - math.exp(-epoch / 2)) + 0.03),
+            test_loss=2.3 * math.exp(-epoch / 6) + 0.3,
+            test_accuracy=final * (1 - math.exp(-epoch / 2)),
+        )
+        for epoch in range(1, epochs + 1)
+    )
+    metrics = (
+        Measurement(metric="accuracy", split="test", value=float(correct.mean()), n=data.test_images),
+        Measurement(metric="best_epoch_accuracy", split="test", value=float(correct.mean()), n=data.test_images),
+        Measurement(metric="calibration_error", split="test", value=0.041, n=data.test_images),
+        Measurement(metric="loss", split="test", value=1.23 - final, n=data.test_images),
+        Measurement(metric="flops_per_image", split="none", value=2.85e8),
+        Measurement(metric="parameters", split="none", value=2_143_588.0),
+    )
+    return ResultLine(
+        experiment=experiment.name,
+        arm=planned.arm,
+        replicate=planned.replicate_index,
+        run_key=spec.run_key,
+        profile=profile,
+        cut=cut,
+        status="diverged" if is_diverged else "finished",
+        spec=spec.to_dict(),
+        data=data,
+        environment_digest="e" * 16,
+        environment={"python": "3.11.7", "torch": "2.15.0", "device": "cpu", "processor": "x86-64"},
+        metrics=() if is_diverged else metrics,
+        curves=curves,
+        weights_sha256=weights,
+        correct=None if is_diverged else pack_correct(correct),
+        confusion=None if is_diverged else pack_confusion(np.eye(10, dtype=np.int64)),
+        divergence=Divergence(step=400, last_finite_step=350, last_finite_loss=1.83) if is_diverged else None,
+    )
+
+
+def _cost_line(line: ResultLine) -> CostLine:
+    seconds = {"vit": 1.4e-4, "mlp-mixer": 1.1e-4, "local-vit": 1.8e-4, "ninformer": 2.1e-4}[line.arm]
+    return CostLine(
+        experiment=line.experiment,
+        arm=line.arm,
+        replicate=line.replicate,
+        run_key=line.run_key,
+        environment_digest=line.environment_digest,
+        train_seconds=842.5,
+        epoch_seconds=tuple(150.0 for _ in line.curves),
+        samples_per_second=333.0,
+        peak_memory_bytes=3_221_225_472,
+        latency_seconds_per_sample=seconds,
+        latency_batch_size=128,
+        latency_warmup=3,
+        latency_repeats=10,
+        latency_device="cpu",
+    )
+
+
+def _write(root: Path, name: str, results: list[ResultLine], costs: list[CostLine], published: str | None) -> None:
+    if published is None:
+        folder = root / "data" / "results"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.jsonl").write_bytes(write_lines(results))
+        (folder / f"{name}.cost.jsonl").write_bytes(write_lines(costs))
+        return
+    origin = Origin(revision="0" * 40, dirty=False, published=published, versions={"torch": "2.15.0"})
+    lines = [EvidenceLine(result=result, cost=cost, origin=origin) for result, cost in zip(results, costs, strict=True)]
+    folder = root / "data" / "evidence"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{name}.jsonl").open("ab") as file:
+        file.write(write_lines(lines))
+
+
+def as_published(line: ResultLine, cost: CostLine, published: str) -> EvidenceLine:
+    """A local result as evidence."""
+    origin = Origin(revision="1" * 40, dirty=False, published=published, versions={})
+    return EvidenceLine(result=line, cost=dataclasses.replace(cost), origin=origin)

@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from stages import record as verb
+from stages.evidence import CostLine, EvidenceError, ResultLine, read_lines, write_lines
+from stages.recording import RecordError, record
+from stages.results import Checkpoint, Result, open_results
+from tests.service.results_factory import add_results, as_published, make_root
+
+DATABASE = "data/results.db"
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_root(tmp_path_factory.mktemp("template"))
+
+
+@pytest.fixture
+def root(template: Path, tmp_path: Path) -> Path:
+    shutil.copytree(template, tmp_path / "root")
+    return tmp_path / "root"
+
+
+def rows(root: Path, table: str) -> list[tuple]:
+    with sqlite3.connect(root / DATABASE) as connection:
+        answer = connection.execute(f"SELECT * FROM {table}").fetchall()
+    connection.close()
+    return answer
+
+
+def test_every_result_line_is_a_row_with_its_metrics_curves_and_cost(root: Path) -> None:
+    summary = record(root, DATABASE)
+    assert (summary.results, summary.claims, summary.notes) == (24, 12, ())
+    lines = read_lines(root / "data" / "results" / "ninformer-cifar10.jsonl", ResultLine)
+    with open_results(str(root / DATABASE))() as session:
+        for line in lines:
+            row = session.query(Result).filter_by(run_key=line.run_key, arm=line.arm).one()
+            assert (row.source, row.profile, row.provenance, row.cut) == ("local", "smoke", "embedded", line.cut)
+            assert {(m.metric, m.split, m.value, m.n) for m in row.metrics} == {
+                (m.metric, m.split, m.value, m.n) for m in line.metrics
+            }
+            assert [epoch.test_accuracy for epoch in row.epochs] == [epoch.test_accuracy for epoch in line.curves]
+            assert row.spec == line.spec
+            assert row.cost is not None and row.cost.train_seconds == 842.5
+            assert {array.kind: array.content for array in row.arrays} == {
+                "correct": line.correct,
+                "confusion": line.confusion,
+            }
+
+
+def test_the_same_inputs_give_the_same_database(root: Path) -> None:
+    record(root, DATABASE)
+    first = (root / DATABASE).read_bytes()
+    record(root, DATABASE)
+    assert (root / DATABASE).read_bytes() == first
+
+
+def test_content_digest_changes_with_one_value(root: Path) -> None:
+    record(root, DATABASE)
+    before = dict(rows(root, "meta"))["content"]
+    claims = root / "data" / "claims.csv"
+    claims.write_text(claims.read_text().replace("0.5378", "0.5379"))
+    record(root, DATABASE)
+    assert dict(rows(root, "meta"))["content"] != before
+
+
+def test_a_result_that_was_published_counts_once_and_as_evidence(root: Path) -> None:
+    folder = root / "data" / "results"
+    lines = read_lines(folder / "ninformer-cifar10.jsonl", ResultLine)
+    costs = read_lines(folder / "ninformer-cifar10.cost.jsonl", CostLine)
+    published = [as_published(line, cost, "2026-11-03") for line, cost in zip(lines, costs, strict=True)]
+    (root / "data" / "evidence" / "ninformer-cifar10.jsonl").write_bytes(write_lines(published))
+    assert record(root, DATABASE).results == 24
+    with open_results(str(root / DATABASE))() as session:
+        found = session.query(Result).filter_by(experiment="ninformer-cifar10").all()
+        assert [row.source for row in found] == ["evidence"] * 4
+
+
+def test_the_newest_evidence_of_a_replicate_is_selected_and_a_seed_is_never_counted_twice(root: Path) -> None:
+    folder = root / "data" / "results"
+    line = read_lines(folder / "ninformer-cifar10.jsonl", ResultLine)[0]
+    cost = read_lines(folder / "ninformer-cifar10.cost.jsonl", CostLine)[0]
+    others = [
+        as_published(dataclasses.replace(line, environment_digest=digest), cost, day)
+        for digest, day in (("a" * 16, "2026-11-05"), ("b" * 16, "2026-11-04"))
+    ]
+    (root / "data" / "evidence" / "ninformer-cifar10.jsonl").write_bytes(write_lines(others))
+    record(root, DATABASE)
+    with open_results(str(root / DATABASE))() as session:
+        same = session.query(Result).filter_by(run_key=line.run_key, arm=line.arm).all()
+        assert len(same) == 3
+        assert [row.environment_digest for row in same if row.is_selected] == ["a" * 16]
+
+
+def test_a_checkpoint_is_the_strongest_result_whose_weights_are_here(root: Path) -> None:
+    record(root, DATABASE)
+    with open_results(str(root / DATABASE))() as session:
+        checkpoint = session.get(Checkpoint, "ninformer-cifar100.vit.0")
+        assert checkpoint is not None
+        assert checkpoint.result.profile == "quick"
+        assert checkpoint.sha256 == checkpoint.result.weights_sha256
+        assert (root / checkpoint.path).stat().st_size == checkpoint.size_bytes
+
+
+def test_a_committed_model_comes_before_the_same_weights_in_runs(root: Path) -> None:
+    record(root, DATABASE)
+    with open_results(str(root / DATABASE))() as session:
+        checkpoint = session.get(Checkpoint, "ninformer-cifar100.vit.0")
+        assert checkpoint is not None
+        weights = (root / checkpoint.path).read_bytes()
+    models = root / "data" / "models"
+    models.mkdir()
+    (models / "ninformer-cifar100.vit.0.safetensors").write_bytes(weights)
+    (models / "stray.safetensors").write_bytes(weights + b"\0")
+    summary = record(root, DATABASE)
+    assert [note.split(":")[0] for note in summary.notes] == ["data/models/stray.safetensors"]
+    with open_results(str(root / DATABASE))() as session:
+        checkpoint = session.get(Checkpoint, "ninformer-cifar100.vit.0")
+        assert checkpoint is not None
+        assert checkpoint.path == "data/models/ninformer-cifar100.vit.0.safetensors"
+
+
+def test_a_diverged_run_is_recorded_with_where_it_stopped(root: Path) -> None:
+    (root / "data" / "evidence" / "ninformer-mnist.jsonl").unlink()
+    add_results(root, "ninformer-mnist", "paper", "full", published="2026-11-02", diverged=("vit", 1))
+    record(root, DATABASE)
+    with open_results(str(root / DATABASE))() as session:
+        row = session.query(Result).filter_by(experiment="ninformer-mnist", arm="vit", replicate=1).one()
+        assert (row.status, row.metrics, row.weights_sha256) == ("diverged", [], None)
+        assert row.divergence == {"step": 400, "last_finite_step": 350, "last_finite_loss": 1.83}
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "error", "message"),
+    [
+        ("results/ninformer-cifar10.jsonl", '"arm":', '"arn":', EvidenceError, "cifar10.jsonl, line 1: ar[mn]"),
+        ("results/ninformer-cifar10.jsonl", '"arm":"vit"', '"arm":"vat"', RecordError, "known: vit, mlp-mixer"),
+        ("evidence/ninformer-mnist.jsonl", '"profile":"paper"', '"profile":"huge"', RecordError, "smoke, quick, paper"),
+        ("claims.csv", "0.5378", "54 %", RecordError, "claims.csv, line 13: value"),
+        ("claims.csv", "cifar100.ninformer", "cifar100.vit", RecordError, "stands twice"),
+    ],
+)
+def test_a_bad_line_is_named_and_the_old_database_stays(
+    root: Path, file: str, old: str, new: str, error: type[Exception], message: str
+) -> None:
+    record(root, DATABASE)
+    before = (root / DATABASE).read_bytes()
+    path = root / "data" / file
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(error, match=message):
+        record(root, DATABASE)
+    assert (root / DATABASE).read_bytes() == before
+    assert [path.name for path in (root / "data").glob("*results.db*")] + [
+        path.name for path in (root / "data").glob(".*")
+    ] == ["results.db"]
+
+
+def test_a_reader_under_way_finishes_on_the_old_database_and_the_next_one_sees_the_new(root: Path) -> None:
+    record(root, DATABASE)
+    sessions = open_results(str(root / DATABASE))
+    with sessions() as under_way:
+        assert under_way.query(Result).count() == 24
+        (root / "data" / "results" / "ninformer-cifar10.jsonl").unlink()
+        record(root, DATABASE)
+        assert under_way.query(Result).count() == 24
+    with sessions() as following:
+        assert following.query(Result).count() == 20
+
+
+def test_the_verb_says_what_it_wrote_or_what_is_wrong(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(root)
+    assert verb.main() == 0
+    assert "24 results (24 enter comparisons), 20 checkpoints, 12 claims" in capsys.readouterr().out
+    (root / "data" / "claims.csv").unlink()
+    assert verb.main() == 1
+    assert capsys.readouterr().err.startswith("record: data/claims.csv: No such file")
+
+
+def test_json_columns_keep_their_values_whatever_the_key_order(root: Path) -> None:
+    record(root, DATABASE)
+    spec = json.loads(rows(root, "results WHERE id = 1")[0][18])
+    assert list(spec) == sorted(spec)

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import math
+import sqlite3
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
+
+from stages.evidence import ResultLine, read_lines, write_lines
+from stages.recording import record
+from stages.results import (
+    ResultsUnavailable,
+    UnknownDataset,
+    UnknownMetric,
+    UnknownPaper,
+    UnknownProfile,
+    compare,
+    describe_fidelity,
+    open_results,
+    t_interval,
+    wilson_interval,
+)
+from tests.service.results_factory import add_results, make_root
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = make_root(tmp_path_factory.mktemp("root"))
+    record(root, "data/results.db")
+    return root
+
+
+def only(root: Path, **filters: str):
+    with open_results(str(root / "data" / "results.db"))() as session:
+        (comparison,) = compare(session, **filters)
+    return comparison
+
+
+def test_t_interval_equals_a_hand_worked_case() -> None:
+    # mean 2, s = 1, n = 3: half = 4.302653 / sqrt(3)
+    assert t_interval([1.0, 2.0, 3.0]) == pytest.approx((2 - 2.484138, 2 + 2.484138), abs=1e-6)
+
+
+def test_wilson_interval_equals_a_hand_worked_case() -> None:
+    # Wilson (1927) for 8 of 10: (0.8 + 1.9207/10 ± ...) / 1.38415
+    assert wilson_interval(0.8, 10) == pytest.approx((0.490162, 0.943318), abs=1e-5)
+
+
+@given(st.integers(1, 10_000), st.floats(0, 1))
+def test_wilson_interval_stays_within_the_fractions_and_holds_the_estimate(n: int, fraction: float) -> None:
+    low, high = wilson_interval(fraction, n)
+    assert -1e-12 <= low <= fraction + 1e-12
+    assert fraction - 1e-12 <= high <= 1 + 1e-12
+
+
+def test_three_replicates_have_mean_interval_and_difference(root: Path) -> None:
+    comparison = only(root, dataset="mnist")
+    vit = comparison.arms[0]
+    assert (vit.arm, vit.role, vit.ours.n_replicates, vit.ours.n_test) == ("vit", "baseline", 3, 10_000)
+    assert vit.ours.mean == pytest.approx(0.9722)
+    half = 4.302653 * 0.003 / math.sqrt(3)
+    assert (vit.ours.low, vit.ours.high) == pytest.approx((0.9722 - half, 0.9722 + half), abs=1e-6)
+    assert vit.paper is not None and vit.difference is not None
+    assert (vit.paper.value, vit.paper.claim) == (0.9712, "ninformer.table2.mnist.vit")
+    assert vit.difference.value == pytest.approx(0.001)
+    assert (vit.rank_ours, vit.rank_paper) == (4, 4)
+    assert comparison.order.ours == ("ninformer", "local-vit", "mlp-mixer", "vit")
+    assert comparison.order.agrees is True
+    assert comparison.label == "as printed in the paper, on every official training image (profile paper)"
+
+
+def test_one_replicate_has_no_interval_and_says_why(root: Path) -> None:
+    ours = only(root, dataset="cifar100").arms[0].ours
+    assert (ours.low, ours.high, ours.std) == (None, None, None)
+    assert ours.interval_missing == "one replicate: an interval needs two"
+    assert ours.population is not None and ours.mean is not None
+    assert ours.population.low < ours.mean < ours.population.high
+
+
+def test_the_best_evidence_comes_first_and_a_profile_can_be_pinned(root: Path) -> None:
+    best = only(root, dataset="cifar100")
+    assert (best.profile, best.provenance, best.profiles) == ("quick", "subset", ("quick", "smoke"))
+    assert "3 of 100 epochs" in best.label and "not a verdict" in best.label
+    pinned = only(root, dataset="cifar100", profile="smoke")
+    assert (pinned.profile, pinned.provenance) == ("smoke", "embedded")
+    missing = only(root, dataset="cifar100", profile="paper")
+    assert (missing.profile, missing.label) == (None, "not run yet")
+    assert [arm.ours.mean for arm in missing.arms] == [None] * 4
+    assert [arm.paper.value for arm in missing.arms if arm.paper] == [0.3487, 0.3916, 0.4161, 0.5378]
+
+
+def test_a_stand_in_has_a_number_but_no_difference_rank_or_population(root: Path) -> None:
+    comparison = only(root, dataset="cifar10")
+    assert comparison.label.startswith("stand-in data: shows that the pipeline runs, says nothing about the claim")
+    assert comparison.order.ours == () and comparison.order.agrees is None
+    for arm in comparison.arms:
+        assert arm.ours.mean is not None
+        assert (arm.difference, arm.rank_ours, arm.rank_paper, arm.ours.population) == (None, None, None, None)
+
+
+def test_latency_is_compared_with_the_first_baseline_on_the_same_device(root: Path) -> None:
+    costs = {arm.arm: arm.cost for arm in only(root, dataset="mnist").arms}
+    assert costs["vit"].latency_ratio == pytest.approx(1.0)
+    assert costs["ninformer"].latency_ratio == pytest.approx(2.1e-4 / 1.4e-4)
+    assert costs["ninformer"].latency_baseline == "vit"
+    assert (costs["vit"].parameters, costs["vit"].flops_per_image) == (2_143_588, 2.85e8)
+
+
+def test_another_metric_has_no_claim_to_compare_with(root: Path) -> None:
+    comparison = only(root, dataset="mnist", metric="loss")
+    assert comparison.metric.better == "lower"
+    assert [(arm.paper, arm.difference) for arm in comparison.arms] == [(None, None)] * 4
+    assert [arm.rank_ours for arm in comparison.arms] == [4, 3, 2, 1]
+
+
+def test_results_under_other_conditions_never_share_a_table(tmp_path: Path) -> None:
+    root = make_root(tmp_path)
+    lines = read_lines(root / "data" / "results" / "ninformer-cifar10.jsonl", ResultLine)
+    changed = [
+        ResultLine(**{**vars(line), "spec": {**line.spec, "protocol": {**line.spec["protocol"], "batch_size": 8}}})
+        if line.arm == "vit"
+        else line
+        for line in lines
+    ]
+    (root / "data" / "results" / "ninformer-cifar10.jsonl").write_bytes(write_lines(changed))
+    record(root, "data/results.db")
+    means = {arm.arm: arm.ours.mean for arm in only(root, dataset="cifar10").arms}
+    assert means["vit"] is None
+    assert None not in (means["mlp-mixer"], means["local-vit"], means["ninformer"])
+
+
+def test_a_diverged_replicate_is_counted_and_not_averaged(tmp_path: Path) -> None:
+    root = make_root(tmp_path)
+    (root / "data" / "evidence" / "ninformer-mnist.jsonl").unlink()
+    add_results(root, "ninformer-mnist", "paper", "full", published="2026-11-02", diverged=("vit", 2))
+    record(root, "data/results.db")
+    ours = only(root, dataset="mnist").arms[0].ours
+    assert (ours.n_replicates, ours.n_diverged) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("filters", "error", "choices"),
+    [
+        ({"dataset": "cifar1000"}, UnknownDataset, "known: mnist, cifar10, cifar100"),
+        ({"paper": "resnet"}, UnknownPaper, "known: ninformer"),
+        ({"profile": "slow"}, UnknownProfile, "known: smoke, quick, paper"),
+        ({"metric": "acc"}, UnknownMetric, "known: accuracy, best_epoch_accuracy"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_known_ones(
+    root: Path, filters: dict[str, str], error: type[Exception], choices: str
+) -> None:
+    with open_results(str(root / "data" / "results.db"))() as session, pytest.raises(error, match=choices):
+        compare(session, **filters)
+
+
+def test_sessions_can_read_but_not_write(root: Path) -> None:
+    with (
+        open_results(str(root / "data" / "results.db"))() as session,
+        pytest.raises(OperationalError, match="readonly"),
+    ):
+        session.execute(text("DELETE FROM claims"))
+
+
+def test_an_absent_a_broken_and_an_older_database_each_say_so(root: Path, tmp_path: Path) -> None:
+    absent, broken, older = (tmp_path / name for name in ("absent.db", "broken.db", "older.db"))
+    broken.write_bytes(b"not a database" * 100)
+    older.write_bytes((root / "data" / "results.db").read_bytes())
+    with sqlite3.connect(older) as connection:
+        connection.execute("UPDATE meta SET value = '0' WHERE name = 'schema_version'")
+    connection.close()
+    for path, message in ((absent, "no results database"), (broken, "can't be read"), (older, "version 0, expected")):
+        with open_results(str(path))() as session, pytest.raises(ResultsUnavailable, match=message):
+            session.execute(text("SELECT 1"))
+
+
+def test_comparisons_find_their_results_by_index(root: Path) -> None:
+    with open_results(str(root / "data" / "results.db"))() as session:
+        plan = session.execute(
+            text("EXPLAIN QUERY PLAN SELECT * FROM results WHERE experiment IN ('a', 'b') AND is_selected")
+        ).all()
+    assert "USING INDEX results_by_experiment" in plan[0].detail
+
+
+@pytest.mark.parametrize(
+    ("provenance", "cut", "words"),
+    [
+        ("embedded", "2 steps an epoch", "stand-in data"),
+        ("subset", "3 of 100 epochs", "cut budget (3 of 100 epochs)"),
+        ("subset", "", "as printed in the paper, on part of the official data"),
+        ("full", "", "as printed in the paper, on every official training image"),
+        (None, None, "not run yet"),
+    ],
+)
+def test_fidelity_is_said_in_one_sentence(provenance: str | None, cut: str | None, words: str) -> None:
+    assert words in describe_fidelity(provenance, "paper", cut)
