@@ -65,7 +65,7 @@ report: $(READY)  ## docs/results.md from the published evidence alone
 
 mirror: $(READY)  ## DEST=folder: write what was fetched as a mirror for CLAIMCHECK_MIRROR
 	@test -n "$(DEST)" || { echo "make mirror DEST=<folder>" >&2; exit 2; }
-	$(BIN)/claimcheck mirror "$(DEST)"
+	$(BIN)/python -m stages.datasets.mirror "$(DEST)"
 
 lock: $(READY)  ## resolve requirements.in into requirements.lock
 	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
