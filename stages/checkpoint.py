@@ -117,12 +117,10 @@ def read_contract(content: bytes, name: str) -> InputContract:
     if not isinstance(metadata, Mapping) or _METADATA_KEY not in metadata:
         raise CheckpointError(f"{name}: a safetensors file without our contract in its header")
     try:
-        fields = json.loads(metadata[_METADATA_KEY])
+        fields: dict[str, Any] = json.loads(metadata[_METADATA_KEY])
         model = ModelSpec(**fields.pop("model"))
-        return InputContract(
-            model=model,
-            **{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()},
-        )
+        fields = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+        return InputContract(model=model, **fields)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{name}: contract in the header can't be read: {error}") from None
 

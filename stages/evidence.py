@@ -1,8 +1,8 @@
 """Result lines: what one run gave in one environment, as JSON lines.
 
 `evaluate` writes `data/results/<experiment>.jsonl` (the same bytes for the same runs) and, apart from it,
-`data/results/<experiment>.cost.jsonl` (seconds and memory, different on every machine).  `claimcheck publish` joins both
-with their provenance into `data/evidence/<experiment>.jsonl`, which is committed.
+`data/results/<experiment>.cost.jsonl` (seconds and memory, different everywhere).  `claimcheck publish` joins both with
+their provenance into `data/evidence/<experiment>.jsonl`, which is committed.
 """
 
 from __future__ import annotations

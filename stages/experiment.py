@@ -18,6 +18,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from stages.fingerprint import source_path
+from stages.papers import model_paths
 from stages.run import STRICT, ModelSpec, Protocol, Replicate
 
 Role = Literal["baseline", "proposed", "ablation", "sensitivity"]
@@ -279,7 +280,8 @@ def model_path(paper: str, model: Mapping[str, Any], path: Path, place: str) -> 
 
     A paper's models are the classes that its package imports by `from … import Name` and lists in `__all__`.
     """
-    classes = _exported_classes(f"stages.papers.{paper}")
+    modules = (known.split(":") for known in model_paths() if known.startswith(f"stages.papers.{paper}."))
+    classes = {name: module for module, name in modules}
     if "name" not in model:
         raise ParamsError(f"{path}: {place}.name is missing; known: {', '.join(sorted(classes))}")
     _choice(model["name"], classes, path, f"{place}.name")
@@ -302,22 +304,6 @@ def model_path(paper: str, model: Mapping[str, Any], path: Path, place: str) -> 
 class _Keyword:
     kind: str
     required: bool
-
-
-def _exported_classes(package: str) -> dict[str, str]:
-    path = source_path(package)
-    assert path is not None, f"{package} is a folder of stages/papers"
-    tree = ast.parse(path.read_text())
-    origin = {
-        alias.name: node.module
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module
-        for alias in node.names
-    }
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
-            return {name: origin[name] for name in ast.literal_eval(node.value) if name in origin}
-    return {}
 
 
 def _keyword_types(module: str, class_name: str) -> dict[str, _Keyword]:

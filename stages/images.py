@@ -48,7 +48,7 @@ def decode_image(content: bytes, shape: tuple[int, int, int]) -> np.ndarray:
             raise ImageTooLarge(f"the image has more pixels than {MAX_PIXELS:,}") from None
         except UnidentifiedImageError:
             raise ImageError("the file is not a PNG, JPEG or WebP image") from None
-        except Exception as error:  # Pillow's decoders raise almost anything on damaged input
+        except Exception as error:  # noqa: BLE001  (decoders raise almost anything on damaged input)
             raise ImageError(f"the image is damaged: {type(error).__name__}") from None
     if flat.size != (width, height):
         flat = ImageOps.fit(flat, (width, height), method=Image.Resampling.BILINEAR)

@@ -71,7 +71,7 @@ class SplitSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """What all arms of an experiment share.  The last four fields cut the work; the printed protocol leaves them empty."""
+    """What all arms of an experiment share.  The last two fields cut the work; a printed protocol has none."""
 
     __pydantic_config__: ClassVar = STRICT
     optimizer: OptimizerSpec

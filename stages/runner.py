@@ -107,8 +107,8 @@ def _packed(experiment: Experiment, params: Params, data: Path) -> PackedInfo:
     info = read_info(data / "processed" / experiment.dataset)
     if (info.provenance == "embedded") != (params.profile.data == "embedded"):
         raise ParamsError(
-            f"data/processed/{experiment.dataset} holds {info.provenance} data, the profile {params.profile_name} wants "
-            f"{params.profile.data} data; run dvc repro, which packs them first"
+            f"data/processed/{experiment.dataset} holds {info.provenance} data, the profile {params.profile_name} "
+            f"wants {params.profile.data} data; run dvc repro, which packs them first"
         )
     return info
 

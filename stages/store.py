@@ -37,7 +37,7 @@ def _fsync_folder(folder: Path) -> None:
 
 
 class RunStore:
-    """Outcomes by `run_key`.  `runs/<key>/` is complete and never changes; `work/<key>/` belongs to a training under way.
+    """Outcomes by `run_key`: `runs/<key>/` is complete and never changes, `work/<key>/` is a training under way.
 
     A published folder holds `spec.json`, `history.jsonl`, `result.json` and, unless the run diverged,
     `weights.safetensors`.

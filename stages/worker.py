@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from stages.checkpoint import InputContract, dump_checkpoint
-from stages.datasets.packed import PackedInfo, read_images, read_info
+from stages.datasets.packed import PackedInfo, Split, read_images, read_info
 from stages.papers import build_model
 from stages.run import RunSpec, canonical_json
 from stages.store import RunStore, write_atomically
@@ -79,7 +79,7 @@ def train_run(
         )
     store, run_key, device = RunStore(job.store), job.spec.run_key, pick_device(job.device)
     reset_peak_memory(device)
-    train_set, test_set = (_on_device(job.data, split, device) for split in ("train", "test"))
+    train_set, test_set = _on_device(job.data, "train", device), _on_device(job.data, "test", device)
     model = seeded_model(lambda: build_model(job.spec.model), job.spec.replicate).to(device)
     resume = store.work(run_key) / "resume.pt"
     started = time.monotonic()
@@ -99,7 +99,7 @@ def train_run(
         return store.publish(run_key, files)
 
 
-def _on_device(folder: Path, split: str, device: torch.device) -> LabelledImages:
+def _on_device(folder: Path, split: Split, device: torch.device) -> LabelledImages:
     images = read_images(folder, split)
     return LabelledImages(torch.from_numpy(images.images).to(device), torch.from_numpy(images.labels).to(device))
 
@@ -128,7 +128,7 @@ def _load_state(path: Path, run_key: str) -> TrainingState | None:
         if fields.pop("run_key") != run_key:
             raise ValueError("it belongs to another run")
         return TrainingState(**fields)
-    except Exception as error:  # torch.load raises almost anything on a damaged file
+    except Exception as error:  # noqa: BLE001  (torch.load raises almost anything on a damaged file)
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         print(f"run {run_key[:12]}: resume state can't be used ({reason}); starting over", file=sys.stderr)
         path.unlink()
@@ -179,7 +179,10 @@ def _contract(spec: RunSpec, info: PackedInfo) -> InputContract:
 
 def main() -> int:
     job = json.load(sys.stdin)
-    emit: Callable[..., None] = lambda event, **fields: print(json.dumps({"event": event, **fields}), flush=True)
+
+    def emit(event: str, **fields: object) -> None:
+        print(json.dumps({"event": event, **fields}), flush=True)
+
     try:
         folder = train_run(
             Job(

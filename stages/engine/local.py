@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.queues import Queue as ProcessQueue
 from pathlib import Path
 from typing import Any, Literal
@@ -86,7 +87,7 @@ def _slot(groups: Sequence[Group], store: Path, device: str, report: Report, sho
                 if _is_published(group, store):
                     report(Event(kind="elsewhere", label=group.label))
                     continue
-                _train(group, store, device, report, should_stop, lambda lease=lease: leases.held(lease))
+                _train(group, store, device, report, should_stop, partial(leases.held, lease))
         waiting = held_elsewhere
         if waiting:
             time.sleep(_WAIT_SECONDS)
@@ -110,7 +111,7 @@ def _train(
         for spec in group.specs:
             worker.train_run(
                 worker.Job(spec=spec, data=group.data, store=store, device=device),
-                progress=lambda p: report(Event(kind="progress", label=group.label, progress=vars(p))),
+                progress=lambda p: report(Event(kind="progress", label=group.label, progress=dict(vars(p)))),
                 should_stop=should_stop,
                 publishing=publishing,
             )
@@ -118,7 +119,7 @@ def _train(
         report(Event(kind="elsewhere", label=group.label, message=str(lost)))
     except worker.TrainingStopped as stopped:
         report(Event(kind="stopped", label=group.label, message=str(stopped)))
-    except Exception:
+    except Exception:  # noqa: BLE001  (one run's fault must not hold up the rest; the report carries the trace)
         report(Event(kind="failed", label=group.label, message=traceback.format_exc()))
     else:
         report(Event(kind="finished", label=group.label))

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -125,8 +126,13 @@ def peak_memory_bytes(device: str | torch.device = "cpu") -> int:
     device = torch.device(device)
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    status = Path("/proc/self/status")
+    if status.is_file():
+        # getrusage's ru_maxrss starts at the size of the process that started this one; VmHWM starts anew.
+        lines = status.read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return largest if sys.platform == "darwin" else largest * 1024  # Linux counts in KiB
+    return largest if sys.platform == "darwin" else largest * 1024
 
 
 def _synchronise(device: torch.device) -> None:

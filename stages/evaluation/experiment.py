@@ -1,4 +1,4 @@
-"""From an experiment's trained runs to its result and cost lines.  The only place where a finished run meets test data."""
+"""From an experiment's trained runs to its result and cost lines: where a finished run meets test data."""
 
 from __future__ import annotations
 

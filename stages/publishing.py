@@ -1,0 +1,127 @@
+"""Turns the result and cost lines of `data/results/` into committed evidence, and small checkpoints into releases."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from stages.evidence import CostLine, EvidenceLine, Origin, ResultLine, read_lines, write_lines
+from stages.fingerprint import code_fingerprint
+from stages.store import write_atomically
+
+# Changes in these don't touch what a run computes, so they don't make its evidence dirty.
+_UNCOUNTED = ("dvc.lock", "docs/", "README.md", "CHANGELOG.md", "data/evidence/", "data/models/")
+
+
+class PublishError(ValueError):
+    """There is nothing that may be published; the message says why."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """What `publish` did: lines now in the file, and how many of them are new."""
+
+    path: Path
+    lines: int
+    new: int
+
+
+def publish(experiment: str, root: Path) -> Published:
+    """Add the experiment's results to `data/evidence/<experiment>.jsonl`; a line of the same run, environment, arm and
+    replicate replaces the older one.
+
+    Raises:
+        PublishError: no results, stand-in data, or results of code that is no longer the code in the tree.
+    """
+    data = root / "data"
+    results = read_lines(data / "results" / f"{experiment}.jsonl", ResultLine)
+    costs = {_place(line): line for line in read_lines(data / "results" / f"{experiment}.cost.jsonl", CostLine)}
+    if not results:
+        raise PublishError(f"data/results/{experiment}.jsonl has no lines; run `dvc repro evaluate@{experiment}` first")
+    origin = describe_origin(root)
+    for line in results:
+        _refuse_unfit(line)
+    path = data / "evidence" / f"{experiment}.jsonl"
+    kept = {_place(line.result): line for line in read_lines(path, EvidenceLine)}
+    before = len(kept)
+    for line in results:
+        kept[_place(line)] = EvidenceLine(result=line, cost=costs[_place(line)], origin=origin)
+    write_atomically(path, write_lines(kept.values()))
+    return Published(path, len(kept), len(kept) - before)
+
+
+def _place(line: ResultLine | CostLine) -> tuple[str, int, str, str]:
+    return line.arm, line.replicate, line.run_key, line.environment_digest
+
+
+def _refuse_unfit(line: ResultLine) -> None:
+    if line.data.provenance == "embedded":
+        raise PublishError(
+            f"{line.experiment} {line.arm}.{line.replicate} was trained on stand-in data, which are no evidence; "
+            "train on real data first: claimcheck profile quick, then dvc repro"
+        )
+    changed = changed_modules(line.spec["code"])
+    if changed:
+        raise PublishError(
+            f"{line.experiment} {line.arm}.{line.replicate} was trained by other code than the tree holds now "
+            f"(changed: {', '.join(changed)}); run dvc repro, or publish from the revision that trained it"
+        )
+
+
+def changed_modules(code: Mapping[str, str]) -> list[str]:
+    """Modules of a run's fingerprint whose source is another one now, or gone."""
+    now: dict[str, str] = {}
+    for module in code:
+        try:
+            now |= code_fingerprint([module])
+        except ModuleNotFoundError:
+            continue
+    return sorted(module for module, digest in code.items() if now.get(module) != digest)
+
+
+def describe_origin(root: Path) -> Origin:
+    """The revision of the tree, whether anything that counts is changed on top of it, and the versions at work.
+
+    Raises:
+        PublishError: `root` is not a git checkout, so that nobody could find the code again.
+    """
+    revision = _git(root, "rev-parse", "HEAD")
+    return Origin(
+        revision=revision.strip(),
+        dirty=is_dirty(root),
+        published=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        versions={name: importlib.metadata.version(name) for name in ("torch", "numpy", "dvc")},
+    )
+
+
+def is_dirty(root: Path) -> bool:
+    """Uncommitted changes, but for `dvc.lock`, docs, the evidence itself and the profile line of `params.yaml`."""
+    for line in _git(root, "status", "--porcelain", "--untracked-files=all").splitlines():
+        path = line[3:].split(" -> ")[-1].strip('"')
+        if path == "params.yaml" and _only_profile_line(root):
+            continue
+        if not path.startswith(_UNCOUNTED):
+            return True
+    return False
+
+
+def _only_profile_line(root: Path) -> bool:
+    changed = [
+        line[1:]
+        for line in _git(root, "diff", "HEAD", "--unified=0", "--", "params.yaml").splitlines()
+        if line[:1] in "+-" and line[:3] not in ("+++", "---")
+    ]
+    return all(line.startswith("profile:") for line in changed)
+
+
+def _git(root: Path, *arguments: str) -> str:
+    try:
+        return subprocess.run(["git", *arguments], cwd=root, check=True, capture_output=True, text=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise PublishError(
+            f"{root.resolve().name}: git {arguments[0]} failed ({error}); evidence needs a git revision"
+        ) from None
