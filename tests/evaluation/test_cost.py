@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from stages.evaluation.cost import count_parameters, flops_per_image, measure_latency, peak_memory_bytes
+from stages.papers.ninformer import LocalViT, MLPMixer, NiNformer, ViT
+
+ROOT = Path(__file__).parents[2]
+
+# As printed for CIFAR-10: patches of side P, N tokens of D numbers, M hidden units everywhere, L blocks, K classes.
+P, N, D, M, L, K = 4, 64, 256, 512, 4, 10
+COMMON = {"image_size": 32, "in_channels": 3, "num_classes": K, "patch_size": P, "dim": D, "depth": L, "dropout": 0.0}
+
+PATCHES = N * 3 * P * P * D
+HEAD = D * K
+ATTENTION = N * D * 3 * D + 2 * N * N * D + N * D * D  # qkv, scores and weighted sum, projection
+MLP = 2 * N * D * M
+MIXER = 2 * D * N * M + MLP
+CONV = N * D * M + 9 * N * M + N * M * D
+
+
+@pytest.mark.parametrize(
+    ("model", "of_a_block"),
+    [
+        (ViT(**COMMON, num_heads=4, mlp_dim=M), ATTENTION + MLP),
+        (MLPMixer(**COMMON, token_dim=M, channel_dim=M), MIXER),
+        (LocalViT(**COMMON, num_heads=4, channels=M), ATTENTION + CONV),
+        (NiNformer(**COMMON, mlp_dim=M, token_dim=M, channel_dim=M), MIXER + N * D * D + MLP),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
+)
+def test_flops_are_twice_the_multiply_accumulates_counted_by_hand(model: nn.Module, of_a_block: int) -> None:
+    assert flops_per_image(model, (3, 32, 32)) == 2 * (PATCHES + L * of_a_block + HEAD)
+
+
+def test_flops_do_not_depend_on_mode_or_dtype() -> None:
+    model = ViT(**COMMON, num_heads=4, mlp_dim=M)
+    flops = flops_per_image(model.train(), (3, 32, 32))
+    assert flops_per_image(model.double().eval(), (3, 32, 32)) == flops
+
+
+def test_counting_and_timing_leave_the_model_as_it_was() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(12), nn.Dropout(0.5), nn.Linear(12, 2)).train()
+    model[1].eval()
+    modes = [module.training for module in model.modules()]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    flops_per_image(model, (3, 2, 2))
+    measure_latency(model, (3, 2, 2), batch_size=4, warmup=1, repeats=2)
+    assert torch.equal(torch.rand(1), expected), "no number was drawn from the global generator"
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_parameters_count_once_and_only_where_they_train() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3))
+    assert count_parameters(model) == 12 + 6 + 12
+    model[2].weight = model[0].weight
+    assert count_parameters(model) == 12 + 6 + 3
+    model[1].requires_grad_(False)
+    assert count_parameters(model) == 12 + 3
+
+
+class Sleeper(nn.Module):
+    """Takes long for its first passes, then a known time."""
+
+    def __init__(self, seconds: list[float]) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.seconds = seconds
+        self.batch_sizes: list[int] = []
+
+    def forward(self, images: Tensor) -> Tensor:
+        import time
+
+        time.sleep(self.seconds[len(self.batch_sizes)])
+        self.batch_sizes.append(len(images))
+        return images * self.scale
+
+
+def test_latency_is_the_median_per_sample_without_the_warmup() -> None:
+    model = Sleeper([0.2, 0.2, 0.02, 0.02, 0.02, 0.3, 0.02])
+    latency = measure_latency(model, (1, 2, 2), batch_size=10, warmup=2, repeats=5)
+    assert model.batch_sizes == [10] * 7
+    assert 0.002 <= latency.seconds_per_sample < 0.01
+    stated = (latency.batch_size, latency.warmup, latency.repeats, latency.device, latency.synchronised)
+    assert stated == (10, 2, 5, "cpu", True)
+
+
+@pytest.mark.parametrize(("batch_size", "warmup", "repeats"), [(0, 1, 1), (1, -1, 1), (1, 0, 0)])
+def test_an_empty_measurement_is_refused(batch_size: int, warmup: int, repeats: int) -> None:
+    with pytest.raises(ValueError, match="expected at least 1, 0, 1"):
+        measure_latency(nn.Linear(2, 2), (1, 2, 2), batch_size=batch_size, warmup=warmup, repeats=repeats)
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="resident size is read from Linux's /proc")
+def test_peak_memory_is_at_least_what_is_resident_now() -> None:
+    held = np.ones(2**24, dtype=np.uint8)
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    assert len(held) < 0.99 * resident <= peak_memory_bytes() < 20 * resident
+
+
+@pytest.mark.slow
+def test_peak_memory_is_the_process_own_and_never_falls() -> None:
+    """A small process started by a large one, ours, which holds torch."""
+    code = """
+from stages.evaluation.cost import peak_memory_bytes
+before = peak_memory_bytes()
+held = bytearray(before + 2**26)
+held[::4096] = bytes(len(held[::4096]))
+during = peak_memory_bytes()
+del held
+print(before, during, peak_memory_bytes())
+"""
+    ballast = np.ones(2**30, dtype=np.uint8)
+    finished = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    before, during, after = map(int, finished.stdout.split())
+    assert before < len(ballast) < peak_memory_bytes()
+    assert during >= 2 * before
+    assert after == pytest.approx(during, rel=0.01)
+
+
+@pytest.mark.gpu
+def test_gpu_flops_latency_and_memory() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    model = ViT(**COMMON, num_heads=4, mlp_dim=M)
+    on_cpu = flops_per_image(model, (3, 32, 32))
+    model.cuda()
+    assert flops_per_image(model, (3, 32, 32)) == on_cpu
+    latency = measure_latency(model, (3, 32, 32), device="cuda", batch_size=128, warmup=3, repeats=10)
+    assert latency.device == torch.cuda.get_device_name()
+    assert latency.seconds_per_sample > on_cpu / 1e15, "no device does a quadrillion operations a second in float32"
+    torch.cuda.reset_peak_memory_stats()
+    held = torch.zeros(2**26, dtype=torch.uint8, device="cuda")
+    assert peak_memory_bytes("cuda") >= held.nbytes + sum(p.nbytes for p in model.parameters())
