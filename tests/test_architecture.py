@@ -187,6 +187,6 @@ def test_importing_the_light_parts_loads_no_torch_and_prints_nothing() -> None:
 
 
 def test_two_modules_import_by_name() -> None:
-    """A model by its paper's name, and the worker by the engine that starts it; the static closure sees all the rest."""
+    """A model by its paper's name, the worker by the engine that starts it; the static closure sees the rest."""
     users = {module_name(path) for path in python_files("stages") if "import_module" in path.read_text()}
     assert users == {"stages.papers", "stages.engine.local"}
