@@ -46,8 +46,10 @@ def read_idx(path: Path, magic: int) -> np.ndarray:
         raise BadIdxFile(f"{path}: its magic number is {found:#010x}, expected {magic:#010x}")
     dimensions = magic & 0xFF
     start = 4 + 4 * dimensions
+    if len(content) < start:
+        raise BadIdxFile(f"{path}: ends within its header, after {len(content)} of {start} bytes")
     shape = [int.from_bytes(content[at : at + 4], "big") for at in range(4, start, 4)]
-    values = np.frombuffer(content, dtype=np.uint8, offset=min(start, len(content)))
+    values = np.frombuffer(content, dtype=np.uint8, offset=start)
     if values.size != np.prod(shape, dtype=np.int64):
         raise BadIdxFile(f"{path}: {values.size:,} values; its header says {' x '.join(map(str, shape))}")
     return values.reshape(shape)

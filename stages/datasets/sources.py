@@ -139,8 +139,10 @@ class _Search:
                 self.say(f"fetch: {base}{archive.name}")
                 path = self.folder / archive.name
                 download(base + archive.name, path, Pin(official_md5=archive.md5))
-                self._extract(path)
-                path.unlink()
+                try:
+                    self._extract(path)
+                finally:
+                    path.unlink()
                 return
             for file in self.missing:
                 url = base + PurePosixPath(file.name).name

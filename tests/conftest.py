@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.datasets.official_host import OfficialHost
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def official_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[OfficialHost]:
+    """A server on this machine that plays the official hosts."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with OfficialHost() as host:
+        yield host
+
+
+@pytest.fixture(scope="session")
+def real_mirror() -> Path:
+    """Real benchmark data: `CLAIMCHECK_MIRROR`, or unpacked once into a cache from `shared/data` beside the repository.
+
+    Unpacking takes up to a minute, so tests that ask for this are marked slow.
+    """
+    given = os.environ.get("CLAIMCHECK_MIRROR")
+    if given:
+        return Path(given)
+    packed = REPOSITORY.parent / "shared" / "data"
+    if not (packed / "unpack.py").is_file():
+        pytest.skip("no real data: set CLAIMCHECK_MIRROR to a folder of mirrored data sets (docs/data.md)")
+    if find_spec("pillow_jxl") is None:
+        pytest.skip("real data are beside the repository, but unpacking them needs pillow-jxl-plugin")
+    version = hashlib.sha256((packed / "MANIFEST.json").read_bytes()).hexdigest()[:12]
+    cache = Path(tempfile.gettempdir()) / f"claimcheck-mirror-{version}"
+    if not cache.is_dir():
+        staged = Path(tempfile.mkdtemp(prefix=f"{cache.name}-"))
+        try:
+            subprocess.run([sys.executable, packed / "unpack.py", staged], check=True, capture_output=True)
+            staged.rename(cache)
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
+    return cache

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from stages.datasets.embedded import class_names, compose_stand_in, load_sources
+from stages.datasets.packed import digest_images
+
+MNIST, CIFAR10, CIFAR100 = ((1, 28, 28), 10), ((3, 32, 32), 10), ((3, 32, 32), 100)
+TINY_IMAGENET, STL10, ISIC = ((3, 64, 64), 200), ((3, 96, 96), 10), ((3, 80, 80), 8)
+ALL = [MNIST, CIFAR10, CIFAR100, TINY_IMAGENET, STL10, ISIC]
+
+Kind = tuple[tuple[int, int, int], int]
+
+
+def test_sources_are_the_digits_of_scikit_learn() -> None:
+    images, digits = load_sources()
+    bunch = load_digits()
+    np.testing.assert_array_equal(images, bunch.images)
+    np.testing.assert_array_equal(digits, bunch.target)
+
+
+@pytest.mark.parametrize("kind", ALL, ids=["mnist", "cifar10", "cifar100", "tinyimagenet", "stl10", "isic"])
+def test_stand_in_has_the_shape_and_classes_of_its_data_set(kind: Kind) -> None:
+    shape, classes = kind
+    train, test = compose_stand_in("any", shape, classes)
+    assert train.images.shape == (512, *shape)
+    assert test.images.shape == (64, *shape)
+    assert set(train.labels.tolist()) == set(range(classes))
+    assert len(set(test.labels.tolist())) == min(classes, 64)
+    counts = np.bincount(train.labels)
+    assert counts.max() - counts.min() <= 1
+
+
+def test_classes_are_named_for_what_they_show() -> None:
+    assert class_names(10)[7] == "digits-7"
+    assert class_names(100)[7] == "digits-07"
+    assert class_names(200)[142] == "digits-142"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "digest"),
+    [
+        ("mnist", MNIST, "a5ae2eef3514"),
+        ("cifar10", CIFAR10, "e74ddc8bfecf"),
+        ("cifar100", CIFAR100, "99b10a03c5aa"),
+    ],
+)
+def test_stand_in_is_the_same_on_every_machine(name: str, kind: Kind, digest: str) -> None:
+    train, test = compose_stand_in(name, *kind)
+    assert digest_images(train, test, class_names(kind[1])).startswith(digest)
+
+
+def test_stand_ins_of_two_data_sets_differ() -> None:
+    first, _ = compose_stand_in("cifar10", *CIFAR10)
+    second, _ = compose_stand_in("stl10", *CIFAR10)
+    assert not np.array_equal(first.images, second.images)
+
+
+def cells(images: np.ndarray, places: int) -> set[bytes]:
+    """The handwriting in images [N, 1, 8, 8 * places]: at this size every source appears pixel by pixel."""
+    ink = (images[:, 0].astype(int) * 16 + 254) // 255
+    return {cell.astype(np.uint8).tobytes() for part in np.split(ink, places, axis=2) for cell in part}
+
+
+@pytest.mark.parametrize(("classes", "places"), [(10, 1), (100, 2)])
+def test_no_handwriting_is_in_both_splits(classes: int, places: int) -> None:
+    train, test = compose_stand_in("any", (1, 8, 8 * places), classes)
+    images, _ = load_sources()
+    sources = {image.tobytes() for image in images}
+    assert cells(train.images, places) <= sources, "cells are recovered exactly"
+    assert cells(test.images, places) <= sources
+    assert cells(train.images, places).isdisjoint(cells(test.images, places))
+
+
+def test_label_reads_off_the_image_as_tens_and_units() -> None:
+    images, digits = load_sources()
+    meaning = {image.tobytes(): int(digit) for image, digit in zip(images, digits, strict=True)}
+    train, _ = compose_stand_in("any", (1, 8, 16), 100)
+    ink = ((train.images[:, 0].astype(int) * 16 + 254) // 255).astype(np.uint8)
+    read = [10 * meaning[i[:, :8].tobytes()] + meaning[i[:, 8:].tobytes()] for i in ink]
+    assert read == train.labels.tolist()
+
+
+def test_digits_use_the_whole_height_and_stand_in_the_middle() -> None:
+    train, _ = compose_stand_in("any", (1, 32, 32), 100)
+    ink_rows = np.flatnonzero(train.images.max(axis=(0, 1, 3)))
+    assert (ink_rows.min(), ink_rows.max()) == (8, 23)
+
+
+def test_colours_are_seen_in_three_channels_only() -> None:
+    grey, _ = compose_stand_in("any", (1, 28, 28), 10)
+    coloured, _ = compose_stand_in("any", (3, 32, 32), 10)
+    assert (grey.images.min(), grey.images.max()) == (0, 255)
+    assert len({tuple(image[:, 0, 0]) for image in coloured.images}) > 400

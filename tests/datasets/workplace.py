@@ -1,0 +1,22 @@
+"""A folder with a `params.yaml` of its own, in which a verb runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+from pydantic import TypeAdapter
+
+from stages.experiment import DatasetSource
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def write_params(folder: Path, profile: str, **datasets: DatasetSource) -> None:
+    """The repository's `params.yaml` under one of its profiles, with these data sets instead and no experiments."""
+    params = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
+    schema = TypeAdapter(DatasetSource)
+    params["profile"] = profile
+    params["experiments"] = {}
+    params["datasets"] = {name: schema.dump_python(source, mode="json") for name, source in datasets.items()}
+    (folder / "params.yaml").write_text(yaml.safe_dump(params))

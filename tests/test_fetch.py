@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stages import fetch
+from tests.datasets.official_host import Answer, OfficialHost
+from tests.datasets.tiny import TinyDataset, tiny_mnist
+from tests.datasets.workplace import REPOSITORY, write_params
+
+IMAGES = "train-images-idx3-ubyte.gz"
+
+
+@pytest.fixture(autouse=True)
+def work_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CLAIMCHECK_HOME", raising=False)
+    monkeypatch.delenv("CLAIMCHECK_MIRROR", raising=False)
+
+
+def serve(host: OfficialHost, dataset: TinyDataset) -> None:
+    for name, content in dataset.files.items():
+        host.answers[Path(name).name] = Answer(body=content)
+
+
+def test_stand_in_profile_asks_nobody(
+    tmp_path: Path, official_host: OfficialHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_params(tmp_path, "smoke", tiny=tiny_mnist().at(official_host.url))
+    monkeypatch.setenv("CLAIMCHECK_MIRROR", str(tmp_path / "mirror"))
+    assert fetch.main(["tiny"]) == 0
+    assert official_host.asked == []
+    assert json.loads((tmp_path / "data/raw/tiny.json").read_text()) == {
+        "dataset": "tiny",
+        "source": "embedded",
+        "files": [],
+        "inexact_test_rows": [],
+    }
+
+
+def test_real_profile_brings_the_files_to_the_home_folder(
+    tmp_path: Path, official_host: OfficialHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = tiny_mnist()
+    serve(official_host, dataset)
+    write_params(tmp_path, "quick", tiny=dataset.at(official_host.url))
+    monkeypatch.setenv("CLAIMCHECK_HOME", str(tmp_path / "elsewhere"))
+    assert fetch.main(["tiny"]) == 0
+    manifest = json.loads((tmp_path / "data/raw/tiny.json").read_text())
+    stored = {file["name"]: (tmp_path / "elsewhere" / file["path"]).read_bytes() for file in manifest["files"]}
+    assert stored == dataset.files
+    assert not (tmp_path / "data/downloads").exists()
+
+
+def test_mirror_is_found_by_its_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = tiny_mnist()
+    dataset.write(tmp_path / "mirror/tiny")
+    write_params(tmp_path, "quick", tiny=dataset.source)
+    monkeypatch.setenv("CLAIMCHECK_MIRROR", str(tmp_path / "mirror"))
+    assert fetch.main(["tiny"]) == 0
+    monkeypatch.delenv("CLAIMCHECK_MIRROR")
+    assert fetch.main(["tiny"]) == 0, "the downloads need no mirror"
+
+
+def test_fault_is_one_line_and_leaves_no_manifest(tmp_path: Path, official_host: OfficialHost) -> None:
+    """As a user runs it: exit status 1 and one line on stderr."""
+    dataset = tiny_mnist()
+    serve(official_host, dataset)
+    official_host.answers[IMAGES] = Answer(body=b"wrong")
+    write_params(tmp_path, "quick", tiny=dataset.at(official_host.url))
+    done = subprocess.run(
+        [sys.executable, "-m", "stages.fetch", "tiny"],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"fetch: ChecksumMismatch: {official_host.url}{IMAGES}: expected md5 ")
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "data/raw").exists()
+
+
+def test_folder_that_cannot_be_written_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset = tiny_mnist()
+    dataset.write(tmp_path / "mirror/tiny")
+    (tmp_path / "data").write_text("a file where the folder should be")
+    write_params(tmp_path, "quick", tiny=dataset.source)
+    monkeypatch.setenv("CLAIMCHECK_MIRROR", str(tmp_path / "mirror"))
+    assert fetch.main(["tiny"]) == 1
+    message = capsys.readouterr().err
+    assert message.startswith("fetch: NotADirectoryError: ")
+    assert message.count("\n") == 1
+
+
+def test_unknown_dataset_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_params(tmp_path, "quick", tiny=tiny_mnist().source)
+    assert fetch.main(["big"]) == 1
+    assert capsys.readouterr().err == "fetch: UnknownDataset: params.yaml: no data set 'big'; known: tiny\n"
+
+
+def test_verb_starts_without_heavy_libraries() -> None:
+    script = "import sys; import stages.fetch; print(*sorted(sys.modules))"
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    names = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, env=environment)
+    assert set(names.stdout.split()).isdisjoint({"torch", "torchvision", "sklearn", "pandas", "scipy"})
