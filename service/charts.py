@@ -1,0 +1,108 @@
+"""Vega-Lite specs as plain data.  Colours come from the page's style sheet, so that dark mode changes them too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from stages.results import ExperimentComparison, Result
+
+SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
+
+
+def comparison_chart(comparison: ExperimentComparison) -> dict[str, Any]:
+    """A row an arm: the paper's value as a diamond, ours as a dot with its 95 % interval.
+
+    A stand-in's number is not drawn: a mark in a chart always means something.
+    """
+    is_fraction = comparison.metric.unit == "fraction"
+    scale = 100 if is_fraction else 1
+    rows = []
+    for arm in comparison.arms:
+        if arm.paper is not None and arm.paper.unit == comparison.metric.unit:
+            rows.append({"arm": arm.title, "side": "paper", "value": scale * arm.paper.value})
+        if arm.ours.mean is not None and comparison.provenance != "embedded":
+            row = {"arm": arm.title, "side": "ours", "value": scale * arm.ours.mean}
+            if arm.ours.low is not None and arm.ours.high is not None:
+                row |= {"low": scale * arm.ours.low, "high": scale * arm.ours.high}
+            rows.append(row)
+    x = {"type": "quantitative", "title": f"{comparison.metric.title}{' (%)' if is_fraction else ''}"}
+    y = {"field": "arm", "type": "nominal", "sort": None, "title": None}
+    return {
+        "$schema": SCHEMA,
+        "description": f"{comparison.title}: {comparison.metric.title}, ours beside the paper's",
+        "width": "container",
+        "height": {"step": 44},
+        "data": {"values": rows},
+        "encoding": {"y": y, "color": _sides(["ours", "paper"])},
+        "layer": [
+            {
+                "transform": [{"filter": "isValid(datum.low)"}],
+                "mark": {"type": "rule", "strokeWidth": 2},
+                "encoding": {"x": {"field": "low", **x}, "x2": {"field": "high"}},
+            },
+            {
+                "mark": {"type": "point", "filled": True, "size": 130, "opacity": 1},
+                "encoding": {
+                    "x": {"field": "value", **x, "scale": {"zero": False, "padding": 24, "nice": True}},
+                    "shape": {**_sides(["ours", "paper"]), "scale": {"range": ["circle", "diamond"]}},
+                    "tooltip": [
+                        {"field": "arm", "title": "model"},
+                        {"field": "side"},
+                        {"field": "value", "format": ".4~g"},
+                    ],
+                },
+            },
+        ],
+    }
+
+
+def curves_chart(result: Result) -> dict[str, Any]:
+    """Loss and accuracy over epochs, training and test; test values come from the observer."""
+    accuracy = {"train": "train_accuracy", "val": "val_accuracy", "test": "test_accuracy"}
+    loss = {"train": "train_loss", "val": "val_loss", "test": "test_loss"}
+    return {
+        "$schema": SCHEMA,
+        "description": "Learning curves: accuracy and loss over epochs",
+        "vconcat": [
+            _curves(result, accuracy, "accuracy (%)", 100.0),
+            _curves(result, loss, "loss (nats)", 1.0),
+        ],
+    }
+
+
+def _curves(result: Result, columns: dict[str, str], title: str, scale: float) -> dict[str, Any]:
+    rows = [
+        {"epoch": epoch.epoch, "side": side, "value": scale * value}
+        for epoch in result.epochs
+        for side, column in columns.items()
+        if (value := getattr(epoch, column)) is not None
+    ]
+    sides = [side for side in columns if any(row["side"] == side for row in rows)]
+    return {
+        "width": "container",
+        "height": 190,
+        "data": {"values": rows},
+        "mark": {"type": "line", "point": {"size": 36}, "strokeWidth": 2},
+        "encoding": {
+            "x": {
+                "field": "epoch",
+                "type": "quantitative",
+                "title": "epoch",
+                "axis": {"tickMinStep": 1, "format": "d"},
+                "scale": {"zero": False, "nice": False, "padding": 10},
+            },
+            "y": {"field": "value", "type": "quantitative", "title": title, "scale": {"zero": False}},
+            "color": _sides(sides),
+            "tooltip": [{"field": "epoch"}, {"field": "side"}, {"field": "value", "format": ".4~g"}],
+        },
+    }
+
+
+def _sides(domain: Sequence[str]) -> dict[str, Any]:
+    return {
+        "field": "side",
+        "type": "nominal",
+        "sort": list(domain),
+        "legend": {"title": None, "orient": "top"},
+    }

@@ -1,0 +1,76 @@
+"""Numbers for people.  Percent exists here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jinja2 import Environment
+
+NONE = "–"
+
+
+def percent(fraction: float | None, digits: int = 2) -> str:
+    """0.5378 → 53.78 %"""
+    return NONE if fraction is None else f"{100 * fraction:.{digits}f} %"
+
+
+def points(fraction: float | None, digits: int = 2) -> str:
+    """A difference of fractions in percentage points, with its sign: −13.45 pp"""
+    return NONE if fraction is None else f"{100 * fraction:+.{digits}f} pp".replace("-", "−")
+
+
+def count(number: float | None) -> str:
+    """2143588 → 2.14 M"""
+    return NONE if number is None else scaled(number, "")
+
+
+def scaled(number: float, unit: str) -> str:
+    """Three significant digits with a decimal prefix."""
+    for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= size:
+            return f"{number / size:.3g} {prefix}{unit}".strip()
+    return f"{number:.3g} {unit}".strip()
+
+
+def flops(number: float | None) -> str:
+    return NONE if number is None else scaled(number, "FLOP")
+
+
+def memory(size_bytes: float | None) -> str:
+    return NONE if size_bytes is None else scaled(size_bytes, "B")
+
+
+def duration(seconds: float | None) -> str:
+    """842.5 → 14 min 2 s"""
+    if seconds is None:
+        return NONE
+    for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if size <= seconds < 60:
+            return f"{seconds / size:.3g} {unit}"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def ratio(number: float | None) -> str:
+    return NONE if number is None else f"{number:.2f} ×"
+
+
+def value_in(unit: str) -> Callable[[float | None], str]:
+    """The formatter of a unit."""
+    known: dict[str, Callable[[float | None], str]] = {
+        "fraction": percent,
+        "seconds": duration,
+        "bytes": memory,
+        "flop": flops,
+        "count": count,
+    }
+    return known.get(unit, lambda number: NONE if number is None else f"{number:.4g}")
+
+
+def install(environment: Environment) -> None:
+    """All of the above as filters."""
+    for function in (percent, points, count, flops, memory, duration, ratio):
+        environment.filters[function.__name__] = function
+    environment.filters["in_unit"] = lambda number, unit: value_in(unit)(number)
+    environment.trim_blocks = environment.lstrip_blocks = True

@@ -1,0 +1,312 @@
+"""What the routes ask of the database: a session in, typed rows out, no HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session, contains_eager, selectinload
+
+from stages.results import (
+    Arm,
+    Checkpoint,
+    Claim,
+    Dataset,
+    Experiment,
+    Meta,
+    Metric,
+    Paper,
+    Profile,
+    Result,
+    UnknownArm,
+    UnknownCheckpoint,
+    UnknownClaim,
+    UnknownDataset,
+    UnknownExperiment,
+    UnknownPaper,
+    UnknownRun,
+    describe_fidelity,
+)
+
+
+def content_digest(session: Session) -> str:
+    """Digest of everything in the database."""
+    return session.scalars(select(Meta.value).where(Meta.name == "content")).one()
+
+
+def list_papers(session: Session) -> Sequence[Paper]:
+    return session.scalars(select(Paper).order_by(Paper.position)).all()
+
+
+def find_paper(session: Session, name: str) -> Paper:
+    paper = session.get(Paper, name)
+    if paper is None:
+        raise UnknownPaper(name, [known.name for known in list_papers(session)])
+    return paper
+
+
+def list_datasets(session: Session) -> Sequence[Dataset]:
+    return session.scalars(select(Dataset).order_by(Dataset.position)).all()
+
+
+def find_dataset(session: Session, name: str) -> Dataset:
+    dataset = session.get(Dataset, name)
+    if dataset is None:
+        raise UnknownDataset(name, [known.name for known in list_datasets(session)])
+    return dataset
+
+
+def list_experiments(session: Session, *, paper: str | None, dataset: str | None) -> Sequence[Experiment]:
+    query = select(Experiment).options(selectinload(Experiment.arms)).order_by(Experiment.position)
+    if paper is not None:
+        query = query.where(Experiment.paper == find_paper(session, paper).name)
+    if dataset is not None:
+        query = query.where(Experiment.dataset == find_dataset(session, dataset).name)
+    return session.scalars(query).all()
+
+
+def find_experiment(session: Session, name: str) -> Experiment:
+    experiment = session.get(Experiment, name, options=[selectinload(Experiment.arms)])
+    if experiment is None:
+        known = session.scalars(select(Experiment.name).order_by(Experiment.position))
+        raise UnknownExperiment(name, known)
+    return experiment
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFilter:
+    """Equality filters on results; None doesn't filter."""
+
+    experiment: str | None = None
+    arm: str | None = None
+    profile: str | None = None
+    provenance: str | None = None
+    source: str | None = None
+    is_selected: bool | None = None
+
+
+def list_results(session: Session, wanted: RunFilter, *, limit: int, offset: int) -> Sequence[Result]:
+    """Results that fit, in their order.
+
+    Raises:
+        UnknownExperiment: the filter names an experiment that isn't there.
+    """
+    query = select(Result).options(selectinload(Result.metrics)).order_by(Result.id).limit(limit).offset(offset)
+    if wanted.experiment is not None:
+        find_experiment(session, wanted.experiment)
+    for name, value in vars(wanted).items():
+        if value is not None:
+            query = query.where(getattr(Result, name) == value)
+    return session.scalars(query).all()
+
+
+def find_run(session: Session, run_key: str) -> Sequence[Result]:
+    """All results of a run, with everything behind them.
+
+    Raises:
+        UnknownRun: no result has this key.
+    """
+    query = (
+        select(Result)
+        .where(Result.run_key == run_key)
+        .options(selectinload(Result.metrics), selectinload(Result.epochs), selectinload(Result.cost))
+        .order_by(Result.id)
+    )
+    results = session.scalars(query).all()
+    if not results:
+        raise UnknownRun(run_key[:80])
+    return results
+
+
+def checkpoint_ids(session: Session, results: Sequence[Result]) -> dict[int, str]:
+    """`{result id: checkpoint id}` of those results whose weights are here."""
+    query = select(Checkpoint.result_id, Checkpoint.id).where(
+        Checkpoint.result_id.in_([result.id for result in results])
+    )
+    return {row.result_id: row.id for row in session.execute(query)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answerer:
+    """A checkpoint that can answer, with what is known of it."""
+
+    id: str
+    path: str
+    sha256: str
+    size_bytes: int
+    experiment: str
+    arm: str
+    title: str
+    role: str
+    replicate: int
+    dataset: str
+    run_key: str
+    profile: str
+    rank: int
+    provenance: str
+    label: str
+    accuracy: float | None
+    paper_accuracy: float | None
+    paper_claim: str | None
+
+    @property
+    def is_stand_in(self) -> bool:
+        return self.provenance == "embedded"
+
+
+def list_checkpoints(
+    session: Session, *, dataset: str | None = None, experiment: str | None = None, ids: Sequence[str] | None = None
+) -> list[Answerer]:
+    """Checkpoints in the order of the params files: experiment, arm, replicate."""
+    query = (
+        select(Checkpoint, Arm, Experiment.dataset, Profile.rank)
+        .join(Checkpoint.result)
+        .join(Profile, Profile.name == Result.profile)
+        .join(Arm, (Arm.experiment == Result.experiment) & (Arm.name == Result.arm))
+        .join(Experiment, Experiment.name == Result.experiment)
+        .options(contains_eager(Checkpoint.result))
+        .order_by(Checkpoint.position)
+    )
+    if dataset is not None:
+        query = query.where(Experiment.dataset == find_dataset(session, dataset).name)
+    if experiment is not None:
+        query = query.where(Experiment.name == find_experiment(session, experiment).name)
+    if ids is not None:
+        query = query.where(Checkpoint.id.in_(ids))
+    rows = session.execute(query).all()
+    accuracies = _accuracies(session, [row.Checkpoint.result_id for row in rows])
+    claims = _accuracy_claims(session, {row.Arm.experiment for row in rows})
+    return [
+        _answerer(
+            row.Checkpoint,
+            row.Arm,
+            row.dataset,
+            row.rank,
+            accuracies.get(row.Checkpoint.result_id),
+            claims.get((row.Arm.experiment, row.Arm.name)),
+        )
+        for row in rows
+    ]
+
+
+def _answerer(
+    checkpoint: Checkpoint, arm: Arm, dataset: str, rank: int, accuracy: float | None, claim: Claim | None
+) -> Answerer:
+    result = checkpoint.result
+    return Answerer(
+        id=checkpoint.id,
+        path=checkpoint.path,
+        sha256=checkpoint.sha256,
+        size_bytes=checkpoint.size_bytes,
+        experiment=result.experiment,
+        arm=result.arm,
+        title=arm.title,
+        role=arm.role,
+        replicate=result.replicate,
+        dataset=dataset,
+        run_key=result.run_key,
+        profile=result.profile,
+        rank=rank,
+        provenance=result.provenance,
+        label=describe_fidelity(result.provenance, result.profile, result.cut),
+        accuracy=accuracy,
+        paper_accuracy=claim.value if claim else None,
+        paper_claim=claim.id if claim else None,
+    )
+
+
+def _accuracies(session: Session, result_ids: Sequence[int]) -> dict[int, float]:
+    query = select(Metric.result_id, Metric.value).where(
+        Metric.result_id.in_(result_ids), Metric.metric == "accuracy", Metric.split == "test"
+    )
+    return {row.result_id: row.value for row in session.execute(query)}
+
+
+def _accuracy_claims(session: Session, experiments: set[str]) -> dict[tuple[str, str], Claim]:
+    """The first printed accuracy of each (experiment, arm)."""
+    query = (
+        select(Claim)
+        .where(Claim.experiment.in_(experiments), Claim.metric == "accuracy", Claim.kind == "value")
+        .order_by(Claim.position.desc())
+    )
+    return {(claim.experiment, claim.arm): claim for claim in session.scalars(query) if claim.experiment and claim.arm}
+
+
+def find_checkpoints(session: Session, ids: Sequence[str]) -> list[Answerer]:
+    """The named checkpoints, each once, in the order asked for.
+
+    Raises:
+        UnknownCheckpoint: one of them isn't there.
+    """
+    found = {answerer.id: answerer for answerer in list_checkpoints(session, ids=ids)}
+    for name in ids:
+        if name not in found:
+            raise UnknownCheckpoint(name[:120])
+    return [found[name] for name in dict.fromkeys(ids)]
+
+
+class AmbiguousCheckpoint(LookupError):
+    """Several experiments have a model that fits; the message lists the checkpoints."""
+
+
+class NoRealCheckpoint(LookupError):
+    """Only stand-in models fit, and those answer only when they are named."""
+
+
+def choose_checkpoints(session: Session, dataset: str, arms: Sequence[str]) -> list[Answerer]:
+    """One checkpoint an arm (all arms where none is named): trained on real data, best evidence, lowest replicate.
+
+    Raises:
+        UnknownDataset, UnknownArm: a name that isn't there.
+        AmbiguousCheckpoint: models of several experiments fit.
+        NoRealCheckpoint: no model was trained on real data of this kind.
+    """
+    known = [
+        arm.name for experiment in list_experiments(session, paper=None, dataset=dataset) for arm in experiment.arms
+    ]
+    for name in arms:
+        if name not in known:
+            raise UnknownArm(name[:80], dict.fromkeys(known))
+    fitting = [answerer for answerer in list_checkpoints(session, dataset=dataset) if not arms or answerer.arm in arms]
+    real = [answerer for answerer in fitting if not answerer.is_stand_in]
+    experiments = list(dict.fromkeys(answerer.experiment for answerer in real))
+    if len(experiments) > 1:
+        raise AmbiguousCheckpoint(
+            f"models of {', '.join(experiments)} fit; name one by checkpoint=: "
+            + ", ".join(answerer.id for answerer in real)
+        )
+    weakest_first = sorted(real, key=lambda answerer: (answerer.rank, -answerer.replicate))
+    chosen = {answerer.arm: answerer for answerer in weakest_first}
+    missing = [name for name in (arms or dict.fromkeys(known)) if name not in chosen]
+    if not chosen or (arms and missing):
+        stand_ins = ", ".join(answerer.id for answerer in fitting if answerer.is_stand_in)
+        raise NoRealCheckpoint(
+            f"no model of {', '.join(missing)} was trained on real {dataset} data; "
+            + (
+                f"stand-ins answer when named by checkpoint=: {stand_ins}"
+                if stand_ins
+                else "there is no stand-in either"
+            )
+        )
+    return [chosen[name] for name in dict.fromkeys(known) if name in chosen]
+
+
+def list_claims(
+    session: Session, *, paper: str | None, experiment: str | None, kind: str | None, limit: int, offset: int
+) -> Sequence[Claim]:
+    query = select(Claim).order_by(Claim.position).limit(limit).offset(offset)
+    if paper is not None:
+        query = query.where(Claim.paper == find_paper(session, paper).name)
+    if experiment is not None:
+        query = query.where(Claim.experiment == find_experiment(session, experiment).name)
+    if kind is not None:
+        query = query.where(Claim.kind == kind)
+    return session.scalars(query).all()
+
+
+def find_claim(session: Session, claim_id: str) -> Claim:
+    claim = session.get(Claim, claim_id)
+    if claim is None:
+        raise UnknownClaim(claim_id[:120])
+    return claim

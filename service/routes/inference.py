@@ -1,0 +1,125 @@
+"""`POST /predict`: what do the trained models see in an image?"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, File, Form, Header, Query, Request, Response, UploadFile
+
+from service import queries
+from service.dependencies import Predictors, ResultsSession, ServiceSettings, Templates
+from service.errors import Problem, declared
+from service.inference import Upload, predict
+from service.negotiation import preferred
+from service.schemas import PredictionOut
+from service.settings import Settings
+
+router = APIRouter()
+Names = Annotated[list[str], Query()]
+FormNames = Annotated[list[str], Form()]
+EXAMPLE: dict[str, Any] = {
+    "images": [
+        {
+            "file": "horse.png",
+            "answers": [
+                {
+                    "checkpoint": "ninformer-cifar10.vit.0",
+                    "top": [{"index": 7, "name": "horse", "probability": 0.81}],
+                }
+            ],
+        }
+    ],
+    "models": [
+        {
+            "checkpoint": "ninformer-cifar10.vit.0",
+            "experiment": "ninformer-cifar10",
+            "arm": "vit",
+            "title": "ViT",
+            "role": "baseline",
+            "replicate": 0,
+            "dataset": "cifar10",
+            "run_key": "9f2c…",
+            "weights_sha256": "51ab…",
+            "profile": "quick",
+            "provenance": "full",
+            "label": "real data (every official training image) on a cut budget (3 of 100 epochs): a first look, …",
+            "our_accuracy": 0.52,
+            "paper_accuracy": 0.6574,
+            "paper_claim": "ninformer.table2.c10.vit",
+            "seconds": 0.011,
+        }
+    ],
+    "seconds": 0.019,
+}
+
+
+def require_multipart(content_type: Annotated[str, Header(include_in_schema=False)] = "") -> None:
+    if content_type.partition(";")[0].strip().lower() != "multipart/form-data":
+        raise Problem(415, "images come as multipart/form-data, each in a part named file")
+
+
+def choose_answerers(
+    session: ResultsSession,
+    checkpoint: Annotated[Names, Query(description="ids of checkpoints", examples=["ninformer-cifar100.vit.0"])] = [],  # noqa: B006
+    dataset: Annotated[
+        str | None, Query(description="instead: the models of a data set", examples=["cifar100"])
+    ] = None,
+    arm: Annotated[Names, Query(description="with dataset: only these arms", examples=["vit"])] = [],  # noqa: B006
+    form_checkpoint: Annotated[list[str], Form(alias="checkpoint")] = [],  # noqa: B006
+    form_dataset: Annotated[str | None, Form(alias="dataset")] = None,
+    form_arm: Annotated[list[str], Form(alias="arm")] = [],  # noqa: B006
+) -> list[queries.Answerer]:
+    """Names come in the query or in the form."""
+    names, arms = [*checkpoint, *form_checkpoint], [*arm, *form_arm]
+    wanted = dataset or form_dataset
+    if bool(names) == bool(wanted):
+        raise Problem(422, "say which models shall answer: either checkpoint=<id> or dataset=<name> with arm=<name>")
+    if names:
+        return queries.find_checkpoints(session, names)
+    assert wanted is not None, "one of both is given"
+    return queries.choose_checkpoints(session, wanted, arms)
+
+
+def read_uploads(files: list[UploadFile], settings: Settings) -> list[Upload]:
+    if len(files) > settings.max_images:
+        raise Problem(413, f"{len(files)} files; one request takes at most {settings.max_images}")
+    uploads = []
+    for file in files:
+        content = file.file.read(settings.max_image_bytes + 1)
+        name = "".join(letter for letter in (file.filename or "image")[:120] if letter.isprintable())
+        if len(content) > settings.max_image_bytes:
+            raise Problem(413, f"{name}: larger than {settings.max_image_bytes:,} bytes")
+        uploads.append(Upload(name, content))
+    return uploads
+
+
+@router.post(
+    "/predict",
+    tags=["inference"],
+    operation_id="predict",
+    response_model=PredictionOut,
+    responses={200: {"content": {"application/json": {"example": EXAMPLE}, "text/html": {}}}}
+    | declared(404, 406, 409, 413, 415, 422),
+    dependencies=[Depends(require_multipart)],
+)
+def create_prediction(
+    request: Request,
+    answerers: Annotated[list[queries.Answerer], Depends(choose_answerers)],
+    file: Annotated[list[UploadFile], File(description="PNG, JPEG or WebP, any size; repeat it for more images")],
+    predictors: Predictors,
+    settings: ServiceSettings,
+    templates: Templates,
+    top_k: Annotated[int, Query(ge=1, le=1000)] = 5,
+    accept: Annotated[str, Header(include_in_schema=False)] = "*/*",
+) -> PredictionOut | Response:
+    """The likeliest classes of each image, by one model or by several side by side.
+
+    `checkpoint` names models; it is the only way to ask one that was trained on stand-in data.  `dataset` asks one
+    model an arm: the best evidence on real data, its lowest replicate; without `arm` every arm answers.  Where models
+    of several experiments fit, the answer is 409 with their ids.
+    """
+    wanted = preferred(accept, {"json": "application/json", "html": "text/html"})
+    prediction = predict(read_uploads(file, settings), answerers, predictors, top_k=top_k)
+    if wanted == "html":
+        return templates.TemplateResponse(request, "prediction.html", {"prediction": prediction})
+    return prediction

@@ -1,0 +1,120 @@
+"""The page, rendered here; without JavaScript it only loses its charts and the drop target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import version
+from typing import Annotated
+
+import vl_convert
+from fastapi import APIRouter, Query, Request, Response
+
+from service import queries
+from service.charts import comparison_chart, curves_chart
+from service.dependencies import ResultsSession, ServiceSettings, Templates
+from service.errors import declared
+from stages.results import METRICS, ExperimentComparison, compare, describe_fidelity
+
+router = APIRouter(include_in_schema=False)
+SHOWN_METRICS = ("accuracy", "best_epoch_accuracy", "loss", "calibration_error")
+MONTH = "public, max-age=2592000, immutable"
+
+
+@router.get("/", responses=declared(404, 422))
+def show_comparison(
+    request: Request,
+    session: ResultsSession,
+    templates: Templates,
+    settings: ServiceSettings,
+    dataset: str | None = None,
+    profile: str | None = None,
+    metric: Annotated[str, Query()] = "accuracy",
+) -> Response:
+    """One data set's comparison, and its models to try."""
+    datasets = queries.list_datasets(session)
+    overview = {item.name: compare(session, dataset=item.name) for item in datasets}
+    chosen = queries.find_dataset(session, dataset or _strongest(overview))
+    comparisons = compare(session, dataset=chosen.name, profile=profile, metric=metric)
+    return templates.TemplateResponse(
+        request,
+        "index.html",
+        {
+            "datasets": datasets,
+            "overview": overview,
+            "dataset": chosen,
+            "profile": profile,
+            "metric": METRICS[metric],
+            "metrics": [METRICS[name] for name in SHOWN_METRICS],
+            "comparisons": comparisons,
+            "charts": [comparison_chart(comparison) for comparison in comparisons],
+            "papers": {paper.name: paper for paper in queries.list_papers(session)},
+            "answerers": _to_try(queries.list_checkpoints(session, dataset=chosen.name)),
+            "max_images": settings.max_images,
+        },
+    )
+
+
+def _strongest(overview: dict[str, list[ExperimentComparison]]) -> str | None:
+    """The data set whose results say most: real data before stand-ins; the first one where none says anything."""
+    for name, comparisons in overview.items():
+        if any(comparison.provenance not in (None, "embedded") for comparison in comparisons):
+            return name
+    return next(iter(overview), None)
+
+
+def _to_try(answerers: Sequence[queries.Answerer]) -> list[queries.Answerer]:
+    """Of each arm of each experiment the strongest model, its lowest replicate."""
+    weakest_first = sorted(answerers, key=lambda row: (not row.is_stand_in, row.rank, -row.replicate))
+    best = {(row.experiment, row.arm): row for row in weakest_first}
+    return [row for row in answerers if best[row.experiment, row.arm] is row]
+
+
+@router.get("/runs/{run_key}", responses=declared(404))
+def show_run(run_key: str, request: Request, session: ResultsSession, templates: Templates) -> Response:
+    """One run: curves, numbers, spec, environment and provenance."""
+    results = queries.find_run(session, run_key)
+    names = {
+        (arm.experiment, arm.name): (experiment, arm)
+        for experiment in queries.list_experiments(session, paper=None, dataset=None)
+        for arm in experiment.arms
+    }
+    shown = [
+        {
+            "row": result,
+            "experiment": names[result.experiment, result.arm][0],
+            "arm": names[result.experiment, result.arm][1],
+            "label": describe_fidelity(result.provenance, result.profile, result.cut),
+            "checkpoint": queries.checkpoint_ids(session, [result]).get(result.id),
+            "chart": curves_chart(result) if result.epochs else None,
+        }
+        for result in results
+    ]
+    return templates.TemplateResponse(
+        request,
+        "run.html",
+        {"run_key": run_key, "results": shown, "spec": dict(flatten(results[0].spec)), "flatten": flatten},
+    )
+
+
+def flatten(value: object, prefix: str = "") -> list[tuple[str, object]]:
+    """Nested mappings as dotted names and leaves."""
+    if not isinstance(value, dict):
+        return [(prefix, value)]
+    return [pair for key, item in value.items() for pair in flatten(item, f"{prefix}.{key}" if prefix else str(key))]
+
+
+@router.get("/static/vega.js")
+def read_vega() -> Response:
+    """Vega, Vega-Lite and vega-embed, out of the installed vl-convert-python."""
+    return Response(vega_bundle(), media_type="text/javascript", headers={"cache-control": MONTH})
+
+
+@cache
+def vega_bundle() -> str:
+    return vl_convert.javascript_bundle()
+
+
+def vega_version() -> str:
+    """Changes with the bundle, so that it can be cached for long."""
+    return version("vl-convert-python")

@@ -1,0 +1,114 @@
+"""`/docs`: the API's reference, rendered from its own OpenAPI document."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from service.dependencies import Templates
+
+router = APIRouter(include_in_schema=False)
+METHODS = ("get", "post", "put", "patch", "delete")
+PROBLEMS = {
+    404: "A name that isn't there, or an address that isn't. The detail lists the known names where there are few.",
+    405: "The address is right, the method isn't; Allow says which are.",
+    406: "None of the media types that the address offers is in Accept.",
+    409: "Models of several experiments fit; the detail lists the checkpoints to choose from. "
+    "Or only stand-in models fit, and those answer only by name.",
+    413: "The request, a file, the number of files or an image's pixels are beyond the limit that the detail names.",
+    415: "Images come as multipart/form-data.",
+    422: "A parameter or a file can't be used as it is; the detail says what was expected and what came.",
+    500: "The service failed, and its log says why. Please report it.",
+    503: "The results database or a checkpoint's weights can't be read at the moment.",
+}
+
+
+@router.get("/docs")
+def show_reference(request: Request, templates: Templates) -> Response:
+    """Every operation with parameters, an example answer and its errors."""
+    document = request.app.openapi()
+    operations = [
+        describe(document, method, path, item[method])
+        for path, item in document["paths"].items()
+        for method in METHODS
+        if method in item
+    ]
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for operation in operations:
+        groups.setdefault(operation["tag"], []).append(operation)
+    return templates.TemplateResponse(
+        request, "reference.html", {"document": document, "groups": groups, "problems": PROBLEMS}
+    )
+
+
+def describe(document: dict[str, Any], method: str, path: str, operation: dict[str, Any]) -> dict[str, Any]:
+    """What a reader wants of one operation, in words."""
+    success = operation["responses"]["200"].get("content", {}).get("application/json", {})
+    example = success.get("example") or example_of(document, success.get("schema", {}))
+    body = operation.get("requestBody", {}).get("content", {}).get("multipart/form-data", {}).get("schema")
+    fields = resolve(document, body)["properties"] if body else {}
+    return {
+        "id": operation["operationId"],
+        "tag": operation["tags"][0],
+        "method": method.upper(),
+        "path": path,
+        "summary": operation["description"],
+        "parameters": [
+            {
+                "name": parameter["name"],
+                "place": parameter["in"],
+                "required": parameter["required"],
+                "type": type_of(document, parameter["schema"]),
+                "text": parameter.get("description", ""),
+            }
+            for parameter in operation.get("parameters", [])
+        ]
+        + [
+            {
+                "name": name,
+                "place": "form",
+                "required": name in resolve(document, body or {}).get("required", []),
+                "type": "files" if name == "file" else type_of(document, schema),
+                "text": schema.get("description", ""),
+            }
+            for name, schema in fields.items()
+        ],
+        "example": json.dumps(example, indent=2, ensure_ascii=False),
+        "errors": [status for status in operation["responses"] if status != "200"],
+    }
+
+
+def resolve(document: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+    if "$ref" in schema:
+        found: dict[str, Any] = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+        return found
+    return schema
+
+
+def type_of(document: dict[str, Any], schema: dict[str, Any]) -> str:
+    schema = resolve(document, schema)
+    if "anyOf" in schema:
+        return " or ".join(kind for item in schema["anyOf"] if (kind := type_of(document, item)) != "null")
+    if "enum" in schema:
+        return ", ".join(str(value) for value in schema["enum"])
+    if schema.get("type") == "array":
+        return f"{type_of(document, schema.get('items', {}))}, repeatable"
+    return str(schema.get("type", "any"))
+
+
+def example_of(document: dict[str, Any], schema: dict[str, Any]) -> Any:
+    """An example value out of a schema's own examples and types."""
+    schema = resolve(document, schema)
+    if "example" in schema:
+        return schema["example"]
+    if schema.get("examples"):
+        return schema["examples"][0]
+    if "anyOf" in schema:
+        return example_of(document, schema["anyOf"][0])
+    if "properties" in schema:
+        return {name: example_of(document, item) for name, item in schema["properties"].items()}
+    if schema.get("type") == "array":
+        return [example_of(document, schema.get("items", {}))]
+    return {"string": "…", "integer": 1, "number": 0.5, "boolean": True, "object": {}}.get(schema.get("type", ""))

@@ -1,0 +1,105 @@
+"""Runs and checkpoints: what was trained, how it went, and what can answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Path, Query
+
+from service import queries
+from service.dependencies import ResultsSession
+from service.errors import declared
+from service.queries import Answerer
+from service.routes.catalogue import DatasetFilter, ExperimentFilter
+from service.routes.limits import Limit, Offset
+from service.schemas import (
+    ArmResultOut,
+    CheckpointOut,
+    EpochOut,
+    MetricOut,
+    RunCostOut,
+    RunDetailOut,
+    RunOut,
+)
+from stages.results import Result, describe_fidelity
+
+router = APIRouter(prefix="/api/v1")
+
+
+@router.get("/runs", tags=["runs"], operation_id="listRuns", responses=declared(404, 422))
+def list_runs(
+    session: ResultsSession,
+    experiment: ExperimentFilter = None,
+    arm: Annotated[str | None, Query(examples=["ninformer"])] = None,
+    profile: Annotated[str | None, Query(examples=["quick"])] = None,
+    provenance: Literal["embedded", "subset", "full"] | None = None,
+    source: Literal["evidence", "local"] | None = None,
+    selected: Annotated[bool | None, Query(description="enters comparisons")] = None,
+    limit: Limit = 100,
+    offset: Offset = 0,
+) -> list[RunOut]:
+    """Results, in the order of experiments, arms and replicates."""
+    wanted = queries.RunFilter(
+        experiment=experiment, arm=arm, profile=profile, provenance=provenance, source=source, is_selected=selected
+    )
+    return [RunOut(**_summary(row)) for row in queries.list_results(session, wanted, limit=limit, offset=offset)]
+
+
+@router.get("/runs/{run_key}", tags=["runs"], operation_id="getRun", responses=declared(404))
+def read_run(
+    run_key: Annotated[str, Path(description="64 hexadecimal digits")], session: ResultsSession
+) -> RunDetailOut:
+    """One run: its spec, and for each of its results curves, cost and environment."""
+    return describe_run(queries.find_run(session, run_key), session)
+
+
+@router.get("/checkpoints", tags=["runs"], operation_id="listCheckpoints", responses=declared(404))
+def list_checkpoints(
+    session: ResultsSession, dataset: DatasetFilter = None, experiment: ExperimentFilter = None
+) -> list[CheckpointOut]:
+    """Trained models that can answer."""
+    found = queries.list_checkpoints(session, dataset=dataset, experiment=experiment)
+    return [_checkpoint(answerer) for answerer in found]
+
+
+@router.get("/checkpoints/{checkpoint_id}", tags=["runs"], operation_id="getCheckpoint", responses=declared(404))
+def read_checkpoint(checkpoint_id: str, session: ResultsSession) -> CheckpointOut:
+    """One trained model."""
+    return _checkpoint(queries.find_checkpoints(session, [checkpoint_id])[0])
+
+
+def _checkpoint(answerer: Answerer) -> CheckpointOut:
+    return CheckpointOut.model_validate(answerer)
+
+
+def _summary(result: Result) -> dict[str, object]:
+    names = RunOut.model_fields.keys() - {"label", "metrics"}
+    return {name: getattr(result, name) for name in names} | {
+        "label": describe_fidelity(result.provenance, result.profile, result.cut),
+        "metrics": [MetricOut.model_validate(row) for row in result.metrics],
+    }
+
+
+def describe_run(results: Sequence[Result], session: ResultsSession) -> RunDetailOut:
+    """The rows of one run as they leave the building."""
+    ids = queries.checkpoint_ids(session, results)
+    return RunDetailOut(
+        run_key=results[0].run_key,
+        spec=results[0].spec,
+        results=[_arm_result(result, ids.get(result.id)) for result in results],
+    )
+
+
+def _arm_result(result: Result, checkpoint: str | None) -> ArmResultOut:
+    own = ("environment_digest", "environment", "data_digest", "train_images", "test_images", "excluded_test_images")
+    rest = ("weights_sha256", "divergence", "origin")
+    return ArmResultOut.model_validate(
+        _summary(result)
+        | {name: getattr(result, name) for name in (*own, *rest)}
+        | {
+            "curves": [EpochOut.model_validate(row) for row in result.epochs],
+            "cost": RunCostOut.model_validate(result.cost) if result.cost else None,
+            "checkpoint": checkpoint,
+        }
+    )

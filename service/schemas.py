@@ -1,0 +1,297 @@
+"""What leaves the building.  Fractions in [0, 1], seconds, bytes; a unit stands in the name or beside the number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Out(BaseModel):
+    model_config = ConfigDict(from_attributes=True)
+
+
+class PaperOut(Out):
+    name: str = Field(examples=["ninformer"])
+    title: str
+    summary: str
+
+
+class DatasetOut(Out):
+    name: str = Field(examples=["cifar100"])
+    title: str = Field(examples=["CIFAR-100"])
+    shape: list[int] = Field(description="channels, height, width", examples=[[3, 32, 32]])
+    classes: int
+    train_images: int
+    test_images: int
+    licence: str
+    homepage: str
+
+
+class ArmOut(Out):
+    name: str = Field(examples=["local-vit"])
+    title: str
+    role: str = Field(examples=["baseline"])
+    model: dict[str, Any]
+
+
+class ExperimentOut(Out):
+    name: str = Field(examples=["ninformer-cifar100"])
+    title: str
+    paper: str
+    dataset: str
+    protocol: dict[str, Any] = Field(description="as printed, before a profile cuts it")
+    seeds: list[int]
+    arms: list[ArmOut]
+
+
+class MetricOut(Out):
+    metric: str = Field(examples=["accuracy"])
+    split: str = Field(examples=["test"])
+    value: float
+    n: int | None = Field(description="samples behind the number")
+
+
+class RunOut(Out):
+    """One result: a run in one environment, under one arm."""
+
+    run_key: str
+    experiment: str
+    arm: str
+    replicate: int
+    source: str = Field(description="evidence (published) or local")
+    is_selected: bool = Field(description="enters comparisons")
+    profile: str
+    provenance: str = Field(description="embedded (stand-in), subset or full")
+    cut: str
+    status: str
+    label: str = Field(description="what this result may be taken for")
+    metrics: list[MetricOut]
+
+
+class EpochOut(Out):
+    epoch: int
+    steps: int
+    lr: float
+    train_loss: float
+    train_accuracy: float
+    val_loss: float | None
+    val_accuracy: float | None
+    test_loss: float | None
+    test_accuracy: float | None
+
+
+class RunCostOut(Out):
+    train_seconds: float
+    epoch_seconds: list[float]
+    samples_per_second: float
+    peak_memory_bytes: int
+    latency_seconds_per_sample: float | None
+    latency_batch_size: int | None
+    latency_warmup: int | None
+    latency_repeats: int | None
+    latency_device: str | None
+
+
+class ArmResultOut(RunOut):
+    """One result with everything behind it."""
+
+    curves: list[EpochOut]
+    cost: RunCostOut | None
+    environment_digest: str
+    environment: dict[str, Any]
+    data_digest: str
+    train_images: int
+    test_images: int
+    excluded_test_images: int
+    weights_sha256: str | None
+    checkpoint: str | None = Field(description="id of the checkpoint, where its weights are here")
+    divergence: dict[str, Any] | None
+    origin: dict[str, Any] | None = Field(description="git revision and versions of published evidence")
+
+
+class RunDetailOut(Out):
+    """A run, and its results: one for every arm that it serves and every environment that it ran in."""
+
+    run_key: str
+    spec: dict[str, Any]
+    results: list[ArmResultOut]
+
+
+class CheckpointOut(Out):
+    id: str = Field(examples=["ninformer-cifar100.vit.0"])
+    experiment: str
+    arm: str
+    replicate: int
+    dataset: str
+    run_key: str
+    sha256: str
+    size_bytes: int
+    profile: str
+    provenance: str
+    label: str
+    accuracy: float | None = Field(description="ours, on the test set")
+
+
+class ClaimOut(Out):
+    id: str = Field(examples=["ninformer.table2.c100.vit"])
+    paper: str
+    place: str
+    experiment: str | None
+    arm: str | None
+    metric: str
+    kind: str
+    value: float | None
+    unit: str | None
+    precision: float | None
+    stderr: float | None
+    n: int | None
+    baseline_arm: str | None
+    better: str | None
+    note: str | None
+
+
+class MetricInfoOut(Out):
+    name: str
+    title: str
+    unit: str
+    better: str
+
+
+class PopulationOut(Out):
+    """Wilson's 95 % interval over test images; decides nothing."""
+
+    low: float
+    high: float
+    n_test: int
+
+
+class EstimateOut(Out):
+    mean: float | None
+    std: float | None
+    low: float | None = Field(description="95 % t-interval over replicates")
+    high: float | None
+    interval_missing: str | None = Field(description="why there is no interval")
+    n_replicates: int
+    n_diverged: int
+    n_test: int | None
+    population: PopulationOut | None
+
+
+class PaperValueOut(Out):
+    value: float
+    unit: str | None
+    claim: str
+    place: str
+    stderr: float | None
+    precision: float | None
+    note: str | None
+
+
+class DifferenceOut(Out):
+    """Ours − paper."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+class CostOut(Out):
+    train_seconds: float | None
+    parameters: int | None
+    flops_per_image: float | None
+    peak_memory_bytes: int | None
+    latency_seconds_per_sample: float | None
+    latency_batch_size: int | None
+    latency_device: str | None
+    latency_ratio: float | None = Field(description="to latency_baseline, on the same device and batch size")
+    latency_baseline: str | None
+
+
+class ArmComparisonOut(Out):
+    arm: str
+    title: str
+    role: str
+    ours: EstimateOut
+    paper: PaperValueOut | None
+    difference: DifferenceOut | None = Field(description="null for stand-in data")
+    rank_ours: int | None
+    rank_paper: int | None
+    cost: CostOut
+    checkpoints: list[str]
+    run_keys: list[str]
+    sources: list[str]
+
+
+class OrderOut(Out):
+    ours: list[str]
+    paper: list[str]
+    agrees: bool | None
+
+
+class ExperimentComparisonOut(Out):
+    experiment: str
+    title: str
+    paper: str
+    dataset: str
+    metric: MetricInfoOut
+    profile: str | None
+    cut: str | None
+    provenance: str | None
+    conditions: str | None = Field(description="digest of protocol and data, equal for all arms shown")
+    label: str
+    profiles: list[str] = Field(description="profiles with results, the best first")
+    arms: list[ArmComparisonOut]
+    order: OrderOut
+
+
+class ComparisonOut(Out):
+    comparisons: list[ExperimentComparisonOut]
+
+
+class ClassOut(Out):
+    index: int
+    name: str
+    probability: float
+
+
+class AnswerOut(Out):
+    checkpoint: str
+    top: list[ClassOut]
+
+
+class ImageAnswersOut(Out):
+    file: str
+    answers: list[AnswerOut]
+
+
+class ModelOut(Out):
+    """A checkpoint that answered, and what is known of it."""
+
+    checkpoint: str
+    experiment: str
+    arm: str
+    title: str
+    role: str
+    replicate: int
+    dataset: str
+    run_key: str
+    weights_sha256: str
+    profile: str
+    provenance: str
+    label: str
+    our_accuracy: float | None
+    paper_accuracy: float | None
+    paper_claim: str | None
+    seconds: float = Field(description="forward pass over all images of the request, decoding apart")
+
+
+class PredictionOut(Out):
+    images: list[ImageAnswersOut]
+    models: list[ModelOut]
+    seconds: float = Field(description="the whole request after upload: loading, decoding, answering")
+
+
+class HealthOut(Out):
+    status: str = Field(examples=["ok"])
+    detail: str

@@ -1,0 +1,102 @@
+"use strict";
+
+// Charts: each block of JSON becomes a Vega-Lite chart in the colours of the style sheet.
+
+const darkScheme = window.matchMedia("(prefers-color-scheme: dark)");
+
+function chartConfig() {
+  const style = getComputedStyle(document.documentElement);
+  const color = (name) => style.getPropertyValue(name).trim();
+  const font = getComputedStyle(document.body).fontFamily;
+  const quiet = color("--quiet");
+  return {
+    background: null,
+    font,
+    range: { category: [color("--ours"), color("--paper"), color("--third")], symbol: ["circle", "diamond"] },
+    axis: {
+      labelColor: quiet, titleColor: quiet, gridColor: color("--line"), domain: false, ticks: false,
+      labelFontSize: 13, titleFontSize: 12, titleFontWeight: "normal", labelPadding: 8, labelLimit: 140,
+    },
+    axisY: { labelColor: color("--ink") },
+    legend: { labelColor: color("--ink"), labelFontSize: 13, symbolSize: 110 },
+    view: { stroke: null },
+  };
+}
+
+async function drawCharts() {
+  for (const block of document.querySelectorAll("script[data-chart]")) {
+    const target = document.getElementById(block.dataset.chart);
+    target.closest("figure").hidden = false;
+    await window.vegaEmbed(target, JSON.parse(block.textContent), {
+      ast: true, // expressions are interpreted, so that the page needs no eval
+      actions: false,
+      defaultStyle: false,
+      renderer: "canvas",
+      tooltip: { disableDefaultStyle: true },
+      config: chartConfig(),
+    });
+  }
+}
+
+// Asking: the same form that works without this file, answered in place.
+
+function setUpForm(form) {
+  const drop = document.getElementById("drop");
+  const input = document.getElementById("file");
+  const result = document.getElementById("result");
+  const status = document.getElementById("status");
+  document.documentElement.classList.add("has-script");
+
+  async function ask() {
+    status.textContent = "Asking…";
+    result.replaceChildren();
+    try {
+      const response = await fetch("/predict", { method: "POST", body: new FormData(form), headers: { Accept: "text/html" } });
+      if (!response.ok) {
+        status.textContent = (await response.json()).detail;
+        return;
+      }
+      const page = new DOMParser().parseFromString(await response.text(), "text/html");
+      const answers = document.importNode(page.getElementById("answers"), true);
+      addPreviews(answers, input.files);
+      result.replaceChildren(answers);
+      status.textContent = "";
+    } catch {
+      status.textContent = "The service did not answer. Is it still running?";
+    }
+  }
+
+  form.addEventListener("submit", (event) => { event.preventDefault(); ask(); });
+  input.addEventListener("change", () => { if (input.files.length) ask(); });
+  for (const box of form.querySelectorAll("input[type=checkbox]")) {
+    box.addEventListener("change", () => { if (input.files.length) ask(); });
+  }
+  for (const name of ["dragenter", "dragover"]) {
+    drop.addEventListener(name, (event) => { event.preventDefault(); drop.classList.add("is-over"); });
+  }
+  for (const name of ["dragleave", "drop"]) {
+    drop.addEventListener(name, () => drop.classList.remove("is-over"));
+  }
+  drop.addEventListener("drop", (event) => {
+    event.preventDefault();
+    if (event.dataTransfer.files.length) { input.files = event.dataTransfer.files; ask(); }
+  });
+  document.addEventListener("paste", (event) => {
+    if (event.clipboardData.files.length) { input.files = event.clipboardData.files; ask(); }
+  });
+}
+
+function addPreviews(answers, files) {
+  answers.querySelectorAll(".image h4").forEach((heading, index) => {
+    const preview = document.createElement("img");
+    preview.alt = "";
+    preview.src = URL.createObjectURL(files[index]);
+    preview.addEventListener("load", () => URL.revokeObjectURL(preview.src));
+    heading.prepend(preview);
+  });
+}
+
+drawCharts();
+darkScheme.addEventListener("change", drawCharts);
+const form = document.getElementById("try");
+if (form) setUpForm(form);
