@@ -27,7 +27,7 @@ def test_fetched_files_become_the_packed_set(tmp_path: Path, capsys: pytest.Capt
     assert fetch.main(["tiny"]) == 0
     assert preprocess.main(["tiny"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("preprocess: tiny: full, 50 training and 400 test images, digest ")
+    assert last.startswith("preprocess: tiny: full, 50 training and 200 test images, digest ")
     assert read_info(tmp_path / "data/processed/tiny").provenance == "full"
 
 

@@ -79,7 +79,7 @@ def _compose(
     channels, height, width = shape
     side = min(height, width // places)
     top, left = (height - side) // 2, (width - side * places) // 2
-    ink = np.zeros((len(labels), height, width), dtype=np.int64)
+    ink = np.zeros((len(labels), height, width), dtype=np.int16)  # 255 * INK_LEVELS fits
     nearest = np.arange(side) * 8 // side
     for place in range(places):
         wanted = labels // 10 ** (places - 1 - place) % 10
@@ -94,8 +94,8 @@ def _compose(
 def _colours(count: int, channels: int, random: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
     """Paper and pen [count, channels, 1, 1]: black and white for one channel, else a dark colour and a light one."""
     if channels == 1:
-        return np.zeros((count, 1, 1, 1), dtype=np.int64), np.full((count, 1, 1, 1), 255)
-    dark = random.randint(0, 112, size=(count, channels, 1, 1))
-    light = random.randint(144, 256, size=(count, channels, 1, 1))
+        return np.zeros((count, 1, 1, 1), dtype=np.int16), np.full((count, 1, 1, 1), 255, dtype=np.int16)
+    dark = random.randint(0, 112, size=(count, channels, 1, 1)).astype(np.int16)
+    light = random.randint(144, 256, size=(count, channels, 1, 1)).astype(np.int16)
     is_light_paper = random.randint(0, 2, size=(count, 1, 1, 1)) == 1
     return np.where(is_light_paper, light, dark), np.where(is_light_paper, dark, light)

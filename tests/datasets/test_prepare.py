@@ -57,26 +57,26 @@ def test_official_files_become_the_packed_set(tmp_path: Path, dataset: TinyDatas
 
 def test_inexact_test_row_is_left_out_and_counted(tmp_path: Path) -> None:
     dataset = tiny_cifar10()
-    manifest = changed_mirror(dataset, tmp_path, TEST_BATCH, [399])
+    manifest = changed_mirror(dataset, tmp_path, TEST_BATCH, [199])
     info = prepare(dataset.source, manifest, tmp_path, tmp_path / "processed/tiny")
-    assert (info.test_images, info.excluded_test_images) == (399, 1)
-    assert info.test_rows == tuple(range(399))
+    assert (info.test_images, info.excluded_test_images) == (199, 1)
+    assert info.test_rows == tuple(range(199))
     assert (info.provenance, info.source) == ("full", "mirror")
-    pixels = np.frombuffer(dataset.files[TEST_BATCH], dtype=np.uint8).reshape(400, 3073)[:399, 1:]
+    pixels = np.frombuffer(dataset.files[TEST_BATCH], dtype=np.uint8).reshape(200, 3073)[:199, 1:]
     kept = read_images(tmp_path / "processed/tiny", "test")
-    np.testing.assert_array_equal(kept.images.reshape(399, 3072), pixels)
+    np.testing.assert_array_equal(kept.images.reshape(199, 3072), pixels)
 
 
 def test_more_than_half_a_percent_of_inexact_test_rows_make_a_subset(tmp_path: Path) -> None:
     dataset = tiny_cifar10()
-    for rows, provenance in (([398, 399], "full"), ([397, 398, 399], "subset")):
+    for rows, provenance in (([199], "full"), ([198, 199], "subset")):
         manifest = changed_mirror(dataset, tmp_path / str(len(rows)), TEST_BATCH, rows)
         assert judge_provenance(dataset.source, manifest, TRAIN, TEST - len(rows)) == provenance
 
 
 def test_inexact_training_file_makes_a_subset(tmp_path: Path) -> None:
     dataset = tiny_cifar10()
-    manifest = changed_mirror(dataset, tmp_path, BATCH_2, [399])
+    manifest = changed_mirror(dataset, tmp_path, BATCH_2, [199])
     assert prepare(dataset.source, manifest, tmp_path, tmp_path / "packed").provenance == "subset"
 
 
@@ -115,7 +115,7 @@ def test_missing_class_is_named(tmp_path: Path, split: str) -> None:
 def test_class_that_goes_with_the_inexact_rows_is_missed(tmp_path: Path) -> None:
     labels = np.append(np.arange(TEST - 1) % 9, 9)
     dataset = tiny_cifar10(cifar10_files(test_labels=labels))
-    manifest = changed_mirror(dataset, tmp_path, TEST_BATCH, [399])
+    manifest = changed_mirror(dataset, tmp_path, TEST_BATCH, [199])
     with pytest.raises(MissingClass, match="tiny, test: no image of truck"):
         prepare(dataset.source, manifest, tmp_path, tmp_path / "packed")
 
@@ -129,7 +129,7 @@ def test_label_outside_the_classes_is_named(tmp_path: Path) -> None:
 
 DECLARATIONS: Mapping[str, tuple[dict[str, object], type[Exception], str]] = {
     "training count": ({"train": 51}, WrongCount, "tiny, train: 50 images; params.yaml declares 51"),
-    "test count": ({"test": 399}, WrongCount, "tiny, test: 400 images; params.yaml declares 399"),
+    "test count": ({"test": 199}, WrongCount, "tiny, test: 200 images; params.yaml declares 199"),
     "shape": ({"shape": (3, 28, 28)}, WrongShape, r"images are \(3, 32, 32\); params.yaml declares \(3, 28, 28\)"),
     "classes": ({"classes": 100}, WrongCount, "10 class names; params.yaml declares 100"),
     "reader": ({"reader": "cifar-10"}, UnknownReader, "reader is 'cifar-10'; known: cifar10, cifar100, mnist"),

@@ -241,7 +241,7 @@ def test_inexact_rows_count_only_beside_an_inexact_file(tmp_path: Path) -> None:
     [
         ("{", "mirror.json: file: Invalid JSON"),
         ('{"complete": true}', "mirror.json: files: Field required"),
-        ('{"complete": true, "files": {}, "inexact_test_rows": [400]}', "inexact_test_rows has 400; .* 0 to 399"),
+        ('{"complete": true, "files": {}, "inexact_test_rows": [200]}', "inexact_test_rows has 200; .* 0 to 199"),
     ],
 )
 def test_bad_mirror_description_is_named(tmp_path: Path, document: str, message: str) -> None:

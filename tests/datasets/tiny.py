@@ -17,7 +17,7 @@ import numpy as np
 
 from stages.experiment import DatasetSource, SourceFile
 
-TRAIN, TEST = 50, 400
+TRAIN, TEST = 50, 200
 
 
 def md5(content: bytes) -> str:
@@ -56,7 +56,7 @@ def cifar10_files(train_labels: np.ndarray | None = None, test_labels: np.ndarra
 
 
 def tiny_cifar10(files: Mapping[str, bytes] | None = None, archive: bytes | None = None) -> TinyDataset:
-    """Fifty training and 400 test images in the layout of CIFAR-10, in an archive."""
+    """Fifty training and 200 test images in the layout of CIFAR-10, in an archive."""
     files = cifar10_files() if files is None else files
     archive = tar_gz(files) if archive is None else archive
     pins = tuple(SourceFile(name=name, md5=md5(content)) for name, content in files.items())
@@ -65,7 +65,7 @@ def tiny_cifar10(files: Mapping[str, bytes] | None = None, archive: bytes | None
 
 
 def tiny_mnist() -> TinyDataset:
-    """Fifty training and 400 test images in the four idx files of MNIST."""
+    """Fifty training and 200 test images in the four idx files of MNIST."""
     random = np.random.RandomState(1)
     files = {}
     for prefix, count in (("train", TRAIN), ("t10k", TEST)):
@@ -97,7 +97,7 @@ def _declare(
 
 def tar_gz(files: Mapping[str, bytes]) -> bytes:
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as tar:
         for name, content in files.items():
             member = tarfile.TarInfo(name)
             member.size = len(content)
