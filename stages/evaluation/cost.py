@@ -13,11 +13,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
+from torch._ops import OpOverload
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 Shape = tuple[int, int, int]
 
@@ -53,9 +56,36 @@ def flops_per_image(model: nn.Module, shape: Shape) -> int:
     parameter = next(model.parameters())
     images = torch.zeros(1, *shape, device=parameter.device, dtype=parameter.dtype)
     # Attention as two matrix products: every torch version and device counts those alike.
-    with _inference(model), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+    with _inference(model), sdpa_kernel(SDPBackend.MATH), _FlopCounter() as counter:
         model(images)
-    return int(counter.get_total_flops())
+    return counter.flops
+
+
+class _FlopCounter(TorchDispatchMode):
+    """What torch's `FlopCounterMode` counts, without loading torch's compiler, which takes longer than torch itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True would import the compiler, only to tell it to stay away from this mode
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        formula = flop_registry.get(func.overloadpacket)
+        if formula is None:
+            with self:
+                parts = func.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
+        result = func(*args, **kwargs)
+        if formula is not None:
+            self.flops += int(formula(*args, **kwargs, out_val=result))
+        return result
 
 
 def measure_latency(

@@ -3,14 +3,23 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
-from stages.evaluation.cost import count_parameters, flops_per_image, measure_latency, peak_memory_bytes
+from stages.evaluation.cost import (
+    count_parameters,
+    flops_per_image,
+    measure_latencies,
+    measure_latency,
+    peak_memory_bytes,
+)
 from stages.papers.ninformer import LocalViT, MLPMixer, NiNformer, ViT
 
 ROOT = Path(__file__).parents[2]
@@ -39,6 +48,41 @@ CONV = N * D * M + 9 * N * M + N * M * D
 )
 def test_flops_are_twice_the_multiply_accumulates_counted_by_hand(model: nn.Module, of_a_block: int) -> None:
     assert flops_per_image(model, (3, 32, 32)) == 2 * (PATCHES + L * of_a_block + HEAD)
+
+
+class Composed(nn.Module):
+    """Operations that reach the counter whole or in parts: einsum, bilinear, grouped and transposed convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.grouped = nn.Conv2d(4, 6, 3, groups=2, padding=1)
+        self.transposed = nn.ConvTranspose2d(6, 2, 2, stride=2)
+        self.bilinear = nn.Bilinear(8, 8, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        rows = self.transposed(self.grouped(images)).mean(dim=1)  # [B, 8, 8]
+        mixed = torch.einsum("bij,bkj->bik", rows, rows)
+        return self.bilinear(mixed, F.scaled_dot_product_attention(mixed, rows, rows))
+
+
+def test_flops_equal_torchs_own_counter() -> None:
+    model, images = Composed(), torch.zeros(1, 4, 4, 4)
+    with FlopCounterMode(display=False) as counter:
+        model(images)
+    assert flops_per_image(model, (4, 4, 4)) == counter.get_total_flops() > 0
+
+
+@pytest.mark.slow
+def test_counting_flops_does_not_load_the_compiler() -> None:
+    code = """
+import sys
+import time
+from torch import nn
+from stages.evaluation.cost import flops_per_image
+assert flops_per_image(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), (1, 2, 2)) == 24
+sys.exit("torch._dynamo" in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 def test_flops_do_not_depend_on_mode_or_dtype() -> None:
@@ -82,8 +126,6 @@ class Sleeper(nn.Module):
         self.batch_sizes: list[int] = []
 
     def forward(self, images: Tensor) -> Tensor:
-        import time
-
         time.sleep(self.seconds[len(self.batch_sizes)])
         self.batch_sizes.append(len(images))
         return images * self.scale
@@ -96,6 +138,16 @@ def test_latency_is_the_median_per_sample_without_the_warmup() -> None:
     assert 0.002 <= latency.seconds_per_sample < 0.01
     stated = (latency.batch_size, latency.warmup, latency.repeats, latency.device, latency.synchronised)
     assert stated == (10, 2, 5, "cpu", True)
+
+
+def test_models_are_timed_in_turn() -> None:
+    calls: list[str] = []
+    models = [nn.Linear(2, 2), nn.Linear(2, 2)]
+    for name, model in zip("ab", models, strict=True):
+        model.register_forward_pre_hook(lambda *_, name=name: calls.append(name))
+    latencies = measure_latencies(models, (1, 2, 2), batch_size=3, warmup=1, repeats=2)
+    assert calls == ["a", "b"] * 3
+    assert [latency.batch_size for latency in latencies] == [3, 3]
 
 
 @pytest.mark.parametrize(("batch_size", "warmup", "repeats"), [(0, 1, 1), (1, -1, 1), (1, 0, 0)])
@@ -112,23 +164,12 @@ def test_peak_memory_is_at_least_what_is_resident_now() -> None:
 
 
 @pytest.mark.slow
-def test_peak_memory_is_the_process_own_and_never_falls() -> None:
-    """A small process started by a large one, ours, which holds torch."""
-    code = """
-from stages.evaluation.cost import peak_memory_bytes
-before = peak_memory_bytes()
-held = bytearray(before + 2**26)
-held[::4096] = bytes(len(held[::4096]))
-during = peak_memory_bytes()
-del held
-print(before, during, peak_memory_bytes())
-"""
+def test_peak_memory_is_the_process_own() -> None:
+    """A small process started by a larger one, ours."""
+    code = "from stages.evaluation.cost import peak_memory_bytes; print(peak_memory_bytes())"
     ballast = np.ones(2**30, dtype=np.uint8)
     finished = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    before, during, after = map(int, finished.stdout.split())
-    assert before < len(ballast) < peak_memory_bytes()
-    assert during >= 2 * before
-    assert after == pytest.approx(during, rel=0.01)
+    assert int(finished.stdout) < len(ballast) < peak_memory_bytes()
 
 
 @pytest.mark.gpu
