@@ -1,0 +1,98 @@
+"""A small project in a folder of its own: one experiment, two tiny arms, a packed stand-in, ready to train."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from stages.datasets.embedded import class_names, compose_stand_in
+from stages.datasets.packed import PackedInfo, digest_images, write_packed
+from stages.experiment import load_params
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+EXPERIMENT = "tiny-mnist"
+
+
+def make_project(folder: Path, *, epochs: int = 3, steps_per_epoch: int | None = 4) -> Path:
+    """Write params and packed data below `folder`; the code stays where it is."""
+    index = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
+    index["profiles"]["smoke"]["overrides"] = {"epochs": epochs, "steps_per_epoch": steps_per_epoch, "batch_size": 16}
+    index["experiments"] = {EXPERIMENT: {"paper": "ninformer", "dataset": "mnist"}}
+    index["profile"] = "smoke"
+    experiment = yaml.safe_load((REPOSITORY / "params" / "ninformer-mnist.yaml").read_text())
+    tiny = {"patch_size": 7, "dim": 16, "depth": 1, "dropout": 0.5}
+    experiment["arms"] = {
+        "vit": {
+            "role": "baseline",
+            "title": "ViT",
+            "model": {"name": "ViT", "num_heads": 2, "mlp_dim": 16, **tiny},
+        },
+        "ninformer": {
+            "role": "proposed",
+            "title": "NiNformer",
+            "model": {"name": "NiNformer", "mlp_dim": 16, "token_dim": 8, "channel_dim": 16, **tiny},
+        },
+    }
+    (folder / "params").mkdir(parents=True)
+    (folder / "params.yaml").write_text(yaml.safe_dump(index))
+    (folder / "params" / f"{EXPERIMENT}.yaml").write_text(yaml.safe_dump(experiment))
+    pack_stand_in(folder / "data" / "processed" / "mnist", "mnist")
+    return folder
+
+
+def pack_stand_in(folder: Path, dataset: str) -> None:
+    """The embedded stand-in of a data set, packed."""
+    source = load_params(REPOSITORY).datasets[dataset]
+    train, test = compose_stand_in(dataset, source.shape, source.classes)
+    classes = class_names(source.classes)
+    info = PackedInfo(
+        dataset=dataset,
+        provenance="embedded",
+        digest=digest_images(train, test, classes),
+        classes=classes,
+        shape=source.shape,
+        train_images=len(train),
+        test_images=len(test),
+        test_rows=None,
+        excluded_test_images=0,
+        source="embedded",
+    )
+    write_packed(folder, train, test, info)
+
+
+def environment() -> dict[str, str]:
+    """This process's environment with our code importable and one thread, so that numbers don't depend on the load."""
+    return os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "CLAIMCHECK_DEVICE": "cpu"}
+
+
+def start_training(project: Path, *options: str) -> subprocess.Popen[str]:
+    """`python -m stages.train` as its own process group, output captured."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "stages.train", EXPERIMENT, *options],
+        cwd=project,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def train(project: Path, *options: str) -> str:
+    """Train to the end and return what was printed."""
+    process = start_training(project, *options)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    return output
+
+
+def outcomes(project: Path) -> dict[str, tuple[bytes, bytes]]:
+    """(history, weights) of each published run by key: what must not depend on interruptions."""
+    return {
+        folder.name: ((folder / "history.jsonl").read_bytes(), (folder / "weights.safetensors").read_bytes())
+        for folder in sorted((project / "data" / "store" / "runs").iterdir())
+    }

@@ -1,0 +1,159 @@
+"""Params: the printed numbers are there, and every mistake in a file is one clear error."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stages.experiment import ParamsError, describe_cut, load_params, plan_runs, resolve_protocol
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+CIFAR100 = "params/ninformer-cifar100.yaml"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    shutil.copy(REPOSITORY / "params.yaml", tmp_path)
+    shutil.copytree(REPOSITORY / "params", tmp_path / "params")
+    return tmp_path
+
+
+def edit(path: Path, change: Callable[[Any], None]) -> None:
+    content = yaml.safe_load(path.read_text())
+    change(content)
+    path.write_text(yaml.safe_dump(content))
+
+
+def test_printed_protocol_is_section_4_of_the_paper() -> None:
+    params = load_params(REPOSITORY)
+    for name in ("ninformer-mnist", "ninformer-cifar10", "ninformer-cifar100"):
+        printed = params.experiments[name].printed
+        assert (printed.epochs, printed.batch_size) == (100, 128)
+        assert (printed.optimizer.name, printed.optimizer.lr) == ("adam", 0.001)
+        arms = params.experiments[name].arms
+        assert {arm.model["patch_size"] for arm in arms.values()} == {4}
+        assert {arm.model["dim"] for arm in arms.values()} == {256}
+        assert {arm.model["depth"] for arm in arms.values()} == {4}
+        assert [arm.name for arm in arms.values() if arm.role == "proposed"] == ["ninformer"]
+
+
+def test_paper_profile_cuts_nothing() -> None:
+    params = load_params(REPOSITORY)
+    for experiment in params.experiments.values():
+        assert describe_cut(experiment, params.profiles["paper"], params.datasets[experiment.dataset]) == ""
+        assert resolve_protocol(experiment, params.profiles["paper"]) == experiment.printed
+
+
+def test_cut_is_stated() -> None:
+    params = load_params(REPOSITORY)
+    experiment = params.experiments["ninformer-cifar100"]
+    cut = describe_cut(experiment, params.profiles["quick"], params.datasets["cifar100"])
+    assert cut == "3 of 100 epochs, 12,500 of 50,000 training images, 1 of 3 replicates"
+    smoke = describe_cut(experiment, params.profiles["smoke"], params.datasets["cifar100"])
+    assert smoke.startswith("stand-in data, ")
+
+
+def test_arms_of_an_experiment_differ_in_their_model_only() -> None:
+    params = load_params(REPOSITORY)
+    for experiment in params.experiments.values():
+        runs = plan_runs(experiment, params.profiles["paper"], params.datasets[experiment.dataset])
+        assert len({run.protocol for run in runs if run.arm}) == 1
+        assert len({(run.arm, run.replicate) for run in runs}) == len(runs) == 12
+
+
+MISTAKES: list[tuple[str, Callable[[Any], None], str]] = [
+    ("params.yaml", lambda p: p.update(profile="smoek"), "params.yaml: profile is 'smoek' (did you mean smoke?)"),
+    ("params.yaml", lambda p: p.update(seed=1), "params.yaml: unknown key seed; known: "),
+    (
+        "params.yaml",
+        lambda p: p["experiments"]["ninformer-mnist"].update(paper="nin"),
+        "experiments.ninformer-mnist.paper is 'nin'",
+    ),
+    (
+        "params.yaml",
+        lambda p: p["experiments"]["ninformer-mnist"].update(dataset="minst"),
+        "experiments.ninformer-mnist.dataset is 'minst' (did you mean mnist?); known: cifar10, cifar100, mnist",
+    ),
+    (
+        "params.yaml",
+        lambda p: p["experiments"].update(lost={"paper": "ninformer", "dataset": "mnist"}),
+        "lost.yaml: no such file",
+    ),
+    (
+        "params.yaml",
+        lambda p: p["profiles"]["quick"]["overrides"].update(epoch=1),
+        "profiles.quick.overrides.epoch (did you mean epochs?)",
+    ),
+    (
+        CIFAR100,
+        lambda p: p["protocol"].update(batchsize=4),
+        "unknown key protocol.batchsize (did you mean batch_size?)",
+    ),
+    (
+        CIFAR100,
+        lambda p: p["protocol"].update(epochs="many"),
+        "protocol.epochs is 'many'; input should be a valid integer",
+    ),
+    (
+        CIFAR100,
+        lambda p: p["protocol"]["optimizer"].update(name="adamm"),
+        "protocol.optimizer.name is 'adamm'; input should be 'adam', 'adamw' or 'sgd'",
+    ),
+    (
+        CIFAR100,
+        lambda p: p["protocol"]["optimizer"].update(learning_rate=1),
+        "unknown key protocol.optimizer.learning_rate",
+    ),
+    (CIFAR100, lambda p: p["protocol"].pop("epochs"), "protocol.epochs is missing"),
+    (
+        CIFAR100,
+        lambda p: p["protocol"].update(mean=[0.5]),
+        "protocol.mean has 1 values; images of cifar100 have 3 channels",
+    ),
+    (CIFAR100, lambda p: p["protocol"].update(seeds=[0, 0]), "protocol.seeds is [0, 0]"),
+    (CIFAR100, lambda p: p["protocol"].pop("seeds"), "protocol.seeds is None"),
+    (CIFAR100, lambda p: p["arms"]["vit"].update(role="hero"), "arms.vit.role is 'hero'"),
+    (
+        CIFAR100,
+        lambda p: p["arms"]["vit"]["model"].update(name="VIT"),
+        "arms.vit.model.name is 'VIT' (did you mean ViT?); known: LocalViT, MLPMixer, NiNformer, ViT",
+    ),
+    (
+        CIFAR100,
+        lambda p: p["arms"]["vit"]["model"].update(width=512),
+        "unknown key arms.vit.model.width (did you mean depth?); known: depth, dim, dropout, mlp_dim, num_heads, patch_size",
+    ),
+    (CIFAR100, lambda p: p["arms"]["vit"]["model"].update(depth=4.5), "arms.vit.model.depth is 4.5; expected int"),
+    (CIFAR100, lambda p: p["arms"]["vit"]["model"].update(depth=True), "arms.vit.model.depth is True; expected int"),
+    (CIFAR100, lambda p: p["arms"]["vit"]["model"].pop("num_heads"), "arms.vit.model.num_heads is missing"),
+    (CIFAR100, lambda p: p["arms"]["vit"]["model"].update(num_classes=7), "unknown key arms.vit.model.num_classes"),
+]
+
+
+@pytest.mark.parametrize(("file", "change", "message"), MISTAKES, ids=[message[-40:] for *_, message in MISTAKES])
+def test_a_mistake_names_file_path_and_choices(
+    project: Path, file: str, change: Callable[[Any], None], message: str
+) -> None:
+    edit(project / file, change)
+    with pytest.raises(ParamsError) as caught:
+        load_params(project)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith(str(project))
+
+
+def test_broken_yaml_is_one_error(project: Path) -> None:
+    (project / "params.yaml").write_text("profile: [smoke")
+    with pytest.raises(ParamsError, match="not YAML"):
+        load_params(project)
+
+
+def test_override_of_the_wrong_type_is_refused(project: Path) -> None:
+    edit(project / "params.yaml", lambda p: p["profiles"]["quick"]["overrides"].update(epochs="three"))
+    params = load_params(project)
+    with pytest.raises(ParamsError, match=r"epochs is 'three'"):
+        resolve_protocol(params.experiments["ninformer-mnist"], params.profiles["quick"])

@@ -1,0 +1,97 @@
+"""The code fingerprint: explaining code changes nothing, changing it does, and the closure is complete."""
+
+from __future__ import annotations
+
+import ast
+import io
+import shutil
+import subprocess
+import sys
+import tokenize
+from pathlib import Path
+
+import pytest
+
+from stages.fingerprint import PACKAGE_ROOT, code_fingerprint, import_closure, significant_text
+
+SOURCE = '''"""What it is."""
+import math  # for pi
+
+def area(r):
+    """πr²"""
+    # the formula
+    return f"{math.pi * r**2} # not a comment"
+'''
+BARE = 'import math\ndef area(r):\n    return f"{math.pi * r**2} # not a comment"'
+
+
+def test_comments_docstrings_and_blank_lines_do_not_count() -> None:
+    assert significant_text(SOURCE) == BARE
+
+
+def test_code_and_strings_count() -> None:
+    assert significant_text(SOURCE.replace("r**2", "r**3")) != BARE
+    assert significant_text(SOURCE.replace("# not", "# nota")) != BARE
+
+
+def test_docstring_beside_umlauts_and_several_lines() -> None:
+    source = 'def f():\n    """a\n    é"""; return "ü"\n'
+    assert significant_text(source) == 'def f():\n    ; return "ü"'
+
+
+def tokens_that_count(source: str) -> str:
+    """The same by another road: all tokens but comments and docstrings, without white space."""
+    docstrings = {
+        (node.body[0].lineno, node.body[0].col_offset)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None
+    }
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    kept = [token.string for token in tokens if token.type != tokenize.COMMENT and token.start not in docstrings]
+    return "".join("".join(kept).split())
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE_ROOT / "stages").rglob("*.py")), ids=lambda path: path.stem)
+def test_nothing_but_comments_and_docstrings_is_lost(path: Path) -> None:
+    source = path.read_text()
+    assert "".join(significant_text(source).split()) == tokens_that_count(source)
+
+
+def test_closure_follows_imports_and_holds_the_model() -> None:
+    closure = import_closure(["stages.training.loop", "stages.papers.ninformer.ninformer"])
+    assert {
+        "stages.training.augment",
+        "stages.training.seeding",
+        "stages.ops.normalize",
+        "stages.papers.ninformer.layers",
+        "stages.papers.ninformer.mlp_mixer",
+    } <= closure
+    assert "stages.papers.ninformer.local_vit" not in closure, "another arm's model is none of its business"
+
+
+def test_closure_holds_every_module_that_training_really_loads() -> None:
+    """Against the interpreter: what `import` brings in of ours is in the static closure."""
+    roots = ["stages.training.loop", "stages.papers.ninformer.vit"]
+    script = f"import sys, {', '.join(roots)}; print(*[m for m in sys.modules if m.startswith('stages.')])"
+    loaded = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=PACKAGE_ROOT
+    ).stdout.split()
+    packages = {name for name in loaded if (PACKAGE_ROOT / Path(*name.split("."))).is_dir()}
+    siblings = {name for name in loaded if name.startswith("stages.papers.ninformer.")}  # the package imports all four
+    assert set(loaded) - packages - siblings <= import_closure(roots)
+
+
+def test_a_module_that_is_not_ours_is_refused() -> None:
+    with pytest.raises(ModuleNotFoundError, match="os is not a module"):
+        code_fingerprint(["os"])
+
+
+@pytest.mark.parametrize("version", ["3.12", "3.13"])
+def test_digests_are_the_same_in_other_pythons(version: str) -> None:
+    roots = ["stages.training.loop", "stages.papers.ninformer.local_vit"]
+    script = f"from stages.fingerprint import code_fingerprint as f; print(f({roots!r}))"
+    python = shutil.which(f"python{version}")
+    if python is None:
+        pytest.skip(f"no python{version} on this machine")
+    other = subprocess.run([python, "-c", script], capture_output=True, text=True, check=True, cwd=PACKAGE_ROOT)
+    assert other.stdout.strip() == str(code_fingerprint(roots))
