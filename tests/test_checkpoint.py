@@ -1,0 +1,162 @@
+"""Checkpoints: what was saved is what answers, and anything else is refused with its reason."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from stages.checkpoint import CheckpointError, InputContract, dump_checkpoint, load_predictor
+from stages.papers import build_model
+from stages.run import ModelSpec
+
+MODEL = ModelSpec(
+    path="stages.papers.ninformer.local_vit:LocalViT",
+    arguments={
+        "image_size": 8,
+        "in_channels": 3,
+        "num_classes": 4,
+        "patch_size": 4,
+        "dim": 16,
+        "depth": 1,
+        "num_heads": 2,
+        "channels": 16,
+        "dropout": 0.5,
+    },
+)
+CONTRACT = InputContract(
+    model=MODEL,
+    shape=(3, 8, 8),
+    mean=(0.4, 0.5, 0.6),
+    std=(0.2, 0.3, 0.4),
+    classes=("a", "b", "c", "d"),
+    run_key="k" * 64,
+    dataset="toy",
+    data_digest="d" * 64,
+)
+
+
+@pytest.fixture
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    model = build_model(MODEL)
+    model(torch.randn(16, 3, 8, 8))  # running statistics away from their start
+    return model.eval()
+
+
+@pytest.fixture
+def content(network: nn.Module) -> bytes:
+    return dump_checkpoint(network, CONTRACT)
+
+
+@pytest.fixture
+def images() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (5, 3, 8, 8), dtype=np.uint8)
+
+
+def write(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+def test_predictor_answers_like_the_network(
+    tmp_path: Path, network: nn.Module, content: bytes, images: np.ndarray
+) -> None:
+    predictor = load_predictor(write(tmp_path / "w.safetensors", content))
+    assert predictor.contract == CONTRACT
+    assert predictor.weights_sha256 == hashlib.sha256(content).hexdigest()
+    mean, std = (np.array(values).reshape(1, 3, 1, 1) for values in (CONTRACT.mean, CONTRACT.std))
+    inputs = torch.from_numpy((images / 255 - mean) / std).float()
+    expected = network(inputs).softmax(dim=1).detach().numpy()
+    np.testing.assert_allclose(predictor.probabilities(images), expected, atol=1e-6)
+
+
+def test_an_image_alone_and_in_a_batch_get_the_same_answer(tmp_path: Path, content: bytes, images: np.ndarray) -> None:
+    predictor = load_predictor(write(tmp_path / "w.safetensors", content))
+    together = predictor.probabilities(images)
+    alone = np.concatenate([predictor.probabilities(images[i : i + 1]) for i in range(len(images))])
+    in_twos = predictor.probabilities(images, batch_size=2)
+    np.testing.assert_allclose(alone, together, atol=1e-6)
+    np.testing.assert_allclose(in_twos, together, atol=1e-6)
+    assert predictor.probabilities(images[:0]).shape == (0, 4)
+
+
+def test_same_network_is_the_same_bytes(network: nn.Module, content: bytes) -> None:
+    assert dump_checkpoint(network, CONTRACT) == content
+
+
+@pytest.mark.parametrize(
+    "images",
+    [np.zeros((1, 3, 8, 9), np.uint8), np.zeros((3, 8, 8), np.uint8), np.zeros((1, 3, 8, 8), np.float32)],
+    ids=["size", "rank", "type"],
+)
+def test_images_of_another_shape_or_type_are_refused(tmp_path: Path, content: bytes, images: np.ndarray) -> None:
+    predictor = load_predictor(write(tmp_path / "w.safetensors", content))
+    with pytest.raises(CheckpointError, match=r"takes torch\.uint8 \[N, 3, 8, 8\]"):
+        predictor.probabilities(images)
+
+
+class Payload:
+    """Unpickling this would leave a trace."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return Path.touch, (Path("unpickled"),)  # type: ignore[return-value]
+
+
+def with_contract(content: bytes, **changes: object) -> bytes:
+    tensors = safetensors.torch.load(content)
+    fields = json.loads(json.dumps({**vars(CONTRACT), "model": vars(MODEL)})) | changes
+    return safetensors.torch.save(tensors, metadata={"claimcheck": json.dumps(fields)})
+
+
+HOSTILE = {
+    "pickle called safetensors": (lambda content: pickle.dumps(Payload()), "not a safetensors file"),
+    "empty": (lambda content: b"", "not a safetensors file"),
+    "truncated header": (lambda content: content[:40], "not a safetensors file"),
+    "truncated tensors": (lambda content: content[:-10], "weights don't fit"),
+    "header longer than the file": (lambda content: struct.pack("<Q", 1 << 60) + content[8:], "not a safetensors"),
+    "no contract": (
+        lambda content: safetensors.torch.save(safetensors.torch.load(content)),
+        "without our contract",
+    ),
+    "foreign class": (
+        lambda content: with_contract(content, model={"path": "os:system", "arguments": {"command": "touch x"}}),
+        "model path is 'os:system'",
+    ),
+    "unknown contract field": (lambda content: with_contract(content, extra=1), "can't be read"),
+    "another architecture": (
+        lambda content: with_contract(content, model={"path": MODEL.path, "arguments": {**MODEL.arguments, "dim": 32}}),
+        "weights don't fit",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_files_are_refused(tmp_path: Path, content: bytes, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    spoil, reason = HOSTILE[name]
+    path = write(tmp_path / "w.safetensors", spoil(content))
+    with pytest.raises(CheckpointError, match=reason):
+        load_predictor(path)
+    assert [file.name for file in tmp_path.iterdir()] == ["w.safetensors"], "nothing was executed"
+
+
+def test_another_digest_is_refused(tmp_path: Path, content: bytes) -> None:
+    flipped = bytearray(content)
+    flipped[-1] ^= 1
+    path = write(tmp_path / "w.safetensors", bytes(flipped))
+    with pytest.raises(CheckpointError, match="expected sha256"):
+        load_predictor(path, expected_sha256=hashlib.sha256(content).hexdigest())
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"lost\.safetensors: can't be read"):
+        load_predictor(tmp_path / "lost.safetensors")

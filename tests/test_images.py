@@ -1,0 +1,122 @@
+"""Uploads become a network's input the way `evaluate` sees its images, and bad ones are refused."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from stages.images import ImageError, ImageTooLarge, decode_image
+
+RGB = (3, 32, 32)
+
+
+def encode(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def noise(size: tuple[int, int], mode: str = "RGB") -> Image.Image:
+    pixels = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 4), dtype=np.uint8)
+    return Image.fromarray(pixels, "RGBA" if mode != "CMYK" else "CMYK").convert(mode)
+
+
+def test_a_png_of_the_right_size_keeps_its_pixels() -> None:
+    image = noise((32, 32))
+    assert np.array_equal(decode_image(encode(image), RGB), np.asarray(image).transpose(2, 0, 1))
+    grey = noise((28, 28), "L")
+    assert np.array_equal(decode_image(encode(grey), (1, 28, 28))[0], np.asarray(grey))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16"])
+@pytest.mark.parametrize("shape", [RGB, (1, 28, 28)], ids=["rgb", "grey"])
+def test_every_mode_and_size_becomes_the_input(mode: str, shape: tuple[int, int, int]) -> None:
+    kind = "JPEG" if mode == "CMYK" else "PNG"
+    if mode.startswith("I"):
+        levels = np.linspace(0, 65535, 50 * 40).reshape(40, 50)
+        image = Image.fromarray(levels.astype(np.uint16))
+    else:
+        image = noise((50, 40), mode)
+    decoded = decode_image(encode(image, kind), shape)
+    assert decoded.shape == shape
+    assert decoded.dtype == np.uint8
+    assert decoded.std() > 5, "an image with content keeps some"
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "WEBP", "PNG"])
+def test_formats(kind: str) -> None:
+    flat = Image.new("RGB", (64, 64), (200, 30, 60))
+    assert np.abs(decode_image(encode(flat, kind), RGB).mean(axis=(1, 2)) - [200, 30, 60]).max() < 4
+
+
+def test_aspect_is_kept_by_cutting_to_the_centre() -> None:
+    wide = Image.new("RGB", (96, 32), (255, 0, 0))
+    wide.paste((0, 255, 0), (32, 0, 64, 32))
+    decoded = decode_image(encode(wide), RGB)
+    assert (decoded[1] == 255).all() and (decoded[0] == 0).all()
+
+
+def test_exif_orientation_turns_the_image() -> None:
+    image = Image.new("RGB", (32, 32))
+    image.paste((255, 255, 255), (0, 0, 32, 16))  # the top half is white
+    exif = Image.Exif()
+    exif[0x0112] = 3  # turned by 180 degrees
+    decoded = decode_image(encode(image, "JPEG", exif=exif), RGB)
+    assert decoded[:, :14].mean() < 20 and decoded[:, 18:].mean() > 235
+
+
+def test_transparency_lies_on_black() -> None:
+    clear = Image.new("RGBA", (32, 32), (255, 255, 255, 0))
+    assert decode_image(encode(clear), RGB).max() == 0
+
+
+def test_animation_gives_its_first_frame() -> None:
+    frames = [Image.new("RGB", (32, 32), colour) for colour in ("red", "blue")]
+    content = encode(frames[0], "WEBP", save_all=True, append_images=frames[1:], lossless=True)
+    assert decode_image(content, RGB)[:, 0, 0].tolist() == [255, 0, 0]
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A few bytes of PNG that claim many pixels."""
+
+    def chunk(name: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("size", [(50_000, 50_000), (10_000, 5_001)])
+def test_bombs_are_refused_before_decoding(size: tuple[int, int]) -> None:
+    content = bomb(*size)
+    with pytest.raises(ImageTooLarge, match="pixels"):
+        decode_image(content, RGB)
+
+
+PNG = encode(noise((32, 32)))
+BAD = {
+    "empty": (b"", "empty"),
+    "text": (b"hello", "not a PNG, JPEG or WebP"),
+    "svg": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "not a PNG, JPEG or WebP"),
+    "gif": (encode(noise((8, 8)).convert("P"), "GIF"), "not a PNG, JPEG or WebP"),
+    "bmp": (encode(noise((8, 8)), "BMP"), "not a PNG, JPEG or WebP"),
+    "tiff": (encode(noise((8, 8)), "TIFF"), "not a PNG, JPEG or WebP"),
+    "postscript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n", "not a PNG, JPEG or WebP"),
+    "truncated png": (PNG[: len(PNG) // 2], "damaged"),
+    "truncated jpeg": (encode(noise((64, 64)), "JPEG")[:700], "damaged"),
+    "flipped byte": (PNG[:60] + bytes([PNG[60] ^ 0xFF]) + PNG[61:], "damaged"),
+    "header only": (PNG[:33], "not a PNG, JPEG or WebP"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_no_image_is_refused_with_its_reason(name: str) -> None:
+    content, reason = BAD[name]
+    with pytest.raises(ImageError, match=reason):
+        decode_image(content, RGB)
