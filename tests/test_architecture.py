@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -73,7 +73,8 @@ def part_of(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
-def imports(path: Path, *, for_types: bool = True) -> Iterator[str]:
+@cache
+def imports(path: Path, *, for_types: bool = True) -> frozenset[str]:
     """Every module imported anywhere in the file, `from a import b` as both `a` and `a.b`.
 
     `for_types` counts what only a type checker imports, below `if TYPE_CHECKING:`.
@@ -85,17 +86,20 @@ def imports(path: Path, *, for_types: bool = True) -> Iterator[str]:
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
         for inner in ast.walk(node)
     }
+    found = set()
     for node in ast.walk(tree):
         if node in guarded and not for_types:
             continue
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0 and node.module, f"{path}:{node.lineno}: imports are absolute"
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found.add(node.module)
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return frozenset(found)
 
 
+@cache
 def is_module(name: str) -> bool:
     base = ROOT.joinpath(*name.split("."))
     return base.with_suffix(".py").is_file() or base.is_dir()
@@ -105,6 +109,7 @@ def our_imports(path: Path, package: str = "stages") -> set[str]:
     return {name for name in imports(path) if name.startswith(f"{package}.") and is_module(name)}
 
 
+@cache
 def closure(module: str) -> set[str]:
     """`module` and all of ours that is imported with it, parent packages included."""
     seen: set[str] = set()
