@@ -1,0 +1,65 @@
+"""The commands that the README promises lead to modules and subcommands that exist."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FRAME = ("Makefile", "Dockerfile", ".ci/run", "dvc.yaml")
+
+
+def dry_run(*arguments: str) -> str:
+    """What make would do; it does nothing."""
+    command = ["make", "--dry-run", "--no-print-directory", "TORCH_BACKEND=locked", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def modules_called(name: str) -> set[str]:
+    return set(re.findall(r"-m\W+(stages\.\w+(?:\.\w+)*|service)", (ROOT / name).read_text()))
+
+
+@pytest.mark.parametrize("name", FRAME)
+def test_every_module_that_is_called_can_be_run(name: str) -> None:
+    called = modules_called(name)
+    assert called
+    bases = {module: ROOT.joinpath(*module.split(".")) for module in called}
+    runnable = {m for m, base in bases.items() if base.with_suffix(".py").is_file() or (base / "__main__.py").is_file()}
+    assert runnable == called
+
+
+def test_every_subcommand_that_make_calls_is_known() -> None:
+    called = set(re.findall(r"/claimcheck (\w+)", (ROOT / "Makefile").read_text()))
+    assert called == {"profile"}
+    for name in called:
+        command = [sys.executable, "-m", "stages.cli", name, "--help"]
+        assert subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == 0, name
+
+
+def test_every_target_is_explained() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    phony = re.search(r"^\.PHONY: (.*)", makefile, re.MULTILINE)
+    assert phony
+    explained = set(re.findall(r"^([a-z-]+):.*## \S", makefile, re.MULTILINE))
+    assert explained == set(phony[1].split())
+
+
+def test_profile_and_device_reach_the_pipeline() -> None:
+    steps = dry_run("repro", "PROFILE=quick")
+    assert steps.index("claimcheck profile quick") < steps.index("dvc repro")
+    assert "claimcheck profile" not in dry_run("repro")
+    show = ("--eval", "show: ; +@env | grep CLAIMCHECK_DEVICE", "show")  # make runs a + line in a dry run too
+    assert "CLAIMCHECK_DEVICE=cuda" in dry_run(*show, "DEVICE=cuda")
+
+
+def test_the_image_copies_what_is_there() -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    copies = re.findall(r"^COPY (?!--from)(?:--\S+ )?(.+)", dockerfile, re.MULTILINE)
+    sources = {source for copy in copies for source in copy.split()[:-1]}
+    assert {source for source in sources if not (ROOT / source).exists()} == set()
+    ignored = (ROOT / ".dockerignore").read_text()
+    assert {source for source in sources if f"!{source}" not in ignored} == set()
