@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from fastapi import FastAPI
+from fastapi.middleware.gzip import GZipMiddleware
 from fastapi.staticfiles import StaticFiles
 from fastapi.templating import Jinja2Templates
 
-from service import formats
+from service import formats, openapi
 from service.errors import install_error_handlers
 from service.middleware import BodyLimit, SecurityHeaders
 from service.predictors import PredictorCache
@@ -31,6 +35,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         openapi_url="/api/v1/openapi.json",
+        lifespan=_lifespan,
     )
     app.state.settings = settings
     app.state.sessions = open_results(settings.database_place)
@@ -42,11 +47,20 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.templates.env.globals["vega_version"] = pages.vega_version()
     install_error_handlers(app)
     app.add_middleware(BodyLimit, limit=settings.max_body_bytes)
+    app.add_middleware(GZipMiddleware, minimum_size=2048)
     app.add_middleware(SecurityHeaders)
     for module in (comparisons, inference, catalogue, runs, health, pages, reference):
         app.include_router(module.router)
+    app.openapi = lambda: openapi.describe(app)  # type: ignore[method-assign]
     app.mount("/static", StaticFiles(directory=HERE / "static"), name="static")
     return app
+
+
+@asynccontextmanager
+async def _lifespan(_app: FastAPI) -> AsyncIterator[None]:
+    """Bundles the chart scripts, which takes seconds, before the first visitor asks for them."""
+    threading.Thread(target=pages.vega_bundle, daemon=True).start()
+    yield
 
 
 def _version() -> str:

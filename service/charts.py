@@ -27,33 +27,43 @@ def comparison_chart(comparison: ExperimentComparison) -> dict[str, Any]:
                 row |= {"low": scale * arm.ours.low, "high": scale * arm.ours.high}
             rows.append(row)
     x = {"type": "quantitative", "title": f"{comparison.metric.title}{' (%)' if is_fraction else ''}"}
-    y = {"field": "arm", "type": "nominal", "sort": None, "title": None}
+    layers = [_points(x, shown=[side for side in ("ours", "paper") if any(row["side"] == side for row in rows)])]
+    if any("low" in row for row in rows):
+        layers.insert(0, _intervals(x))
     return {
         "$schema": SCHEMA,
         "description": f"{comparison.title}: {comparison.metric.title}, ours beside the paper's",
         "width": "container",
         "height": {"step": 44},
+        "autosize": {"type": "fit-x", "contains": "padding"},
         "data": {"values": rows},
-        "encoding": {"y": y, "color": _sides(["ours", "paper"])},
-        "layer": [
-            {
-                "transform": [{"filter": "isValid(datum.low)"}],
-                "mark": {"type": "rule", "strokeWidth": 2},
-                "encoding": {"x": {"field": "low", **x}, "x2": {"field": "high"}},
-            },
-            {
-                "mark": {"type": "point", "filled": True, "size": 130, "opacity": 1},
-                "encoding": {
-                    "x": {"field": "value", **x, "scale": {"zero": False, "padding": 24, "nice": True}},
-                    "shape": {**_sides(["ours", "paper"]), "scale": {"range": ["circle", "diamond"]}},
-                    "tooltip": [
-                        {"field": "arm", "title": "model"},
-                        {"field": "side"},
-                        {"field": "value", "format": ".4~g"},
-                    ],
-                },
-            },
-        ],
+        "encoding": {"y": {"field": "arm", "type": "nominal", "sort": None, "title": None}},
+        "layer": layers,
+    }
+
+
+def _intervals(x: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "transform": [{"filter": "isValid(datum.low)"}],
+        "mark": {"type": "rule", "style": "interval", "strokeWidth": 2},
+        "encoding": {"x": {"field": "low", **x}, "x2": {"field": "high"}},
+    }
+
+
+def _points(x: dict[str, Any], shown: Sequence[str]) -> dict[str, Any]:
+    sides = _sides(["ours", "paper"], shown)
+    return {
+        "mark": {"type": "point", "filled": True, "size": 130, "opacity": 1},
+        "encoding": {
+            "x": {"field": "value", **x, "scale": {"zero": False, "padding": 24, "nice": True}},
+            "color": sides,
+            "shape": sides,
+            "tooltip": [
+                {"field": "arm", "title": "model"},
+                {"field": "side"},
+                {"field": "value", "format": ".4~g"},
+            ],
+        },
     }
 
 
@@ -93,16 +103,18 @@ def _curves(result: Result, columns: dict[str, str], title: str, scale: float) -
                 "scale": {"zero": False, "nice": False, "padding": 10},
             },
             "y": {"field": "value", "type": "quantitative", "title": title, "scale": {"zero": False}},
-            "color": _sides(sides),
+            "color": _sides(sides, sides),
             "tooltip": [{"field": "epoch"}, {"field": "side"}, {"field": "value", "format": ".4~g"}],
         },
     }
 
 
-def _sides(domain: Sequence[str]) -> dict[str, Any]:
+def _sides(domain: Sequence[str], shown: Sequence[str]) -> dict[str, Any]:
+    """A side keeps its colour and shape where another side is missing."""
     return {
         "field": "side",
         "type": "nominal",
         "sort": list(domain),
-        "legend": {"title": None, "orient": "top"},
+        "scale": {"domain": list(domain)},
+        "legend": {"title": None, "orient": "top", "values": list(shown)},
     }

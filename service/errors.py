@@ -62,11 +62,16 @@ class BodyTooLarge(HTTPException):
         super().__init__(413, f"the request body is larger than {limit:,} bytes")
 
 
+def title_of(status: int) -> str:
+    """The name of a status in RFC 9110; Python renamed two of them in 3.13."""
+    return {413: "Content Too Large", 422: "Unprocessable Content"}.get(status) or HTTPStatus(status).phrase
+
+
 def problem_response(instance: str, status: int, detail: str, headers: dict[str, str] | None = None) -> JSONResponse:
     """`instance` is the request's path."""
     problem = ProblemOut(
         type=f"/docs#problem-{status}",
-        title=HTTPStatus(status).phrase,
+        title=title_of(status),
         status=status,
         detail=detail,
         instance=instance,
@@ -138,7 +143,7 @@ def declared(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The errors of a route, for OpenAPI; every route may also answer 500 and 503."""
     return {
         status: {
-            "description": HTTPStatus(status).phrase,
+            "description": title_of(status),
             "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemOut"}}},
         }
         for status in (*statuses, 500, 503)

@@ -262,34 +262,29 @@ def choose_checkpoints(session: Session, dataset: str, arms: Sequence[str]) -> l
         AmbiguousCheckpoint: models of several experiments fit.
         NoRealCheckpoint: no model was trained on real data of this kind.
     """
-    known = [
-        arm.name for experiment in list_experiments(session, paper=None, dataset=dataset) for arm in experiment.arms
-    ]
+    experiments = list_experiments(session, paper=None, dataset=dataset)
+    known = list(dict.fromkeys(arm.name for experiment in experiments for arm in experiment.arms))
     for name in arms:
         if name not in known:
-            raise UnknownArm(name[:80], dict.fromkeys(known))
+            raise UnknownArm(name[:80], known)
     fitting = [answerer for answerer in list_checkpoints(session, dataset=dataset) if not arms or answerer.arm in arms]
     real = [answerer for answerer in fitting if not answerer.is_stand_in]
-    experiments = list(dict.fromkeys(answerer.experiment for answerer in real))
-    if len(experiments) > 1:
+    origins = list(dict.fromkeys(answerer.experiment for answerer in real))
+    if len(origins) > 1:
         raise AmbiguousCheckpoint(
-            f"models of {', '.join(experiments)} fit; name one by checkpoint=: "
+            f"models of {', '.join(origins)} fit; name one by checkpoint=: "
             + ", ".join(answerer.id for answerer in real)
         )
     weakest_first = sorted(real, key=lambda answerer: (answerer.rank, -answerer.replicate))
     chosen = {answerer.arm: answerer for answerer in weakest_first}
-    missing = [name for name in (arms or dict.fromkeys(known)) if name not in chosen]
+    missing = [name for name in (arms or known) if name not in chosen]
     if not chosen or (arms and missing):
         stand_ins = ", ".join(answerer.id for answerer in fitting if answerer.is_stand_in)
-        raise NoRealCheckpoint(
-            f"no model of {', '.join(missing)} was trained on real {dataset} data; "
-            + (
-                f"stand-ins answer when named by checkpoint=: {stand_ins}"
-                if stand_ins
-                else "there is no stand-in either"
-            )
+        advice = (
+            f"stand-ins answer when named by checkpoint=: {stand_ins}" if stand_ins else "there is no stand-in either"
         )
-    return [chosen[name] for name in dict.fromkeys(known) if name in chosen]
+        raise NoRealCheckpoint(f"no model of {', '.join(missing)} was trained on real {dataset} data; {advice}")
+    return [chosen[name] for name in known if name in chosen]
 
 
 def list_claims(

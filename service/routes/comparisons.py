@@ -51,39 +51,14 @@ def read_comparison(
     return ComparisonOut(comparisons=comparisons)
 
 
-CSV_COLUMNS = [
-    "experiment",
-    "paper",
-    "dataset",
-    "metric",
-    "unit",
-    "arm",
-    "title",
-    "role",
-    "ours",
-    "ours_low",
-    "ours_high",
-    "ours_std",
-    "n_replicates",
-    "n_diverged",
-    "n_test",
-    "paper_value",
-    "paper_claim",
-    "difference",
-    "rank_ours",
-    "rank_paper",
-    "profile",
-    "provenance",
-    "label",
-    "train_seconds",
-    "parameters",
-    "flops_per_image",
-    "peak_memory_bytes",
-    "latency_seconds_per_sample",
-    "latency_ratio",
-    "checkpoints",
-    "run_keys",
-]
+CSV_COLUMNS = (
+    *("experiment", "paper", "dataset", "metric", "unit", "arm", "title", "role"),
+    *("ours", "ours_low", "ours_high", "ours_std", "n_replicates", "n_diverged", "n_test"),
+    *("paper_value", "paper_claim", "difference", "rank_ours", "rank_paper", "profile", "provenance", "label"),
+    *("train_seconds", "parameters", "flops_per_image", "peak_memory_bytes", "latency_seconds_per_sample"),
+    *("latency_ratio", "checkpoints", "run_keys"),
+)
+SHARED_COLUMNS = ("experiment", "paper", "dataset", "profile", "provenance", "label")
 
 
 def as_csv(comparisons: list[ExperimentComparisonOut]) -> str:
@@ -92,9 +67,7 @@ def as_csv(comparisons: list[ExperimentComparisonOut]) -> str:
     writer = csv.DictWriter(buffer, CSV_COLUMNS, lineterminator="\r\n")
     writer.writeheader()
     for comparison in comparisons:
-        shared = {
-            name: getattr(comparison, name) for name in CSV_COLUMNS if name in ExperimentComparisonOut.model_fields
-        }
+        shared = {name: getattr(comparison, name) for name in SHARED_COLUMNS}
         shared |= {"metric": comparison.metric.name, "unit": comparison.metric.unit}
         for arm in comparison.arms:
             cost = {name: value for name, value in arm.cost.model_dump().items() if name in CSV_COLUMNS}

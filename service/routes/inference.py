@@ -15,8 +15,9 @@ from service.schemas import PredictionOut
 from service.settings import Settings
 
 router = APIRouter()
-Names = Annotated[list[str], Query()]
-FormNames = Annotated[list[str], Form()]
+Checkpoints = Annotated[list[str], Query(description="ids of checkpoints", examples=[["ninformer-cifar100.vit.0"]])]
+DatasetName = Annotated[str | None, Query(description="instead: the models of a data set", examples=["cifar100"])]
+Arms = Annotated[list[str], Query(description="with dataset: only these arms", examples=[["vit"]])]
 EXAMPLE: dict[str, Any] = {
     "images": [
         {
@@ -51,6 +52,9 @@ EXAMPLE: dict[str, Any] = {
     ],
     "seconds": 0.019,
 }
+SUCCESS: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/json": {"example": EXAMPLE}, "text/html": {}}},
+}
 
 
 def require_multipart(content_type: Annotated[str, Header(include_in_schema=False)] = "") -> None:
@@ -60,14 +64,12 @@ def require_multipart(content_type: Annotated[str, Header(include_in_schema=Fals
 
 def choose_answerers(
     session: ResultsSession,
-    checkpoint: Annotated[Names, Query(description="ids of checkpoints", examples=["ninformer-cifar100.vit.0"])] = [],  # noqa: B006
-    dataset: Annotated[
-        str | None, Query(description="instead: the models of a data set", examples=["cifar100"])
-    ] = None,
-    arm: Annotated[Names, Query(description="with dataset: only these arms", examples=["vit"])] = [],  # noqa: B006
-    form_checkpoint: Annotated[list[str], Form(alias="checkpoint")] = [],  # noqa: B006
-    form_dataset: Annotated[str | None, Form(alias="dataset")] = None,
-    form_arm: Annotated[list[str], Form(alias="arm")] = [],  # noqa: B006
+    checkpoint: Checkpoints = [],  # noqa: B006
+    dataset: DatasetName = None,
+    arm: Arms = [],  # noqa: B006
+    form_checkpoint: Annotated[list[str], Form(alias="checkpoint", description="as in the query")] = [],  # noqa: B006
+    form_dataset: Annotated[str | None, Form(alias="dataset", description="as in the query")] = None,
+    form_arm: Annotated[list[str], Form(alias="arm", description="as in the query")] = [],  # noqa: B006
 ) -> list[queries.Answerer]:
     """Names come in the query or in the form."""
     names, arms = [*checkpoint, *form_checkpoint], [*arm, *form_arm]
@@ -98,8 +100,7 @@ def read_uploads(files: list[UploadFile], settings: Settings) -> list[Upload]:
     tags=["inference"],
     operation_id="predict",
     response_model=PredictionOut,
-    responses={200: {"content": {"application/json": {"example": EXAMPLE}, "text/html": {}}}}
-    | declared(404, 406, 409, 413, 415, 422),
+    responses=SUCCESS | declared(404, 406, 409, 413, 415, 422),
     dependencies=[Depends(require_multipart)],
 )
 def create_prediction(

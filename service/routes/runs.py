@@ -43,7 +43,10 @@ def list_runs(
     wanted = queries.RunFilter(
         experiment=experiment, arm=arm, profile=profile, provenance=provenance, source=source, is_selected=selected
     )
-    return [RunOut(**_summary(row)) for row in queries.list_results(session, wanted, limit=limit, offset=offset)]
+    return [
+        RunOut.model_validate(_summary(row))
+        for row in queries.list_results(session, wanted, limit=limit, offset=offset)
+    ]
 
 
 @router.get("/runs/{run_key}", tags=["runs"], operation_id="getRun", responses=declared(404))

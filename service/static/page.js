@@ -20,6 +20,7 @@ function chartConfig() {
     axisY: { labelColor: color("--ink") },
     legend: { labelColor: color("--ink"), labelFontSize: 13, symbolSize: 110 },
     view: { stroke: null },
+    style: { interval: { stroke: color("--ours") } },
   };
 }
 

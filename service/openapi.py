@@ -1,0 +1,27 @@
+"""The OpenAPI document, with our one error shape where FastAPI would describe its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from service.errors import ProblemOut, declared
+
+
+def describe(app: FastAPI) -> dict[str, Any]:
+    """The document, made once."""
+    if app.openapi_schema is None:
+        document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        schemas = document["components"]["schemas"]
+        for name in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(name, None)
+        schemas["ProblemOut"] = ProblemOut.model_json_schema()
+        problem = declared(422)[422]
+        for item in document["paths"].values():
+            for operation in item.values():
+                if "422" in operation["responses"]:
+                    operation["responses"]["422"] = problem
+        app.openapi_schema = document
+    return app.openapi_schema

@@ -1,0 +1,165 @@
+"""The page as people get it: a real server, a real Chromium."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+
+from tests.service.conftest import png
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+ARGUMENTS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"),
+    *("--disable-sync", "--no-first-run"),
+)
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine (apt install chromium)"),
+]
+
+
+@pytest.fixture(scope="module")
+def address(root: Path) -> Iterator[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {**os.environ, "CLAIMCHECK_ROOT": str(root)}
+    command = [sys.executable, "-m", "service", "--port", str(port)]
+    server = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_until_ready(f"http://127.0.0.1:{port}/health/ready", server)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait(20)
+
+
+def wait_until_ready(url: str, server: subprocess.Popen[bytes]) -> None:
+    for _ in range(600):
+        assert server.poll() is None, "the service ended before it was ready"
+        try:
+            with urlopen(url, timeout=5):
+                return
+        except URLError:
+            time.sleep(0.1)
+    raise AssertionError(f"{url} did not answer within a minute")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: Browser, address: str) -> Iterator[Page]:
+    """Fails its test on any message in the console and any request to another host."""
+    context = browser.new_context(base_url=address, viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    page.set_default_timeout(60_000)
+    messages: list[str] = []
+    strangers: list[str] = []
+
+    def note(message: ConsoleMessage) -> None:
+        messages.append(f"{message.type}: {message.text}")
+
+    page.on("console", note)
+    page.on("pageerror", lambda error: messages.append(str(error)))
+    page.on("request", lambda request: strangers.append(request.url) if not is_ours(request.url, address) else None)
+    yield page
+    context.close()
+    assert messages == []
+    assert strangers == []
+
+
+def is_ours(url: str, address: str) -> bool:
+    return url.startswith((address, "data:", f"blob:{address}"))
+
+
+def test_a_reviewer_picks_a_data_set_and_walks_down_to_a_run(page: Page) -> None:
+    page.goto("/")
+    page.get_by_role("navigation", name="Data sets").get_by_role("link", name="CIFAR-100").click()
+    row = page.get_by_role("row", name="NiNformer").first
+    assert "53.78 %" in row.inner_text() and "33.14 %" in row.inner_text()
+    page.locator(".plot canvas").first.wait_for()
+    row.locator(".runs a").click()
+    page.locator(".plot canvas").first.wait_for()
+    assert page.get_by_role("heading", level=1).inner_text().startswith("NiNformer")
+    assert "quick" in page.get_by_role("row", name="profile").inner_text()
+
+
+def test_a_dropped_image_is_answered_by_every_arm_side_by_side(page: Page) -> None:
+    page.goto("/?dataset=cifar100")
+    page.evaluate(
+        """bytes => {
+            const files = new DataTransfer();
+            files.items.add(new File([new Uint8Array(bytes)], "drop.png", {type: "image/png"}));
+            document.getElementById("drop").dispatchEvent(new DragEvent("drop", {dataTransfer: files, bubbles: true}));
+        }""",
+        list(png()),
+    )
+    cards = page.locator("#answers .card")
+    cards.first.wait_for()
+    assert cards.locator("h5").all_inner_texts() == ["ViT", "MLP-Mixer", "LocalViT", "NiNformer"]
+    assert "the paper says 53.8 %" in cards.last.inner_text()
+    assert cards.last.locator(".top li").count() == 5
+    assert page.locator("#answers img").evaluate("image => image.complete && image.naturalWidth") == 32
+
+
+def test_a_file_that_is_no_image_is_explained(page: Page, tmp_path: Path) -> None:
+    (tmp_path / "notes.png").write_text("not an image")
+    page.goto("/?dataset=cifar100")
+    page.route("**/predict", lambda route: route.continue_())
+    with page.expect_response("**/predict") as answer:
+        page.set_input_files("#file", tmp_path / "notes.png")
+    assert answer.value.status == 422
+    page.get_by_text("notes.png: the file is not a PNG, JPEG or WebP image").wait_for()
+
+
+@pytest.mark.parametrize("path", ["/?dataset=cifar100", "/?dataset=cifar10", "/docs", "run"])
+def test_a_phone_scrolls_only_downwards(page: Page, path: str) -> None:
+    page.set_viewport_size({"width": 360, "height": 740})
+    page.goto("/" if path == "run" else path)
+    if path == "run":
+        page.goto(page.locator(".runs a").first.get_attribute("href") or "")
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_has_contrast_in_both_schemes(page: Page, scheme: str) -> None:
+    page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+    page.goto("/?dataset=cifar10")
+    for selector in ("body", ".lead", ".badge.stand-in", "thead th", ".note", ".runs a", ".not-a-result", "button"):
+        ratio = page.locator(selector).first.evaluate(CONTRAST)
+        assert ratio >= 4.5, (selector, ratio)
+
+
+CONTRAST = """element => {
+    const channels = text => text.match(/[\\d.]+/g).map(Number);
+    const luminance = ([r, g, b]) => [r, g, b]
+        .map(value => value / 255)
+        .map(value => value <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4)
+        .reduce((sum, value, index) => sum + value * [0.2126, 0.7152, 0.0722][index], 0);
+    let behind = element;
+    const background = () => channels(getComputedStyle(behind).backgroundColor);
+    while (background()[3] === 0 && behind.parentElement) behind = behind.parentElement;
+    const style = getComputedStyle(element);
+    const opacity = Number(style.opacity);
+    const paper = background();
+    const ink = channels(style.color).map((value, index) => opacity * value + (1 - opacity) * paper[index]);
+    const [light, dark] = [luminance(ink), luminance(paper)].sort((a, b) => b - a);
+    return (light + 0.05) / (dark + 0.05);
+}"""

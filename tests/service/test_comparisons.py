@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import csv
+import io
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.errors import Problem
+from service.negotiation import preferred
+
+OFFERS = {"json": "application/json", "csv": "text/csv"}
+
+
+def test_compare_returns_the_four_arms_ours_beside_the_papers(client: TestClient) -> None:
+    response = client.get("/compare?dataset=cifar100")
+    assert response.headers["content-type"] == "application/json"
+    (comparison,) = response.json()["comparisons"]
+    assert [(arm["arm"], arm["role"], arm["paper"]["value"]) for arm in comparison["arms"]] == [
+        ("vit", "baseline", 0.3487),
+        ("mlp-mixer", "baseline", 0.3916),
+        ("local-vit", "baseline", 0.4161),
+        ("ninformer", "proposed", 0.5378),
+    ]
+    proposed = comparison["arms"][3]
+    assert proposed["ours"]["mean"] == 0.3314
+    assert proposed["difference"]["value"] == pytest.approx(0.3314 - 0.5378)
+    assert proposed["checkpoints"] == ["ninformer-cifar100.ninformer.0"]
+    assert proposed["paper"]["unit"] == "fraction"
+    assert (comparison["profile"], comparison["provenance"]) == ("quick", "subset")
+    assert "not a verdict" in comparison["label"]
+
+
+def test_without_a_filter_every_experiment_is_compared(client: TestClient) -> None:
+    names = [comparison["experiment"] for comparison in client.get("/compare").json()["comparisons"]]
+    assert names == ["ninformer-mnist", "ninformer-cifar10", "ninformer-cifar100"]
+    assert client.get("/compare?paper=ninformer").json() == client.get("/compare").json()
+
+
+def test_a_stand_in_is_never_compared(client: TestClient) -> None:
+    (comparison,) = client.get("/compare?dataset=cifar10").json()["comparisons"]
+    assert comparison["label"].startswith("stand-in data")
+    for arm in comparison["arms"]:
+        assert (arm["difference"], arm["rank_ours"], arm["rank_paper"]) == (None, None, None)
+
+
+def test_csv_holds_the_numbers_of_json(client: TestClient) -> None:
+    (comparison,) = client.get("/compare?dataset=mnist").json()["comparisons"]
+    by_format = client.get("/compare?dataset=mnist&format=csv")
+    by_accept = client.get("/compare?dataset=mnist", headers={"accept": "text/csv, application/json;q=0.5"})
+    assert by_format.text == by_accept.text
+    assert by_format.headers["content-type"] == "text/csv; charset=utf-8"
+    rows = list(csv.DictReader(io.StringIO(by_format.text)))
+    assert [(row["arm"], float(row["ours"]), float(row["ours_low"]), float(row["difference"])) for row in rows] == [
+        (arm["arm"], arm["ours"]["mean"], arm["ours"]["low"], arm["difference"]["value"]) for arm in comparison["arms"]
+    ]
+    assert rows[0]["checkpoints"].split() == [f"ninformer-mnist.vit.{number}" for number in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("accept", "choice"),
+    [
+        ("*/*", "json"),
+        ("text/csv", "csv"),
+        ("text/*", "csv"),
+        ("text/csv;q=0.4, application/json;q=0.5", "json"),
+        ("*/*;q=0.1, application/json;q=0", "csv"),
+        ("text/html, */*;q=0.8", "json"),
+    ],
+)
+def test_accept_is_read_as_rfc_9110_says(accept: str, choice: str) -> None:
+    assert preferred(accept, OFFERS) == choice
+
+
+def test_an_unacceptable_accept_is_refused() -> None:
+    with pytest.raises(Problem, match="application/json, text/csv"):
+        preferred("image/png", OFFERS)

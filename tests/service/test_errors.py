@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+from httpx import Response
+
+from service.app import create_app
+from service.settings import Settings
+from stages.recording import record
+from tests.service.conftest import png
+from tests.service.results_factory import make_root
+
+VIT = "/predict?checkpoint=ninformer-cifar100.vit.0"
+GETS = (
+    "/",
+    "/compare",
+    "/docs",
+    "/runs/{key}",
+    "/health/live",
+    "/health/ready",
+    "/static/vega.js",
+    "/static/style.css",
+    "/api/v1/openapi.json",
+    "/api/v1/papers",
+    "/api/v1/papers/ninformer",
+    "/api/v1/datasets",
+    "/api/v1/datasets/mnist",
+    "/api/v1/experiments",
+    "/api/v1/experiments/ninformer-mnist",
+    "/api/v1/claims",
+    "/api/v1/claims/ninformer.table2.mnist.vit",
+    "/api/v1/runs",
+    "/api/v1/runs/{key}",
+    "/api/v1/checkpoints",
+    "/api/v1/checkpoints/ninformer-mnist.vit.0",
+)
+
+
+def assert_problem(response: Response, status: int, words: str = "") -> None:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    assert "default-src 'self'" in response.headers["content-security-policy"]
+    problem = response.json()
+    assert list(problem) == ["type", "title", "status", "detail", "instance"]
+    assert problem["type"] == f"/docs#problem-{status}"
+    assert problem["status"] == status
+    assert problem["title"] and problem["detail"]
+    assert words in problem["detail"]
+    for secret in ("Traceback", ".py", "sqlite", "site-packages", "SELECT"):
+        assert secret not in response.text
+
+
+@pytest.fixture(scope="module")
+def key(client: TestClient) -> str:
+    return client.get("/compare?dataset=cifar100").json()["comparisons"][0]["arms"][0]["run_keys"][0]
+
+
+@pytest.mark.parametrize("path", GETS)
+def test_every_route_answers_a_wrong_method_with_a_problem(client: TestClient, key: str, path: str) -> None:
+    for method in ("DELETE", "PUT", "PATCH", "POST"):
+        response = client.request(method, path.replace("{key}", key))
+        assert_problem(response, 405, f"{method} is not allowed here")
+
+
+def test_predict_answers_a_wrong_method_with_a_problem_and_says_which_is_right(client: TestClient) -> None:
+    response = client.get("/predict")
+    assert_problem(response, 405)
+    assert response.headers["allow"] == "POST"
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [
+        ("/nothing", 404, "nothing at this address"),
+        ("/api/v2/runs", 404, "nothing at this address"),
+        ("/?dataset=imagenet", 404, "known: mnist, cifar10, cifar100"),
+        ("/?metric=acc", 422, "known: accuracy"),
+        ("/compare?dataset=imagenet", 404, "known: mnist, cifar10, cifar100"),
+        ("/compare?paper=resnet", 404, "known: ninformer"),
+        ("/compare?profile=slow", 422, "known: smoke, quick, paper"),
+        ("/compare?metric=acc", 422, "known: accuracy"),
+        ("/compare?format=xml", 422, "query.format"),
+        ("/runs/0000", 404, "unknown run '0000'"),
+        ("/api/v1/papers/resnet", 404, "known: ninformer"),
+        ("/api/v1/datasets/imagenet", 404, "known: mnist"),
+        ("/api/v1/experiments/x", 404, "known: ninformer-mnist"),
+        ("/api/v1/experiments?paper=x", 404, "known: ninformer"),
+        ("/api/v1/claims/x", 404, "unknown claim 'x'"),
+        ("/api/v1/claims?limit=0", 422, "query.limit"),
+        ("/api/v1/runs/x", 404, "unknown run 'x'"),
+        ("/api/v1/runs?limit=1000000000", 422, "query.limit"),
+        ("/api/v1/runs?offset=-1", 422, "query.offset"),
+        ("/api/v1/runs?source=rumour", 422, "query.source"),
+        ("/api/v1/runs?experiment=x", 404, "known: ninformer-mnist"),
+        ("/api/v1/checkpoints/x", 404, "unknown checkpoint 'x'"),
+        ("/static/nothing.css", 404, "nothing at this address"),
+        ("/health/nothing", 404, "nothing at this address"),
+    ],
+)
+def test_a_bad_request_is_answered_with_a_problem(client: TestClient, path: str, status: int, words: str) -> None:
+    response = client.get(path)
+    assert_problem(response, status, words)
+    assert response.json()["instance"] == path.partition("?")[0]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "..%2f..%2fetc%2fpasswd",
+        "%2e%2e%2fresults.db",
+        "%252e%252e%252fresults.db",
+        "ninformer-cifar100.vit.0%00",
+        "..%5c..%5cboot.ini",
+        "ninformer-cifar100.vit.0.safetensors",
+        "nınformer-cifar100.vit.0",
+        "'%20OR%201=1--",
+        "x" * 10_000,
+    ],
+)
+def test_a_hostile_name_is_just_an_unknown_one(client: TestClient, name: str) -> None:
+    assert_problem(client.get(f"/api/v1/checkpoints/{name}"), 404)
+    assert_problem(client.post(f"/predict?checkpoint={name}", files={"file": png()}), 404)
+    assert_problem(client.get(f"/runs/{name}"), 404)
+    assert_problem(client.get(f"/static/{name}"), 404)
+
+
+def test_a_media_type_that_nobody_offers_is_not_acceptable(client: TestClient) -> None:
+    assert_problem(client.get("/compare", headers={"accept": "image/png"}), 406, "application/json, text/csv")
+
+
+def test_uploads_that_are_no_images_are_refused_by_name(client: TestClient) -> None:
+    for content, words in ((b"", "empty"), (b"hello", "not a PNG, JPEG or WebP"), (png()[:200], "damaged")):
+        response = client.post(VIT, files=[("file", ("good.png", png())), ("file", ("bad.png", content))])
+        assert_problem(response, 422, "bad.png: the ")
+        assert words in response.json()["detail"]
+
+
+def test_a_decompression_bomb_is_refused_by_its_header(client: TestClient) -> None:
+    bomb = bytearray(png(size=(8, 8)))
+    bomb[16:24] = (50_000).to_bytes(4, "big") * 2  # width and height of the PNG header
+    bomb[29:33] = zlib.crc32(bomb[12:29]).to_bytes(4, "big")
+    assert_problem(client.post(VIT, files={"file": ("bomb.png", bytes(bomb))}), 413, "pixels")
+
+
+def test_sizes_and_numbers_are_limited(client: TestClient, settings: Settings) -> None:
+    big = ("big.png", bytes(settings.max_image_bytes + 1))
+    assert_problem(client.post(VIT, files={"file": big}), 413, "big.png: larger than 300,000 bytes")
+    many = [("file", (f"{number}.png", png())) for number in range(5)]
+    assert_problem(client.post(VIT, files=many), 413, "5 files; one request takes at most 4")
+
+
+def chunks() -> Iterator[bytes]:
+    for _ in range(40):
+        yield b"x" * 50_000
+
+
+@pytest.mark.parametrize("declared", [None, "10", "-1", "99999999999999999999999999"])
+def test_a_body_is_counted_as_it_comes_whatever_its_length_says(client: TestClient, declared: str | None) -> None:
+    headers = {"content-type": "multipart/form-data; boundary=b"}
+    if declared is not None:
+        headers["content-length"] = declared
+    assert_problem(client.post(VIT, content=chunks(), headers=headers), 413, "larger than 1,000,000 bytes")
+
+
+def test_predict_says_what_it_takes(client: TestClient) -> None:
+    assert_problem(client.post(VIT, json={"file": "x"}), 415, "multipart/form-data")
+    assert_problem(client.post(VIT, files={"image": png()}), 422, "body.file: field required")
+    assert_problem(client.post("/predict", files={"file": png()}), 422, "checkpoint=<id> or dataset=<name>")
+    both = "/predict?checkpoint=ninformer-cifar100.vit.0&dataset=cifar100"
+    assert_problem(client.post(both, files={"file": png()}), 422, "either")
+    assert_problem(client.post("/predict?dataset=x", files={"file": png()}), 404, "known: mnist")
+    unknown_arm = "/predict?dataset=cifar100&arm=resnet"
+    assert_problem(client.post(unknown_arm, files={"file": png()}), 404, "known: vit, mlp-mixer")
+    assert_problem(client.post(VIT + "&top_k=0", files={"file": png()}), 422, "query.top_k")
+    assert_problem(client.post(VIT, content=b"junk", headers={"content-type": "multipart/form-data"}), 400)
+
+
+def test_stand_in_models_answer_only_by_name(client: TestClient) -> None:
+    response = client.post("/predict?dataset=cifar10&arm=vit", files={"file": png()})
+    assert_problem(response, 409, "stand-ins answer when named by checkpoint=: ninformer-cifar10.vit.0")
+
+
+@pytest.fixture
+def own_root(root: Path, tmp_path: Path) -> Path:
+    shutil.copytree(root, tmp_path / "root")
+    return tmp_path / "root"
+
+
+def test_weights_that_are_gone_or_changed_are_unavailable(own_root: Path) -> None:
+    with sqlite3.connect(own_root / "data" / "results.db") as connection:
+        (path,) = connection.execute("SELECT path FROM checkpoints WHERE id = 'ninformer-cifar100.vit.0'").fetchone()
+    connection.close()
+    client = TestClient(create_app(Settings(root=own_root)), raise_server_exceptions=False)
+    weights = own_root / path
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\xff")
+    assert_problem(client.post(VIT, files={"file": png()}), 503, "the checkpoint's weights can't be read")
+    weights.unlink()
+    assert_problem(client.post(VIT, files={"file": png()}), 503, "the checkpoint's weights can't be read")
+
+
+@pytest.mark.parametrize("path", ["/", "/compare", "/health/ready", "/api/v1/runs", "/runs/x", "/api/v1/claims"])
+def test_a_database_that_is_absent_or_broken_is_unavailable(tmp_path: Path, path: str) -> None:
+    client = TestClient(create_app(Settings(root=tmp_path)), raise_server_exceptions=False)
+    assert_problem(client.get(path), 503, "there is no results database yet")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "results.db").write_bytes(b"\0" * 5000)
+    assert_problem(client.get(path), 503, "the results database can't be read")
+    assert client.get("/health/live").status_code == 200
+
+
+def test_a_table_that_breaks_under_the_service_is_unavailable(own_root: Path) -> None:
+    with sqlite3.connect(own_root / "data" / "results.db") as connection:
+        connection.execute("DROP TABLE claims")
+    connection.close()
+    client = TestClient(create_app(Settings(root=own_root)), raise_server_exceptions=False)
+    assert_problem(client.get("/api/v1/claims"), 503, "the results database can't be read")
+
+
+def test_a_fault_of_ours_is_a_problem_without_internals(settings: Settings) -> None:
+    app = create_app(settings)
+    del app.state.templates
+    client = TestClient(app, raise_server_exceptions=False)
+    assert_problem(client.get("/"), 500, "the service failed; its log says why")
+
+
+def test_record_under_a_running_service_is_noticed(tmp_path: Path) -> None:
+    root = make_root(tmp_path)
+    record(root, "data/results.db")
+    client = TestClient(create_app(Settings(root=root)), raise_server_exceptions=False)
+    before = client.get("/health/ready").json()["detail"]
+    (root / "data" / "results" / "ninformer-cifar10.jsonl").unlink()
+    record(root, "data/results.db")
+    assert client.get("/health/ready").json()["detail"] != before
+    assert client.get("/compare?dataset=cifar10").json()["comparisons"][0]["label"] == "not run yet"

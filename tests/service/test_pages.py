@@ -1,0 +1,137 @@
+"""The page without JavaScript; `test_browser` has it with."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.formats import count, duration, memory, percent, points, ratio
+from tests.service.conftest import png
+
+
+class Page(HTMLParser):
+    """Texts of table rows, and every address and inline attribute that a browser would act on."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self.addresses: list[str] = []
+        self.inline: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "tr":
+            self.rows.append([])
+        for name, value in attrs:
+            if name in ("href", "src", "action") and value:
+                self.addresses.append(value)
+            if name == "style" or name.startswith("on"):
+                self.inline.append(f"{tag} {name}")
+        if tag == "style" or (tag == "script" and not {"src", "type"} & {name for name, _ in attrs}):
+            self.inline.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        if self.rows and data.strip():
+            self.rows[-1].append(data.strip())
+
+
+@pytest.mark.parametrize("path", ["/", "/?dataset=cifar10", "/?dataset=cifar100&metric=loss&profile=smoke", "/docs"])
+def test_pages_ask_no_other_host_and_run_nothing_inline(client: TestClient, path: str) -> None:
+    page = Page(client.get(path).text)
+    assert page.inline == []
+    assert [address for address in page.addresses if not address.startswith(("/", "#"))] == []
+    for address in {address.partition("#")[0] for address in page.addresses} - {"", "/predict", "/static/vega.js"}:
+        if not address.startswith("/static/vega.js"):
+            assert client.get(address).status_code == 200, address
+
+
+def test_the_first_page_shows_the_strongest_evidence(client: TestClient) -> None:
+    assert client.get("/").text == client.get("/?dataset=mnist").text
+
+
+def test_the_table_shows_paper_ours_difference_and_rank(client: TestClient) -> None:
+    rows = {row[0]: row for row in Page(client.get("/?dataset=cifar100").text).rows if row}
+    assert rows["ViT"][1:6] == ["34.87 %", "21.42 %", "n = 1, no interval", "−13.45 pp", "4"]
+    assert rows["NiNformer"][1] == "proposed"
+    assert "cut budget" in client.get("/?dataset=cifar100").text
+    mnist = {row[0]: row for row in Page(client.get("/?dataset=mnist").text).rows if row}
+    assert mnist["ViT"][1:5] == ["97.12 %", "97.22 %", "96.47 % to 97.97 %", "+0.10 pp"]
+
+
+def test_a_stand_in_is_marked_in_its_cell_and_not_drawn(client: TestClient) -> None:
+    html = client.get("/?dataset=cifar10").text
+    row = next(row for row in Page(html).rows if row[:1] == ["ViT"])
+    assert row[1:6] == ["65.74 %", "3.12 %", "stand-in", "–", "–"]
+    assert "says nothing about the claim" in html
+    assert '"side": "paper"' in html and '"side": "ours"' not in html
+
+
+def test_a_run_page_shows_curves_spec_and_provenance(client: TestClient) -> None:
+    href = re.search(r'href="(/runs/[0-9a-f]{64})"', client.get("/?dataset=mnist").text)
+    assert href is not None
+    html = client.get(href[1]).text
+    facts = {row[0]: row[1] for row in Page(html).rows if len(row) == 2}
+    assert facts["protocol.batch_size"] == "128"
+    assert facts["code revision"] == "0" * 40
+    assert facts["torch"] == "2.15.0"
+    assert "data-chart" in html and "96.92 %" in html
+
+
+def test_the_form_works_without_javascript(client: TestClient) -> None:
+    names = re.findall(r'name="checkpoint" value="([^"]+)" checked', client.get("/?dataset=cifar10").text)
+    assert names == [f"ninformer-cifar10.{arm}.0" for arm in ("vit", "mlp-mixer", "local-vit", "ninformer")]
+    accept = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+    response = client.post("/predict", data={"checkpoint": names}, files={"file": png()}, headers={"accept": accept})
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    assert response.text.count('class="card is-stand-in"') == 4
+    assert "its answer means nothing" in response.text
+
+
+def test_the_reference_lists_every_operation_and_every_problem(client: TestClient) -> None:
+    document = client.get("/api/v1/openapi.json").json()
+    html = client.get("/docs").text
+    statuses = set()
+    for item in document["paths"].values():
+        for operation in item.values():
+            assert f'id="{operation["operationId"]}"' in html
+            statuses |= set(operation["responses"]) - {"200"}
+    for status in statuses | {"405"}:
+        assert f'id="problem-{status}"' in html
+
+
+def test_the_chart_scripts_come_from_here_and_may_be_kept(client: TestClient) -> None:
+    response = client.get("/static/vega.js")
+    assert response.headers["content-type"].startswith("text/javascript")
+    assert "max-age=2592000" in response.headers["cache-control"]
+    assert "vegaEmbed" in response.text
+
+
+def test_every_answer_bears_the_security_headers(client: TestClient) -> None:
+    for path in ("/", "/compare", "/static/style.css", "/nothing"):
+        headers = client.get(path).headers
+        assert "unsafe" not in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (percent(0.5378), "53.78 %"),
+        (percent(None), "–"),
+        (points(-0.1345), "−13.45 pp"),
+        (points(0.001), "+0.10 pp"),
+        (count(2_143_588), "2.14 M"),
+        (memory(3_221_225_472), "3.22 GB"),
+        (duration(842.5), "14 min 2 s"),
+        (duration(1.4e-4), "140 µs"),
+        (duration(0.98), "980 ms"),
+        (duration(7300), "2 h 1 min"),
+        (duration(0), "0 s"),
+        (ratio(1.5), "1.50 ×"),
+    ],
+)
+def test_numbers_are_written_for_people(text: str, expected: str) -> None:
+    assert text == expected

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import io
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from PIL import Image
+
+from service.predictors import PredictorCache
+from stages.checkpoint import load_predictor
+from stages.images import decode_image
+from tests.service.conftest import png
+
+VIT = "ninformer-cifar100.vit.0"
+
+
+def weights(client: TestClient, root: Path, checkpoint: str) -> tuple[Path, str]:
+    run_key = client.get(f"/api/v1/checkpoints/{checkpoint}").json()["run_key"]
+    sha256 = client.get(f"/api/v1/checkpoints/{checkpoint}").json()["sha256"]
+    return root / "data" / "runs" / checkpoint.split(".")[0] / run_key / "weights.safetensors", sha256
+
+
+def test_predict_gives_what_the_predictor_gives(client: TestClient, root: Path) -> None:
+    path, sha256 = weights(client, root, VIT)
+    predictor = load_predictor(path, expected_sha256=sha256)
+    images = [png(seed) for seed in range(4)]
+    expected = predictor.probabilities(np.stack([decode_image(image, predictor.contract.shape) for image in images]))
+    files = [("file", (f"{number}.png", image)) for number, image in enumerate(images)]
+    answer = client.post(f"/predict?checkpoint={VIT}&top_k=100", files=files).json()
+    for number, image in enumerate(answer["images"]):
+        assert image["file"] == f"{number}.png"
+        (said,) = image["answers"]
+        assert said["top"][0]["index"] == expected[number].argmax()
+        found = np.zeros(100)
+        found[[item["index"] for item in said["top"]]] = [item["probability"] for item in said["top"]]
+        np.testing.assert_allclose(found, expected[number], rtol=0, atol=1e-6)
+        probabilities = [item["probability"] for item in said["top"]]
+        assert probabilities == sorted(probabilities, reverse=True)
+        assert [item["name"] for item in said["top"]] == [f"digits-{item['index']}" for item in said["top"]]
+
+
+def test_an_answer_says_who_gave_it(client: TestClient, root: Path) -> None:
+    (model,) = client.post(f"/predict?checkpoint={VIT}", files={"file": png()}).json()["models"]
+    path, sha256 = weights(client, root, VIT)
+    assert (model["checkpoint"], model["run_key"], model["weights_sha256"]) == (VIT, path.parent.name, sha256)
+    assert (model["profile"], model["provenance"], model["our_accuracy"]) == ("quick", "subset", 0.2142)
+    assert (model["paper_accuracy"], model["paper_claim"]) == (0.3487, "ninformer.table2.cifar100.vit")
+    assert "not a verdict" in model["label"]
+    assert model["seconds"] > 0
+
+
+def test_a_dataset_asks_every_arm_or_those_named(client: TestClient) -> None:
+    every = client.post("/predict?dataset=cifar100", files={"file": png()}).json()
+    assert [model["arm"] for model in every["models"]] == ["vit", "mlp-mixer", "local-vit", "ninformer"]
+    assert [answer["checkpoint"] for answer in every["images"][0]["answers"]] == [
+        f"ninformer-cifar100.{arm}.0" for arm in ("vit", "mlp-mixer", "local-vit", "ninformer")
+    ]
+    named = client.post("/predict?dataset=cifar100&arm=ninformer&arm=vit", files={"file": png()}).json()
+    assert [model["arm"] for model in named["models"]] == ["vit", "ninformer"]
+
+
+def test_the_lowest_replicate_answers(client: TestClient) -> None:
+    (model,) = client.post("/predict?dataset=mnist&arm=vit", files={"file": png()}).json()["models"]
+    assert model["checkpoint"] == "ninformer-mnist.vit.0"
+
+
+def test_names_may_come_in_the_form(client: TestClient) -> None:
+    by_query = client.post(f"/predict?checkpoint={VIT}", files={"file": png()}).json()
+    by_form = client.post("/predict", files={"file": png()}, data={"checkpoint": VIT}).json()
+    assert by_form["images"][0]["answers"] == by_query["images"][0]["answers"]
+    form = {"dataset": "cifar100", "arm": ["vit"]}
+    assert client.post("/predict", files={"file": png()}, data=form).json()["models"][0]["checkpoint"] == VIT
+
+
+def test_a_stand_in_answers_when_it_is_named_and_says_what_it_is(client: TestClient) -> None:
+    (model,) = client.post("/predict?checkpoint=ninformer-cifar10.vit.0", files={"file": png()}).json()["models"]
+    assert model["provenance"] == "embedded"
+    assert model["label"] == "stand-in data: shows that the pipeline runs, says nothing about the claim"
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode"), [("PNG", "RGBA"), ("PNG", "P"), ("PNG", "1"), ("JPEG", "CMYK"), ("WEBP", "RGB")]
+)
+@pytest.mark.parametrize("size", [(1, 1), (640, 31)])
+def test_any_size_and_mode_is_answered(client: TestClient, kind: str, mode: str, size: tuple[int, int]) -> None:
+    buffer = io.BytesIO()
+    Image.open(io.BytesIO(png(1, size))).convert(mode).save(buffer, kind)
+    for dataset in ("mnist", "cifar100"):
+        response = client.post(f"/predict?dataset={dataset}", files={"file": buffer.getvalue()})
+        assert response.status_code == 200
+        for answer in response.json()["images"][0]["answers"]:
+            assert len(answer["top"]) == 5
+
+
+def test_the_same_image_alone_or_among_others_gets_the_same_answer(client: TestClient) -> None:
+    alone = client.post(f"/predict?checkpoint={VIT}", files={"file": png(3)}).json()["images"][0]["answers"][0]["top"]
+    files = [("file", (f"{seed}.png", png(seed))) for seed in range(4)]
+    among = client.post(f"/predict?checkpoint={VIT}", files=files).json()["images"][3]["answers"][0]["top"]
+    assert [item["index"] for item in alone] == [item["index"] for item in among]
+    assert [item["probability"] for item in alone] == pytest.approx([item["probability"] for item in among], abs=1e-6)
+
+
+def test_a_file_name_is_shown_and_nothing_else(client: TestClient) -> None:
+    name = "../<b>\u202eevil.png"
+    answer = client.post(f"/predict?checkpoint={VIT}", files={"file": (name, png())})
+    assert answer.json()["images"][0]["file"] == "../<b>evil.png"
+    page = client.post(f"/predict?checkpoint={VIT}", files={"file": (name, png())}, headers={"accept": "text/html"})
+    assert "&lt;b&gt;evil.png" in page.text and "<b>evil" not in page.text
+
+
+def test_the_cache_keeps_the_models_used_last(client: TestClient, root: Path) -> None:
+    cache = PredictorCache(root, device="cpu", capacity=2, threads=None)
+    names = [f"ninformer-cifar100.{arm}.0" for arm in ("vit", "mlp-mixer", "local-vit")]
+    places = {name: weights(client, root, name) for name in names}
+
+    def get(name: str) -> object:
+        path, sha256 = places[name]
+        return cache.get(str(path.relative_to(root)), sha256)
+
+    first = get(names[0])
+    assert get(names[0]) is first
+    get(names[1])
+    get(names[0])
+    get(names[2])  # drops the mixer, used before the ViT was used again
+    assert get(names[0]) is first
+    assert len(cache._loaded) == 2
+
+
+def test_many_threads_load_a_model_once(client: TestClient, root: Path) -> None:
+    cache = PredictorCache(root, device="cpu", capacity=2, threads=None)
+    path, sha256 = weights(client, root, VIT)
+    found: list[object] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(cache.get(str(path.relative_to(root)), sha256))) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8 and len(set(map(id, found))) == 1
