@@ -59,9 +59,8 @@ def write_sample(dataset: str, index: int, output: Path | None) -> None:
     image = Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0))
     path = output or Path(f"{dataset}-{index}.png")
     image.save(path)
-    print(
-        f"{path}: test image {index} of {dataset} ({info.provenance} data), class {info.classes[test_set.labels[index]]}"
-    )
+    label = info.classes[test_set.labels[index]]
+    print(f"{path}: test image {index} of {dataset} ({info.provenance} data), class {label}")
 
 
 def publish_all(names: list[str]) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def model_paths() -> list[str]:
-    """`module:Class` of every model that a paper's package imports and lists in `__all__`, read without importing it."""
+    """`module:Class` of every model that a paper's package imports and lists in `__all__`; read, not imported."""
     paths: set[str] = set()
     for package in Path(__file__).parent.glob("*/__init__.py"):
         body = ast.parse(package.read_text()).body

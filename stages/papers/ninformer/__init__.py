@@ -1,7 +1,7 @@
 """NiNformer: A Network in Network Transformer with Token Mixing Generated Gating Function (Abdullah and Aydin).
 
-Claim: replacing attention by a gate that an MLP-Mixer sub-unit generates beats ViT, MLP-Mixer and LocalViT in accuracy on
-MNIST, CIFAR-10 and CIFAR-100 (Table 2), at the inference time of the MLP-Mixer (Table 3).
+Claim: replacing attention by a gate that an MLP-Mixer sub-unit generates beats ViT, MLP-Mixer and LocalViT in accuracy
+on MNIST, CIFAR-10 and CIFAR-100 (Table 2), at the inference time of the MLP-Mixer (Table 3).
 
 One architecture a file, in the order of the paper's section 3.  All four share (Procedures 1-4): patch embedding,
 blocks, mean over tokens, Linear head; no class token, no position embedding, no LayerNorm after the last block.  The

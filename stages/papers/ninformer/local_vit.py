@@ -3,8 +3,8 @@
     Y(X) = Attention(LayerNorm(X)) + X     (6)
     Z(Y) = CONV(LayerNorm(Y)) + Y          (7)
 
-CONV is the locality feed-forward of LocalViT's authors with h-swish and without squeeze-and-excitation.  Theirs adds its
-own residual and has no LayerNorm before it; equation 7 has both outside, so the inner residual is not here.
+CONV is the locality feed-forward of LocalViT's authors with h-swish and without squeeze-and-excitation.  Theirs adds
+its own residual and has no LayerNorm before it; equation 7 has both outside, so the inner residual is not here.
 B batch, C channels, S image size, N tokens, G = √N grid size, D token dimension, K classes.
 """
 

@@ -4,8 +4,8 @@
     Y(X) = Gating(LayerNorm(X)) + X        (9)
     Z(Y) = MLP(LayerNorm(Y)) + Y           (10)
 
-MLPMixer in eq. 8 is one block of eqs. 4-5 with its own residuals and LayerNorms.  The LayerNorms of eqs. 9 and 10 are two
-modules here; the authors' code uses one for both.  B batch, C channels, S image size, N tokens, D token dimension,
+MLPMixer in eq. 8 is one block of eqs. 4-5 with its own residuals and LayerNorms.  The LayerNorms of eqs. 9 and 10 are
+two modules here; the authors' code uses one for both.  B batch, C channels, S image size, N tokens, D token dimension,
 K classes.
 """
 
