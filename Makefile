@@ -4,7 +4,7 @@
 TORCH_BACKEND ?= $(shell cat .venv/torch-backend 2>/dev/null || echo locked)
 # PROFILE=smoke|quick|paper: written into params.yaml before a repro.  Unset: params.yaml decides.
 PROFILE ?=
-# DEVICE=cpu|cuda: where models train and answer.  Unset: cuda where there is one.
+# DEVICE=cpu|cuda: where models train and answer.  Unset: training takes cuda where there is one, the service cpu.
 DEVICE ?=
 PORT ?= 8000
 
