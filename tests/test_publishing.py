@@ -1,0 +1,136 @@
+"""Evidence: only real data and current code are published, with the revision and whether it was clean."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stages.evidence import CostLine, DataUsed, EvidenceLine, Measurement, ResultLine, read_lines, write_lines
+from stages.fingerprint import code_fingerprint
+from stages.publishing import PublishError, is_dirty, publish
+
+CODE = code_fingerprint(["stages.training.seeding"])
+
+
+def git(folder: Path, *arguments: str) -> None:
+    identity = ["-c", "user.name=test", "-c", "user.email=test@example.com"]
+    subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    git(tmp_path, "init")
+    (tmp_path / "params.yaml").write_text("profile: smoke\nprofiles: {}\n")
+    (tmp_path / "README.md").write_text("x")
+    (tmp_path / "code.py").write_text("x = 1\n")
+    (tmp_path / ".gitignore").write_text("data/results/\n")
+    git(tmp_path, "add", "-A")
+    git(tmp_path, "commit", "-m", "one")
+    return tmp_path
+
+
+def result(
+    arm: str = "vit", provenance: str = "full", accuracy: float = 0.5, code: dict[str, str] = CODE
+) -> ResultLine:
+    return ResultLine(
+        experiment="toy",
+        arm=arm,
+        replicate=0,
+        run_key=arm * 3,
+        profile="quick",
+        cut="",
+        status="finished",
+        spec={"code": code},
+        data=DataUsed(dataset="mnist", digest="d", provenance=provenance, train_images=2, test_images=2),  # type: ignore[arg-type]
+        environment_digest="e",
+        environment={},
+        metrics=(Measurement(metric="accuracy", split="test", value=accuracy, n=2),),
+        curves=(),
+    )
+
+
+def cost(arm: str = "vit") -> CostLine:
+    return CostLine(
+        experiment="toy",
+        arm=arm,
+        replicate=0,
+        run_key=arm * 3,
+        environment_digest="e",
+        train_seconds=1.0,
+        epoch_seconds=(1.0,),
+        samples_per_second=2.0,
+        peak_memory_bytes=3,
+    )
+
+
+def evaluated(checkout: Path, *lines: ResultLine) -> None:
+    folder = checkout / "data" / "results"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "toy.jsonl").write_bytes(write_lines(lines))
+    (folder / "toy.cost.jsonl").write_bytes(write_lines(cost(line.arm) for line in lines))
+
+
+def test_published_lines_carry_revision_and_cost(checkout: Path) -> None:
+    evaluated(checkout, result("vit"), result("ninformer"))
+    done = publish("toy", checkout)
+    lines = read_lines(done.path, EvidenceLine)
+    revision = subprocess.run(["git", "rev-parse", "HEAD"], cwd=checkout, capture_output=True, text=True).stdout.strip()
+    assert (done.lines, done.new) == (2, 2)
+    assert {line.origin.revision for line in lines} == {revision}
+    assert not any(line.origin.dirty for line in lines)
+    assert [line.cost.arm for line in lines] == [line.result.arm for line in lines]
+
+
+def test_publishing_again_replaces_and_keeps_the_rest(checkout: Path) -> None:
+    evaluated(checkout, result("vit"), result("ninformer"))
+    publish("toy", checkout)
+    evaluated(checkout, result("vit", accuracy=0.75))
+    done = publish("toy", checkout)
+    assert (done.lines, done.new) == (2, 0)
+    accuracy = {line.result.arm: line.result.metrics[0].value for line in read_lines(done.path, EvidenceLine)}
+    assert accuracy == {"vit": 0.75, "ninformer": 0.5}
+
+
+def test_stand_ins_are_never_evidence(checkout: Path) -> None:
+    evaluated(checkout, result(provenance="embedded"))
+    with pytest.raises(PublishError, match="stand-in data, which are no evidence"):
+        publish("toy", checkout)
+    assert not (checkout / "data" / "evidence").exists()
+
+
+def test_results_of_other_code_are_refused_by_module(checkout: Path) -> None:
+    evaluated(checkout, result(code=CODE | {"stages.training.seeding": "0" * 16}))
+    with pytest.raises(PublishError, match=r"changed: stages\.training\.seeding"):
+        publish("toy", checkout)
+
+
+def test_nothing_to_publish_says_what_to_run(checkout: Path) -> None:
+    with pytest.raises(PublishError, match="dvc repro evaluate@toy"):
+        publish("toy", checkout)
+
+
+def test_outside_git_nothing_is_published(tmp_path: Path) -> None:
+    evaluated(tmp_path, result())
+    with pytest.raises(PublishError, match="evidence needs a git revision"):
+        publish("toy", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "dirty"),
+    [
+        (lambda root: None, False),
+        (lambda root: (root / "README.md").write_text("y"), False),
+        (lambda root: (root / "dvc.lock").write_text("y"), False),
+        (lambda root: (root / "params.yaml").write_text("profile: quick\nprofiles: {}\n"), False),
+        (lambda root: (root / "params.yaml").write_text("profile: quick\nprofiles: {a: 1}\n"), True),
+        (lambda root: (root / "code.py").write_text("x = 2\n"), True),
+        (lambda root: (root / "new.py").write_text("x = 2\n"), True),
+    ],
+    ids=["nothing", "readme", "lock", "profile line", "other params", "code", "new file"],
+)
+def test_dirty_counts_what_decides_the_numbers(checkout: Path, change: Callable[[Path], object], dirty: bool) -> None:
+    change(checkout)
+    assert is_dirty(checkout) is dirty
