@@ -14,6 +14,9 @@ import pytest
 
 from tests.datasets.official_host import OfficialHost
 
+# Before anything brings in torch: threads that wait for each other make small tests crawl on a busy machine.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
