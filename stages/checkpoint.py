@@ -76,9 +76,15 @@ class Predictor:
         return np.concatenate(parts)
 
 
-def dump_checkpoint(network: nn.Module, contract: InputContract) -> bytes:
-    """The bytes of a checkpoint file: all parameters and buffers, and the contract in the header."""
-    tensors = {name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()}
+def dump_checkpoint(network: nn.Module, contract: InputContract, *, dtype: torch.dtype = torch.float32) -> bytes:
+    """The bytes of a checkpoint file: all parameters and buffers, and the contract in the header.
+
+    Floating tensors are stored as `dtype`; `load_predictor` computes in float32 whatever they were stored as.
+    """
+    tensors = {
+        name: value.detach().cpu().to(dtype if value.is_floating_point() else value.dtype).contiguous()
+        for name, value in network.state_dict().items()
+    }
     return safetensors.torch.save(tensors, metadata={_METADATA_KEY: canonical_json(dataclasses.asdict(contract))})
 
 

@@ -70,6 +70,14 @@ def publish_all(names: list[str]) -> None:
         print(f"{done.path}: {done.lines} lines, {done.new} new; commit it")
 
 
+def release_models(experiment: str, arms: list[str]) -> None:
+    """Put the published models of some arms into `data/models/`."""
+    from stages.releasing import release  # brings torch, which no other command needs
+
+    for path in release(experiment, arms, Path()):
+        print(f"{path}: {path.stat().st_size:,} bytes; commit it with data/evidence/{experiment}.jsonl")
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="claimcheck", description="Are the papers' numbers so?")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -83,6 +91,9 @@ def build_parser() -> argparse.ArgumentParser:
     sample.add_argument("--output", type=Path)
     evidence = commands.add_parser("publish", help="turn results on real data into committed evidence")
     evidence.add_argument("experiments", nargs="+")
+    models = commands.add_parser("release", help="put published models into data/models/, rounded to float16")
+    models.add_argument("experiment")
+    models.add_argument("arms", nargs="+")
     return parser
 
 
@@ -98,6 +109,8 @@ def main(arguments: list[str] | None = None) -> int:
                 write_sample(options.dataset, options.index, options.output)
             case "publish":
                 publish_all(options.experiments)
+            case "release":
+                release_models(options.experiment, options.arms)
     except (ParamsError, PackedDataError, PublishError, EvidenceError) as error:
         print(f"claimcheck {options.command}: {error}", file=sys.stderr)
         return 1

@@ -136,13 +136,29 @@ class Origin:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Release:
+    """A checkpoint in `data/models/`, stored as `dtype`, and what it scored on the result's own test set.
+
+    `same_class` is the share of the n test images that get the class which the unrounded weights give them.
+    """
+
+    __pydantic_config__: ClassVar = STRICT
+    sha256: str
+    dtype: str
+    accuracy: float
+    same_class: float
+    n: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvidenceLine:
-    """A published result: `result`, its `cost` and its `origin`."""
+    """A published result: `result`, its `cost` and its `origin`; `release` where its model lies in git."""
 
     __pydantic_config__: ClassVar = STRICT
     result: ResultLine
     cost: CostLine
     origin: Origin
+    release: Release | None = None
 
 
 def write_lines(lines: Iterable[Any]) -> bytes:

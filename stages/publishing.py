@@ -49,7 +49,9 @@ def publish(experiment: str, root: Path) -> Published:
     kept = {_place(line.result): line for line in read_lines(path, EvidenceLine)}
     before = len(kept)
     for line in results:
-        kept[_place(line)] = EvidenceLine(result=line, cost=costs[_place(line)], origin=origin)
+        older = kept.get(_place(line))
+        release = older.release if older else None
+        kept[_place(line)] = EvidenceLine(result=line, cost=costs[_place(line)], origin=origin, release=release)
     write_atomically(path, write_lines(kept.values()))
     return Published(path, len(kept), len(kept) - before)
 
