@@ -1,0 +1,169 @@
+"""The whole graph with real DVC in a checkout of its own: no-op, what a change re-enters, pulling, `kill -9` of dvc."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.project import EXPERIMENT, REPOSITORY, environment, make_project, outcomes
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+DVC = [sys.executable, "-m", "dvc"]
+
+
+def run(folder: Path, *command: str) -> str:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        command, cwd=folder, env=environment() | {"PATH": path}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def repro(folder: Path) -> str:
+    return run(folder, *DVC, "repro")
+
+
+def make_checkout(folder: Path, *, epochs: int = 1) -> Path:
+    """One data set, two tiny experiments, the real graph and the real code, under git and DVC."""
+    make_project(folder, epochs=epochs)
+    shutil.rmtree(folder / "data")
+    index = yaml.safe_load((folder / "params.yaml").read_text())
+    index["datasets"] = {"mnist": index["datasets"]["mnist"]}
+    index["experiments"]["other-mnist"] = index["experiments"][EXPERIMENT]
+    (folder / "params.yaml").write_text(yaml.safe_dump(index))
+    other = yaml.safe_load((folder / "params" / f"{EXPERIMENT}.yaml").read_text())
+    other["protocol"]["seeds"] = [7]
+    (folder / "params" / "other-mnist.yaml").write_text(yaml.safe_dump(other))
+    shutil.copytree(REPOSITORY / "stages", folder / "stages", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("dvc.yaml", ".dvcignore", ".gitignore"):
+        shutil.copy(REPOSITORY / name, folder / name)
+    (folder / "data" / "evidence").mkdir(parents=True)
+    (folder / "data" / "evidence" / ".gitkeep").touch()
+    header = (REPOSITORY / "data" / "claims.csv").read_text().splitlines()[0]
+    (folder / "data" / "claims.csv").write_text(header + "\n")
+    run(folder, "git", "init", "-q")
+    run(folder, *DVC, "init", "-q")
+    run(folder, *DVC, "config", "core.analytics", "false")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_checkout(tmp_path_factory.mktemp("finished"))
+    repro(folder)
+    return folder
+
+
+@pytest.fixture
+def checkout(finished: Path, tmp_path: Path) -> Path:
+    """A copy of a finished checkout, to change."""
+    return Path(shutil.copytree(finished, tmp_path / "checkout", symlinks=True))
+
+
+def edit(path: Path, change: Callable[[Any], None]) -> None:
+    content = yaml.safe_load(path.read_text())
+    change(content)
+    path.write_text(yaml.safe_dump(content))
+
+
+def stages_run(output: str) -> list[str]:
+    return [line.split("'")[1] for line in output.splitlines() if line.startswith("Running stage")]
+
+
+def test_repro_fills_the_database_and_again_does_nothing(finished: Path) -> None:
+    with sqlite3.connect(finished / "data" / "results.db") as database:
+        cells = database.execute("SELECT experiment, arm FROM results ORDER BY 1, 2").fetchall()
+    database.close()
+    assert cells == [(name, arm) for name in ("other-mnist", EXPERIMENT) for arm in ("ninformer", "vit")]
+    lock = (finished / "dvc.lock").read_bytes()
+    assert stages_run(repro(finished)) == []
+    assert (finished / "dvc.lock").read_bytes() == lock
+
+
+def test_a_change_of_one_experiment_re_enters_that_experiment_only(checkout: Path) -> None:
+    edit(checkout / "params" / f"{EXPERIMENT}.yaml", lambda p: p["arms"]["vit"]["model"].update(mlp_dim=24))
+    output = repro(checkout)
+    assert stages_run(output) == [f"train@{EXPERIMENT}", f"evaluate@{EXPERIMENT}", "record", "report"]
+    assert "vit.0: to train, model.arguments.mlp_dim: 16 -> 24" in output
+    assert "ninformer.0: taken from the store" in output
+
+
+def test_metrics_plots_and_params_say_something(checkout: Path) -> None:
+    shown = json.loads(run(checkout, *DVC, "metrics", "show", "--json"))
+    metrics = shown[""]["data"][f"data/metrics/{EXPERIMENT}.json"]["data"]
+    assert 0 <= metrics["vit"]["accuracy"] <= 1 and metrics["vit"]["parameters"] > 1000
+    run(checkout, *DVC, "plots", "show")
+    page = (checkout / "dvc_plots" / "index.html").read_text()
+    assert "train_accuracy" in page
+    run(checkout, "git", "add", "-A")
+    run(checkout, "git", "-c", "user.name=t", "-c", "user.email=t@example.com", "commit", "-qm", "x")
+    edit(checkout / "params.yaml", lambda p: p["profiles"]["smoke"]["overrides"].update(epochs=2))
+    difference = json.loads(run(checkout, *DVC, "params", "diff", "--json"))
+    assert difference["params.yaml"]["profiles.smoke.overrides.epochs"] == {"old": 1, "new": 2}
+
+
+def test_after_a_pull_in_a_second_clone_nothing_retrains(checkout: Path, tmp_path: Path) -> None:
+    run(checkout, *DVC, "remote", "add", "-d", "here", str(tmp_path / "remote"))
+    run(checkout, *DVC, "push", "-q")
+    run(checkout, "git", "add", "-A")
+    run(checkout, "git", "-c", "user.name=t", "-c", "user.email=t@example.com", "commit", "-qm", "x")
+    clone = tmp_path / "clone"
+    run(tmp_path, "git", "clone", "-q", str(checkout), str(clone))
+    run(clone, *DVC, "pull", "-q")
+    assert stages_run(repro(clone)) == []
+    assert not (clone / "data" / "store").exists()
+    edit(clone / "params.yaml", lambda p: p["profiles"]["smoke"].update(replicates=2))
+    output = repro(clone)
+    assert output.count("taken from the store") == 4, "the pulled runs are adopted"
+
+
+def test_kill_of_dvc_leaves_no_orphan_and_the_next_repro_goes_on(finished: Path, tmp_path: Path) -> None:
+    reference = make_checkout(tmp_path / "reference", epochs=30)
+    repro(reference)
+    folder = make_checkout(tmp_path / "killed", epochs=30)
+    process = subprocess.Popen(
+        [*DVC, "repro"],
+        cwd=folder,
+        env=environment() | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 300
+    while not list((folder / "data").glob("store/work/*/resume.pt")):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    deadline = time.monotonic() + 15
+    while trainings_in(folder):
+        assert time.monotonic() < deadline, "a training outlived dvc"
+        time.sleep(0.1)
+    repro(folder)
+    assert outcomes(folder) == outcomes(reference)
+
+
+def trainings_in(folder: Path) -> list[int]:
+    """Live processes that train with `folder` as their working directory."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_bytes()
+            if b"stages.train" in command and (process / "cwd").resolve() == folder.resolve():
+                found.append(int(process.name))
+        except OSError:
+            continue
+    return found
