@@ -55,7 +55,7 @@ serve: $(READY)  ## the service and its page on 127.0.0.1:8000 (PORT=…)
 	$(BIN)/python -m service --host 127.0.0.1 --port $(PORT)
 
 bench: $(READY)  ## every benchmark, one after the other
-	@for file in $(sort $(wildcard benchmarks/bench_*.py)); do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
+	@for file in $(sort $(wildcard benchmarks/bench_*.py)); do echo "== $$file"; $(BIN)/python -m "benchmarks.$$(basename "$$file" .py)" || exit 1; done
 
 soak: $(READY)  ## the long tests: resume after kill, long trainings
 	$(BIN)/pytest -m "slow and not gpu and not network" --timeout 1800

@@ -1,0 +1,1 @@
+"""Speed: one file a claim, both sides in one run."""

@@ -1,0 +1,99 @@
+"""Goal: at most 5 % of a training's time goes into anything but forward, backward and optimiser step.
+
+Peer: the bare three on one fixed batch.  Ours: `fit` with augmentation, loss sums, progress and state, per step.
+Run: python -m benchmarks.bench_loop [--device cuda] [--batch-size 128] [--steps 6]
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from benchmarks.timing import compare, machine
+from stages.ops.normalize import normalize
+from stages.papers import build_model, model_paths
+from stages.run import AugmentationSpec, ModelSpec, OptimizerSpec, Protocol, Replicate
+from stages.training.environment import pick_device
+from stages.training.loop import LabelledImages, fit
+from stages.training.optimizer import build_optimizer
+
+GOAL = 0.05
+_SHARED = {"image_size": 32, "in_channels": 3, "num_classes": 100, "patch_size": 4, "dim": 256, "depth": 4}
+ARMS = {
+    "ViT": {"num_heads": 4, "mlp_dim": 512},
+    "MLPMixer": {"token_dim": 512, "channel_dim": 512},
+    "LocalViT": {"num_heads": 4, "channels": 512},
+    "NiNformer": {"mlp_dim": 512, "token_dim": 512, "channel_dim": 512},
+}
+
+
+def build(name: str) -> nn.Module:
+    """An arm of the NiNformer paper at CIFAR-100's printed size."""
+    path = next(path for path in model_paths() if path.endswith(f":{name}"))
+    return build_model(ModelSpec(path=path, arguments={**_SHARED, **ARMS[name], "dropout": 0.5}))
+
+
+def protocol_for(batch_size: int, steps: int, *, precision: str = "float32", compiled: bool = False) -> Protocol:
+    """One epoch of `steps` steps of the printed protocol."""
+    return Protocol(
+        optimizer=OptimizerSpec(name="adam", lr=1e-3),
+        batch_size=batch_size,
+        epochs=1,
+        steps_per_epoch=steps,
+        mean=(0.5, 0.5, 0.5),
+        std=(0.5, 0.5, 0.5),
+        precision="bfloat16" if precision == "bfloat16" else "float32",
+        augmentation=AugmentationSpec(crop_padding=4, horizontal_flip=True),
+        compile=compiled,
+    )
+
+
+def random_images(count: int, device: torch.device) -> LabelledImages:
+    """CIFAR-shaped noise: time doesn't depend on what is in the images."""
+    images = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, device=device)
+    return LabelledImages(images, torch.randint(0, 100, (count,), device=device))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=6)
+    options = parser.parse_args()
+    device = pick_device(options.device)
+    data = random_images(options.batch_size * options.steps, device)
+    protocol = protocol_for(options.batch_size, options.steps)
+    print(f"share of time beside forward, backward and step ({machine(device)}):")
+    for name in ARMS:
+        model = build(name).to(device)
+        optimizer = build_optimizer(model.parameters(), protocol.optimizer)
+        inputs = normalize(data.images[: options.batch_size], protocol.mean, protocol.std)
+        labels = data.labels[: options.batch_size]
+
+        def bare(
+            model: nn.Module = model,
+            optimizer: torch.optim.Optimizer = optimizer,
+            inputs: torch.Tensor = inputs,
+            labels: torch.Tensor = labels,
+        ) -> None:
+            for _ in range(options.steps):
+                optimizer.zero_grad(set_to_none=True)
+                F.cross_entropy(model(inputs), labels).backward()
+                optimizer.step()
+
+        def ours(model: nn.Module = model) -> None:
+            fit(model, data, protocol, Replicate(seed=0))
+
+        result = compare(ours, bare, repeats=5, device=device)
+        share = 1 - result.ratio
+        rate = options.batch_size * options.steps / result.ours_seconds
+        print(
+            f"  {name}: {share:+.1%} of {rate:,.0f} images/s, goal {GOAL:.0%}: {'met' if share <= GOAL else 'missed'}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Everything that a GPU must show for the training core, in one command that takes a few minutes:
+
+    python -m benchmarks.gpu_check [--data data/processed/cifar100] [--out results.jsonl]
+
+Needs torch, numpy and safetensors only.  Checks, for each arm of the NiNformer paper, that the loss curve on the GPU
+follows the CPU's over ten steps; then measures images/s in float32, bfloat16 and compiled, and peak memory.  Writes a
+JSON line a measurement and ends with status 1 if a check fails.  With `--data`, trains the ViT ten epochs on real data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.bench_loop import ARMS, build, protocol_for, random_images
+from stages.datasets.packed import read_images
+from stages.run import Protocol, Replicate
+from stages.training.environment import describe_environment, peak_memory_bytes, pick_device, reset_peak_memory
+from stages.training.loop import LabelledImages, fit, measure, seeded_model
+
+TOLERANCE = 2e-2  # relative, on the mean loss of ten steps: dropout draws differ between devices
+REPLICATE = Replicate(seed=0)
+
+
+def train_loss(name: str, data: LabelledImages, protocol: Protocol, device: torch.device) -> float:
+    """Mean loss of one epoch from the replicate's initial weights."""
+    on_device = LabelledImages(data.images.to(device), data.labels.to(device))
+    model = seeded_model(lambda: build(name), REPLICATE).to(device)
+    return float(fit(model, on_device, protocol, REPLICATE).history[0]["train_loss"])
+
+
+def images_per_second(name: str, device: torch.device, *, precision: str, compiled: bool, steps: int) -> dict[str, Any]:
+    """Second epoch of two, so that compiling and warming up are not counted."""
+    data = random_images(128 * steps, device)
+    protocol = dataclasses.replace(protocol_for(128, steps, precision=precision, compiled=compiled), epochs=2)
+    reset_peak_memory(device)
+    model = seeded_model(lambda: build(name), REPLICATE).to(device)
+    outcome = fit(model, data, protocol, REPLICATE)
+    return {
+        "measurement": "training images/s",
+        "arm": name,
+        "precision": precision,
+        "compile": compiled,
+        "value": 128 * steps / outcome.epoch_seconds[1],
+        "warm_up_seconds": outcome.epoch_seconds[0],
+        "peak_memory_bytes": peak_memory_bytes(device),
+    }
+
+
+def real_epochs(folder: Path, device: torch.device) -> dict[str, Any]:
+    """Ten printed epochs of the ViT on real images: seconds, and what it has learned."""
+    sets = [read_images(folder, "train"), read_images(folder, "test")]
+    train_set, test_set = (
+        LabelledImages(torch.from_numpy(s.images).to(device), torch.from_numpy(s.labels).to(device)) for s in sets
+    )
+    protocol = dataclasses.replace(protocol_for(128, 1), epochs=10, steps_per_epoch=None)
+    model = seeded_model(lambda: build("ViT"), REPLICATE).to(device)
+    started = time.monotonic()
+    fit(model, train_set, protocol, REPLICATE)
+    loss, accuracy = measure(model, test_set, protocol)
+    return {
+        "measurement": "ten epochs of CIFAR-100, ViT",
+        "value": time.monotonic() - started,
+        "test_loss": loss,
+        "test_accuracy": accuracy,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("gpu_check.jsonl"))
+    options = parser.parse_args()
+    device = pick_device(options.device)
+    lines: list[dict[str, Any]] = [{"environment": describe_environment(device)}]
+    failed = False
+    data = random_images(80, torch.device("cpu"))
+    for name in ARMS:
+        ours, reference = (train_loss(name, data, protocol_for(8, 10), d) for d in (device, torch.device("cpu")))
+        agrees = abs(ours - reference) <= TOLERANCE * abs(reference)
+        failed |= not agrees
+        lines.append({"check": "loss follows the CPU's", "arm": name, "ours": ours, "cpu": reference, "ok": agrees})
+    for name in ARMS:
+        for precision, compiled in (("float32", False), ("float32", True), ("bfloat16", False), ("bfloat16", True)):
+            line = images_per_second(name, device, precision=precision, compiled=compiled, steps=options.steps)
+            lines.append(line)
+            print(json.dumps(line), flush=True)
+    if options.data:
+        lines.append(real_epochs(options.data, device))
+    options.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    print(f"{options.out}: {len(lines)} lines, {'a check FAILED' if failed else 'all checks hold'}")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
