@@ -132,12 +132,12 @@ class Sleeper(nn.Module):
 
 
 def test_latency_is_the_median_per_sample_without_the_warmup() -> None:
-    model = Sleeper([0.2, 0.2, 0.02, 0.02, 0.02, 0.3, 0.02])
-    latency = measure_latency(model, (1, 2, 2), batch_size=10, warmup=2, repeats=5)
-    assert model.batch_sizes == [10] * 7
+    model = Sleeper([0.2, 0.2, 0.2, 0.02, 0.3, 0.02])
+    latency = measure_latency(model, (1, 2, 2), batch_size=10, warmup=3, repeats=3)
+    assert model.batch_sizes == [10] * 6
     assert 0.002 <= latency.seconds_per_sample < 0.01
     stated = (latency.batch_size, latency.warmup, latency.repeats, latency.device, latency.synchronised)
-    assert stated == (10, 2, 5, "cpu", True)
+    assert stated == (10, 3, 3, "cpu", True)
 
 
 def test_models_are_timed_in_turn() -> None:
