@@ -35,6 +35,8 @@ ALLOWED: dict[str, set[str]] = {
     "checkpoint": {"run", "ops", "papers"},
     "evaluation": {"run", "experiment", "evidence", "runlist", "checkpoint", "datasets"},
     "engine": {"run", "store", "experiment"},
+    "publishing": {"store", "fingerprint", "evidence"},
+    "releasing": {"store", "evidence", "checkpoint", "datasets", "evaluation", "publishing"},
     "progress": {"engine"},
     "runlist": {"store"},
     "runner": {"run", "store", "fingerprint", "experiment", "datasets", "engine", "runlist"},
