@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -18,6 +17,7 @@ from service.errors import install_error_handlers
 from service.middleware import BodyLimit, SecurityHeaders
 from service.predictors import PredictorCache
 from service.routes import catalogue, comparisons, health, inference, pages, reference, runs
+from service.scripts import ChartScripts
 from service.settings import Settings
 from stages.results import open_results
 
@@ -42,9 +42,10 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.predictors = PredictorCache(
         settings.root, device=settings.device, capacity=settings.cached_models, threads=settings.threads
     )
+    app.state.scripts = ChartScripts()
     app.state.templates = Jinja2Templates(HERE / "templates")
     formats.install(app.state.templates.env)
-    app.state.templates.env.globals["vega_version"] = pages.vega_version()
+    app.state.templates.env.globals["vega_version"] = app.state.scripts.version
     install_error_handlers(app)
     app.add_middleware(BodyLimit, limit=settings.max_body_bytes)
     app.add_middleware(GZipMiddleware, minimum_size=2048)
@@ -57,9 +58,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
 
 @asynccontextmanager
-async def _lifespan(_app: FastAPI) -> AsyncIterator[None]:
-    """Bundles the chart scripts, which takes seconds, before the first visitor asks for them."""
-    threading.Thread(target=pages.vega_bundle, daemon=True).start()
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    app.state.scripts.warm_up()
     yield
 
 

@@ -10,6 +10,7 @@ from fastapi.templating import Jinja2Templates
 from sqlalchemy.orm import Session
 
 from service.predictors import PredictorCache
+from service.scripts import ChartScripts
 from service.settings import Settings
 from stages.results import Sessions
 
@@ -35,7 +36,13 @@ def _templates(request: Request) -> Jinja2Templates:
     return templates
 
 
+def _scripts(request: Request) -> ChartScripts:
+    scripts: ChartScripts = request.app.state.scripts
+    return scripts
+
+
 ResultsSession = Annotated[Session, Depends(_session)]
 ServiceSettings = Annotated[Settings, Depends(_settings)]
 Predictors = Annotated[PredictorCache, Depends(_predictors)]
+Scripts = Annotated[ChartScripts, Depends(_scripts)]
 Templates = Annotated[Jinja2Templates, Depends(_templates)]

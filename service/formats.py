@@ -44,7 +44,9 @@ def duration(seconds: float | None) -> str:
     """842.5 → 14 min 2 s"""
     if seconds is None:
         return NONE
-    for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+    if seconds == 0:
+        return "0 s"
+    for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")):
         if size <= seconds < 60:
             return f"{seconds / size:.3g} {unit}"
     minutes, rest = divmod(round(seconds), 60)

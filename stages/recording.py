@@ -90,8 +90,10 @@ class Summary:
     notes: tuple[str, ...]
 
 
-def record(root: Path, place: str) -> Summary:
+def record(root: Path, place: str, *, evidence_only: bool = False) -> Summary:
     """Build the database at `place` (a path below `root`, or a URL) from the files below `root`.
+
+    `evidence_only` leaves out the results of this working tree.
 
     Raises:
         EvidenceError: a result line can't be read.
@@ -101,7 +103,7 @@ def record(root: Path, place: str) -> Summary:
     """
     params = load_params(root)
     claims = read_claims(root / "data" / "claims.csv")
-    found = find_results(root, params)
+    found = find_results(root, params, evidence_only=evidence_only)
     weights, notes = _find_weights(root, found)
     rows = _Rows(params, found, weights, claims)
     url = make_url(tables.database_url(place))
@@ -150,7 +152,7 @@ def read_claims(path: Path) -> list[ClaimLine]:
     return list(claims.values())
 
 
-def find_results(root: Path, params: Params) -> list[Found]:
+def find_results(root: Path, params: Params, *, evidence_only: bool = False) -> list[Found]:
     """Every result below `data/evidence` and `data/results`, in the order of the params files, evidence first.
 
     A local result that was published is there once, as evidence.
@@ -160,7 +162,8 @@ def find_results(root: Path, params: Params) -> list[Found]:
         RecordError: a line of an experiment, arm or profile that the params don't have, or a line twice.
     """
     found: dict[tuple[str, str, str, str, int], Found] = {}
-    for item in [*_evidence(root / "data" / "evidence"), *_local(root / "data" / "results")]:
+    local = [] if evidence_only else _local(root / "data" / "results")
+    for item in [*_evidence(root / "data" / "evidence"), *local]:
         _check_names(item, params)
         if item.identity in found:
             if found[item.identity].source == item.source:

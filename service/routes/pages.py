@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
-from importlib.metadata import version
 from typing import Annotated
 
-import vl_convert
 from fastapi import APIRouter, Query, Request, Response
 
 from service import queries
 from service.charts import comparison_chart, curves_chart
-from service.dependencies import ResultsSession, ServiceSettings, Templates
+from service.dependencies import ResultsSession, Scripts, ServiceSettings, Templates
 from service.errors import declared
 from stages.results import METRICS, ExperimentComparison, compare, describe_fidelity
 
@@ -105,17 +102,6 @@ def flatten(value: object, prefix: str = "") -> list[tuple[str, object]]:
 
 
 @router.get("/static/vega.js")
-def read_vega() -> Response:
+def read_vega(scripts: Scripts) -> Response:
     """Vega, Vega-Lite and vega-embed, out of the installed vl-convert-python."""
-    return Response(vega_bundle(), media_type="text/javascript", headers={"cache-control": MONTH})
-
-
-@cache
-def vega_bundle() -> str:
-    bundle: str = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub forgets the default
-    return bundle
-
-
-def vega_version() -> str:
-    """Changes with the bundle, so that it can be cached for long."""
-    return version("vl-convert-python")
+    return Response(scripts.vega(), media_type="text/javascript", headers={"cache-control": MONTH})

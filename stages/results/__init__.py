@@ -36,6 +36,7 @@ from stages.results.database import (
     database_url,
     open_results,
 )
+from stages.results.table import as_csv
 from stages.results.tables import (
     SCHEMA_VERSION,
     Arm,
@@ -92,6 +93,7 @@ __all__ = [
     "UnknownPaper",
     "UnknownProfile",
     "UnknownRun",
+    "as_csv",
     "compare",
     "create_results",
     "database_url",

@@ -81,8 +81,8 @@ def page(browser: Browser, address: str) -> Iterator[Page]:
     page.on("request", lambda request: strangers.append(request.url) if not is_ours(request.url, address) else None)
     yield page
     context.close()
-    assert messages == []
-    assert strangers == []
+    assert not messages, messages
+    assert not strangers, strangers
 
 
 def is_ours(url: str, address: str) -> bool:

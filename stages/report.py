@@ -1,0 +1,37 @@
+"""`python -m stages.report`: tables of all results into `data/report/`; with `--docs`, `docs/results.md`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from stages.evidence import EvidenceError
+from stages.experiment import ParamsError
+from stages.recording import RecordError
+from stages.reporting import write_docs, write_report
+from stages.results import ResultsUnavailable
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m stages.report", description=__doc__)
+    parser.add_argument(
+        "--docs", "--evidence", action="store_true", dest="docs", help="write docs/results.md from evidence alone"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        if options.docs:
+            written = [write_docs(Path(), Path("docs/results.md"))]
+        else:
+            written = write_report(os.environ.get("CLAIMCHECK_DATABASE", "data/results.db"), Path("data/report"))
+    except (EvidenceError, ParamsError, RecordError, ResultsUnavailable) as error:
+        print(f"report: {error}", file=sys.stderr)
+        return 1
+    for path in written:
+        print(f"report: {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""Comparisons as documents: a Markdown and a CSV file an experiment, and `docs/results.md`.
+
+Numbers in CSV are fractions and units; percent exists in Markdown, which people read.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from stages.recording import record
+from stages.results import ArmComparison, ExperimentComparison, as_csv, compare, open_results
+from stages.store import write_atomically
+
+NONE = "–"
+DOCS_HEAD = """# Results
+
+Written by `make report` from the committed evidence (`data/evidence/`) alone: the same bytes on every machine.
+Ours is the mean over replicates; intervals are Student's t, 95 %. Inference times compare within a table only.
+"""
+
+
+def write_report(place: str, folder: Path) -> list[Path]:
+    """`index.md`, and `<experiment>.md` and `.csv` of every experiment in the database at `place`.
+
+    Raises:
+        ResultsUnavailable: the database can't be read.
+    """
+    with open_results(place)() as session:
+        comparisons = compare(session)
+    files = {"index.md": "# Results\n\n" + "\n".join(as_markdown(comparison) for comparison in comparisons)}
+    for comparison in comparisons:
+        files[f"{comparison.experiment}.md"] = as_markdown(comparison)
+        files[f"{comparison.experiment}.csv"] = as_csv([comparison])
+    for name, text in files.items():
+        write_atomically(folder / name, text.encode())
+    return [folder / name for name in files]
+
+
+def write_docs(root: Path, path: Path) -> Path:
+    """`path` from the evidence below `root`, whatever was run here.
+
+    Raises:
+        EvidenceError, RecordError: a line of evidence is wrong.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        place = str((Path(folder) / "evidence.db").resolve())
+        record(root, place, evidence_only=True)
+        with open_results(place)() as session:
+            comparisons = compare(session)
+    parts = [DOCS_HEAD, *(as_markdown(comparison) for comparison in comparisons)]
+    write_atomically(path, "\n".join(parts).encode())
+    return path
+
+
+def as_markdown(comparison: ExperimentComparison) -> str:
+    """Heading, label and table of one experiment."""
+    is_stand_in = comparison.provenance == "embedded"
+    unit = comparison.metric.unit
+    lines = [
+        f"## {comparison.title}",
+        "",
+        f"**{comparison.metric.title}.** {comparison.label[0].upper()}{comparison.label[1:]}.{_order(comparison)}",
+        "",
+        "| model | paper | ours | 95 % interval | n | ours − paper | rank, paper’s | parameters | train | time ratio |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for arm in comparison.arms:
+        ours = _number(arm.ours.mean, unit)
+        cells = [
+            f"{arm.title} ({arm.role})",
+            _number(arm.paper.value, arm.paper.unit) if arm.paper else NONE,
+            f"*{ours} (stand-in)*" if is_stand_in and arm.ours.mean is not None else ours,
+            _interval(arm, unit),
+            f"{arm.ours.n_replicates}" + (f" (+ {arm.ours.n_diverged} diverged)" if arm.ours.n_diverged else ""),
+            _difference(arm, unit),
+            f"{arm.rank_ours or NONE} / {arm.rank_paper or NONE}",
+            NONE if arm.cost.parameters is None else f"{arm.cost.parameters:,}",
+            NONE if arm.cost.train_seconds is None else f"{arm.cost.train_seconds / 60:.1f} min",
+            NONE if arm.cost.latency_ratio is None else f"{arm.cost.latency_ratio:.2f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, "", *_runs(comparison)]) + "\n"
+
+
+def _order(comparison: ExperimentComparison) -> str:
+    if comparison.order.agrees is None:
+        return ""
+    return f" The models finish in {'the paper’s' if comparison.order.agrees else 'another'} order."
+
+
+def _number(value: float | None, unit: str | None) -> str:
+    if value is None:
+        return NONE
+    return f"{100 * value:.2f} %" if unit == "fraction" else f"{value:.4g} {unit or ''}".strip()
+
+
+def _interval(arm: ArmComparison, unit: str) -> str:
+    if arm.ours.low is None or arm.ours.high is None:
+        return NONE
+    return f"{_number(arm.ours.low, unit)} to {_number(arm.ours.high, unit)}"
+
+
+def _difference(arm: ArmComparison, unit: str) -> str:
+    if arm.difference is None:
+        return NONE
+    value = arm.difference.value
+    return f"{100 * value:+.2f} pp" if unit == "fraction" else f"{value:+.4g}"
+
+
+def _runs(comparison: ExperimentComparison) -> list[str]:
+    """Which runs the numbers come from."""
+    keys = [
+        f"{arm.title} {', '.join(f'`{key[:12]}`' for key in arm.run_keys)}" for arm in comparison.arms if arm.run_keys
+    ]
+    return [f"Runs: {'; '.join(keys)}."] if keys else []

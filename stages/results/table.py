@@ -1,0 +1,53 @@
+"""Comparisons as one flat table."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+
+from stages.results.comparison import ExperimentComparison
+
+COLUMNS = (
+    *("experiment", "paper", "dataset", "metric", "unit", "arm", "title", "role"),
+    *("ours", "ours_low", "ours_high", "ours_std", "n_replicates", "n_diverged", "n_test"),
+    *("paper_value", "paper_claim", "difference", "rank_ours", "rank_paper", "profile", "provenance", "label"),
+    *("train_seconds", "parameters", "flops_per_image", "peak_memory_bytes", "latency_seconds_per_sample"),
+    *("latency_ratio", "checkpoints", "run_keys"),
+)
+SHARED_COLUMNS = ("experiment", "paper", "dataset", "profile", "provenance", "label")
+
+
+def as_csv(comparisons: Sequence[ExperimentComparison]) -> str:
+    """A row an arm; None is empty."""
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, COLUMNS, lineterminator="\r\n")
+    writer.writeheader()
+    for comparison in comparisons:
+        shared = {name: getattr(comparison, name) for name in SHARED_COLUMNS}
+        shared |= {"metric": comparison.metric.name, "unit": comparison.metric.unit}
+        for arm in comparison.arms:
+            cost = {name: value for name, value in vars(arm.cost).items() if name in COLUMNS}
+            writer.writerow(
+                {**shared, **cost}
+                | {
+                    "arm": arm.arm,
+                    "title": arm.title,
+                    "role": arm.role,
+                    "ours": arm.ours.mean,
+                    "ours_low": arm.ours.low,
+                    "ours_high": arm.ours.high,
+                    "ours_std": arm.ours.std,
+                    "n_replicates": arm.ours.n_replicates,
+                    "n_diverged": arm.ours.n_diverged,
+                    "n_test": arm.ours.n_test,
+                    "paper_value": arm.paper.value if arm.paper else None,
+                    "paper_claim": arm.paper.claim if arm.paper else None,
+                    "difference": arm.difference.value if arm.difference else None,
+                    "rank_ours": arm.rank_ours,
+                    "rank_paper": arm.rank_paper,
+                    "checkpoints": " ".join(arm.checkpoints),
+                    "run_keys": " ".join(arm.run_keys),
+                }
+            )
+    return buffer.getvalue()

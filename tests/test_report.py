@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stages import report
+from stages.recording import record
+from stages.reporting import write_docs
+from tests.service.results_factory import REPOSITORY, make_root
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_root(tmp_path_factory.mktemp("template"))
+
+
+@pytest.fixture
+def root(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(template, tmp_path / "root")
+    monkeypatch.chdir(tmp_path / "root")
+    return tmp_path / "root"
+
+
+def cells(text: str, model: str) -> list[str]:
+    line = next(line for line in text.splitlines() if line.startswith(f"| {model} "))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_every_experiment_has_a_table_in_markdown_and_csv(root: Path) -> None:
+    record(root, "data/results.db")
+    assert report.main([]) == 0
+    folder = root / "data" / "report"
+    names = ("ninformer-mnist", "ninformer-cifar10", "ninformer-cifar100")
+    assert {path.name for path in folder.iterdir()} == {"index.md"} | {
+        f"{n}.{kind}" for n in names for kind in ("md", "csv")
+    }
+    mnist = (folder / "ninformer-mnist.md").read_text()
+    assert cells(mnist, "ViT (baseline)")[1:7] == ["97.12 %", "97.22 %", "96.47 % to 97.97 %", "3", "+0.10 pp", "4 / 4"]
+    assert "The models finish in the paper’s order." in mnist
+    with (folder / "ninformer-mnist.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["arm"], float(row["paper_value"])) for row in rows][0] == ("vit", 0.9712)
+
+
+def test_a_stand_in_is_marked_in_its_cell(root: Path) -> None:
+    record(root, "data/results.db")
+    report.main([])
+    text = (root / "data" / "report" / "ninformer-cifar10.md").read_text()
+    assert cells(text, "ViT (baseline)")[2:7] == ["*3.12 % (stand-in)*", "–", "1", "–", "– / –"]
+    assert "says nothing about the claim" in text
+
+
+def test_docs_come_from_evidence_alone(root: Path) -> None:
+    assert report.main(["--docs"]) == 0
+    before = (root / "docs" / "results.md").read_bytes()
+    assert b"ninformer-cifar100" not in before and b"CIFAR-100" in before
+    assert cells(before.decode(), "ViT (baseline)")[1] == "97.12 %"
+    assert b"stand-in)" not in before
+    shutil.rmtree(root / "data" / "results")
+    shutil.rmtree(root / "data" / "runs")
+    assert report.main(["--docs"]) == 0
+    assert (root / "docs" / "results.md").read_bytes() == before
+
+
+def test_docs_are_the_same_bytes_under_another_locale_zone_and_hash_seed(root: Path) -> None:
+    write_docs(root, root / "docs" / "results.md")
+    environment = {
+        **os.environ,
+        "LC_ALL": "C",
+        "TZ": "Pacific/Apia",
+        "PYTHONHASHSEED": "7",
+        "PYTHONPATH": str(REPOSITORY),
+        "PYTHONUTF8": "0",
+    }
+    before = (root / "docs" / "results.md").read_bytes()
+    command = [sys.executable, "-m", "stages.report", "--docs"]
+    subprocess.run(command, cwd=root, env=environment, check=True, capture_output=True)
+    assert (root / "docs" / "results.md").read_bytes() == before
+
+
+def test_a_report_without_a_database_says_how_to_get_one(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report.main([]) == 1
+    assert "`dvc repro` builds it" in capsys.readouterr().err
