@@ -1,18 +1,15 @@
-"""What a model costs: parameters, operations, inference time and memory.
+"""What a model costs: parameters, operations, inference time.
 
 C channels, H height and W width of an image; `shape` is always (C, H, W).
 """
 
 from __future__ import annotations
 
-import resource
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -144,25 +141,6 @@ def measure_latencies(
         )
         for timings in seconds
     ]
-
-
-def peak_memory_bytes(device: str | torch.device = "cpu") -> int:
-    """Highest memory use so far.
-
-    CUDA: bytes of tensors allocated at once on `device` since the process began or reset the statistics; neither the
-    context nor cached but free blocks.  CPU: the largest resident size of the whole process since it began, with
-    Python, libraries and data; it never falls, so it describes a run only in a process of its own.
-    """
-    device = torch.device(device)
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    status = Path("/proc/self/status")
-    if status.is_file():
-        # getrusage's ru_maxrss starts at the size of the process that started this one; VmHWM starts anew.
-        lines = status.read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
-    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return largest if sys.platform == "darwin" else largest * 1024
 
 
 def _synchronise(device: torch.device) -> None:

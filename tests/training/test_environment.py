@@ -1,0 +1,63 @@
+"""The environment of a run: peak memory is the process's own and starts anew; a device that isn't there is refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from stages.training.environment import (
+    describe_environment,
+    environment_digest,
+    peak_memory_bytes,
+    pick_device,
+    reset_peak_memory,
+)
+
+ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
+
+
+def test_peak_memory_is_at_least_what_is_resident_now() -> None:
+    held = np.ones(2**24, dtype=np.uint8)
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    assert len(held) < 0.99 * resident <= peak_memory_bytes(CPU) < 20 * resident
+
+
+@pytest.mark.slow
+def test_peak_memory_is_the_process_own() -> None:
+    """A small process started by a larger one, ours."""
+    code = (
+        "import torch; from stages.training.environment import peak_memory_bytes;"
+        "print(peak_memory_bytes(torch.device('cpu')))"
+    )
+    ballast = np.ones(2**30, dtype=np.uint8)
+    finished = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert int(finished.stdout) < len(ballast) < peak_memory_bytes(CPU)
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="only Linux can start the peak anew")
+def test_peak_memory_starts_anew() -> None:
+    ballast = np.ones(2**28, dtype=np.uint8)
+    before = peak_memory_bytes(CPU)
+    del ballast
+    reset_peak_memory(CPU)
+    assert peak_memory_bytes(CPU) < before - 2**27
+
+
+def test_same_machine_has_the_same_digest_and_threads_count() -> None:
+    facts = describe_environment(CPU)
+    assert environment_digest(facts) == environment_digest(dict(reversed(facts.items())))
+    assert environment_digest(facts | {"threads": facts["threads"] + 1}) != environment_digest(facts)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_missing_device_is_refused_with_what_would_work() -> None:
+    assert pick_device("auto") == CPU
+    with pytest.raises(ValueError, match="sees no CUDA device here; use cpu or auto"):
+        pick_device("cuda")
