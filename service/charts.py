@@ -26,7 +26,9 @@ def comparison_chart(comparison: ExperimentComparison) -> dict[str, Any]:
             if arm.ours.low is not None and arm.ours.high is not None:
                 row |= {"low": scale * arm.ours.low, "high": scale * arm.ours.high}
             rows.append(row)
-    x = {"type": "quantitative", "title": f"{comparison.metric.title}{' (%)' if is_fraction else ''}"}
+    shown_unit = {"fraction": " (%)", "seconds": " (s)", "bytes": " (B)"}.get(comparison.metric.unit, "")
+    axis = {} if is_fraction else {"axis": {"format": "~s"}}
+    x = {"type": "quantitative", "title": f"{comparison.metric.title}{shown_unit}", **axis}
     layers = [_points(x, shown=[side for side in ("ours", "paper") if any(row["side"] == side for row in rows)])]
     if any("low" in row for row in rows):
         layers.insert(0, _intervals(x))
@@ -34,7 +36,7 @@ def comparison_chart(comparison: ExperimentComparison) -> dict[str, Any]:
         "$schema": SCHEMA,
         "description": f"{comparison.title}: {comparison.metric.title}, ours beside the paper's",
         "width": "container",
-        "height": {"step": 44},
+        "height": 44 * len(comparison.arms),
         "autosize": {"type": "fit-x", "contains": "padding"},
         "data": {"values": rows},
         "encoding": {"y": {"field": "arm", "type": "nominal", "sort": None, "title": None}},
@@ -45,7 +47,7 @@ def comparison_chart(comparison: ExperimentComparison) -> dict[str, Any]:
 def _intervals(x: dict[str, Any]) -> dict[str, Any]:
     return {
         "transform": [{"filter": "isValid(datum.low)"}],
-        "mark": {"type": "rule", "style": "interval", "strokeWidth": 2},
+        "mark": {"type": "rule", "strokeWidth": 2},
         "encoding": {"x": {"field": "low", **x}, "x2": {"field": "high"}},
     }
 

@@ -60,6 +60,7 @@ def ratio(number: float | None) -> str:
 
 def value_in(unit: str) -> Callable[[float | None], str]:
     """The formatter of a unit."""
+    suffix = "" if unit in ("", "nats") else f" {unit}"
     known: dict[str, Callable[[float | None], str]] = {
         "fraction": percent,
         "seconds": duration,
@@ -67,12 +68,12 @@ def value_in(unit: str) -> Callable[[float | None], str]:
         "flop": flops,
         "count": count,
     }
-    return known.get(unit, lambda number: NONE if number is None else f"{number:.4g}")
+    return known.get(unit, lambda number: NONE if number is None else f"{number:.4g}{suffix}")
 
 
 def install(environment: Environment) -> None:
     """All of the above as filters."""
     for function in (percent, points, count, flops, memory, duration, ratio):
         environment.filters[function.__name__] = function
-    environment.filters["in_unit"] = lambda number, unit: value_in(unit)(number)
+    environment.filters["in_unit"] = lambda number, unit: value_in(unit or "")(number)
     environment.trim_blocks = environment.lstrip_blocks = True

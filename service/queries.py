@@ -146,6 +146,7 @@ class Answerer:
     rank: int
     provenance: str
     label: str
+    dtype: str | None
     accuracy: float | None
     paper_accuracy: float | None
     paper_claim: str | None
@@ -210,7 +211,8 @@ def _answerer(
         rank=rank,
         provenance=result.provenance,
         label=describe_fidelity(result.provenance, result.profile, result.cut),
-        accuracy=accuracy,
+        dtype=checkpoint.dtype,
+        accuracy=accuracy if checkpoint.accuracy is None else checkpoint.accuracy,
         paper_accuracy=claim.value if claim else None,
         paper_claim=claim.id if claim else None,
     )

@@ -130,7 +130,8 @@ class CheckpointOut(Out):
     profile: str
     provenance: str
     label: str
-    accuracy: float | None = Field(description="ours, on the test set")
+    dtype: str | None = Field(description="of weights rounded to be kept in git; null for weights as trained")
+    accuracy: float | None = Field(description="ours, of these very weights on the test set")
 
 
 class ClaimOut(Out):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import shutil
 import sqlite3
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stages import record as verb
-from stages.evidence import CostLine, EvidenceError, ResultLine, read_lines, write_lines
+from stages.evidence import CostLine, EvidenceError, EvidenceLine, Release, ResultLine, read_lines, write_lines
 from stages.recording import RecordError, record
 from stages.results import Checkpoint, Result, open_results
 from tests.service.results_factory import add_results, as_published, make_root
@@ -125,6 +126,32 @@ def test_a_committed_model_comes_before_the_same_weights_in_runs(root: Path) -> 
         checkpoint = session.get(Checkpoint, "ninformer-cifar100.vit.0")
         assert checkpoint is not None
         assert checkpoint.path == "data/models/ninformer-cifar100.vit.0.safetensors"
+
+
+def test_a_released_model_answers_with_its_own_accuracy_where_the_weights_as_trained_are_not_here(root: Path) -> None:
+    path = root / "data" / "evidence" / "ninformer-cifar100.jsonl"
+    lines = read_lines(path, EvidenceLine)
+    content = b"rounded weights"
+    digest = hashlib.sha256(content).hexdigest()
+    released = Release(sha256=digest, dtype="float16", accuracy=0.2139, same_class=0.998, n=10_000)
+    path.write_bytes(
+        write_lines(dataclasses.replace(line, release=released if line.result.arm == "vit" else None) for line in lines)
+    )
+    (root / "data" / "models").mkdir()
+    (root / "data" / "models" / "ninformer-cifar100.vit.0.safetensors").write_bytes(content)
+
+    def checkpoint() -> tuple[str, str | None, float | None]:
+        record(root, DATABASE)
+        with open_results(str(root / DATABASE))() as session:
+            row = session.get(Checkpoint, "ninformer-cifar100.vit.0")
+            assert row is not None
+            return row.path, row.dtype, row.accuracy
+
+    run_key = next(line.result.run_key for line in lines if line.result.arm == "vit")
+    as_trained = f"data/runs/ninformer-cifar100/{run_key}/weights.safetensors"
+    assert checkpoint() == (as_trained, None, None)
+    (root / as_trained).unlink()
+    assert checkpoint() == ("data/models/ninformer-cifar100.vit.0.safetensors", "float16", 0.2139)
 
 
 def test_a_diverged_run_is_recorded_with_where_it_stopped(root: Path) -> None:

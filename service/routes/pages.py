@@ -14,7 +14,7 @@ from service.errors import declared
 from stages.results import METRICS, ExperimentComparison, compare, describe_fidelity
 
 router = APIRouter(include_in_schema=False)
-SHOWN_METRICS = ("accuracy", "best_epoch_accuracy", "loss", "calibration_error")
+SHOWN_METRICS = ("accuracy", "best_epoch_accuracy", "loss", "calibration_error", "inference_time")
 MONTH = "public, max-age=2592000, immutable"
 
 

@@ -20,7 +20,7 @@ function chartConfig() {
     axisY: { labelColor: color("--ink") },
     legend: { labelColor: color("--ink"), labelFontSize: 13, symbolSize: 110 },
     view: { stroke: null },
-    style: { interval: { stroke: color("--ours") } },
+    rule: { color: color("--ours") }, // the only rules are intervals of ours
   };
 }
 

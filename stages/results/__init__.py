@@ -3,22 +3,7 @@
 `tables` is the only place where a column is named; `comparison` holds the one comparison that service and report share.
 """
 
-from stages.results.comparison import (
-    METRICS,
-    ArmComparison,
-    CostSummary,
-    Difference,
-    Estimate,
-    ExperimentComparison,
-    MetricInfo,
-    Order,
-    PaperValue,
-    Population,
-    compare,
-    describe_fidelity,
-    t_interval,
-    wilson_interval,
-)
+from stages.results.comparison import compare
 from stages.results.database import (
     ResultsUnavailable,
     Sessions,
@@ -35,6 +20,21 @@ from stages.results.database import (
     create_results,
     database_url,
     open_results,
+)
+from stages.results.estimates import (
+    METRICS,
+    ArmComparison,
+    CostSummary,
+    Difference,
+    Estimate,
+    ExperimentComparison,
+    MetricInfo,
+    Order,
+    PaperValue,
+    Population,
+    describe_fidelity,
+    t_interval,
+    wilson_interval,
 )
 from stages.results.table import as_csv
 from stages.results.tables import (

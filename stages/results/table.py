@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Sequence
 
-from stages.results.comparison import ExperimentComparison
+from stages.results.estimates import ExperimentComparison
 
 COLUMNS = (
     *("experiment", "paper", "dataset", "metric", "unit", "arm", "title", "role"),

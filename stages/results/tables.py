@@ -186,7 +186,11 @@ class Array(Base):
 
 
 class Checkpoint(Base):
-    """Weights that can answer.  `id` is `<experiment>.<arm>.<replicate>`; `path` is relative to the repository root."""
+    """Weights that can answer.  `id` is `<experiment>.<arm>.<replicate>`; `path` is relative to the repository root.
+
+    `dtype` and `accuracy` are None for the weights as trained, whose accuracy is the result's; a model that was rounded
+    to be kept in git has its own, measured on the same test set.
+    """
 
     __tablename__ = "checkpoints"
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -194,6 +198,8 @@ class Checkpoint(Base):
     path: Mapped[str]
     sha256: Mapped[str]
     size_bytes: Mapped[int] = mapped_column(BigInteger)
+    dtype: Mapped[str | None]
+    accuracy: Mapped[float | None]
     result_id: Mapped[int] = mapped_column(ForeignKey("results.id"), index=True)
     result: Mapped[Result] = relationship()
 

@@ -1,0 +1,69 @@
+"""Result lines, evidence, claims and params into the database, in a fixed order, all or nothing.
+
+The same files give the same rows.  A SQLite file is built beside the old one and swapped in by one rename; another
+database is rebuilt in one transaction.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy.engine import make_url
+
+from stages import results as tables
+from stages.experiment import load_params
+from stages.recording.rows import Rows
+from stages.recording.sources import RecordError, find_results, find_weights, read_claims
+from stages.store import write_atomically
+
+__all__ = ["RecordError", "Summary", "record"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What `record` wrote; `notes` are findings that a person should see but that stop nothing."""
+
+    results: int
+    selected: int
+    checkpoints: int
+    claims: int
+    notes: tuple[str, ...]
+
+
+def record(root: Path, place: str, *, evidence_only: bool = False) -> Summary:
+    """Build the database at `place` (a path below `root`, or a URL) from the files below `root`.
+
+    `evidence_only` leaves out the results of this working tree.
+
+    Raises:
+        EvidenceError: a result line can't be read.
+        ParamsError: a params file is wrong.
+        RecordError: lines, claims and params don't fit together.
+        ResultsUnavailable: the database can't be written.
+    """
+    params = load_params(root)
+    claims = read_claims(root / "data" / "claims.csv")
+    found = find_results(root, params, evidence_only=evidence_only)
+    weights, notes = find_weights(root, found)
+    rows = Rows(params, found, weights, claims)
+    url = make_url(tables.database_url(place))
+    if url.get_backend_name() != "sqlite":
+        tables.create_results(url.render_as_string(hide_password=False), rows.fill)
+    else:
+        target = root / (url.database or "")
+        partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            tables.create_results(f"sqlite:///{partial}", rows.fill)
+            write_atomically(target, partial.read_bytes())
+        finally:
+            partial.unlink(missing_ok=True)
+    return Summary(
+        results=len(found),
+        selected=len(rows.selected),
+        checkpoints=len(rows.checkpoints()),
+        claims=len(claims),
+        notes=tuple(notes),
+    )

@@ -1,0 +1,217 @@
+"""Results, claims and params as rows of the database, in a fixed order."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import TypeAdapter
+from sqlalchemy.orm import Session
+
+from stages import results as tables
+from stages.evidence import CostLine
+from stages.experiment import Params
+from stages.fingerprint import source_path
+from stages.recording.sources import ClaimLine, Found, Weights
+from stages.run import canonical_json
+
+
+class Rows:
+    """The rows of one database, made anew for each call of `fill`."""
+
+    def __init__(
+        self, params: Params, found: Sequence[Found], weights: Mapping[str, Weights], claims: Sequence[ClaimLine]
+    ) -> None:
+        self.params, self.found, self.weights, self.claims = params, found, weights, claims
+        self.ids = {item.identity: number for number, item in enumerate(found, start=1)}
+        self.selected = _select(found)
+
+    def fill(self, session: Session) -> None:
+        """Tables in the order of their foreign keys."""
+        for rows in (
+            self.named(),
+            self.experiments(),
+            self.arms(),
+            self.results(),
+            self.checkpoints(),
+            [tables.Claim(position=number, **vars(claim)) for number, claim in enumerate(self.claims)],
+        ):
+            session.add_all(rows)
+            session.flush()
+        session.add(tables.Meta(name="schema_version", value=str(tables.SCHEMA_VERSION)))
+        session.add(tables.Meta(name="content", value=self.digest()))
+
+    def digest(self) -> str:
+        """sha256 over everything that the rows are made from."""
+        parts: list[Any] = [
+            TypeAdapter(Params).dump_python(self.params, mode="json"),
+            [_cite(paper) for paper in self.papers()],
+            [TypeAdapter(Found).dump_python(item, mode="json", exclude={"file"}) for item in self.found],
+            [vars(claim) for claim in self.claims],
+            {digest: vars(weights) for digest, weights in self.weights.items()},
+        ]
+        return hashlib.sha256(canonical_json(parts).encode()).hexdigest()
+
+    def papers(self) -> list[str]:
+        return list(dict.fromkeys(experiment.paper for experiment in self.params.experiments.values()))
+
+    def named(self) -> list[tables.Base]:
+        rows: list[tables.Base] = []
+        for position, paper in enumerate(self.papers()):
+            title, summary = _cite(paper)
+            rows.append(tables.Paper(name=paper, position=position, title=title, summary=summary))
+        for position, (name, profile) in enumerate(self.params.profiles.items()):
+            rows.append(tables.Profile(name=name, rank=position, data=profile.data))
+        for position, (name, source) in enumerate(self.params.datasets.items()):
+            rows.append(
+                tables.Dataset(
+                    name=name,
+                    position=position,
+                    title=source.title,
+                    shape=list(source.shape),
+                    classes=source.classes,
+                    train_images=source.train,
+                    test_images=source.test,
+                    licence=source.licence,
+                    homepage=source.homepage,
+                )
+            )
+        return rows
+
+    def experiments(self) -> list[tables.Base]:
+        return [
+            tables.Experiment(
+                name=name,
+                position=position,
+                title=experiment.title,
+                paper=experiment.paper,
+                dataset=experiment.dataset,
+                protocol=dataclasses.asdict(experiment.printed),
+                seeds=list(experiment.seeds),
+            )
+            for position, (name, experiment) in enumerate(self.params.experiments.items())
+        ]
+
+    def arms(self) -> list[tables.Base]:
+        return [
+            tables.Arm(
+                experiment=experiment.name,
+                name=arm.name,
+                position=position,
+                role=arm.role,
+                title=arm.title,
+                model=dict(arm.model),
+            )
+            for experiment in self.params.experiments.values()
+            for position, arm in enumerate(experiment.arms.values())
+        ]
+
+    def results(self) -> list[tables.Base]:
+        return [_result_row(self.ids[item.identity], item, item.identity in self.selected) for item in self.found]
+
+    def checkpoints(self) -> list[tables.Base]:
+        """For each `<experiment>.<arm>.<replicate>` the strongest result whose weights are here."""
+        ranks = {name: position for position, name in enumerate(self.params.profiles)}
+        best: dict[str, Found] = {}
+        for item in self.found:
+            line = item.result
+            if self._digest_here(item) is None:
+                continue
+            name = f"{line.experiment}.{line.arm}.{line.replicate}"
+            if name not in best or _strength(best[name], ranks) < _strength(item, ranks):
+                best[name] = item
+        return [self._checkpoint(position, name, item) for position, (name, item) in enumerate(best.items())]
+
+    def _digest_here(self, item: Found) -> str | None:
+        """Digest of the weights as trained, else of the released ones, else None."""
+        candidates = (item.result.weights_sha256, item.release.sha256 if item.release else None)
+        return next((digest for digest in candidates if digest in self.weights), None)
+
+    def _checkpoint(self, position: int, name: str, item: Found) -> tables.Checkpoint:
+        digest = self._digest_here(item)
+        assert digest is not None, "only results with weights have a checkpoint"
+        release = item.release if digest != item.result.weights_sha256 else None
+        return tables.Checkpoint(
+            id=name,
+            position=position,
+            path=self.weights[digest].path,
+            sha256=digest,
+            size_bytes=self.weights[digest].size_bytes,
+            dtype=release.dtype if release else None,
+            accuracy=release.accuracy if release else None,
+            result_id=self.ids[item.identity],
+        )
+
+
+def _strength(item: Found, ranks: Mapping[str, int]) -> tuple[bool, int, bool, str]:
+    """Real data first, then the stronger profile, then evidence, then the newest."""
+    published = item.origin.published if item.origin else ""
+    return item.result.data.provenance != "embedded", ranks[item.result.profile], item.origin is not None, published
+
+
+def _select(found: Sequence[Found]) -> set[tuple[str, str, str, str, int]]:
+    """One result a replicate under equal conditions: evidence first, else the newest."""
+    best: dict[tuple[Any, ...], Found] = {}
+    for item in found:
+        line = item.result
+        cell = line.experiment, line.arm, line.replicate, line.profile, item.conditions
+        rank = {line.profile: 0}
+        if cell not in best or _strength(best[cell], rank) < _strength(item, rank):
+            best[cell] = item
+    return {item.identity for item in best.values()}
+
+
+def _cite(paper: str) -> tuple[str, str]:
+    """First and second paragraph of the paper's package docstring, each on one line."""
+    path = source_path(f"stages.papers.{paper}")
+    docstring = ast.get_docstring(ast.parse(path.read_text())) if path else None
+    paragraphs = [" ".join(part.split()) for part in (docstring or paper).split("\n\n")]
+    return paragraphs[0], paragraphs[1] if len(paragraphs) > 1 else ""
+
+
+def _result_row(number: int, item: Found, is_selected: bool) -> tables.Result:
+    line, data = item.result, item.result.data
+    metrics = [
+        tables.Metric(metric=row.metric, split=row.split, position=position, value=row.value, n=row.n)
+        for position, row in enumerate(line.metrics)
+    ]
+    arrays = {"correct": line.correct, "confusion": line.confusion}
+    return tables.Result(
+        id=number,
+        run_key=line.run_key,
+        environment_digest=line.environment_digest,
+        experiment=line.experiment,
+        arm=line.arm,
+        replicate=line.replicate,
+        source=item.source,
+        is_selected=is_selected,
+        profile=line.profile,
+        provenance=data.provenance,
+        cut=line.cut,
+        conditions=item.conditions,
+        status=line.status,
+        data_digest=data.digest,
+        train_images=data.train_images,
+        test_images=data.test_images,
+        excluded_test_images=data.excluded_test_images,
+        weights_sha256=line.weights_sha256,
+        spec=dict(line.spec),
+        environment=dict(line.environment),
+        divergence=dataclasses.asdict(line.divergence) if line.divergence else None,
+        origin=dataclasses.asdict(item.origin) if item.origin else None,
+        metrics=metrics,
+        epochs=[tables.Epoch(**vars(row)) for row in line.curves],
+        cost=_cost_row(item.cost) if item.cost else None,
+        arrays=[tables.Array(kind=kind, content=text) for kind, text in arrays.items() if text is not None],
+    )
+
+
+def _cost_row(cost: CostLine) -> tables.Cost:
+    names = {field.name for field in dataclasses.fields(CostLine)}
+    identity = {"experiment", "arm", "replicate", "run_key", "environment_digest"}
+    return tables.Cost(
+        **{name: getattr(cost, name) for name in names - identity} | {"epoch_seconds": list(cost.epoch_seconds)}
+    )

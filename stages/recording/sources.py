@@ -1,0 +1,187 @@
+"""What `record` reads: result lines, evidence, claims and weights, each checked against the params files."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from stages.evidence import CostLine, EvidenceLine, Origin, Release, ResultLine, read_lines
+from stages.experiment import Params
+from stages.run import STRICT, canonical_json
+
+
+class RecordError(ValueError):
+    """Inputs that don't fit together; the message names the file and what was expected."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimLine:
+    """A row of `data/claims.csv`.  Accuracies are fractions; an empty cell is None."""
+
+    __pydantic_config__: ClassVar = STRICT
+    id: str
+    paper: str
+    place: str
+    experiment: str | None
+    arm: str | None
+    metric: str
+    kind: str
+    value: float | None
+    unit: str | None
+    precision: float | None
+    stderr: float | None
+    n: int | None
+    baseline_arm: str | None
+    better: str | None
+    note: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A result with its cost, and where it was found.  `origin` is None for one of this working tree."""
+
+    result: ResultLine
+    cost: CostLine | None
+    origin: Origin | None
+    release: Release | None
+    file: Path
+
+    @property
+    def source(self) -> Literal["evidence", "local"]:
+        return "local" if self.origin is None else "evidence"
+
+    @property
+    def identity(self) -> tuple[str, str, str, str, int]:
+        line = self.result
+        return line.run_key, line.environment_digest, line.experiment, line.arm, line.replicate
+
+    @property
+    def conditions(self) -> str:
+        """Digest of protocol and data: what must be equal before two results are compared."""
+        text = canonical_json([self.result.spec["protocol"], self.result.data.digest])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def read_claims(path: Path) -> list[ClaimLine]:
+    """All claims of the papers.
+
+    Raises:
+        RecordError: no such file, a row that can't be read, or an id twice.
+    """
+    adapter = TypeAdapter(ClaimLine)
+    claims: dict[str, ClaimLine] = {}
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise RecordError(f"{path}: {error.strerror}") from None
+    for number, row in enumerate(csv.DictReader(text.splitlines()), start=2):
+        try:
+            claim = adapter.validate_python({key: value or None for key, value in row.items()})
+        except ValidationError as error:
+            first = error.errors()[0]
+            column = ".".join(str(part) for part in first["loc"])
+            raise RecordError(f"{path}, line {number}: {column}: {first['msg']}") from None
+        if claim.id in claims:
+            raise RecordError(f"{path}, line {number}: id {claim.id} stands twice")
+        claims[claim.id] = claim
+    return list(claims.values())
+
+
+def find_results(root: Path, params: Params, *, evidence_only: bool = False) -> list[Found]:
+    """Every result below `data/evidence` and `data/results`, in the order of the params files, evidence first.
+
+    A local result that was published is there once, as evidence.
+
+    Raises:
+        EvidenceError: a line can't be read.
+        RecordError: a line of an experiment, arm or profile that the params don't have, or a line twice.
+    """
+    found: dict[tuple[str, str, str, str, int], Found] = {}
+    local = [] if evidence_only else _local(root / "data" / "results")
+    for item in [*_evidence(root / "data" / "evidence"), *local]:
+        _check_names(item, params)
+        if item.identity in found:
+            if found[item.identity].source == item.source:
+                key, _, experiment, arm, replicate = item.identity
+                raise RecordError(f"{item.file}: {experiment}.{arm}.{replicate} of run {key[:12]} stands twice")
+            continue
+        found[item.identity] = item
+    positions = {name: position for position, name in enumerate(params.experiments)}
+    arms = {name: list(experiment.arms) for name, experiment in params.experiments.items()}
+
+    def place(item: Found) -> tuple[int, int, int, str, str, str]:
+        line = item.result
+        arm = arms[line.experiment].index(line.arm)
+        return positions[line.experiment], arm, line.replicate, item.source, line.run_key, line.environment_digest
+
+    return sorted(found.values(), key=place)
+
+
+def _evidence(folder: Path) -> Iterable[Found]:
+    for path in sorted(folder.glob("*.jsonl")):
+        for line in read_lines(path, EvidenceLine):
+            yield Found(result=line.result, cost=line.cost, origin=line.origin, release=line.release, file=path)
+
+
+def _local(folder: Path) -> Iterable[Found]:
+    for path in sorted(folder.glob("*.jsonl")):
+        if path.name.endswith(".cost.jsonl"):
+            continue
+        costs = {
+            (cost.run_key, cost.environment_digest, cost.arm, cost.replicate): cost
+            for cost in read_lines(path.with_name(f"{path.stem}.cost.jsonl"), CostLine)
+        }
+        for line in read_lines(path, ResultLine):
+            cost = costs.get((line.run_key, line.environment_digest, line.arm, line.replicate))
+            yield Found(result=line, cost=cost, origin=None, release=None, file=path)
+
+
+def _check_names(item: Found, params: Params) -> None:
+    line = item.result
+    checks: Sequence[tuple[str, str, Iterable[str]]] = [
+        ("experiment", line.experiment, params.experiments),
+        ("profile", line.profile, params.profiles),
+    ]
+    if line.experiment in params.experiments:
+        checks = [*checks, ("arm", line.arm, params.experiments[line.experiment].arms)]
+    for kind, name, known in checks:
+        if name not in known:
+            raise RecordError(f"{item.file}: {kind} {name!r} is not in the params files; known: {', '.join(known)}")
+    if "protocol" not in line.spec:
+        raise RecordError(f"{item.file}: the spec of run {line.run_key[:12]} has no protocol")
+
+
+@dataclass(frozen=True)
+class Weights:
+    path: str
+    size_bytes: int
+
+
+def find_weights(root: Path, found: Sequence[Found]) -> tuple[dict[str, Weights], list[str]]:
+    """Weights files by sha256, committed models first, and the committed models that no result knows."""
+    wanted = {item.result.weights_sha256 for item in found if item.result.weights_sha256}
+    wanted |= {item.release.sha256 for item in found if item.release}
+    committed = sorted((root / "data" / "models").glob("*.safetensors"))
+    local = sorted(
+        {
+            root / "data" / "runs" / item.result.experiment / item.result.run_key / "weights.safetensors"
+            for item in found
+        }
+    )
+    weights: dict[str, Weights] = {}
+    notes = []
+    for path in [*committed, *(path for path in local if path.is_file())]:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        place = path.relative_to(root).as_posix()
+        if digest in wanted:
+            weights.setdefault(digest, Weights(place, path.stat().st_size))
+        else:
+            notes.append(f"{place}: no result has these weights (sha256 {digest[:12]}…); left out")
+    return weights, notes

@@ -1,0 +1,175 @@
+"""The words of a comparison: metrics, estimates, differences, costs; and the two intervals, as pure functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from scipy import stats
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricInfo:
+    """A metric that can be compared.  `unit` is fraction, nats, count, flop, bytes or seconds."""
+
+    name: str
+    title: str
+    unit: str
+    better: str
+    split: str | None
+
+
+_INFOS = (
+    MetricInfo(name="accuracy", title="Test accuracy, last epoch", unit="fraction", better="higher", split="test"),
+    MetricInfo(
+        name="best_epoch_accuracy", title="Test accuracy, best epoch", unit="fraction", better="higher", split="test"
+    ),
+    MetricInfo(name="loss", title="Test loss", unit="nats", better="lower", split="test"),
+    MetricInfo(name="calibration_error", title="Calibration error", unit="fraction", better="lower", split="test"),
+    MetricInfo(name="parameters", title="Parameters", unit="count", better="lower", split="none"),
+    MetricInfo(name="flops_per_image", title="FLOPs per image", unit="flop", better="lower", split="none"),
+    MetricInfo(name="train_seconds", title="Training time", unit="seconds", better="lower", split=None),
+    MetricInfo(name="peak_memory_bytes", title="Peak memory", unit="bytes", better="lower", split=None),
+    MetricInfo(name="inference_time", title="Inference time per sample", unit="seconds", better="lower", split=None),
+)
+METRICS: Mapping[str, MetricInfo] = {info.name: info for info in _INFOS}
+"""`split` None marks a cost, of which every machine has its own number."""
+
+COST_COLUMNS = {
+    "train_seconds": "train_seconds",
+    "peak_memory_bytes": "peak_memory_bytes",
+    "inference_time": "latency_seconds_per_sample",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Population:
+    """Wilson's 95 % interval: where accuracy on fresh images of the same kind would lie.  Decides nothing."""
+
+    low: float
+    high: float
+    n_test: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Mean over replicates and its 95 % t-interval; `interval_missing` says why there is none."""
+
+    mean: float | None
+    std: float | None
+    low: float | None
+    high: float | None
+    interval_missing: str | None
+    n_replicates: int
+    n_diverged: int
+    n_test: int | None
+    population: Population | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperValue:
+    """What the paper prints; `precision` is the printed rounding, in `unit`."""
+
+    value: float
+    unit: str | None
+    claim: str
+    place: str
+    stderr: float | None
+    precision: float | None
+    note: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """Ours − paper, with ours' interval."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostSummary:
+    """Means over the replicates; `latency_ratio` is to `latency_baseline`, on the same device and batch size."""
+
+    train_seconds: float | None
+    parameters: int | None
+    flops_per_image: float | None
+    peak_memory_bytes: int | None
+    latency_seconds_per_sample: float | None
+    latency_batch_size: int | None
+    latency_device: str | None
+    latency_ratio: float | None
+    latency_baseline: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmComparison:
+    arm: str
+    title: str
+    role: str
+    ours: Estimate
+    paper: PaperValue | None
+    difference: Difference | None
+    rank_ours: int | None
+    rank_paper: int | None
+    cost: CostSummary
+    checkpoints: tuple[str, ...]
+    run_keys: tuple[str, ...]
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """Arms from best to worst; `agrees` is None where either side can't order all of them."""
+
+    ours: tuple[str, ...]
+    paper: tuple[str, ...]
+    agrees: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperimentComparison:
+    """`profile`, `cut` and `provenance` say how faithful the results are; None where there are none yet."""
+
+    experiment: str
+    title: str
+    paper: str
+    dataset: str
+    metric: MetricInfo
+    profile: str | None
+    cut: str | None
+    provenance: str | None
+    conditions: str | None
+    label: str
+    profiles: tuple[str, ...]
+    arms: tuple[ArmComparison, ...]
+    order: Order
+
+
+def t_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Student's interval of the mean; needs two values."""
+    half = float(stats.t.ppf((1 + confidence) / 2, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
+    return fmean(values) - half, fmean(values) + half
+
+
+def wilson_interval(fraction: float, n: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Wilson's score interval of a fraction seen in n draws (Wilson 1927)."""
+    z = float(stats.norm.ppf((1 + confidence) / 2))
+    centre = (fraction + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(fraction * (1 - fraction) / n + z * z / (4 * n * n))
+    return centre - half, centre + half
+
+
+def describe_fidelity(provenance: str | None, profile: str | None, cut: str | None) -> str:
+    """One plain sentence on what a result may be taken for."""
+    if provenance is None:
+        return "not run yet"
+    if provenance == "embedded":
+        return "stand-in data: shows that the pipeline runs, says nothing about the claim"
+    data = "every official training image" if provenance == "full" else "part of the official data"
+    if cut:
+        return f"real data ({data}) on a cut budget ({cut}): a first look, not a verdict"
+    return f"as printed in the paper, on {data} (profile {profile})"
