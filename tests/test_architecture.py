@@ -27,7 +27,6 @@ ALLOWED: dict[str, set[str]] = {
     "datasets": {"experiment", "store"},
     "results": {"run", "experiment", "evidence"},
     "recording": {"run", "store", "fingerprint", "experiment", "evidence", "results"},
-    "publishing": {"run", "store", "fingerprint", "experiment", "evidence", "datasets"},
     "reporting": {"store", "recording", "results"},
     "models": {"ops"},
     "papers": {"run", "models", "ops", "optim"},

@@ -56,10 +56,16 @@ def _start_time(pid: int) -> str:
     return "" if fields[0] == "Z" else fields[19]
 
 
+def is_running(identity: str) -> bool:
+    """Whether a process of this machine still lives under its identity (read from /proc)."""
+    _, pid, start_time = identity.rsplit(":", 2)
+    return start_time != "" and process_identity(int(pid)) == identity
+
+
 def _is_dead(owner: str) -> bool:
     """Whether `owner` is a process of this machine that is gone; without /proc nobody can tell."""
-    host, pid, _ = owner.rsplit(":", 2)
-    return host == socket.gethostname() and os.path.isdir("/proc/self") and process_identity(int(pid)) != owner
+    host = owner.rsplit(":", 2)[0]
+    return host == socket.gethostname() and os.path.isdir("/proc/self") and not is_running(owner)
 
 
 class LeaseTable:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
-import queue
 import signal
 import threading
 import time
@@ -17,12 +16,13 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.queues import Queue as ProcessQueue
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, Literal
 
 from stages.engine.lease import LeaseLost, LeaseTable
-from stages.engine.orphan import end_with_ancestors
+from stages.engine.orphan import end_with
 from stages.run import RunSpec
 from stages.store import RunStore
 
@@ -129,33 +129,37 @@ def _spawn_slots(
     groups: Sequence[Group], store: Path, devices: Sequence[str], report: Report, stop: threading.Event
 ) -> None:
     context = multiprocessing.get_context("spawn")
-    events: ProcessQueue[Event] = context.Queue()
     threads = max(1, (os.cpu_count() or 1) // max(1, sum(device == "cpu" for device in devices)))
-    processes = [
-        context.Process(target=_slot_process, args=(list(groups), store, device, threads, events), daemon=True)
-        for device in devices
-    ]
-    for process in processes:
-        process.start()
+    slots: dict[Connection, SpawnProcess] = {}
+    for device in devices:
+        # A pipe a slot: a shared queue's lock would stay locked for ever when a slot is killed while it writes.
+        reader, writer = context.Pipe(duplex=False)
+        arguments = (list(groups), store, device, threads, writer, os.getpid())
+        slots[reader] = context.Process(target=_slot_process, args=arguments, daemon=True)
+        slots[reader].start()
+        writer.close()
+    processes = list(slots.values())
     told = False
-    while any(process.is_alive() for process in processes) or not events.empty():
+    while slots:
         if stop.is_set() and not told:
             told = True
             for process in processes:
                 process.terminate()
-        try:
-            report(events.get(timeout=0.2))
-        except queue.Empty:
-            continue
+        for ready in wait(list(slots), timeout=0.2):
+            assert isinstance(ready, Connection), "only pipes were waited for"
+            try:
+                report(ready.recv())
+            except (EOFError, OSError):
+                del slots[ready]
     for process in processes:
         process.join()
 
 
-def _slot_process(groups: list[Group], store: Path, device: str, threads: int, events: ProcessQueue[Event]) -> None:
-    end_with_ancestors()
+def _slot_process(groups: list[Group], store: Path, device: str, threads: int, events: Connection, parent: int) -> None:
+    end_with([parent])
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     torch = importlib.import_module("torch")
     torch.set_num_threads(threads)
-    _slot(groups, store, device, events.put, stop.is_set)
+    _slot(groups, store, device, events.send, stop.is_set)

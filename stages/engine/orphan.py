@@ -1,8 +1,8 @@
-"""A training must not outlive whoever started it.
+"""A training must not outlive the `dvc` that started it.
 
 `kill -9` of `dvc` leaves the stage it started alive, and the next `dvc repro` would train beside it.  So a stage
-watches its ancestors up to `dvc` (or `make`, or the engine's parent) and ends when one of them is gone; the resume
-state on disk is at most a minute old.
+watches `dvc` and the shells between, and ends when one of them is gone; the resume state on disk is at most a minute
+old.  A stage that a person started by hand watches nobody.
 """
 
 from __future__ import annotations
@@ -11,31 +11,32 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
-from stages.engine.lease import process_identity
+from stages.engine.lease import is_running, process_identity
 
 _POLL_SECONDS = 0.5
 
 
-def ancestors_to_watch() -> list[int]:
-    """Pids of the parent and, above it, of the shells and interpreters that lead to `dvc`; at least the parent."""
+def dvc_and_shells() -> list[int]:
+    """Pids of the ancestors up to `dvc`, the parent first; none where no ancestor is `dvc`."""
     chain = [os.getppid()]
-    while (parent := _parent(chain[-1])) > 1:
-        if "dvc" in _command(chain[-1]):
+    while chain[-1] > 1:
+        if "dvc" in _program(chain[-1]):
             return chain
-        chain.append(parent)
-    return chain[:1]
+        chain.append(_parent(chain[-1]))
+    return []
 
 
-def end_with_ancestors() -> None:
-    """Start a thread that ends this process, without cleaning up, when a watched ancestor is gone."""
-    watched = {pid: process_identity(pid) for pid in ancestors_to_watch() if pid > 1}
+def end_with(pids: Iterable[int]) -> None:
+    """Start a thread that ends this process, without cleaning up, as soon as one of `pids` is gone."""
+    watched = [process_identity(pid) for pid in pids]
     if not watched or not Path("/proc/self").exists():
         return
 
     def watch() -> None:
-        while all(process_identity(pid) == identity for pid, identity in watched.items()):
+        while all(is_running(identity) for identity in watched):
             time.sleep(_POLL_SECONDS)
         print("the process that started this training is gone; stopping (the next run goes on)", file=sys.stderr)
         os._exit(os.EX_TEMPFAIL)
@@ -50,10 +51,10 @@ def _parent(pid: int) -> int:
         return 0
 
 
-def _command(pid: int) -> str:
-    """The program's own name and first argument, enough to recognise `dvc` however it was started."""
+def _program(pid: int) -> list[str]:
+    """File names of a command line's first words: `dvc repro`, `python /usr/bin/dvc repro`, `python -m dvc repro`."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
-        return ""
-    return " ".join(Path(word).name for word in words[:3])
+        return []
+    return [Path(word).name for word in words[:3]]

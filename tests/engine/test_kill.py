@@ -67,17 +67,16 @@ def test_asked_to_stop_it_saves_and_goes_on_later(tmp_path: Path, undisturbed: d
     assert outcomes(project) == undisturbed
 
 
-def test_training_ends_when_what_started_it_is_killed(tmp_path: Path) -> None:
-    """`kill -9` of the parent, as of `dvc`, leaves no orphan that trains on."""
-    project = make_project(tmp_path, epochs=4000)
+def start_below(project: Path, program: str) -> tuple[subprocess.Popen[str], int]:
+    """A parent whose program is called `program`, and the pid of the training that it started through a shell."""
+    script = project / program
+    script.write_text(
+        "import subprocess, sys\n"
+        f"command = f'{{sys.executable}} -m stages.train {EXPERIMENT} & echo $!; wait'\n"
+        "subprocess.run(command, shell=True)\n"
+    )
     parent = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import subprocess, sys;"
-            f"child = subprocess.Popen([sys.executable, '-m', 'stages.train', '{EXPERIMENT}']);"
-            "print(child.pid, flush=True); child.wait()",
-        ],
+        [sys.executable, str(script)],
         cwd=project,
         env=environment(),
         stdout=subprocess.PIPE,
@@ -85,12 +84,47 @@ def test_training_ends_when_what_started_it_is_killed(tmp_path: Path) -> None:
         text=True,
     )
     assert parent.stdout is not None
-    child = int(parent.stdout.readline())
+    return parent, int(parent.stdout.readline())
+
+
+def test_training_ends_when_dvc_is_killed(tmp_path: Path) -> None:
+    """Here with a stand-in of that name; tests/test_pipeline.py kills the real one."""
+    project = make_project(tmp_path, epochs=4000)
+    parent, child = start_below(project, "dvc")
     wait_for(lambda: saved_states(project))
     parent.kill()
-    parent.wait()
-    parent.stdout.close()
-    wait_for(lambda: not running(child), seconds=10)
+    parent.communicate()
+    wait_for(lambda: not running(child), seconds=30)
+
+
+def test_training_started_by_hand_goes_on_without_its_starter(tmp_path: Path) -> None:
+    project = make_project(tmp_path, epochs=4000)
+    parent, child = start_below(project, "terminal")
+    try:
+        wait_for(lambda: saved_states(project))
+        os.kill(parent.pid, signal.SIGKILL)
+        parent.wait()
+        time.sleep(2)
+        assert running(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        parent.communicate()
+
+
+def test_killed_slot_is_followed_by_the_other(tmp_path: Path, undisturbed: dict[str, tuple[bytes, bytes]]) -> None:
+    """Two slots, one is killed while it trains: the other takes its run over from the saved state."""
+    project = make_project(tmp_path, epochs=40)
+    process = start_training(project, "--device", "cpu,cpu")
+    wait_for(lambda: len(saved_states(project)) == 2)
+    victim = next(pid for pid in children(process.pid) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    os.kill(victim, signal.SIGKILL)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert outcomes(project) == undisturbed
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def test_two_slots_train_each_run_once(tmp_path: Path) -> None:
