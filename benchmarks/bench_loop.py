@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.timing import compare, machine
+from stages.device import pick_device
 from stages.ops.normalize import normalize
 from stages.papers import build_model, model_paths
 from stages.run import AugmentationSpec, ModelSpec, OptimizerSpec, Protocol, Replicate
-from stages.training.environment import pick_device
 from stages.training.loop import LabelledImages, fit
 from stages.training.optimizer import build_optimizer
 

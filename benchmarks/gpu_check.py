@@ -21,8 +21,9 @@ import torch
 
 from benchmarks.bench_loop import ARMS, build, protocol_for, random_images
 from stages.datasets.packed import read_images
+from stages.device import pick_device
 from stages.run import Protocol, Replicate
-from stages.training.environment import describe_environment, peak_memory_bytes, pick_device, reset_peak_memory
+from stages.training.environment import describe_environment, peak_memory_bytes, reset_peak_memory
 from stages.training.loop import LabelledImages, fit, measure, seeded_model
 
 TOLERANCE = 2e-2  # relative, on the mean loss of ten steps: dropout draws differ between devices

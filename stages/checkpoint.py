@@ -109,6 +109,8 @@ def load_predictor(weights: Path, *, device: str = "cpu", expected_sha256: str |
     except (RuntimeError, TypeError, ValueError, safetensors.SafetensorError) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(f"{weights.name}: weights don't fit {contract.model.path}: {reason}") from None
+    if torch.device(device).type == "cuda":
+        torch.backends.cudnn.allow_tf32 = False  # float32 means float32, as in training
     return Predictor(network.eval().to(device), contract, torch.device(device), digest)
 
 

@@ -58,7 +58,7 @@ def write_sample(dataset: str, index: int, output: Path | None) -> None:
     pixels = test_set.images[index]
     image = Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0))
     path = output or Path(f"{dataset}-{index}.png")
-    image.save(path)
+    image.save(path, "PNG")
     label = info.classes[test_set.labels[index]]
     print(f"{path}: test image {index} of {dataset} ({info.provenance} data), class {label}")
 
@@ -72,9 +72,14 @@ def publish_all(names: list[str]) -> None:
 
 def release_models(experiment: str, arms: list[str]) -> None:
     """Put the published models of some arms into `data/models/`."""
-    from stages.releasing import release  # brings torch, which no other command needs
+    from stages.checkpoint import CheckpointError  # both bring torch, which no other command needs
+    from stages.releasing import release
 
-    for path in release(experiment, arms, Path()):
+    try:
+        released = release(experiment, arms, Path())
+    except CheckpointError as error:
+        raise PublishError(str(error)) from None
+    for path in released:
         print(f"{path}: {path.stat().st_size:,} bytes; commit it with data/evidence/{experiment}.jsonl")
 
 

@@ -13,11 +13,11 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 from stages.checkpoint import CheckpointError
+from stages.device import pick_device
 from stages.evaluation.experiment import EvaluationError, evaluate_experiment
 from stages.evidence import EpochRow, ResultLine, write_lines
 from stages.experiment import ParamsError, load_params
 from stages.store import write_atomically
-from stages.training.environment import pick_device
 
 
 def metrics_document(results: Sequence[ResultLine]) -> bytes:
@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     data, name = Path("data"), options.experiment
     try:
-        device = str(pick_device(options.device.split(",")[0]))
+        device = str(pick_device(options.device))
         results, costs = evaluate_experiment(name, data, load_params().profile.latency, device)
     except (ParamsError, EvaluationError, CheckpointError, ValueError) as error:
         print(f"evaluate@{name}: {error}", file=sys.stderr)

@@ -105,7 +105,11 @@ class ResultLine:
 
 @dataclass(frozen=True, kw_only=True)
 class CostLine:
-    """What a run cost on the machine that trained it, and what inference costs on the one that evaluated it."""
+    """What a run cost on the machine that trained it, and what inference costs on the one that evaluated it.
+
+    `latency_*`: the median of `repeats` passes of a batch after `warmup` uncounted ones, the device synchronised before
+    and after each; None where this replicate was not timed.
+    """
 
     __pydantic_config__: ClassVar = STRICT
     experiment: str
@@ -122,6 +126,7 @@ class CostLine:
     latency_warmup: int | None = None
     latency_repeats: int | None = None
     latency_device: str | None = None
+    latency_threads: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -175,6 +175,8 @@ def load_params(root: Path = Path()) -> Params:
         _choice(entry.dataset, index.datasets, index_path, f"experiments.{name}.dataset")
         path = root / "params" / f"{name}.yaml"
         experiments[name] = _read_experiment(name, entry, index.datasets[entry.dataset], path)
+        for profile in index.profiles.values():
+            resolve_protocol(experiments[name], profile)
     return Params(profile_name=index.profile, profiles=index.profiles, datasets=index.datasets, experiments=experiments)
 
 
@@ -184,7 +186,7 @@ def _read_experiment(name: str, entry: _IndexEntry, source: DatasetSource, path:
     seeds = _validate(TypeAdapter(tuple[int, ...]), fields.pop("seeds", None), path, "protocol.seeds")
     if not seeds or len(set(seeds)) != len(seeds):
         raise ParamsError(f"{path}: protocol.seeds is {list(seeds)}; expected at least one seed and none twice")
-    printed = _validate(TypeAdapter(Protocol), fields, path, "protocol")
+    printed = _read_protocol(fields, path, "protocol")
     for field in ("mean", "std"):
         if len(getattr(printed, field)) != source.shape[0]:
             raise ParamsError(
@@ -204,6 +206,26 @@ def _read_experiment(name: str, entry: _IndexEntry, source: DatasetSource, path:
         seeds=seeds,
         arms=arms,
     )
+
+
+def _read_protocol(fields: Mapping[str, Any], path: Path, place: str) -> Protocol:
+    """A protocol whose numbers can be trained by; the split's own numbers together are checked, too."""
+    protocol = _validate(TypeAdapter(Protocol), fields, path, place)
+    at_least_one = {
+        "epochs": protocol.epochs,
+        "batch_size": protocol.batch_size,
+        "train_images": protocol.train_images,
+        "steps_per_epoch": protocol.steps_per_epoch,
+    }
+    for name, value in at_least_one.items():
+        if value is not None and value < 1:
+            raise ParamsError(f"{path}: {place}.{name} is {value}; expected at least 1")
+    split = protocol.split
+    if split.kind == "folds" and (split.folds is None or split.folds < 2):
+        raise ParamsError(f"{path}: {place}.split.folds is {split.folds}; expected at least 2")
+    if split.kind == "fraction" and (split.fraction is None or not 0 < split.fraction < 1):
+        raise ParamsError(f"{path}: {place}.split.fraction is {split.fraction}; expected a number between 0 and 1")
+    return protocol
 
 
 def _read_yaml(path: Path) -> Any:
@@ -334,10 +356,10 @@ def resolve_protocol(experiment: Experiment, profile: Profile) -> Protocol:
     """The printed protocol with the profile's overrides.
 
     Raises:
-        ParamsError: an override has the wrong type.
+        ParamsError: an override has the wrong type or a value that can't be trained by.
     """
     fields = TypeAdapter(Protocol).dump_python(experiment.printed) | dict(profile.overrides)
-    return _validate(TypeAdapter(Protocol), fields, Path("params.yaml"), "profiles.overrides")
+    return _read_protocol(fields, Path("params.yaml"), "profiles.overrides")
 
 
 def plan_runs(experiment: Experiment, profile: Profile, source: DatasetSource) -> list[PlannedRun]:
@@ -361,19 +383,22 @@ def plan_runs(experiment: Experiment, profile: Profile, source: DatasetSource) -
 
 
 def describe_cut(experiment: Experiment, profile: Profile, source: DatasetSource) -> str:
-    """What the profile left out of the printed protocol, for a reader; empty where nothing was cut."""
+    """How the profile departs from the printed protocol, for a reader; empty where it doesn't."""
     protocol, printed = resolve_protocol(experiment, profile), experiment.printed
-    cuts = []
-    if profile.data == "embedded":
-        cuts.append("stand-in data")
-    if protocol.epochs != printed.epochs:
-        cuts.append(f"{protocol.epochs} of {printed.epochs} epochs")
-    if protocol.train_images is not None and protocol.train_images < source.train:
-        cuts.append(f"{protocol.train_images:,} of {source.train:,} training images")
-    if protocol.steps_per_epoch is not None:
-        cuts.append(f"{protocol.steps_per_epoch} steps an epoch")
-    if protocol.batch_size != printed.batch_size:
-        cuts.append(f"batches of {protocol.batch_size} instead of {printed.batch_size}")
+    words = {
+        "epochs": f"{protocol.epochs} of {printed.epochs} epochs",
+        "train_images": f"{protocol.train_images or source.train:,} of {source.train:,} training images",
+        "steps_per_epoch": f"{protocol.steps_per_epoch} steps an epoch",
+        "batch_size": f"batches of {protocol.batch_size} instead of {printed.batch_size}",
+    }
+    changed = [
+        field.name
+        for field in dataclasses.fields(Protocol)
+        if getattr(protocol, field.name) != getattr(printed, field.name)
+    ]
+    cuts = ["stand-in data"] if profile.data == "embedded" else []
+    cuts += [words[name] for name in words if name in changed]
+    cuts += [f"another {name.replace('_', ' ')}" for name in changed if name not in words]
     if profile.replicates is not None and profile.replicates < len(experiment.seeds):
         cuts.append(f"{profile.replicates} of {len(experiment.seeds)} replicates")
     return ", ".join(cuts)

@@ -11,7 +11,7 @@ import ast
 import hashlib
 import io
 import tokenize
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -107,3 +107,14 @@ def code_fingerprint(roots: Iterable[str]) -> dict[str, str]:
         if module not in _KEYED_BY_VALUE and path is not None and significant_text(path.read_text()).strip():
             fingerprint[module] = module_digest(path)
     return fingerprint
+
+
+def changed_modules(code: Mapping[str, str]) -> list[str]:
+    """Modules of a run's fingerprint whose source is another one now, or gone."""
+    now: dict[str, str] = {}
+    for module in code:
+        try:
+            now |= code_fingerprint([module])
+        except ModuleNotFoundError:
+            continue
+    return sorted(module for module, digest in code.items() if now.get(module) != digest)

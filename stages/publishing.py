@@ -5,12 +5,11 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import subprocess
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from stages.evidence import CostLine, EvidenceLine, Origin, ResultLine, read_lines, write_lines
-from stages.fingerprint import code_fingerprint
+from stages.fingerprint import changed_modules
 from stages.store import write_atomically
 
 # Changes in these don't touch what a run computes, so they don't make its evidence dirty.
@@ -31,8 +30,9 @@ class Published:
 
 
 def publish(experiment: str, root: Path) -> Published:
-    """Add the experiment's results to `data/evidence/<experiment>.jsonl`; a line of the same run, environment, arm and
-    replicate replaces the older one.
+    """Add the experiment's results to `data/evidence/<experiment>.jsonl`.
+
+    A line of the same run, environment, arm and replicate replaces the older one, unless nothing in it has changed.
 
     Raises:
         PublishError: no results, stand-in data, or results of code that is no longer the code in the tree.
@@ -49,9 +49,17 @@ def publish(experiment: str, root: Path) -> Published:
     kept = {_place(line.result): line for line in read_lines(path, EvidenceLine)}
     before = len(kept)
     for line in results:
+        cost = costs.get(_place(line))
+        if cost is None:
+            raise PublishError(
+                f"data/results/{experiment}.cost.jsonl has no line of {line.arm}.{line.replicate}; "
+                f"run `dvc repro evaluate@{experiment}` again"
+            )
         older = kept.get(_place(line))
-        release = older.release if older else None
-        kept[_place(line)] = EvidenceLine(result=line, cost=costs[_place(line)], origin=origin, release=release)
+        if older is None or (older.result, older.cost) != (line, cost):
+            kept[_place(line)] = EvidenceLine(
+                result=line, cost=cost, origin=origin, release=older.release if older else None
+            )
     write_atomically(path, write_lines(kept.values()))
     return Published(path, len(kept), len(kept) - before)
 
@@ -72,17 +80,6 @@ def _refuse_unfit(line: ResultLine) -> None:
             f"{line.experiment} {line.arm}.{line.replicate} was trained by other code than the tree holds now "
             f"(changed: {', '.join(changed)}); run dvc repro, or publish from the revision that trained it"
         )
-
-
-def changed_modules(code: Mapping[str, str]) -> list[str]:
-    """Modules of a run's fingerprint whose source is another one now, or gone."""
-    now: dict[str, str] = {}
-    for module in code:
-        try:
-            now |= code_fingerprint([module])
-        except ModuleNotFoundError:
-            continue
-    return sorted(module for module, digest in code.items() if now.get(module) != digest)
 
 
 def describe_origin(root: Path) -> Origin:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -24,7 +25,7 @@ MAX_TOTAL_BYTES = 25_000_000
 
 
 def release(experiment: str, arms: list[str], root: Path) -> list[Path]:
-    """Write the published runs of `arms` to `data/models/` and their measured accuracy into the evidence.
+    """Write the newest published run of each of `arms` to `data/models/`, and what it scores into its evidence line.
 
     Raises:
         PublishError: an arm has no evidence or its weights are not here, or the models get too large for git.
@@ -35,18 +36,31 @@ def release(experiment: str, arms: list[str], root: Path) -> list[Path]:
     known = {line.result.arm for line in lines}
     if unknown := [arm for arm in arms if arm not in known]:
         raise PublishError(f"{path} has no evidence of {', '.join(unknown)}; known: {', '.join(sorted(known))}")
-    written = []
+    newest: dict[tuple[str, int], int] = {}
     for index, line in enumerate(lines):
+        place = line.result.arm, line.result.replicate
         if line.result.arm in arms and line.result.weights_sha256 is not None:
-            content, released = _rounded(line, data)
-            result = line.result
-            target = data / "models" / f"{result.experiment}.{result.arm}.{result.replicate}.safetensors"
-            _refuse_too_large(target, content)
-            write_atomically(target, content)
-            lines[index] = dataclasses.replace(line, release=released)
-            written.append(target)
+            best = newest.get(place)
+            if best is None or lines[best].origin.published <= line.origin.published:
+                newest[place] = index
+    contents = {}
+    for index in newest.values():
+        content, released = _rounded(lines[index], data)
+        contents[_target(lines[index], data)] = content
+        lines[index] = dataclasses.replace(lines[index], release=released)
+    _refuse_too_large(data / "models", contents)
+    for target, content in contents.items():
+        write_atomically(target, content)
+    for index, line in enumerate(lines):
+        if line.release is not None and _target(line, data) in contents and index not in newest.values():
+            lines[index] = dataclasses.replace(line, release=None)
     write_atomically(path, write_lines(lines))
-    return written
+    return list(contents)
+
+
+def _target(line: EvidenceLine, data: Path) -> Path:
+    result = line.result
+    return data / "models" / f"{result.experiment}.{result.arm}.{result.replicate}.safetensors"
 
 
 def _rounded(line: EvidenceLine, data: Path) -> tuple[bytes, Release]:
@@ -73,10 +87,13 @@ def _rounded(line: EvidenceLine, data: Path) -> tuple[bytes, Release]:
     )
 
 
-def _refuse_too_large(target: Path, content: bytes) -> None:
-    others = sum(path.stat().st_size for path in target.parent.glob("*.safetensors") if path != target)
-    if len(content) > MAX_FILE_BYTES or others + len(content) > MAX_TOTAL_BYTES:
-        raise PublishError(
-            f"{target.name} has {len(content):,} bytes beside {others:,} of other models; "
-            f"git takes at most {MAX_FILE_BYTES:,} each and {MAX_TOTAL_BYTES:,} together"
-        )
+def _refuse_too_large(folder: Path, contents: Mapping[Path, bytes]) -> None:
+    others = sum(path.stat().st_size for path in folder.glob("*.safetensors") if path not in contents)
+    total = others + sum(len(content) for content in contents.values())
+    for target, content in contents.items():
+        if len(content) > MAX_FILE_BYTES:
+            raise PublishError(
+                f"{target.name} has {len(content):,} bytes; git takes at most {MAX_FILE_BYTES:,} a model"
+            )
+    if total > MAX_TOTAL_BYTES:
+        raise PublishError(f"{folder} would hold {total:,} bytes of models; git takes at most {MAX_TOTAL_BYTES:,}")

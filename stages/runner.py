@@ -5,6 +5,7 @@ Imports no torch: an experiment whose runs are all in the store costs next to no
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -20,7 +21,7 @@ from stages.experiment import Experiment, Params, ParamsError, PlannedRun, descr
 from stages.fingerprint import code_fingerprint
 from stages.run import RunSpec, changed_parts
 from stages.runlist import ListedRun, RunList, read_run_list, write_run_list
-from stages.store import RunStore, home
+from stages.store import RunStore, home, write_atomically
 
 # What a run executes besides its model: the loop and everything it imports.
 _TRAINING_ROOT = "stages.training.loop"
@@ -119,10 +120,25 @@ def adopt(folder: Path, store: RunStore) -> None:
         run_key = path.parent.name
         if store.published(run_key):
             continue
-        spec_path = path.parent / "spec.json"
-        if spec_path.is_file() and RunSpec.from_dict(json.loads(spec_path.read_text())).run_key == run_key:
-            files = {name: path.parent / name for name in RunStore.FILES}
-            store.publish(run_key, {name: file.read_bytes() for name, file in files.items() if file.is_file()})
+        files = {name: path.parent / name for name in RunStore.FILES}
+        contents = {name: file.read_bytes() for name, file in files.items() if file.is_file()}
+        if is_whole_outcome(run_key, contents):
+            store.publish(run_key, contents)
+        else:
+            print(f"  {folder.name}/{run_key[:12]}: not a whole outcome of that run; not adopted")
+
+
+def is_whole_outcome(run_key: str, files: Mapping[str, bytes]) -> bool:
+    """Whether `files` are a published folder's: the spec has this key, and the weights are those of the result."""
+    try:
+        result = json.loads(files["result.json"])
+        key = RunSpec.from_dict(json.loads(files["spec.json"])).run_key
+        history = files["history.jsonl"]
+    except (KeyError, TypeError, ValueError):
+        return False
+    weights = files.get("weights.safetensors")
+    digest = hashlib.sha256(weights).hexdigest() if weights is not None else None
+    return key == run_key and bool(history) and digest == result["weights_sha256"]
 
 
 def _previous_specs(folder: Path) -> dict[str, Mapping[str, Any]]:
@@ -184,4 +200,4 @@ def _link(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError:
-        shutil.copyfile(source, target)
+        write_atomically(target, source.read_bytes())

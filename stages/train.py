@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 from stages.datasets.packed import PackedDataError
-from stages.engine.orphan import dvc_and_shells, end_with
+from stages.engine.orphan import OrphanedStage, dvc_and_shells, end_with
 from stages.experiment import ParamsError, load_params
 from stages.progress import ProgressDisplay
 from stages.runner import train_experiment
@@ -25,11 +25,11 @@ def main(arguments: list[str] | None = None) -> int:
         help="auto, cpu, cuda, or one per slot: cuda:0,cuda:1 (default: CLAIMCHECK_DEVICE, else auto)",
     )
     options = parser.parse_args(arguments)
-    end_with(dvc_and_shells())
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     try:
+        end_with(dvc_and_shells())
         with ProgressDisplay() as display:
             complete = train_experiment(
                 options.experiment,
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
                 report=display.report,
                 stop=stop,
             )
-    except (ParamsError, PackedDataError) as error:
+    except (OrphanedStage, ParamsError, PackedDataError) as error:
         print(f"train@{options.experiment}: {error}", file=sys.stderr)
         return 1
     return 0 if complete else 1

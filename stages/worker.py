@@ -1,7 +1,6 @@
 """One training from spec to published outcome; needs torch, numpy and safetensors only, no DVC, YAML, SQL or schema.
 
-Engines start it; nobody imports it.  `python -m stages.worker` reads one job as JSON from standard input and writes an
-event a line: `{"event": "progress" | "finished" | "stopped" | "failed", ...}`.
+Engines call `train_run`, which is found by name, so that a parent with nothing to train never loads torch.
 """
 
 from __future__ import annotations
@@ -9,8 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
-import json
-import os
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -24,6 +22,7 @@ from torch import nn
 
 from stages.checkpoint import InputContract, dump_checkpoint
 from stages.datasets.packed import PackedInfo, Split, read_images, read_info
+from stages.device import pick_device
 from stages.papers import build_model
 from stages.run import RunSpec, canonical_json
 from stages.store import RunStore, write_atomically
@@ -31,7 +30,6 @@ from stages.training.environment import (
     describe_environment,
     environment_digest,
     peak_memory_bytes,
-    pick_device,
     reset_peak_memory,
 )
 from stages.training.loop import (
@@ -45,6 +43,8 @@ from stages.training.loop import (
     measure,
     seeded_model,
 )
+
+__all__ = ["Job", "TrainingStopped", "train_run"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,20 +81,21 @@ def train_run(
     reset_peak_memory(device)
     train_set, test_set = _on_device(job.data, "train", device), _on_device(job.data, "test", device)
     model = seeded_model(lambda: build_model(job.spec.model), job.spec.replicate).to(device)
-    resume = store.work(run_key) / "resume.pt"
+    environment = describe_environment(device)
+    resume = _ResumeFile(store.work(run_key) / "resume.pt", run_key, environment_digest(environment))
     started = time.monotonic()
     outcome = fit(
         model,
         train_set,
         job.spec.protocol,
         job.spec.replicate,
-        state=_load_state(resume, run_key),
-        save=lambda state: _save_state(resume, run_key, state),
+        state=resume.load(),
+        save=resume.save,
         observe=_test_observer(job.spec, test_set) if job.spec.protocol.observe_test else None,
         progress=progress,
         should_stop=should_stop,
     )
-    files = _published_files(job, info, model, outcome, device, time.monotonic() - started)
+    files = _published_files(job, info, model, outcome, environment, time.monotonic() - started)
     with publishing():
         return store.publish(run_key, files)
 
@@ -112,51 +113,73 @@ def _test_observer(spec: RunSpec, test_set: LabelledImages) -> Observer:
     return observe
 
 
-def _save_state(path: Path, run_key: str, state: TrainingState) -> None:
-    buffer = io.BytesIO()
-    fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
-    torch.save({"run_key": run_key, **fields}, buffer)
-    write_atomically(path, buffer.getvalue())
+@dataclass(frozen=True)
+class _ResumeFile:
+    """The resume state of one run in one environment: only there does it go on bitwise."""
+
+    path: Path
+    run_key: str
+    environment: str
+
+    def save(self, state: TrainingState) -> None:
+        buffer = io.BytesIO()
+        fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+        torch.save({"run_key": self.run_key, "environment": self.environment, "state": fields}, buffer)
+        write_atomically(self.path, buffer.getvalue())
+
+    def load(self) -> TrainingState | None:
+        """None where there is none; one that can't be used is dropped and said so, and the run starts over."""
+        if not self.path.is_file():
+            return None
+        try:
+            saved = torch.load(self.path, weights_only=True, map_location="cpu")
+            if saved["run_key"] != self.run_key:
+                raise ValueError("it belongs to another run")
+            if saved["environment"] != self.environment:
+                raise ValueError("it was made with another device, number of threads or version")
+            return TrainingState(**saved["state"])
+        except Exception as error:  # noqa: BLE001  (torch.load raises almost anything on a damaged file)
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            print(f"run {self.run_key[:12]}: resume state can't be used ({reason}); starting over", file=sys.stderr)
+            self.path.unlink()
+            return None
 
 
-def _load_state(path: Path, run_key: str) -> TrainingState | None:
-    """The resume state of this very run; anything else is dropped and said so, and the run starts over."""
-    if not path.is_file():
-        return None
-    try:
-        fields = torch.load(path, weights_only=True, map_location="cpu")
-        if fields.pop("run_key") != run_key:
-            raise ValueError("it belongs to another run")
-        return TrainingState(**fields)
-    except Exception as error:  # noqa: BLE001  (torch.load raises almost anything on a damaged file)
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        print(f"run {run_key[:12]}: resume state can't be used ({reason}); starting over", file=sys.stderr)
-        path.unlink()
-        return None
+def _finite(row: dict[str, Any]) -> dict[str, Any]:
+    """A history row without values that JSON can't hold: what a network with broken weights was measured at."""
+    return {name: value for name, value in row.items() if math.isfinite(value)}
+
+
+def _divergence(model: nn.Module, outcome: Outcome) -> dict[str, Any] | None:
+    """Where the run diverged; also a last step whose loss was finite but whose weights no longer are."""
+    if outcome.divergence is None and not all(value.isfinite().all() for value in model.state_dict().values()):
+        last = outcome.history[-1]
+        return {"step": last["steps"], "last_finite_step": last["steps"], "last_finite_loss": last["train_loss"]}
+    return outcome.divergence
 
 
 def _published_files(
-    job: Job, info: PackedInfo, model: nn.Module, outcome: Outcome, device: torch.device, seconds: float
+    job: Job, info: PackedInfo, model: nn.Module, outcome: Outcome, environment: dict[str, Any], seconds: float
 ) -> dict[str, bytes]:
-    environment = describe_environment(device)
+    divergence = _divergence(model, outcome)
     train_seconds = sum(outcome.epoch_seconds) or seconds
     result: dict[str, Any] = {
         "run_key": job.spec.run_key,
-        "status": "finished" if outcome.divergence is None else "diverged",
-        "divergence": outcome.divergence,
+        "status": "finished" if divergence is None else "diverged",
+        "divergence": divergence,
         "environment": environment,
         "environment_digest": environment_digest(environment),
         "epoch_seconds": outcome.epoch_seconds,
         "train_seconds": train_seconds,
         "samples_per_second": outcome.samples / train_seconds,
-        "peak_memory_bytes": peak_memory_bytes(device),
+        "peak_memory_bytes": peak_memory_bytes(pick_device(job.device)),
         "weights_sha256": None,
     }
     files = {
         "spec.json": canonical_json(job.spec.to_dict()).encode(),
-        "history.jsonl": "".join(canonical_json(row) + "\n" for row in outcome.history).encode(),
+        "history.jsonl": "".join(canonical_json(_finite(row)) + "\n" for row in outcome.history).encode(),
     }
-    if outcome.divergence is None:
+    if divergence is None:
         weights = dump_checkpoint(model, _contract(job.spec, info))
         result["weights_sha256"] = hashlib.sha256(weights).hexdigest()
         files["weights.safetensors"] = weights
@@ -175,30 +198,3 @@ def _contract(spec: RunSpec, info: PackedInfo) -> InputContract:
         dataset=info.dataset,
         data_digest=info.digest,
     )
-
-
-def main() -> int:
-    job = json.load(sys.stdin)
-
-    def emit(event: str, **fields: object) -> None:
-        print(json.dumps({"event": event, **fields}), flush=True)
-
-    try:
-        folder = train_run(
-            Job(
-                spec=RunSpec.from_dict(job["spec"]),
-                data=Path(job["data"]),
-                store=Path(job["store"]),
-                device=job.get("device", "auto"),
-            ),
-            progress=lambda progress: emit("progress", **dataclasses.asdict(progress)),
-        )
-    except TrainingStopped as stop:
-        emit("stopped", message=str(stop))
-        return os.EX_TEMPFAIL
-    emit("finished", folder=str(folder))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -20,6 +20,7 @@ ALLOWED: dict[str, set[str]] = {
     "store": set(),
     "fingerprint": set(),
     "images": set(),
+    "device": set(),
     "ops": set(),
     "optim": set(),
     "experiment": {"run", "fingerprint", "papers"},
@@ -30,16 +31,16 @@ ALLOWED: dict[str, set[str]] = {
     "reporting": {"store", "recording", "results"},
     "models": {"ops"},
     "papers": {"run", "models", "ops", "optim"},
-    "training": {"run", "datasets", "ops", "optim"},
+    "training": {"run", "device", "datasets", "ops", "optim"},
     "checkpoint": {"run", "ops", "papers"},
-    "evaluation": {"run", "experiment", "evidence", "runlist", "checkpoint", "datasets"},
+    "evaluation": {"run", "device", "experiment", "evidence", "runlist", "checkpoint", "datasets"},
     "engine": {"run", "store", "experiment"},
     "publishing": {"store", "fingerprint", "evidence"},
     "releasing": {"store", "evidence", "checkpoint", "datasets", "evaluation", "publishing"},
     "progress": {"engine"},
     "runlist": {"store"},
     "runner": {"run", "store", "fingerprint", "experiment", "datasets", "engine", "runlist"},
-    "worker": {"run", "store", "papers", "training", "datasets", "checkpoint"},
+    "worker": {"run", "device", "store", "papers", "training", "datasets", "checkpoint"},
 }
 SERVICE_MAY_IMPORT = {"stages.experiment", "stages.results", "stages.checkpoint", "stages.images"}
 WITHOUT_TORCH = (

@@ -94,6 +94,24 @@ def test_publishing_again_replaces_and_keeps_the_rest(checkout: Path) -> None:
     assert accuracy == {"vit": 0.75, "ninformer": 0.5}
 
 
+def test_an_unchanged_line_keeps_its_origin(checkout: Path) -> None:
+    evaluated(checkout, result("vit"), result("ninformer"))
+    publish("toy", checkout)
+    git(checkout, "commit", "--allow-empty", "-m", "two")
+    evaluated(checkout, result("vit"), result("ninformer", accuracy=0.75))
+    publish("toy", checkout)
+    lines = read_lines(checkout / "data" / "evidence" / "toy.jsonl", EvidenceLine)
+    revisions = {line.result.arm: line.origin.revision for line in lines}
+    assert revisions["vit"] != revisions["ninformer"]
+
+
+def test_a_result_without_its_cost_says_what_to_run(checkout: Path) -> None:
+    evaluated(checkout, result())
+    (checkout / "data" / "results" / "toy.cost.jsonl").write_text("")
+    with pytest.raises(PublishError, match="dvc repro evaluate@toy"):
+        publish("toy", checkout)
+
+
 def test_stand_ins_are_never_evidence(checkout: Path) -> None:
     evaluated(checkout, result(provenance="embedded"))
     with pytest.raises(PublishError, match="stand-in data, which are no evidence"):

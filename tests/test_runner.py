@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from stages.engine.local import Event
@@ -146,3 +147,70 @@ def test_stand_ins_are_no_data_for_a_profile_that_wants_real_ones(project: Path)
     index.write_text(index.read_text().replace("profile: smoke", "profile: quick"))
     with pytest.raises(ParamsError, match="holds embedded data, the profile quick wants real data"):
         run()
+
+
+def test_a_pulled_outcome_without_its_weights_is_not_adopted(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run()
+    weights = Path("data/runs") / EXPERIMENT / listed("vit") / "weights.safetensors"
+    shutil.rmtree("data/store")
+    content = weights.read_bytes()
+    weights.unlink()
+    weights.write_bytes(content[:-1])
+    capsys.readouterr()
+    events: list[Event] = []
+    assert run(events)
+    assert "not a whole outcome of that run; not adopted" in capsys.readouterr().out
+    assert [event.label for event in events if event.kind == "finished"] == [f"{EXPERIMENT} vit.0"]
+
+
+def test_without_hard_links_files_are_copied_whole(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store on another file system (CLAIMCHECK_HOME)."""
+
+    def refuse(source: Path, target: Path) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr("stages.runner.os.link", refuse)
+    assert run()
+    store, folder = Path("data/store/runs") / listed("vit"), Path("data/runs") / EXPERIMENT / listed("vit")
+    assert {f.name: f.read_bytes() for f in store.iterdir()} == {f.name: f.read_bytes() for f in folder.iterdir()}
+
+
+def test_broken_weights_after_the_last_step_are_a_divergence(project: Path) -> None:
+    """The loss of the only step is finite, the weights it leaves are not: published as diverged, not stuck for ever."""
+    edit_experiment(lambda content: content["protocol"]["optimizer"].update(name="sgd", lr=1e38, weight_decay=1e38))
+    index = yaml.safe_load(Path("params.yaml").read_text())
+    index["profiles"]["smoke"]["overrides"]["steps_per_epoch"] = 1
+    Path("params.yaml").write_text(yaml.safe_dump(index))
+    assert run()
+    folder = Path("data/runs") / EXPERIMENT / listed("vit")
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["status"], result["divergence"]["step"]) == ("diverged", 1)
+    assert 0 < result["divergence"]["last_finite_loss"] < 100
+    row = json.loads((folder / "history.jsonl").read_text())
+    assert "test_loss" not in row and row["train_loss"] > 0
+
+
+def test_a_state_of_another_environment_starts_over(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Bitwise the same only on the same device, threads and versions: a mixture would be labelled with the last one."""
+    straight = make_project(project.parent / "straight", epochs=6)
+    edit = yaml.safe_load((straight / "params.yaml").read_text())
+    (project / "params.yaml").write_text(yaml.safe_dump(edit))
+    stop = threading.Event()
+    events: list[Event] = []
+
+    def report(event: Event) -> None:
+        events.append(event)
+        if event.kind == "progress" and event.progress is not None and event.progress["epoch"] == 3:
+            stop.set()
+
+    params = load_params()
+    assert not train_experiment(EXPERIMENT, params, data=Path("data"), devices=["cpu"], report=report, stop=stop)
+    (state,) = Path("data/store/work").glob("*/resume.pt")
+    saved = torch.load(state, weights_only=True)
+    torch.save(saved | {"environment": "another"}, state)
+    capsys.readouterr()
+    events.clear()
+    assert run(events)
+    assert "another device, number of threads or version); starting over" in capsys.readouterr().err
+    first = next(event.progress for event in events if event.progress is not None)
+    assert first["epoch"] == 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import sqlite3
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -118,6 +119,14 @@ class LeaseTable:
                 raise LeaseLost(f"group {lease.group_id[:12]} was taken over while it trained; its outcome is dropped")
             yield
 
+    def _renew(self, lease: Lease) -> bool:
+        with self._transaction() as connection:
+            renewed = connection.execute(
+                "UPDATE leases SET heartbeat = ? WHERE group_id = ? AND token = ?",
+                (time.time(), lease.group_id, lease.token),
+            )
+            return renewed.rowcount == 1
+
     def release(self, lease: Lease) -> None:
         """Give the group back; the token stays, so that it only ever grows."""
         with self._transaction() as connection:
@@ -126,22 +135,25 @@ class LeaseTable:
             )
 
     @contextmanager
-    def kept_alive(self, lease: Lease) -> Iterator[None]:
-        """Renews the heartbeat from a thread for as long as the block lasts, then releases the lease."""
-        finished = threading.Event()
+    def kept_alive(self, lease: Lease) -> Iterator[threading.Event]:
+        """Renews the heartbeat from a thread for as long as the block lasts, then releases the lease.
+
+        Gives an event that is set when another process has taken the group over.
+        """
+        finished, lost = threading.Event(), threading.Event()
 
         def beat() -> None:
             while not finished.wait(_HEARTBEAT_SECONDS):
-                with self._transaction() as connection:
-                    connection.execute(
-                        "UPDATE leases SET heartbeat = ? WHERE group_id = ? AND token = ?",
-                        (time.time(), lease.group_id, lease.token),
-                    )
+                try:
+                    if not self._renew(lease):
+                        lost.set()
+                except sqlite3.Error as error:  # a full disk, say: the next beat may succeed before the lease expires
+                    print(f"lease of {lease.group_id[:12]}: can't be renewed now ({error})", file=sys.stderr)
 
         thread = threading.Thread(target=beat, name="lease-heartbeat", daemon=True)
         thread.start()
         try:
-            yield
+            yield lost
         finally:
             finished.set()
             thread.join()

@@ -83,11 +83,11 @@ def _slot(groups: Sequence[Group], store: Path, device: str, report: Report, sho
             if lease is None:
                 held_elsewhere.append(group)
                 continue
-            with leases.kept_alive(lease):
+            with leases.kept_alive(lease) as lost:
                 if _is_published(group, store):
                     report(Event(kind="elsewhere", label=group.label))
-                    continue
-                _train(group, store, device, report, should_stop, partial(leases.held, lease))
+                elif not _train(group, store, device, report, should_stop, lost, partial(leases.held, lease)):
+                    held_elsewhere.append(group)
         waiting = held_elsewhere
         if waiting:
             time.sleep(_WAIT_SECONDS)
@@ -103,8 +103,10 @@ def _train(
     device: str,
     report: Report,
     should_stop: Callable[[], bool],
+    lost: threading.Event,
     publishing: Callable[[], Any],
-) -> None:
+) -> bool:
+    """Train one group; False where another process took it over, which is waited for like one that had it first."""
     worker = importlib.import_module("stages.worker")  # brings torch, which a parent with nothing to train never needs
     report(Event(kind="started", label=group.label))
     try:
@@ -112,17 +114,24 @@ def _train(
             worker.train_run(
                 worker.Job(spec=spec, data=group.data, store=store, device=device),
                 progress=lambda p: report(Event(kind="progress", label=group.label, progress=dict(vars(p)))),
-                should_stop=should_stop,
+                should_stop=lambda: should_stop() or lost.is_set(),
                 publishing=publishing,
             )
-    except LeaseLost as lost:
-        report(Event(kind="elsewhere", label=group.label, message=str(lost)))
+    except LeaseLost as taken_over:
+        report(Event(kind="elsewhere", label=group.label, message=str(taken_over)))
+        return False
     except worker.TrainingStopped as stopped:
+        if lost.is_set():
+            report(Event(kind="elsewhere", label=group.label, message="(taken over)"))
+            return False
         report(Event(kind="stopped", label=group.label, message=str(stopped)))
+    except (TypeError, ValueError) as error:
+        report(Event(kind="failed", label=group.label, message=str(error)))
     except Exception:  # noqa: BLE001  (one run's fault must not hold up the rest; the report carries the trace)
         report(Event(kind="failed", label=group.label, message=traceback.format_exc()))
     else:
         report(Event(kind="finished", label=group.label))
+    return True
 
 
 def _spawn_slots(

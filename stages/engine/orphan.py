@@ -19,13 +19,23 @@ from stages.engine.lease import is_running, process_identity
 _POLL_SECONDS = 0.5
 
 
+class OrphanedStage(RuntimeError):
+    """A stage whose `dvc` was killed before the stage could begin to watch it."""
+
+
 def dvc_and_shells() -> list[int]:
-    """Pids of the ancestors up to `dvc`, the parent first; none where no ancestor is `dvc`."""
+    """Pids of the ancestors up to `dvc`, the parent first; none where no ancestor is `dvc`.
+
+    Raises:
+        OrphanedStage: DVC's environment variable says that it started this stage, but it is no ancestor any more.
+    """
     chain = [os.getppid()]
     while chain[-1] > 1:
         if "dvc" in _program(chain[-1]):
             return chain
         chain.append(_parent(chain[-1]))
+    if "DVC_STAGE" in os.environ:
+        raise OrphanedStage("dvc started this stage and is gone already; nothing was trained")
     return []
 
 

@@ -19,6 +19,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from stages.device import device_name
+
 Shape = tuple[int, int, int]
 
 
@@ -135,7 +137,7 @@ def measure_latencies(
             batch_size=batch_size,
             warmup=warmup,
             repeats=repeats,
-            device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+            device=device_name(device),
             threads=torch.get_num_threads(),
             synchronised=True,
         )

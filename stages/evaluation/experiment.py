@@ -162,4 +162,5 @@ class _Outcome:
             latency_warmup=latency.warmup if latency else None,
             latency_repeats=latency.repeats if latency else None,
             latency_device=latency.device if latency else None,
+            latency_threads=latency.threads if latency else None,
         )

@@ -174,6 +174,7 @@ class Cost(Base):
     latency_warmup: Mapped[int | None]
     latency_repeats: Mapped[int | None]
     latency_device: Mapped[str | None]
+    latency_threads: Mapped[int | None]
 
 
 class Array(Base):

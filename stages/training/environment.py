@@ -10,23 +10,8 @@ from typing import Any
 
 import torch
 
+from stages.device import device_name
 from stages.run import canonical_json
-
-
-def pick_device(wanted: str) -> torch.device:
-    """`auto` is the first CUDA device, else the CPU.
-
-    Raises:
-        ValueError: CUDA is asked for and there is none.
-    """
-    if wanted == "auto":
-        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-    device = torch.device(wanted)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            f"device is {wanted!r}, but torch {torch.__version__} sees no CUDA device here; use cpu or auto"
-        )
-    return device
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
@@ -35,7 +20,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "python": ".".join(platform.python_version_tuple()[:2]),
         "torch": str(torch.__version__),
         "device": device.type,
-        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name(),
+        "device_name": device_name(device),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cuda": torch.version.cuda if device.type == "cuda" else None,
         "threads": torch.get_num_threads(),
@@ -47,15 +32,6 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
 def environment_digest(environment: dict[str, Any]) -> str:
     """Twelve hexadecimal digits that name an environment."""
     return hashlib.sha256(canonical_json(environment).encode()).hexdigest()[:12]
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def reset_peak_memory(device: torch.device) -> None:

@@ -97,6 +97,20 @@ def test_training_ends_when_dvc_is_killed(tmp_path: Path) -> None:
     wait_for(lambda: not running(child), seconds=30)
 
 
+def test_stage_whose_dvc_is_gone_before_it_can_watch_trains_nothing(tmp_path: Path) -> None:
+    project = make_project(tmp_path)
+    finished = subprocess.run(
+        [sys.executable, "-m", "stages.train", EXPERIMENT],
+        cwd=project,
+        env=environment() | {"DVC_STAGE": f"train@{EXPERIMENT}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 1
+    assert finished.stderr == f"train@{EXPERIMENT}: dvc started this stage and is gone already; nothing was trained\n"
+
+
 def test_training_started_by_hand_goes_on_without_its_starter(tmp_path: Path) -> None:
     project = make_project(tmp_path, epochs=4000)
     parent, child = start_below(project, "terminal")

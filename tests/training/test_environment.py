@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from stages.device import pick_device
 from stages.training.environment import (
     describe_environment,
     environment_digest,
     peak_memory_bytes,
-    pick_device,
     reset_peak_memory,
 )
 
