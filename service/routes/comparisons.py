@@ -28,6 +28,7 @@ EXAMPLES: dict[int | str, dict[str, Any]] = {
 )
 def read_comparison(
     session: ResultsSession,
+    response: Response,
     dataset: DatasetFilter = None,
     paper: PaperFilter = None,
     profile: Annotated[str | None, Query(description="pin a profile; else the best", examples=["quick"])] = None,
@@ -45,4 +46,5 @@ def read_comparison(
     if wanted == "csv":
         headers = {"content-disposition": 'inline; filename="compare.csv"', "vary": "Accept"}
         return Response(as_csv(found), media_type="text/csv", headers=headers)
+    response.headers["vary"] = "Accept"
     return ComparisonOut(comparisons=[ExperimentComparisonOut.model_validate(comparison) for comparison in found])

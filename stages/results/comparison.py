@@ -230,7 +230,7 @@ def _estimate(results: Sequence[tables.Result], metric: MetricInfo, *, has_popul
         missing = None
     else:
         missing = "no finished replicate" if not values else "one replicate: an interval needs two"
-    if has_population and values and n_test is not None and metric.name in ("accuracy", "best_epoch_accuracy"):
+    if has_population and values and n_test is not None and metric.name == "accuracy":
         bounds = wilson_interval(fmean(values), n_test)
         population = Population(low=bounds[0], high=bounds[1], n_test=n_test)
     return Estimate(

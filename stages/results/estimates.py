@@ -46,7 +46,10 @@ COST_COLUMNS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Population:
-    """Wilson's 95 % interval: where accuracy on fresh images of the same kind would lie.  Decides nothing."""
+    """Wilson's 95 % interval: where accuracy on fresh images of the same kind would lie.  Decides nothing.
+
+    Of the last epoch only: the best one was chosen on the test images themselves.
+    """
 
     low: float
     high: float
@@ -169,7 +172,7 @@ def describe_fidelity(provenance: str | None, profile: str | None, cut: str | No
         return "not run yet"
     if provenance == "embedded":
         return "stand-in data: shows that the pipeline runs, says nothing about the claim"
-    data = "every official training image" if provenance == "full" else "part of the official data"
+    data = "official images" if provenance == "full" else "part of the official images"
     if cut:
         return f"real data ({data}) on a cut budget ({cut}): a first look, not a verdict"
     return f"as printed in the paper, on {data} (profile {profile})"

@@ -11,9 +11,10 @@ from stages.results.estimates import ExperimentComparison
 COLUMNS = (
     *("experiment", "paper", "dataset", "metric", "unit", "arm", "title", "role"),
     *("ours", "ours_low", "ours_high", "ours_std", "n_replicates", "n_diverged", "n_test"),
-    *("paper_value", "paper_claim", "difference", "rank_ours", "rank_paper", "profile", "provenance", "label"),
+    *("paper_value", "paper_unit", "paper_claim", "difference", "difference_low", "difference_high"),
+    *("rank_ours", "rank_paper", "profile", "provenance", "label"),
     *("train_seconds", "parameters", "flops_per_image", "peak_memory_bytes", "latency_seconds_per_sample"),
-    *("latency_ratio", "checkpoints", "run_keys"),
+    *("latency_ratio", "checkpoints", "run_keys", "sources"),
 )
 SHARED_COLUMNS = ("experiment", "paper", "dataset", "profile", "provenance", "label")
 
@@ -42,12 +43,16 @@ def as_csv(comparisons: Sequence[ExperimentComparison]) -> str:
                     "n_diverged": arm.ours.n_diverged,
                     "n_test": arm.ours.n_test,
                     "paper_value": arm.paper.value if arm.paper else None,
+                    "paper_unit": arm.paper.unit if arm.paper else None,
                     "paper_claim": arm.paper.claim if arm.paper else None,
                     "difference": arm.difference.value if arm.difference else None,
+                    "difference_low": arm.difference.low if arm.difference else None,
+                    "difference_high": arm.difference.high if arm.difference else None,
                     "rank_ours": arm.rank_ours,
                     "rank_paper": arm.rank_paper,
                     "checkpoints": " ".join(arm.checkpoints),
                     "run_keys": " ".join(arm.run_keys),
+                    "sources": " ".join(arm.sources),
                 }
             )
     return buffer.getvalue()

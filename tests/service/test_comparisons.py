@@ -54,6 +54,10 @@ def test_csv_holds_the_numbers_of_json(client: TestClient) -> None:
     assert [(row["arm"], float(row["ours"]), float(row["ours_low"]), float(row["difference"])) for row in rows] == [
         (arm["arm"], arm["ours"]["mean"], arm["ours"]["low"], arm["difference"]["value"]) for arm in comparison["arms"]
     ]
+    for row, arm in zip(rows, comparison["arms"], strict=True):
+        assert (row["paper_unit"], row["sources"]) == (arm["paper"]["unit"], "evidence")
+        assert float(row["difference_low"]) == arm["difference"]["low"]
+        assert float(row["difference_high"]) == arm["difference"]["high"]
     assert rows[0]["checkpoints"].split() == [f"ninformer-mnist.vit.{number}" for number in range(3)]
 
 
@@ -70,6 +74,12 @@ def test_csv_holds_the_numbers_of_json(client: TestClient) -> None:
 )
 def test_accept_is_read_as_rfc_9110_says(accept: str, choice: str) -> None:
     assert preferred(accept, OFFERS) == choice
+
+
+@pytest.mark.parametrize("accept", ["text/csv", "application/json"])
+def test_a_cache_is_told_that_the_answer_depends_on_accept(client: TestClient, accept: str) -> None:
+    vary = client.get("/compare?dataset=mnist", headers={"accept": accept}).headers["vary"]
+    assert "Accept" in [part.strip() for part in vary.split(",")]
 
 
 def test_an_unacceptable_accept_is_refused() -> None:
