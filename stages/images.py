@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 FORMATS = ("PNG", "JPEG", "WEBP")
-MAX_PIXELS = 50_000_000
+MAX_PIXELS = 16_000_000
 
 
 class ImageError(ValueError):
@@ -32,6 +32,7 @@ def decode_image(content: bytes, shape: tuple[int, int, int]) -> np.ndarray:
         ImageTooLarge: a decompression bomb.
     """
     channels, height, width = shape
+    mode = "L" if channels == 1 else "RGB"
     if not content:
         raise ImageError("the file is empty; expected a PNG, JPEG or WebP image")
     with warnings.catch_warnings():
@@ -40,8 +41,11 @@ def decode_image(content: bytes, shape: tuple[int, int, int]) -> np.ndarray:
             with Image.open(io.BytesIO(content), formats=FORMATS) as image:
                 if image.width * image.height > MAX_PIXELS:
                     raise ImageTooLarge(f"the image has {image.width} x {image.height} pixels; at most {MAX_PIXELS:,}")
-                upright = ImageOps.exif_transpose(image)
-                flat = _without_alpha(upright).convert("L" if channels == 1 else "RGB")
+                # a JPEG can be decoded at a fraction of its size, still twice as large as what is wanted
+                image.draft(None, (2 * max(width, height), 2 * max(width, height)))
+                ImageOps.exif_transpose(image, in_place=True)
+                fitted = _fit(_resizable(image, mode), (width, height))
+                flat = _without_alpha(fitted).convert(mode)
         except ImageError:
             raise
         except Image.DecompressionBombError:
@@ -50,18 +54,35 @@ def decode_image(content: bytes, shape: tuple[int, int, int]) -> np.ndarray:
             raise ImageError("the file is not a PNG, JPEG or WebP image") from None
         except Exception as error:  # noqa: BLE001  (decoders raise almost anything on damaged input)
             raise ImageError(f"the image is damaged: {type(error).__name__}") from None
-    if flat.size != (width, height):
-        flat = ImageOps.fit(flat, (width, height), method=Image.Resampling.BILINEAR)
     pixels = np.asarray(flat, dtype=np.uint8)
     return pixels[None] if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
-def _without_alpha(image: Image.Image) -> Image.Image:
-    """16-bit grey scaled to 8 bits; transparency laid on black; everything else as it came."""
+def _resizable(image: Image.Image, mode: str) -> Image.Image:
+    """The image in a mode whose pixels may be averaged: no palette, 8 bits a channel, transparency as a channel."""
     if image.mode.startswith("I"):  # 16-bit PNG; the other formats have none
-        levels = np.asarray(image, dtype=np.int64).clip(0, 65535)
-        return Image.fromarray((levels * 255 // 65535).astype(np.uint8))
-    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-        layer = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", layer.size, (0, 0, 0, 255)), layer)
-    return image
+        levels = np.asarray(image)
+        if levels.dtype != np.uint16:
+            levels = levels.clip(0, 65535)
+        return Image.fromarray((levels // 257).astype(np.uint8))  # 65535 / 257 = 255
+    if image.mode == "PA" or "transparency" in image.info:
+        return image.convert("RGBA")
+    return image if image.mode in ("L", "LA", "RGB", "RGBA") else image.convert(mode)
+
+
+def _fit(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """Cut to the centre with the aspect of `size`, and resized; as it is where it has the size."""
+    if image.size == size:
+        return image
+    scale = min(image.width / size[0], image.height / size[1])
+    left, top = max(0.0, (image.width - scale * size[0]) / 2), max(0.0, (image.height - scale * size[1]) / 2)
+    box = (left, top, image.width - left, image.height - top)
+    return image.resize(size, Image.Resampling.BILINEAR, box=box, reducing_gap=2.0)
+
+
+def _without_alpha(image: Image.Image) -> Image.Image:
+    """Transparency laid on black; everything else as it came."""
+    if image.mode not in ("LA", "RGBA"):
+        return image
+    layer = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", layer.size, (0, 0, 0, 255)), layer)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import io
+import math
 import struct
+import subprocess
+import sys
 import zlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
-from stages.images import ImageError, ImageTooLarge, decode_image
+from stages.images import MAX_PIXELS, ImageError, ImageTooLarge, decode_image
 
 RGB = (3, 32, 32)
 
@@ -92,11 +96,42 @@ def bomb(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
 
 
-@pytest.mark.parametrize("size", [(50_000, 50_000), (10_000, 5_001)])
+@pytest.mark.parametrize("size", [(50_000, 50_000), (10_000, 5_001), (4_000, 4_001)])
 def test_bombs_are_refused_before_decoding(size: tuple[int, int]) -> None:
     content = bomb(*size)
     with pytest.raises(ImageTooLarge, match="pixels"):
         decode_image(content, RGB)
+
+
+MEASURE = """
+import resource, sys
+from pathlib import Path
+from stages.images import decode_image
+content = Path(sys.argv[1]).read_bytes()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+decode_image(content, (3, 32, 32))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss counts kibibytes on Linux only")
+@pytest.mark.parametrize("mode", ["RGBA", "I;16"])
+def test_the_largest_image_takes_little_more_than_its_own_pixels(mode: str, tmp_path: Path) -> None:
+    side = math.isqrt(MAX_PIXELS)
+    levels = np.full((side, side), 40_000, dtype=np.uint16)
+    image = Image.fromarray(levels) if mode == "I;16" else Image.new("RGBA", (side, side), (9, 9, 9, 200))
+    (tmp_path / "large.png").write_bytes(encode(image, compress_level=1))
+    command = [sys.executable, "-c", MEASURE, str(tmp_path / "large.png")]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert int(done.stdout) * 1024 < 10 * MAX_PIXELS, "bytes; the pixels alone take four each"
+
+
+def test_shrinking_before_blending_changes_no_more_than_a_rounding() -> None:
+    image = noise((640, 480), "RGBA")
+    flat = Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image).convert("RGB")
+    expected = np.asarray(ImageOps.fit(flat, (32, 32), Image.Resampling.BILINEAR), dtype=int).transpose(2, 0, 1)
+    assert np.abs(decode_image(encode(image), RGB) - expected).max() <= 12
+    assert np.abs(decode_image(encode(image), RGB) - expected).mean() < 3
 
 
 PNG = encode(noise((32, 32)))
