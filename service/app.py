@@ -19,6 +19,7 @@ from service.predictors import PredictorCache
 from service.routes import catalogue, comparisons, health, inference, pages, reference, runs
 from service.scripts import ChartScripts
 from service.settings import Settings
+from stages.device import pick_device
 from stages.results import open_results
 
 HERE = Path(__file__).parent
@@ -26,7 +27,11 @@ DESCRIPTION = "Do the numbers of machine-learning papers hold?  Results, compari
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
-    """The service on the database and checkpoints that `settings` name (else the environment)."""
+    """The service on the database and checkpoints that `settings` name (else the environment).
+
+    Raises:
+        ValueError: the device isn't here; the message says what would work.
+    """
     settings = settings or Settings()
     app = FastAPI(
         title="Claimcheck",
@@ -40,7 +45,10 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.settings = settings
     app.state.sessions = open_results(settings.database_place)
     app.state.predictors = PredictorCache(
-        settings.root, device=settings.device, capacity=settings.cached_models, threads=settings.threads
+        settings.root,
+        device=str(pick_device(settings.device)),
+        capacity=settings.cached_models,
+        threads=settings.threads,
     )
     app.state.scripts = ChartScripts()
     app.state.templates = Jinja2Templates(HERE / "templates")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,9 @@ from service.queries import Answerer
 from service.schemas import AnswerOut, ClassOut, ImageAnswersOut, ModelOut, PredictionOut
 from stages.checkpoint import Predictor
 from stages.images import ImageError, decode_image
+
+# A large image takes some 150 MB while it is decoded, and requests come on forty threads.
+_DECODING = threading.BoundedSemaphore(2)
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,8 @@ def predict(
 
 def _decode(upload: Upload, shape: tuple[int, int, int]) -> np.ndarray:
     try:
-        return decode_image(upload.content, shape)
+        with _DECODING:
+            return decode_image(upload.content, shape)
     except ImageError as error:
         raise type(error)(f"{upload.name}: {error}") from None
 

@@ -15,7 +15,7 @@ class Settings(BaseSettings):
 
     root: Path = Field(default=Path(), description="repository root; checkpoint paths are relative to it")
     database: str = Field(default="data/results.db", description="SQLite file below root, or a SQLAlchemy URL")
-    device: str = Field(default="cpu", description="where models answer: cpu or cuda")
+    device: str = Field(default="cpu", description="where models answer: auto, cpu, cuda, cuda:0; of several the first")
     threads: int | None = Field(default=None, ge=1, description="torch threads of an answer; unset: torch decides")
     max_body_bytes: int = Field(default=32 * 1024 * 1024, ge=1, description="of a whole request")
     max_image_bytes: int = Field(default=10 * 1024 * 1024, ge=1, description="of one uploaded file")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 
+from service import inference
 from service.predictors import PredictorCache
 from stages.checkpoint import load_predictor
 from stages.images import decode_image
@@ -109,6 +111,27 @@ def test_a_file_name_is_shown_and_nothing_else(client: TestClient) -> None:
     assert answer.json()["images"][0]["file"] == "../<b>evil.png"
     page = client.post(f"/predict?checkpoint={VIT}", files={"file": (name, png())}, headers={"accept": "text/html"})
     assert "&lt;b&gt;evil.png" in page.text and "<b>evil" not in page.text
+
+
+def test_at_most_two_images_are_decoded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    under_way, most = [], []
+
+    def watched(content: bytes, shape: tuple[int, int, int]) -> np.ndarray:
+        under_way.append(None)
+        most.append(len(under_way))
+        time.sleep(0.02)
+        decoded = decode_image(content, shape)
+        under_way.pop()
+        return decoded
+
+    monkeypatch.setattr(inference, "decode_image", watched)
+    upload = inference.Upload("a.png", png())
+    threads = [threading.Thread(target=inference._decode, args=(upload, (3, 32, 32))) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(most), max(most)) == (12, 2)
 
 
 def test_the_cache_keeps_the_models_used_last(client: TestClient, root: Path) -> None:
