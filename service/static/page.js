@@ -46,24 +46,32 @@ function setUpForm(form) {
   const input = document.getElementById("file");
   const result = document.getElementById("result");
   const status = document.getElementById("status");
+  let underWay = new AbortController();
   document.documentElement.classList.add("has-script");
 
   async function ask() {
+    underWay.abort(); // an answer that comes late would stand under the next picture
+    const mine = underWay = new AbortController();
+    const files = [...input.files];
     status.textContent = "Asking…";
     result.replaceChildren();
     try {
-      const response = await fetch("/predict", { method: "POST", body: new FormData(form), headers: { Accept: "text/html" } });
+      const response = await fetch("/predict", {
+        method: "POST", body: new FormData(form), headers: { Accept: "text/html" }, signal: mine.signal,
+      });
       if (!response.ok) {
-        status.textContent = (await response.json()).detail;
+        const { detail } = await response.json();
+        if (!mine.signal.aborted) status.textContent = detail;
         return;
       }
       const page = new DOMParser().parseFromString(await response.text(), "text/html");
+      if (mine.signal.aborted) return;
       const answers = document.importNode(page.getElementById("answers"), true);
-      addPreviews(answers, input.files);
+      addPreviews(answers, files);
       result.replaceChildren(answers);
       status.textContent = "";
     } catch {
-      status.textContent = "The service did not answer. Is it still running?";
+      if (!mine.signal.aborted) status.textContent = "The service did not answer. Is it still running?";
     }
   }
 

@@ -14,7 +14,7 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Route, sync_playwright
 
 from tests.service.conftest import png
 
@@ -119,6 +119,28 @@ def test_a_dropped_image_is_answered_by_every_arm_side_by_side(page: Page) -> No
     assert "the paper says 53.8 %" in cards.last.inner_text()
     assert cards.last.locator(".top li").count() == 5
     assert page.locator("#answers img").evaluate("image => image.complete && image.naturalWidth") == 32
+
+
+def test_an_answer_never_stands_under_another_picture(page: Page, tmp_path: Path) -> None:
+    for name, seed in (("first.png", 1), ("second.png", 2)):
+        (tmp_path / name).write_bytes(png(seed))
+    held: list[Route] = []
+
+    def hold_the_first(route: Route) -> None:
+        if held:
+            route.continue_()
+        else:
+            held.append(route)
+
+    page.goto("/?dataset=cifar100")
+    page.route("**/predict", hold_the_first)
+    page.set_input_files("#file", tmp_path / "first.png")
+    page.wait_for_timeout(100)
+    with page.expect_event("requestfailed", lambda request: request.url.endswith("/predict")):
+        page.set_input_files("#file", tmp_path / "second.png")
+    page.get_by_role("heading", name="second.png").wait_for()
+    assert page.locator("#answers .file").all_inner_texts() == ["second.png"]
+    assert page.locator("#status").inner_text() == ""
 
 
 def test_a_file_that_is_no_image_is_explained(page: Page, tmp_path: Path) -> None:
