@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tempfile
 import threading
+from contextlib import suppress
 from importlib.metadata import version
+from pathlib import Path
 
 BUNDLE = "import sys, vl_convert; sys.stdout.buffer.write(vl_convert.javascript_bundle().encode())"
 
 
 class ChartScripts:
-    """Bundling takes seconds and holds Python's lock all the while, hence a process of its own."""
+    """Bundling takes seconds and holds Python's lock all the while, hence a process of its own, and a file in `cache`.
 
-    def __init__(self) -> None:
+    None is `claimcheck` in the user's cache folder, which nobody else can write to.
+    """
+
+    def __init__(self, cache: Path | None = None) -> None:
+        self._cache = cache
         self._lock = threading.Lock()
         self._vega: bytes | None = None
 
@@ -26,8 +34,28 @@ class ChartScripts:
         """Vega, Vega-Lite and vega-embed as one script."""
         with self._lock:
             if self._vega is None:
-                self._vega = subprocess.run([sys.executable, "-c", BUNDLE], check=True, capture_output=True).stdout
+                self._vega = self._read() or self._bundle()
             return self._vega
+
+    def _read(self) -> bytes | None:
+        with suppress(OSError, RuntimeError):
+            return self._file().read_bytes()
+        return None
+
+    def _bundle(self) -> bytes:
+        script = subprocess.run([sys.executable, "-c", BUNDLE], check=True, capture_output=True).stdout
+        with suppress(OSError, RuntimeError):  # a home that can't be written to costs the next start some seconds
+            file = self._file()
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as partial:
+                partial.write(script)
+            os.replace(partial.name, file)
+        return script
+
+    def _file(self) -> Path:
+        """Named after the version; RuntimeError where the user has no home."""
+        folder = self._cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "claimcheck"
+        return folder / f"vega-{self.version}.js"
 
     def warm_up(self) -> None:
         """Bundle in the background, before the first visitor asks."""
