@@ -75,5 +75,6 @@ def install(environment: Environment) -> None:
     """All of the above as filters."""
     for function in (percent, points, count, flops, memory, duration, ratio):
         environment.filters[function.__name__] = function
+    environment.filters["zip"] = zip
     environment.filters["in_unit"] = lambda number, unit: value_in(unit or "")(number)
     environment.trim_blocks = environment.lstrip_blocks = True

@@ -66,6 +66,7 @@ class RunOut(Out):
     cut: str
     status: str
     label: str = Field(description="what this result may be taken for")
+    changed_code: list[str] = Field(description="modules that have changed since it was measured")
     metrics: list[MetricOut]
 
 
@@ -91,6 +92,7 @@ class RunCostOut(Out):
     latency_warmup: int | None
     latency_repeats: int | None
     latency_device: str | None
+    latency_threads: int | None
 
 
 class ArmResultOut(RunOut):
@@ -204,9 +206,22 @@ class CostOut(Out):
     peak_memory_bytes: int | None
     latency_seconds_per_sample: float | None
     latency_batch_size: int | None
+    latency_warmup: int | None
+    latency_repeats: int | None
     latency_device: str | None
-    latency_ratio: float | None = Field(description="to latency_baseline, on the same device and batch size")
+    latency_threads: int | None
+    latency_method: str | None = Field(description="how it was timed, in words")
+    latency_ratio: float | None = Field(description="to latency_baseline, timed in the same way on the same device")
+    paper_latency_ratio: float | None = Field(description="the paper's, to the same baseline")
     latency_baseline: str | None
+
+
+class RatioOut(Out):
+    """A cost over the baseline arm's: on our machine, and on the paper's."""
+
+    baseline: str
+    ours: float | None
+    paper: float | None
 
 
 class ArmComparisonOut(Out):
@@ -215,19 +230,21 @@ class ArmComparisonOut(Out):
     role: str
     ours: EstimateOut
     paper: PaperValueOut | None
-    difference: DifferenceOut | None = Field(description="null for stand-in data")
+    difference: DifferenceOut | None = Field(description="null for stand-in data and for costs")
+    ratio: RatioOut | None = Field(description="for a cost: what is compared instead of a difference")
     rank_ours: int | None
     rank_paper: int | None
     cost: CostOut
     checkpoints: list[str]
     run_keys: list[str]
     sources: list[str]
+    changed_code: list[str] = Field(description="modules that have changed since these results were measured")
 
 
 class OrderOut(Out):
     ours: list[str]
     paper: list[str]
-    agrees: bool | None
+    agrees: bool | None = Field(description="null for costs, and where an arm is missing")
 
 
 class ExperimentComparisonOut(Out):

@@ -62,8 +62,9 @@ def as_markdown(comparison: ExperimentComparison) -> str:
         "",
         f"**{comparison.metric.title}.** {comparison.label[0].upper()}{comparison.label[1:]}.{_order(comparison)}",
         "",
-        "| model | paper | ours | 95 % interval | n | ours − paper | rank, paper’s | parameters | train | time ratio |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+        "| model | paper | ours | 95 % interval | n | ours − paper | rank, paper’s | parameters | train "
+        "| time ratio | paper’s |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for arm in comparison.arms:
         ours = _number(arm.ours.mean, unit)
@@ -78,9 +79,10 @@ def as_markdown(comparison: ExperimentComparison) -> str:
             NONE if arm.cost.parameters is None else f"{arm.cost.parameters:,}",
             NONE if arm.cost.train_seconds is None else f"{arm.cost.train_seconds / 60:.1f} min",
             NONE if arm.cost.latency_ratio is None else f"{arm.cost.latency_ratio:.2f}",
+            NONE if arm.cost.paper_latency_ratio is None else f"{arm.cost.paper_latency_ratio:.2f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *_runs(comparison)]) + "\n"
+    return "\n".join([*lines, "", *_method(comparison), *_runs(comparison)]) + "\n"
 
 
 def _order(comparison: ExperimentComparison) -> str:
@@ -106,6 +108,17 @@ def _difference(arm: ArmComparison, unit: str) -> str:
         return NONE
     value = arm.difference.value
     return f"{100 * value:+.2f} pp" if unit == "fraction" else f"{value:+.4g}"
+
+
+def _method(comparison: ExperimentComparison) -> list[str]:
+    """How times were taken, and which arms were measured with code that has changed since."""
+    methods = dict.fromkeys(arm.cost.latency_method for arm in comparison.arms if arm.cost.latency_method)
+    lines = [f"Inference times: {method}.\n" for method in methods]
+    return lines + [
+        f"{arm.title}: measured with older code: {', '.join(arm.changed_code)} changed since.\n"
+        for arm in comparison.arms
+        if arm.changed_code
+    ]
 
 
 def _runs(comparison: ExperimentComparison) -> list[str]:

@@ -8,12 +8,13 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+import yaml
 
 from stages import record as verb
 from stages.evidence import CostLine, EvidenceError, EvidenceLine, Release, ResultLine, read_lines, write_lines
 from stages.recording import RecordError, record
 from stages.results import Checkpoint, Result, open_results
-from tests.service.results_factory import add_results, as_published, make_root
+from tests.service.results_factory import CODE, add_results, as_published, make_root
 
 DATABASE = "data/results.db"
 
@@ -38,7 +39,7 @@ def rows(root: Path, table: str) -> list[tuple]:
 
 def test_every_result_line_is_a_row_with_its_metrics_curves_and_cost(root: Path) -> None:
     summary = record(root, DATABASE)
-    assert (summary.results, summary.claims, summary.notes) == (24, 12, ())
+    assert (summary.results, summary.claims, summary.notes) == (24, 16, ())
     lines = read_lines(root / "data" / "results" / "ninformer-cifar10.jsonl", ResultLine)
     with open_results(str(root / DATABASE))() as session:
         for line in lines:
@@ -98,6 +99,34 @@ def test_the_newest_evidence_of_a_replicate_is_selected_and_a_seed_is_never_coun
         same = session.query(Result).filter_by(run_key=line.run_key, arm=line.arm).all()
         assert len(same) == 3
         assert [row.environment_digest for row in same if row.is_selected] == ["a" * 16]
+
+
+def selected(root: Path, arm: str) -> list[tuple[str, bool, list[str]]]:
+    record(root, DATABASE)
+    with open_results(str(root / DATABASE))() as session:
+        found = session.query(Result).filter_by(experiment="ninformer-cifar100", arm=arm, profile="quick")
+        return sorted((row.source, row.is_selected, row.changed_code) for row in found)
+
+
+def test_a_result_of_another_model_than_the_arms_enters_nothing_and_answers_nothing(root: Path) -> None:
+    path = root / "params" / "ninformer-cifar100.yaml"
+    params = yaml.safe_load(path.read_text())
+    params["arms"]["vit"]["model"]["depth"] += 1
+    path.write_text(yaml.safe_dump(params, sort_keys=False))
+    assert selected(root, "vit") == [("evidence", False, [])]
+    assert selected(root, "ninformer") == [("evidence", True, [])]
+    with open_results(str(root / DATABASE))() as session:
+        assert session.get(Checkpoint, "ninformer-cifar100.vit.0") is None
+        assert session.get(Checkpoint, "ninformer-cifar100.ninformer.0") is not None
+
+
+def test_unchanged_code_comes_before_evidence_and_older_code_is_named(root: Path) -> None:
+    older = CODE | {"stages.training.optimizer": "0" * 16}
+    (root / "data" / "evidence" / "ninformer-cifar100.jsonl").unlink()
+    add_results(root, "ninformer-cifar100", "quick", "subset", published="2026-11-01T10:00:00Z", code=older)
+    assert selected(root, "vit") == [("evidence", True, ["stages.training.optimizer"])]
+    add_results(root, "ninformer-cifar100", "quick", "subset")
+    assert selected(root, "vit") == [("evidence", False, ["stages.training.optimizer"]), ("local", True, [])]
 
 
 def test_a_checkpoint_is_the_strongest_result_whose_weights_are_here(root: Path) -> None:
@@ -206,7 +235,7 @@ def test_the_verb_says_what_it_wrote_or_what_is_wrong(
 ) -> None:
     monkeypatch.chdir(root)
     assert verb.main() == 0
-    assert "24 results (24 enter comparisons), 20 checkpoints, 12 claims" in capsys.readouterr().out
+    assert "24 results (24 enter comparisons), 20 checkpoints, 16 claims" in capsys.readouterr().out
     (root / "data" / "claims.csv").unlink()
     assert verb.main() == 1
     assert capsys.readouterr().err.startswith("record: data/claims.csv: No such file")
@@ -214,5 +243,5 @@ def test_the_verb_says_what_it_wrote_or_what_is_wrong(
 
 def test_json_columns_keep_their_values_whatever_the_key_order(root: Path) -> None:
     record(root, DATABASE)
-    spec = json.loads(rows(root, "results WHERE id = 1")[0][18])
+    spec = json.loads(rows(root, "results WHERE id = 1")[0][19])
     assert list(spec) == sorted(spec)

@@ -116,6 +116,25 @@ def test_latency_is_compared_with_the_first_baseline_on_the_same_device(root: Pa
     assert (costs["vit"].parameters, costs["vit"].flops_per_image) == (2_143_588, 2.85e8)
 
 
+def test_costs_are_compared_by_their_ratio_to_the_baseline_and_never_by_their_order(root: Path) -> None:
+    comparison = only(root, dataset="mnist", metric="inference_time")
+    assert comparison.order.agrees is None
+    proposed = comparison.arms[3]
+    assert proposed.ratio is not None and proposed.ratio.baseline == "vit"
+    assert proposed.ratio.ours == pytest.approx(2.1e-4 / 1.4e-4)
+    assert proposed.ratio.paper == pytest.approx(135.00 / 141.62)
+    assert (proposed.cost.latency_ratio, proposed.cost.paper_latency_ratio) == (
+        proposed.ratio.ours,
+        proposed.ratio.paper,
+    )
+    assert proposed.difference is None
+    assert proposed.cost.latency_method == (
+        "median of 10 batches of 128 after 3 uncounted ones, the device synchronised before and after each, "
+        "on Some CPU, 2 threads"
+    )
+    assert only(root, dataset="mnist").arms[3].ratio is None
+
+
 def test_another_metric_has_no_claim_to_compare_with(root: Path) -> None:
     comparison = only(root, dataset="mnist", metric="loss")
     assert comparison.metric.better == "lower"

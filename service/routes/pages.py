@@ -82,6 +82,7 @@ def show_run(run_key: str, request: Request, session: ResultsSession, templates:
             "experiment": names[result.experiment, result.arm][0],
             "arm": names[result.experiment, result.arm][1],
             "label": describe_fidelity(result.provenance, result.profile, result.cut),
+            "trained_on": min(result.spec["protocol"].get("train_images") or result.train_images, result.train_images),
             "checkpoint": queries.checkpoint_ids(session, [result]).get(result.id),
             "chart": curves_chart(result) if result.epochs else None,
         }

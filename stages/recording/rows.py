@@ -113,12 +113,12 @@ class Rows:
         return [_result_row(self.ids[item.identity], item, item.identity in self.selected) for item in self.found]
 
     def checkpoints(self) -> list[tables.Base]:
-        """For each `<experiment>.<arm>.<replicate>` the strongest result whose weights are here."""
+        """For each `<experiment>.<arm>.<replicate>` the strongest result of its model whose weights are here."""
         ranks = {name: position for position, name in enumerate(self.params.profiles)}
         best: dict[str, Found] = {}
         for item in self.found:
             line = item.result
-            if self._digest_here(item) is None:
+            if not item.is_planned or self._digest_here(item) is None:
                 continue
             name = f"{line.experiment}.{line.arm}.{line.replicate}"
             if name not in best or _strength(best[name], ranks) < _strength(item, ranks):
@@ -146,16 +146,22 @@ class Rows:
         )
 
 
-def _strength(item: Found, ranks: Mapping[str, int]) -> tuple[bool, int, bool, str]:
-    """Real data first, then the stronger profile, then evidence, then the newest."""
+def _strength(item: Found, ranks: Mapping[str, int]) -> tuple[bool, int, bool, bool, str]:
+    """Real data first, then the stronger profile, then code as it is now, then evidence, then the newest."""
+    is_real, is_evidence = item.result.data.provenance != "embedded", item.origin is not None
     published = item.origin.published if item.origin else ""
-    return item.result.data.provenance != "embedded", ranks[item.result.profile], item.origin is not None, published
+    return is_real, ranks[item.result.profile], not item.changed_code, is_evidence, published
 
 
 def _select(found: Sequence[Found]) -> set[tuple[str, str, str, str, int]]:
-    """One result a replicate under equal conditions: evidence first, else the newest."""
+    """One result a replicate under equal conditions, of the arm's model of today: unchanged code, then evidence, first.
+
+    A result of another model (the arm's arguments were edited since) stays in the database and enters no comparison.
+    """
     best: dict[tuple[Any, ...], Found] = {}
     for item in found:
+        if not item.is_planned:
+            continue
         line = item.result
         cell = line.experiment, line.arm, line.replicate, line.profile, item.conditions
         rank = {line.profile: 0}
@@ -188,6 +194,7 @@ def _result_row(number: int, item: Found, is_selected: bool) -> tables.Result:
         replicate=line.replicate,
         source=item.source,
         is_selected=is_selected,
+        changed_code=list(item.changed_code),
         profile=line.profile,
         provenance=data.provenance,
         cut=line.cut,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from typing import ClassVar, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from stages.evidence import CostLine, EvidenceLine, Origin, Release, ResultLine, read_lines
-from stages.experiment import Params
+from stages.experiment import Params, plan_runs
+from stages.fingerprint import changed_modules
 from stages.run import STRICT, canonical_json
 
 
@@ -44,13 +46,19 @@ class ClaimLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A result with its cost, and where it was found.  `origin` is None for one of this working tree."""
+    """A result with its cost, and where it was found.  `origin` is None for one of this working tree.
+
+    `is_planned`: its model is the one that the params give this arm today.  `changed_code`: modules of its fingerprint
+    whose source is another one in the tree.
+    """
 
     result: ResultLine
     cost: CostLine | None
     origin: Origin | None
     release: Release | None
     file: Path
+    is_planned: bool = True
+    changed_code: tuple[str, ...] = ()
 
     @property
     def source(self) -> Literal["evidence", "local"]:
@@ -112,6 +120,7 @@ def find_results(root: Path, params: Params, *, evidence_only: bool = False) -> 
                 raise RecordError(f"{item.file}: {experiment}.{arm}.{replicate} of run {key[:12]} stands twice")
             continue
         found[item.identity] = item
+    marked = _mark(found.values(), params)
     positions = {name: position for position, name in enumerate(params.experiments)}
     arms = {name: list(experiment.arms) for name, experiment in params.experiments.items()}
 
@@ -120,7 +129,27 @@ def find_results(root: Path, params: Params, *, evidence_only: bool = False) -> 
         arm = arms[line.experiment].index(line.arm)
         return positions[line.experiment], arm, line.replicate, item.source, line.run_key, line.environment_digest
 
-    return sorted(found.values(), key=place)
+    return sorted(marked, key=place)
+
+
+def _mark(found: Iterable[Found], params: Params) -> list[Found]:
+    """The results, each with what has changed since: its arm's model, its code."""
+    planned = {
+        (experiment.name, run.arm): run.model
+        for experiment in params.experiments.values()
+        for run in plan_runs(experiment, params.profile, params.datasets[experiment.dataset])
+    }
+    changed: dict[str, tuple[str, ...]] = {}
+    marked = []
+    for item in found:
+        spec, model = item.result.spec, planned[item.result.experiment, item.result.arm]
+        arguments = {name: value for name, value in model.arguments.items() if value is not None}
+        code = canonical_json(spec["code"])
+        if code not in changed:
+            changed[code] = tuple(changed_modules(spec["code"]))
+        is_planned = spec["model"] == {"path": model.path, "arguments": arguments}
+        marked.append(dataclasses.replace(item, is_planned=is_planned, changed_code=changed[code]))
+    return marked
 
 
 def _evidence(folder: Path) -> Iterable[Found]:
@@ -153,8 +182,9 @@ def _check_names(item: Found, params: Params) -> None:
     for kind, name, known in checks:
         if name not in known:
             raise RecordError(f"{item.file}: {kind} {name!r} is not in the params files; known: {', '.join(known)}")
-    if "protocol" not in line.spec:
-        raise RecordError(f"{item.file}: the spec of run {line.run_key[:12]} has no protocol")
+    for part in ("model", "protocol", "code"):
+        if part not in line.spec:
+            raise RecordError(f"{item.file}: the spec of run {line.run_key[:12]} has no {part}")
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,9 @@ from stages.results.estimates import (
     Order,
     PaperValue,
     Population,
+    Ratio,
     describe_fidelity,
+    describe_stopwatch,
     t_interval,
     wilson_interval,
 )
@@ -82,7 +84,7 @@ class _Facts:
     """Rows behind a comparison, by experiment."""
 
     results: Mapping[str, list[tables.Result]]
-    claims: Mapping[tuple[str, str], tables.Claim]
+    claims: Mapping[tuple[str, str, str], tables.Claim]
     checkpoints: Mapping[int, list[str]]
     ranks: Mapping[str, int]
 
@@ -99,7 +101,11 @@ def _load_facts(session: Session, experiments: Sequence[str], metric: str) -> _F
         results[result.experiment].append(result)
     claims = session.scalars(
         select(tables.Claim)
-        .where(tables.Claim.experiment.in_(experiments), tables.Claim.metric == metric, tables.Claim.kind == "value")
+        .where(
+            tables.Claim.experiment.in_(experiments),
+            tables.Claim.metric.in_((metric, "inference_time")),
+            tables.Claim.kind == "value",
+        )
         .order_by(tables.Claim.position.desc())
     )
     checkpoints = defaultdict(list)
@@ -113,7 +119,9 @@ def _load_facts(session: Session, experiments: Sequence[str], metric: str) -> _F
     ranks = {row.name: row.rank for row in session.execute(select(tables.Profile.name, tables.Profile.rank))}
     return _Facts(
         results=results,
-        claims={(claim.experiment, claim.arm): claim for claim in claims if claim.experiment and claim.arm},
+        claims={
+            (claim.metric, claim.experiment, claim.arm): claim for claim in claims if claim.experiment and claim.arm
+        },
         checkpoints=checkpoints,
         ranks=ranks,
     )
@@ -175,7 +183,7 @@ def _compare_arm(
 ) -> ArmComparison:
     mine = [result for result in group if result.arm == arm.name]
     baseline = next((other.name for other in experiment.arms if other.role == "baseline"), None)
-    claim = facts.claims.get((experiment.name, arm.name))
+    claim = facts.claims.get((metric.name, experiment.name, arm.name))
     paper = None
     if claim is not None and claim.value is not None:
         paper = PaperValue(
@@ -187,6 +195,8 @@ def _compare_arm(
             precision=claim.precision,
             note=claim.note,
         )
+    theirs = [result for result in group if result.arm == baseline]
+    is_cost = metric.split is None
     is_stand_in = any(result.provenance == "embedded" for result in mine)
     ours = _estimate(mine, metric, has_population=not is_stand_in)
     return ArmComparison(
@@ -195,13 +205,17 @@ def _compare_arm(
         role=arm.role,
         ours=ours,
         paper=paper,
-        difference=None if is_stand_in else _difference(ours, paper, metric),
+        difference=None if is_stand_in or is_cost else _difference(ours, paper, metric),
+        ratio=None
+        if is_stand_in or not is_cost
+        else _ratio(experiment.name, arm.name, baseline, mine, theirs, facts, metric),
         rank_ours=None,
         rank_paper=None,
-        cost=_cost(mine, [result for result in group if result.arm == baseline], baseline),
+        cost=_cost(mine, _ratio(experiment.name, arm.name, baseline, mine, theirs, facts, METRICS["inference_time"])),
         checkpoints=tuple(name for result in mine for name in facts.checkpoints.get(result.id, [])),
         run_keys=tuple(result.run_key for result in mine),
         sources=tuple(sorted({result.source for result in mine})),
+        changed_code=tuple(sorted({name for result in mine for name in result.changed_code})),
     )
 
 
@@ -256,41 +270,76 @@ def _difference(ours: Estimate, paper: PaperValue | None, metric: MetricInfo) ->
     )
 
 
-def _cost(mine: Sequence[tables.Result], baseline: Sequence[tables.Result], baseline_name: str | None) -> CostSummary:
+def _ratio(
+    experiment: str,
+    arm: str,
+    baseline: str | None,
+    mine: Sequence[tables.Result],
+    theirs: Sequence[tables.Result],
+    facts: _Facts,
+    metric: MetricInfo,
+) -> Ratio | None:
+    """The cost of an arm over the baseline's: ours where both were measured in the same way, and the paper's."""
+    if baseline is None:
+        return None
+    if metric.name == "inference_time":
+        mine, theirs = _timed(mine), _timed(theirs)
+    same = len({_stopwatch(result, metric) for result in (*mine, *theirs)}) == 1
+    values, reference = ([value for value, _ in _values(side, metric)] for side in (mine, theirs))
+    claims = [facts.claims.get((metric.name, experiment, name)) for name in (arm, baseline)]
+    printed = [claim.value for claim in claims if claim is not None and claim.value]
+    return Ratio(
+        baseline=baseline,
+        ours=fmean(values) / fmean(reference) if same and values and reference and fmean(reference) else None,
+        paper=printed[0] / printed[1] if len(printed) == 2 else None,
+    )
+
+
+def _timed(results: Sequence[tables.Result]) -> list[tables.Result]:
+    """One replicate of an arm is timed, the others have no inference time."""
+    return [result for result in results if result.cost and result.cost.latency_seconds_per_sample is not None]
+
+
+def _stopwatch(result: tables.Result, metric: MetricInfo) -> tuple[object, ...]:
+    """What must be equal before two costs are divided."""
+    if metric.name != "inference_time" or result.cost is None:
+        return (result.environment_digest,)
+    cost = result.cost
+    return (
+        *(cost.latency_device, cost.latency_threads, cost.latency_batch_size),
+        *(cost.latency_warmup, cost.latency_repeats),
+    )
+
+
+def _cost(mine: Sequence[tables.Result], latency: Ratio | None) -> CostSummary:
     parameters, flops = (
         [value for value, _ in _values(mine, METRICS[name])] for name in ("parameters", "flops_per_image")
     )
-    train, memory, latency = (
+    train, memory, seconds = (
         [value for value, _ in _values(mine, METRICS[name])]
         for name in ("train_seconds", "peak_memory_bytes", "inference_time")
     )
-    timed = next((result.cost for result in mine if result.cost and result.cost.latency_device), None)
-    reference = [
-        value
-        for value, _ in _values(
-            [result for result in baseline if _same_stopwatch(result, mine)], METRICS["inference_time"]
-        )
-    ]
+    timed = next((result.cost for result in _timed(mine)), None)
+    names = ("batch_size", "warmup", "repeats", "device", "threads")
+    batch_size, warmup, repeats, device, threads = (
+        getattr(timed, f"latency_{name}") if timed else None for name in names
+    )
     return CostSummary(
         train_seconds=fmean(train) if train else None,
         parameters=int(parameters[0]) if parameters else None,
         flops_per_image=flops[0] if flops else None,
         peak_memory_bytes=int(max(memory)) if memory else None,
-        latency_seconds_per_sample=fmean(latency) if latency else None,
-        latency_batch_size=timed.latency_batch_size if timed else None,
-        latency_device=timed.latency_device if timed else None,
-        latency_ratio=fmean(latency) / fmean(reference) if latency and reference else None,
-        latency_baseline=baseline_name if latency and reference else None,
+        latency_seconds_per_sample=fmean(seconds) if seconds else None,
+        latency_batch_size=batch_size,
+        latency_warmup=warmup,
+        latency_repeats=repeats,
+        latency_device=device,
+        latency_threads=threads,
+        latency_method=describe_stopwatch(batch_size, warmup, repeats, device, threads) if timed else None,
+        latency_ratio=latency.ours if latency else None,
+        paper_latency_ratio=latency.paper if latency else None,
+        latency_baseline=latency.baseline if latency else None,
     )
-
-
-def _same_stopwatch(result: tables.Result, others: Sequence[tables.Result]) -> bool:
-    """Were all these inference times taken on the same device with the same batch size?"""
-
-    def settings(row: tables.Result) -> tuple[str | None, int | None] | None:
-        return (row.cost.latency_device, row.cost.latency_batch_size) if row.cost else None
-
-    return all(settings(result) == settings(other) for other in others)
 
 
 def _rank(arms: Sequence[ArmComparison], metric: MetricInfo, *, is_stand_in: bool) -> tuple[list[ArmComparison], Order]:
@@ -304,7 +353,8 @@ def _rank(arms: Sequence[ArmComparison], metric: MetricInfo, *, is_stand_in: boo
     ranked = [
         replace(arm, rank_ours=_position(ours, arm.arm), rank_paper=_position(rank_paper, arm.arm)) for arm in arms
     ]
-    agrees = (order_ours == order_paper) if is_complete else None
+    # a cost is another one on every machine: the paper's order of times says nothing about ours
+    agrees = (order_ours == order_paper) if is_complete and metric.split is not None else None
     return ranked, Order(ours=order_ours, paper=order_paper, agrees=agrees)
 
 

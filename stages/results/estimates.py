@@ -95,7 +95,10 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class CostSummary:
-    """Means over the replicates; `latency_ratio` is to `latency_baseline`, on the same device and batch size."""
+    """Means over the replicates; `latency_ratio` is to `latency_baseline`, timed in the same way on the same device.
+
+    `paper_latency_ratio` is the paper's own, of its two printed times.  `latency_method` says how ours was timed.
+    """
 
     train_seconds: float | None
     parameters: int | None
@@ -103,30 +106,48 @@ class CostSummary:
     peak_memory_bytes: int | None
     latency_seconds_per_sample: float | None
     latency_batch_size: int | None
+    latency_warmup: int | None
+    latency_repeats: int | None
     latency_device: str | None
+    latency_threads: int | None
+    latency_method: str | None
     latency_ratio: float | None
+    paper_latency_ratio: float | None
     latency_baseline: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """A cost as a multiple of the baseline arm's: on our machine, and on the paper's."""
+
+    baseline: str
+    ours: float | None
+    paper: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ArmComparison:
+    """`ratio` is what is compared of a cost, which has no difference; `changed_code` lists modules changed since."""
+
     arm: str
     title: str
     role: str
     ours: Estimate
     paper: PaperValue | None
     difference: Difference | None
+    ratio: Ratio | None
     rank_ours: int | None
     rank_paper: int | None
     cost: CostSummary
     checkpoints: tuple[str, ...]
     run_keys: tuple[str, ...]
     sources: tuple[str, ...]
+    changed_code: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """Arms from best to worst; `agrees` is None where either side can't order all of them."""
+    """Arms from best to worst; `agrees` is None for a cost, and where either side can't order all of them."""
 
     ours: tuple[str, ...]
     paper: tuple[str, ...]
@@ -150,6 +171,15 @@ class ExperimentComparison:
     profiles: tuple[str, ...]
     arms: tuple[ArmComparison, ...]
     order: Order
+
+
+def describe_stopwatch(
+    batch_size: int | None, warmup: int | None, repeats: int | None, device: str | None, threads: int | None
+) -> str:
+    """How an inference time was taken, in one phrase."""
+    counted = f"median of {repeats} batches of {batch_size} after {warmup} uncounted ones"
+    place = f"{device}, {threads} threads" if threads else f"{device}"
+    return f"{counted}, the device synchronised before and after each, on {place}"
 
 
 def t_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:

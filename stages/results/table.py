@@ -14,7 +14,8 @@ COLUMNS = (
     *("paper_value", "paper_unit", "paper_claim", "difference", "difference_low", "difference_high"),
     *("rank_ours", "rank_paper", "profile", "provenance", "label"),
     *("train_seconds", "parameters", "flops_per_image", "peak_memory_bytes", "latency_seconds_per_sample"),
-    *("latency_ratio", "checkpoints", "run_keys", "sources"),
+    *("latency_batch_size", "latency_warmup", "latency_repeats", "latency_device", "latency_threads"),
+    *("latency_ratio", "paper_latency_ratio", "latency_baseline", "checkpoints", "run_keys", "sources", "changed_code"),
 )
 SHARED_COLUMNS = ("experiment", "paper", "dataset", "profile", "provenance", "label")
 
@@ -53,6 +54,7 @@ def as_csv(comparisons: Sequence[ExperimentComparison]) -> str:
                     "checkpoints": " ".join(arm.checkpoints),
                     "run_keys": " ".join(arm.run_keys),
                     "sources": " ".join(arm.sources),
+                    "changed_code": " ".join(arm.changed_code),
                 }
             )
     return buffer.getvalue()

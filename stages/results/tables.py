@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from sqlalchemy import JSON, BigInteger, Double, ForeignKey, ForeignKeyConstraint, Index, String, Text, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class Base(DeclarativeBase):
@@ -94,7 +94,8 @@ class Result(Base):
     """What one run gave in one environment, under one arm.
 
     `source` is evidence or local.  `conditions` digests protocol and data: only results under equal conditions are
-    compared.  `is_selected` marks the one result of a replicate that enters a comparison.
+    compared.  `is_selected` marks the one result of a replicate that enters a comparison.  `changed_code` lists modules
+    whose source is another one now than when the run was trained.
     """
 
     __tablename__ = "results"
@@ -112,6 +113,7 @@ class Result(Base):
     replicate: Mapped[int]
     source: Mapped[str]
     is_selected: Mapped[bool]
+    changed_code: Mapped[list[Any]]
     profile: Mapped[str] = mapped_column(ForeignKey("profiles.name"))
     provenance: Mapped[str]
     cut: Mapped[str]

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
 
+from service.app import create_app
 from service.formats import count, duration, memory, percent, points, ratio
+from service.settings import Settings
+from stages.recording import record
 from tests.service.conftest import png
+from tests.service.results_factory import add_results, make_root
 
 
 class Page(HTMLParser):
@@ -73,6 +78,33 @@ def test_a_stand_in_is_marked_in_its_cell_and_not_drawn(client: TestClient) -> N
     assert row[1:6] == ["65.74 %", "3.12 %", "stand-in", "–", "–"]
     assert "says nothing about the claim" in html
     assert '"side": "paper"' in html and '"side": "ours"' not in html
+
+
+def test_times_are_shown_with_how_they_were_taken_and_compared_by_ratio(client: TestClient) -> None:
+    html = client.get("/?dataset=mnist&metric=inference_time").text
+    row = next(row for row in Page(html).rows if row[:2] == ["NiNformer", "proposed"])
+    assert row[2] == "135 ns" and "1.50 ×" in row and "paper 0.95 ×" in row
+    assert "the paper’s order" not in html and "another order" not in html
+    assert "10 batches of 128 after 3 uncounted ones, the device synchronised before and after each" in html
+
+
+def test_a_run_on_part_of_the_images_says_how_many(client: TestClient) -> None:
+    href = re.search(r'href="(/runs/[0-9a-f]{64})"', client.get("/?dataset=cifar100").text)
+    assert href is not None
+    assert "12,500 of 50,000 training images used" in client.get(href[1]).text
+
+
+def test_results_of_older_code_say_so(tmp_path: Path) -> None:
+    root = make_root(tmp_path)
+    add_results(root, "ninformer-cifar10", "smoke", "embedded", code={"stages.gone": "0" * 16})
+    record(root, "data/results.db")
+    client = TestClient(create_app(Settings(root=root)))
+    (comparison,) = client.get("/compare?dataset=cifar10").json()["comparisons"]
+    assert [arm["changed_code"] for arm in comparison["arms"]] == [["stages.gone"]] * 4
+    sentence = "measured with older code: stages.gone changed since"
+    assert sentence in client.get("/?dataset=cifar10").text
+    run = client.get(f"/runs/{comparison['arms'][0]['run_keys'][0]}").text
+    assert sentence in run.lower()
 
 
 def test_a_run_page_shows_curves_spec_and_provenance(client: TestClient) -> None:
