@@ -211,13 +211,8 @@ def _read_experiment(name: str, entry: _IndexEntry, source: DatasetSource, path:
 def _read_protocol(fields: Mapping[str, Any], path: Path, place: str) -> Protocol:
     """A protocol whose numbers can be trained by; the split's own numbers together are checked, too."""
     protocol = _validate(TypeAdapter(Protocol), fields, path, place)
-    at_least_one = {
-        "epochs": protocol.epochs,
-        "batch_size": protocol.batch_size,
-        "train_images": protocol.train_images,
-        "steps_per_epoch": protocol.steps_per_epoch,
-    }
-    for name, value in at_least_one.items():
+    for name in ("epochs", "batch_size", "train_images", "steps_per_epoch"):
+        value = getattr(protocol, name)
         if value is not None and value < 1:
             raise ParamsError(f"{path}: {place}.{name} is {value}; expected at least 1")
     split = protocol.split
