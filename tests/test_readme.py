@@ -1,0 +1,59 @@
+"""The README and docs/results.md say what the evidence says, and name what exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from stages.recording import record
+from stages.reporting import write_docs
+from stages.results import ExperimentComparison, compare, open_results
+from tests.project import REPOSITORY
+
+README = (REPOSITORY / "README.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def comparisons(tmp_path_factory: pytest.TempPathFactory) -> list[ExperimentComparison]:
+    place = str(tmp_path_factory.mktemp("evidence") / "results.db")
+    record(REPOSITORY, place, evidence_only=True)
+    with open_results(place)() as session:
+        return compare(session)
+
+
+def table_rows(comparisons: list[ExperimentComparison]) -> list[str]:
+    """The README's table, from evidence."""
+    rows = []
+    for comparison in comparisons:
+        for arm in comparison.arms:
+            if arm.ours.mean is not None and arm.paper is not None:
+                data = comparison.title.rsplit(", ", 1)[1]
+                rows.append(f"| {data} | {arm.title} | {100 * arm.paper.value:.2f} % | {100 * arm.ours.mean:.2f} % |")
+    return rows
+
+
+def test_result_table_is_the_evidence(comparisons: list[ExperimentComparison]) -> None:
+    shown = [line for line in README.splitlines() if re.match(r"\| (MNIST|CIFAR)", line)]
+    assert shown == table_rows(comparisons)
+    assert shown, "there is evidence to show"
+
+
+def test_results_page_is_what_make_report_writes(tmp_path: Path) -> None:
+    written = write_docs(REPOSITORY, tmp_path / "results.md")
+    assert written.read_bytes() == (REPOSITORY / "docs" / "results.md").read_bytes(), "run make report and commit"
+
+
+def test_links_lead_to_files() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert target.startswith("http") or (REPOSITORY / target).exists(), target
+
+
+def test_make_targets_and_commands_exist() -> None:
+    makefile = (REPOSITORY / "Makefile").read_text()
+    for target in set(re.findall(r"\bmake ([a-z-]+)", README)):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+    cli = (REPOSITORY / "stages" / "cli.py").read_text()
+    for command in set(re.findall(r"claimcheck ([a-z]+)\b", README)):
+        assert f'"{command}"' in cli, command
