@@ -1,0 +1,120 @@
+"""Real test images through a real server: `/predict` gives what `evaluate`'s own predictor gives."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from stages.checkpoint import load_predictor
+from stages.datasets import mnist
+from stages.datasets.packed import ImageSet
+from stages.recording import record
+from tests.project import REPOSITORY
+
+MODELS = REPOSITORY / "data" / "models"
+COUNT, BATCH = 100, 10
+
+
+def png(pixels: np.ndarray) -> bytes:
+    """uint8 [C, H, W] as a PNG file, exactly."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The service on what a fresh clone holds: evidence and released models."""
+    database = tmp_path_factory.mktemp("database") / "results.db"
+    record(REPOSITORY, str(database), evidence_only=True)
+    log = database.with_suffix(".log")
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "service", "--host", "127.0.0.1", "--port", "0"],
+            cwd=REPOSITORY,
+            env=os.environ | {"CLAIMCHECK_DATABASE": str(database)},
+            stdout=file,
+            stderr=file,
+        )
+    try:
+        yield _address(process, log)
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def _address(process: subprocess.Popen[bytes], log: Path) -> str:
+    """Where uvicorn says that it listens; port 0 lets the system choose."""
+    for _ in range(600):
+        assert process.poll() is None, log.read_text()
+        for line in log.read_text().splitlines():
+            if "running on http" in line:
+                return next(word for word in line.split() if word.startswith("http"))
+        time.sleep(0.1)
+    raise AssertionError(f"the service didn't start: {log.read_text()}")
+
+
+def real_mnist() -> ImageSet:
+    """The official test images, from a mirror or from the data beside the repository."""
+    beside = REPOSITORY.parent / "shared" / "data" / "mnist"
+    mirror = os.environ.get("CLAIMCHECK_MIRROR")
+    for folder in (Path(mirror) / "mnist" if mirror else beside, beside):
+        if (folder / mnist.FILES["test"][0]).is_file():
+            return mnist.read_split(folder, "test")
+    pytest.skip("no real data: set CLAIMCHECK_MIRROR to a folder of mirrored data sets (docs/data.md)")
+
+
+def ask(server: str, checkpoint: str, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(classes [N], probability of that class [N]) over HTTP, several images a request."""
+    found: list[dict[str, float]] = []
+    for start in range(0, len(images), BATCH):
+        files = [("file", (f"{i}.png", png(images[i]))) for i in range(start, min(start + BATCH, len(images)))]
+        answer = httpx.post(f"{server}/predict", params={"checkpoint": checkpoint}, files=files, timeout=60)
+        assert answer.status_code == 200, answer.text
+        found += [image["answers"][0]["top"][0] for image in answer.json()["images"]]
+    return np.array([item["index"] for item in found]), np.array([item["probability"] for item in found])
+
+
+def check(server: str, checkpoint: str, test_set: ImageSet) -> float:
+    """The service's answers equal the predictor's; returns the accuracy over the images asked."""
+    images, labels = test_set.images[:COUNT], test_set.labels[:COUNT]
+    expected = load_predictor(MODELS / f"{checkpoint}.safetensors").probabilities(images)
+    classes, probabilities = ask(server, checkpoint, images)
+    assert np.array_equal(classes, expected.argmax(axis=1))
+    np.testing.assert_allclose(probabilities, expected.max(axis=1), atol=1e-5)
+    return float((classes == labels).mean())
+
+
+@pytest.mark.parametrize("arm", ["local-vit", "ninformer"])
+def test_mnist_through_predict_equals_evaluate(server: str, arm: str) -> None:
+    checkpoint = f"ninformer-mnist.{arm}.0"
+    accuracy = check(server, checkpoint, real_mnist())
+    listed = httpx.get(f"{server}/api/v1/checkpoints/{checkpoint}").json()
+    assert abs(accuracy - listed["accuracy"]) < 0.15, "100 images of the 10,000 that were scored"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_released_model_scores_what_its_evidence_says() -> None:
+    line = next(
+        line
+        for line in map(json.loads, (REPOSITORY / "data/evidence/ninformer-mnist.jsonl").read_text().splitlines())
+        if line["result"]["arm"] == "local-vit"
+    )
+    test_set = real_mnist()
+    predictor = load_predictor(
+        MODELS / "ninformer-mnist.local-vit.0.safetensors", expected_sha256=line["release"]["sha256"]
+    )
+    classes = predictor.probabilities(test_set.images).argmax(axis=1)
+    assert float((classes == test_set.labels).mean()) == line["release"]["accuracy"]
