@@ -15,6 +15,9 @@ import pytest
 
 from tests.project import EXPERIMENT, environment, make_project, outcomes, start_training, train
 
+# Real processes, killed and waited for: minutes on a busy machine.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
 
 def wait_for(condition: Callable[[], object], seconds: float = 90.0) -> None:
     """Poll until `condition()` holds."""
