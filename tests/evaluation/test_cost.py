@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+from stages.device import device_name
 from stages.evaluation.cost import (
     count_parameters,
     flops_per_image,
@@ -135,7 +136,7 @@ def test_latency_is_the_median_per_sample_without_the_warmup() -> None:
     assert model.batch_sizes == [10] * 6
     assert 0.002 <= latency.seconds_per_sample < 0.01
     stated = (latency.batch_size, latency.warmup, latency.repeats, latency.device, latency.synchronised)
-    assert stated == (10, 3, 3, "cpu", True)
+    assert stated == (10, 3, 3, device_name(torch.device("cpu")), True)
 
 
 def test_models_are_timed_in_turn() -> None:
