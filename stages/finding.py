@@ -1,0 +1,26 @@
+"""What an analysis without training says of a claim: an identity, a count, a ratio, a theorem, an inconsistency.
+
+Papers return a list of these (`stages.papers.<paper>.findings`); the ledger sets them beside what the paper prints.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+# holds: computed and as stated.  fails: computed and not so.  contradicted: the paper's own numbers exclude it.
+Status = Literal["holds", "fails", "contradicted"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """`claim` is an id of the claims file; `computed` are named numbers in the units that the names tell.
+
+    `explanation` says in one or two sentences how they were computed and why they give this status.
+    """
+
+    claim: str
+    status: Status
+    computed: dict[str, float]
+    explanation: str
