@@ -1,11 +1,12 @@
-"""What the four architectures share: patch embedding, attention (eq. 1) and the MLP of eqs. 3-5 and 10.
+"""What the architectures share: Procedures 1-4 around the blocks, attention (eq. 1), the MLP of eqs. 3-5 and 10.
 
-B batch, C channels, N tokens, D token dimension, H heads, E = D / H head dimension.
+B batch, C channels, S image size, N tokens, D token dimension, H heads, E = D / H head dimension, K classes.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from torch import Tensor, nn
 
@@ -27,12 +28,29 @@ class PatchEmbedding(nn.Module):
     A convolution whose stride is its kernel is that linear map on flattened patches.
     """
 
-    def __init__(self, *, in_channels: int, dim: int, patch_size: int) -> None:
+    def __init__(self, *, image_size: int, in_channels: int, dim: int, patch_size: int) -> None:
         super().__init__()
+        self.num_tokens = count_patches(image_size, patch_size)
         self.projection = nn.Conv2d(in_channels, dim, kernel_size=patch_size, stride=patch_size)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.projection(images).flatten(2).transpose(1, 2)
+
+
+class TokenClassifier(nn.Module):
+    """Procedures 1-4, steps 1-5: patches, blocks, mean over tokens, Linear head.  [B, C, S, S] -> logits [B, K]."""
+
+    def __init__(
+        self, patch_embedding: PatchEmbedding, blocks: Iterable[nn.Module], *, dim: int, num_classes: int
+    ) -> None:
+        super().__init__()
+        self.patch_embedding = patch_embedding
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Linear(dim, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.blocks(self.patch_embedding(images))
+        return self.head(tokens.mean(dim=1))
 
 
 class FeedForward(nn.Module):

@@ -11,10 +11,11 @@ B batch, C channels, S image size, N tokens, G = √N grid size, D token dimensi
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 from torch import Tensor, nn
 
-from stages.papers.ninformer.layers import MultiHeadAttention, PatchEmbedding, count_patches
+from stages.papers.ninformer.layers import MultiHeadAttention, PatchEmbedding, TokenClassifier
 
 
 class LocalFeedForward(nn.Module):
@@ -46,22 +47,24 @@ class LocalFeedForward(nn.Module):
 
 
 class LocalViTBlock(nn.Module):
-    """Equations 6 and 7.  [B, N, D] -> [B, N, D]."""
+    """Equations 6 and 7, with a `conv_class` for CONV.  [B, N, D] -> [B, N, D]."""
 
-    def __init__(self, *, dim: int, num_heads: int, channels: int, dropout: float) -> None:
+    def __init__(self, *, dim: int, num_heads: int, channels: int, dropout: float, conv_class: type[nn.Module]) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(dim)
         self.attention = MultiHeadAttention(dim=dim, num_heads=num_heads)
         self.conv_norm = nn.LayerNorm(dim)
-        self.conv = LocalFeedForward(dim=dim, channels=channels, dropout=dropout)
+        self.conv = conv_class(dim=dim, channels=channels, dropout=dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.attention(self.attention_norm(x)) + x
         return self.conv(self.conv_norm(y)) + y
 
 
-class LocalViT(nn.Module):
+class LocalViT(TokenClassifier):
     """Procedure 3.  Normalised images [B, C, S, S] -> logits [B, K]."""
+
+    conv_class: ClassVar[type[nn.Module]] = LocalFeedForward
 
     def __init__(
         self,
@@ -76,14 +79,9 @@ class LocalViT(nn.Module):
         channels: int,
         dropout: float,
     ) -> None:
-        super().__init__()
-        count_patches(image_size, patch_size)
-        self.patch_embedding = PatchEmbedding(in_channels=in_channels, dim=dim, patch_size=patch_size)
-        self.blocks = nn.Sequential(
-            *(LocalViTBlock(dim=dim, num_heads=num_heads, channels=channels, dropout=dropout) for _ in range(depth))
-        )
-        self.head = nn.Linear(dim, num_classes)
-
-    def forward(self, images: Tensor) -> Tensor:
-        tokens = self.blocks(self.patch_embedding(images))
-        return self.head(tokens.mean(dim=1))
+        embedding = PatchEmbedding(image_size=image_size, in_channels=in_channels, dim=dim, patch_size=patch_size)
+        blocks = [
+            LocalViTBlock(dim=dim, num_heads=num_heads, channels=channels, dropout=dropout, conv_class=self.conv_class)
+            for _ in range(depth)
+        ]
+        super().__init__(embedding, blocks, dim=dim, num_classes=num_classes)

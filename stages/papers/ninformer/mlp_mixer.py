@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from stages.papers.ninformer.layers import FeedForward, PatchEmbedding, count_patches
+from stages.papers.ninformer.layers import FeedForward, PatchEmbedding, TokenClassifier
 
 
 class MixerBlock(nn.Module):
@@ -28,7 +28,7 @@ class MixerBlock(nn.Module):
         return self.channel_mlp(self.channel_norm(y)) + y
 
 
-class MLPMixer(nn.Module):
+class MLPMixer(TokenClassifier):
     """Procedure 2.  Normalised images [B, C, S, S] -> logits [B, K]."""
 
     def __init__(
@@ -44,19 +44,15 @@ class MLPMixer(nn.Module):
         channel_dim: int,
         dropout: float,
     ) -> None:
-        super().__init__()
-        num_tokens = count_patches(image_size, patch_size)
-        self.patch_embedding = PatchEmbedding(in_channels=in_channels, dim=dim, patch_size=patch_size)
-        self.blocks = nn.Sequential(
-            *(
-                MixerBlock(
-                    num_tokens=num_tokens, dim=dim, token_dim=token_dim, channel_dim=channel_dim, dropout=dropout
-                )
-                for _ in range(depth)
+        embedding = PatchEmbedding(image_size=image_size, in_channels=in_channels, dim=dim, patch_size=patch_size)
+        blocks = [
+            MixerBlock(
+                num_tokens=embedding.num_tokens,
+                dim=dim,
+                token_dim=token_dim,
+                channel_dim=channel_dim,
+                dropout=dropout,
             )
-        )
-        self.head = nn.Linear(dim, num_classes)
-
-    def forward(self, images: Tensor) -> Tensor:
-        tokens = self.blocks(self.patch_embedding(images))
-        return self.head(tokens.mean(dim=1))
+            for _ in range(depth)
+        ]
+        super().__init__(embedding, blocks, dim=dim, num_classes=num_classes)

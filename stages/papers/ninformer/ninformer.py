@@ -5,15 +5,17 @@
     Z(Y) = MLP(LayerNorm(Y)) + Y           (10)
 
 MLPMixer in eq. 8 is one block of eqs. 4-5 with its own residuals and LayerNorms.  The LayerNorms of eqs. 9 and 10 are
-two modules here; the authors' code uses one for both.  B batch, C channels, S image size, N tokens, D token dimension,
-K classes.
+two modules here; the authors' code uses one for both (`shared_norm_ninformer`).  B batch, C channels, S image size,
+N tokens, D token dimension, K classes.
 """
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor, nn
 
-from stages.papers.ninformer.layers import FeedForward, PatchEmbedding, count_patches
+from stages.papers.ninformer.layers import FeedForward, PatchEmbedding, TokenClassifier
 from stages.papers.ninformer.mlp_mixer import MixerBlock
 
 
@@ -50,8 +52,10 @@ class NiNformerBlock(nn.Module):
         return self.mlp(self.mlp_norm(y)) + y
 
 
-class NiNformer(nn.Module):
+class NiNformer(TokenClassifier):
     """Procedure 4.  Normalised images [B, C, S, S] -> logits [B, K]."""
+
+    block_class: ClassVar[type[nn.Module]] = NiNformerBlock
 
     def __init__(
         self,
@@ -67,24 +71,16 @@ class NiNformer(nn.Module):
         channel_dim: int,
         dropout: float,
     ) -> None:
-        super().__init__()
-        num_tokens = count_patches(image_size, patch_size)
-        self.patch_embedding = PatchEmbedding(in_channels=in_channels, dim=dim, patch_size=patch_size)
-        self.blocks = nn.Sequential(
-            *(
-                NiNformerBlock(
-                    num_tokens=num_tokens,
-                    dim=dim,
-                    mlp_dim=mlp_dim,
-                    token_dim=token_dim,
-                    channel_dim=channel_dim,
-                    dropout=dropout,
-                )
-                for _ in range(depth)
+        embedding = PatchEmbedding(image_size=image_size, in_channels=in_channels, dim=dim, patch_size=patch_size)
+        blocks = [
+            self.block_class(
+                num_tokens=embedding.num_tokens,
+                dim=dim,
+                mlp_dim=mlp_dim,
+                token_dim=token_dim,
+                channel_dim=channel_dim,
+                dropout=dropout,
             )
-        )
-        self.head = nn.Linear(dim, num_classes)
-
-    def forward(self, images: Tensor) -> Tensor:
-        tokens = self.blocks(self.patch_embedding(images))
-        return self.head(tokens.mean(dim=1))
+            for _ in range(depth)
+        ]
+        super().__init__(embedding, blocks, dim=dim, num_classes=num_classes)

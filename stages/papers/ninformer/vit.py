@@ -9,9 +9,11 @@ places.  B batch, C channels, S image size, N tokens, D token dimension, K class
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor, nn
 
-from stages.papers.ninformer.layers import FeedForward, MultiHeadAttention, PatchEmbedding, count_patches
+from stages.papers.ninformer.layers import FeedForward, MultiHeadAttention, PatchEmbedding, TokenClassifier
 
 
 class ViTBlock(nn.Module):
@@ -29,8 +31,10 @@ class ViTBlock(nn.Module):
         return self.mlp(self.mlp_norm(y)) + y
 
 
-class ViT(nn.Module):
+class ViT(TokenClassifier):
     """Procedure 1.  Normalised images [B, C, S, S] -> logits [B, K]."""
+
+    embedding_class: ClassVar[type[PatchEmbedding]] = PatchEmbedding
 
     def __init__(
         self,
@@ -45,14 +49,6 @@ class ViT(nn.Module):
         mlp_dim: int,
         dropout: float,
     ) -> None:
-        super().__init__()
-        count_patches(image_size, patch_size)
-        self.patch_embedding = PatchEmbedding(in_channels=in_channels, dim=dim, patch_size=patch_size)
-        self.blocks = nn.Sequential(
-            *(ViTBlock(dim=dim, num_heads=num_heads, mlp_dim=mlp_dim, dropout=dropout) for _ in range(depth))
-        )
-        self.head = nn.Linear(dim, num_classes)
-
-    def forward(self, images: Tensor) -> Tensor:
-        tokens = self.blocks(self.patch_embedding(images))
-        return self.head(tokens.mean(dim=1))
+        embedding = self.embedding_class(image_size=image_size, in_channels=in_channels, dim=dim, patch_size=patch_size)
+        blocks = [ViTBlock(dim=dim, num_heads=num_heads, mlp_dim=mlp_dim, dropout=dropout) for _ in range(depth)]
+        super().__init__(embedding, blocks, dim=dim, num_classes=num_classes)

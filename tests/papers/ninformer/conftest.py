@@ -1,4 +1,4 @@
-"""The paper's four architectures at a size for tests, and as the params files ask for them."""
+"""The paper's four architectures and their variants at a size for tests, and as the params files ask for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ from torch import nn
 
 from stages.experiment import Params, load_params, plan_runs
 from stages.papers import build_model
-from stages.papers.ninformer import LocalViT, MLPMixer, NiNformer, ViT
+from stages.papers.ninformer import (
+    LocalViT,
+    MLPMixer,
+    NiNformer,
+    PositionedViT,
+    SeparableLocalViT,
+    SharedNormNiNformer,
+    SqueezeExciteLocalViT,
+    ViT,
+)
 from stages.run import ModelSpec
 
 ROOT = Path(__file__).parents[3]
@@ -23,11 +32,17 @@ OWN = {
     LocalViT: {"num_heads": 2, "channels": 32},
     NiNformer: {"mlp_dim": 32, "token_dim": 24, "channel_dim": 40},
 }
+OWN |= {
+    PositionedViT: OWN[ViT],
+    SqueezeExciteLocalViT: OWN[LocalViT],
+    SeparableLocalViT: OWN[LocalViT],
+    SharedNormNiNformer: OWN[NiNformer],
+}
 
 
 @pytest.fixture(params=OWN, ids=lambda model_class: model_class.__name__)
 def small_model(request: pytest.FixtureRequest) -> Callable[..., nn.Module]:
-    """Builds one of the four architectures: 9 tokens, 2 blocks, dropout 0 unless told."""
+    """Builds one of the eight architectures: 9 tokens, 2 blocks, dropout 0 unless told."""
 
     def build(**changes: float) -> nn.Module:
         torch.manual_seed(0)

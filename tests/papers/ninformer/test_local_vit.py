@@ -90,7 +90,7 @@ def test_dropout_stands_after_the_last_batch_norm() -> None:
 
 
 def test_block_adds_both_residuals_outside() -> None:
-    block = LocalViTBlock(dim=4, num_heads=2, channels=6, dropout=0.0).double().eval()
+    block = LocalViTBlock(dim=4, num_heads=2, channels=6, dropout=0.0, conv_class=LocalFeedForward).double().eval()
     x = torch.randn(2, 9, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     y = block.attention(block.attention_norm(x)) + x
     torch.testing.assert_close(block(x), block.conv(block.conv_norm(y)) + y, rtol=0, atol=0)
