@@ -1,0 +1,144 @@
+"""CG-FAC: the natural gradient of named layers by conjugate gradients (Chen 2021, Algorithm 1).
+
+    (F + γ I) x = ∇L,   W ← W − lr x                              (equations 17 and 18, the latter with its sign)
+
+No Fisher matrix and, by default, no Kronecker factor is formed.  Differences from the text, each with its reason, are
+in docs/papers/brownian.md.  The public code of the paper keeps running factors: `factor_decay` is that reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from stages.optim.capture import LayerBatch
+from stages.optim.fisher import kronecker_product, per_sample_product, update_factors
+from stages.optim.preconditioned import (
+    ATTENTION_LAYERS,
+    CG_FIELDS,
+    SHARED_FIELDS,
+    PreconditionedOptimizer,
+    PreconditionedSpec,
+    Rest,
+    keywords,
+)
+
+Reading = Literal["kronecker", "per-sample"]
+PRODUCTS: dict[Reading, Callable[[LayerBatch, Tensor], Tensor]] = {
+    "kronecker": kronecker_product,
+    "per-sample": per_sample_product,
+}
+
+
+def conjugate_gradient(
+    product: Callable[[Tensor], Tensor], b: Tensor, start: Tensor, *, iterations: int, tolerance: float
+) -> Tensor:
+    """Algorithm 1, lines 5-16: x with product(x) ≈ b, for a symmetric positive definite `product`.
+
+    Ends after `iterations` steps, or as soon as ‖r‖² ≤ tolerance ‖b‖².  A `start` that is worse than zero, as the
+    quadratic ½ x·Fx − b·x tells, is dropped; so x is a descent direction after any number of steps but none.
+    """
+    x, r = start, b - product(start)
+    if (start * (b + r)).sum() <= 0:  # twice the quadratic at `start`, negated
+        x, r = torch.zeros_like(b), b
+    p, rho = r, r.square().sum()
+    enough = max(tolerance, torch.finfo(b.dtype).eps ** 2) * b.square().sum()  # what is below is rounding
+    for _ in range(iterations):
+        if rho <= enough:
+            break
+        u = product(p)
+        alpha = rho / (p * u).sum()
+        x = x + alpha * p
+        r = r - alpha * u
+        rho_next = r.square().sum()
+        p = r + rho_next / rho * p
+        rho = rho_next
+    return x
+
+
+class CGFAC(PreconditionedOptimizer):
+    """Algorithm 1 on the named layers.  Arguments beside those of `PreconditionedOptimizer`:
+
+    Args:
+        cg_iterations: m, at most this many.
+        cg_tolerance: Of the squared residual, relative to that of x = 0.
+        warm_start: Start from the previous step's x (the text's "may"); otherwise from zero (the public code).
+        reading: Of Algorithm 1's products; see `stages.optim.fisher`.
+        factor_decay: None uses the batch alone, without factors; a number keeps running means of both factors,
+            renewed every `update_interval` steps.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        lr: float,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        damping: float = 0.003,
+        cg_iterations: int = 10,
+        cg_tolerance: float = 0.01,
+        warm_start: bool = False,
+        reading: Reading = "kronecker",
+        factor_decay: float | None = None,
+        update_interval: int = 1,
+        kl_clip: float | None = None,
+        layers: tuple[str, ...] = ATTENTION_LAYERS,
+        rest: Rest = "sgd",
+        rest_lr: float | None = None,
+    ) -> None:
+        if reading not in PRODUCTS:
+            raise ValueError(f"reading is {reading!r}; known: {', '.join(PRODUCTS)}")
+        if cg_iterations < 1:
+            raise ValueError(f"cg_iterations is {cg_iterations}; expected at least 1")
+        if not 0 <= cg_tolerance < 1:
+            raise ValueError(f"cg_tolerance is {cg_tolerance}; expected 0 or more and less than 1")
+        if factor_decay is None and update_interval != 1:
+            raise ValueError("update_interval needs factor_decay: without factors nothing outlives the batch")
+        if factor_decay is not None and (reading != "kronecker" or not 0 <= factor_decay < 1):
+            raise ValueError(f"factor_decay is {factor_decay}; expected 0 or more, less than 1, and reading kronecker")
+        super().__init__(
+            model,
+            lr=lr,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            betas=betas,
+            damping=damping,
+            update_interval=update_interval,
+            kl_clip=kl_clip,
+            layers=layers,
+            rest=rest,
+            rest_lr=rest_lr,
+        )
+        self.cg_iterations, self.cg_tolerance, self.warm_start = cg_iterations, cg_tolerance, warm_start
+        self.factor_decay, self._product = factor_decay, PRODUCTS[reading]
+
+    def fisher_product(self, state: dict[str, Tensor], batch: LayerBatch | None, v: Tensor) -> Tensor:
+        """FV(v) of Algorithm 1: (F + γ I) v."""
+        if self.factor_decay is not None:
+            return state["gradient_factor"] @ v @ state["input_factor"] + self.damping * v
+        assert batch is not None, "captured at every step"
+        return self._product(batch, v) + self.damping * v
+
+    def direction(self, state: dict[str, Tensor], gradient: Tensor, batch: LayerBatch | None) -> Tensor:
+        if self.factor_decay is not None and batch is not None:
+            update_factors(state, batch, self.factor_decay)
+        x = conjugate_gradient(
+            lambda v: self.fisher_product(state, batch, v),
+            gradient,
+            state["update"] if "update" in state else torch.zeros_like(gradient),
+            iterations=self.cg_iterations,
+            tolerance=self.cg_tolerance,
+        )
+        if self.warm_start:
+            state["update"] = x
+        return x
+
+
+def build(model: nn.Module, spec: PreconditionedSpec) -> CGFAC:
+    """CG-FAC as a spec describes it."""
+    return CGFAC(model, **keywords(spec, known=SHARED_FIELDS + CG_FIELDS))

@@ -1,0 +1,120 @@
+"""Both readings of Algorithm 1's product against matrices written out densely."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from stages.optim.capture import LayerBatch
+from stages.optim.fisher import (
+    kronecker_factors,
+    kronecker_product,
+    kronecker_product_reference,
+    per_sample_product,
+    per_sample_product_reference,
+    update_factors,
+)
+from tests.optim.layers import dense, make_problem
+
+Product = Callable[[LayerBatch, Tensor], Tensor]
+PRODUCTS: list[Product] = [
+    kronecker_product_reference,
+    kronecker_product,
+    per_sample_product_reference,
+    per_sample_product,
+]
+SHAPE = (2, 4)
+
+
+def as_matrix(product: Product, batch: LayerBatch) -> Tensor:
+    return dense(lambda v: product(batch, v), (batch.gradients.shape[-1], batch.inputs.shape[-1]))
+
+
+def test_kronecker_reference_gives_a_hand_worked_case() -> None:
+    # Two samples of one token: a = 1, 2 and g = 3, 1, so A = (1 + 4) / 2, G = (9 + 1) / 2 and F = 12.5.
+    batch = LayerBatch(torch.tensor([[[1.0]], [[2.0]]]), torch.tensor([[[3.0]], [[1.0]]]))
+    assert kronecker_product_reference(batch, torch.tensor([[2.0]])).item() == 25.0
+    # By sample: ∇ℓ = 3 and 2, F = (9 + 4) / 2.
+    assert per_sample_product_reference(batch, torch.tensor([[2.0]])).item() == 13.0
+
+
+@pytest.mark.parametrize("product", [per_sample_product_reference, per_sample_product])
+@pytest.mark.parametrize("bias", [True, False])
+def test_per_sample_product_is_the_dense_empirical_fisher(product: Product, bias: bool) -> None:
+    problem = make_problem(bias=bias)
+    gradients = problem.sample_gradients().flatten(1)
+    expected = sum(torch.outer(g, g) for g in gradients) / len(gradients)
+    torch.testing.assert_close(as_matrix(product, problem.captured()), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("product", [kronecker_product_reference, kronecker_product])
+def test_kronecker_product_is_the_dense_kronecker_matrix(product: Product) -> None:
+    batch = make_problem().captured()
+    columns = [
+        (a, g) for a_s, g_s in zip(batch.inputs, batch.gradients, strict=True) for a, g in zip(a_s, g_s, strict=True)
+    ]
+    a_factor = sum(torch.outer(a, a) for a, _ in columns) / 20
+    g_factor = sum(torch.outer(g, g) for _, g in columns) / 5
+    torch.testing.assert_close(as_matrix(product, batch), torch.kron(g_factor, a_factor), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize("seed", range(5))
+def test_product_is_symmetric_and_with_damping_positive_definite(product: Product, seed: int) -> None:
+    matrix = as_matrix(product, make_problem(seed=seed).captured())
+    torch.testing.assert_close(matrix, matrix.T, rtol=0, atol=1e-14)
+    assert torch.linalg.eigvalsh(matrix).min() > -1e-14
+    torch.linalg.cholesky(matrix + 1e-6 * torch.eye(len(matrix), dtype=matrix.dtype))
+
+
+@pytest.mark.parametrize(
+    ("fast", "reference"),
+    [(kronecker_product, kronecker_product_reference), (per_sample_product, per_sample_product_reference)],
+)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 2e-4)])
+def test_fast_product_equals_the_printed_one(
+    fast: Product, reference: Product, dtype: torch.dtype, tolerance: float
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    batch = LayerBatch(
+        torch.randn(7, 13, 11, generator=generator, dtype=dtype),
+        torch.randn(7, 13, 5, generator=generator, dtype=dtype),
+    )
+    v = torch.randn(5, 11, generator=generator, dtype=dtype)
+    torch.testing.assert_close(fast(batch, v), reference(batch, v), rtol=tolerance, atol=tolerance)
+
+
+def test_readings_agree_for_one_sample_with_one_token_and_differ_for_more() -> None:
+    one = make_problem(samples=1, tokens=1).captured()
+    torch.testing.assert_close(
+        as_matrix(kronecker_product, one), as_matrix(per_sample_product, one), rtol=0, atol=1e-14
+    )
+    more = make_problem().captured()
+    assert (as_matrix(kronecker_product, more) - as_matrix(per_sample_product, more)).norm() > 1e-3
+
+
+def test_readings_agree_on_average_where_inputs_and_gradients_are_independent() -> None:
+    """The scale of the Kronecker reading: with independent tokens both estimate the same matrix."""
+    generator = torch.Generator().manual_seed(0)
+    batch = LayerBatch(
+        torch.randn(20_000, 3, 2, generator=generator, dtype=torch.float64),
+        torch.randn(20_000, 3, 2, generator=generator, dtype=torch.float64),
+    )
+    torch.testing.assert_close(
+        as_matrix(kronecker_product, batch), as_matrix(per_sample_product, batch), rtol=0, atol=0.15
+    )
+    assert as_matrix(kronecker_product, batch).diagonal().mean() == pytest.approx(3.0, abs=0.1)
+
+
+def test_running_factors_start_at_the_identity_and_keep_their_share() -> None:
+    batch, state = make_problem().captured(), {}
+    a, g = kronecker_factors(batch)
+    update_factors(state, batch, 0.95)
+    update_factors(state, batch, 0.95)
+    expected = 0.95 * (0.95 * torch.eye(4, dtype=torch.float64) + 0.05 * a) + 0.05 * a
+    torch.testing.assert_close(state["input_factor"], expected, rtol=0, atol=1e-12)
+    update_factors(state, batch, 0.0)
+    assert torch.equal(state["gradient_factor"], g)
