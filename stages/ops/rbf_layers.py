@@ -1,0 +1,116 @@
+"""HyperBF units as modules: attention (HyperBF paper, eq. 6) and feed-forward (eqs. 4, 7; normalised: eq. 2).
+
+The functional forms, the symbols and the distances are in `stages.ops.rbf`.  B batch, N tokens, H heads, T centres.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from stages.ops.rbf import log_kernel, rbf_attention, rbf_feedforward
+
+Device = torch.device | str | None
+METRICS = ("euclidean", "factored", "free")
+
+
+def _register_metric(module: nn.Module, metric: str, dim: int, device: Device, dtype: torch.dtype | None) -> None:
+    """Give `module` the parameters of its metric at the identity: W of M = WᵀW ("factored"), M ("free"), or neither.
+
+    Raises:
+        ValueError: there is no metric of this name.
+    """
+    if metric not in METRICS:
+        raise ValueError(f"metric is {metric!r}; known: {', '.join(METRICS)}")
+    for name, kind in (("metric_factor", "factored"), ("metric", "free")):
+        module.register_parameter(
+            name, nn.Parameter(torch.eye(dim, device=device, dtype=dtype)) if metric == kind else None
+        )
+
+
+class RBFAttention(nn.Module):
+    """Self-attention of HyperBF units in H heads side by side, then a Linear over the joined heads (eq. 6).
+
+    One metric (over a head's width) and one learned beta, shared by the heads; beta = 1 / 2σ² starts at
+    head_dim^-0.5, the factor 1/√d of the paper's appendix 6.3, unless given.  [B, N, embed_dim] -> [B, N, embed_dim].
+
+    Raises:
+        ValueError: the heads don't divide `embed_dim`, or kernel or metric is unknown.
+    """
+
+    metric_factor: nn.Parameter | None
+    metric: nn.Parameter | None
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        bias: bool = False,
+        metric: str = "factored",
+        kernel: str = "gaussian",
+        beta: float | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if num_heads < 1 or embed_dim % num_heads:
+            raise ValueError(f"num_heads is {num_heads}; expected a divisor of embed_dim, which is {embed_dim}")
+        log_kernel(kernel)
+        head_dim = embed_dim // num_heads
+        self.num_heads, self.kernel = num_heads, kernel
+        self.qkv = nn.Linear(embed_dim, 3 * embed_dim, bias=bias, device=device, dtype=dtype)
+        self.projection = nn.Linear(embed_dim, embed_dim, device=device, dtype=dtype)
+        self.beta = nn.Parameter(torch.full((), head_dim**-0.5 if beta is None else beta, device=device, dtype=dtype))
+        _register_metric(self, metric, head_dim, device, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)  # each [B, H, N, E]
+        mixed = rbf_attention(
+            q, k, v, beta=self.beta, metric_factor=self.metric_factor, metric=self.metric, kernel=self.kernel
+        )
+        return self.projection(mixed.transpose(1, 2).flatten(2))
+
+
+class RBFFeedForward(nn.Module):
+    """HyperBF feed-forward: kernels around learned centres, then a Linear of their values (eq. 7; normalised: eq. 2).
+
+    Centres start standard normal, every centre has a learned beta.  [..., in_features] -> [..., out_features].
+    A beta too large for the width leaves the unit dead: with |x|² = |t|² = E the kernel starts near exp(-2Eβ).
+    """
+
+    metric_factor: nn.Parameter | None
+    metric: nn.Parameter | None
+
+    def __init__(
+        self,
+        in_features: int,
+        num_centers: int,
+        out_features: int,
+        bias: bool = True,
+        metric: str = "euclidean",
+        kernel: str = "gaussian",
+        beta: float = 0.001,
+        normalised: bool = False,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        log_kernel(kernel)
+        self.kernel, self.normalised = kernel, normalised
+        self.centers = nn.Parameter(torch.randn(num_centers, in_features, device=device, dtype=dtype))
+        self.beta = nn.Parameter(torch.full((num_centers,), beta, device=device, dtype=dtype))
+        self.values = nn.Linear(num_centers, out_features, bias=bias, device=device, dtype=dtype)
+        _register_metric(self, metric, in_features, device, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rbf_feedforward(
+            x,
+            self.centers,
+            self.values.weight,
+            self.values.bias,
+            beta=self.beta,
+            metric_factor=self.metric_factor,
+            metric=self.metric,
+            kernel=self.kernel,
+            normalised=self.normalised,
+        )

@@ -1,0 +1,313 @@
+"""HyperBF's functions: equation by hand, SciPy's numbers, and the fast forms against the equation."""
+
+from __future__ import annotations
+
+import math
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from stages.ops import rbf
+
+MAKER = Path(__file__).parents[1] / "golden" / "make_rbf_scipy.py"
+BETA = 0.07
+METRICS = ("euclidean", "factored", "free")
+# A free metric's form may be negative and has no root then, so it goes with the Gaussian alone.
+KERNELS = [(metric, "gaussian") for metric in METRICS] + [("euclidean", "laplacian"), ("factored", "laplacian")]
+SHAPES = [(1, 1, 1, 4, 4), (2, 3, 7, 5, 5), (1, 9, 9, 24, 10), (3, 65, 65, 32, 32)]
+
+
+@pytest.fixture(scope="module")
+def golden() -> dict[str, Tensor]:
+    with np.load(MAKER.with_name("rbf_scipy.npz")) as file:
+        return {name: torch.from_numpy(file[name]) for name in file.files if name != "origin"}
+
+
+def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def matrix(width: int, seed: int = 9) -> Tensor:
+    return torch.eye(width, dtype=torch.float64) + 0.2 * draw(width, width, seed=seed)
+
+
+def metric_arguments(metric: str, width: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    keywords = {"euclidean": {}, "factored": {"metric_factor": matrix(width)}, "free": {"metric": matrix(width)}}
+    return {name: value.to(dtype) for name, value in keywords[metric].items()}
+
+
+def distance_by_reference(
+    x: Tensor, t: Tensor, *, metric_factor: Tensor | None = None, metric: Tensor | None = None
+) -> Tensor:
+    if metric is not None:
+        return rbf.free_metric_reference(x, t, metric)
+    identity = torch.eye(x.shape[-1], dtype=x.dtype)
+    return rbf.mahalanobis_reference(x, t, identity if metric_factor is None else metric_factor)
+
+
+REFERENCE_KERNELS = {"gaussian": rbf.gaussian_reference, "laplacian": rbf.laplacian_reference}
+
+
+def attention_by_reference(
+    q: Tensor, k: Tensor, v: Tensor, *, beta: Tensor, kernel: str = "gaussian", **metric: Tensor
+) -> Tensor:
+    return rbf.normalised_rbf_reference(REFERENCE_KERNELS[kernel](distance_by_reference(q, k, **metric), beta), v)
+
+
+def feedforward_by_reference(
+    x: Tensor,
+    centers: Tensor,
+    weight: Tensor,
+    *,
+    beta: Tensor,
+    kernel: str = "gaussian",
+    normalised: bool = False,
+    **metric: Tensor,
+) -> Tensor:
+    values = REFERENCE_KERNELS[kernel](distance_by_reference(x.flatten(0, -2), centers, **metric), beta)
+    y = rbf.normalised_rbf_reference(values, weight.T) if normalised else values @ weight.T
+    return y.unflatten(0, x.shape[:-1])
+
+
+def value_and_gradients(
+    function: Callable[..., Tensor], tensors: list[Tensor], keywords: dict[str, Tensor], **fixed: object
+) -> list[Tensor]:
+    leaves = [x.clone().requires_grad_() for x in tensors]
+    named = {name: x.clone().requires_grad_() for name, x in keywords.items()}
+    out = function(*leaves, **named, **fixed)
+    upstream = draw(*out.shape, seed=5).to(out.dtype)
+    return [out.detach(), *torch.autograd.grad((out * upstream).sum(), [*leaves, *named.values()])]
+
+
+# Equation = hand, and = SciPy
+
+
+def test_distance_reference_gives_a_hand_worked_case() -> None:
+    # W (x - t) = (1·3 + 2·1, -1·1) = (5, -1), so the squared distance is 26.
+    x, t = torch.tensor([[4.0, 1.0]]), torch.tensor([[1.0, 0.0]])
+    assert rbf.mahalanobis_reference(x, t, torch.tensor([[1.0, 2.0], [0.0, -1.0]])).item() == 26
+
+
+def test_free_metric_reference_gives_a_hand_worked_case() -> None:
+    # M is not symmetric: xMx = 1, tMt = 0 and xMt = 2 give 1 + 0 - 4, which is no squared distance.
+    x, t, m = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0, 2.0], [0.0, 0.0]])
+    assert rbf.free_metric_reference(x, t, m).item() == -3
+
+
+def test_attention_reference_gives_a_hand_worked_case() -> None:
+    # Squared distances 0 and 2 ln 3 with σ = 1: kernel values 1 and 1/3, weights 3/4 and 1/4.
+    q, k = torch.zeros(1, 1).double(), torch.tensor([[0.0], [math.sqrt(2 * math.log(3))]]).double()
+    v = torch.tensor([[4.0], [8.0]]).double()
+    out = rbf.rbf_attention_reference(q, k, v, 1.0, torch.eye(1).double())
+    assert out.item() == pytest.approx(0.75 * 4 + 0.25 * 8, abs=1e-7)
+
+
+def test_feedforward_reference_gives_a_hand_worked_case() -> None:
+    # Squared distances 1 and 4 with β = ln 2 and ln 4 / 4: both kernels are 1/2 and 1/4.
+    x, t = torch.zeros(1, 1).double(), torch.tensor([[1.0], [2.0]]).double()
+    beta = torch.tensor([math.log(2), math.log(4) / 4], dtype=torch.float64)
+    out = rbf.rbf_feedforward_reference(x, t, torch.tensor([[6.0], [8.0]]).double(), beta, torch.eye(1).double())
+    assert out.item() == pytest.approx(6 / 2 + 8 / 4, abs=1e-12)
+
+
+def test_references_equal_scipy_and_scikit_learn(golden: dict[str, Tensor]) -> None:
+    x, t, c, w, beta = (golden[name] for name in ("x", "t", "c", "w", "beta"))
+    eye = torch.eye(len(w), dtype=w.dtype)
+    sigma = math.sqrt(1 / 0.2)
+    d_squared = rbf.mahalanobis_reference(x, t, w)
+    euclidean = rbf.gaussian_reference(rbf.mahalanobis_reference(x, t, eye), beta)
+    pairs = {
+        "distance": d_squared.sqrt(),
+        "attention_euclidean": rbf.rbf_attention_reference(x, t, c, sigma, eye),
+        "attention_factored": rbf.rbf_attention_reference(x, t, c, sigma, w),
+        "attention_laplacian": rbf.normalised_rbf_reference(rbf.laplacian_reference(d_squared, 0.1), c),
+        "feedforward": rbf.rbf_feedforward_reference(x, t, c, beta, eye),
+        "feedforward_normalised": rbf.normalised_rbf_reference(euclidean, c),
+        "feedforward_laplacian": rbf.laplacian_reference(d_squared, beta) @ c,
+    }
+    for name, ours in pairs.items():
+        torch.testing.assert_close(ours, golden[name], rtol=0, atol=1e-9, msg=name)
+
+
+def test_public_functions_equal_scipy_and_scikit_learn(golden: dict[str, Tensor]) -> None:
+    x, t, c, w, beta = (golden[name] for name in ("x", "t", "c", "w", "beta"))
+    pairs = {
+        "attention_euclidean": rbf.rbf_attention(x, t, c, beta=0.1),
+        "attention_factored": rbf.rbf_attention(x, t, c, beta=0.1, metric_factor=w),
+        "attention_laplacian": rbf.rbf_attention(x, t, c, beta=0.1, metric_factor=w, kernel="laplacian"),
+        "feedforward": rbf.rbf_feedforward(x, t, c.T, beta=beta),
+        "feedforward_normalised": rbf.rbf_feedforward(x, t, c.T, beta=beta, normalised=True),
+        "feedforward_laplacian": rbf.rbf_feedforward(x, t, c.T, beta=beta, metric_factor=w, kernel="laplacian"),
+    }
+    for name, ours in pairs.items():
+        torch.testing.assert_close(ours, golden[name], rtol=0, atol=1e-9, msg=name)
+
+
+@pytest.mark.slow
+def test_stored_vectors_are_what_the_installed_scipy_gives(golden: dict[str, Tensor]) -> None:
+    fresh = runpy.run_path(str(MAKER))["make_vectors"]()
+    for name, stored in golden.items():
+        np.testing.assert_allclose(fresh[name], stored.numpy(), rtol=0, atol=1e-9, err_msg=name)
+
+
+# Fast form = equation
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 2e-4)])
+@pytest.mark.parametrize(("metric", "kernel"), KERNELS)
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"B{s[0]}-N{s[1]}-T{s[2]}-E{s[3]}-F{s[4]}")
+def test_attention_equals_the_equation_in_value_and_every_gradient(
+    shape: tuple[int, ...], metric: str, kernel: str, dtype: torch.dtype, tolerance: float
+) -> None:
+    b, n, t, e, f = shape
+    tensors = [draw(b, 2, n, e, seed=1), draw(b, 2, t, e, seed=2), draw(b, 2, t, f, seed=3)]
+    keywords = {"beta": torch.tensor(BETA, dtype=torch.float64), **metric_arguments(metric, e, torch.float64)}
+    expected = value_and_gradients(attention_by_reference, tensors, keywords, kernel=kernel)
+    ours = value_and_gradients(
+        rbf.rbf_attention,
+        [x.to(dtype) for x in tensors],
+        {name: x.to(dtype) for name, x in keywords.items()},
+        kernel=kernel,
+    )
+    for fast, by_reference in zip(ours, expected, strict=True):
+        torch.testing.assert_close(fast.double(), by_reference, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 2e-4)])
+@pytest.mark.parametrize("normalised", [False, True])
+@pytest.mark.parametrize(("metric", "kernel"), KERNELS)
+def test_feedforward_equals_the_equation_in_value_and_every_gradient(
+    metric: str, kernel: str, normalised: bool, dtype: torch.dtype, tolerance: float
+) -> None:
+    tensors = [draw(2, 5, 13, seed=1), draw(11, 13, seed=2), draw(6, 11, seed=3)]
+    keywords = {"beta": 0.05 + 0.01 * draw(11, seed=4), **metric_arguments(metric, 13, torch.float64)}
+    fixed = {"kernel": kernel, "normalised": normalised}
+    expected = value_and_gradients(feedforward_by_reference, tensors, keywords, **fixed)
+    ours = value_and_gradients(
+        rbf.rbf_feedforward,
+        [x.to(dtype) for x in tensors],
+        {name: x.to(dtype) for name, x in keywords.items()},
+        **fixed,
+    )
+    for fast, by_reference in zip(ours, expected, strict=True):
+        torch.testing.assert_close(fast.double(), by_reference, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_attention_in_bfloat16_errs_at_most_twice_as_much_as_the_equation_in_bfloat16(metric: str) -> None:
+    tensors = [draw(2, 2, 33, 64, seed=seed).bfloat16().double() for seed in (1, 2, 3)]
+    keywords = {"beta": torch.tensor(0.125, dtype=torch.float64), **metric_arguments(metric, 64, torch.bfloat16)}
+    keywords = {name: x.double() for name, x in keywords.items()}
+    exact = value_and_gradients(attention_by_reference, tensors, keywords)
+    low = [[x.bfloat16() for x in tensors], {name: x.bfloat16() for name, x in keywords.items()}]
+    ours = value_and_gradients(rbf.rbf_attention, *low)
+    plain = value_and_gradients(attention_by_reference, *low)
+    for fast, by_equation, truth in zip(ours, plain, exact, strict=True):
+        bound = 2 * (by_equation.double() - truth).abs().max() + 1e-3
+        assert (fast.double() - truth).abs().max() <= bound
+
+
+def test_feedforward_in_bfloat16_errs_at_most_twice_as_much_as_the_equation_in_bfloat16() -> None:
+    tensors = [x.bfloat16().double() for x in (draw(9, 64, seed=1), draw(20, 64, seed=2), draw(6, 20, seed=3))]
+    keywords = {"beta": torch.full((20,), 2.0**-7, dtype=torch.float64)}
+    exact = value_and_gradients(feedforward_by_reference, tensors, keywords)
+    low = [[x.bfloat16() for x in tensors], {name: x.bfloat16() for name, x in keywords.items()}]
+    ours = value_and_gradients(rbf.rbf_feedforward, *low)
+    plain = value_and_gradients(feedforward_by_reference, *low)
+    for fast, by_equation, truth in zip(ours, plain, exact, strict=True):
+        assert (fast.double() - truth).abs().max() <= 2 * (by_equation.double() - truth).abs().max() + 1e-3
+
+
+def test_large_keys_keep_their_norm_in_bfloat16() -> None:
+    """One bfloat16 column for -β‖k‖² would be off by 2^-9 of it, here by more than 1; two are not."""
+    q, k, v = draw(1, 8, 64, seed=1), 3 * draw(1, 40, 64, seed=2), draw(1, 40, 64, seed=3)
+    low = [x.bfloat16() for x in (q, k, v)]
+    exact = attention_by_reference(*(x.double() for x in low), beta=torch.tensor(1.0, dtype=torch.float64))
+    torch.testing.assert_close(rbf.rbf_attention(*low, beta=1.0).double(), exact, rtol=0, atol=0.1)
+
+
+@pytest.mark.parametrize(("metric", "kernel"), KERNELS)
+def test_attention_gradients_pass_a_numerical_check(metric: str, kernel: str) -> None:
+    q, k, v = (draw(1, 4, 3, seed=seed).requires_grad_() for seed in (1, 2, 3))
+    beta = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    named = {name: x.requires_grad_() for name, x in metric_arguments(metric, 3, torch.float64).items()}
+
+    def attend(*leaves: Tensor) -> Tensor:
+        return rbf.rbf_attention(
+            *leaves[:3], beta=leaves[3], kernel=kernel, **dict(zip(named, leaves[4:], strict=True))
+        )
+
+    assert torch.autograd.gradcheck(attend, (q, k, v, beta, *named.values()))
+
+
+@pytest.mark.parametrize("normalised", [False, True])
+@pytest.mark.parametrize("metric", METRICS)
+def test_feedforward_gradients_pass_a_numerical_check(metric: str, normalised: bool) -> None:
+    x, t, w, bias = (draw(*shape, seed=1).requires_grad_() for shape in ((4, 3), (5, 3), (2, 5), (2,)))
+    beta = (0.3 + 0.05 * draw(5, seed=4)).requires_grad_()
+    named = {name: value.requires_grad_() for name, value in metric_arguments(metric, 3, torch.float64).items()}
+
+    def feed(*leaves: Tensor) -> Tensor:
+        named_leaves = dict(zip(named, leaves[5:], strict=True))
+        return rbf.rbf_feedforward(*leaves[:4], beta=leaves[4], normalised=normalised, **named_leaves)
+
+    assert torch.autograd.gradcheck(feed, (x, t, w, bias, beta, *named.values()))
+
+
+# What the equations imply
+
+
+def test_attention_of_keys_of_one_norm_is_softmax_attention() -> None:
+    q, k, v = (draw(2, 9, 16, seed=seed) for seed in (1, 2, 3))
+    k = 4 * F.normalize(k, dim=-1)
+    plain = F.scaled_dot_product_attention(q, k, v, scale=2 * BETA)
+    torch.testing.assert_close(rbf.rbf_attention(q, k, v, beta=BETA), plain, rtol=0, atol=1e-12)
+    assert not torch.allclose(
+        rbf.rbf_attention(q, draw(2, 9, 16, seed=2), v, beta=BETA),
+        F.scaled_dot_product_attention(q, draw(2, 9, 16, seed=2), v, scale=2 * BETA),
+    )
+
+
+def test_attention_sees_only_differences() -> None:
+    q, k, v = (draw(2, 9, 16, seed=seed) for seed in (1, 2, 3))
+    moved = rbf.rbf_attention(q + 5, k + 5, v, beta=BETA)
+    torch.testing.assert_close(moved, rbf.rbf_attention(q, k, v, beta=BETA), rtol=0, atol=1e-10)
+
+
+def test_a_symmetric_free_metric_is_its_factored_one() -> None:
+    w = matrix(16)
+    q, k, v = (draw(2, 9, 16, seed=seed) for seed in (1, 2, 3))
+    free = rbf.rbf_attention(q, k, v, beta=BETA, metric=w.T @ w)
+    torch.testing.assert_close(free, rbf.rbf_attention(q, k, v, beta=BETA, metric_factor=w), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("kernel", ["gaussian", "laplacian"])
+def test_a_sample_on_a_centre_has_finite_gradients(kernel: str) -> None:
+    x = draw(3, 8, seed=1, dtype=torch.float32).requires_grad_()
+    out = rbf.rbf_feedforward(x, x.detach().clone(), torch.ones(2, 3), beta=1.0, kernel=kernel)
+    (gradient,) = torch.autograd.grad(out.sum(), [x])
+    assert gradient.isfinite().all()
+    assert out.detach().min() >= 0.99
+
+
+def test_distances_stay_in_float32_under_autocast() -> None:
+    x, t = draw(4, 768, seed=1, dtype=torch.float32), draw(20, 768, seed=2, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        distances = rbf.squared_distance(x, t)
+    exact = rbf.mahalanobis_reference(x.double(), t.double(), torch.eye(768).double())
+    assert distances.dtype == torch.float32
+    torch.testing.assert_close(distances.double(), exact, rtol=1e-5, atol=0)
+
+
+def test_unknown_kernels_and_two_metrics_are_refused() -> None:
+    x = torch.ones(1, 2)
+    with pytest.raises(ValueError, match="kernel is 'cauchy'; known: gaussian, laplacian"):
+        rbf.rbf_attention(x, x, x, beta=1.0, kernel="cauchy")
+    with pytest.raises(ValueError, match="expected W, or M, or neither"):
+        rbf.rbf_attention(x, x, x, beta=1.0, metric_factor=torch.eye(2), metric=torch.eye(2))
