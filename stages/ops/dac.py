@@ -1,0 +1,185 @@
+"""Dendrite-activated connections: a bias for each pair of output and input    (Metta et al. 2024, eqs. 4 and 5).
+
+    f_i(z)     = Σ_j w_ij φ(b_ij + z_j)                              (4)  dense
+    f_hki(z)   = Σ_ab Σ_j w_abij φ(b_ij + z_(h+a)(k+b)j)             (5)  convolution
+    f_hki(z)   = Σ_ab Σ_j w_abij φ(b_abij + z_(h+a)(k+b)j)                fully unshared (section 4)
+
+φ is ReLU.  The connection activates its own input, so it stands where activation and linear layer stood, and the layer
+before it hands on its sums as they are.  It has no bias on its output.  The convolution activates first and pads with
+zeros then: a position outside the image adds 0, as it does in a network that activates after each layer.
+
+B batch, m inputs or input channels, n outputs or output channels, H height, W width, L kernel size.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from stages.ops.dac_recompute import dac_taps
+
+Size = int | tuple[int, int]
+
+
+def dac_linear_reference(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Equation 4 as printed.  x: [..., m]; weight, bias: [n, m]; returns [..., n]."""
+    z, w, b = x.unsqueeze(-2), weight, bias
+    return (w * (b + z).relu()).sum(-1)
+
+
+def dac_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """`dac_linear_reference` without its [..., n, m] intermediate.
+
+    Raises:
+        ValueError: weight and bias differ in shape, or the last axis of x is not theirs.
+    """
+    if weight.ndim != 2 or weight.shape != bias.shape or x.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"x, weight, bias have shapes {[*x.shape]}, {[*weight.shape]}, {[*bias.shape]}; "
+            "expected [..., m], [n, m], [n, m]"
+        )
+    # A dense layer is a 1 x 1 convolution over one image whose pixels are the samples.
+    pixels = x.reshape(1, -1, x.shape[-1], 1).transpose(1, 2)
+    f = dac_taps(pixels, weight[..., None, None], bias, (0, 0), (pixels.shape[2], 1))
+    return f.transpose(1, 2).reshape(*x.shape[:-1], weight.shape[0])
+
+
+def dac_conv2d_reference(x: Tensor, weight: Tensor, bias: Tensor, stride: Size = 1, padding: Size = 0) -> Tensor:
+    """Equation 5 as printed: a sum over kernel positions a, b and input channels j of activated, shifted maps.
+
+    x: [B, m, H, W]; weight: [n, m, L, L]; bias: [n, m], or [n, m, L, L] fully unshared; returns [B, n, H', W'].
+    """
+    (down, right), (top, left) = _pair(stride), _pair(padding)
+    height, width = _output_size(x, weight, stride, padding)
+    f = torch.zeros((), dtype=x.dtype, device=x.device)
+    for a in range(weight.shape[2]):
+        for b in range(weight.shape[3]):
+            bias_ab = bias if bias.ndim == 2 else bias[:, :, a, b]
+            y = (bias_ab[:, :, None, None] + x.unsqueeze(1)).relu()  # [B, n, m, H, W]
+            y = F.pad(y, (left, left, top, top))
+            y = y[..., a : a + down * (height - 1) + 1 : down, b : b + right * (width - 1) + 1 : right]
+            f = f + (weight[:, :, a, b, None, None] * y).sum(2)
+    return f
+
+
+def dac_conv2d(x: Tensor, weight: Tensor, bias: Tensor, stride: Size = 1, padding: Size = 0) -> Tensor:
+    """`dac_conv2d_reference` without its [B, n, m, H, W] intermediate.
+
+    A convolution with a stride is the sum of convolutions without one, over the s x s images that take every s-th pixel
+    of x from each start: pixel r meets only the kernel positions a with a - padding ≡ r (mod s).
+
+    Raises:
+        ValueError: shapes don't fit each other, or the kernel doesn't fit the padded image.
+    """
+    _check_conv(x, weight, bias)
+    (down, right), (top, left) = _pair(stride), _pair(padding)
+    size = _output_size(x, weight, stride, padding)
+    parts = []
+    for row in range(down):
+        for column in range(right):
+            a, b = (row + top) % down, (column + left) % right
+            taps = weight[:, :, a::down, b::right]
+            if taps.numel() == 0 or row >= x.shape[2] or column >= x.shape[3]:
+                continue
+            tap_bias = bias if bias.ndim == 2 else bias[:, :, a::down, b::right]
+            before = ((top + row - a) // down, (left + column - b) // right)
+            parts.append(dac_taps(x[:, :, row::down, column::right], taps, tap_bias, before, size))
+    if not parts:  # every kernel position meets padding alone
+        return x.new_zeros(x.shape[0], weight.shape[0], *size)
+    return reduce(torch.add, parts)
+
+
+def _pair(size: Size) -> tuple[int, int]:
+    return size if isinstance(size, tuple) else (size, size)
+
+
+def _output_size(x: Tensor, weight: Tensor, stride: Size, padding: Size) -> tuple[int, int]:
+    (down, right), (top, left) = _pair(stride), _pair(padding)
+    height = (x.shape[2] + 2 * top - weight.shape[2]) // down + 1
+    width = (x.shape[3] + 2 * left - weight.shape[3]) // right + 1
+    if height < 1 or width < 1:
+        raise ValueError(
+            f"kernel {[*weight.shape[2:]]} doesn't fit an image of {[*x.shape[2:]]} with padding {(top, left)}"
+        )
+    return height, width
+
+
+def _check_conv(x: Tensor, weight: Tensor, bias: Tensor) -> None:
+    fits = x.ndim == weight.ndim == 4 and x.shape[1] == weight.shape[1]
+    if not fits or bias.shape not in (weight.shape[:2], weight.shape):
+        raise ValueError(
+            f"x, weight, bias have shapes {[*x.shape]}, {[*weight.shape]}, {[*bias.shape]}; "
+            "expected [B, m, H, W], [n, m, L, L] and [n, m] or [n, m, L, L]"
+        )
+
+
+class DACLinear(nn.Module):
+    """Equation 4 where ReLU and `nn.Linear` stood.  [..., in_features] -> [..., out_features].
+
+    Weights are He normal, biases zero (section 5): until the first step it is ReLU followed by a linear layer.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.kaiming_normal_(self.weight, nonlinearity="relu")
+        nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return dac_linear(x, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}"
+
+
+class DACConv2d(nn.Module):
+    """Equation 5 where ReLU and `nn.Conv2d` stood.  [B, in_channels, H, W] -> [B, out_channels, H', W'].
+
+    Weights are He normal, biases zero (section 5).  `is_fully_unshared` gives every weight a bias of its own.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size = 0,
+        is_fully_unshared: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.kernel_size, self.stride, self.padding = _pair(kernel_size), _pair(stride), _pair(padding)
+        self.is_fully_unshared = is_fully_unshared
+        shape = (out_channels, in_channels, *self.kernel_size)
+        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        bias_shape = shape if is_fully_unshared else shape[:2]
+        self.bias = nn.Parameter(torch.empty(bias_shape, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.kaiming_normal_(self.weight, nonlinearity="relu")
+        nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return dac_conv2d(x, self.weight, self.bias, self.stride, self.padding)
+
+    def extra_repr(self) -> str:
+        sizes = f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
+        return f"{self.in_channels}, {self.out_channels}, {sizes}, is_fully_unshared={self.is_fully_unshared}"

@@ -1,0 +1,238 @@
+"""DAC connections against loops from the equations, against their reference, and where they reduce to known layers."""
+
+from __future__ import annotations
+
+import math
+import runpy
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from stages.ops.dac import (
+    DACConv2d,
+    DACLinear,
+    dac_conv2d,
+    dac_conv2d_reference,
+    dac_linear,
+    dac_linear_reference,
+)
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "dac_loops.npz"
+MAKER = GOLDEN.with_name("make_dac_loops.py")
+CONVOLUTIONS = ["plain", "strided", "uneven", "sparse", "unshared", "unshared_strided"]
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4}
+
+Operator = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@pytest.fixture(scope="module")
+def loops() -> dict[str, np.ndarray]:
+    with np.load(GOLDEN) as file:
+        return dict(file)
+
+
+def value_and_gradients(operator: Operator, inputs: list[Tensor], upstream: Tensor) -> list[Tensor]:
+    leaves = [tensor.clone().requires_grad_() for tensor in inputs]
+    output = operator(*leaves)
+    return [output, *torch.autograd.grad((output * upstream.to(output.dtype)).sum(), leaves)]
+
+
+def draw(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
+
+
+def test_dense_gives_a_hand_worked_case() -> None:
+    # z = (1, -2): unit 1 activates 1 + 1 and -2 + 3, unit 2 activates 1 - 2 and -2 + 2.5.
+    z, w = torch.tensor([1.0, -2.0]), torch.tensor([[3.0, 5.0], [7.0, 4.0]])
+    b = torch.tensor([[1.0, 3.0], [-2.0, 2.5]])
+    expected = torch.tensor([3.0 * 2 + 5.0 * 1, 7.0 * 0 + 4.0 * 0.5])
+    for operator in (dac_linear_reference, dac_linear):
+        assert torch.equal(operator(z, w, b), expected)
+
+
+def test_a_padded_pixel_adds_nothing_even_with_a_positive_bias() -> None:
+    x, w, b = torch.zeros(1, 1, 2, 2), torch.ones(1, 1, 3, 3), torch.ones(1, 1)
+    expected = torch.full((1, 1, 2, 2), 4.0)  # each corner of the image sees the 4 pixels, each relu(1 + 0)
+    for bias in (b, b[..., None, None].expand(1, 1, 3, 3)):
+        for operator in (dac_conv2d_reference, dac_conv2d):
+            assert torch.equal(operator(x, w, bias, 1, 1), expected)
+
+
+@pytest.mark.parametrize("operator", [dac_linear_reference, dac_linear])
+def test_dense_equals_loops_in_value_and_gradients(operator: Operator, loops: dict[str, np.ndarray]) -> None:
+    inputs = [torch.from_numpy(loops[f"dense/{name}"]) for name in ("x", "weight", "bias")]
+    ours = value_and_gradients(operator, inputs, torch.from_numpy(loops["dense/upstream"]))
+    for name, tensor in zip(("output", "grad_x", "grad_weight", "grad_bias"), ours, strict=True):
+        np.testing.assert_allclose(tensor.detach().numpy(), loops[f"dense/{name}"], rtol=0, atol=1e-9, err_msg=name)
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+@pytest.mark.parametrize("operator", [dac_conv2d_reference, dac_conv2d])
+def test_convolution_equals_loops_in_value_and_gradients(
+    operator: Callable[..., Tensor], case: str, loops: dict[str, np.ndarray]
+) -> None:
+    inputs = [torch.from_numpy(loops[f"{case}/{name}"]) for name in ("x", "weight", "bias")]
+    stride, padding = (tuple(loops[f"{case}/{name}"].tolist()) for name in ("stride", "padding"))
+    bound = partial(operator, stride=stride, padding=padding)
+    ours = value_and_gradients(bound, inputs, torch.from_numpy(loops[f"{case}/upstream"]))
+    for name, tensor in zip(("output", "grad_x", "grad_weight", "grad_bias"), ours, strict=True):
+        np.testing.assert_allclose(tensor.detach().numpy(), loops[f"{case}/{name}"], rtol=0, atol=1e-9, err_msg=name)
+
+
+def test_stored_loops_are_what_the_loops_give(loops: dict[str, np.ndarray]) -> None:
+    fresh = runpy.run_path(str(MAKER))["make_vectors"]()
+    assert fresh.keys() == loops.keys()
+    for name in fresh.keys() - {"origin"}:
+        np.testing.assert_array_equal(fresh[name], loops[name], err_msg=name)
+
+
+# (reference, public, shapes of x, weight, bias, upstream); sizes at which the output channels come in several blocks
+BIG = {
+    "dense": (dac_linear_reference, dac_linear, [(300, 70), (63, 70), (63, 70), (300, 63)]),
+    "dense 3d": (dac_linear_reference, dac_linear, [(2, 3, 5), (4, 5), (4, 5), (2, 3, 4)]),
+    "conv": (
+        partial(dac_conv2d_reference, padding=1),
+        partial(dac_conv2d, padding=1),
+        [(3, 7, 11, 9), (5, 7, 3, 3), (5, 7), (3, 5, 11, 9)],
+    ),
+    "conv stride 2": (
+        partial(dac_conv2d_reference, stride=2, padding=1),
+        partial(dac_conv2d, stride=2, padding=1),
+        [(2, 6, 12, 12), (5, 6, 3, 3), (5, 6), (2, 5, 6, 6)],
+    ),
+    "conv unshared": (
+        partial(dac_conv2d_reference, stride=2, padding=1),
+        partial(dac_conv2d, stride=2, padding=1),
+        [(2, 6, 12, 12), (5, 6, 3, 3), (5, 6, 3, 3), (2, 5, 6, 6)],
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("case", BIG)
+def test_public_equals_reference_in_value_and_gradients(
+    case: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stages.ops.dac_recompute._BLOCK", 2000)
+    reference, public, shapes = BIG[case]
+    *inputs, upstream = draw(*shapes, dtype=dtype)
+    by_reference, ours = (value_and_gradients(operator, inputs, upstream) for operator in (reference, public))
+    for expected, tensor in zip(by_reference, ours, strict=True):
+        assert tensor.dtype == dtype
+        torch.testing.assert_close(tensor, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("case", BIG)
+def test_bfloat16_error_is_within_twice_pytorchs_own(case: str) -> None:
+    reference, public, shapes = BIG[case]
+    *inputs, upstream = draw(*shapes, dtype=torch.bfloat16)
+    exact = value_and_gradients(reference, [tensor.double() for tensor in inputs], upstream.double())
+    theirs = value_and_gradients(reference, inputs, upstream)
+    ours = value_and_gradients(public, inputs, upstream)
+    for truth, plain, tensor in zip(exact, theirs, ours, strict=True):
+        assert tensor.dtype == torch.bfloat16
+        assert (tensor - truth).abs().max() <= 2 * (plain - truth).abs().max() + 1e-6
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("bias_shape", [(2, 3), (2, 3, 3, 3)])
+def test_convolution_passes_gradcheck(stride: int, bias_shape: tuple[int, ...]) -> None:
+    inputs = [tensor.requires_grad_() for tensor in draw((1, 3, 5, 4), (2, 3, 3, 3), bias_shape)]
+    assert torch.autograd.gradcheck(partial(dac_conv2d, stride=stride, padding=1), inputs)
+
+
+def test_dense_passes_gradcheck() -> None:
+    assert torch.autograd.gradcheck(dac_linear, [t.requires_grad_() for t in draw((4, 5), (3, 5), (3, 5))])
+
+
+def test_without_biases_it_is_relu_and_a_plain_layer() -> None:
+    x, w = draw((2, 3, 9, 8), (4, 3, 3, 3))
+    plain = F.conv2d(x.relu(), w, stride=2, padding=1)
+    torch.testing.assert_close(dac_conv2d(x, w, torch.zeros(4, 3).double(), 2, 1), plain, rtol=0, atol=1e-12)
+    x, w = draw((2, 7), (4, 7))
+    torch.testing.assert_close(dac_linear(x, w, torch.zeros_like(w)), F.linear(x.relu(), w), rtol=0, atol=1e-12)
+
+
+def test_one_output_or_a_depthwise_kernel_reduces_it_to_a_shared_bias() -> None:
+    x, w, b = draw((2, 3, 6, 6), (1, 3, 3, 3), (1, 3))
+    shared = F.conv2d((x + b.view(1, 3, 1, 1)).relu(), w, padding=1)
+    torch.testing.assert_close(dac_conv2d(x, w, b, 1, 1), shared, rtol=0, atol=1e-12)
+    channels = [dac_conv2d(x[:, j : j + 1], w[:, j : j + 1], b[:, j : j + 1], 1, 1) for j in range(3)]
+    depthwise = F.conv2d((x + b.view(1, 3, 1, 1)).relu(), w.transpose(0, 1), padding=1, groups=3)
+    torch.testing.assert_close(torch.cat(channels, 1), depthwise, rtol=0, atol=1e-12)
+
+
+def test_equal_biases_at_every_position_are_the_partly_shared_ones() -> None:
+    x, w, b = draw((2, 3, 6, 7), (4, 3, 3, 2), (4, 3))
+    everywhere = b[..., None, None].expand_as(w)
+    torch.testing.assert_close(dac_conv2d(x, w, everywhere, 2, 1), dac_conv2d(x, w, b, 2, 1), rtol=0, atol=1e-12)
+
+
+def test_one_pixel_images_make_the_convolution_a_dense_layer() -> None:
+    x, w, b = draw((5, 4), (3, 4), (3, 4))
+    pixels = dac_conv2d(x[..., None, None], w[..., None, None], b)
+    torch.testing.assert_close(pixels.flatten(1), dac_linear(x, w, b), rtol=0, atol=1e-12)
+
+
+def test_no_activated_copy_is_kept_for_the_backward_pass() -> None:
+    kept: list[int] = []
+    x, w, b = (tensor.requires_grad_() for tensor in draw((2, 8, 10, 10), (16, 8, 3, 3), (16, 8)))
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t.numel()), t)[1], lambda t: t):
+        dac_conv2d(x, w, b, 1, 1)
+    assert sum(kept) == x.numel() + w.numel() + b.numel()
+
+
+def test_autocast_gives_its_dtype_with_float32_inside() -> None:
+    x, w, b = draw((2, 8, 6, 6), (4, 8, 3, 3), (4, 8), dtype=torch.float32)
+    x.requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        output = dac_conv2d(x, w, b, 1, 1)
+    output.sum().backward()
+    assert output.dtype == torch.bfloat16
+    assert x.grad is not None and x.grad.dtype == torch.float32
+    assert torch.equal(output, dac_conv2d(x, w, b, 1, 1).bfloat16())
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "bias"), [((2, 3), (4, 5), (4, 5)), ((2, 3), (4, 3), (3, 4)), ((2, 3), (4, 3), (3,))]
+)
+def test_wrong_dense_shapes_are_refused(x: tuple[int, ...], weight: tuple[int, ...], bias: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="x, weight, bias have shapes"):
+        dac_linear(torch.zeros(x), torch.zeros(weight), torch.zeros(bias))
+
+
+def test_wrong_convolution_shapes_are_refused() -> None:
+    with pytest.raises(ValueError, match="x, weight, bias have shapes"):
+        dac_conv2d(torch.zeros(1, 2, 5, 5), torch.zeros(4, 3, 3, 3), torch.zeros(4, 3))
+    with pytest.raises(ValueError, match="x, weight, bias have shapes"):
+        dac_conv2d(torch.zeros(1, 3, 5, 5), torch.zeros(4, 3, 3, 3), torch.zeros(4))
+    with pytest.raises(ValueError, match="doesn't fit"):
+        dac_conv2d(torch.zeros(1, 3, 2, 2), torch.zeros(4, 3, 3, 3), torch.zeros(4, 3))
+
+
+def test_modules_start_he_normal_with_zero_biases_and_run_their_operator() -> None:
+    torch.manual_seed(0)
+    conv, dense = DACConv2d(32, 48, 3, stride=2, padding=1), DACLinear(400, 300)
+    for module, fan_in in ((conv, 32 * 9), (dense, 400)):
+        assert module.weight.mean().item() == pytest.approx(0, abs=4 * math.sqrt(2 / fan_in / module.weight.numel()))
+        assert module.weight.var().item() == pytest.approx(2 / fan_in, rel=0.05)
+        assert module.bias.abs().max() == 0
+    images, rows = draw((2, 32, 8, 8), (2, 3, 400), dtype=torch.float32)
+    with torch.no_grad():
+        conv.bias.normal_()
+        dense.bias.normal_()
+    assert torch.equal(conv(images), dac_conv2d(images, conv.weight, conv.bias, 2, 1))
+    assert torch.equal(dense(rows), dac_linear(rows, dense.weight, dense.bias))
+
+
+def test_a_fully_unshared_module_has_a_bias_for_each_weight() -> None:
+    module = DACConv2d(3, 4, (3, 5), is_fully_unshared=True)
+    assert module.bias.shape == module.weight.shape == (4, 3, 3, 5)
+    assert DACConv2d(3, 4, (3, 5)).bias.shape == (4, 3)
