@@ -11,7 +11,6 @@ B batch, C channels, S image size, N tokens, G = √N grid size, D token dimensi
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -64,8 +63,6 @@ class LocalViTBlock(nn.Module):
 class LocalViT(TokenClassifier):
     """Procedure 3.  Normalised images [B, C, S, S] -> logits [B, K]."""
 
-    conv_class: ClassVar[type[nn.Module]] = LocalFeedForward
-
     def __init__(
         self,
         *,
@@ -81,7 +78,7 @@ class LocalViT(TokenClassifier):
     ) -> None:
         embedding = PatchEmbedding(image_size=image_size, in_channels=in_channels, dim=dim, patch_size=patch_size)
         blocks = [
-            LocalViTBlock(dim=dim, num_heads=num_heads, channels=channels, dropout=dropout, conv_class=self.conv_class)
+            LocalViTBlock(dim=dim, num_heads=num_heads, channels=channels, dropout=dropout, conv_class=LocalFeedForward)
             for _ in range(depth)
         ]
         super().__init__(embedding, blocks, dim=dim, num_classes=num_classes)

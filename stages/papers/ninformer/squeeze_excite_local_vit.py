@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from stages.papers.ninformer.local_vit import LocalFeedForward, LocalViT
+from stages.papers.ninformer.layers import PatchEmbedding, TokenClassifier
+from stages.papers.ninformer.local_vit import LocalFeedForward, LocalViTBlock
 
 REDUCTION = 4  # LocalViT's authors
 
@@ -38,7 +39,27 @@ class SqueezeExciteFeedForward(LocalFeedForward):
         self.depthwise.append(SqueezeExcitation(channels))
 
 
-class SqueezeExciteLocalViT(LocalViT):
+class SqueezeExciteLocalViT(TokenClassifier):
     """`LocalViT` with `SqueezeExciteFeedForward` for CONV."""
 
-    conv_class = SqueezeExciteFeedForward
+    def __init__(
+        self,
+        *,
+        image_size: int,
+        in_channels: int,
+        num_classes: int,
+        patch_size: int,
+        dim: int,
+        depth: int,
+        num_heads: int,
+        channels: int,
+        dropout: float,
+    ) -> None:
+        embedding = PatchEmbedding(image_size=image_size, in_channels=in_channels, dim=dim, patch_size=patch_size)
+        blocks = [
+            LocalViTBlock(
+                dim=dim, num_heads=num_heads, channels=channels, dropout=dropout, conv_class=SqueezeExciteFeedForward
+            )
+            for _ in range(depth)
+        ]
+        super().__init__(embedding, blocks, dim=dim, num_classes=num_classes)
