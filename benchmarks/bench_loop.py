@@ -17,7 +17,8 @@ from stages.device import pick_device
 from stages.ops.normalize import normalize
 from stages.papers import build_model, model_paths
 from stages.run import AugmentationSpec, ModelSpec, OptimizerSpec, Protocol, Replicate
-from stages.training.loop import LabelledImages, fit
+from stages.training.images import ImageClassification, LabelledImages
+from stages.training.loop import fit
 from stages.training.optimizer import build_optimizer
 
 GOAL = 0.05
@@ -69,7 +70,7 @@ def main() -> None:
     print(f"share of time beside forward, backward and step ({machine(device)}):")
     for name in ARMS:
         model = build(name).to(device)
-        optimizer = build_optimizer(model.parameters(), protocol.optimizer)
+        optimizer = build_optimizer(model, protocol.optimizer)
         inputs = normalize(data.images[: options.batch_size], protocol.mean, protocol.std)
         labels = data.labels[: options.batch_size]
 
@@ -85,7 +86,7 @@ def main() -> None:
                 optimizer.step()
 
         def ours(model: nn.Module = model) -> None:
-            fit(model, data, protocol, Replicate(seed=0))
+            fit(model, ImageClassification(data, protocol), protocol, Replicate(seed=0))
 
         result = compare(ours, bare, repeats=5, device=device)
         share = 1 - result.ratio

@@ -24,7 +24,8 @@ from stages.datasets.packed import read_images
 from stages.device import pick_device
 from stages.run import Protocol, Replicate
 from stages.training.environment import describe_environment, peak_memory_bytes, reset_peak_memory
-from stages.training.loop import LabelledImages, fit, measure, seeded_model
+from stages.training.images import ImageClassification, LabelledImages
+from stages.training.loop import fit, measure, seeded_model
 
 TOLERANCE = 2e-2  # relative, on the mean loss of ten steps: dropout draws differ between devices
 REPLICATE = Replicate(seed=0)
@@ -34,7 +35,7 @@ def train_loss(name: str, data: LabelledImages, protocol: Protocol, device: torc
     """Mean loss of one epoch from the replicate's initial weights."""
     on_device = LabelledImages(data.images.to(device), data.labels.to(device))
     model = seeded_model(lambda: build(name), REPLICATE).to(device)
-    return float(fit(model, on_device, protocol, REPLICATE).history[0]["train_loss"])
+    return float(fit(model, ImageClassification(on_device, protocol), protocol, REPLICATE).history[0]["train_loss"])
 
 
 def images_per_second(name: str, device: torch.device, *, precision: str, compiled: bool, steps: int) -> dict[str, Any]:
@@ -43,7 +44,7 @@ def images_per_second(name: str, device: torch.device, *, precision: str, compil
     protocol = dataclasses.replace(protocol_for(128, steps, precision=precision, compiled=compiled), epochs=2)
     reset_peak_memory(device)
     model = seeded_model(lambda: build(name), REPLICATE).to(device)
-    outcome = fit(model, data, protocol, REPLICATE)
+    outcome = fit(model, ImageClassification(data, protocol), protocol, REPLICATE)
     return {
         "measurement": "training images/s",
         "arm": name,
@@ -58,19 +59,22 @@ def images_per_second(name: str, device: torch.device, *, precision: str, compil
 def real_epochs(folder: Path, device: torch.device) -> dict[str, Any]:
     """Ten printed epochs of the ViT on real images: seconds, and what it has learned."""
     sets = [read_images(folder, "train"), read_images(folder, "test")]
-    train_set, test_set = (
-        LabelledImages(torch.from_numpy(s.images).to(device), torch.from_numpy(s.labels).to(device)) for s in sets
-    )
     protocol = dataclasses.replace(protocol_for(128, 1), epochs=10, steps_per_epoch=None)
+    train_task, test_task = (
+        ImageClassification(
+            LabelledImages(torch.from_numpy(s.images).to(device), torch.from_numpy(s.labels).to(device)), protocol
+        )
+        for s in sets
+    )
     model = seeded_model(lambda: build("ViT"), REPLICATE).to(device)
     started = time.monotonic()
-    fit(model, train_set, protocol, REPLICATE)
-    loss, accuracy = measure(model, test_set, protocol)
+    fit(model, train_task, protocol, REPLICATE)
+    scores = measure(model, test_task)
     return {
         "measurement": "ten epochs of CIFAR-100, ViT",
         "value": time.monotonic() - started,
-        "test_loss": loss,
-        "test_accuracy": accuracy,
+        "test_loss": scores["loss"],
+        "test_accuracy": scores["accuracy"],
     }
 
 

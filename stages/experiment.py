@@ -10,22 +10,18 @@ import ast
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from stages.fingerprint import source_path
 from stages.papers import model_paths
 from stages.run import STRICT, ModelSpec, Protocol, Replicate
+from stages.schema import ParamsError as ParamsError
+from stages.schema import check_choice, hint, read_yaml, validate
 
 Role = Literal["baseline", "proposed", "ablation", "sensitivity"]
-
-
-class ParamsError(ValueError):
-    """A params file says something that can't be run; the message names file, path, value and choices."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,9 +151,6 @@ class _ExperimentFile(BaseModel):
     arms: dict[str, _ArmFile]
 
 
-Schema = TypeVar("Schema")
-
-
 def load_params(root: Path = Path()) -> Params:
     """Read and check `root/params.yaml` and the file of every experiment in its index.
 
@@ -165,14 +158,14 @@ def load_params(root: Path = Path()) -> Params:
         ParamsError: a file is missing or not YAML, or holds an unknown key, a wrong type or an unknown name.
     """
     index_path = root / "params.yaml"
-    index = _validate(TypeAdapter(_Index), _read_yaml(index_path), index_path)
-    _choice(index.profile, index.profiles, index_path, "profile")
+    index = validate(TypeAdapter(_Index), read_yaml(index_path), index_path)
+    check_choice(index.profile, index.profiles, index_path, "profile")
     for name, profile in index.profiles.items():
         _check_overrides(profile.overrides, index_path, f"profiles.{name}.overrides")
     experiments = {}
     for name, entry in index.experiments.items():
-        _choice(entry.paper, known_papers(), index_path, f"experiments.{name}.paper")
-        _choice(entry.dataset, index.datasets, index_path, f"experiments.{name}.dataset")
+        check_choice(entry.paper, known_papers(), index_path, f"experiments.{name}.paper")
+        check_choice(entry.dataset, index.datasets, index_path, f"experiments.{name}.dataset")
         path = root / "params" / f"{name}.yaml"
         experiments[name] = _read_experiment(name, entry, index.datasets[entry.dataset], path)
         for profile in index.profiles.values():
@@ -181,9 +174,9 @@ def load_params(root: Path = Path()) -> Params:
 
 
 def _read_experiment(name: str, entry: _IndexEntry, source: DatasetSource, path: Path) -> Experiment:
-    file = _validate(TypeAdapter(_ExperimentFile), _read_yaml(path), path)
+    file = validate(TypeAdapter(_ExperimentFile), read_yaml(path), path)
     fields = dict(file.protocol)
-    seeds = _validate(TypeAdapter(tuple[int, ...]), fields.pop("seeds", None), path, "protocol.seeds")
+    seeds = validate(TypeAdapter(tuple[int, ...]), fields.pop("seeds", None), path, "protocol.seeds")
     if not seeds or len(set(seeds)) != len(seeds):
         raise ParamsError(f"{path}: protocol.seeds is {list(seeds)}; expected at least one seed and none twice")
     printed = _read_protocol(fields, path, "protocol")
@@ -210,7 +203,7 @@ def _read_experiment(name: str, entry: _IndexEntry, source: DatasetSource, path:
 
 def _read_protocol(fields: Mapping[str, Any], path: Path, place: str) -> Protocol:
     """A protocol whose numbers can be trained by; the split's own numbers together are checked, too."""
-    protocol = _validate(TypeAdapter(Protocol), fields, path, place)
+    protocol = validate(TypeAdapter(Protocol), fields, path, place)
     for name in ("epochs", "batch_size", "train_images", "steps_per_epoch"):
         value = getattr(protocol, name)
         if value is not None and value < 1:
@@ -220,67 +213,19 @@ def _read_protocol(fields: Mapping[str, Any], path: Path, place: str) -> Protoco
         raise ParamsError(f"{path}: {place}.split.folds is {split.folds}; expected at least 2")
     if split.kind == "fraction" and (split.fraction is None or not 0 < split.fraction < 1):
         raise ParamsError(f"{path}: {place}.split.fraction is {split.fraction}; expected a number between 0 and 1")
+    schedule = protocol.schedule
+    if schedule.name == "steps" and (not schedule.milestones or schedule.factor is None):
+        raise ParamsError(f"{path}: {place}.schedule is 'steps'; it needs milestones (parts of the run) and a factor")
+    if protocol.early_stop is not None and split.kind == "none":
+        raise ParamsError(f"{path}: {place}.early_stop looks at validation images, but {place}.split.kind is 'none'")
     return protocol
-
-
-def _read_yaml(path: Path) -> Any:
-    if not path.is_file():
-        raise ParamsError(f"{path}: no such file; every experiment in params.yaml has its own file in params/")
-    try:
-        return yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except yaml.YAMLError as error:
-        raise ParamsError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
-
-
-def _validate(schema: TypeAdapter[Schema], value: Any, path: Path, prefix: str = "") -> Schema:
-    try:
-        return schema.validate_python(value, strict=None)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join([prefix] * bool(prefix) + [str(part) for part in first["loc"]])
-        if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-            known = _known_keys(schema, first["loc"][:-1])
-            raise ParamsError(f"{path}: unknown key {place}{_hint(str(first['loc'][-1]), known)}") from None
-        if first["type"] in ("missing", "missing_keyword_only_argument"):
-            raise ParamsError(f"{path}: {place} is missing") from None
-        raise ParamsError(
-            f"{path}: {place} is {first['input']!r}; {first['msg'][0].lower()}{first['msg'][1:]}"
-        ) from None
-
-
-def _known_keys(schema: TypeAdapter[Any], location: tuple[int | str, ...]) -> list[str]:
-    """Keys that the schema knows at `location`, from its JSON schema."""
-    document = schema.json_schema()
-    node = document
-    for part in (*location, None):
-        while "$ref" in node or "anyOf" in node:
-            node = node["anyOf"][0] if "anyOf" in node else document["$defs"][node["$ref"].split("/")[-1]]
-        if part is None:
-            break
-        if isinstance(part, int):
-            node = node.get("items", {})
-        else:
-            node = node.get("properties", {}).get(part) or node.get("additionalProperties") or {}
-    return sorted(node.get("properties", {}))
-
-
-def _hint(name: str, known: list[str]) -> str:
-    if not known:
-        return ""
-    close = get_close_matches(name, known, n=1)
-    return (f" (did you mean {close[0]}?)" if close else "") + f"; known: {', '.join(known)}"
-
-
-def _choice(name: str, known: Any, path: Path, place: str) -> None:
-    if name not in known:
-        raise ParamsError(f"{path}: {place} is {name!r}{_hint(name, sorted(known))}")
 
 
 def _check_overrides(overrides: Mapping[str, Any], path: Path, place: str) -> None:
     known = sorted(field.name for field in dataclasses.fields(Protocol))
     for key in overrides:
         if key not in known:
-            raise ParamsError(f"{path}: unknown key {place}.{key}{_hint(key, known)}")
+            raise ParamsError(f"{path}: unknown key {place}.{key}{hint(key, known)}")
 
 
 def known_papers() -> list[str]:
@@ -301,7 +246,7 @@ def model_path(paper: str, model: Mapping[str, Any], path: Path, place: str) -> 
     classes = {name: module for module, name in modules}
     if "name" not in model:
         raise ParamsError(f"{path}: {place}.name is missing; known: {', '.join(sorted(classes))}")
-    _choice(model["name"], classes, path, f"{place}.name")
+    check_choice(model["name"], classes, path, f"{place}.name")
     module = classes[model["name"]]
     signature = _keyword_types(module, model["name"])
     wanted = {key: kind for key, kind in signature.items() if key not in FROM_DATASET}
@@ -309,7 +254,7 @@ def model_path(paper: str, model: Mapping[str, Any], path: Path, place: str) -> 
         if key == "name":
             continue
         if key not in wanted:
-            raise ParamsError(f"{path}: unknown key {place}.{key}{_hint(key, sorted(wanted))}")
+            raise ParamsError(f"{path}: unknown key {place}.{key}{hint(key, sorted(wanted))}")
         _check_type(value, wanted[key].kind, path, f"{place}.{key}")
     for key, parameter in wanted.items():
         if parameter.required and key not in model:

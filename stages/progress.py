@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -50,13 +51,16 @@ class ProgressDisplay:
         else:
             self.console.print(f"{event.label}: trained", markup=False)
 
-    def _show(self, label: str, progress: dict[str, object]) -> None:
-        state = (
-            f"epoch {progress['epoch']}/{progress['epochs']}  loss {progress['loss']:.3f}  "
-            f"accuracy {progress['accuracy']:.1%}  {progress['samples_per_second']:,.0f} samples/s"
+    def _show(self, label: str, progress: dict[str, Any]) -> None:
+        scores = "  ".join(
+            f"{name} {value:.1%}" if name == "accuracy" else f"{name} {value:.3f}"
+            for name, value in progress["scores"].items()
         )
-        step, total = int(str(progress["step"])), int(str(progress["total_steps"]))
+        state = (
+            f"epoch {progress['epoch']}/{progress['epochs']}  {scores}  {progress['samples_per_second']:,.0f} samples/s"
+        )
+        step, total = progress["step"], progress["total_steps"]
         self._bars.update(self._tasks[label], completed=step, total=total, state=state)
-        last_of_epoch = step * int(str(progress["epochs"])) % total == 0
+        last_of_epoch = step * progress["epochs"] % total == 0
         if last_of_epoch and not self.console.is_terminal:
             self.console.print(f"{label}: {state}", markup=False)

@@ -31,7 +31,7 @@ class ModelSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSpec:
-    """`name` is a module of `stages.training.optimizer`'s table; betas for Adam, momentum for SGD."""
+    """Betas for Adam, momentum for SGD.  `decay` says what weight decay acts on; not set: every parameter."""
 
     __pydantic_config__: ClassVar = STRICT
     name: Literal["adam", "adamw", "sgd"]
@@ -39,14 +39,29 @@ class OptimizerSpec:
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
     momentum: float = 0.0
+    decay: Literal["kernels"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleSpec:
-    """Learning rate over the steps of a run; `constant` never changes it."""
+    """Learning rate over the steps of a run: `stages.training.schedule` has the formulas."""
 
     __pydantic_config__: ClassVar = STRICT
-    name: Literal["constant", "cosine"] = "constant"
+    name: Literal["constant", "cosine", "steps"] = "constant"
+    warmup_steps: int | None = None
+    floor: float | None = None
+    milestones: tuple[float, ...] | None = None
+    factor: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyStopSpec:
+    """Stop when the validation loss has not fallen by `min_delta` for `patience` epochs, counted from `from_epoch`."""
+
+    __pydantic_config__: ClassVar = STRICT
+    from_epoch: int
+    patience: int
+    min_delta: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +98,7 @@ class Protocol:
     schedule: ScheduleSpec = dataclasses.field(default_factory=ScheduleSpec)
     augmentation: AugmentationSpec = dataclasses.field(default_factory=AugmentationSpec)
     split: SplitSpec = dataclasses.field(default_factory=SplitSpec)
+    early_stop: EarlyStopSpec | None = None
     compile: bool = False
     observe_test: bool = True
     train_images: int | None = None
@@ -124,9 +140,11 @@ class RunSpec:
         """
         protocol = dict(spec["protocol"])
         protocol["optimizer"] = OptimizerSpec(**_tuples(protocol["optimizer"]))
-        protocol["schedule"] = ScheduleSpec(**protocol["schedule"])
+        protocol["schedule"] = ScheduleSpec(**_tuples(protocol["schedule"]))
         protocol["augmentation"] = AugmentationSpec(**protocol["augmentation"])
         protocol["split"] = SplitSpec(**protocol["split"])
+        if "early_stop" in protocol:
+            protocol["early_stop"] = EarlyStopSpec(**protocol["early_stop"])
         return cls(
             model=ModelSpec(**spec["model"]),
             protocol=Protocol(**_tuples(protocol)),

@@ -12,19 +12,20 @@ import shutil
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from stages.datasets.packed import PackedInfo, read_info
 from stages.engine.local import Group, Report, run_groups
 from stages.experiment import Experiment, Params, ParamsError, PlannedRun, describe_cut, plan_runs
-from stages.fingerprint import code_fingerprint
+from stages.fingerprint import code_fingerprint, source_path
 from stages.run import RunSpec, changed_parts
 from stages.runlist import ListedRun, RunList, read_run_list, write_run_list
 from stages.store import RunStore, home, write_atomically
 
-# What a run executes besides its model: the loop and everything it imports.
-_TRAINING_ROOT = "stages.training.loop"
+# What a run executes besides its model, each with everything that it imports: the loop and what it learns from.
+TRAINING_ROOTS = ("stages.training.loop", "stages.training.images")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +43,6 @@ class Assignment:
 def assignments(experiment: Experiment, params: Params, data_digest: str) -> list[Assignment]:
     """The experiment's grid as trainings, in the order of the file."""
     planned_runs = plan_runs(experiment, params.profile, params.datasets[experiment.dataset])
-    code = {
-        path: code_fingerprint([_TRAINING_ROOT, path.split(":")[0]])
-        for path in {planned.model.path for planned in planned_runs}
-    }
     return [
         Assignment(
             planned=planned,
@@ -54,11 +51,18 @@ def assignments(experiment: Experiment, params: Params, data_digest: str) -> lis
                 protocol=planned.protocol,
                 data_digest=data_digest,
                 replicate=planned.replicate,
-                code=code[planned.model.path],
+                code=_code(planned.model.path, planned.protocol.optimizer.name),
             ),
         )
         for planned in planned_runs
     ]
+
+
+@cache
+def _code(model_path: str, optimizer: str) -> Mapping[str, str]:
+    """Fingerprint of a training's code; an optimiser of ours is the module that bears its name."""
+    own = f"stages.optim.{optimizer}"
+    return code_fingerprint([*TRAINING_ROOTS, model_path.split(":")[0], *([own] if source_path(own) else [])])
 
 
 def train_experiment(

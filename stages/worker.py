@@ -32,19 +32,23 @@ from stages.training.environment import (
     peak_memory_bytes,
     reset_peak_memory,
 )
+from stages.training.images import ImageClassification, LabelledImages
 from stages.training.loop import (
-    LabelledImages,
     Observer,
     Outcome,
     Progress,
+    Task,
     TrainingState,
     TrainingStopped,
     fit,
     measure,
     seeded_model,
 )
+from stages.training.memory import keep_freed_memory
 
 __all__ = ["Job", "TrainingStopped", "train_run"]
+
+_PARTS: tuple[Split, Split] = ("train", "test")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,20 +82,22 @@ def train_run(
             f"{job.data}: packed data have digest {info.digest[:12]}, the run asks for {job.spec.data_digest[:12]}"
         )
     store, run_key, device = RunStore(job.store), job.spec.run_key, pick_device(job.device)
+    keep_freed_memory()
     reset_peak_memory(device)
-    train_set, test_set = _on_device(job.data, "train", device), _on_device(job.data, "test", device)
+    protocol = job.spec.protocol
+    train_task, test_task = (ImageClassification(_on_device(job.data, part, device), protocol) for part in _PARTS)
     model = seeded_model(lambda: build_model(job.spec.model), job.spec.replicate).to(device)
     environment = describe_environment(device)
     resume = _ResumeFile(store.work(run_key) / "resume.pt", run_key, environment_digest(environment))
     started = time.monotonic()
     outcome = fit(
         model,
-        train_set,
-        job.spec.protocol,
+        train_task,
+        protocol,
         job.spec.replicate,
         state=resume.load(),
         save=resume.save,
-        observe=_test_observer(job.spec, test_set) if job.spec.protocol.observe_test else None,
+        observe=_test_observer(test_task) if protocol.observe_test else None,
         progress=progress,
         should_stop=should_stop,
     )
@@ -105,10 +111,9 @@ def _on_device(folder: Path, split: Split, device: torch.device) -> LabelledImag
     return LabelledImages(torch.from_numpy(images.images).to(device), torch.from_numpy(images.labels).to(device))
 
 
-def _test_observer(spec: RunSpec, test_set: LabelledImages) -> Observer:
+def _test_observer(task: Task) -> Observer:
     def observe(model: nn.Module) -> dict[str, float]:
-        loss, accuracy = measure(model, test_set, spec.protocol)
-        return {"test_loss": loss, "test_accuracy": accuracy}
+        return {f"test_{name}": value for name, value in measure(model, task).items()}
 
     return observe
 

@@ -22,9 +22,10 @@ ALLOWED: dict[str, set[str]] = {
     "images": set(),
     "device": set(),
     "finding": set(),
+    "schema": set(),
     "ops": set(),
     "optim": set(),
-    "experiment": {"run", "fingerprint", "papers"},
+    "experiment": {"run", "schema", "fingerprint", "papers"},
     "evidence": {"run"},
     "datasets": {"experiment", "store"},
     "results": {"run", "experiment", "evidence"},
@@ -194,7 +195,10 @@ def test_importing_the_light_parts_loads_no_torch_and_prints_nothing() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_two_modules_import_by_name() -> None:
-    """A model by its paper's name, the worker by the engine that starts it; the static closure sees the rest."""
+def test_three_modules_import_by_name() -> None:
+    """A model by its paper's name, an optimiser by its own, the worker by the engine; the static closure sees the rest.
+
+    The runner adds the first two to a run's fingerprint.
+    """
     users = {module_name(path) for path in python_files("stages") if "import_module" in path.read_text()}
-    assert users == {"stages.papers", "stages.engine.local"}
+    assert users == {"stages.papers", "stages.training.optimizer", "stages.engine.local"}

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from stages.fingerprint import PACKAGE_ROOT, code_fingerprint, import_closure, significant_text
+from stages.runner import TRAINING_ROOTS
 
 SOURCE = '''"""What it is."""
 import math  # for pi
@@ -58,7 +59,7 @@ def test_nothing_but_comments_and_docstrings_is_lost(path: Path) -> None:
 
 
 def test_closure_follows_imports_and_holds_the_model() -> None:
-    closure = import_closure(["stages.training.loop", "stages.papers.ninformer.ninformer"])
+    closure = import_closure([*TRAINING_ROOTS, "stages.papers.ninformer.ninformer"])
     assert {
         "stages.training.augment",
         "stages.training.seeding",
@@ -71,7 +72,7 @@ def test_closure_follows_imports_and_holds_the_model() -> None:
 
 def test_closure_holds_every_module_that_training_really_loads() -> None:
     """Against the interpreter: what `import` brings in of ours is in the static closure."""
-    roots = ["stages.training.loop", "stages.papers.ninformer.vit"]
+    roots = [*TRAINING_ROOTS, "stages.papers.ninformer.vit"]
     script = f"import sys, {', '.join(roots)}; print(*[m for m in sys.modules if m.startswith('stages.')])"
     loaded = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=PACKAGE_ROOT
@@ -88,7 +89,7 @@ def test_a_module_that_is_not_ours_is_refused() -> None:
 
 @pytest.mark.parametrize("version", ["3.12", "3.13"])
 def test_digests_are_the_same_in_other_pythons(version: str) -> None:
-    roots = ["stages.training.loop", "stages.papers.ninformer.local_vit"]
+    roots = [*TRAINING_ROOTS, "stages.papers.ninformer.local_vit"]
     script = f"from stages.fingerprint import code_fingerprint as f; print(f({roots!r}))"
     python = shutil.which(f"python{version}")
     if python is None or subprocess.run([python, "--version"], capture_output=True, check=False).returncode:

@@ -51,8 +51,9 @@ def make_checkout(folder: Path, *, epochs: int = 1) -> Path:
     shutil.copytree(REPOSITORY / "stages", folder / "stages", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("dvc.yaml", ".dvcignore", ".gitignore"):
         shutil.copy(REPOSITORY / name, folder / name)
-    (folder / "data" / "evidence").mkdir(parents=True)
-    (folder / "data" / "evidence" / ".gitkeep").touch()
+    for name in ("evidence", "models"):
+        (folder / "data" / name).mkdir(parents=True)
+        (folder / "data" / name / ".gitkeep").touch()
     header = (REPOSITORY / "data" / "claims.csv").read_text().splitlines()[0]
     (folder / "data" / "claims.csv").write_text(header + "\n")
     run(folder, "git", "init", "-q")
@@ -113,7 +114,7 @@ def test_metrics_plots_and_params_say_something(checkout: Path) -> None:
     run(checkout, "git", "-c", "user.name=t", "-c", "user.email=t@example.com", "commit", "-qm", "x")
     edit(checkout / "params.yaml", lambda p: p["profiles"]["smoke"]["overrides"].update(epochs=2))
     difference = json.loads(run(checkout, *DVC, "params", "diff", "--json"))
-    assert difference["params.yaml"]["profiles.smoke.overrides.epochs"] == {"old": 1, "new": 2}
+    assert difference["params.yaml"]["profiles.smoke.overrides.epochs"] == {"old": 1, "new": 2, "diff": 1}
 
 
 def test_after_a_pull_in_a_second_clone_nothing_retrains(checkout: Path, tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
 """The only training loop.
 
-Images live on the device as uint8; every random draw has a generator of its own, seeded by purpose, epoch and step, so
-that a training stopped anywhere goes on as if it had not been stopped.  Dropout alone uses torch's global generator,
-whose state is part of `TrainingState`.  Nothing here sees the test set: an observer may measure it between epochs and
-returns numbers that go into the history and nowhere else.
+It knows rows, steps and epochs; a `Task` knows what the rows are.  Data live on the device; every random draw has a
+generator of its own, seeded by purpose, epoch and step, so that a training stopped anywhere goes on as if it had not
+been stopped.  Dropout alone uses torch's global generator, whose state is part of `TrainingState`.  Nothing here sees
+the test set: an observer may measure it between epochs and returns numbers that go into the history and nowhere else.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from typing import Protocol as Interface
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stages.ops.normalize import normalize
 from stages.run import Protocol, Replicate
-from stages.training.augment import BatchAugmenter
-from stages.training.optimizer import build_optimizer, learning_rate
+from stages.training.optimizer import build_optimizer
+from stages.training.schedule import learning_rate
 from stages.training.seeding import derive_seed, generator_for
 from stages.training.split import training_rows
+from stages.training.stopping import stops_early
 
 _CUDA_CHECK_STEPS = 50  # a finite-loss check waits for the device
 _SAVE_SECONDS = 60.0
@@ -34,34 +34,55 @@ class TrainingStopped(Exception):
     """Asked to stop; the state is saved and the same call goes on from it."""
 
 
-@dataclass(frozen=True)
-class LabelledImages:
-    """uint8 [N, C, H, W] and int64 [N], on one device."""
+class Task(Interface):
+    """A data set and what is learned from it.  `scores` names what is summed over rows; the first one is the loss."""
 
-    images: Tensor
-    labels: Tensor
+    scores: tuple[str, ...]
+    device: torch.device
+
+    def __len__(self) -> int: ...
+
+    def training_batch(self, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of `rows`, augmented."""
+        ...
+
+    def plain_batches(self, rows: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs and targets of `rows` as they are, in order."""
+        ...
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """What is minimised, a mean over the batch."""
+        ...
+
+    def sums(self, outputs: Tensor, targets: Tensor, loss: Tensor) -> Tensor:
+        """`scores` summed over the batch, float64."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Where a run is, for whoever watches it."""
+    """Where a run is, for whoever watches it; `scores` are means over the open epoch so far."""
 
     epoch: int
     epochs: int
     step: int
     total_steps: int
-    loss: float
-    accuracy: float
+    scores: dict[str, float]
     samples_per_second: float
 
 
 @dataclass
 class TrainingState:
-    """All that a training needs to go on bitwise: position, sums of the open epoch, finished rows, tensors."""
+    """All that a training needs to go on bitwise: position, sums of the open epoch, finished rows, tensors.
+
+    `sums` are the task's scores over `samples` rows; `last_loss` is the mean loss of the last steps looked at.
+    """
 
     epoch: int = 0
     step_in_epoch: int = 0
-    sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+    sums: list[float] | None = None
+    samples: int = 0
+    last_loss: float | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
     epoch_seconds: list[float] = field(default_factory=list)
     open_seconds: float = 0.0
@@ -89,25 +110,23 @@ def seeded_model(build: Callable[[], nn.Module], replicate: Replicate) -> nn.Mod
     return build()
 
 
-def measure(
-    model: nn.Module, data: LabelledImages, protocol: Protocol, *, batch_size: int = 256
-) -> tuple[float, float]:
-    """(mean cross entropy, accuracy) in evaluation mode and float32, without gradients or random numbers."""
+def measure(model: nn.Module, task: Task, rows: Tensor | None = None, *, batch_size: int = 256) -> dict[str, float]:
+    """The task's scores over `rows` (None: all), in evaluation mode and float32, drawing nothing."""
+    rows = torch.arange(len(task), device=task.device) if rows is None else rows
     was_training = model.training
     model.eval()
-    loss, correct = 0.0, 0
+    sums = torch.zeros(len(task.scores), dtype=torch.float64, device=task.device)
     with torch.inference_mode():
-        for images, labels in zip(data.images.split(batch_size), data.labels.split(batch_size), strict=True):
-            logits = model(normalize(images, protocol.mean, protocol.std)).float()
-            loss += F.cross_entropy(logits, labels, reduction="sum").item()
-            correct += int((logits.argmax(1) == labels).sum())
+        for inputs, targets in task.plain_batches(rows, batch_size):
+            outputs = model(inputs)
+            sums += task.sums(outputs, targets, task.loss(outputs, targets))
     model.train(was_training)
-    return loss / len(data.labels), correct / len(data.labels)
+    return {name: total / len(rows) for name, total in zip(task.scores, sums.tolist(), strict=True)}
 
 
 def fit(
     model: nn.Module,
-    train_set: LabelledImages,
+    task: Task,
     protocol: Protocol,
     replicate: Replicate,
     *,
@@ -122,24 +141,22 @@ def fit(
     Raises:
         TrainingStopped: `should_stop` said so; `save` was called with the state at that step.
     """
-    return _Training(model, train_set, protocol, replicate, save, observe, progress, should_stop).run(state)
+    return _Training(model, task, protocol, replicate, save, observe, progress, should_stop).run(state)
 
 
-@dataclass
-class _LastFinite:
-    """The last step at which an epoch's sums were finite, and the mean loss of the steps that led there."""
+@dataclass(frozen=True)
+class _Means:
+    """Scores summed over the `samples` rows of an epoch so far."""
 
-    step: int
     sums: list[float]
-    loss: float | None = None
+    samples: int
 
-    def advance(self, step: int, sums: list[float]) -> bool:
-        """Move on to `step` unless the loss is not finite."""
-        if not math.isfinite(sums[0]):
-            return False
-        self.loss = (sums[0] - self.sums[0]) / (sums[2] - self.sums[2])
-        self.step, self.sums = step, sums
-        return True
+    def named(self, scores: tuple[str, ...]) -> dict[str, float]:
+        return {name: total / self.samples for name, total in zip(scores, self.sums, strict=True)}
+
+    def since(self, earlier: _Means) -> float:
+        """Mean loss of the rows after `earlier`."""
+        return (self.sums[0] - earlier.sums[0]) / (self.samples - earlier.samples)
 
 
 class _Training:
@@ -148,7 +165,7 @@ class _Training:
     def __init__(
         self,
         model: nn.Module,
-        train_set: LabelledImages,
+        task: Task,
         protocol: Protocol,
         replicate: Replicate,
         save: Callable[[TrainingState], None],
@@ -156,15 +173,12 @@ class _Training:
         progress: Callable[[Progress], None],
         should_stop: Callable[[], bool],
     ) -> None:
-        self.model, self.protocol, self.replicate = model, protocol, replicate
+        self.model, self.task, self.protocol, self.replicate = model, task, protocol, replicate
         self.save, self.observe, self.progress, self.should_stop = save, observe, progress, should_stop
-        self.device = train_set.images.device
-        train_rows, validation_rows = training_rows(len(train_set.labels), protocol, replicate)
-        self.rows, self.labels = train_rows.to(self.device), train_set.labels
-        held_out = validation_rows.to(self.device)
-        self.validation = LabelledImages(train_set.images[held_out], train_set.labels[held_out])
-        self.augmenter = BatchAugmenter(train_set.images, protocol.augmentation)
-        self.optimizer = build_optimizer(model.parameters(), protocol.optimizer)
+        self.device = task.device
+        train_rows, validation_rows = training_rows(len(task), protocol, replicate)
+        self.rows, self.validation = train_rows.to(self.device), validation_rows.to(self.device)
+        self.optimizer = build_optimizer(model, protocol.optimizer)
         self.forward: Callable[[Tensor], Tensor] = torch.compile(model) if protocol.compile else model
         full = math.ceil(len(self.rows) / protocol.batch_size)
         self.steps_per_epoch = min(full, protocol.steps_per_epoch or full)
@@ -176,10 +190,13 @@ class _Training:
             torch.backends.cudnn.allow_tf32 = False  # float32 means float32; matmul's default already does
         state = self._restore(state) if state is not None else self._start()
         divergence = None
-        while state.epoch < self.protocol.epochs and divergence is None:
+        while divergence is None and not self._is_over(state):
             divergence = self._epoch(state)
         samples = sum(row["samples"] for row in state.history)
         return Outcome(history=state.history, epoch_seconds=state.epoch_seconds, samples=samples, divergence=divergence)
+
+    def _is_over(self, state: TrainingState) -> bool:
+        return state.epoch >= self.protocol.epochs or stops_early(state.history, self.protocol.early_stop)
 
     def _start(self) -> TrainingState:
         torch.manual_seed(derive_seed(self.replicate, "dropout"))
@@ -209,78 +226,85 @@ class _Training:
         self.model.train()
         order = torch.randperm(len(self.rows), generator=generator_for(self.replicate, "order", state.epoch))
         batches = self.rows[order.to(self.device)].split(self.protocol.batch_size)[: self.steps_per_epoch]
-        sums = torch.tensor(state.sums, dtype=torch.float64, device=self.device)  # loss, correct, samples
+        looked_at = _Means(state.sums or [0.0] * len(self.task.scores), state.samples)
+        sums = torch.tensor(looked_at.sums, dtype=torch.float64, device=self.device)
+        first_step = state.epoch * self.steps_per_epoch
+        looked_at_step = first_step + state.step_in_epoch
+        samples = state.samples
         saved = time.monotonic()
         started = saved - state.open_seconds
-        finite = _LastFinite(state.epoch * self.steps_per_epoch + state.step_in_epoch, state.sums)
         for index in range(state.step_in_epoch, len(batches)):
             sums += self._step(batches[index], state.epoch, index)
+            samples += len(batches[index])
             done = index + 1
-            step = state.epoch * self.steps_per_epoch + done
-            if done % self.check_every == 0 or done == len(batches):
-                if not finite.advance(step, sums.tolist()):
-                    return {"step": step, "last_finite_step": finite.step, "last_finite_loss": finite.loss}
-                self._report(state.epoch, step, finite.sums, time.monotonic() - started)
-            if done < len(batches) and (self.should_stop() or time.monotonic() - saved > _SAVE_SECONDS):
-                state.step_in_epoch, state.sums = done, sums.tolist()
+            step = first_step + done
+            stopping = self.should_stop()
+            saving = done < len(batches) and (stopping or time.monotonic() - saved > _SAVE_SECONDS)
+            if saving or done % self.check_every == 0 or done == len(batches):
+                means = _Means(sums.tolist(), samples)
+                if not math.isfinite(means.sums[0]):
+                    return {"step": step, "last_finite_step": looked_at_step, "last_finite_loss": state.last_loss}
+                state.last_loss = means.since(looked_at)
+                looked_at, looked_at_step = means, step
+                self._report(state.epoch, step, means, time.monotonic() - started)
+            if saving:
+                state.step_in_epoch, state.sums, state.samples = done, looked_at.sums, samples
                 state.open_seconds = time.monotonic() - started
                 self._save(state)
                 saved = time.monotonic()
-                if self.should_stop():
+                if stopping:
                     raise TrainingStopped(f"stopped after step {step} of {self.total_steps}")
-        self._close_epoch(state, sums.tolist(), time.monotonic() - started)
+        self._close_epoch(state, looked_at, time.monotonic() - started)
         return None
 
     def _step(self, rows: Tensor, epoch: int, index: int) -> Tensor:
-        """One optimiser step; returns [summed loss, correct, samples]."""
+        """One optimiser step; returns the task's sums over the batch."""
         step = epoch * self.steps_per_epoch + index
         rate = learning_rate(self.protocol.schedule, self.protocol.optimizer.lr, step, self.total_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        images = self.augmenter.batch(rows, generator_for(self.replicate, "augment", epoch, index))
-        labels = self.labels[rows]
-        inputs = normalize(images, self.protocol.mean, self.protocol.std)
+        inputs, targets = self.task.training_batch(rows, generator_for(self.replicate, "augment", epoch, index))
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.protocol.precision == "bfloat16"):
-            logits = self.forward(inputs)
-        loss = F.cross_entropy(logits.float(), labels)
+            outputs = self.forward(inputs)
+        loss = self.task.loss(outputs, targets)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self.optimizer.step()
-        correct = (logits.detach().argmax(1) == labels).sum()
-        count = torch.tensor(len(rows), device=self.device)
-        return torch.stack([loss.detach().double() * len(rows), correct.double(), count.double()])
+        return self.task.sums(outputs.detach(), targets, loss.detach())
 
-    def _close_epoch(self, state: TrainingState, sums: list[float], seconds: float) -> None:
-        loss_sum, correct, samples = sums
+    def _close_epoch(self, state: TrainingState, means: _Means, seconds: float) -> None:
         row: dict[str, Any] = {
             "epoch": state.epoch + 1,
             "steps": (state.epoch + 1) * self.steps_per_epoch,
-            "samples": int(samples),
+            "samples": means.samples,
             "lr": self.optimizer.param_groups[0]["lr"],
-            "train_loss": loss_sum / samples,
-            "train_accuracy": correct / samples,
         }
-        if len(self.validation.labels):
-            row["val_loss"], row["val_accuracy"] = measure(self.model, self.validation, self.protocol)
+        row |= {f"train_{name}": value for name, value in means.named(self.task.scores).items()}
+        if len(self.validation):
+            row |= {f"val_{name}": value for name, value in measure(self.model, self.task, self.validation).items()}
         if self.observe is not None:
             row |= self.observe(self.model)
         state.history.append(row)
         state.epoch_seconds.append(seconds)
-        state.epoch, state.step_in_epoch, state.sums, state.open_seconds = state.epoch + 1, 0, [0.0, 0.0, 0.0], 0.0
+        state.epoch, state.step_in_epoch, state.sums, state.samples, state.open_seconds = (
+            state.epoch + 1,
+            0,
+            None,
+            0,
+            0.0,
+        )
         self._save(state)
-        if self.should_stop() and state.epoch < self.protocol.epochs:
+        if self.should_stop() and not self._is_over(state):
             raise TrainingStopped(f"stopped after epoch {state.epoch} of {self.protocol.epochs}")
 
-    def _report(self, epoch: int, step: int, sums: list[float], seconds: float) -> None:
-        loss_sum, correct, samples = sums
+    def _report(self, epoch: int, step: int, means: _Means, seconds: float) -> None:
         self.progress(
             Progress(
                 epoch=epoch + 1,
                 epochs=self.protocol.epochs,
                 step=step,
                 total_steps=self.total_steps,
-                loss=loss_sum / samples,
-                accuracy=correct / samples,
-                samples_per_second=samples / max(seconds, 1e-9),
+                scores=means.named(self.task.scores),
+                samples_per_second=means.samples / max(seconds, 1e-9),
             )
         )

@@ -1,26 +1,32 @@
-"""Optimisers by name, and the learning rate over a run's steps."""
+"""Optimisers by name: PyTorch's own here, any other one is the module of `stages.optim` that bears its name."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+from importlib import import_module
 
 import torch
 from torch import nn
 
-from stages.run import OptimizerSpec, ScheduleSpec
+from stages.run import OptimizerSpec
 
 
-def build_optimizer(parameters: Iterable[nn.Parameter], spec: OptimizerSpec) -> torch.optim.Optimizer:
+def build_optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimizer:
     """The optimiser of the spec; `adam` adds its weight decay to the gradient (L2), `adamw` decouples it."""
     if spec.name == "sgd":
-        return torch.optim.SGD(parameters, lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay)
-    kind = torch.optim.AdamW if spec.name == "adamw" else torch.optim.Adam
-    return kind(parameters, lr=spec.lr, betas=spec.betas, weight_decay=spec.weight_decay)
+        return torch.optim.SGD(parameter_groups(model, spec), lr=spec.lr, momentum=spec.momentum)
+    if spec.name in ("adam", "adamw"):
+        kind = torch.optim.AdamW if spec.name == "adamw" else torch.optim.Adam
+        return kind(parameter_groups(model, spec), lr=spec.lr, betas=spec.betas)
+    return import_module(f"stages.optim.{spec.name}").build(model, spec)
 
 
-def learning_rate(spec: ScheduleSpec, base: float, step: int, total_steps: int) -> float:
-    """The rate of step `step` (0-based) of `total_steps`; `cosine` falls to 0 at the end."""
-    if spec.name == "constant":
-        return base
-    return base * 0.5 * (1 + math.cos(math.pi * step / total_steps))
+def parameter_groups(model: nn.Module, spec: OptimizerSpec) -> list[dict[str, object]]:
+    """All parameters in one group, or two where only kernels decay: matrices and filters called `weight`."""
+    if spec.decay != "kernels":
+        return [{"params": list(model.parameters()), "weight_decay": spec.weight_decay}]
+    kernels: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        is_kernel = name.rpartition(".")[2] == "weight" and parameter.ndim >= 2
+        (kernels if is_kernel else others).append(parameter)
+    return [{"params": kernels, "weight_decay": spec.weight_decay}, {"params": others, "weight_decay": 0.0}]

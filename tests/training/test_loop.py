@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from stages.papers.ninformer import LocalViT, ViT
-from stages.run import AugmentationSpec, OptimizerSpec, Protocol, Replicate, ScheduleSpec, SplitSpec
+from stages.run import AugmentationSpec, EarlyStopSpec, OptimizerSpec, Protocol, Replicate, ScheduleSpec, SplitSpec
+from stages.training.images import ImageClassification, LabelledImages
 from stages.training.loop import (
-    LabelledImages,
     Outcome,
     TrainingState,
     TrainingStopped,
@@ -22,6 +22,7 @@ from stages.training.loop import (
     measure,
     seeded_model,
 )
+from stages.training.optimizer import build_optimizer
 
 REPLICATE = Replicate(seed=3)
 
@@ -44,6 +45,12 @@ def build_vit() -> nn.Module:
     )
 
 
+def build_vit_without_dropout() -> nn.Module:
+    return ViT(
+        image_size=8, in_channels=1, num_classes=4, patch_size=4, dim=16, depth=1, num_heads=2, mlp_dim=16, dropout=0.0
+    )
+
+
 def build_local_vit() -> nn.Module:
     return LocalViT(
         image_size=8, in_channels=1, num_classes=4, patch_size=4, dim=16, depth=1, num_heads=2, channels=16, dropout=0.5
@@ -63,7 +70,7 @@ def train(
     images: LabelledImages, protocol: Protocol, build: Callable[[], nn.Module] = build_vit, **options: Any
 ) -> tuple[nn.Module, Outcome]:
     model = seeded_model(build, REPLICATE)
-    return model, fit(model, images, protocol, REPLICATE, **options)
+    return model, fit(model, ImageClassification(images, protocol), protocol, REPLICATE, **options)
 
 
 def assert_same_weights(one: nn.Module, other: nn.Module) -> None:
@@ -80,12 +87,12 @@ def test_same_seed_twice_is_bitwise_the_same(images: LabelledImages) -> None:
 def test_another_seed_gives_other_weights(images: LabelledImages) -> None:
     one, _ = train(images, make_protocol())
     model = seeded_model(build_vit, Replicate(seed=4))
-    fit(model, images, make_protocol(), Replicate(seed=4))
+    fit(model, ImageClassification(images, make_protocol()), make_protocol(), Replicate(seed=4))
     assert not torch.equal(one.head.weight, model.head.weight)
 
 
 @pytest.mark.parametrize("build", [build_vit, build_local_vit], ids=["dropout", "batch-norm"])
-@pytest.mark.parametrize("stop_after", range(1, 12))
+@pytest.mark.parametrize("stop_after", range(11))
 def test_stopped_anywhere_and_resumed_equals_straight_through(
     images: LabelledImages, build: Callable[[], nn.Module], stop_after: int
 ) -> None:
@@ -121,8 +128,7 @@ def test_observer_changes_no_weight(images: LabelledImages) -> None:
     protocol = make_protocol()
 
     def observe(model: nn.Module) -> dict[str, float]:
-        loss, accuracy = measure(model, images, protocol)
-        return {"test_loss": loss, "test_accuracy": accuracy}
+        return {f"test_{name}": value for name, value in measure(model, ImageClassification(images, protocol)).items()}
 
     observed, outcome = train(images, protocol, build_local_vit, observe=observe)
     assert_same_weights(plain, observed)
@@ -172,12 +178,50 @@ def test_training_memorises_a_small_set(images: LabelledImages) -> None:
     protocol = make_protocol(epochs=60, augmentation=AugmentationSpec(), optimizer=OptimizerSpec(name="adam", lr=3e-3))
     model, outcome = train(images, protocol, build)
     assert outcome.history[-1]["train_accuracy"] > 0.95
-    assert measure(model, images, protocol)[1] > 0.95
+    assert measure(model, ImageClassification(images, protocol))["accuracy"] > 0.95
 
 
 def test_measure_leaves_mode_and_statistics_alone(images: LabelledImages) -> None:
     model = seeded_model(build_local_vit, REPLICATE)
     before = copy.deepcopy(model.state_dict())
-    measure(model, images, make_protocol())
+    measure(model, ImageClassification(images, make_protocol()))
     assert model.training
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_a_loss_that_diverges_right_after_a_resume_still_has_its_last_finite_value(images: LabelledImages) -> None:
+    protocol = make_protocol(batch_size=10)
+    saved: list[TrainingState] = []
+    with pytest.raises(TrainingStopped):
+        train(images, protocol, save=saved.append, should_stop=lambda: True)
+    state = copy.deepcopy(saved[-1])
+    assert state.model is not None
+    state.model["head.bias"].fill_(float("nan"))
+    _, outcome = train(images, protocol, state=state)
+    assert outcome.divergence is not None
+    assert outcome.divergence["last_finite_step"] == 1
+    assert outcome.divergence["last_finite_loss"] == pytest.approx(saved[-1].last_loss)
+    assert saved[-1].last_loss is not None and saved[-1].last_loss > 0
+
+
+def test_training_stops_when_the_validation_loss_no_longer_falls(images: LabelledImages) -> None:
+    protocol = make_protocol(
+        epochs=9,
+        optimizer=OptimizerSpec(name="sgd", lr=0.0),
+        split=SplitSpec(kind="fraction", fraction=0.2, seed=1),
+        early_stop=EarlyStopSpec(from_epoch=2, patience=3, min_delta=1e-4),
+    )
+    _, outcome = train(images, protocol, build_vit_without_dropout)
+    assert len(outcome.history) == 6, "two epochs, then one to compare with and three of patience"
+
+
+def test_only_kernels_decay_where_the_spec_says_so(images: LabelledImages) -> None:
+    spec = OptimizerSpec(name="sgd", lr=1.0, weight_decay=0.5, decay="kernels")
+    model = seeded_model(build_local_vit, REPLICATE)
+    before = copy.deepcopy(dict(model.named_parameters()))
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    build_optimizer(model, spec).step()
+    for name, parameter in model.named_parameters():
+        decays = name.endswith("weight") and parameter.ndim >= 2
+        assert torch.equal(parameter, before[name] * (0.5 if decays else 1.0)), name

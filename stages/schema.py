@@ -1,0 +1,72 @@
+"""Reads a YAML file against a schema; every mistake is one `ParamsError` with file, place, value and choices."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+Schema = TypeVar("Schema")
+
+
+class ParamsError(ValueError):
+    """A params file says something that can't be run; the message names file, path, value and choices."""
+
+
+def read_yaml(path: Path) -> Any:
+    """The file's content, or a `ParamsError` where there is none or it isn't YAML."""
+    if not path.is_file():
+        raise ParamsError(f"{path}: no such file; every experiment in params.yaml has its own file in params/")
+    try:
+        return yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except yaml.YAMLError as error:
+        raise ParamsError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+
+
+def validate(schema: TypeAdapter[Schema], value: Any, path: Path, prefix: str = "") -> Schema:
+    """`value` as the schema has it, or a `ParamsError` on the first thing that doesn't fit."""
+    try:
+        return schema.validate_python(value, strict=None)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join([prefix] * bool(prefix) + [str(part) for part in first["loc"]])
+        if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+            known = _known_keys(schema, first["loc"][:-1])
+            raise ParamsError(f"{path}: unknown key {place}{hint(str(first['loc'][-1]), known)}") from None
+        if first["type"] in ("missing", "missing_keyword_only_argument"):
+            raise ParamsError(f"{path}: {place} is missing") from None
+        raise ParamsError(
+            f"{path}: {place} is {first['input']!r}; {first['msg'][0].lower()}{first['msg'][1:]}"
+        ) from None
+
+
+def _known_keys(schema: TypeAdapter[Any], location: tuple[int | str, ...]) -> list[str]:
+    """Keys that the schema knows at `location`, from its JSON schema."""
+    document = schema.json_schema()
+    node = document
+    for part in (*location, None):
+        while "$ref" in node or "anyOf" in node:
+            node = node["anyOf"][0] if "anyOf" in node else document["$defs"][node["$ref"].split("/")[-1]]
+        if part is None:
+            break
+        if isinstance(part, int):
+            node = node.get("items", {})
+        else:
+            node = node.get("properties", {}).get(part) or node.get("additionalProperties") or {}
+    return sorted(node.get("properties", {}))
+
+
+def hint(name: str, known: list[str]) -> str:
+    """The end of a message about `name`: the closest known word and all of them."""
+    if not known:
+        return ""
+    close = get_close_matches(name, known, n=1)
+    return (f" (did you mean {close[0]}?)" if close else "") + f"; known: {', '.join(known)}"
+
+
+def check_choice(name: str, known: Any, path: Path, place: str) -> None:
+    if name not in known:
+        raise ParamsError(f"{path}: {place} is {name!r}{hint(name, sorted(known))}")
