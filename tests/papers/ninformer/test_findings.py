@@ -1,0 +1,84 @@
+"""The paper's findings: FLOPs against the counter, printed numbers against the claims file, and by hand."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from stages.evaluation.cost import flops_per_image
+from stages.experiment import Params
+from stages.finding import Finding
+from stages.papers.ninformer import findings as module
+from stages.papers.ninformer.findings import ACCURACY, GAIN, IMAGES, NANOSECONDS, findings, image_flops
+
+ROOT = Path(__file__).parents[3]
+ARMS = {"vit": "vit", "mlpmixer": "mlp-mixer", "localvit": "local-vit", "ninformer": "ninformer"}
+DATASETS = {"mnist": "mnist", "c10": "cifar10", "c100": "cifar100"}
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Finding]:
+    return {finding.claim: finding for finding in findings()}
+
+
+@pytest.fixture(scope="module")
+def printed() -> dict[str, float]:
+    with (ROOT / "data" / "claims.csv").open(newline="") as file:
+        return {row["id"]: float(row["value"]) for row in csv.DictReader(file) if row["paper"] == "ninformer"}
+
+
+def test_flops_from_the_shapes_are_what_the_counter_counts(
+    params: Params, printed_models: dict[tuple[str, str], nn.Module]
+) -> None:
+    for ours, dataset in DATASETS.items():
+        for short, arm in ARMS.items():
+            counted = flops_per_image(printed_models[dataset, arm], params.datasets[dataset].shape)
+            assert image_flops(short, IMAGES[ours]) == counted, (dataset, arm)
+
+
+def test_printed_numbers_are_those_of_the_claims_file(printed: dict[str, float]) -> None:
+    times = {claim: value for claim, value in printed.items() if ".table3." in claim}
+    assert times == {
+        f"ninformer.table3.{dataset}.{arm}": value for dataset, row in NANOSECONDS.items() for arm, value in row.items()
+    }
+    for arm, percent in ACCURACY.items():
+        assert percent == pytest.approx(printed[f"ninformer.table2.c10.{arm}"] * 100)
+    assert pytest.approx(printed["ninformer.text.c10.acc_vs_localvit"] * 100) == GAIN
+
+
+def test_no_printed_time_is_possible_on_the_papers_gpu(found: dict[str, Finding]) -> None:
+    times = [finding for claim, finding in found.items() if ".table3." in claim]
+    assert len(times) == 12
+    for finding in times:
+        assert finding.status == "contradicted"
+        assert finding.computed["times_peak"] > 100
+        assert 0 < finding.computed["share_of_peak_if_microseconds"] < 1
+    # 437,785,600 FLOPs / 104.64 ns = 4,183.7 TFLOP/s, and the RTX 2080 Ti's float32 peak is 13.45.
+    needed = found["ninformer.table3.c10.ninformer"].computed
+    assert needed["tflops_per_second_needed"] == pytest.approx(4183.7, abs=0.1)
+    assert needed["times_peak"] == pytest.approx(4183.7 / 13.45, rel=1e-3)
+
+
+def test_a_time_in_microseconds_would_not_be_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "NANOSECONDS", {"c10": {"ninformer": 104.64e3}})
+    assert module.time_finding("c10", "ninformer").status == "holds"
+
+
+def test_the_gain_over_local_vit_is_five_percent_and_not_sixteen(found: dict[str, Finding]) -> None:
+    finding = found["ninformer.text.c10.acc_vs_localvit"]
+    assert finding.status == "contradicted"
+    assert finding.computed["relative_gain_percent"] == pytest.approx(4.99, abs=0.005)  # 81.59 / 77.71 - 1
+    assert finding.computed["gain_percentage_points"] == pytest.approx(3.88)
+
+
+def test_cost_is_linear_but_weights_grow_with_the_tokens(found: dict[str, Finding]) -> None:
+    finding = found["ninformer.complexity.linear"]
+    assert finding.status == "holds"
+    assert finding.computed["flops_ratio_when_tokens_double"] == 2
+    assert finding.computed["flops_ratio_when_tokens_double_vit"] > 2.1
+    assert finding.computed["share_of_elementwise_products"] < 0.001
+    # 64 tokens instead of 49 in four blocks: the counts of test_models for MNIST at 32 and at 28 pixels.
+    assert finding.computed["weights_per_token_and_block"] * 4 * (64 - 49) == 2_646_026 - 2_584_526
