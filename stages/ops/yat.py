@@ -1,0 +1,144 @@
+"""The Yat product, alignment over distance, and its dense layer          (NMN architecture guide; numbers are ours).
+
+    h_i(x) = s · (w_i·x + b_i)² / (‖w_i − x‖² + ε)          (1)  dense, one output for each unit i of n
+    s = (n / log(1 + n))^α,  α learned                      (2)  the guide's scale
+    s = α                                                   (3)  the scale of the released package
+    ‖w − x‖² = ‖w‖² + ‖x‖² − 2 w·x                          (4)  the guide's reuse of the dot product
+
+The guide prints a sum over i in front of (1); its own example has one output for each unit, and so has the package.
+B samples, D input features, N units.
+
+Numbers below float32 (bfloat16, float16, autocast) are widened to float32 before anything is computed, and only the
+result is rounded.  (4) cancels where x nears w: its error is a few units in the last place of ‖w‖² + ‖x‖², which may
+exceed ε.  Clamped at 0, as the true distance is, it can't turn a response negative or infinite, and the clamp's
+gradient 0 is the true one where x = w.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# Equation 2, equation 3, a constant, or 1.
+ScaleReading = Literal["guide", "multiplier"] | float | None
+Factor = Tensor | float
+
+
+def yat_linear_reference(x: Tensor, w: Tensor, b: Tensor, s: Factor, eps: Factor) -> Tensor:
+    """Equation 1 as printed, unit by unit.  x: [..., D]; w: [N, D]; b: [N]; returns [..., N]."""
+    difference = w - x.unsqueeze(-2)  # [..., N, D]
+    return s * ((w * x.unsqueeze(-2)).sum(-1) + b).square() / (difference.square().sum(-1) + eps)
+
+
+def guide_scale(alpha: Tensor, n: int) -> Tensor:
+    """Equation 2."""
+    return (n / math.log1p(n)) ** alpha
+
+
+def yat_ratio(dot: Tensor, squared_norms: Tensor, bias: Tensor | None, scale: Factor, epsilon: Factor) -> Tensor:
+    """(dot + bias)² · scale / (distance + ε) with the distance of equation 4 from `dot` and ‖w‖² + ‖x‖²."""
+    distance = (squared_norms - 1.99 * dot).clamp(min=0)
+    aligned = dot if bias is None else dot + bias
+    return scale * aligned.square() / (distance + epsilon)
+
+
+def yat_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, scale: Factor = 1.0, epsilon: Factor = 1e-5
+) -> Tensor:
+    """`yat_linear_reference` with equation 4: one matrix product.  x: [..., D]; weight: [N, D]; returns [..., N]."""
+    with without_autocast(x.device):
+        wide_x, weight, bias = widen(x, weight, bias)
+        squared_norms = wide_x.square().sum(-1, keepdim=True) + weight.square().sum(-1)
+        return yat_ratio(wide_x @ weight.mT, squared_norms, bias, scale, epsilon).to(x.dtype)
+
+
+def widen(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The operands in their common type, at least float32."""
+    dtype = torch.promote_types(torch.promote_types(x.dtype, weight.dtype), torch.float32)
+    return x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Where autocast would round the operands of a product again after `widen`."""
+    if torch.amp.is_autocast_available(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
+
+
+class YatScale(nn.Module):
+    """s for `n` units: equation 2 or 3 with a learned α that starts at 1, or a constant.
+
+    Raises:
+        ValueError: the reading is neither a known name nor a number.
+    """
+
+    def __init__(self, n: int, reading: ScaleReading, device: Any = None, dtype: Any = None) -> None:
+        super().__init__()
+        if reading is not None and not isinstance(reading, int | float) and reading not in ("guide", "multiplier"):
+            raise ValueError(f"scale is {reading!r}; known: guide, multiplier, a number, None")
+        self.n, self.reading = n, reading
+        self.alpha = nn.Parameter(torch.ones((), device=device, dtype=dtype)) if isinstance(reading, str) else None
+
+    def forward(self) -> Factor:
+        if self.alpha is None:
+            return 1.0 if self.reading is None else float(cast(float, self.reading))
+        alpha = self.alpha.to(torch.promote_types(self.alpha.dtype, torch.float32))
+        return guide_scale(alpha, self.n) if self.reading == "guide" else alpha
+
+
+class YatEpsilon(nn.Module):
+    """ε > 0: a constant, or learned as softplus(raw), which starts at `value`.
+
+    Raises:
+        ValueError: `value` is not positive.
+    """
+
+    def __init__(self, value: float, is_learned: bool, device: Any = None, dtype: Any = None) -> None:
+        super().__init__()
+        if not 0 < value < math.inf:
+            raise ValueError(f"epsilon is {value}; expected a positive number")
+        self.value = value
+        raw = value + math.log(-math.expm1(-value))  # the inverse of softplus, without cancellation
+        self.raw = nn.Parameter(torch.full((), raw, device=device, dtype=dtype)) if is_learned else None
+
+    def forward(self) -> Factor:
+        if self.raw is None:
+            return self.value
+        return F.softplus(self.raw.to(torch.promote_types(self.raw.dtype, torch.float32)))
+
+
+class YatLinear(nn.Linear):
+    """Equation 1 where `nn.Linear` and its activation stood.  [..., in_features] -> [..., out_features].
+
+    Weights start Xavier normal, biases uniform within 1/√in_features, as in the released package.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        scale: ScaleReading = "guide",
+        epsilon: float = 1e-5,
+        learnable_epsilon: bool = False,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.scale = YatScale(out_features, scale, device, dtype)
+        self.epsilon = YatEpsilon(epsilon, learnable_epsilon, device, dtype)
+
+    def reset_parameters(self) -> None:
+        nn.init.xavier_normal_(self.weight)
+        if self.bias is not None:
+            bound = 1 / math.sqrt(self.in_features)
+            nn.init.uniform_(self.bias, -bound, bound)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return yat_linear(x, self.weight, self.bias, scale=self.scale(), epsilon=self.epsilon())

@@ -1,0 +1,167 @@
+"""The Yat convolution                                                         (NMN architecture guide; number is ours).
+
+    (Yat-Conv(K, I))_{i,j} = ⟨K, I_{i,j}⟩² / (‖K − I_{i,j}‖² + ε)          (5)
+
+for every kernel K of an output channel and patch I_{i,j}, with the scale and bias of the dense layer.  Padding with
+zeros adds nothing to ⟨K, I⟩ and ‖I‖², while ‖K‖² keeps all of the kernel: the patch is the padded one.
+B samples, C input channels, N output channels, G groups, H x W pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.utils import _pair
+
+from stages.ops.yat import Factor, ScaleReading, YatEpsilon, YatScale, widen, without_autocast, yat_ratio
+
+Size = int | tuple[int, int]
+PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
+
+
+def yat_conv2d_reference(
+    image: Tensor,
+    k: Tensor,
+    b: Tensor,
+    s: Factor,
+    eps: Factor,
+    *,
+    stride: int,
+    padding: int,
+    dilation: int,
+    groups: int,
+) -> Tensor:
+    """Equation 5 as printed, place by place.  image: [B, C, H, W]; k: [N, C / G, kH, kW]; b: [N]."""
+    padded = F.pad(image, (padding,) * 4)
+    reach_y, reach_x = (dilation * (size - 1) + 1 for size in k.shape[2:])
+    rows = []
+    for i in range(0, padded.shape[2] - reach_y + 1, stride):
+        row = []
+        for j in range(0, padded.shape[3] - reach_x + 1, stride):
+            patch = padded[:, :, i : i + reach_y : dilation, j : j + reach_x : dilation].unflatten(1, (groups, 1, -1))
+            kernels = k.unflatten(0, (groups, -1))  # [G, N / G, C / G, kH, kW] beside patches [B, G, 1, C / G, kH, kW]
+            dot = (kernels * patch).sum((-3, -2, -1)).flatten(1)
+            distance = (kernels - patch).square().sum((-3, -2, -1)).flatten(1)
+            row.append(s * (dot + b).square() / (distance + eps))
+        rows.append(torch.stack(row, dim=-1))
+    return torch.stack(rows, dim=-2)
+
+
+def yat_conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Size = 1,
+    padding: Size | str = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+    *,
+    scale: Factor = 1.0,
+    epsilon: Factor = 1e-5,
+) -> Tensor:
+    """Equation 5 with one convolution; the arguments of `F.conv2d`.  x: [B, C, H, W]; weight: [N, C / G, kH, kW]."""
+    with without_autocast(x.device):
+        wide_x, weight, bias = widen(x, weight, bias)
+        dot = F.conv2d(wide_x, weight, None, stride, padding, dilation, groups)
+        patches = _patch_norms(wide_x, weight.shape[2:], _pair(stride), padding, _pair(dilation), groups)
+        kernels = weight.square().sum((1, 2, 3)).view(groups, -1, 1, 1)
+        squared_norms = (patches.unsqueeze(2) + kernels).flatten(1, 2)
+        bias = None if bias is None else bias.view(-1, 1, 1)
+        return yat_ratio(dot, squared_norms, bias, scale, epsilon).to(x.dtype)
+
+
+def _patch_norms(
+    x: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Size | str,
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """‖I_{i,j}‖² of each group's channels: [B, G, H', W'].
+
+    A sum of shifted maps: a convolution with ones may run in TF32, which is too coarse for a distance.
+    """
+    energy = F.pad(x.unflatten(1, (groups, -1)).square().sum(2), _pads(padding, kernel_size, dilation))
+    height, width = (
+        (length - d * (k - 1) - 1) // s + 1
+        for length, k, s, d in zip(energy.shape[2:], kernel_size, stride, dilation, strict=True)
+    )
+    total = torch.zeros((), device=x.device, dtype=x.dtype)
+    for i in range(0, dilation[0] * kernel_size[0], dilation[0]):
+        for j in range(0, dilation[1] * kernel_size[1], dilation[1]):
+            rows = slice(i, i + stride[0] * (height - 1) + 1, stride[0])
+            columns = slice(j, j + stride[1] * (width - 1) + 1, stride[1])
+            total = total + energy[:, :, rows, columns]
+    return total
+
+
+def _pads(padding: Size | str, kernel_size: Sequence[int], dilation: Sequence[int]) -> list[int]:
+    """Left, right, top, bottom, as `F.pad` has them.
+
+    Raises:
+        ValueError: a word other than `same` and `valid`.
+    """
+    if padding == "valid":
+        padding = 0
+    if padding == "same":
+        reaches = [d * (k - 1) for k, d in zip(kernel_size, dilation, strict=True)]
+        return [part for reach in reversed(reaches) for part in (reach // 2, reach - reach // 2)]
+    if isinstance(padding, str):
+        raise ValueError(f"padding is {padding!r}; known words: same, valid")
+    vertical, horizontal = _pair(padding)
+    return [horizontal, horizontal, vertical, vertical]
+
+
+class YatConv2d(nn.Conv2d):
+    """Equation 5 where `nn.Conv2d` and its activation stood.  [B, in_channels, H, W] -> [B, out_channels, H', W'].
+
+    n of the guide's scale is `out_channels`.  Weights and biases start as those of `nn.Conv2d`, as in the package.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size | str = 0,
+        dilation: Size = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: PaddingMode = "zeros",
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        scale: ScaleReading = "guide",
+        epsilon: float = 1e-5,
+        learnable_epsilon: bool = False,
+    ) -> None:
+        super().__init__(
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, device, dtype
+        )
+        self.scale = YatScale(out_channels, scale, device, dtype)
+        self.epsilon = YatEpsilon(epsilon, learnable_epsilon, device, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        stride: Any = self.stride
+        padding: Any = self.padding
+        dilation: Any = self.dilation
+        if self.padding_mode != "zeros":
+            x = F.pad(x, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+            padding = 0
+        return yat_conv2d(
+            x,
+            self.weight,
+            self.bias,
+            stride,
+            padding,
+            dilation,
+            self.groups,
+            scale=self.scale(),
+            epsilon=self.epsilon(),
+        )
