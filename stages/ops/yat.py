@@ -42,7 +42,7 @@ def guide_scale(alpha: Tensor, n: int) -> Tensor:
 
 def yat_ratio(dot: Tensor, squared_norms: Tensor, bias: Tensor | None, scale: Factor, epsilon: Factor) -> Tensor:
     """(dot + bias)² · scale / (distance + ε) with the distance of equation 4 from `dot` and ‖w‖² + ‖x‖²."""
-    distance = (squared_norms - 1.99 * dot).clamp(min=0)
+    distance = (squared_norms - 2 * dot).clamp(min=0)
     aligned = dot if bias is None else dot + bias
     return scale * aligned.square() / (distance + epsilon)
 
