@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -26,7 +28,7 @@ PRODUCTS: list[Product] = [
     per_sample_product_reference,
     per_sample_product,
 ]
-SHAPE = (2, 4)
+GOLDEN = Path(__file__).parents[1] / "golden" / "fisher_curvlinops.npz"
 
 
 def as_matrix(product: Product, batch: LayerBatch) -> Tensor:
@@ -59,6 +61,21 @@ def test_kronecker_product_is_the_dense_kronecker_matrix(product: Product) -> No
     a_factor = sum(torch.outer(a, a) for a, _ in columns) / 20
     g_factor = sum(torch.outer(g, g) for _, g in columns) / 5
     torch.testing.assert_close(as_matrix(product, batch), torch.kron(g_factor, a_factor), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("product", "stored"), [(kronecker_product, "kronecker"), (per_sample_product, "per_sample")])
+def test_product_equals_the_matrix_of_a_released_library(product: Product, stored: str) -> None:
+    with np.load(GOLDEN) as file:
+        vectors = dict(file)
+    problem = make_problem()
+    names = {"mix.weight": "0.weight", "mix.bias": "0.bias", "head.weight": "3.weight", "head.bias": "3.bias"}
+    problem.network.load_state_dict(
+        {ours: torch.from_numpy(vectors[f"weights/{theirs}"]) for ours, theirs in names.items()}
+    )
+    problem.tokens, problem.labels = torch.from_numpy(vectors["tokens"]), torch.from_numpy(vectors["labels"])
+    order = torch.tensor([0, 1, 2, 4, 5, 6, 3, 7])  # theirs has the bias after the whole weight, ours in each row
+    matrix = as_matrix(product, problem.captured())[order][:, order]
+    np.testing.assert_allclose(matrix.numpy(), vectors[stored], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("product", PRODUCTS)
