@@ -1,15 +1,18 @@
-"""NiNformer's block against loops over single numbers, written from equations 8 to 10 (and 4, 5 inside)."""
+"""NiNformer's two blocks against loops over single numbers, written from equations 8 to 10 (and 4, 5 inside)."""
 
 from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from stages.papers.ninformer.ninformer import GatingUnit, NiNformerBlock
+from stages.papers.ninformer.shared_norm_ninformer import SharedNormBlock
 
 Matrix = list[list[float]]  # [token][channel]
+BOTH = pytest.mark.parametrize("block_class", [NiNformerBlock, SharedNormBlock])
 
 
 def layer_norm(x: Matrix, norm: nn.LayerNorm) -> Matrix:
@@ -49,13 +52,14 @@ def gating(i: Matrix, unit: GatingUnit) -> Matrix:
     return [[a * b for a, b in zip(*rows, strict=True)] for rows in zip(z, projected, strict=True)]  # eq. 8
 
 
-def block_by_hand(x: Matrix, block: NiNformerBlock) -> Matrix:
-    y = add(gating(layer_norm(x, block.gating_norm), block.gating), x)  # eq. 9
-    return add(mlp(layer_norm(y, block.mlp_norm), block.mlp), y)  # eq. 10
+def block_by_hand(x: Matrix, block: NiNformerBlock | SharedNormBlock) -> Matrix:
+    norms = (block.norm,) * 2 if isinstance(block, SharedNormBlock) else (block.gating_norm, block.mlp_norm)
+    y = add(gating(layer_norm(x, norms[0]), block.gating), x)  # eq. 9
+    return add(mlp(layer_norm(y, norms[1]), block.mlp), y)  # eq. 10
 
 
-def make_block() -> tuple[NiNformerBlock, Tensor]:
-    block = NiNformerBlock(num_tokens=5, dim=4, mlp_dim=7, token_dim=6, channel_dim=3, dropout=0.5).double().eval()
+def make_block(block_class: type[nn.Module] = NiNformerBlock) -> tuple[nn.Module, Tensor]:
+    block = block_class(num_tokens=5, dim=4, mlp_dim=7, token_dim=6, channel_dim=3, dropout=0.5).double().eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in block.parameters():
@@ -63,14 +67,16 @@ def make_block() -> tuple[NiNformerBlock, Tensor]:
     return block, torch.randn(2, 5, 4, generator=generator, dtype=torch.float64)
 
 
-def test_block_equals_loops_over_the_equations() -> None:
-    block, x = make_block()
+@BOTH
+def test_block_equals_loops_over_the_equations(block_class: type[nn.Module]) -> None:
+    block, x = make_block(block_class)
     expected = torch.tensor([block_by_hand(sample, block) for sample in x.tolist()], dtype=torch.float64)
     torch.testing.assert_close(block(x), expected, rtol=0, atol=1e-9)
 
 
-def test_block_gradients_pass_a_numerical_check() -> None:
-    block, x = make_block()
+@BOTH
+def test_block_gradients_pass_a_numerical_check(block_class: type[nn.Module]) -> None:
+    block, x = make_block(block_class)
     assert torch.autograd.gradcheck(block, (x[:1].requires_grad_(),))
 
 
@@ -85,3 +91,20 @@ def test_a_zero_linear_closes_the_gate() -> None:
 def test_two_layer_norms_are_two_modules() -> None:
     block, _ = make_block()
     assert block.gating_norm.weight is not block.mlp_norm.weight
+
+
+def test_shared_layer_norm_is_both_of_the_equations_norms() -> None:
+    """As run, the equations' block with equal scales and shifts; their gradient is the sum of the two."""
+    shared, x = make_block(SharedNormBlock)
+    separate, _ = make_block()
+    weights = dict(shared.state_dict())
+    for part in ("weight", "bias"):
+        weights |= dict.fromkeys((f"gating_norm.{part}", f"mlp_norm.{part}"), weights.pop(f"norm.{part}"))
+    separate.load_state_dict(weights)
+    assert torch.equal(shared(x), separate(x))
+    shared(x).square().sum().backward()
+    separate(x).square().sum().backward()
+    for part in ("weight", "bias"):
+        gradients = {name: p.grad for name, p in (*shared.named_parameters(), *separate.named_parameters())}
+        total = gradients[f"gating_norm.{part}"] + gradients[f"mlp_norm.{part}"]
+        torch.testing.assert_close(gradients[f"norm.{part}"], total, rtol=1e-9, atol=1e-9)
