@@ -15,6 +15,8 @@ F width of values.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,6 +86,13 @@ def log_kernel(kernel: str) -> Kernel:
     return _LOG_KERNELS[kernel]
 
 
+def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Some devices, such as meta, have no autocast to switch off."""
+    if torch.amp.is_autocast_available(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
+
+
 def _at_least_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
@@ -117,7 +126,7 @@ def squared_distance(
     three terms cancel: the error is the rounding of ‖x‖², and may be negative.
     """
     _require_one_metric(metric_factor, metric)
-    with torch.autocast(x.device.type, enabled=False):
+    with _without_autocast(x.device):
         x, t = _factored(_at_least_float32(x), metric_factor), _factored(_at_least_float32(t), metric_factor)
         x_metric, x_norm, t_norm = _terms(x, t, metric)
         return x_norm[..., :, None] + t_norm[..., None, :] - 2 * x_metric @ t.transpose(-2, -1)
@@ -163,7 +172,7 @@ def rbf_attention(
     """
     _require_one_metric(metric_factor, metric)
     log_k = log_kernel(kernel)
-    with torch.autocast(q.device.type, enabled=False):
+    with _without_autocast(q.device):
         if kernel != "gaussian":
             weights = log_k(squared_distance(q, k, metric_factor=metric_factor, metric=metric), beta).softmax(dim=-1)
             return weights.to(v.dtype) @ v

@@ -1,0 +1,103 @@
+"""HyperBF transformer, the proposed architecture (HyperBF paper, eqs. 1, 6 and 7).
+
+    y = x + HyperBF(LayerNorm(x + HyperBF(LayerNorm(x))))     (1)
+
+The first HyperBF is `RBFAttention` (6), the second `RBFFeedForward` (7), both of `stages.ops.rbf_layers`.  The authors'
+code adds the second to the first one's sum: that is `HyperBF`; `HyperBFAsWritten` adds it to x, as (1) has it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from stages.ops.rbf_layers import RBFAttention, RBFFeedForward
+from stages.papers.hyperbf.layers import AsWrittenBlock, Block, TokenClassifier, TokenEmbedding
+
+
+class HyperBF(TokenClassifier):
+    """Normalised images [B, C, S, S] -> logits [B, K].
+
+    A metric is "euclidean" (M = I), "factored" (M = WᵀW, W learned) or "free" (M learned, the authors' code).  Betas
+    are where the learned ones start, 1 / 2σ²; for attention, None is head_dim^-0.5.  `position_image_size`: the size of
+    images that the position table is built for, None for the images' own.
+    """
+
+    block_class: type[Block] = Block
+
+    def __init__(
+        self,
+        *,
+        image_size: int,
+        in_channels: int,
+        num_classes: int,
+        patch_size: int,
+        dim: int,
+        depth: int,
+        num_heads: int,
+        num_centers: int,
+        kernel: str,
+        attention_metric: str,
+        attention_beta: float | None,
+        feedforward_metric: str,
+        feedforward_beta: float,
+        feedforward_bias: bool,
+        feedforward_normalised: bool,
+        position_image_size: int | None,
+    ) -> None:
+        blocks = (
+            self.block_class(
+                dim=dim,
+                attention=RBFAttention(dim, num_heads, metric=attention_metric, kernel=kernel, beta=attention_beta),
+                feedforward=RBFFeedForward(
+                    dim,
+                    num_centers,
+                    dim,
+                    bias=feedforward_bias,
+                    metric=feedforward_metric,
+                    kernel=kernel,
+                    beta=feedforward_beta,
+                    normalised=feedforward_normalised,
+                ),
+            )
+            for _ in range(depth)
+        )
+        embedding = TokenEmbedding(
+            image_size=image_size,
+            in_channels=in_channels,
+            patch_size=patch_size,
+            dim=dim,
+            position_image_size=position_image_size,
+        )
+        super().__init__(embedding=embedding, blocks=blocks, dim=dim, num_classes=num_classes)
+
+    def observe_kernels(self) -> dict[str, list[float]]:
+        """What the paper's section 4 and appendix 6.2 look at, one number a block.
+
+        σ = (2β)^-1/2 of attention and (mean over centres) of the feed-forward, nan where a beta turned negative; and
+        ‖M - I‖ / ‖I‖ (Frobenius) of each learned metric, which is 0 at the start.
+        """
+        observed: dict[str, list[float]] = {}
+        for name, unit in self.named_modules():
+            if isinstance(unit, RBFAttention | RBFFeedForward):
+                layer = name.rpartition(".")[2]
+                observed.setdefault(f"{layer}_sigma", []).append((2 * unit.beta).rsqrt().mean().item())
+                metric = _learned_metric(unit)
+                if metric is not None:
+                    eye = torch.eye(len(metric), device=metric.device)
+                    change = (metric - eye).norm() / eye.norm()
+                    observed.setdefault(f"{layer}_metric_change", []).append(change.item())
+        return observed
+
+
+class HyperBFAsWritten(HyperBF):
+    """`HyperBF` with the residuals of equation 1 as printed: attention reaches the output through the second unit."""
+
+    block_class = AsWrittenBlock
+
+
+def _learned_metric(unit: RBFAttention | RBFFeedForward) -> Tensor | None:
+    """M of a unit, or None where it is not learned."""
+    if unit.metric_factor is not None:
+        return unit.metric_factor.T @ unit.metric_factor
+    return unit.metric

@@ -1,0 +1,104 @@
+"""What the architectures share: tokens with positions, the block of equation 1, the head.
+
+B batch, C channels, S image size, P patches (a grid of G x G), N = P + 1 tokens, D width, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+def count_grid(image_size: int, patch_size: int) -> int:
+    """G, the patches along one side of a square image.
+
+    Raises:
+        ValueError: patches of this size don't tile the image.
+    """
+    if patch_size < 1 or image_size < patch_size or image_size % patch_size:
+        raise ValueError(f"patch_size is {patch_size}; expected a divisor of the image's size, which is {image_size}")
+    return image_size // patch_size
+
+
+def resize_positions(table: Tensor, grid: int) -> Tensor:
+    """A position table for another grid, bicubic; the class token's row stays.  [1, 1 + H², D] -> [1, 1 + grid², D].
+
+    The authors' code names the factor (grid + 0.1) / H, and so samples a little denser than the two grids would give.
+    """
+    own_grid = round((table.shape[1] - 1) ** 0.5)
+    if own_grid == grid:
+        return table
+    patches = table[:, 1:].unflatten(1, (own_grid, own_grid)).permute(0, 3, 1, 2)
+    resized = F.interpolate(patches, scale_factor=(grid + 0.1) / own_grid, mode="bicubic")
+    return torch.cat([table[:, :1], resized.flatten(2).transpose(1, 2)], dim=1)
+
+
+class TokenEmbedding(nn.Module):
+    """Patches, a class token before them, learned positions on all.  [B, C, S, S] -> [B, N, D].
+
+    The position table is that of images of `position_image_size`, resized on each pass where the images are of another
+    size.  Class token and positions start at zero: the truncated normal in the authors' code has no effect.
+    """
+
+    def __init__(
+        self, *, image_size: int, in_channels: int, patch_size: int, dim: int, position_image_size: int | None
+    ) -> None:
+        super().__init__()
+        self.grid = count_grid(image_size, patch_size)
+        table_grid = self.grid if position_image_size is None else count_grid(position_image_size, patch_size)
+        self.projection = nn.Conv2d(in_channels, dim, kernel_size=patch_size, stride=patch_size)
+        self.class_token = nn.Parameter(torch.zeros(1, 1, dim))
+        self.positions = nn.Parameter(torch.zeros(1, table_grid**2 + 1, dim))
+
+    def forward(self, images: Tensor) -> Tensor:
+        patches = self.projection(images).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.class_token.expand(len(patches), -1, -1), patches], dim=1)
+        return tokens + resize_positions(self.positions, self.grid)
+
+
+class Block(nn.Module):
+    """Equation 1 as the authors run it and as a pre-norm transformer is.  [B, N, D] -> [B, N, D].
+
+    u = x + attention(LayerNorm(x)),  y = u + feedforward(LayerNorm(u))
+    """
+
+    def __init__(self, *, dim: int, attention: nn.Module, feedforward: nn.Module) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(dim)
+        self.attention = attention
+        self.feedforward_norm = nn.LayerNorm(dim)
+        self.feedforward = feedforward
+
+    def forward(self, x: Tensor) -> Tensor:
+        u = x + self.attention(self.attention_norm(x))
+        return u + self.feedforward(self.feedforward_norm(u))
+
+
+class AsWrittenBlock(Block):
+    """Equation 1 as printed: y = x + feedforward(LayerNorm(x + attention(LayerNorm(x)))), the outer residual from x."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.feedforward(self.feedforward_norm(x + self.attention(self.attention_norm(x))))
+
+
+class TokenClassifier(nn.Module):
+    """Embedding, blocks, LayerNorm, Linear on the class token.  Normalised images [B, C, S, S] -> logits [B, K].
+
+    Linear layers keep PyTorch's initial weights and start without bias, as in the authors' code.
+    """
+
+    def __init__(self, *, embedding: TokenEmbedding, blocks: Iterable[nn.Module], dim: int, num_classes: int) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self.blocks = nn.Sequential(*blocks)
+        self.norm = nn.LayerNorm(dim)
+        self.head = nn.Linear(dim, num_classes)
+        for module in self.modules():
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.norm(self.blocks(self.embedding(images))[:, 0]))

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+
+from stages.finding import Finding
+from stages.papers.hyperbf.findings import findings
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Finding]:
+    return {finding.claim: finding for finding in findings()}
+
+
+def test_every_claim_that_needs_no_training_has_one_finding(found: dict[str, Finding]) -> None:
+    assert {claim: finding.status for claim, finding in found.items()} == {
+        "hyperbf.identity.unitnorm": "holds",
+        "hyperbf.identity.constnorm": "holds",
+        "hyperbf.identity.softmaxshift": "holds",
+        "hyperbf.params.match": "holds",
+    }
+
+
+def test_findings_are_the_same_twice(found: dict[str, Finding]) -> None:
+    assert {finding.claim: finding for finding in findings()} == found
+
+
+def test_equivalence_needs_keys_of_one_norm_only(found: dict[str, Finding]) -> None:
+    computed = found["hyperbf.identity.constnorm"].computed
+    assert computed["max_abs_error_equal_key_norms_only"] < 1e-12
+    assert computed["max_abs_difference_unequal_key_norms"] > 0.1
+
+
+def test_appendix_prints_twice_the_constant(found: dict[str, Finding]) -> None:
+    computed = found["hyperbf.identity.constnorm"].computed
+    assert computed["printed_identity_error"] == pytest.approx(computed["half_sum_of_squared_norms"])
+
+
+def test_sizes_match_thanks_to_a_matrix_that_nothing_uses(found: dict[str, Finding]) -> None:
+    computed = found["hyperbf.params.match"].computed
+    assert computed["ratio_cifar10_as_run"] == pytest.approx(12_179_806 / 12_182_874)
+    assert computed["ratio_cifar10_without_the_unused_matrix"] == pytest.approx(9_820_510 / (9_823_578 - 4 * 192**2))
+    assert computed["ratio_cifar10_last_public_commit"] == pytest.approx(14_486_842 / 18_207_914)
