@@ -39,6 +39,25 @@ OWN |= {
     SharedNormNiNformer: OWN[NiNformer],
 }
 
+# Section 4's sizes, by keyword; dropout is the authors' code's.
+PRINTED = {"patch_size": 4, "dim": 256, "depth": 4, "dropout": 0.5}
+PRINTED_OWN = {"num_heads": 4} | dict.fromkeys(("mlp_dim", "channels", "token_dim", "channel_dim"), 512)
+SHAPES = {"mnist": (1, 28, 10), "mnist at 32 px": (1, 32, 10), "cifar10": (3, 32, 10), "cifar100": (3, 32, 100)}
+
+
+@pytest.fixture(scope="session")
+def meta_models() -> dict[str, dict[str, nn.Module]]:
+    """Class name -> images -> the model at section 4's sizes, without weights."""
+    models: dict[str, dict[str, nn.Module]] = {}
+    for model_class, own in OWN.items():
+        keywords = PRINTED | {key: PRINTED_OWN[key] for key in own}
+        with torch.device("meta"):
+            models[model_class.__name__] = {
+                name: model_class(in_channels=channels, image_size=size, num_classes=classes, **keywords)
+                for name, (channels, size, classes) in SHAPES.items()
+            }
+    return models
+
 
 @pytest.fixture(params=OWN, ids=lambda model_class: model_class.__name__)
 def small_model(request: pytest.FixtureRequest) -> Callable[..., nn.Module]:

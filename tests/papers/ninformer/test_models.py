@@ -1,4 +1,4 @@
-"""What holds for all four architectures of the paper."""
+"""What holds for all four architectures of the paper, and for their variants."""
 
 from __future__ import annotations
 
@@ -30,6 +30,17 @@ PARAMETERS = {
     ("cifar100", "ninformer"): 2_677_348,
 }
 """Computed from the shapes that the text states, not from our modules."""
+PARAMETERS_OF_CLASSES = {
+    "ViT": (2_112_266, 2_112_266, 2_120_458, 2_143_588),
+    "PositionedViT": (2_112_266 + 49 * 256, 2_112_266 + 16_384, 2_120_458 + 16_384, 2_143_588 + 16_384),
+    "MLPMixer": (1_265_614, 1_327_114, 1_335_306, 1_358_436),
+    "LocalViT": (2_137_866, 2_137_866, 2_146_058, 2_169_188),
+    "SqueezeExciteLocalViT": (2_664_714, 2_664_714, 2_672_906, 2_696_036),
+    "SeparableLocalViT": (3_183_370, 3_183_370, 3_191_562, 3_214_692),
+    "NiNformer": (2_584_526, 2_646_026, 2_654_218, 2_677_348),
+    "SharedNormNiNformer": (2_582_478, 2_643_978, 2_652_170, 2_675_300),
+}
+"""MNIST at 28 and at 32 pixels, CIFAR-10, CIFAR-100; computed as above."""
 
 
 def draw_images(n: int = 4) -> Tensor:
@@ -41,6 +52,31 @@ def test_parameter_counts_equal_the_hand_computed_ones(
 ) -> None:
     counts = {place: sum(p.numel() for p in model.parameters()) for place, model in printed_models.items()}
     assert {place: counts[place] for place in PARAMETERS} == PARAMETERS
+
+
+def test_parameter_counts_of_every_class_equal_the_hand_computed_ones(
+    meta_models: dict[str, dict[str, nn.Module]],
+) -> None:
+    counts = {
+        name: tuple(sum(p.numel() for p in model.parameters()) for model in models.values())
+        for name, models in meta_models.items()
+    }
+    assert counts == PARAMETERS_OF_CLASSES
+
+
+def test_weights_are_drawn_as_pytorch_draws_them(small_model: Build) -> None:
+    """Uniform in ±1/√fan_in for every product's weight and bias, so a variance of 1/(3 fan_in); norms are 1 and 0."""
+    for name, module in small_model(dim=128, depth=1).named_modules():
+        if isinstance(module, (nn.Linear, nn.Conv2d)):
+            fan_in, n = module.weight[0].numel(), module.weight.numel()
+            assert abs(module.weight.mean()) < 4 * (1 / (3 * fan_in * n)) ** 0.5, name
+            assert module.weight.var().item() == pytest.approx(1 / (3 * fan_in), rel=5 / n**0.5), name
+            if module.bias is not None:
+                assert module.bias.abs().max() <= fan_in**-0.5, name
+                assert module.bias.abs().max() > 0, name
+        elif isinstance(module, (nn.LayerNorm, nn.BatchNorm2d)):
+            assert (module.weight == 1).all(), name
+            assert (module.bias == 0).all(), name
 
 
 def test_every_params_block_builds_a_model_that_maps_its_images_to_its_classes(
@@ -79,6 +115,12 @@ def test_loss_at_init_is_that_of_guessing(
             with torch.inference_mode():
                 loss = F.cross_entropy(model(images), labels).item()
             assert abs(loss - math.log(source.classes)) < 0.25, arm
+
+
+def test_loss_of_a_small_model_at_init_is_that_of_guessing(small_model: Build) -> None:
+    with torch.inference_mode():
+        loss = F.cross_entropy(small_model().eval()(draw_images(30)), torch.arange(30) % 5).item()
+    assert abs(loss - math.log(5)) < 0.25
 
 
 def test_one_batch_is_overfitted(small_model: Build) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 
 from stages.evaluation.cost import count_parameters, flops_per_image
 from stages.experiment import Params
+from stages.papers.ninformer.findings import complexity_finding
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "papers" / "ninformer.md").read_text()
@@ -28,11 +29,24 @@ def test_table_of_sizes_is_what_the_code_gives(
 ) -> None:
     rows = re.findall(r"^\| (\w+) \| ([\w-]+) \| ([\d,]+) \| ([\d,]+) \|$", PAGE, flags=re.MULTILINE)
     shown = {(dataset, arm): (int(n.replace(",", "")), int(f.replace(",", ""))) for dataset, arm, n, f in rows}
+    assert len(shown) == 12, "four arms on three data sets"
     computed = {
         place: (count_parameters(model), flops_per_image(model, params.datasets[place[0]].shape))
         for place, model in printed_models.items()
+        if place in shown
     }
     assert shown == computed
+
+
+def test_table_of_variants_is_what_the_code_gives(meta_models: dict[str, dict[str, nn.Module]]) -> None:
+    rows = re.findall(r"^\| `(\w+)` \| .+? \| (.+) \|$", PAGE, flags=re.MULTILINE)
+    shown = {name: [int(cell.replace(",", "")) for cell in cells.split(" | ")] for name, cells in rows}
+    computed = {
+        name: [count_parameters(model) for model in models.values()] + [flops_per_image(models["cifar10"], (3, 32, 32))]
+        for name, models in meta_models.items()
+    }
+    assert shown == {name: computed[name] for name in shown}
+    assert len(shown) == 4
 
 
 def test_every_claim_points_at_arms_that_are_trained(params: Params, claims: list[dict[str, str]]) -> None:
@@ -91,6 +105,11 @@ def test_arithmetic_in_the_notes_is_right(claims: list[dict[str, str]]) -> None:
         decimals = len(result.partition(".")[2])
         value = (float(numerator) / float(denominator) - 1) * (100 if percent else 1)
         assert f"{value:.{decimals}f}" == result
+
+
+def test_page_states_the_share_of_elementwise_products_correctly() -> None:
+    share = complexity_finding().computed["share_of_elementwise_products"]
+    assert f"elementwise products, is {share * 100:.3f} % of" in PAGE
 
 
 def test_page_states_the_impossible_speed_correctly(printed_models: dict[tuple[str, str], nn.Module]) -> None:
