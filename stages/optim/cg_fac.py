@@ -34,16 +34,23 @@ PRODUCTS: dict[Reading, Callable[[LayerBatch, Tensor], Tensor]] = {
 
 
 def conjugate_gradient(
-    product: Callable[[Tensor], Tensor], b: Tensor, start: Tensor, *, iterations: int, tolerance: float
+    product: Callable[[Tensor], Tensor], b: Tensor, start: Tensor | None, *, iterations: int, tolerance: float
 ) -> Tensor:
-    """Algorithm 1, lines 5-16: x with product(x) ≈ b, for a symmetric positive definite `product`.
+    """Algorithm 1, lines 5-16: x with product(x) ≈ b, for a symmetric positive definite `product`; None starts at zero.
 
     Ends after `iterations` steps, or as soon as ‖r‖² ≤ tolerance ‖b‖².  A `start` that is worse than zero, as the
-    quadratic ½ x·Fx − b·x tells, is dropped; so x is a descent direction after any number of steps but none.
+    quadratic ½ x·Fx − b·x tells, is dropped; so x is always a descent direction.
     """
-    x, r = start, b - product(start)
-    if (start * (b + r)).sum() <= 0:  # twice the quadratic at `start`, negated
-        x, r = torch.zeros_like(b), b
+    scale = b.abs().amax()
+    if scale == 0:
+        return torch.zeros_like(b)
+    b = b / scale  # squares of small gradients would underflow
+    x, r = torch.zeros_like(b), b
+    if start is not None:
+        start = start / scale
+        residual = b - product(start)
+        if (start * (b + residual)).sum() > 0:  # minus twice the quadratic at `start`
+            x, r = start, residual
     p, rho = r, r.square().sum()
     enough = max(tolerance, torch.finfo(b.dtype).eps ** 2) * b.square().sum()  # what is below is rounding
     for _ in range(iterations):
@@ -56,7 +63,7 @@ def conjugate_gradient(
         rho_next = r.square().sum()
         p = r + rho_next / rho * p
         rho = rho_next
-    return x
+    return x * scale
 
 
 class CGFAC(PreconditionedOptimizer):
@@ -130,7 +137,7 @@ class CGFAC(PreconditionedOptimizer):
         x = conjugate_gradient(
             lambda v: self.fisher_product(state, batch, v),
             gradient,
-            state["update"] if "update" in state else torch.zeros_like(gradient),
+            state.get("update"),
             iterations=self.cg_iterations,
             tolerance=self.cg_tolerance,
         )
