@@ -38,7 +38,7 @@ def dac_taps(x: Tensor, weight: Tensor, bias: Tensor, before: tuple[int, int], s
         ]
         return reduce(torch.add, parts)
     device = x.device.type
-    if torch.is_autocast_enabled(device):
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         with torch.autocast(device, enabled=False):
             return _Taps.apply(x, weight, bias, before, size).to(torch.get_autocast_dtype(device))
     return _Taps.apply(x, weight, bias, before, size)

@@ -1,0 +1,68 @@
+"""Operations as the DAC paper counts them (section 4): multiplications and additions, no activation functions.
+
+    convolution, fully connected   2 for each weight and output position
+    BN                             2 for each output, with its shift or without
+    DAC biases                     1 for each pair (i, j) and position where the activated map is kept
+
+Section 4 keeps those maps at the output's resolution; with a stride the input's is larger, and Table 2 has its numbers.
+Pooling, sums with shortcuts and the biases of single channels (below 0.3 %) are left out, as in Table 2's baselines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from stages.ops.dac import DACConv2d, DACLinear
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operations:
+    """Of one sample's forward pass.  `bias_at_input` and `bias_at_output` are two ways to count the same additions."""
+
+    linear: int = 0
+    norm: int = 0
+    bias_at_input: int = 0
+    bias_at_output: int = 0
+
+    @property
+    def total_at_input(self) -> int:
+        return self.linear + self.norm + self.bias_at_input
+
+    @property
+    def total_at_output(self) -> int:
+        return self.linear + self.norm + self.bias_at_output
+
+
+def count_operations(model: nn.Module, shape: tuple[int, ...]) -> Operations:
+    """Layer by layer over one sample of `shape`; the model may live on the meta device.  Its training mode is kept."""
+    rows: list[Operations] = []
+    handles = [
+        module.register_forward_hook(lambda layer, inputs, output: rows.append(_of_layer(layer, inputs[0], output)))
+        for module in model.modules()
+    ]
+    was_training = model.training
+    try:
+        with torch.no_grad():
+            model.eval()(torch.zeros(1, *shape, device=next(model.parameters()).device))
+    finally:
+        model.train(was_training)
+        for handle in handles:
+            handle.remove()
+    names = Operations.__dataclass_fields__
+    return Operations(**{name: sum(getattr(row, name) for row in rows) for name in names})
+
+
+def _of_layer(layer: nn.Module, x: Tensor, output: Tensor) -> Operations:
+    if isinstance(layer, nn.Conv2d | nn.Linear | DACConv2d | DACLinear):
+        positions = output[0, 0].numel()
+        linear = 2 * layer.weight.numel() * positions
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            return Operations(linear=linear)
+        biases = layer.bias.numel()
+        return Operations(linear=linear, bias_at_input=biases * x[0, 0].numel(), bias_at_output=biases * positions)
+    if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
+        return Operations(norm=2 * output.numel())
+    return Operations()

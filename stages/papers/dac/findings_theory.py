@@ -1,0 +1,285 @@
+"""What the paper's identities and theorems come to, computed from the operators and the constructions in `toys`."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from stages.finding import Finding, Status
+from stages.ops.dac import dac_conv2d, dac_linear
+from stages.papers.dac import toys
+
+PIECES = range(2, 9)
+
+
+def theory() -> list[Finding]:
+    """Section 4's special cases, section 6, appendix B and appendix C."""
+    return [
+        *(reduction(), remark_2_1(), backpropagation(), approximation(), error_estimate()),
+        *(theorem_1(), theorem_2(), theorem_3()),
+        *(figure_7a(), figure_7b(), figure_7b_two_units(), figure_7b_units()),
+    ]
+
+
+EXACT = 1e-9  # what float64 sums of this size may differ by
+
+
+def judged(as_stated: bool) -> Status:
+    """The status of a claim whose numbers are computed here."""
+    return "holds" if as_stated else "fails"
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def _draw(*shapes: tuple[int, ...]) -> list[Tensor]:
+    generator = _generator()
+    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+
+
+def _largest(x: Tensor) -> float:
+    return x.abs().max().item()
+
+
+def reduction() -> Finding:
+    x, w, b = _draw((2, 3, 6, 6), (3, 1, 3, 3), (3, 1))
+    shared = (x + b.view(1, 3, 1, 1)).relu()
+    depthwise = torch.cat([dac_conv2d(x[:, [j]], w[[j]], b[[j]], 1, 1) for j in range(3)], 1)
+    one_unit = dac_conv2d(x, w.transpose(0, 1), b.T, 1, 1)
+    computed = {
+        "depthwise_difference": _largest(depthwise - F.conv2d(shared, w, padding=1, groups=3)),
+        "one_unit_difference": _largest(one_unit - F.conv2d(shared, w.transpose(0, 1), padding=1)),
+    }
+    return Finding(
+        claim="dac.depthwise",
+        status=judged(max(computed.values()) < EXACT),
+        computed=computed,
+        explanation="With one output for each input channel, or one output in all, every bias has an input channel of "
+        "its own, so a standard layer with shared biases gives the same numbers.",
+    )
+
+
+def remark_2_1() -> Finding:
+    x = torch.linspace(-3, 3, 601, dtype=torch.float64)
+    shared, unshared = 0.5, 1.0
+
+    def composed(second: float) -> Tensor:
+        return (second + (x + shared).relu()).relu()
+
+    best = min(_largest(composed(unshared) - (x + shift / 100).relu()) for shift in range(-400, 401))
+    return Finding(
+        claim="dac.prepost",
+        status=judged(best < EXACT),
+        computed={
+            "difference_with_negative_bias": _largest(composed(-unshared) - (x + shared - unshared).relu()),
+            "least_difference_with_positive_bias": best,
+            "difference_from_relu_plus_constant": _largest(composed(unshared) - (x + shared).relu() - unshared),
+        },
+        explanation="φ(b + φ(z + a)) is φ(z + a + b) for b ≤ 0.  For b > 0 it is φ(z + a) + b, which no pre-activation "
+        "equals: it doesn't vanish for small z.",
+    )
+
+
+def backpropagation() -> Finding:
+    leaves = [tensor.requires_grad_() for tensor in _draw((7, 5), (4, 5), (4, 5))]
+    (upstream,) = _draw((7, 4))
+    automatic = torch.autograd.grad((dac_linear(*leaves) * upstream).sum(), leaves)
+    x, w, b = (leaf.detach() for leaf in leaves)
+    pre = b + x[:, None]  # [N, n, m]
+    mask, g = (pre > 0).double(), upstream[:, :, None]
+    printed = ((w * mask * g).sum(1), (pre.relu() * g).sum(0), (w * mask * g).sum(0))
+    difference = max(_largest(a - p) for a, p in zip(automatic, printed, strict=True))
+    return Finding(
+        claim="dac.eq7",
+        status=judged(difference < EXACT),
+        computed={"largest_difference": difference},
+        explanation="Equation 7 written out against automatic differentiation of the operator, in float64.",
+    )
+
+
+def approximation() -> Finding:
+    x = torch.linspace(0, 1, 2001, dtype=torch.float64)
+    target = (7 * x).cos()
+    errors = {}
+    for n in (8, 32, 128):
+        w, b = toys.interpolating_unit((7 * torch.linspace(0, 1, n, dtype=torch.float64)).cos())
+        errors[f"error_dac_n{n}"] = _largest(toys.dac_unit(x, w, b) - target)
+    falls = list(errors.values())
+    return Finding(
+        claim="dac.eq6",
+        # Four times the copies, a tenth of the error: more than that is left to the law n⁻².
+        status=judged(all(10 * after < before for before, after in pairwise(falls))),
+        computed=errors | {"least_error_of_a_standard_unit": -target.min().item()},
+        explanation="Largest error on [0, 1] for cos 7x: it falls as n⁻² with the copies of the input.  Left of all "
+        "kinks the unit is 0, so the functions are those on intervals bounded from the left; a standard unit is one "
+        "ReLU, never below 0.",
+    )
+
+
+def error_estimate() -> Finding:
+    """Var(T̄) from the covariance of the 25 errors; expectations of the two estimates from the same covariance."""
+    fold, epoch = torch.arange(25) // 5, torch.arange(25) % 5
+    same_fold = (fold[:, None] == fold).double()
+    mean = torch.full((25,), 1 / 25, dtype=torch.float64)
+    rows = torch.eye(25, dtype=torch.float64)
+    by_epoch = torch.stack([(epoch == j).double() / 5 for j in range(5)])
+
+    def expected(deviations: Tensor, covariance: Tensor) -> float:
+        return torch.einsum("ki,ij,kj->", deviations, covariance, deviations).item() / 4
+
+    numbers = {}
+    for name, covariance in (("sigma", same_fold), ("tau", torch.eye(25, dtype=torch.float64))):
+        numbers[f"variance_per_{name}_squared"] = (mean @ covariance @ mean).item()
+        spread = expected(rows[epoch == 2] - mean, covariance) / 5
+        numbers[f"estimate_per_{name}_squared"] = spread + expected(by_epoch - mean, covariance) / 5
+    exact = (
+        abs(numbers["variance_per_sigma_squared"] - 1 / 5) + abs(numbers["variance_per_tau_squared"] - 1 / 25) < EXACT
+    )
+    conservative = all(
+        numbers[f"estimate_per_{name}_squared"] > numbers[f"variance_per_{name}_squared"] - EXACT
+        for name in ("sigma", "tau")
+    )
+    return Finding(
+        claim="dac.appB",
+        status=judged(exact and conservative),
+        computed=numbers,
+        explanation="The model's covariance gives σ²/5 + τ²/25 exactly; what appendix B puts in for the two terms is "
+        "on average as much of σ² and more of τ², so it is conservative as the text says.",
+    )
+
+
+def theorem_1() -> Finding:
+    line = toys.PiecewiseLinear(torch.zeros(0).double(), torch.ones(1).double(), zero=0.0)
+    left = torch.tensor([-1000.0], dtype=torch.float64)
+    generator, error, unit_left = _generator(), 0.0, 0.0
+    for k in PIECES:
+        function = toys.random_piecewise_linear(k, generator)
+        w, b = toys.dac_parameters(function)
+        right = torch.linspace(function.zero, k + 5, 500, dtype=torch.float64)
+        error = max(error, _largest(toys.dac_unit(right, w, b) - function(right)))
+        unit_left = max(unit_left, _largest(toys.dac_unit(left, w, b)))
+    return Finding(
+        claim="dac.thm.c1.1",
+        status=judged(unit_left != 0),
+        computed={
+            "parameters_k8": float(2 * len(toys.dac_parameters(toys.random_piecewise_linear(8, _generator()))[0])),
+            "error_right_of_the_zero": error,
+            "unit_at_minus_1000": unit_left,
+            "line_at_minus_1000": line(left).item(),
+        },
+        explanation="Left of all its kinks the unit is 0, so already the line f(x) = x, k = 1, has no representation.  "
+        "With 2k numbers it does represent any function whose first piece has a zero, from that zero on.",
+    )
+
+
+def theorem_2() -> Finding:
+    x = torch.linspace(-3, 3, 601, dtype=torch.float64)
+    w, b = _draw((200, 5), (200, 1))
+    replicated = ((w[:, None] * x[:, None]).sum(2) + b).relu()
+    single = (w.sum(1, keepdim=True) * x + b).relu()
+    difference, least = _largest(replicated - single), single.min().item()
+    return Finding(
+        claim="dac.thm.c1.2",
+        status=judged(difference < EXACT and least >= 0),
+        computed={"difference_by_replication": difference, "least_output": least},
+        explanation="Replicated inputs only add up to another weight, and φ(wx + b) is never negative, while every "
+        "PL_k has functions that are.",
+    )
+
+
+def theorem_3() -> Finding:
+    generator, error = _generator(), 0.0
+    for k in PIECES:
+        function = toys.random_piecewise_linear(k, generator)
+        x = torch.linspace(-5, k + 5, 500, dtype=torch.float64)
+        parameters = toys.standard_parameters(function)
+        error = max(error, _largest(toys.standard_network(x, *parameters) - function(x)))
+    return Finding(
+        claim="dac.thm.c1.3",
+        status=judged(error < EXACT),
+        computed={"parameters_k8": float(sum(p.numel() for p in parameters)), "largest_error": error},
+        explanation="k hidden units with 3k + 1 numbers represent random functions of 2 to 8 pieces everywhere; k - 1 "
+        "kinks and a free first slope need k units.  One scale a unit is redundant, a line (k = 1) needs two units, "
+        "and the output must have no ReLU, which the network printed in section 6 has.",
+    )
+
+
+def figure_7a() -> Finding:
+    first, middle, last = toys.separating_unit(toys.SEPARATED_POINTS).tolist()
+    return Finding(
+        claim="dac.fig7a",
+        status=judged(middle < min(first, last)),
+        computed={"first": first, "middle": middle, "last": last},
+        explanation="Three points on a line, the outer two of one class: the unit gives both more than the middle "
+        "one.  An affine map gives the middle one the mean of the outer two, so no line separates them.",
+    )
+
+
+def _grid() -> Tensor:
+    axis = torch.arange(-96, 97, dtype=torch.float64) / 32  # exact, so that a zero is a zero
+    return torch.cartesian_prod(axis, axis)
+
+
+def figure_7b() -> Finding:
+    grid = _grid()
+    norm, value = grid.abs().sum(1), toys.square_by_dac(grid)
+    zeros = grid[(norm > 1) & (value == 0)]
+    on_rays = ((zeros.min(1).values <= -1) & (zeros.max(1).values == 0)).double().mean()
+    inside, outside = _largest((value - (1 - norm))[norm <= 1]), value[norm > 1].max().item()
+    return Finding(
+        claim="dac.fig7b",
+        status=judged(inside < EXACT and outside < 0),
+        computed={
+            "difference_inside": inside,
+            "largest_outside": outside,
+            "zeros_outside": float(len(zeros)),
+            "share_of_them_on_two_rays": on_rays.item(),
+            "value_at_minus_1000_and_0": toys.square_by_dac(torch.tensor([[-1000.0, 0.0]]).double()).item(),
+        },
+        explanation="Inside the square it is 1 - |x₁| - |x₂| as printed.  Outside it is not negative everywhere: on "
+        "the rays (x₁ ≤ -1, x₂ = 0) and (x₁ = 0, x₂ ≤ -1) it is exactly 0, so {g(f(x)) ≥ 0} is unbounded here, too; "
+        "{g(f(x)) > 0} is the open square.",
+    )
+
+
+def figure_7b_two_units() -> Finding:
+    """Random pairs of standard units: from every point found in the set, a ray in the set."""
+    weights, biases, scales, offsets, points = _draw((500, 2, 2), (500, 2), (500, 2), (500,), (500, 64, 2))
+    steps = torch.tensor([0.0, 1.0, 10.0, 1000.0], dtype=torch.float64)
+    nets, kept = 0, 0
+    for weight, bias, scale, offset, candidates in zip(weights, biases, scales, offsets, points, strict=True):
+
+        def value(x: Tensor, w: Tensor = weight, b: Tensor = bias, c: Tensor = scale, c_0: Tensor = offset) -> Tensor:
+            return c_0 + (x @ w.T + b).relu() @ c
+
+        start = candidates[value(candidates).argmax()]
+        if value(start) >= 0:
+            nets += 1
+            ray = start + steps[:, None] * toys.endless_direction(weight, scale)
+            kept += int((value(ray) >= -1e-9).all())
+    return Finding(
+        claim="dac.fig7b.standard",
+        status=judged(kept == nets),
+        computed={"networks_with_a_point_in_the_set": float(nets), "of_them_with_a_ray_in_it": float(kept)},
+        explanation="Two units of two inputs can be moved one at a time (or not at all, when their weights are "
+        "parallel): moving the first by the sign of its outgoing weight never lowers the output, so no set {≥ 0} is "
+        "bounded.",
+    )
+
+
+def figure_7b_units() -> Finding:
+    grid = _grid()
+    norm, three = grid.abs().sum(1), toys.square_by_three_units(grid)
+    inside, outside = _largest((three - (1 - norm))[norm <= 1]), three[norm > 1].max().item()
+    return Finding(
+        claim="dac.fig7b.units",
+        status=judged(not (inside < EXACT and outside < 0)),
+        computed={"units": 3.0, "difference_inside": inside, "largest_outside": outside},
+        explanation="Three standard units do it: -1 + φ(x₁ + x₂ + 2) - 2φ(x₁) - 2φ(x₂) is 1 - |x₁| - |x₂| inside the "
+        "square and negative everywhere outside.  Four are needed only to repeat the DAC network's values far "
+        "outside.",
+    )
