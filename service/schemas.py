@@ -33,6 +33,7 @@ class ArmOut(Out):
     title: str
     role: str = Field(examples=["baseline"])
     model: dict[str, Any]
+    protocol: dict[str, Any] = Field(description="where the arm departs from the experiment's protocol")
 
 
 class ExperimentOut(Out):

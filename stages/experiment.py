@@ -10,6 +10,7 @@ import ast
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -77,12 +78,16 @@ class Profile:
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """One model under the experiment's protocol.  `model` keeps the class name and the keywords of the file."""
+    """One model under the experiment's protocol.  `model` keeps the class name and the keywords of the file.
+
+    `protocol` holds the fields in which this arm departs from the experiment's: what it is there to compare.
+    """
 
     name: str
     role: Role
     title: str
     model: Mapping[str, Any]
+    protocol: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +101,11 @@ class Experiment:
     printed: Protocol
     seeds: tuple[int, ...]
     arms: Mapping[str, Arm]
+
+    @property
+    def varied(self) -> tuple[str, ...]:
+        """Protocol fields that some arm sets for itself; results that differ elsewhere are not compared."""
+        return tuple(sorted({field for arm in self.arms.values() for field in arm.protocol}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +152,7 @@ class _ArmFile(BaseModel):
     role: Role
     title: str
     model: dict[str, Any]
+    protocol: dict[str, Any] = {}
 
 
 class _ExperimentFile(BaseModel):
@@ -169,7 +180,8 @@ def load_params(root: Path = Path()) -> Params:
         path = root / "params" / f"{name}.yaml"
         experiments[name] = _read_experiment(name, entry, index.datasets[entry.dataset], path)
         for profile in index.profiles.values():
-            resolve_protocol(experiments[name], profile)
+            for arm in experiments[name].arms.values():
+                resolve_protocol(experiments[name], profile, arm)
     return Params(profile_name=index.profile, profiles=index.profiles, datasets=index.datasets, experiments=experiments)
 
 
@@ -188,8 +200,10 @@ def _read_experiment(name: str, entry: _IndexEntry, source: DatasetSource, path:
             )
     arms = {}
     for arm_name, arm in file.arms.items():
-        model_path(entry.paper, arm.model, path, f"arms.{arm_name}.model")
-        arms[arm_name] = Arm(name=arm_name, role=arm.role, title=arm.title, model=arm.model)
+        place = f"arms.{arm_name}"
+        model_path(entry.paper, arm.model, path, f"{place}.model")
+        _read_protocol(fields | arm.protocol, path, f"{place}.protocol")
+        arms[arm_name] = Arm(name=arm_name, **dict(arm))
     return Experiment(
         name=name,
         title=file.title,
@@ -268,6 +282,7 @@ class _Keyword:
     required: bool
 
 
+@cache
 def _keyword_types(module: str, class_name: str) -> dict[str, _Keyword]:
     path = source_path(module)
     assert path is not None, f"{module} is imported by its package"
@@ -292,20 +307,21 @@ def _check_type(value: Any, kind: str, path: Path, place: str) -> None:
         raise ParamsError(f"{path}: {place} is {value!r}; expected {kind}")
 
 
-def resolve_protocol(experiment: Experiment, profile: Profile) -> Protocol:
-    """The printed protocol with the profile's overrides.
+def resolve_protocol(experiment: Experiment, profile: Profile, arm: Arm | None = None) -> Protocol:
+    """The printed protocol with the arm's own fields, if one is given, and the profile's overrides.
 
     Raises:
         ParamsError: an override has the wrong type or a value that can't be trained by.
     """
-    fields = TypeAdapter(Protocol).dump_python(experiment.printed) | dict(profile.overrides)
+    own = dict(arm.protocol) if arm is not None else {}
+    fields = TypeAdapter(Protocol).dump_python(experiment.printed) | own | dict(profile.overrides)
     return _read_protocol(fields, Path("params.yaml"), "profiles.overrides")
 
 
 def plan_runs(experiment: Experiment, profile: Profile, source: DatasetSource) -> list[PlannedRun]:
     """The experiment's grid, arm by arm: seeds, and folds where the split has them, cut to the profile's replicates."""
-    protocol = resolve_protocol(experiment, profile)
-    folds = range(protocol.split.folds) if protocol.split.kind == "folds" and protocol.split.folds else (None,)
+    split = resolve_protocol(experiment, profile).split
+    folds = range(split.folds) if split.kind == "folds" and split.folds else (None,)
     replicates = [Replicate(seed=seed, fold=fold) for seed in experiment.seeds for fold in folds]
     channels, height, _ = source.shape
     given = {"image_size": height, "in_channels": channels, "num_classes": source.classes}
@@ -313,8 +329,11 @@ def plan_runs(experiment: Experiment, profile: Profile, source: DatasetSource) -
     for arm in experiment.arms.values():
         place = Path("params") / f"{experiment.name}.yaml"
         path = model_path(experiment.paper, arm.model, place, f"arms.{arm.name}.model")
-        arguments = {key: value for key, value in arm.model.items() if key != "name"} | given
+        wanted = _keyword_types(*path.split(":"))
+        arguments = {key: value for key, value in arm.model.items() if key != "name"}
+        arguments |= {key: value for key, value in given.items() if key in wanted}
         model = ModelSpec(path=path, arguments=arguments)
+        protocol = resolve_protocol(experiment, profile, arm)
         for index, replicate in enumerate(replicates[: profile.replicates]):
             runs.append(
                 PlannedRun(arm=arm.name, replicate_index=index, model=model, protocol=protocol, replicate=replicate)

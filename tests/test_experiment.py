@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -65,12 +66,28 @@ def test_every_other_departure_is_named(project: Path) -> None:
     assert cut == "another precision"
 
 
-def test_arms_of_an_experiment_differ_in_their_model_only() -> None:
+def test_arms_of_an_experiment_differ_in_their_model_and_where_they_say_so() -> None:
     params = load_params(REPOSITORY)
     for experiment in params.experiments.values():
         runs = plan_runs(experiment, params.profiles["paper"], params.datasets[experiment.dataset])
-        assert len({run.protocol for run in runs if run.arm}) == 1
-        assert len({(run.arm, run.replicate) for run in runs}) == len(runs) == 12
+        own = {name: getattr(experiment.printed, name) for name in experiment.varied}
+        assert len({dataclasses.replace(run.protocol, **own) for run in runs}) == 1
+        assert len({(run.arm, run.replicate) for run in runs}) == len(runs)
+
+
+def test_an_arm_may_set_protocol_fields_of_its_own(project: Path) -> None:
+    def set_sgd(params: Any) -> None:
+        params["arms"]["vit"]["protocol"] = {"optimizer": {"name": "sgd", "lr": 0.1}}
+
+    edit(project / CIFAR100, set_sgd)
+    params = load_params(project)
+    experiment = params.experiments["ninformer-cifar100"]
+    assert experiment.varied == ("optimizer",)
+    runs = plan_runs(experiment, params.profiles["quick"], params.datasets["cifar100"])
+    assert {run.arm: run.protocol.optimizer.name for run in runs} == {
+        arm: "sgd" if arm == "vit" else "adam" for arm in experiment.arms
+    }
+    assert {run.protocol.epochs for run in runs} == {3}, "the profile's cut holds for every arm"
 
 
 MISTAKES: list[tuple[str, Callable[[Any], None], str]] = [
@@ -100,6 +117,21 @@ MISTAKES: list[tuple[str, Callable[[Any], None], str]] = [
         CIFAR100,
         lambda p: p["protocol"].update(batchsize=4),
         "unknown key protocol.batchsize (did you mean batch_size?)",
+    ),
+    (
+        CIFAR100,
+        lambda p: p["arms"]["vit"].update(protocol={"epoch": 3}),
+        "unknown key arms.vit.protocol.epoch (did you mean epochs?)",
+    ),
+    (
+        CIFAR100,
+        lambda p: p["protocol"].update(schedule={"name": "steps"}),
+        "protocol.schedule is 'steps'; it needs milestones",
+    ),
+    (
+        CIFAR100,
+        lambda p: p["protocol"].update(early_stop={"from_epoch": 1, "patience": 1, "min_delta": 0}),
+        "protocol.early_stop looks at validation images, but protocol.split.kind is 'none'",
     ),
     (
         CIFAR100,
@@ -144,7 +176,7 @@ MISTAKES: list[tuple[str, Callable[[Any], None], str]] = [
     (
         CIFAR100,
         lambda p: p["arms"]["vit"]["model"].update(name="VIT"),
-        "arms.vit.model.name is 'VIT' (did you mean ViT?); known: LocalViT, MLPMixer, NiNformer, ViT",
+        "arms.vit.model.name is 'VIT' (did you mean ViT?); known: LocalViT, MLPMixer, NiNformer, PositionedViT, SeparableLocalViT, SharedNormNiNformer, SqueezeExciteLocalViT, ViT",
     ),
     (
         CIFAR100,

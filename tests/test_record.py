@@ -245,3 +245,20 @@ def test_json_columns_keep_their_values_whatever_the_key_order(root: Path) -> No
     record(root, DATABASE)
     spec = json.loads(rows(root, "results WHERE id = 1")[0][19])
     assert list(spec) == sorted(spec)
+
+
+def test_arms_that_differ_on_purpose_are_compared_and_others_are_not(root: Path) -> None:
+    path = root / "params" / "ninformer-cifar100.yaml"
+    params = yaml.safe_load(path.read_text())
+    params["arms"]["vit"]["protocol"] = {"optimizer": {"name": "sgd", "lr": 0.1}}
+    path.unlink()
+    path.write_text(yaml.safe_dump(params))
+    record(root, DATABASE)
+    assert selected(root, "vit") and not any(is_selected for _, is_selected, _ in selected(root, "vit"))
+    (root / "data" / "evidence" / "ninformer-cifar100.jsonl").unlink(missing_ok=True)
+    add_results(root, "ninformer-cifar100", "quick", "full", published="2026-11-09")
+    record(root, DATABASE)
+    with open_results(str(root / DATABASE))() as session:
+        found = session.query(Result).filter_by(experiment="ninformer-cifar100", profile="quick", is_selected=True)
+        assert {row.arm for row in found} == {"vit", "mlp-mixer", "local-vit", "ninformer"}
+        assert len({row.conditions for row in found}) == 1

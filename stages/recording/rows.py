@@ -104,6 +104,7 @@ class Rows:
                 role=arm.role,
                 title=arm.title,
                 model=dict(arm.model),
+                protocol=dict(arm.protocol),
             )
             for experiment in self.params.experiments.values()
             for position, arm in enumerate(experiment.arms.values())

@@ -8,14 +8,14 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
 from stages.evidence import CostLine, EvidenceLine, Origin, Release, ResultLine, read_lines
 from stages.experiment import Params, plan_runs
 from stages.fingerprint import changed_modules
-from stages.run import STRICT, canonical_json
+from stages.run import STRICT, RunSpec, canonical_json
 
 
 class RecordError(ValueError):
@@ -48,8 +48,9 @@ class ClaimLine:
 class Found:
     """A result with its cost, and where it was found.  `origin` is None for one of this working tree.
 
-    `is_planned`: its model is the one that the params give this arm today.  `changed_code`: modules of its fingerprint
-    whose source is another one in the tree.
+    `is_planned`: its model, and what its arm sets of the protocol, are what the params give this arm today.  `varied`:
+    protocol fields in which the experiment's arms differ on purpose.  `changed_code`: modules of its fingerprint whose
+    source is another one in the tree.
     """
 
     result: ResultLine
@@ -58,6 +59,7 @@ class Found:
     release: Release | None
     file: Path
     is_planned: bool = True
+    varied: tuple[str, ...] = ()
     changed_code: tuple[str, ...] = ()
 
     @property
@@ -72,7 +74,8 @@ class Found:
     @property
     def conditions(self) -> str:
         """Digest of protocol and data: what must be equal before two results are compared."""
-        text = canonical_json([self.result.spec["protocol"], self.result.data.digest])
+        shared = {name: value for name, value in self.result.spec["protocol"].items() if name not in self.varied}
+        text = canonical_json([shared, self.result.data.digest])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -133,23 +136,37 @@ def find_results(root: Path, params: Params, *, evidence_only: bool = False) -> 
 
 
 def _mark(found: Iterable[Found], params: Params) -> list[Found]:
-    """The results, each with what has changed since: its arm's model, its code."""
-    planned = {
-        (experiment.name, run.arm): run.model
-        for experiment in params.experiments.values()
-        for run in plan_runs(experiment, params.profile, params.datasets[experiment.dataset])
-    }
+    """The results, each with what has changed since: its arm's model or own protocol fields, its code."""
     changed: dict[str, tuple[str, ...]] = {}
+    planned: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
     marked = []
     for item in found:
-        spec, model = item.result.spec, planned[item.result.experiment, item.result.arm]
-        arguments = {name: value for name, value in model.arguments.items() if value is not None}
+        spec, experiment = item.result.spec, params.experiments[item.result.experiment]
         code = canonical_json(spec["code"])
         if code not in changed:
             changed[code] = tuple(changed_modules(spec["code"]))
-        is_planned = spec["model"] == {"path": model.path, "arguments": arguments}
-        marked.append(dataclasses.replace(item, is_planned=is_planned, changed_code=changed[code]))
+        place = experiment.name, item.result.profile
+        if place not in planned:
+            planned[place] = _planned(params, *place)
+        today = planned[place][item.result.arm]
+        is_planned = spec["model"] == today["model"] and all(
+            spec["protocol"].get(field) == today["protocol"].get(field) for field in experiment.varied
+        )
+        marked.append(
+            dataclasses.replace(item, is_planned=is_planned, varied=experiment.varied, changed_code=changed[code])
+        )
     return marked
+
+
+def _planned(params: Params, name: str, profile: str) -> dict[str, dict[str, Any]]:
+    """Model and protocol that the params give each arm of an experiment today, as a spec has them."""
+    experiment = params.experiments[name]
+    return {
+        run.arm: RunSpec(
+            model=run.model, protocol=run.protocol, data_digest="", replicate=run.replicate, code={}
+        ).to_dict()
+        for run in plan_runs(experiment, params.profiles[profile], params.datasets[experiment.dataset])
+    }
 
 
 def _evidence(folder: Path) -> Iterable[Found]:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from sqlalchemy import JSON, BigInteger, Double, ForeignKey, ForeignKeyConstraint, Index, String, Text, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 class Base(DeclarativeBase):
@@ -81,6 +81,8 @@ class Experiment(Base):
 
 
 class Arm(Base):
+    """`protocol` holds the fields in which the arm departs from its experiment's protocol."""
+
     __tablename__ = "arms"
     experiment: Mapped[str] = mapped_column(ForeignKey("experiments.name"), primary_key=True)
     name: Mapped[str] = mapped_column(primary_key=True)
@@ -88,6 +90,7 @@ class Arm(Base):
     role: Mapped[str]
     title: Mapped[str]
     model: Mapped[dict[str, Any]]
+    protocol: Mapped[dict[str, Any]]
 
 
 class Result(Base):
