@@ -176,7 +176,8 @@ MISTAKES: list[tuple[str, Callable[[Any], None], str]] = [
     (
         CIFAR100,
         lambda p: p["arms"]["vit"]["model"].update(name="VIT"),
-        "arms.vit.model.name is 'VIT' (did you mean ViT?); known: LocalViT, MLPMixer, NiNformer, PositionedViT, SeparableLocalViT, SharedNormNiNformer, SqueezeExciteLocalViT, ViT",
+        "arms.vit.model.name is 'VIT' (did you mean ViT?); known: LocalViT, MLPMixer, NiNformer, PositionedViT, "
+        "SeparableLocalViT, SharedNormNiNformer, SqueezeExciteLocalViT, ViT",
     ),
     (
         CIFAR100,
