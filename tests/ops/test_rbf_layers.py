@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -102,3 +106,11 @@ def test_impossible_layers_are_refused() -> None:
         RBFFeedForward(8, 3, 8, metric="learned")
     with pytest.raises(ValueError, match="kernel is 'box'; known: gaussian, laplacian"):
         RBFAttention(8, 2, kernel="box")
+
+
+def test_the_example_of_the_docs_runs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "operators" / "rbf.md").read_text()
+    names: dict[str, Any] = {}
+    exec(re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)[0], names)
+    assert names["x"].shape == (8, 10, 64) and names["mixed"].shape == (8, 4, 10, 16)
+    assert names["y"].shape == (8, 4, 10, 5) and names["y"].dtype == torch.float64

@@ -133,3 +133,25 @@ def test_scores_made_positive_change_neither_attention_nor_its_gradients() -> No
         results.append([mixed, *gradients])
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+def test_every_argument_reaches_its_unit() -> None:
+    own = {
+        "num_centers": 7,
+        "kernel": "laplacian",
+        "attention_metric": "free",
+        "attention_beta": 0.25,
+        "feedforward_metric": "factored",
+        "feedforward_beta": 0.125,
+        "feedforward_bias": True,
+        "feedforward_normalised": True,
+    }
+    for block in HyperBF(**SMALL | HYPERBF | own).blocks:
+        attention, feedforward = block.attention, block.feedforward
+        assert (attention.kernel, attention.beta.item(), attention.num_heads) == ("laplacian", 0.25, 2)
+        assert attention.metric.shape == (8, 8) and attention.metric_factor is None
+        assert (feedforward.kernel, feedforward.normalised) == ("laplacian", True)
+        assert feedforward.centers.shape == (7, 16) and feedforward.beta.tolist() == [0.125] * 7
+        assert feedforward.metric_factor.shape == (16, 16) and feedforward.metric is None
+        assert feedforward.values.bias is not None
+    assert HyperBF(**SMALL | HYPERBF).blocks[0].attention.beta.item() == pytest.approx(8**-0.5)
