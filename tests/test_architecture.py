@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-VERBS = ("fetch", "preprocess", "train", "evaluate", "record", "report", "cli")
+VERBS = ("fetch", "preprocess", "train", "evaluate", "analyse", "record", "report", "cli")
 
 # part of `stages` -> the other parts that it may import
 ALLOWED: dict[str, set[str]] = {
@@ -195,10 +195,10 @@ def test_importing_the_light_parts_loads_no_torch_and_prints_nothing() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_three_modules_import_by_name() -> None:
-    """A model by its paper's name, an optimiser by its own, the worker by the engine; the static closure sees the rest.
+def test_four_modules_import_by_name() -> None:
+    """A model or findings by their paper's name, an optimiser by its own, the worker by the engine.
 
-    The runner adds the first two to a run's fingerprint.
+    The static closure sees the rest; the runner adds model and optimiser to a run's fingerprint.
     """
     users = {module_name(path) for path in python_files("stages") if "import_module" in path.read_text()}
-    assert users == {"stages.papers", "stages.training.optimizer", "stages.engine.local"}
+    assert users == {"stages.papers", "stages.analyse", "stages.training.optimizer", "stages.engine.local"}

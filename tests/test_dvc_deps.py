@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from stages.analyse import papers
 from stages.fingerprint import import_closure, source_path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,6 +41,8 @@ def modules_run(command: str, stage: str) -> set[str]:
     match = re.match(r"python -m (stages\.\w+)", command)
     assert match, f"{stage}: {command!r} doesn't run a verb of stages"
     closure = import_closure([match[1]])
+    if "stages.analyse" in closure:
+        closure = import_closure([*closure, *(f"stages.papers.{paper}.findings" for paper in papers())])
     if "stages.engine.local" in closure:
         closure = import_closure([*closure, "stages.worker"])
     if closure & {"stages.checkpoint", "stages.worker"}:

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stages import analyse
+from tests.project import environment
+
+
+@pytest.fixture
+def toy_paper(tmp_path: Path) -> Path:
+    """A checkout whose only paper finds what it is told to."""
+    for name in ("analyse", "finding", "run", "store", "__init__"):
+        target = tmp_path / "stages" / f"{name}.py"
+        target.parent.mkdir(exist_ok=True)
+        target.write_text((Path(analyse.__file__).parent / f"{name}.py").read_text())
+    paper = tmp_path / "stages" / "papers" / "toy"
+    paper.mkdir(parents=True)
+    (paper.parent / "__init__.py").touch()
+    (paper / "__init__.py").touch()
+    (paper / "findings.py").write_text(
+        "from stages.finding import Finding\n"
+        "def findings():\n"
+        "    return [Finding(claim='toy.half', status='holds', computed={'ratio': 1 / 3}, explanation='A third.'),\n"
+        "            Finding(claim='toy.sum', status='fails', computed={'sum': 5}, explanation='2 + 2 is not 5.')]\n"
+    )
+    (tmp_path / "data").mkdir()
+    return tmp_path
+
+
+def test_findings_of_every_paper_are_written_as_lines(toy_paper: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "stages.analyse"],
+        cwd=toy_paper,
+        env=environment() | {"PYTHONPATH": str(toy_paper)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "analyse: toy: 1 fails, 1 holds\n"
+    lines = [json.loads(line) for line in (toy_paper / "data" / "findings.jsonl").read_text().splitlines()]
+    assert [(line["paper"], line["claim"], line["status"]) for line in lines] == [
+        ("toy", "toy.half", "holds"),
+        ("toy", "toy.sum", "fails"),
+    ]
+    assert lines[0]["computed"] == {"ratio": 0.333333333}, "digits that every processor agrees on"
+
+
+def test_every_paper_but_those_without_a_claim_to_compute_has_findings() -> None:
+    assert set(analyse.papers()) >= {"brownian", "dac", "hyperbf", "ninformer"}
