@@ -1,0 +1,285 @@
+"""What computing says of the paper's claims on spheres, kernels and chains; `findings_fisher` has those on training.
+
+Tokens are drawn once from a seeded generator, in float64.  An identity holds where its error is rounding.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stages.finding import Finding, Status
+from stages.papers.brownian.findings_fisher import fisher_findings
+from stages.papers.brownian.walk import (
+    attention_transition,
+    distance_to_limit,
+    gaussian_transition,
+    mean_squared_distance,
+    on_sphere,
+    spectrum,
+    squared_distances,
+)
+
+ROUNDING = 1e-10
+WIDTHS = (64, 192, 768)
+NUM_TOKENS = 10
+LONG_WALK = 1000
+
+
+def findings() -> list[Finding]:
+    """One finding a claim; the same numbers on every call."""
+    return [
+        layer_norm_radius(),
+        dot_product_on_sphere(),
+        gaussian_kernel(),
+        cancelled_constant(),
+        rows_of_transition(),
+        walk_step(),
+        softmax_derivative(),
+        ito_lemma(),
+        token_motion(),
+        *fisher_findings(),
+    ]
+
+
+def _draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def _points(width: int) -> Tensor:
+    return on_sphere(_draw(NUM_TOKENS, width) * 3 + 1)
+
+
+def _holds(*errors: float) -> Status:
+    return "holds" if max(errors) < ROUNDING else "fails"
+
+
+def _largest(difference: Tensor) -> float:
+    return difference.abs().max().item()
+
+
+def layer_norm_radius() -> Finding:
+    def radius_error(normed: Tensor, radius: Tensor | float) -> float:
+        return _largest(normed.norm(dim=-1) / radius - 1)
+
+    tokens = {width: _draw(NUM_TOKENS, width) * 3 + 1 for width in WIDTHS}
+    plain = max(radius_error(F.layer_norm(v, (width,), eps=0.0), math.sqrt(width)) for width, v in tokens.items())
+    width, epsilon = WIDTHS[0], 1e-5
+    v = tokens[width] * 1e-3  # variance near ε
+    variance = v.var(dim=-1, correction=0)
+    with_epsilon = F.layer_norm(v, (width,), eps=epsilon)
+    affine = F.layer_norm(
+        tokens[width], (width,), weight=1 + 0.2 * _draw(width, seed=1), bias=0.2 * _draw(width, seed=2)
+    )
+    return Finding(
+        claim="brownian.identity.lnnorm",
+        status=_holds(plain),
+        computed={
+            "largest_relative_error": plain,
+            "relative_error_with_epsilon": radius_error(with_epsilon, math.sqrt(width)),
+            "relative_error_of_formula_with_epsilon": radius_error(
+                with_epsilon, (width * variance / (variance + epsilon)).sqrt()
+            ),
+            "relative_error_after_affine": radius_error(affine, math.sqrt(width)),
+        },
+        explanation="LayerNorm without affine and ε at three widths. With ε the radius is √(d var/(var+ε)), and a "
+        "trained affine leaves the sphere: the two numbers beside it are for variances near ε and an affine of "
+        "20 % spread.",
+    )
+
+
+def dot_product_on_sphere() -> Finding:
+    error = max(
+        _largest(points @ points.T - (2 * width - squared_distances(points)) / 2) / width
+        for width, points in ((width, _points(width)) for width in WIDTHS)
+    )
+    off = _draw(NUM_TOKENS, WIDTHS[0])
+    off_error = _largest(off @ off.T - (2 * WIDTHS[0] - squared_distances(off)) / 2) / WIDTHS[0]
+    return Finding(
+        claim="brownian.identity.dot",
+        status=_holds(error),
+        computed={"largest_error_over_d": error, "largest_error_over_d_off_the_sphere": off_error},
+        explanation="Equation 12 for all pairs of tokens on the sphere of radius √d, distances from differences. Off "
+        "the sphere it is another number, as the second value shows.",
+    )
+
+
+def gaussian_kernel() -> Finding:
+    errors = []
+    for width in WIDTHS:
+        v = F.layer_norm(_draw(NUM_TOKENS, width) * 3 + 1, (width,), eps=0.0)
+        errors.append(_largest(attention_transition(v, v) - gaussian_transition(v, math.sqrt(width))))
+    width = WIDTHS[0]
+    v = _points(width)
+    gaussian = gaussian_transition(v, math.sqrt(width))
+    q, k = (v @ _draw(width, width, seed=seed) / math.sqrt(width) for seed in (1, 2))
+    half = v[:, : width // 2]  # one of two heads without projections
+    return Finding(
+        claim="brownian.identity.gauss",
+        status=_holds(*errors),
+        computed={
+            "largest_difference": max(errors),
+            "largest_difference_with_random_projections": _largest(attention_transition(q, k) - gaussian),
+            "largest_difference_in_one_of_two_heads": _largest(
+                attention_transition(half, half) - gaussian_transition(half, math.sqrt(width // 2))
+            ),
+        },
+        explanation="softmax(QKᵀ/√d) against the row-normalised Gaussian kernel with σ² = √d, with Q = K = LN(X). Only "
+        "there: with projections, or for a head's share of the coordinates, keys differ in norm and it fails.",
+    )
+
+
+def cancelled_constant() -> Finding:
+    error = 0.0
+    for width in WIDTHS:
+        v = _points(width)
+        root = math.sqrt(width)
+        log_ratio = v @ v.T / root + squared_distances(v) / (2 * root)
+        error = max(error, _largest(log_ratio / root - 1))
+    return Finding(
+        claim="brownian.identity.s",
+        status=_holds(error),
+        computed={"largest_relative_error_of_log_s": error, "s_at_width_64": math.exp(math.sqrt(64))},
+        explanation="Logarithm of exp(dot/√d) over the Gaussian, for all pairs at three widths: √d each time, so the "
+        "constant leaves every row's normalisation.",
+    )
+
+
+def rows_of_transition() -> Finding:
+    transition = gaussian_transition(on_sphere(_draw(4, 16)), 16.0)  # wide enough for off-diagonal mass
+    steps = 3
+    power = torch.linalg.matrix_power(transition, steps)
+    by_paths = torch.zeros_like(power)
+    for path in itertools.product(range(4), repeat=steps + 1):
+        probability = math.prod(transition[i, j].item() for i, j in itertools.pairwise(path))
+        by_paths[path[0], path[-1]] += probability
+    row_error, path_error = _largest(power.sum(dim=1) - 1), _largest(power - by_paths)
+    row_error = max(row_error, _largest(transition.sum(dim=1) - 1))
+    q, k = _draw(2, NUM_TOKENS, 64, seed=1)
+    uneven = attention_transition(q, k)
+    return Finding(
+        claim="brownian.markov.rows",
+        status=_holds(row_error, path_error),
+        computed={
+            "row_sum": uneven.sum(dim=1).mean().item(),
+            "largest_row_sum_error": max(row_error, _largest(uneven.sum(dim=1) - 1)),
+            "largest_error_of_power_against_all_paths": path_error,
+            "smallest_column_sum": uneven.sum(dim=0).min().item(),
+            "largest_column_sum": uneven.sum(dim=0).max().item(),
+        },
+        explanation="Rows of P and P³ sum to 1, and P³ equals the sum over all paths of three steps. Section 2.2 "
+        "writes the sum over i, which runs down a column: columns don't sum to 1.",
+    )
+
+
+def walk_step() -> Finding:
+    transition = attention_transition(*_draw(2, 5, 8, seed=3))
+    start = torch.softmax(_draw(5, seed=4), dim=0)
+    by_definition = torch.stack(
+        [sum((start[i] * transition[i, j] for i in range(5)), start.new_zeros(())) for j in range(5)]
+    )
+    generator, walkers = torch.Generator().manual_seed(5), 200_000
+    at = torch.multinomial(start, walkers, replacement=True, generator=generator)
+    cumulative = transition.cumsum(dim=1)[at]
+    after = (torch.rand(walkers, 1, generator=generator, dtype=torch.float64) > cumulative).sum(dim=1).clamp(max=4)
+    frequencies = torch.bincount(after, minlength=5).double() / walkers
+    error = _largest(transition.T @ start - by_definition)
+    return Finding(
+        claim="brownian.walk",
+        status=_holds(error),
+        computed={
+            "largest_error": error,
+            "total_variation_to_simulated_walkers": 0.5 * (transition.T @ start - frequencies).abs().sum().item(),
+            "total_variation_without_transpose": 0.5 * (transition @ start - frequencies).abs().sum().item(),
+        },
+        explanation="Mᵀ P_t against the law of total probability, element by element, and against 200,000 simulated "
+        "walkers; the last number shows that the transpose matters.",
+    )
+
+
+def softmax_derivative() -> Finding:
+    a = _draw(7)
+    s = a.softmax(dim=0)
+    printed = torch.stack([torch.stack([s[i] * (float(i == j) - s[j]) for j in range(7)]) for i in range(7)])
+    automatic = torch.autograd.functional.jacobian(lambda x: x.softmax(dim=0), a)
+    width = 1e-5
+    differences = torch.stack(
+        [((a + width * unit).softmax(0) - (a - width * unit).softmax(0)) / (2 * width) for unit in torch.eye(7)], dim=1
+    )
+    error = _largest(printed - automatic)
+    return Finding(
+        claim="brownian.softmaxgrad",
+        status=_holds(error),
+        computed={"largest_error": error, "largest_error_to_differences": _largest(printed - differences)},
+        explanation="S_i (δ_ij − S_j) against automatic differentiation, and central differences, of seven values.",
+    )
+
+
+def ito_lemma() -> Finding:
+    """f(t, B) = B³ + t B², of which equation 7 is integrated along paths."""
+    paths, finest = 1000, 2048
+    noise = _draw(paths, finest)
+    with_term, without = {}, {}
+    for steps in (finest // 64, finest // 8, finest):
+        dt = 1.0 / steps
+        d_b = noise.unflatten(1, (steps, -1)).sum(dim=2) / math.sqrt(finest)
+        b = d_b.cumsum(dim=1) - d_b  # at the start of each step
+        t = torch.arange(steps, dtype=torch.float64) * dt
+        end = b[:, -1] + d_b[:, -1]
+        first_order = (b**2 * dt + (3 * b**2 + 2 * t * b) * d_b).sum(dim=1)
+        second_order = (0.5 * (6 * b + 2 * t) * dt).sum(dim=1)
+        change = end**3 + end**2
+        with_term[steps] = (change - first_order - second_order).square().mean().sqrt().item()
+        without[steps] = (change - first_order).square().mean().sqrt().item()
+    variation = (noise.square().sum(dim=1) / finest).mean().item()
+    second_moment = (noise.sum(dim=1).square() / finest).mean().item()
+    converges = with_term[finest] < 0.2 * with_term[finest // 64] and without[finest] > 0.5
+    return Finding(
+        claim="brownian.ito",
+        status="holds" if converges else "fails",
+        computed={f"rms_error_at_{steps}_steps": error for steps, error in with_term.items()}
+        | {
+            "rms_error_without_the_second_order_term": without[finest],
+            "mean_of_squared_end": second_moment,
+            "standard_error_of_it": math.sqrt(2 / paths),
+            "mean_quadratic_variation": variation,
+        },
+        explanation="Both sides of Itô's lemma for f = B³ + t B² along 1,000 paths on [0, 1]: the error falls as the "
+        "root of the step, and stays without ½ f_BB. E[B²] and the quadratic variation at 1 are 1 within their errors.",
+    )
+
+
+def token_motion() -> Finding:
+    width = WIDTHS[0]
+    v = _points(width)
+    transition = gaussian_transition(v, math.sqrt(width))
+    long_power = torch.linalg.matrix_power(transition, LONG_WALK)
+
+    def displacement(power: Tensor) -> float:
+        return (power * squared_distances(v)).sum(dim=1).mean().item()
+
+    one, long = displacement(transition), displacement(long_power)
+    forever = torch.linalg.matrix_power(transition, 2**24)
+    return Finding(
+        claim="brownian.motion",
+        status="holds" if math.isclose(long, LONG_WALK * one, rel_tol=0.05) else "fails",
+        computed={
+            "mean_probability_of_staying": transition.diagonal().mean().item(),
+            "second_eigenvalue": spectrum(transition)[1].item(),
+            "mean_squared_displacement_of_one_step": one,
+            "mean_squared_displacement_of_long_walk_over_linear_growth": long / (LONG_WALK * one),
+            "largest_mean_squared_displacement": displacement(forever),
+            "mean_squared_distance_of_tokens_after_long_walk_over_start": (
+                mean_squared_distance(long_power @ v) / mean_squared_distance(v)
+            ).item(),
+            "distance_to_rank_one_after_long_walk": distance_to_limit(transition, [LONG_WALK])[0].item(),
+            "rank_in_the_limit": float(torch.linalg.matrix_rank(forever, rtol=1e-6)),
+        },
+        explanation="Ten random tokens of width 64 in the paper's own setting. A Brownian motion's squared "
+        "displacement grows in proportion to time; the walk's levels off, since it lives on the tokens. The update "
+        "X ← PX has no randomness and draws all tokens to one point. σ² = √d is fixed: no small-step limit is taken.",
+    )

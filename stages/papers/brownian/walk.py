@@ -1,0 +1,71 @@
+"""Self-attention as a random walk on a sphere (sections 2.1-2.3, 3.1-3.2).
+
+N tokens of width d; P [..., N, N] a transition matrix, row i the probabilities of going from token i to each other.
+All functions are pure; leading dimensions (images, heads) are kept.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def on_sphere(v: Tensor) -> Tensor:
+    """Equation 11 with γ = 1, β = 0 and no ε: tokens on the sphere of radius √d.  [..., N, d] -> [..., N, d]."""
+    centred = v - v.mean(dim=-1, keepdim=True)
+    return centred / centred.square().mean(dim=-1, keepdim=True).sqrt()
+
+
+def squared_distances(v: Tensor) -> Tensor:
+    """‖v_i − v_j‖² from the differences themselves, not from dot products.  [..., N, d] -> [..., N, N]."""
+    return (v[..., :, None, :] - v[..., None, :, :]).square().sum(dim=-1)
+
+
+def attention_transition(q: Tensor, k: Tensor) -> Tensor:
+    """P = softmax(Q Kᵀ / √d) (equation 13).  q, k: [..., N, d]; returns [..., N, N]."""
+    return (q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])).softmax(dim=-1)
+
+
+def gaussian_transition(v: Tensor, sigma_squared: float) -> Tensor:
+    """The Gaussian kernel exp(−‖v_i − v_j‖² / 2σ²) (equation 1), its rows divided by their sums."""
+    kernel = (-squared_distances(v) / (2 * sigma_squared)).exp()
+    return kernel / kernel.sum(dim=-1, keepdim=True)
+
+
+def stationary_distribution(transition: Tensor) -> Tensor:
+    """π with πᵀP = πᵀ and Σπ = 1, for positive P.  [..., N, N] -> [..., N]."""
+    n = transition.shape[-1]
+    # One equation of πᵀ(I − P) = 0 is implied by the others; the sum takes its place.
+    system = (torch.eye(n, dtype=transition.dtype, device=transition.device) - transition).transpose(-2, -1).clone()
+    system[..., -1, :] = 1
+    right = transition.new_zeros(n)
+    right[-1] = 1
+    return torch.linalg.solve(system, right.expand(transition.shape[:-1]))
+
+
+def spectrum(transition: Tensor) -> Tensor:
+    """Moduli of the eigenvalues, falling; the first is 1.  [..., N, N] -> [..., N]."""
+    return torch.linalg.eigvals(transition).abs().sort(dim=-1, descending=True).values
+
+
+def dobrushin(transition: Tensor) -> Tensor:
+    """The largest total-variation distance between two rows: how much of any difference one step can keep."""
+    return 0.5 * (transition[..., :, None, :] - transition[..., None, :, :]).abs().sum(dim=-1).amax(dim=(-2, -1))
+
+
+def distance_to_limit(transition: Tensor, powers: list[int]) -> Tensor:
+    """Largest total-variation distance of a row of P^k to the stationary distribution.  Returns [..., len(powers)]."""
+    limit = stationary_distribution(transition)[..., None, :]
+    distances = [
+        0.5 * (torch.linalg.matrix_power(transition, k) - limit).abs().sum(dim=-1).amax(dim=-1) for k in powers
+    ]
+    return torch.stack(distances, dim=-1)
+
+
+def mean_squared_distance(v: Tensor) -> Tensor:
+    """Over all ordered pairs of different tokens.  [..., N, d] -> [...]."""
+    n = v.shape[-2]
+    spread = (v - v.mean(dim=-2, keepdim=True)).square().sum(dim=(-2, -1))
+    return 2 * spread / (n - 1)
