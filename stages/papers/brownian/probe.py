@@ -13,6 +13,7 @@ from torch import Tensor
 
 from stages.papers.brownian.vit import Block, ViT
 from stages.papers.brownian.walk import (
+    attention_transition,
     distance_to_limit,
     dobrushin,
     gaussian_transition,
@@ -34,9 +35,9 @@ def _walk_blocks(model: ViT, images: Tensor) -> Iterator[tuple[int, Block, Tenso
 
 
 def _transitions(block: Block, tokens: Tensor) -> Tensor:
-    """P [B, H, N, N] in float64, where the rows' sums and small eigenvalues can be told from rounding."""
-    attention, x = block.attention, block.attention_norm(tokens)
-    return attention.transition(x).double()
+    """P [B, H, N, N], from the softmax on in float64: rows must sum to 1 where P is raised to high powers."""
+    q, k, _ = block.attention.heads(block.attention_norm(tokens))
+    return attention_transition(q.double(), k.double())
 
 
 @torch.no_grad()

@@ -7,8 +7,6 @@ B images, C channels, S image size, N tokens, D width, H heads, E = D / H head w
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 
@@ -31,11 +29,6 @@ class Attention(nn.Module):
         """q, k and v, each [B, H, N, E]."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         return q, k, v
-
-    def transition(self, x: Tensor) -> Tensor:
-        """The matrices P [B, H, N, N] for tokens [B, N, D]."""
-        q, k, _ = self.heads(x)
-        return (q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])).softmax(dim=-1)
 
     def forward(self, x: Tensor) -> Tensor:
         mixed = nn.functional.scaled_dot_product_attention(*self.heads(x))  # P V
