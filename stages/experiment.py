@@ -27,18 +27,25 @@ Role = Literal["baseline", "proposed", "ablation", "sensitivity"]
 
 @dataclass(frozen=True, kw_only=True)
 class SourceFile:
-    """A file under its official name, relative to the data set's folder, and its official digest where one exists."""
+    """A file under its official name, relative to the data set's folder, and its published digests, if there are any.
+
+    `optional`: a mirror's part of the data set may lack it; the official host may not.
+    """
 
     __pydantic_config__: ClassVar = STRICT
     name: str
-    md5: str
+    md5: str | None = None
+    sha256: str | None = None
+    optional: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetSource:
     """A data set as its publisher hands it out.  `archive`, where given, holds `files`; `urls` are tried in order.
 
-    `shape` is [channels, height, width] of an image; `train` and `test` count the official images.
+    `shape` is [channels, height, width] of an image; `train` and `test` count the official images, `..._per_class` those
+    of each class (one number: of every class; None: not published).  `shared_images` of the test set are in the training
+    set, too, pixel by pixel (None: nobody has counted).  `folder` names the data set that has the same raw files.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -53,6 +60,10 @@ class DatasetSource:
     urls: tuple[str, ...]
     files: tuple[SourceFile, ...]
     archive: SourceFile | None = None
+    train_per_class: int | tuple[int, ...] | None = None
+    test_per_class: int | tuple[int, ...] | None = None
+    shared_images: int | None = None
+    folder: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,13 +78,17 @@ class LatencySpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """A budget.  `overrides` replace protocol fields; `replicates` keeps the first n seeds (None: all)."""
+    """A budget.  `overrides` replace protocol fields; `replicates` keeps the first n seeds (None: all).
+
+    `roles` are those of the arms that it trains (None: all).
+    """
 
     __pydantic_config__: ClassVar = STRICT
     data: Literal["embedded", "real"]
     replicates: int | None
     overrides: Mapping[str, Any]
     latency: LatencySpec
+    roles: tuple[Role, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,10 +163,13 @@ class _Index(BaseModel):
 
 
 class _ArmFile(BaseModel):
+    """`like` names an arm above it in the file, whose model and protocol hold where this one says nothing."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
     role: Role
     title: str
-    model: dict[str, Any]
+    like: str | None = None
+    model: dict[str, Any] = {}
     protocol: dict[str, Any] = {}
 
 
@@ -180,7 +198,7 @@ def load_params(root: Path = Path()) -> Params:
         path = root / "params" / f"{name}.yaml"
         experiments[name] = _read_experiment(name, entry, index.datasets[entry.dataset], path)
         for profile in index.profiles.values():
-            for arm in experiments[name].arms.values():
+            for arm in [None, *(arm for arm in experiments[name].arms.values() if arm.protocol)]:
                 resolve_protocol(experiments[name], profile, arm)
     return Params(profile_name=index.profile, profiles=index.profiles, datasets=index.datasets, experiments=experiments)
 
@@ -198,12 +216,18 @@ def _read_experiment(name: str, entry: _IndexEntry, source: DatasetSource, path:
                 f"{path}: protocol.{field} has {len(getattr(printed, field))} values; "
                 f"images of {entry.dataset} have {source.shape[0]} channels"
             )
-    arms = {}
+    arms: dict[str, Arm] = {}
     for arm_name, arm in file.arms.items():
         place = f"arms.{arm_name}"
-        model_path(entry.paper, arm.model, path, f"{place}.model")
-        _read_protocol(fields | arm.protocol, path, f"{place}.protocol")
-        arms[arm_name] = Arm(name=arm_name, **dict(arm))
+        if arm.like is not None:
+            check_choice(arm.like, arms, path, f"{place}.like")
+        base = arms[arm.like] if arm.like is not None else None
+        model = {**(base.model if base else {}), **arm.model}
+        own = {**(base.protocol if base else {}), **arm.protocol}
+        model_path(entry.paper, model, path, f"{place}.model")
+        if own:
+            _read_protocol(fields | own, path, f"{place}.protocol")
+        arms[arm_name] = Arm(name=arm_name, role=arm.role, title=arm.title, model=model, protocol=own)
     return Experiment(
         name=name,
         title=file.title,
@@ -215,9 +239,14 @@ def _read_experiment(name: str, entry: _IndexEntry, source: DatasetSource, path:
     )
 
 
+@cache
+def _protocol_schema() -> TypeAdapter[Protocol]:
+    return TypeAdapter(Protocol)
+
+
 def _read_protocol(fields: Mapping[str, Any], path: Path, place: str) -> Protocol:
     """A protocol whose numbers can be trained by; the split's own numbers together are checked, too."""
-    protocol = validate(TypeAdapter(Protocol), fields, path, place)
+    protocol = validate(_protocol_schema(), fields, path, place)
     for name in ("epochs", "batch_size", "train_images", "steps_per_epoch"):
         value = getattr(protocol, name)
         if value is not None and value < 1:
@@ -314,7 +343,7 @@ def resolve_protocol(experiment: Experiment, profile: Profile, arm: Arm | None =
         ParamsError: an override has the wrong type or a value that can't be trained by.
     """
     own = dict(arm.protocol) if arm is not None else {}
-    fields = TypeAdapter(Protocol).dump_python(experiment.printed) | own | dict(profile.overrides)
+    fields = _protocol_schema().dump_python(experiment.printed) | own | dict(profile.overrides)
     return _read_protocol(fields, Path("params.yaml"), "profiles.overrides")
 
 
@@ -327,6 +356,8 @@ def plan_runs(experiment: Experiment, profile: Profile, source: DatasetSource) -
     given = {"image_size": height, "in_channels": channels, "num_classes": source.classes}
     runs = []
     for arm in experiment.arms.values():
+        if profile.roles is not None and arm.role not in profile.roles:
+            continue
         place = Path("params") / f"{experiment.name}.yaml"
         path = model_path(experiment.paper, arm.model, place, f"arms.{arm.name}.model")
         wanted = _keyword_types(*path.split(":"))

@@ -75,6 +75,23 @@ def test_arms_of_an_experiment_differ_in_their_model_and_where_they_say_so() -> 
         assert len({(run.arm, run.replicate) for run in runs}) == len(runs)
 
 
+def test_an_arm_like_another_differs_in_what_it_says() -> None:
+    arms = load_params(REPOSITORY).experiments["ninformer-cifar100"].arms
+    assert arms["vit-no-dropout"].model == {**arms["vit"].model, "dropout": 0.0}
+    assert arms["vit-positions"].model == {**arms["vit"].model, "name": "PositionedViT"}
+
+
+def test_quick_trains_the_arms_of_the_table_only() -> None:
+    params = load_params(REPOSITORY)
+    experiment = params.experiments["ninformer-cifar100"]
+    planned = {
+        profile: {run.arm for run in plan_runs(experiment, params.profiles[profile], params.datasets["cifar100"])}
+        for profile in params.profiles
+    }
+    assert planned["quick"] == {"vit", "mlp-mixer", "local-vit", "ninformer"}
+    assert planned["smoke"] == planned["paper"] == set(experiment.arms)
+
+
 def test_an_arm_may_set_protocol_fields_of_its_own(project: Path) -> None:
     def set_sgd(params: Any) -> None:
         params["arms"]["vit"]["protocol"] = {"optimizer": {"name": "sgd", "lr": 0.1}}
@@ -84,9 +101,8 @@ def test_an_arm_may_set_protocol_fields_of_its_own(project: Path) -> None:
     experiment = params.experiments["ninformer-cifar100"]
     assert experiment.varied == ("optimizer",)
     runs = plan_runs(experiment, params.profiles["quick"], params.datasets["cifar100"])
-    assert {run.arm: run.protocol.optimizer.name for run in runs} == {
-        arm: "sgd" if arm == "vit" else "adam" for arm in experiment.arms
-    }
+    names = {run.arm: run.protocol.optimizer.name for run in runs}
+    assert names == {"vit": "sgd", "mlp-mixer": "adam", "local-vit": "adam", "ninformer": "adam"}
     assert {run.protocol.epochs for run in runs} == {3}, "the profile's cut holds for every arm"
 
 
@@ -184,6 +200,7 @@ MISTAKES: list[tuple[str, Callable[[Any], None], str]] = [
         lambda p: p["arms"]["vit"]["model"].update(width=512),
         "unknown key arms.vit.model.width (did you mean depth?); known: depth, dim, dropout, mlp_dim, ",
     ),
+    (CIFAR100, lambda p: p["arms"]["vit"].update(like="nobody"), "arms.vit.like is 'nobody'; known: "),
     (CIFAR100, lambda p: p["arms"]["vit"]["model"].update(depth=4.5), "arms.vit.model.depth is 4.5; expected int"),
     (CIFAR100, lambda p: p["arms"]["vit"]["model"].update(depth=True), "arms.vit.model.depth is True; expected int"),
     (CIFAR100, lambda p: p["arms"]["vit"]["model"].pop("num_heads"), "arms.vit.model.num_heads is missing"),

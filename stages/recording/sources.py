@@ -161,11 +161,12 @@ def _mark(found: Iterable[Found], params: Params) -> list[Found]:
 def _planned(params: Params, name: str, profile: str) -> dict[str, dict[str, Any]]:
     """Model and protocol that the params give each arm of an experiment today, as a spec has them."""
     experiment = params.experiments[name]
+    every_role = dataclasses.replace(params.profiles[profile], roles=None)
     return {
         run.arm: RunSpec(
             model=run.model, protocol=run.protocol, data_digest="", replicate=run.replicate, code={}
         ).to_dict()
-        for run in plan_runs(experiment, params.profiles[profile], params.datasets[experiment.dataset])
+        for run in plan_runs(experiment, every_role, params.datasets[experiment.dataset])
     }
 
 

@@ -127,6 +127,9 @@ def _load_facts(session: Session, experiments: Sequence[str], metric: str) -> _F
     )
 
 
+_PAIR = ("baseline", "proposed")
+
+
 def _compare_experiment(
     experiment: tables.Experiment, facts: _Facts, metric: MetricInfo, profile: str | None
 ) -> ExperimentComparison:
@@ -134,7 +137,12 @@ def _compare_experiment(
     profiles = tuple(dict.fromkeys(group[0].profile for group in groups))
     group = next((group for group in groups if profile in (None, group[0].profile)), [])
     first = group[0] if group else None
-    arms = [_compare_arm(experiment, arm, group, facts, metric) for arm in experiment.arms]
+    trained = {result.arm for result in group}
+    arms = [
+        _compare_arm(experiment, arm, group, facts, metric)
+        for arm in experiment.arms
+        if arm.role in _PAIR or arm.name in trained  # a sensitivity arm that wasn't trained is no gap in a table
+    ]
     arms, order = _rank(arms, metric, is_stand_in=first is None or first.provenance == "embedded")
     label = describe_fidelity(*((first.provenance, first.profile, first.cut) if first else (None, None, None)))
     return ExperimentComparison(
@@ -343,12 +351,13 @@ def _cost(mine: Sequence[tables.Result], latency: Ratio | None) -> CostSummary:
 
 
 def _rank(arms: Sequence[ArmComparison], metric: MetricInfo, *, is_stand_in: bool) -> tuple[list[ArmComparison], Order]:
-    """Ranks from 1 (best); equal values share the better rank.  Stand-ins get none."""
+    """Ranks from 1 (best) among the arms of the paper's table, equal values sharing the better; stand-ins get none."""
     sign = -1 if metric.better == "higher" else 1
-    ours = {arm.arm: sign * arm.ours.mean for arm in arms if arm.ours.mean is not None and not is_stand_in}
+    table = [arm for arm in arms if arm.role in _PAIR or arm.paper is not None]
+    ours = {arm.arm: sign * arm.ours.mean for arm in table if arm.ours.mean is not None and not is_stand_in}
     paper = {arm.arm: sign * arm.paper.value for arm in arms if arm.paper is not None}
     order_ours, order_paper = (tuple(sorted(side, key=lambda name: side[name])) for side in (ours, paper))
-    is_complete = len(ours) == len(paper) == len(arms) > 1
+    is_complete = len(ours) == len(paper) == len(table) > 1
     rank_paper = {} if is_stand_in else paper
     ranked = [
         replace(arm, rank_ours=_position(ours, arm.arm), rank_paper=_position(rank_paper, arm.arm)) for arm in arms

@@ -6,12 +6,12 @@ import csv
 import dataclasses
 import hashlib
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import yaml
 
 from stages.checkpoint import InputContract, dump_checkpoint
 from stages.evidence import (
@@ -49,8 +49,7 @@ SMALL = {"dim": 8, "depth": 1, "num_heads": 2, "mlp_dim": 8, "token_dim": 8, "ch
 
 def make_root(root: Path) -> Path:
     """MNIST as printed on full data, CIFAR-100 at quick (published) and smoke, CIFAR-10 on stand-ins only."""
-    shutil.copy(REPOSITORY / "params.yaml", root)
-    shutil.copytree(REPOSITORY / "params", root / "params")
+    write_params(root)
     write_claims(root)
     paper = add_results(root, "ninformer-mnist", "paper", "full", published="2026-11-02T10:00:00Z")
     assert len(paper) == 12, "four arms with three replicates each"
@@ -58,6 +57,20 @@ def make_root(root: Path) -> Path:
     add_results(root, "ninformer-cifar100", "smoke", "embedded")
     add_results(root, "ninformer-cifar10", "smoke", "embedded")
     return root
+
+
+def write_params(root: Path) -> None:
+    """Three experiments of the index, each with the arms of the paper's table."""
+    index = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
+    index["experiments"] = {name: index["experiments"][name] for name in PAPER_ACCURACY}
+    used = {entry["dataset"] for entry in index["experiments"].values()}
+    index["datasets"] = {name: source for name, source in index["datasets"].items() if name in used}
+    (root / "params.yaml").write_text(yaml.safe_dump(index, sort_keys=False))
+    (root / "params").mkdir()
+    for name, arms in PAPER_ACCURACY.items():
+        experiment = yaml.safe_load((REPOSITORY / "params" / f"{name}.yaml").read_text())
+        experiment["arms"] = {arm: experiment["arms"][arm] for arm in arms}
+        (root / "params" / f"{name}.yaml").write_text(yaml.safe_dump(experiment, sort_keys=False))
 
 
 def write_claims(root: Path) -> None:
