@@ -76,7 +76,7 @@ def _attention_weights(
         attn_mask = seen if attn_mask is None else attn_mask & seen
     if attn_mask is None:
         return scores.softmax(dim=-1)
-    # The lowest finite number, not -inf: a row without a key would be 0 / 0, in the gradient too.
+    # The lowest finite number, not -inf, which would make a row without a key NaN on the way to its zeros.
     scores = scores.masked_fill(~attn_mask, torch.finfo(scores.dtype).min)
     return scores.softmax(dim=-1).masked_fill(~attn_mask, 0)
 
