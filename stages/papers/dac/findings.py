@@ -1,13 +1,9 @@
-"""Every claim of the DAC paper that needs no training: sizes, operations, identities, theorems, the text's arithmetic.
-
-Models are built on the meta device, where a forward pass computes shapes alone.
-"""
+"""Every claim of the DAC paper that needs no training: sizes, operations, identities, theorems, arithmetic."""
 
 from __future__ import annotations
 
 import math
 
-import torch
 from torch import nn
 
 from stages.finding import Finding, Status
@@ -23,6 +19,7 @@ FAILED_BASE, FAILED_DAC = (15, 576), (2, 449)
 BATCH_SIZE, CIFAR_STEPS, IMAGENETTE_STEPS = 128, 80_000, 64_000
 # Four of the five folds of CIFAR's and of Imagenette's training images.
 CIFAR_TRAIN, IMAGENETTE_TRAIN = 40_000, 7_575
+SMALL = (3, 8, 8)
 
 
 def findings() -> list[Finding]:
@@ -40,8 +37,7 @@ def _connection(n: int, kernel: int | None = None) -> tuple[float, float]:
     The text counts so: its base is the linear map's mn (L²) weights and twice as many operations a position.
     """
     m, side = 3, 6
-    with torch.device("meta"):
-        layer = DACLinear(m, n) if kernel is None else DACConv2d(m, n, kernel, padding=kernel // 2)
+    layer = DACLinear(m, n) if kernel is None else DACConv2d(m, n, kernel, padding=kernel // 2)
     shape, positions = ((m,), 1) if kernel is None else ((m, side, side), side * side)
     operations = count_operations(layer, shape)
     more_operations = operations.bias_at_output - m * positions
@@ -91,9 +87,8 @@ def connections() -> list[Finding]:
     ]
 
 
-def _build(kind: type[nn.Module], image_size: int, depth: int, width: int, **own: int) -> nn.Module:
-    with torch.device("meta"):
-        return kind(image_size=image_size, in_channels=3, num_classes=10, depth=depth, width=width, **own)
+def _build(kind: type[nn.Module], depth: int, width: int, **own: int) -> nn.Module:
+    return kind(in_channels=3, num_classes=10, image_size=32, depth=depth, width=width, **own)
 
 
 def _parameter_increase(base: nn.Module, dac: nn.Module) -> dict[str, float]:
@@ -102,7 +97,7 @@ def _parameter_increase(base: nn.Module, dac: nn.Module) -> dict[str, float]:
 
 
 def _operation_increase(base: nn.Module, dac: nn.Module) -> dict[str, float]:
-    plain, unshared = (count_operations(model, (3, 32, 32)) for model in (base, dac))
+    plain, unshared = (count_operations(model, SMALL, scale=(32 // 8) ** 2) for model in (base, dac))
     return {
         "base": plain.total_at_output,
         "increase_percent": 100 * (unshared.total_at_output / plain.total_at_output - 1),
@@ -112,10 +107,10 @@ def _operation_increase(base: nn.Module, dac: nn.Module) -> dict[str, float]:
 
 def image_networks() -> list[Finding]:
     """Section 5: sizes of VGG, the wide ResNet and the MBA networks."""
-    small, large = ((_build(VGG, 32, *size), _build(DACVGG, 32, *size)) for size in ((20, 16), (14, 32)))
-    wide = _build(ResNetV2, 32, 20, 64), _build(DACResNetV2, 32, 20, 64)
-    resnet = _parameters(_build(ResNetV1, 32, 20, 16))
-    growth = {f"growth_k{k}": _parameters(_build(MBAResNetV1, 32, 20, 16, copies=k)) / resnet for k in (2, 4, 8)}
+    small, large = ((_build(VGG, *size), _build(DACVGG, *size)) for size in ((20, 16), (14, 32)))
+    wide = _build(ResNetV2, 20, 64), _build(DACResNetV2, 20, 64)
+    resnet = _parameters(_build(ResNetV1, 20, 16))
+    growth = {f"growth_k{k}": _parameters(_build(MBAResNetV1, 20, 16, copies=k)) / resnet for k in (2, 4, 8)}
 
     def finding(claim: str, computed: dict[str, float], explanation: str) -> Finding:
         return Finding(claim=claim, status="holds", computed=computed, explanation=explanation)
@@ -143,7 +138,9 @@ def table_2() -> list[Finding]:
     """The last rows of Table 2, operations at 80 x 80 pixels."""
     rows = []
     for depth in (20, 32):
-        base, dac = (count_operations(_build(kind, 80, depth, 16), (3, 80, 80)) for kind in (ResNetV1, DACResNetV1))
+        base, dac = (
+            count_operations(_build(kind, depth, 16), SMALL, scale=(80 // 8) ** 2) for kind in (ResNetV1, DACResNetV1)
+        )
         rows.append(_gflops(f"dac.table2.gflops.r{depth}.base", base, base))
         rows.append(_gflops(f"dac.table2.gflops.r{depth}.dac", dac, base))
     return rows

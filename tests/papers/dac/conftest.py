@@ -1,0 +1,47 @@
+"""The paper's image networks at a size for tests: 12 pixels, width 4, three blocks or five convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from stages.papers.dac import (
+    DACVGG,
+    VGG,
+    DACResNetV1,
+    DACResNetV2,
+    MBAResNetV1,
+    ResNetV1,
+    ResNetV2,
+    SharedBiasResNetV1,
+    SharedBiasResNetV2,
+)
+
+Build = Callable[..., nn.Module]
+
+OWN: dict[str, tuple[type[nn.Module], dict[str, int]]] = {
+    "ResNetV1": (ResNetV1, {"depth": 8}),
+    "DACResNetV1": (DACResNetV1, {"depth": 8}),
+    "SharedBiasResNetV1": (SharedBiasResNetV1, {"depth": 8}),
+    "MBAResNetV1": (MBAResNetV1, {"depth": 8, "copies": 2}),
+    "ResNetV2": (ResNetV2, {"depth": 8}),
+    "DACResNetV2": (DACResNetV2, {"depth": 8}),
+    "SharedBiasResNetV2": (SharedBiasResNetV2, {"depth": 8}),
+    "VGG": (VGG, {"depth": 5}),
+    "DACVGG": (DACVGG, {"depth": 5}),
+}
+
+
+@pytest.fixture(params=OWN)
+def small_model(request: pytest.FixtureRequest) -> Build:
+    """Builds one of the nine image networks for 5 classes."""
+    kind, own = OWN[request.param]
+
+    def build(**changes: int) -> nn.Module:
+        torch.manual_seed(0)
+        return kind(**{"image_size": 12, "in_channels": 3, "num_classes": 5, "width": 4} | own | changes)
+
+    return build

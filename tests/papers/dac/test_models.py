@@ -1,0 +1,230 @@
+"""What holds for all image networks of the paper, and their sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from stages.evaluation.cost import count_parameters, flops_per_image
+from stages.ops.dac import DACConv2d
+from stages.ops.mba import MBA
+from stages.papers.dac import (
+    DACVGG,
+    VGG,
+    DACResNetV1,
+    DACResNetV2,
+    MBAResNetV1,
+    ResNetV1,
+    ResNetV2,
+    SharedBiasResNetV1,
+    SharedBiasResNetV2,
+)
+from stages.papers.dac.layers import SharedBiasConv2d
+
+Build = Callable[..., nn.Module]
+
+RESNET = {  # depth: (base, DAC) for 10 classes; computed from the shapes that the text states, not from our modules
+    20: (269_722, 298_794),
+    32: (464_154, 514_282),
+    44: (658_586, 729_770),
+    56: (853_018, 945_258),
+}
+VGGS = {(20, 16): (269_722, 298_794), (14, 32): (685_994, 760_970)}
+PER_CLASS = {16: 65, 32: 129}
+
+
+def count(kind: type[nn.Module], *, num_classes: int = 10, image_size: int = 32, **own: int) -> int:
+    return count_parameters(kind(image_size=image_size, in_channels=3, num_classes=num_classes, **own))
+
+
+def draw_images(n: int = 4) -> Tensor:
+    return torch.randn(n, 3, 12, 12, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("depth", RESNET)
+def test_resnets_have_the_computed_parameters_in_both_versions(depth: int) -> None:
+    for base, dac in ((ResNetV1, DACResNetV1), (ResNetV2, DACResNetV2)):
+        for classes, image_size in ((10, 32), (100, 32), (10, 80), (8, 80)):
+            counts = [count(k, depth=depth, width=16, num_classes=classes, image_size=image_size) for k in (base, dac)]
+            assert counts == [number + (classes - 10) * PER_CLASS[16] for number in RESNET[depth]]
+
+
+@pytest.mark.parametrize(("depth", "width"), VGGS)
+def test_vggs_have_the_computed_parameters(depth: int, width: int) -> None:
+    for classes in (10, 100):
+        counts = [count(kind, depth=depth, width=width, num_classes=classes) for kind in (VGG, DACVGG)]
+        assert counts == [number + (classes - 10) * PER_CLASS[width] for number in VGGS[depth, width]]
+
+
+def test_wide_ablation_and_mba_networks_have_the_computed_parameters() -> None:
+    assert (count(ResNetV2, depth=20, width=64), count(DACResNetV2, depth=20, width=64)) == (4_286_026, 4_758_666)
+    assert {count(kind, depth=20, width=16) for kind in (SharedBiasResNetV1, SharedBiasResNetV2)} == {269_722}
+    stem, scales, weights, classifier = 432, 688, 267_264, 64 * 100
+    for copies in (2, 4, 8):
+        expected = stem + scales + copies * (weights + 688 + classifier) + 100
+        assert count(MBAResNetV1, depth=20, width=16, num_classes=100, copies=copies) == expected
+
+
+def test_without_any_shift_dac_networks_have_64_or_128_parameters_less() -> None:
+    for kind, own, expected in (
+        (DACResNetV1, {"depth": 20, "width": 16}, 298_730),
+        (DACResNetV2, {"depth": 20, "width": 16}, 298_730),
+        (DACVGG, {"depth": 20, "width": 16}, 298_730),
+        (DACVGG, {"depth": 14, "width": 32}, 760_842),
+        (DACResNetV2, {"depth": 20, "width": 64}, 4_758_410),
+    ):
+        assert count(kind, **own, has_last_shift=False) == expected
+
+
+def test_a_dac_stem_adds_a_bias_for_each_colour_and_channel() -> None:
+    assert count(DACResNetV1, depth=20, width=16, has_dac_stem=True) == 298_794 + 3 * 16
+
+
+def test_products_are_those_of_the_baseline() -> None:
+    """The counter sees the recomputing operator's matrix products; at a stride none is superfluous."""
+    arguments = {"image_size": 16, "in_channels": 3, "num_classes": 10, "depth": 20, "width": 16}
+    base, dac = (flops_per_image(kind(**arguments), (3, 16, 16)) for kind in (ResNetV1, DACResNetV1))
+    assert base == dac == 20_276_480
+
+
+def test_maps_images_to_logits(small_model: Build) -> None:
+    assert small_model()(draw_images()).shape == (4, 5)
+    assert small_model(in_channels=1, image_size=9)(torch.zeros(2, 1, 9, 9)).shape == (2, 5)
+
+
+@pytest.mark.parametrize("num_classes", [10, 100])
+@pytest.mark.parametrize("kind", [ResNetV2, DACResNetV2, SharedBiasResNetV2, VGG, DACVGG])
+def test_loss_at_init_is_near_that_of_guessing_where_features_are_normalised(
+    kind: type[nn.Module], num_classes: int
+) -> None:
+    torch.manual_seed(0)
+    model = kind(image_size=8, in_channels=3, num_classes=num_classes, depth=20, width=16)
+    with torch.no_grad():
+        loss = F.cross_entropy(model(torch.randn(100, 3, 8, 8)), torch.arange(100) % num_classes)
+    assert loss.item() == pytest.approx(math.log(num_classes), abs=0.4)
+
+
+@pytest.mark.parametrize("kind", [ResNetV1, DACResNetV1, SharedBiasResNetV1])
+def test_loss_at_init_of_v1_exceeds_guessing_by_half_the_logits_variance(kind: type[nn.Module]) -> None:
+    """No BN follows its last sum, and He normal weights turn features f into logits of variance mean(f²) * 2."""
+    torch.manual_seed(0)
+    model = kind(image_size=8, in_channels=3, num_classes=100, depth=20, width=16)
+    features: list[Tensor] = []
+    classifier = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
+    classifier.register_forward_pre_hook(lambda layer, inputs: features.append(inputs[0]))
+    with torch.no_grad():
+        loss = F.cross_entropy(model(torch.randn(100, 3, 8, 8)), torch.arange(100))
+    variance = 2 * features[0].square().mean().item()
+    assert variance > 0.5
+    assert loss.item() == pytest.approx(math.log(100) + variance / 2, abs=0.5)
+
+
+def test_weights_start_he_normal_and_all_biases_zero() -> None:
+    torch.manual_seed(0)
+    arguments = {"image_size": 32, "in_channels": 3, "num_classes": 100, "width": 16}
+    models = [kind(depth=20, **arguments) for kind in (ResNetV1, DACResNetV1, DACResNetV2, SharedBiasResNetV1, DACVGG)]
+    for model in (*models, MBAResNetV1(depth=20, copies=2, **arguments)):
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                assert parameter.abs().max() == 0, name
+            elif parameter.ndim == 1:
+                assert torch.equal(parameter, torch.ones_like(parameter)), name
+            else:
+                variance, n = 2 / parameter[0].numel(), parameter.numel()
+                assert parameter.mean().item() == pytest.approx(0, abs=5 * math.sqrt(variance / n)), name
+                assert parameter.var().item() == pytest.approx(variance, rel=7 * math.sqrt(2 / n)), name
+
+
+def test_only_kernels_are_called_weight_and_have_more_than_one_axis(small_model: Build) -> None:
+    """Weight decay goes by this: kernels of convolutions and of the classifier, no bias, no BN (section 5)."""
+    model = small_model()
+    decayed = {name for name, p in model.named_parameters() if name.endswith("weight") and p.ndim >= 2}
+    kernels = {
+        f"{name}.weight"
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Conv2d | nn.Linear | DACConv2d)
+    }
+    assert decayed == kernels
+    for name, module in model.named_modules():
+        if isinstance(module, DACConv2d | MBA | SharedBiasConv2d):
+            assert f"{name}.bias" in dict(model.named_parameters())
+
+
+def test_every_parameter_gets_a_gradient(small_model: Build) -> None:
+    model = small_model()
+    F.cross_entropy(model(draw_images(8)), torch.arange(8) % 5).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().max() > 0, name
+
+
+def test_in_evaluation_a_sample_affects_only_its_own_output(small_model: Build) -> None:
+    model = small_model().eval()
+    images = draw_images()
+    changed = images.clone()
+    changed[1] += 1
+    with torch.no_grad():
+        moved = (model(images) - model(changed)).abs().amax(1)
+    assert moved[1] > 0
+    assert moved[[0, 2, 3]].max() == 0
+
+
+def test_one_batch_is_overfitted(small_model: Build) -> None:
+    model, images, labels = small_model(), draw_images(8), torch.arange(8) % 5
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.1
+
+
+def train_on(model: nn.Module, images: Tensor, labels: Tensor, *, steps: int, batch_size: int) -> list[float]:
+    """The paper's optimiser for CIFAR-10 with its first learning rate; a random batch a step."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=4e-4)
+    generator, losses = torch.Generator().manual_seed(0), []
+    for _ in range(steps):
+        rows = torch.randint(len(images), (batch_size,), generator=generator)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(images[rows]), labels[rows])
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("kind", [DACResNetV1, DACResNetV2])
+def test_a_dac_network_of_full_depth_takes_its_first_steps_on_real_digits(kind: type[nn.Module]) -> None:
+    pixels, labels = load_digits(return_X_y=True)
+    images = torch.from_numpy(pixels).float().view(-1, 1, 8, 8).div(8).sub(1)
+    torch.manual_seed(0)
+    model = kind(image_size=8, in_channels=1, num_classes=10, depth=56, width=2)
+    losses = train_on(model, images, torch.from_numpy(labels), steps=4, batch_size=16)
+    assert all(math.isfinite(loss) for loss in losses)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", [DACResNetV1, DACResNetV2])
+def test_a_dac_network_of_full_depth_trains_200_steps_on_real_digits(kind: type[nn.Module]) -> None:
+    pixels, labels = load_digits(return_X_y=True)
+    images = torch.from_numpy(pixels).float().view(-1, 1, 8, 8).div(8).sub(1)
+    torch.manual_seed(0)
+    model = kind(image_size=8, in_channels=1, num_classes=10, depth=56, width=8)
+    losses = train_on(model, images, torch.from_numpy(labels), steps=200, batch_size=32)
+    assert all(math.isfinite(loss) for loss in losses)
+    assert sum(losses[-20:]) / 20 < 1.0
+
+
+@pytest.mark.parametrize("kind", [ResNetV1, DACResNetV1, ResNetV2, DACResNetV2, VGG, DACVGG])
+def test_impossible_sizes_are_refused(kind: type[nn.Module]) -> None:
+    with pytest.raises(ValueError, match="depth is 19"):
+        kind(image_size=32, in_channels=3, num_classes=10, depth=19, width=4)
+    with pytest.raises(ValueError, match="image_size is 3"):
+        kind(image_size=3, in_channels=3, num_classes=10, depth=20, width=4)
