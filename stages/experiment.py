@@ -313,9 +313,12 @@ class _Keyword:
 
 @cache
 def _keyword_types(module: str, class_name: str) -> dict[str, _Keyword]:
+    """Keywords of a class's constructor, or of the first base that has one, as they stand in the source."""
     path = source_path(module)
-    assert path is not None, f"{module} is imported by its package"
-    for node in ast.parse(path.read_text()).body:
+    if path is None:
+        return {}
+    body = ast.parse(path.read_text()).body
+    for node in body:
         if isinstance(node, ast.ClassDef) and node.name == class_name:
             for item in node.body:
                 if isinstance(item, ast.FunctionDef) and item.name == "__init__":
@@ -324,6 +327,9 @@ def _keyword_types(module: str, class_name: str) -> dict[str, _Keyword]:
                         arg.arg: _Keyword(ast.unparse(arg.annotation) if arg.annotation else "Any", default is None)
                         for arg, default in pairs
                     }
+            return _keyword_types(module, ast.unparse(node.bases[0])) if node.bases else {}
+        if isinstance(node, ast.ImportFrom) and class_name in (alias.name for alias in node.names):
+            return _keyword_types(node.module or "", class_name)
     return {}
 
 

@@ -38,12 +38,12 @@ class HyperBF(TokenClassifier):
         num_centers: int,
         kernel: str,
         attention_metric: str,
-        attention_beta: float | None,
+        attention_beta: float | None = None,
         feedforward_metric: str,
         feedforward_beta: float,
         feedforward_bias: bool,
         feedforward_normalised: bool,
-        position_image_size: int | None,
+        position_image_size: int | None = None,
     ) -> None:
         blocks = (
             self.block_class(

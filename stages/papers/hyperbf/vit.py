@@ -67,7 +67,7 @@ class ViT(TokenClassifier):
         hidden_dim: int,
         scale_exponent: float,
         has_unused_matrix: bool,
-        position_image_size: int | None,
+        position_image_size: int | None = None,
     ) -> None:
         blocks = (
             Block(
