@@ -1,0 +1,57 @@
+"""docs/papers/brownian.md against the code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+
+from stages.evaluation.cost import count_parameters, flops_per_image
+from stages.optim.capture import select_layers
+from stages.optim.preconditioned import ATTENTION_LAYERS
+from stages.papers.brownian import ViT
+from stages.papers.brownian.findings import token_motion
+from stages.papers.brownian.findings_fisher import (
+    conjugate_gradients_reach_the_solution,
+    fisher_is_hessian_of_divergence,
+    no_matrix_is_formed,
+)
+
+PAGE = (Path(__file__).parents[3] / "docs" / "papers" / "brownian.md").read_text()
+SHAPES = {"mnist": (1, 28, 10), "cifar10": (3, 32, 10), "cifar100": (3, 32, 100)}
+
+
+def test_table_of_sizes_is_what_the_code_gives() -> None:
+    rows = re.findall(r"^\| (\w+) \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|$", PAGE, flags=re.MULTILINE)
+    shown = {name: tuple(int(cell.replace(",", "")) for cell in cells) for name, *cells in rows}
+    computed = {}
+    for name, (channels, size, classes) in SHAPES.items():
+        with torch.device("meta"):
+            model = ViT(
+                image_size=size,
+                in_channels=channels,
+                num_classes=classes,
+                patch_size=4,
+                dim=256,
+                depth=4,
+                num_heads=4,
+                mlp_dim=512,
+            )
+        layers = select_layers(model, ATTENTION_LAYERS).values()
+        moved = sum(parameter.numel() for layer in layers for parameter in layer.parameters())
+        computed[name] = count_parameters(model), moved, flops_per_image(model, (channels, size, size))
+    assert shown == computed
+
+
+def test_numbers_in_the_text_are_the_findings() -> None:
+    motion, fisher = token_motion().computed, fisher_is_hessian_of_divergence().computed
+    solver, price = conjugate_gradients_reach_the_solution().computed, no_matrix_is_formed().computed
+    assert f"with probability {motion['mean_probability_of_staying']:.3f}" in PAGE
+    growth = motion["mean_squared_displacement_of_long_walk_over_linear_growth"]
+    assert f"squared displacement is {growth * 100:.0f} % of linear growth" in PAGE
+    assert f"differs by {fisher['relative_difference_away_from_the_optimum'] * 100:.0f} %" in PAGE
+    assert f"after ten is still {solver['kronecker_relative_error_after_10'] * 100:.0f} % off" in PAGE
+    assert f"with {solver['kronecker_unknowns']:.0f} unknowns" in PAGE
+    assert f"{price['multiplications_reordered_over_factors']:.0f} times the multiplications" in PAGE
+    assert fisher["relative_difference_of_the_empirical_fisher"] > 1
