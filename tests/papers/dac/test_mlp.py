@@ -108,9 +108,8 @@ def test_weights_start_he_normal_and_biases_zero(kind: type[nn.Module]) -> None:
 def test_only_connection_weights_are_decayed_by_name(kind: type[nn.Module]) -> None:
     model = rectangular(kind, 3, 6)
     decayed = [name for name, p in model.named_parameters() if name.endswith("weight") and p.ndim >= 2]
-    assert decayed == ["layers.0.weight", *(f"layers.{3 * i if kind is MLP else 2 * i}.weight" for i in (1, 2))] + [
-        "head.weight"
-    ]
+    step = 3 if kind is MLP else 2
+    assert decayed == [*(f"layers.{step * layer}.weight" for layer in range(3)), "head.weight"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

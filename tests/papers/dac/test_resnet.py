@@ -95,8 +95,8 @@ def test_stored_vectors_are_what_the_installed_libraries_give(golden: dict[str, 
         np.testing.assert_allclose(fresh[name], golden[name], rtol=1e-9, atol=1e-9, err_msg=name)
 
 
-def copy_shared(source: nn.Module, target: nn.Module, repeat: int = 1) -> None:
-    """Weights, and statistics, from one network to another of the same structure, kernel by kernel in order."""
+def copy_shared(source: nn.Module, target: nn.Module) -> None:
+    """Kernels, scales and statistics from one network to another of the same structure, in order."""
     kernels = [[p for n, p in m.named_parameters() if n.endswith("weight")] for m in (source, target)]
     with torch.no_grad():
         for ours, theirs in zip(*kernels, strict=True):
@@ -137,8 +137,7 @@ def test_mba_with_one_copy_is_the_network_with_shared_biases() -> None:
     mba, shared = randomised(mba), randomised(shared, seed=1)
     copy_shared(mba, shared)
     with torch.no_grad():
-        # The last shared bias is the shift of the last BN, which stands before the sum: an image's shortcut is not shifted,
-        # but a shift moves the sum as much as the bias behind it.
+        # The bias behind the last sum is the same as a shift of the last BN, one summand of it.
         *biases, last, classifier = [p for n, p in mba.named_parameters() if n.endswith("bias")]
         *shared_biases, shift, other = [p for n, p in shared.named_parameters() if n.endswith("bias")]
         for ours, theirs in zip((*shared_biases, shift, other), (*biases, last, classifier), strict=True):

@@ -58,7 +58,7 @@ def test_dac_is_convolution_then_norm_and_connection_then_relu_mean_and_linear()
     for connection, stride in zip(connections, (1, 2, 2), strict=True):
         maps = normalised(dac_conv2d(maps, connection.weight, connection.bias, stride, 1))
     features = (maps + shift.view(-1, 1, 1)).relu().mean((2, 3))
-    classifier = [module for module in model.modules() if isinstance(module, nn.Linear)][0]
+    classifier = next(module for module in model.modules() if isinstance(module, nn.Linear))
     expected = features @ classifier.weight.T + classifier.bias
     torch.testing.assert_close(model(images), expected, rtol=1e-9, atol=1e-9)
 
