@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import http.client
-import tarfile
 import urllib.error
 import urllib.request
-import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import closing
 from pathlib import Path
 
-from stages.datasets.verified import CHUNK_BYTES, DatasetError, Digests, Pin, chunks_of, store_verified
+from stages.datasets.archive import BadArchive, walk
+from stages.datasets.verified import CHUNK_BYTES, DatasetError, Digests, Pin, store_verified
 
 TIMEOUT_SECONDS = 30.0
 HTML_STARTS = (b"<!doctype html", b"<html")
@@ -35,10 +33,6 @@ class NotTheFile(Unavailable):
 
 class Truncated(Unavailable):
     """The connection ended before the whole file was there."""
-
-
-class BadArchive(DatasetError):
-    """An archive can't be read or lacks a file."""
 
 
 def download(url: str, target: Path, pin: Pin) -> Digests:
@@ -86,26 +80,17 @@ def _of(received: int, expected: int | None) -> str:
 
 
 def extract(archive: Path, folder: Path, pins: Mapping[str, Pin]) -> dict[str, Digests]:
-    """Take the files named in `pins` out of a tar archive, each verified, into `folder`.
-
-    Members are only ever compared with those names, so one with another name, `../` or not, is never written.
+    """Take the files named in `pins` out of an archive, each verified, into `folder`; nothing else is written.
 
     Raises:
-        BadArchive: not a tar archive, or a file is missing in it.
+        BadArchive: it can't be read, is a trap, or lacks a file.
         ChecksumMismatch: a file in it is another one.
     """
     missing, digests = dict(pins), {}
-    try:
-        with tarfile.open(archive) as tar:
-            for member in tar:
-                pin = missing.pop(member.name, None) if member.isreg() else None
-                content = tar.extractfile(member) if pin is not None else None
-                if pin is not None and content is not None:
-                    with closing(content):
-                        place = f"{archive}, {member.name}"
-                        digests[member.name] = store_verified(chunks_of(content), folder / member.name, pin, place)
-    except (tarfile.TarError, EOFError, zlib.error) as error:
-        raise BadArchive(f"{archive}: not a readable tar archive ({error})") from None
+    for member in walk(archive):
+        pin = missing.pop(member.name, None)
+        if pin is not None:
+            digests[member.name] = store_verified(member.chunks(), folder / member.name, pin, member.place)
     if missing:
         raise BadArchive(f"{archive}: has no {', '.join(missing)}")
     return digests

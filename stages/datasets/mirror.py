@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from stages.datasets.verified import DatasetError, Digests, Pin, read_chunks, store_verified
-from stages.experiment import DatasetSource, ParamsError, load_params
+from stages.experiment import DatasetSource, ParamsError, SourceFile, load_params
 from stages.store import home, write_atomically
 
 
@@ -58,11 +59,15 @@ def read_mirror(folder: Path) -> MirrorInfo | None:
         raise BadMirror(f"{path}: {place or 'file'}: {first['msg']}") from None
 
 
-def pin_in(info: MirrorInfo | None, name: str, official_md5: str) -> Pin:
-    """What `name` must be in a folder with this `mirror.json`: official, unless it is declared not to be."""
-    entry = info.files.get(name) if info is not None else None
-    inexact = entry.sha256 if entry is not None and entry.matches_official is False else None
-    return Pin(official_md5=official_md5, inexact_sha256=inexact)
+def official_pin(file: SourceFile) -> Pin:
+    return Pin(official_md5=file.md5, official_sha256=file.sha256)
+
+
+def pin_in(info: MirrorInfo | None, file: SourceFile) -> Pin:
+    """What `file` must be in a folder with this `mirror.json`: official, unless it isn't said to be."""
+    entry = info.files.get(file.name) if info is not None else None
+    inexact = entry.sha256 if entry is not None and entry.matches_official is not True else None
+    return dataclasses.replace(official_pin(file), inexact_sha256=inexact)
 
 
 def write_mirror(folder: Path, info: MirrorInfo) -> None:
@@ -82,13 +87,13 @@ def write_mirror(folder: Path, info: MirrorInfo) -> None:
     write_atomically(folder / "mirror.json", (json.dumps(document, indent=1) + "\n").encode())
 
 
-def describe_file(digests: Digests, official_md5: str) -> MirrorFile:
+def describe_file(digests: Digests, file: SourceFile) -> MirrorFile:
     """A file's entry in `mirror.json`."""
     return MirrorFile(
         sha256=digests.sha256,
         bytes=digests.size_bytes,
-        official_md5=official_md5,
-        matches_official=digests.md5 == official_md5,
+        official_md5=file.md5,
+        matches_official=official_pin(file).is_official(digests),
     )
 
 
@@ -104,11 +109,13 @@ def copy_to_mirror(source: DatasetSource, downloads: Path, target: Path) -> Mirr
     for file in source.files:
         path = downloads / file.name
         if not path.is_file():
+            if file.optional:
+                continue
             raise BadMirror(f"{path}: no such file; fetch the data set with real data first")
-        pin = pin_in(info, file.name, file.md5)
-        files[file.name] = describe_file(store_verified(read_chunks(path), target / file.name, pin, path), file.md5)
+        digests = store_verified(read_chunks(path), target / file.name, pin_in(info, file), path)
+        files[file.name] = describe_file(digests, file)
     inexact = info.inexact_test_rows if info is not None else ()
-    is_complete = all(file.matches_official for file in files.values())
+    is_complete = len(files) == len(source.files) and all(file.matches_official for file in files.values())
     copied = MirrorInfo(complete=is_complete, files=files, inexact_test_rows=() if is_complete else inexact)
     write_mirror(target, copied)
     return copied
@@ -122,6 +129,8 @@ def main(arguments: list[str]) -> int:
     try:
         copied = 0
         for name, source in load_params().datasets.items():
+            if source.folder is not None:
+                continue
             downloads = home() / "downloads" / name
             if not downloads.is_dir():
                 print(f"mirror: {name}: nothing in {downloads}, left out")

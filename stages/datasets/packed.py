@@ -45,6 +45,8 @@ class PackedInfo:
     `digest` covers the pixels, labels and class names and nothing of the file format.  `source` says whose digests the
     raw bytes answer to: `official`, or `mirror` where a file is known only by a mirror's word.  `test_rows` are the
     official positions of the test images kept (None: all of them); `excluded_test_images` counts the rest.
+    `shared_test_images` are in the training set, too, pixel by pixel.  `mean` and `std` per channel, in [0, 1], are
+    those of all training pixels and of nothing else.
     """
 
     dataset: str
@@ -57,6 +59,9 @@ class PackedInfo:
     test_rows: tuple[int, ...] | None
     excluded_test_images: int
     source: Literal["embedded", "mirror", "official"]
+    shared_test_images: int | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
 
 
 def digest_images(train: ImageSet, test: ImageSet, classes: tuple[str, ...]) -> str:
@@ -109,18 +114,11 @@ def read_info(folder: Path) -> PackedInfo:
     path = folder / "dataset.json"
     try:
         fields: Mapping[str, Any] = json.loads(path.read_text())
-        rows = fields["test_rows"]
-        return PackedInfo(
-            **{
-                **fields,
-                "classes": tuple(fields["classes"]),
-                "shape": tuple(fields["shape"]),
-                "test_rows": None if rows is None else tuple(rows),
-            }
-        )
+        lists = {key: tuple(value) for key, value in fields.items() if isinstance(value, list)}
+        return PackedInfo(**{**fields, **lists})
     except FileNotFoundError:
         raise PackedDataError(f"{path}: no such file; {_remedy(folder)}") from None
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         raise PackedDataError(f"{path}: not the description of a packed set ({error}); {_remedy(folder)}") from error
 
 

@@ -1,6 +1,7 @@
 """Where a data set's files come from: the downloads, a mirror, the official host, in this order.
 
-Whatever the place, a file counts only if its bytes are the official ones, or those that a mirror declares inexact.
+Whatever the place, a file counts only if its bytes are the published ones, or those that a mirror declares; only where
+nobody publishes a digest is the official host taken at its word.
 What is found is kept in the downloads, so that later runs need neither mirror nor network.  Wrong bytes in the
 downloads are reported and replaced; wrong bytes in a mirror or from an official host stop the fetch, because going on
 would hide them.
@@ -13,17 +14,19 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from stages.datasets.download import Unavailable, download, extract
+from stages.datasets.loose import pack_loose
 from stages.datasets.manifest import Manifest, ManifestFile
 from stages.datasets.mirror import (
     BadMirror,
     MirrorFile,
     MirrorInfo,
     describe_file,
+    official_pin,
     pin_in,
     read_mirror,
     write_mirror,
 )
-from stages.datasets.verified import ChecksumMismatch, DatasetError, Pin, digest_file, read_chunks, store_verified
+from stages.datasets.verified import ChecksumMismatch, DatasetError, digest_file, read_chunks, store_verified
 from stages.experiment import DatasetSource, SourceFile
 
 Say = Callable[[str], None]
@@ -49,7 +52,7 @@ def find_source(datasets: Mapping[str, DatasetSource], dataset: str) -> DatasetS
 
 
 def fetch_dataset(dataset: str, source: DatasetSource, home: Path, mirror: Path | None, say: Say = print) -> Manifest:
-    """Bring every file of `source` into `home/downloads/<dataset>`, verified, and describe them.
+    """Bring every file of `source` into its folder below `home/downloads`, verified, and describe them.
 
     `mirror` is the folder of all mirrored data sets.  `say` is told where files come from and what was not used.
 
@@ -57,12 +60,13 @@ def fetch_dataset(dataset: str, source: DatasetSource, home: Path, mirror: Path 
         ChecksumMismatch: the mirror or the official host has other bytes.
         NothingAvailable: no place has the files.
         BadMirror: a `mirror.json` can't be read or contradicts the data set.
-        BadArchive: an archive with the official digest lacks a file.
+        BadArchive: an archive can't be read, is a trap, or lacks a file.
     """
-    search = _Search(source, home / "downloads" / dataset, say)
+    folder = source.folder or dataset
+    search = _Search(source, home / "downloads" / folder, say)
     search.look_through_downloads()
     if search.missing and mirror is not None:
-        search.take_from_mirror(mirror / dataset)
+        search.take_from_mirror(mirror / folder)
     elif search.missing:
         search.tried.append("CLAIMCHECK_MIRROR: not set")
     for base in source.urls:
@@ -76,7 +80,7 @@ def fetch_dataset(dataset: str, source: DatasetSource, home: Path, mirror: Path 
         )
     info = search.describe()
     write_mirror(search.folder, info)
-    return _manifest(dataset, info)
+    return _manifest(dataset, folder, info)
 
 
 @dataclass
@@ -91,8 +95,13 @@ class _Search:
     tried: list[str] = field(default_factory=list)
 
     @property
-    def missing(self) -> list[SourceFile]:
+    def wanted(self) -> list[SourceFile]:
         return [file for file in self.source.files if file.name not in self.found]
+
+    @property
+    def missing(self) -> list[SourceFile]:
+        """What is wanted and can't be done without."""
+        return [file for file in self.wanted if not file.optional]
 
     def look_through_downloads(self) -> None:
         info = read_mirror(self.folder)
@@ -102,11 +111,11 @@ class _Search:
                 continue
             digests = digest_file(path)
             try:
-                pin_in(info, file.name, file.md5).check(digests, path)
+                pin_in(info, file).check(digests, path)
             except ChecksumMismatch as error:
                 self._report_unusable(error)
             else:
-                self.found[file.name] = describe_file(digests, file.md5)
+                self.found[file.name] = describe_file(digests, file)
         self._note_inexact_rows(info, self.folder)
         try:
             self._take_from_archive(self.folder)
@@ -116,17 +125,17 @@ class _Search:
 
     def take_from_mirror(self, place: Path) -> None:
         info = read_mirror(place)
-        missing = self.missing
-        for file in missing:
+        wanted = self.wanted
+        for file in wanted:
             path = place / file.name
             if path.is_file():
-                pin = pin_in(info, file.name, file.md5)
-                digests = store_verified(read_chunks(path), self.folder / file.name, pin, path)
-                self.found[file.name] = describe_file(digests, file.md5)
+                digests = store_verified(read_chunks(path), self.folder / file.name, pin_in(info, file), path)
+                self.found[file.name] = describe_file(digests, file)
         self._note_inexact_rows(info, place)
         self._take_from_archive(place)
-        if len(self.missing) < len(missing):
-            self.say(f"fetch: {len(missing) - len(self.missing)} files from the mirror {place}")
+        self._take_loose(info, place)
+        if len(self.wanted) < len(wanted):
+            self.say(f"fetch: {len(wanted) - len(self.wanted)} files from the mirror {place}")
             # At once, because an inexact file is worth nothing without the word of its mirror.
             write_mirror(self.folder, self.describe())
         self._note_missing(f"CLAIMCHECK_MIRROR ({place})")
@@ -138,17 +147,17 @@ class _Search:
             if archive is not None:
                 self.say(f"fetch: {base}{archive.name}")
                 path = self.folder / archive.name
-                download(base + archive.name, path, Pin(official_md5=archive.md5))
+                download(base + archive.name, path, official_pin(archive))
                 try:
                     self._extract(path)
                 finally:
                     path.unlink()
                 return
-            for file in self.missing:
+            for file in self.wanted:
                 url = base + PurePosixPath(file.name).name
                 self.say(f"fetch: {url}")
-                digests = download(url, self.folder / file.name, Pin(official_md5=file.md5))
-                self.found[file.name] = describe_file(digests, file.md5)
+                digests = download(url, self.folder / file.name, official_pin(file))
+                self.found[file.name] = describe_file(digests, file)
         except Unavailable as error:
             self.tried.append(f"{type(error).__name__}: {error}")
 
@@ -157,7 +166,7 @@ class _Search:
         files = {file.name: self.found[file.name] for file in self.source.files if file.name in self.found}
         is_official = all(file.matches_official for file in files.values())
         rows = () if is_official else tuple(sorted(self.inexact_test_rows))
-        return MirrorInfo(complete=is_official and not self.missing, files=files, inexact_test_rows=rows)
+        return MirrorInfo(complete=is_official and not self.wanted, files=files, inexact_test_rows=rows)
 
     def _take_from_archive(self, place: Path) -> None:
         """Use an official archive that lies in `place`, and leave it there."""
@@ -165,14 +174,24 @@ class _Search:
         if archive is None or not self.missing or not (place / archive.name).is_file():
             return
         path = place / archive.name
-        Pin(official_md5=archive.md5).check(digest_file(path), path)
+        official_pin(archive).check(digest_file(path), path)
         self._extract(path)
 
+    def _take_loose(self, info: MirrorInfo | None, place: Path) -> None:
+        """Pack a mirror's part of an archive's content into that archive, which is never the official one then."""
+        archives = [file for file in self.missing if file.name.endswith((".zip", ".tgz"))]
+        declared = {file.name for file in self.source.files}
+        loose = {name: entry for name, entry in info.files.items() if name not in declared} if info else {}
+        if len(archives) == 1 and loose:
+            path = self.folder / archives[0].name
+            pack_loose(place, loose, path)
+            self.found[archives[0].name] = describe_file(digest_file(path), archives[0])
+
     def _extract(self, path: Path) -> None:
-        md5s = {file.name: file.md5 for file in self.missing}
-        pins = {name: Pin(official_md5=md5) for name, md5 in md5s.items()}
+        files = {file.name: file for file in self.missing}
+        pins = {name: official_pin(file) for name, file in files.items()}
         for name, digests in extract(path, self.folder, pins).items():
-            self.found[name] = describe_file(digests, md5s[name])
+            self.found[name] = describe_file(digests, files[name])
 
     def _note_inexact_rows(self, info: MirrorInfo | None, place: Path) -> None:
         rows = info.inexact_test_rows if info is not None else ()
@@ -194,11 +213,11 @@ class _Search:
             self.tried.append(f"{place}: lacks {self.missing[0].name}{more}")
 
 
-def _manifest(dataset: str, info: MirrorInfo) -> Manifest:
+def _manifest(dataset: str, folder: str, info: MirrorInfo) -> Manifest:
     files = tuple(
         ManifestFile(
             name=name,
-            path=f"downloads/{dataset}/{name}",
+            path=f"downloads/{folder}/{name}",
             sha256=file.sha256,
             bytes=file.bytes,
             official_md5=file.official_md5 or "",

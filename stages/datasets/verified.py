@@ -49,25 +49,38 @@ def chunks_of(file: IO[bytes]) -> Iterator[bytes]:
 
 @dataclass(frozen=True, kw_only=True)
 class Pin:
-    """What a file must be: its official md5, or the sha256 by which a mirror declares an inexact copy of it."""
+    """What a file must be: its published digests, or the sha256 by which a mirror declares its copy of it.
 
-    official_md5: str
+    With neither, there is nothing to hold the bytes to, and any are taken: what they hold is checked when it is read.
+    """
+
+    official_md5: str | None = None
+    official_sha256: str | None = None
     inexact_sha256: str | None = None
 
-    def check(self, digests: Digests, place: object) -> bool:
-        """True: the official bytes; False: the declared inexact ones.
+    def is_official(self, digests: Digests) -> bool | None:
+        """Whether the bytes have every published digest; None where none is published."""
+        if self.official_md5 is None and self.official_sha256 is None:
+            return None
+        return self.official_md5 in (None, digests.md5) and self.official_sha256 in (None, digests.sha256)
+
+    def check(self, digests: Digests, place: object) -> bool | None:
+        """True: the official bytes; False: the declared inexact ones; None: nothing to compare them with.
 
         Raises:
-            ChecksumMismatch: neither.
+            ChecksumMismatch: none of these.
         """
-        if digests.md5 == self.official_md5:
+        is_official = self.is_official(digests)
+        if is_official:
             return True
         if digests.sha256 == self.inexact_sha256:
             return False
+        if is_official is None and self.inexact_sha256 is None:
+            return None
         kind, expected, got = "md5", self.official_md5, digests.md5
-        if self.inexact_sha256 is not None:
-            kind, expected, got = "sha256", self.inexact_sha256, digests.sha256
-        raise ChecksumMismatch(place, kind=kind, expected=expected, got=got, size_bytes=digests.size_bytes)
+        if self.inexact_sha256 is not None or expected in (None, got):
+            kind, expected, got = "sha256", self.inexact_sha256 or self.official_sha256, digests.sha256
+        raise ChecksumMismatch(place, kind=kind, expected=expected or "", got=got, size_bytes=digests.size_bytes)
 
 
 def store_verified(chunks: Iterable[bytes], target: Path, pin: Pin, place: object) -> Digests:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stages.datasets import cifar10, cifar100, mnist
+from stages.datasets import cifar10, cifar100, mnist, stl10
 
 
 def write(folder: Path, name: str, content: bytes) -> Path:
@@ -97,3 +97,24 @@ def test_classes_are_the_official_ones() -> None:
     assert len(set(cifar100.CLASSES)) == 100
     assert list(cifar100.CLASSES) == sorted(cifar100.CLASSES)
     assert cifar100.CLASSES[:2] + cifar100.CLASSES[-1:] == ("apple", "aquarium_fish", "worm")
+
+
+def test_stl10_planes_are_stored_column_by_column(tmp_path: Path) -> None:
+    ramp = np.arange(96, dtype=np.uint8)
+    red = np.repeat(ramp, 96)  # each column has one value
+    green = np.tile(ramp, 96)  # each row has one value
+    write(tmp_path, "stl10_binary/test_X.bin", red.tobytes() + green.tobytes() + bytes(96 * 96))
+    write(tmp_path, "stl10_binary/test_y.bin", bytes([10]))
+    split = stl10.read_split(tmp_path, "test")
+    assert split.images.shape == (1, 3, 96, 96)
+    assert split.images[0, 0, 5].tolist() == ramp.tolist(), "red grows to the right"
+    assert split.images[0, 1, :, 5].tolist() == ramp.tolist(), "green grows downwards"
+    assert (split.labels.tolist(), stl10.CLASSES[9]) == ([9], "truck")
+
+
+@pytest.mark.parametrize("size", [0, 27_647, 27_649])
+def test_bad_stl10_file_is_named(tmp_path: Path, size: int) -> None:
+    write(tmp_path, "stl10_binary/test_X.bin", bytes(size))
+    write(tmp_path, "stl10_binary/test_y.bin", bytes([1]))
+    with pytest.raises(stl10.BadStl10File, match=f"test_X.bin: {size:,} bytes are not a whole number of pictures"):
+        stl10.read_split(tmp_path, "test")

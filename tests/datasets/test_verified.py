@@ -46,3 +46,21 @@ def test_pin_tells_official_from_declared_inexact_bytes(tmp_path: Path) -> None:
     assert Pin(official_md5=other, inexact_sha256=SHA256).check(digests, "here") is False
     with pytest.raises(ChecksumMismatch, match="expected sha256 1111"):
         Pin(official_md5=other, inexact_sha256="1" * 64).check(digests, "here")
+
+
+def test_pin_with_two_digests_wants_both() -> None:
+    digests = Digests(md5=MD5, sha256=SHA256, size_bytes=77)
+    assert Pin(official_sha256=SHA256).check(digests, "here") is True
+    assert Pin(official_md5=MD5, official_sha256=SHA256).check(digests, "here") is True
+    with pytest.raises(ChecksumMismatch, match="expected sha256 1111"):
+        Pin(official_md5=MD5, official_sha256="1" * 64).check(digests, "here")
+    with pytest.raises(ChecksumMismatch, match="expected md5 0000"):
+        Pin(official_md5="0" * 32, official_sha256=SHA256).check(digests, "here")
+
+
+def test_file_without_a_published_digest_answers_to_its_mirror_or_to_nobody() -> None:
+    digests = Digests(md5=MD5, sha256=SHA256, size_bytes=77)
+    assert Pin().check(digests, "here") is None
+    assert Pin(inexact_sha256=SHA256).check(digests, "here") is False
+    with pytest.raises(ChecksumMismatch, match="expected sha256 1111"):
+        Pin(inexact_sha256="1" * 64).check(digests, "here")

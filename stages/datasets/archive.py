@@ -1,0 +1,139 @@
+"""Archives, zip and tar, member by member: nothing is unpacked to where its name says, and no trap in one springs.
+
+Every entry is looked at before any is read: a name that leads elsewhere, a link or a device, a name that comes twice,
+more bytes than an honest archive of that size unpacks to.
+"""
+
+from __future__ import annotations
+
+import re
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from stages.datasets.verified import DatasetError, chunks_of
+
+# Pictures hardly shrink and text tenfold; labels as bytes do more, but are few.
+MAX_RATIO = 64
+ALWAYS_ALLOWED_BYTES = 1 << 24
+DRIVE = re.compile(r"^[A-Za-z]:")
+
+
+class BadArchive(DatasetError):
+    """An archive can't be read or lacks a file."""
+
+
+class UnsafeMember(BadArchive):
+    """A member is a link or a device, or its name leads out of the archive."""
+
+
+class DuplicateMember(BadArchive):
+    """Two members have one name."""
+
+
+class ArchiveBomb(BadArchive):
+    """An archive unpacks to far more bytes than an honest one of its size."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """A file in an archive.  Its content can be read until the walk goes on."""
+
+    archive: Path
+    name: str
+    size_bytes: int
+    open_content: Callable[[], IO[bytes]]
+
+    @property
+    def place(self) -> str:
+        return f"{self.archive}, {self.name}"
+
+    def chunks(self) -> Iterator[bytes]:
+        """The content, bit by bit.
+
+        Raises:
+            BadArchive: it is damaged or encrypted.
+        """
+        try:
+            with closing(self.open_content()) as content:
+                yield from chunks_of(content)
+        # zipfile says by a RuntimeError that it can't decrypt or decompress.
+        except (*UNREADABLE, RuntimeError) as error:
+            raise BadArchive(f"{self.place}: can't be read ({error})") from None
+
+    def read(self) -> bytes:
+        return b"".join(self.chunks())
+
+
+UNREADABLE = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, OSError)
+
+
+def walk(archive: Path) -> Iterator[Member]:
+    """The files of an archive in its own order.
+
+    Raises:
+        BadArchive: it can't be read, or has a member that no data set would have.
+    """
+    is_zip = archive.suffix == ".zip"
+    limit = ALWAYS_ALLOWED_BYTES + MAX_RATIO * archive.stat().st_size
+    names: set[str] = set()
+    unpacked_bytes = 0
+    try:
+        for member in _zip_members(archive) if is_zip else _tar_members(archive):
+            unpacked_bytes += member.size_bytes
+            if unpacked_bytes > limit:
+                raise ArchiveBomb(f"{member.place}: unpacks to more than {limit:,} bytes up to here")
+            if member.name in names:
+                raise DuplicateMember(f"{member.place}: comes twice")
+            names.add(member.name)
+            yield member
+    except UNREADABLE as error:
+        raise BadArchive(f"{archive}: not a readable {'zip' if is_zip else 'tar'} archive ({error})") from None
+
+
+def _zip_members(archive: Path) -> Iterator[Member]:
+    with zipfile.ZipFile(archive) as content:
+        for info in content.infolist():
+            # The upper half holds the Unix mode, where the archive was made on one.
+            kind = stat.S_IFMT(info.external_attr >> 16)
+            if not info.is_dir():
+                yield Member(
+                    archive=archive,
+                    name=_safe_name(info.filename, archive, is_file=kind in (0, stat.S_IFREG)),
+                    size_bytes=info.file_size,
+                    open_content=partial(content.open, info),
+                )
+
+
+def _tar_members(archive: Path) -> Iterator[Member]:
+    with tarfile.open(archive) as content:
+        for info in content:
+            if not info.isdir():
+                yield Member(
+                    archive=archive,
+                    name=_safe_name(info.name, archive, is_file=info.isreg()),
+                    size_bytes=info.size,
+                    open_content=partial(_open_tar_member, content, info),
+                )
+
+
+def _open_tar_member(content: tarfile.TarFile, info: tarfile.TarInfo) -> IO[bytes]:
+    file = content.extractfile(info)
+    assert file is not None, "a regular member has content"
+    return file
+
+
+def _safe_name(name: str, archive: Path, *, is_file: bool) -> str:
+    path = PurePosixPath(name)
+    if not is_file:
+        raise UnsafeMember(f"{archive}, {name}: a link or a device; a data set has files only")
+    if path.is_absolute() or ".." in path.parts or "\\" in name or DRIVE.match(name) or not path.parts:
+        raise UnsafeMember(f"{archive}, {name!r}: the name leads out of the archive")
+    return str(path)

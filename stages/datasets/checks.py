@@ -1,0 +1,98 @@
+"""What must hold of every data set, whoever delivered it: counts, shapes, labels, classes, no image in both splits."""
+
+from __future__ import annotations
+
+import math
+from hashlib import blake2b
+
+import numpy as np
+
+from stages.datasets.packed import ImageSet, Split
+from stages.datasets.verified import DatasetError
+from stages.experiment import DatasetSource
+
+
+class WrongCount(DatasetError):
+    """A split has more or fewer images than declared."""
+
+
+class WrongShape(DatasetError):
+    """Images have another shape than declared."""
+
+
+class WrongLabel(DatasetError):
+    """A label is outside the classes."""
+
+
+class MissingClass(DatasetError):
+    """A class has no image in a split."""
+
+
+class SharedContent(DatasetError):
+    """Test images are in the training set, too, though the official sets have no such images, or fewer."""
+
+
+def check_split(images: ImageSet, split: Split, source: DatasetSource, place: str, *, may_be_part: bool) -> None:
+    """Counts and shapes are as declared; only a part of a data set may have fewer images, of every class."""
+    declared = source.train if split == "train" else source.test
+    per_class = source.train_per_class if split == "train" else source.test_per_class
+    if len(images.images) != len(images.labels):
+        raise WrongCount(f"{place}: {len(images.images):,} images and {len(images.labels):,} labels")
+    if len(images) > declared or (len(images) < declared and not may_be_part):
+        raise WrongCount(f"{place}: {len(images):,} images; params.yaml declares {declared:,}")
+    if images.images.shape[1:] != source.shape:
+        raise WrongShape(f"{place}: images are {images.images.shape[1:]}; params.yaml declares {source.shape}")
+    if per_class is not None:
+        known = images.labels[(images.labels >= 0) & (images.labels < source.classes)]
+        counts = np.bincount(known, minlength=source.classes)
+        # With the whole count right, no class has fewer if none has more.
+        above = np.flatnonzero(counts > np.broadcast_to(per_class, counts.shape))
+        if above.size:
+            raise WrongCount(
+                f"{place}: {counts[above[0]]:,} images of class {above[0]}, more than params.yaml declares"
+            )
+
+
+def check_classes(labels: np.ndarray, classes: tuple[str, ...], place: str) -> None:
+    """Every label is a class and every class has an image."""
+    outside = np.flatnonzero((labels < 0) | (labels >= len(classes)))
+    if outside.size:
+        row = int(outside[0])
+        raise WrongLabel(f"{place}: row {row} has label {labels[row]}; labels go from 0 to {len(classes) - 1}")
+    counts = np.bincount(labels, minlength=len(classes))
+    empty = [classes[index] for index in np.flatnonzero(counts == 0)]
+    if empty:
+        named = ", ".join(empty[:5]) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
+        raise MissingClass(f"{place}: no image of {named}")
+
+
+def find_shared(train: ImageSet, test: ImageSet) -> list[tuple[int, int]]:
+    """(training row, test row) of every test image whose pixels are those of a training image."""
+    rows = {blake2b(image.tobytes(), digest_size=16).digest(): row for row, image in enumerate(train.images)}
+    keys = (blake2b(image.tobytes(), digest_size=16).digest() for image in test.images)
+    return [(rows[key], row) for row, key in enumerate(keys) if key in rows]
+
+
+def check_shared(shared: list[tuple[int, int]], allowed: int, dataset: str) -> None:
+    """No more test images are in the training set, too, than in the official sets."""
+    if len(shared) > allowed:
+        train_row, test_row = shared[0]
+        raise SharedContent(
+            f"{dataset}: {len(shared)} test images are in the training set, too ({allowed} expected); "
+            f"first: test image {test_row} is training image {train_row}"
+        )
+
+
+def pixel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel of uint8 [N, C, H, W], pixels in [0, 1].
+
+    From exact counts of the 256 values, so that they are the same on every machine.
+    """
+    values = np.arange(256, dtype=np.int64)
+    mean, std = [], []
+    for channel in range(images.shape[1]):
+        counts = np.bincount(images[:, channel].ravel(), minlength=256)
+        total, pixels, squares = int(counts @ values), int(counts.sum()), int(counts @ values**2)
+        mean.append(total / pixels / 255)
+        std.append(math.sqrt(pixels * squares - total**2) / pixels / 255)
+    return tuple(mean), tuple(std)

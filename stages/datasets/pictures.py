@@ -1,0 +1,79 @@
+"""Pictures from compressed files: decoded, brought to one size, stacked as the packed form has them."""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from stages.datasets.archive import walk
+from stages.datasets.packed import ImageSet
+from stages.datasets.verified import DatasetError
+
+# More than any picture of these sets has, and decoded in a fraction of a second.
+MAX_PIXELS = 64_000_000
+
+
+class BadPicture(DatasetError):
+    """A file is no picture, a damaged one, or one that unpacks to far too many pixels."""
+
+
+class ExtraFile(DatasetError):
+    """A picture that belongs to no class."""
+
+
+class MissingFile(DatasetError):
+    """A file that another one names isn't there."""
+
+
+def decode_square(content: bytes, side: int, place: str) -> np.ndarray:
+    """RGB uint8 [3, side, side] of a JPEG file: its shorter side brought to `side` (bilinear), the middle kept.
+
+    A picture that is `side` x `side` already keeps its pixels.  Grey ones get three equal channels.
+
+    Raises:
+        BadPicture: it can't be decoded.
+    """
+    try:
+        with Image.open(io.BytesIO(content), formats=("JPEG",)) as picture:
+            width, height = picture.size
+            if width * height > MAX_PIXELS:
+                raise BadPicture(f"{place}: {width} x {height} pixels; no picture here has more than {MAX_PIXELS:,}")
+            square = _middle(picture.convert("RGB"), side)
+    except (OSError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError) as error:
+        raise BadPicture(f"{place}: not a whole JPEG picture ({error})") from None
+    return np.asarray(square, dtype=np.uint8).transpose(2, 0, 1)
+
+
+def _middle(picture: Image.Image, side: int) -> Image.Image:
+    width, height = picture.size
+    shorter = min(width, height)
+    if shorter != side:
+        scaled = (side * width // shorter, side * height // shorter)
+        picture = picture.resize(scaled, Image.Resampling.BILINEAR)
+    left, top = (picture.width - side) // 2, (picture.height - side) // 2
+    return picture.crop((left, top, left + side, top + side))
+
+
+def read_pictures(archive: Path, labels: Mapping[str, int], side: int) -> ImageSet:
+    """The pictures of an archive that have a label, in its order, at `side` x `side` pixels.
+
+    Raises:
+        BadArchive: it can't be read.
+        MissingFile: it has no such picture.
+        BadPicture: one of them can't be decoded.
+    """
+    # One growing buffer: a list of pictures would hold them twice in the end.
+    pixels, kept = bytearray(), []
+    for member in walk(archive):
+        if member.name in labels:
+            pixels += decode_square(member.read(), side, member.place).tobytes()
+            kept.append(labels[member.name])
+    if not kept:
+        raise MissingFile(f"{archive}: has no labelled picture of this split")
+    images = np.frombuffer(pixels, dtype=np.uint8).reshape(-1, 3, side, side)
+    return ImageSet(images=images, labels=np.array(kept, dtype=np.int64))

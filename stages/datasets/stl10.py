@@ -1,0 +1,44 @@
+"""STL-10 in its binary version (Coates, Lee, Ng 2011; format: https://cs.stanford.edu/~acoates/stl10/).
+
+The labelled pictures only; of the archive's unlabelled ones nothing is used.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from stages.datasets.packed import ImageSet, Split
+from stages.datasets.verified import DatasetError
+
+CLASSES = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck")
+FILES: dict[Split, tuple[str, ...]] = {
+    "train": ("stl10_binary/train_X.bin", "stl10_binary/train_y.bin"),
+    "test": ("stl10_binary/test_X.bin", "stl10_binary/test_y.bin"),
+}
+SHAPE = (3, 96, 96)
+
+
+class BadStl10File(DatasetError):
+    """A file is not a whole number of STL-10 pictures."""
+
+
+def read_split(folder: Path, split: Split) -> ImageSet:
+    """The official labelled pictures of a split, in order: [N, 3, 96, 96].
+
+    Raises:
+        BadStl10File: the file of pictures ends within one, or has none.
+    """
+    images_name, labels_name = FILES[split]
+    pixels = np.fromfile(folder / images_name, dtype=np.uint8)
+    if pixels.size == 0 or pixels.size % np.prod(SHAPE):
+        raise BadStl10File(
+            f"{folder / images_name}: {pixels.size:,} bytes are not a whole number of pictures of "
+            f"{np.prod(SHAPE):,} bytes"
+        )
+    # A colour plane is stored column by column.
+    images = pixels.reshape(-1, *SHAPE).transpose(0, 1, 3, 2)
+    # The publisher counts classes from 1.
+    labels = np.fromfile(folder / labels_name, dtype=np.uint8).astype(np.int64) - 1
+    return ImageSet(images=images, labels=labels)
