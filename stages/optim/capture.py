@@ -90,13 +90,13 @@ class LayerCapture:
         """What the last backward pass left for the layer, once.
 
         Raises:
-            RuntimeError: nothing was captured, because no pass ran or a compiled model bypassed the hooks.
+            RuntimeError: nothing was captured, because no pass ran since the last step or another model's did.
         """
         layer, passes = self.layers[name], self._passes[name]
         if not passes:
             raise RuntimeError(
                 f"{name} has a gradient, but no pass was captured since the last step: run forward and backward once "
-                "before each step, on the model that the optimiser was built with and not on a compiled one"
+                "before each step, on the model that the optimiser was built with, compiled after that if at all"
             )
         samples, dtype = len(passes[0][0]), working_dtype(layer)
         inputs = torch.cat([a.reshape(samples, -1, layer.in_features) for a, _ in passes], dim=1).to(dtype)

@@ -225,12 +225,38 @@ def test_non_finite_gradients_reach_the_weights_for_the_loop_to_see(make: Make) 
     assert model.mix.weight.isnan().all()
 
 
-def test_a_compiled_or_missing_pass_is_an_error_not_a_silent_first_order_step(make: Make) -> None:
+def test_a_missing_pass_is_an_error_not_a_silent_first_order_step(make: Make) -> None:
     model = network()
     optimizer = make(model, lr=0.05)
     model.mix.weight.grad, model.mix.bias.grad = torch.ones(2, 3), torch.ones(2)
     with pytest.raises(RuntimeError, match="mix has a gradient, but no pass was captured"):
         optimizer.step()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # the compiler looks at what a hook is given
+def test_a_model_compiled_after_the_optimiser_was_built_trains_the_same(make: Make) -> None:
+    plain, compiled = network(), network()
+    for model, compile_ in ((plain, False), (compiled, True)):
+        optimizer = make(model, lr=0.05)
+        train(torch.compile(model, backend="aot_eager") if compile_ else model, optimizer, range(5))
+    for ours, theirs in zip(weights(compiled), weights(plain), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+
+
+def test_a_half_precision_pass_moves_nearly_as_a_full_one(make: Make) -> None:
+    moved = []
+    for half in (False, True):
+        model = network()
+        before = weights(model)
+        optimizer = make(model, lr=0.05, damping=0.1)
+        tokens = torch.randn(16, 4, 3, generator=torch.Generator().manual_seed(0))
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            logits = model(tokens)
+        F.cross_entropy(logits.float(), tokens.mean(dim=1).argmax(dim=1)).backward()
+        optimizer.step()
+        moved.append(torch.cat([(a - b).flatten() for a, b in zip(weights(model), before, strict=True)]))
+    assert 0 < ((moved[1] - moved[0]).norm() / moved[0].norm()).item() < 0.05
 
 
 def test_evaluation_between_backward_and_step_changes_nothing(make: Make) -> None:
