@@ -1,0 +1,70 @@
+"""Verdicts: what replicates say of a printed number, as pure functions of arrays.
+
+One family a file: `value` (two one-sided tests), `difference` (sign and size of a gain), `families` (a table's
+sentence, Holm-adjusted), `others` (counts, proportions, theorems, …), `indicative` (what short runs may say).
+`margins`, `looks` and `rules` are fixed before running; `curves` turns the curves of folds into an arm's metric.  Needs
+NumPy and SciPy only.
+"""
+
+from stages.verdicts.curves import ArmMetric, jackknife, min_over_epochs, window_error
+from stages.verdicts.difference import GainClaim, excluded_rows_widening, judge_gain
+from stages.verdicts.families import TableSentence, judge_table, judge_tally
+from stages.verdicts.indicative import Standing, indicate_order, standing
+from stages.verdicts.margins import Margins
+from stages.verdicts.others import (
+    fisher_p,
+    judge_consistency,
+    judge_count,
+    judge_hardware,
+    judge_identity,
+    judge_proportion,
+    judge_proportions,
+    judge_range,
+    judge_ratio,
+    judge_setup,
+    judge_shown,
+    judge_theorem,
+    not_tested,
+)
+from stages.verdicts.rules import Rules
+from stages.verdicts.value import ValueClaim, binomial_variance, judge_value
+from stages.verdicts.verdict import DuplicateReplicate, Replicate, Sample, Status, Verdict
+
+__all__ = [
+    "ArmMetric",
+    "DuplicateReplicate",
+    "GainClaim",
+    "Margins",
+    "Replicate",
+    "Rules",
+    "Sample",
+    "Standing",
+    "Status",
+    "TableSentence",
+    "ValueClaim",
+    "Verdict",
+    "binomial_variance",
+    "excluded_rows_widening",
+    "fisher_p",
+    "indicate_order",
+    "jackknife",
+    "judge_consistency",
+    "judge_count",
+    "judge_gain",
+    "judge_hardware",
+    "judge_identity",
+    "judge_proportion",
+    "judge_proportions",
+    "judge_range",
+    "judge_ratio",
+    "judge_setup",
+    "judge_shown",
+    "judge_table",
+    "judge_tally",
+    "judge_theorem",
+    "judge_value",
+    "min_over_epochs",
+    "not_tested",
+    "standing",
+    "window_error",
+]

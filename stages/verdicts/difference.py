@@ -1,0 +1,173 @@
+"""A printed order or difference between two arms: gain = proposed − baseline, better positive.
+
+The sign and the size are judged apart.  `supported`: the interval of the gain lies on the claimed side of nothing;
+`reversed`: on the other; else `unresolved`.  The size is the question of `value`: is our gain the printed one?
+
+    pairing "fold"   gain = mean of the differences on shared folds,   Var = s_d²/n,          n − 1 df
+    pairing "none"   gain = difference of the means,                   Var = s₁²/n₁ + s₂²/n₂,  Welch's df
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from scipy import special
+
+from stages.verdicts.expected import MOST, expected_replicates
+from stages.verdicts.intervals import Numbers, combine, half_width, variance_of
+from stages.verdicts.looks import complete_look, level, looks_from
+from stages.verdicts.rules import Rules
+from stages.verdicts.value import Spread, judge_equivalence, tell, too_few, too_many_diverged
+from stages.verdicts.verdict import Sample, Status, Verdict
+
+Pairing = Literal["fold", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GainClaim:
+    """`gain`: as printed, better positive, so negative where the paper says that its own arm is worse; 0: comparable.
+
+    `better` says which way our metric points.  `stderr` and `n` are the paper's, of the gain.
+    """
+
+    gain: float
+    margin: float
+    better: Literal["higher", "lower"]
+    stderr: float | None = None
+    n: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gain:
+    """Our gain, and its variance as a function of n: `s2` is that of one pair, `df` at `n` replicates."""
+
+    mean: float
+    s2: float
+    df: float
+    n: int
+
+    def at(self, n: Numbers) -> tuple[Numbers, Numbers]:
+        """(variance, df) with n replicates an arm."""
+        return self.s2 / n, self.df * (n - 1) / (self.n - 1)
+
+
+def measure_gain(proposed: Sample, baseline: Sample, better: Literal["higher", "lower"], pairing: Pairing) -> Gain:
+    """Both arms need two finished replicates, with "fold" two that both have."""
+    sign = 1.0 if better == "higher" else -1.0
+    if pairing == "fold":
+        ours, theirs = proposed.finished, baseline.finished
+        pairs = np.array([sign * (ours[fold] - theirs[fold]) for fold in ours if fold in theirs])
+        return Gain(mean=float(pairs.mean()), s2=float(variance_of(pairs)), df=pairs.size - 1, n=pairs.size)
+    arms = [np.array(arm.values) for arm in (proposed, baseline)]
+    variance, df = combine([(float(variance_of(arm)) / arm.size, float(arm.size - 1)) for arm in arms])
+    n = min(arm.size for arm in arms)
+    return Gain(mean=sign * float(arms[0].mean() - arms[1].mean()), s2=float(variance * n), df=float(df), n=n)
+
+
+def excluded_rows_widening(excluded: int, rows: int, disagreement: float) -> float:
+    """What test rows that were left out could change: their share of the share on which the two arms disagree."""
+    return excluded / rows * disagreement
+
+
+def judge_gain(
+    claim: GainClaim,
+    proposed: Sample,
+    baseline: Sample,
+    *,
+    rules: Rules,
+    pairing: Pairing,
+    widening: float = 0.0,
+) -> Verdict:
+    """The verdict on the sign, with the one on the size inside; not adjusted for other claims (`families`).
+
+    A claim of two comparable arms has no sign: its verdict is the one on the size.
+    """
+    shared = set(proposed.indices) & set(baseline.indices)
+    n = complete_look(shared, rules.looks)
+    if n is None:
+        return too_few(shared, min(rules.looks), Status.UNRESOLVED)
+    arms = proposed.among(range(n)), baseline.among(range(n))
+    usable = len(set(arms[0].finished) & set(arms[1].finished)) if pairing == "fold" else min(map(_count, arms))
+    if usable < 2:
+        return too_many_diverged(n, max(arm.n_diverged for arm in arms), Status.UNRESOLVED)
+    gain = measure_gain(*arms, claim.better, pairing)
+    size = _judge_size(claim, gain, arms, rules=rules, widening=widening)
+    if size.estimate is not None:
+        size = tell(size, f"Our gain {gain.mean:+.4g} (n = {n}) − the paper's {claim.gain:+.4g}", proposed, baseline)
+    if not claim.gain:
+        return size
+    sign = _judge_sign(claim, gain, arms, rules=rules, widening=widening)
+    design = "shared folds" if pairing == "fold" else "independent replicates"
+    sign = tell(sign, f"Proposed − baseline (better positive, n = {n} {design})", proposed, baseline)
+    return dataclasses.replace(sign, size=size)
+
+
+def _count(arm: Sample) -> int:
+    return len(arm.finished)
+
+
+def _judge_sign(claim: GainClaim, gain: Gain, arms: tuple[Sample, Sample], *, rules: Rules, widening: float) -> Verdict:
+    n, diverged = arms[0].n, [arm.n_diverged for arm in arms]
+    alpha = level(rules.looks, n, rules.alpha_outside / 2)
+    variance, df = gain.at(gain.n)
+    half = float(half_width(variance, df, alpha)) + widening
+
+    def decides(replicates: Numbers, share: Numbers) -> Numbers:
+        return np.abs(gain.mean) > half_width(*gain.at(replicates), rules.alpha_outside / 2 * share) + widening
+
+    expected = None
+    # The arm that comes out better must not owe it to replicates that diverged.
+    ahead = diverged[0] if gain.mean > 0 else diverged[1]
+    as_claimed = gain.mean * claim.gain > 0
+    if not gain.s2:
+        status, reason = Status.UNRESOLVED, "the replicates don't differ at all, so their spread is unknown"
+    elif abs(gain.mean) <= half:
+        status = Status.UNRESOLVED
+        expected = expected_replicates(decides, n, rules.looks)
+        reason = f"{expected or f'more than {MOST}'} replicates are expected to decide"
+    elif ahead:
+        status, reason = Status.UNRESOLVED, "the arm ahead has diverged replicates"
+    elif as_claimed:
+        status, reason = Status.SUPPORTED, "on the claimed side of 0"
+    else:
+        status, reason = Status.REVERSED, "on the other side of 0 than claimed"
+    low, high, confidence = gain.mean - half, gain.mean + half, 1 - 2 * alpha
+    return Verdict(
+        status=status,
+        explanation=f"{gain.mean:+.3g}, {confidence:.1%} interval {low:+.3g} to {high:+.3g}: {reason}",
+        estimate=gain.mean,
+        low=low,
+        high=high,
+        confidence=confidence,
+        n=n,
+        n_diverged=sum(diverged),
+        replicates_expected=expected,
+        p_value=_p_value(gain, widening),
+    )
+
+
+def _p_value(gain: Gain, widening: float) -> float | None:
+    variance, df = gain.at(gain.n)
+    if not variance:
+        return None
+    return float(2 * special.stdtr(df, -max(abs(gain.mean) - widening, 0.0) / np.sqrt(variance)))
+
+
+def _judge_size(claim: GainClaim, gain: Gain, arms: tuple[Sample, Sample], *, rules: Rules, widening: float) -> Verdict:
+    minimum = rules.minimum if claim.stderr is None else rules.minimum_with_error
+    looks, n = looks_from(rules.looks, minimum), arms[0].n
+    if n not in looks:
+        return too_few(range(n), min(looks), Status.INCONCLUSIVE)
+    return judge_equivalence(
+        gain.mean - claim.gain,
+        Spread(s2=gain.s2, df=gain.df, n=gain.n, stderr=claim.stderr, paper_n=claim.n),
+        claim.margin,
+        n=n,
+        n_diverged=sum(arm.n_diverged for arm in arms),
+        rules=rules,
+        looks=looks,
+        widening=widening,
+    )

@@ -1,0 +1,59 @@
+"""What a run may say at all, by its budget and data; and the little that a short run may say of an order."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+from stages.verdicts.difference import GainClaim
+from stages.verdicts.rules import Rules
+from stages.verdicts.verdict import Sample, Status, Verdict
+
+
+class Standing(StrEnum):
+    """`decides`: full data, as printed.  `indicates`: real data and a good part of the epochs.  `silent`: the rest."""
+
+    DECIDES = "decides"
+    INDICATES = "indicates"
+    SILENT = "silent"
+
+
+def standing(
+    *,
+    profile: str,
+    provenance: Literal["embedded", "subset", "full"],
+    epochs: float,
+    printed_epochs: float,
+    rules: Rules,
+) -> Standing:
+    """What results of this profile, data and length may say.  A run that was stopped early by its rule is complete."""
+    if provenance == "embedded":
+        return Standing.SILENT
+    if profile == "paper" and provenance == "full":
+        return Standing.DECIDES
+    return Standing.INDICATES if epochs >= rules.indicative_share * printed_epochs else Standing.SILENT
+
+
+def indicate_order(claim: GainClaim, proposed: Sample, baseline: Sample, *, epochs_share: float) -> Verdict:
+    """Whether the means of short runs stand in the claimed order: a direction, no test, whatever n."""
+    if not proposed.values or not baseline.values or not claim.gain:
+        return Verdict(
+            status=Status.NOT_TESTED, explanation="No finished replicates of both arms, or no order claimed."
+        )
+    sign = 1 if claim.better == "higher" else -1
+    means = [sum(arm.values) / len(arm.values) for arm in (proposed, baseline)]
+    gain = sign * (means[0] - means[1])
+    n = min(proposed.n, baseline.n)
+    diverged = proposed.n_diverged + baseline.n_diverged
+    if gain == 0:
+        return Verdict(status=Status.NOT_TESTED, explanation="The two arms are equal: no order.", estimate=gain, n=n)
+    status = Status.AGREES if gain * claim.gain > 0 else Status.DISAGREES
+    lost = f" {diverged} replicates diverged." if diverged else ""
+    return Verdict(
+        status=status,
+        explanation=f"At {epochs_share:.0%} of the printed epochs the gain is {gain:+.3g} (n = {n}); the paper's is "
+        f"{claim.gain:+.3g}. A direction, no test.{lost}",
+        estimate=gain,
+        n=n,
+        n_diverged=diverged,
+    )

@@ -1,0 +1,59 @@
+"""Intervals of a mean or of a difference of means.  Every function works on numbers and on arrays of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from scipy import special
+
+# A number or an array of numbers.
+Numbers = Any
+
+
+def t_quantile(df: Numbers, alpha: Numbers) -> Numbers:
+    """The point that Student's t exceeds with probability alpha; infinite df is the normal distribution."""
+    finite = special.stdtrit(np.where(np.isinf(df), 1.0, df), 1 - np.asarray(alpha))
+    return np.where(np.isinf(df), special.ndtri(1 - np.asarray(alpha)), finite)
+
+
+def half_width(variance: Numbers, df: Numbers, alpha: Numbers) -> Numbers:
+    """Half of the interval that errs with probability alpha on each side."""
+    return t_quantile(df, alpha) * np.sqrt(variance)
+
+
+def combine(parts: Sequence[tuple[Numbers, Numbers]]) -> tuple[Numbers, Numbers]:
+    """Variance and degrees of freedom of a sum of independent parts (variance, df) (Welch–Satterthwaite)."""
+    total = sum(variance for variance, _ in parts)
+    spread = sum(np.square(variance) / df for variance, df in parts)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return total, np.where(spread > 0, np.square(total) / np.where(spread > 0, spread, 1.0), np.inf)
+
+
+def variance_of(draws: Numbers) -> Numbers:
+    """Sample variance over the last axis; what rounding alone makes of equal draws is 0."""
+    variance = np.var(draws, axis=-1, ddof=1)
+    return np.where(np.sqrt(variance) <= 1e-12 * np.max(np.abs(draws), axis=-1), 0.0, variance)
+
+
+def pool(values: Numbers, peers: Sequence[Numbers]) -> tuple[Numbers, int]:
+    """Variance of one draw and its df: pooled over the arms, but never below this arm's own.  Draws on the last axis.
+
+    Pooling is what makes few replicates enough.  An arm that is noisier than its peers would be flattered by them, so
+    it keeps its own variance.
+    """
+    arms = [arm for arm in map(np.asarray, (values, *peers)) if arm.shape[-1] > 1]
+    df = sum(arm.shape[-1] - 1 for arm in arms)
+    pooled = sum((arm.shape[-1] - 1) * variance_of(arm) for arm in arms) / max(df, 1)
+    return np.maximum(pooled, variance_of(values)) if np.shape(values)[-1] > 1 else pooled, df
+
+
+def is_within(difference: Numbers, half: Numbers, margin: Numbers) -> Numbers:
+    """Two one-sided tests: the whole interval lies within ± margin."""
+    return np.abs(difference) + half <= margin
+
+
+def is_outside(difference: Numbers, half: Numbers, margin: Numbers) -> Numbers:
+    """The whole interval lies beyond + margin, or the whole of it beyond − margin."""
+    return np.abs(difference) - half > margin

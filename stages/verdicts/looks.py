@@ -1,0 +1,40 @@
+"""Planned looks: when evidence may be judged, and which share of α each look spends.
+
+Testing at every replicate until the answer pleases gives many times the nominal error.  So evidence is judged only when
+a planned number of replicates is complete, in the planned order, and the looks share α: whenever one stops, the error
+of all looks together is at most the sum of their shares, whatever the distribution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+# number of replicates -> share of α, rising numbers, shares that sum to 1
+Looks = Mapping[int, float]
+
+
+class UnplannedLook(ValueError):
+    """A number of replicates at which no look was planned."""
+
+
+def looks_from(looks: Looks, minimum: int) -> dict[int, float]:
+    """The looks with enough replicates; they share what the earlier ones would have spent."""
+    enough = {n: share for n, share in looks.items() if n >= minimum}
+    return {n: share / sum(enough.values()) for n, share in enough.items()}
+
+
+def level(looks: Looks, n: int, alpha: float) -> float:
+    """Level of the test at the look at n replicates, of `alpha` for all looks.
+
+    Raises:
+        UnplannedLook: none was planned there.
+    """
+    if n not in looks:
+        raise UnplannedLook(f"{n} replicates are no planned look; planned: {', '.join(map(str, looks))}")
+    return alpha * looks[n]
+
+
+def complete_look(indices: Iterable[int], looks: Looks) -> int | None:
+    """The last look whose replicates 0 … n − 1 are all there; later ones wait for the next look."""
+    present = set(indices)
+    return max((n for n in looks if present.issuperset(range(n))), default=None)

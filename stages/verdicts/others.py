@@ -1,0 +1,171 @@
+"""Claims that no test of means decides: counts, ratios, ranges, proportions, theorems, contradictions, setup."""
+
+from __future__ import annotations
+
+import math
+
+from scipy import stats
+
+from stages.verdicts.rules import Rules
+from stages.verdicts.verdict import Status, Verdict
+
+
+def _holds(truth: bool) -> Status:
+    return Status.HOLDS if truth else Status.FAILS
+
+
+def judge_count(claimed: float, counted: float) -> Verdict:
+    """Exact: a count has no error."""
+    return Verdict(
+        status=_holds(counted == claimed),
+        explanation=f"Counted {counted:g}; claimed {claimed:g}; exact.",
+        estimate=counted - claimed,
+        margin=0.0,
+    )
+
+
+def judge_identity(error: float, tolerance: float) -> Verdict:
+    """Two sides of an equation, whose largest difference must be rounding."""
+    return Verdict(
+        status=_holds(error <= tolerance),
+        explanation=f"The two sides differ by {error:.3g} at most; rounding allows {tolerance:.3g}.",
+        estimate=error,
+        margin=tolerance,
+    )
+
+
+def judge_ratio(claimed: float, computed: float, margin: float) -> Verdict:
+    """A computed number without spread against the printed one: FLOPs, memory, a gain from two printed values."""
+    difference = computed - claimed
+    return Verdict(
+        status=_holds(abs(difference) <= margin * (1 + 1e-12)),
+        explanation=f"Computed {computed:.4g} − claimed {claimed:.4g} = {difference:+.3g}, margin ±{margin:.3g}.",
+        estimate=difference,
+        margin=margin,
+    )
+
+
+def judge_range(low: float, high: float, measured: float, margin: float = 0.0) -> Verdict:
+    """A printed range, widened by `margin` at both ends."""
+    inside = low - margin <= measured <= high + margin
+    return Verdict(
+        status=_holds(inside),
+        explanation=f"Measured {measured:.4g}; claimed {low:.4g} to {high:.4g}, margin ±{margin:.3g}.",
+        estimate=measured - min(max(measured, low), high),
+        margin=margin,
+    )
+
+
+def judge_theorem(statement_holds: bool, argument: str) -> Verdict:
+    """`argument`: how it was checked, or the counterexample."""
+    word = "Checked" if statement_holds else "Counterexample"
+    return Verdict(status=_holds(statement_holds), explanation=f"{word}: {argument}")
+
+
+def judge_consistency(claimed: float, recomputed: float, precision: float, arithmetic: str) -> Verdict:
+    """A printed number against the paper's own others; `arithmetic` is the calculation, written out."""
+    agrees = abs(recomputed - claimed) <= precision
+    return Verdict(
+        status=Status.HOLDS if agrees else Status.CONTRADICTED,
+        explanation=f"Claimed {claimed:g}; the paper's own numbers give {arithmetic} = {recomputed:.4g}.",
+        estimate=recomputed - claimed,
+        margin=precision,
+    )
+
+
+def judge_shown(where: str) -> Verdict:
+    """A figure without numbers, or a quality: ours is shown beside it and nothing is counted."""
+    return Verdict(status=Status.SHOWN, explanation=f"No number to test; ours is shown: {where}.")
+
+
+def judge_setup(printed: object, used: object) -> Verdict:
+    """A printed setting against the one that our protocol has."""
+    same = printed == used or (
+        isinstance(printed, int | float) and isinstance(used, int | float) and math.isclose(printed, used)
+    )
+    return Verdict(
+        status=Status.AS_PRINTED if same else Status.DEVIATES, explanation=f"Printed {printed}; ours {used}."
+    )
+
+
+def not_tested(reason: str) -> Verdict:
+    return Verdict(status=Status.NOT_TESTED, explanation=reason)
+
+
+def judge_hardware(printed_device: str, our_device: str) -> Verdict | None:
+    """Times compare only on the same class of device; None where they may be compared."""
+    if printed_device == our_device:
+        return None
+    return Verdict(
+        status=Status.OTHER_HARDWARE,
+        explanation=f"Printed for {printed_device}, measured on {our_device}: such times don't compare.",
+    )
+
+
+def fisher_p(first: tuple[int, int], second: tuple[int, int]) -> float:
+    """Fisher's exact test of two proportions (successes, trials), two-sided."""
+    table = [[successes, trials - successes] for successes, trials in (first, second)]
+    return float(stats.fisher_exact(table).pvalue)
+
+
+def judge_proportions(proposed: tuple[int, int], baseline: tuple[int, int], *, rules: Rules) -> Verdict:
+    """Whether failures (count, trials) are rarer in the proposed arm, by Fisher's exact test.
+
+    One look only, at the whole planned grid: α isn't spread.
+    """
+    rates = [count / trials for count, trials in (proposed, baseline)]
+    gain, p = rates[1] - rates[0], fisher_p(proposed, baseline)
+    direction = Status.SUPPORTED if gain > 0 else Status.REVERSED
+    status = direction if p <= rules.alpha_outside else Status.UNRESOLVED
+    low, high = newcombe(baseline, proposed, 1 - rules.alpha_outside)
+    return Verdict(
+        status=status,
+        explanation=f"{proposed[0]} of {proposed[1]} against {baseline[0]} of {baseline[1]}: Fisher's exact test, "
+        f"two-sided p = {p:.4f}.",
+        estimate=gain,
+        low=low,
+        high=high,
+        confidence=1 - rules.alpha_outside,
+        n=min(proposed[1], baseline[1]),
+        p_value=p,
+    )
+
+
+def judge_proportion(claimed: tuple[int, int], ours: tuple[int, int], margin: float, *, rules: Rules) -> Verdict:
+    """A printed proportion against ours, both as (count, trials), by the interval of their difference."""
+    difference = ours[0] / ours[1] - claimed[0] / claimed[1]
+    inner = newcombe(ours, claimed, 1 - 2 * rules.alpha_within)
+    outer = newcombe(ours, claimed, 1 - rules.alpha_outside)
+    paper_alone = newcombe(claimed, claimed, 1 - 2 * rules.alpha_within)
+    if outer[0] > margin or outer[1] < -margin:
+        status, shown = Status.NOT_REPRODUCED, outer
+    elif -margin <= inner[0] and inner[1] <= margin:
+        status, shown = Status.REPRODUCED, inner
+    elif (paper_alone[1] - paper_alone[0]) / (2 * math.sqrt(2)) >= margin:
+        status, shown = Status.UNDECIDABLE, inner
+    else:
+        status, shown = Status.INCONCLUSIVE, inner
+    return Verdict(
+        status=status,
+        explanation=f"Ours {ours[0]} of {ours[1]} − the paper's {claimed[0]} of {claimed[1]} = {difference:+.3g}, "
+        f"interval {shown[0]:+.3g} to {shown[1]:+.3g}, margin ±{margin:.3g}.",
+        estimate=difference,
+        low=shown[0],
+        high=shown[1],
+        confidence=1 - (rules.alpha_outside if shown is outer else 2 * rules.alpha_within),
+        margin=margin,
+        n=ours[1],
+    )
+
+
+def newcombe(first: tuple[int, int], second: tuple[int, int], confidence: float) -> tuple[float, float]:
+    """Interval of the difference of two proportions from their Wilson intervals (Newcombe 1998, method 10)."""
+    (p1, l1, u1), (p2, l2, u2) = (_wilson(*proportion, confidence) for proportion in (first, second))
+    low = p1 - p2 - math.hypot(p1 - l1, u2 - p2)
+    high = p1 - p2 + math.hypot(u1 - p1, p2 - l2)
+    return low, high
+
+
+def _wilson(count: int, trials: int, confidence: float) -> tuple[float, float, float]:
+    interval = stats.binomtest(count, trials).proportion_ci(confidence, method="wilson")
+    return count / trials, float(interval.low), float(interval.high)

@@ -1,0 +1,50 @@
+"""All that is fixed before running: margins, looks, levels.  Their digest is stored with every verdict."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stages.verdicts.margins import Margins
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """The verdicts block of params.yaml.
+
+    looks: numbers of replicates at which evidence is judged, each with its share of α (`looks`).
+    alpha_within: each of the two one-sided tests behind `reproduced` (0.05: a 90 % interval).
+    alpha_outside: both sides together for `not reproduced`, `supported` and `reversed` (0.05: a 95 % interval).
+    minimum: replicates that a value needs; minimum_with_error where the paper prints its own error.
+    indicative_share: of the printed epochs, from which on real data may indicate an order.
+    families: sets of orders that one sentence counts, Holm-adjusted.
+    """
+
+    margins: Margins
+    looks: Mapping[int, float]
+    alpha_within: float
+    alpha_outside: float
+    minimum: int
+    minimum_with_error: int
+    indicative_share: float
+    families: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        numbers, shares = list(self.looks), list(self.looks.values())
+        if not numbers or numbers != sorted(numbers) or numbers[0] < 2:
+            raise ValueError(f"looks are at {numbers}; expected rising numbers of replicates from 2")
+        if min(shares) <= 0 or not math.isclose(sum(shares), 1):
+            raise ValueError(f"looks share α as {shares}; expected positive shares that sum to 1")
+        for name in ("alpha_within", "alpha_outside"):
+            if not 0 < getattr(self, name) < 0.5:
+                raise ValueError(f"{name} is {getattr(self, name)}; expected a level between 0 and 0.5")
+        for name in ("minimum", "minimum_with_error"):
+            if getattr(self, name) > numbers[-1]:
+                raise ValueError(f"{name} is {getattr(self, name)}, beyond the last look at {numbers[-1]}")
+
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps(dataclasses.asdict(self), sort_keys=True).encode()).hexdigest()

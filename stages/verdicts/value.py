@@ -1,0 +1,187 @@
+"""A printed value against our replicates: two one-sided tests for equivalence (Schuirmann 1987).
+
+    D = mean(ours) − paper,    Var D = s²/n + (paper's standard error)²    where it is printed,
+                               Var D = s²/n + s²/m    where the paper ran m times; m = 1 where it doesn't say
+
+s is pooled over the experiment's arms (`intervals.pool`).  `reproduced`: the interval of D at 1 − 2α lies within the
+margin.  `not reproduced`: the wider interval at 1 − α lies wholly outside.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+
+from stages.verdicts.expected import MOST, can_decide, expected_replicates
+from stages.verdicts.intervals import Numbers, combine, half_width, is_outside, is_within, pool
+from stages.verdicts.looks import Looks, complete_look, level, looks_from
+from stages.verdicts.rules import Rules
+from stages.verdicts.verdict import Sample, Status, Verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueClaim:
+    """What the paper prints, and how far from it counts as the same.  `n`: replicates, None where it doesn't say."""
+
+    value: float
+    margin: float
+    stderr: float | None = None
+    n: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Variance of D as a function of our n: `s2` of one draw with `df`, seen at `n` replicates of ours."""
+
+    s2: float
+    df: float
+    n: int
+    stderr: float | None
+    paper_n: int | None
+    test_variance: float = 0.0
+
+    def at(self, n: Numbers) -> tuple[Numbers, Numbers]:
+        """(variance, df) with n replicates; df grow in proportion."""
+        df = self.df * (n - 1) / max(self.n - 1, 1)
+        if self.stderr is None:
+            parts = [(self.s2 * (1 / n + 1 / (self.paper_n or 1)), df)]
+        else:
+            paper_df = self.paper_n - 1 if self.paper_n is not None and self.paper_n > 1 else np.inf
+            parts = [(self.s2 / n, df), (self.stderr**2, paper_df)]
+        return combine([*parts, (self.test_variance, np.inf)])
+
+
+def binomial_variance(error: float, *test_rows: int) -> float:
+    """Of an error rate on each of these test sets: added where ours is not the paper's own test set."""
+    return sum(error * (1 - error) / rows for rows in test_rows)
+
+
+def judge_value(
+    claim: ValueClaim,
+    sample: Sample,
+    *,
+    rules: Rules,
+    peers: Sequence[Sample] = (),
+    test_variance: float = 0.0,
+    widening: float = 0.0,
+) -> Verdict:
+    """`peers` are the experiment's other arms, `widening` what left-out test rows could change (`difference`)."""
+    minimum = rules.minimum if claim.stderr is None else rules.minimum_with_error
+    looks = looks_from(rules.looks, minimum)
+    n = complete_look(sample.indices, looks)
+    if n is None:
+        return too_few(sample.indices, min(looks), Status.INCONCLUSIVE)
+    used = sample.among(range(n))
+    if len(used.values) < 2:
+        return too_many_diverged(n, used.n_diverged, Status.INCONCLUSIVE)
+    s2, df = pool(used.values, [peer.among(range(n)).values for peer in peers])
+    spread = Spread(s2=s2, df=df, n=len(used.values), stderr=claim.stderr, paper_n=claim.n, test_variance=test_variance)
+    difference = fmean(used.values) - claim.value
+    verdict = judge_equivalence(
+        difference,
+        spread,
+        claim.margin,
+        n=n,
+        n_diverged=used.n_diverged,
+        rules=rules,
+        looks=looks,
+        widening=widening,
+    )
+    ours = f"Ours {fmean(used.values):.4g} (n = {n}, s = {s2**0.5:.2g}) − the paper's {claim.value:.4g}"
+    return tell(verdict, ours, sample)
+
+
+def judge_equivalence(
+    difference: float,
+    spread: Spread,
+    margin: float,
+    *,
+    n: int,
+    n_diverged: int,
+    rules: Rules,
+    looks: Looks,
+    widening: float = 0.0,
+) -> Verdict:
+    """Whether `difference` is nothing, given a margin.  The explanation is the part behind the numbers compared."""
+
+    def halves(replicates: Numbers, within: Numbers, outside: Numbers) -> tuple[Numbers, Numbers]:
+        variance, df = spread.at(replicates)
+        return half_width(variance, df, within) + widening, half_width(variance, df, outside) + widening
+
+    def decides(replicates: Numbers, share: Numbers) -> Numbers:
+        inner, outer = halves(replicates, rules.alpha_within * share, rules.alpha_outside / 2 * share)
+        return is_within(difference, inner, margin) | is_outside(difference, outer, margin)
+
+    inner_level = level(looks, n, rules.alpha_within)
+    outer_level = level(looks, n, rules.alpha_outside / 2)
+    inner, outer = halves(spread.n, inner_level, outer_level)
+    expected = None
+    if not spread.s2:
+        status, reason = Status.INCONCLUSIVE, "the replicates don't differ at all, so their spread is unknown"
+    elif is_outside(difference, outer, margin):
+        status, reason = Status.NOT_REPRODUCED, "wholly outside"
+    elif is_within(difference, inner, margin) and not n_diverged:
+        status, reason = Status.REPRODUCED, "within"
+    elif is_within(difference, inner, margin):
+        status, reason = Status.INCONCLUSIVE, "within, but a diverged replicate rules out reproduced"
+    elif not can_decide(decides, looks):
+        status, reason = Status.UNDECIDABLE, "no number of our replicates decides beside the paper's own error"
+    else:
+        status = Status.INCONCLUSIVE
+        expected = expected_replicates(decides, n, looks)
+        reason = f"{expected or f'more than {MOST}'} replicates are expected to decide"
+    half, alpha = (outer, outer_level) if status is Status.NOT_REPRODUCED else (inner, inner_level)
+    low, high, confidence = float(difference - half), float(difference + half), 1 - 2 * alpha
+    return Verdict(
+        status=status,
+        explanation=f"{difference:+.3g}, {confidence:.1%} interval {low:+.3g} to {high:+.3g}, margin ±{margin:.3g}: "
+        f"{reason}",
+        estimate=difference,
+        low=low,
+        high=high,
+        confidence=confidence,
+        margin=margin,
+        n=n,
+        n_diverged=n_diverged,
+        replicates_expected=expected,
+    )
+
+
+def tell(verdict: Verdict, compared: str, *samples: Sample) -> Verdict:
+    """The verdict with its whole sentence: what was compared, what came out, what to know about the samples."""
+    used, waiting = verdict.n, max((sample.n for sample in samples), default=0) - verdict.n
+    notes = []
+    if verdict.n_diverged:
+        notes.append(f"{verdict.n_diverged} diverged")
+    if waiting > 0:
+        notes.append(f"{waiting} more wait for the next planned look")
+    environments = frozenset().union(*(sample.among(range(used)).environments for sample in samples))
+    if len(environments) > 1:
+        notes.append(f"they ran in {len(environments)} environments")
+    about = f" Of the replicates, {', '.join(notes)}." if notes else ""
+    return dataclasses.replace(verdict, explanation=f"{compared} = {verdict.explanation}.{about}")
+
+
+def too_many_diverged(n: int, n_diverged: int, status: Status) -> Verdict:
+    """Less than two values are left of a complete look."""
+    return Verdict(
+        status=status,
+        explanation=f"Of {n} replicates {n_diverged} diverged; the others are too few for an interval.",
+        n=n,
+        n_diverged=n_diverged,
+    )
+
+
+def too_few(indices: Collection[int], needed: int, status: Status) -> Verdict:
+    """Before the first look: nothing can be said, `not tested` where there is nothing at all."""
+    there = len(set(range(needed)) & set(indices))
+    return Verdict(
+        status=status if indices else Status.NOT_TESTED,
+        explanation=f"{there} of the first {needed} replicates are there; nothing is said before.",
+        n=there,
+        replicates_expected=needed,
+    )

@@ -1,0 +1,124 @@
+"""What a verdict is made of: the samples that go in, the words and numbers that come out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Status(StrEnum):
+    """Every word that a verdict can say."""
+
+    REPRODUCED = "reproduced"
+    NOT_REPRODUCED = "not reproduced"
+    INCONCLUSIVE = "inconclusive"
+    UNDECIDABLE = "undecidable at this margin"
+    SUPPORTED = "supported"
+    REVERSED = "reversed"
+    UNRESOLVED = "unresolved"
+    HOLDS = "holds"
+    FAILS = "fails"
+    CONTRADICTED = "contradicted"
+    SHOWN = "shown"
+    AS_PRINTED = "as printed"
+    DEVIATES = "deviates"
+    AGREES = "indicative: agrees"
+    DISAGREES = "indicative: disagrees"
+    OTHER_HARDWARE = "not tested (hardware)"
+    NOT_TESTED = "not tested"
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether a paper's badge counts it: something could be decided."""
+        return self not in (Status.SHOWN, Status.AS_PRINTED, Status.DEVIATES)
+
+
+class DuplicateReplicate(ValueError):
+    """A replicate that stands twice in a sample: one result for each enters a verdict."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replicate:
+    """One seed or fold.  `index` counts in the planned order from 0; `value` is None where training diverged."""
+
+    index: int
+    value: float | None
+    environment: str = ""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The replicates of one arm, in any order.
+
+    Raises:
+        DuplicateReplicate: an index stands twice.
+    """
+
+    replicates: tuple[Replicate, ...]
+
+    def __post_init__(self) -> None:
+        twice = [index for index, times in Counter(self.indices).items() if times > 1]
+        if twice:
+            raise DuplicateReplicate(f"replicates {twice} stand twice; choose one result of each")
+
+    @classmethod
+    def of(cls, values: Sequence[float | None]) -> Sample:
+        """Replicates 0, 1, 2, … with these values."""
+        return cls(tuple(Replicate(index=index, value=value) for index, value in enumerate(values)))
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        return tuple(replicate.index for replicate in self.replicates)
+
+    @property
+    def finished(self) -> dict[int, float]:
+        """Values by index, in order, without the diverged."""
+        ordered = sorted(self.replicates, key=lambda replicate: replicate.index)
+        return {replicate.index: replicate.value for replicate in ordered if replicate.value is not None}
+
+    @property
+    def values(self) -> list[float]:
+        return list(self.finished.values())
+
+    @property
+    def n(self) -> int:
+        """The diverged count."""
+        return len(self.replicates)
+
+    @property
+    def n_diverged(self) -> int:
+        return self.n - len(self.finished)
+
+    @property
+    def environments(self) -> frozenset[str]:
+        return frozenset(replicate.environment for replicate in self.replicates)
+
+    def among(self, indices: Collection[int]) -> Sample:
+        """The replicates with these indices."""
+        return Sample(tuple(replicate for replicate in self.replicates if replicate.index in indices))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What the evidence says of one claim.
+
+    `estimate` is ours − paper for a value and proposed − baseline, better positive, for a difference, with the interval
+    `low` to `high` at `confidence`.  `n` counts the replicates used, the diverged among them; `replicates_expected` is
+    the number at which the present estimate would decide.  `size` judges how large a difference is, apart from its
+    sign.  `p_value` is two-sided and not adjusted for other claims.
+    """
+
+    status: Status
+    explanation: str
+    estimate: float | None = None
+    low: float | None = None
+    high: float | None = None
+    confidence: float | None = None
+    margin: float | None = None
+    n: int = 0
+    n_diverged: int = 0
+    replicates_expected: int | None = None
+    p_value: float | None = None
+    size: Verdict | None = None

@@ -1,0 +1,98 @@
+"""Rules as in params.yaml, and experiments drawn from a known truth, judged by the real functions in one array pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stages.verdicts import Margins, Rules
+from stages.verdicts.intervals import half_width, is_outside, is_within, pool
+from stages.verdicts.looks import Looks, level, looks_from
+from stages.verdicts.value import Spread
+
+MARGINS = Margins(
+    error_points=0.01,
+    error_share=0.10,
+    difference_points=0.001,
+    difference_share=0.5,
+    comparable_points=0.005,
+    loss_share=0.02,
+    log_mse_share=0.25,
+    flops_share=0.05,
+    memory_share=0.05,
+)
+RULES = Rules(
+    margins=MARGINS,
+    looks={3: 0.2, 5: 0.4, 10: 0.4},
+    alpha_within=0.05,
+    alpha_outside=0.05,
+    minimum=5,
+    minimum_with_error=3,
+    indicative_share=0.3,
+)
+Booleans = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """Arms with spread 1; ours is `ratio` times as noisy and its mean is `shift` from the procedure of the paper."""
+
+    shift: float
+    margin: float
+    peers: int = 3
+    ratio: float = 1.0
+    paper_n: int = 1
+    prints_error: bool = False
+
+
+@dataclass(frozen=True)
+class Draws:
+    """[trials, replicates] of our arm and of each peer; [trials] of what the paper prints."""
+
+    ours: NDArray[np.float64]
+    peers: list[NDArray[np.float64]]
+    printed: NDArray[np.float64]
+    stderr: NDArray[np.float64] | None
+
+
+def draw(world: World, trials: int, seed: int) -> Draws:
+    rng = np.random.default_rng(seed)
+    last = max(RULES.looks)
+    ours = rng.normal(world.shift, world.ratio, (trials, last))
+    peers = [rng.normal(0, 1, (trials, last)) for _ in range(world.peers)]
+    runs = rng.normal(0, world.ratio, (trials, world.paper_n))
+    stderr = runs.std(axis=1, ddof=1) / np.sqrt(world.paper_n) if world.prints_error else None
+    return Draws(ours, peers, runs.mean(axis=1), stderr)
+
+
+def planned_looks(world: World) -> Looks:
+    return looks_from(RULES.looks, RULES.minimum_with_error if world.prints_error else RULES.minimum)
+
+
+def judge_all(world: World, draws: Draws) -> dict[int, tuple[Booleans, Booleans]]:
+    """At each planned look: which trials are `reproduced`, and which `not reproduced`."""
+    looks = planned_looks(world)
+    verdicts = {}
+    for n in looks:
+        s2, df = pool(draws.ours[:, :n], [peer[:, :n] for peer in draws.peers])
+        spread = Spread(s2=s2, df=df, n=n, stderr=draws.stderr, paper_n=world.paper_n)
+        variance, df = spread.at(n)
+        difference = draws.ours[:, :n].mean(axis=1) - draws.printed
+        verdicts[n] = (
+            is_within(difference, half_width(variance, df, level(looks, n, RULES.alpha_within)), world.margin),
+            is_outside(difference, half_width(variance, df, level(looks, n, RULES.alpha_outside / 2)), world.margin),
+        )
+    return verdicts
+
+
+def rates(world: World, trials: int = 20_000, seed: int = 0) -> tuple[float, float]:
+    """Share of trials that are reproduced, and not reproduced, at any of the planned looks."""
+    verdicts = judge_all(world, draw(world, trials, seed)).values()
+    return tuple(float(np.mean(np.any(column, axis=0))) for column in zip(*verdicts, strict=True))
+
+
+def above(rate: float, trials: int = 20_000) -> float:
+    """What a simulated rate may reach when the true one is `rate`: three standard errors more."""
+    return rate + 3 * (rate * (1 - rate) / trials) ** 0.5

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from stages.verdicts import jackknife, min_over_epochs, window_error
+
+RNG = np.random.default_rng(0)
+# Two folds, seven epochs: the fold mean is lowest at epoch 4, each fold's own minimum is elsewhere.
+SMALL = np.array([[0.9, 0.5, 0.4, 0.30, 0.20, 0.25, 0.1], [0.8, 0.6, 0.1, 0.30, 0.16, 0.25, 0.4]])
+
+
+def test_minimum_is_of_the_fold_mean_and_not_of_the_folds() -> None:
+    metric = min_over_epochs(SMALL)
+    assert (metric.value, metric.epoch, metric.folds) == (pytest.approx(0.18), 4, (0.20, 0.16))
+    assert metric.stderr == pytest.approx(stats.sem([0.20, 0.16]))
+
+
+def test_window_by_hand() -> None:
+    """Validation is best around epoch 3: three epochs, two folds, six cells of test error."""
+    val = np.array([[0.9, 0.8, 0.3, 0.1, 0.3, 0.8, 0.9]] * 2)
+    metric = window_error(val, SMALL, width=3)
+    cells = np.array([[0.4, 0.30, 0.20], [0.1, 0.30, 0.16]])
+    T = 1.46 / 6
+    over_folds = ((0.30 - T) ** 2 + (0.30 - T) ** 2) / 1
+    over_epochs = ((0.25 - T) ** 2 + (0.30 - T) ** 2 + (0.18 - T) ** 2) / 2
+    assert (metric.value, metric.epoch) == (pytest.approx(T), 3)
+    assert metric.stderr**2 == pytest.approx(over_folds / 2 + over_epochs / 3)
+    assert metric.folds == pytest.approx(cells.mean(axis=1))
+
+
+def test_window_is_the_papers_double_sum() -> None:
+    """Appendix B with its loops: m from all centres i, T over 25 cells, Var = σ²/5 + τ²/25."""
+    v, t = RNG.uniform(0.1, 0.3, (2, 5, 40))
+    m = min(range(2, 38), key=lambda i: sum(v[k, i + j] for k in range(5) for j in range(-2, 3)) / 25)
+    T = sum(t[k, m + j] for k in range(5) for j in range(-2, 3)) / 25
+    sigma2 = sum((t[k, m] - T) ** 2 for k in range(5)) / 4
+    tau2 = 5 * sum((sum(t[k, m + j] for k in range(5)) / 5 - T) ** 2 for j in range(-2, 3)) / 4
+    metric = window_error(v, t)
+    assert (metric.epoch, metric.value) == (m, pytest.approx(T))
+    assert metric.stderr**2 == pytest.approx(sigma2 / 5 + tau2 / 25)
+
+
+def test_windows_error_covers_what_the_papers_model_says() -> None:
+    """Errors μ + σ Z_k + τ Z_kj with known σ and τ: the printed variance is above the true one by τ²/5 and a little."""
+    truth, sigma, tau = 0.08, 0.003, 0.002
+    errors, variances = [], []
+    for _ in range(2000):
+        t = truth + sigma * RNG.normal(size=(5, 1)) + tau * RNG.normal(size=(5, 9))
+        metric = window_error(RNG.uniform(size=(5, 9)), t)
+        errors.append(metric.value - truth)
+        variances.append(metric.stderr**2)
+    true = sigma**2 / 5 + tau**2 / 25
+    assert np.var(errors) == pytest.approx(true, rel=0.1)
+    assert true < np.mean(variances) < true + 1.5 * tau**2 / 5
+
+
+def test_jackknife_of_a_mean_is_its_standard_error() -> None:
+    curve = RNG.normal(0.1, 0.01, (5, 1))
+    value, stderr = jackknife(lambda errors: float(errors.mean()), curve)
+    assert (value, stderr) == (pytest.approx(curve.mean()), pytest.approx(stats.sem(curve[:, 0])))
+
+
+def test_jackknife_sees_that_the_minimum_is_chosen() -> None:
+    """Noise alone: the minimum over epochs is too low, and leaving folds out lifts it towards the truth."""
+    truth, lowest, corrected = 0.1, [], []
+    for _ in range(300):
+        curves = RNG.normal(truth, 0.01, (5, 50))
+        lowest.append(min_over_epochs(curves).value)
+        corrected.append(jackknife(lambda errors: min_over_epochs(errors).value, curves)[0])
+    assert np.mean(lowest) < truth - 0.005
+    assert np.mean(corrected) > np.mean(lowest)
+
+
+def test_jackknife_takes_validation_and_test_together() -> None:
+    v, t = RNG.uniform(0.1, 0.3, (2, 5, 12))
+    value, stderr = jackknife(lambda val, test: window_error(val, test).value, v, t)
+    without = [window_error(np.delete(v, k, 0), np.delete(t, k, 0)).value for k in range(5)]
+    assert value == pytest.approx(5 * window_error(v, t).value - 4 * np.mean(without))
+    assert stderr == pytest.approx(2 * np.std(without))
+
+
+@given(st.permutations(range(5)), st.floats(-0.05, 0.05))
+def test_folds_have_no_order_and_a_shift_goes_through(order: list, shift: float) -> None:
+    v, t = np.random.default_rng(1).uniform(0.1, 0.3, (2, 5, 12))
+    for plain, other in (
+        (min_over_epochs(t), min_over_epochs(t[order] + shift)),
+        (window_error(v, t), window_error(v[order], t[order] + shift)),
+    ):
+        assert (other.value, other.epoch) == (pytest.approx(plain.value + shift), plain.epoch)
+        assert other.stderr == pytest.approx(plain.stderr)
+
+
+@pytest.mark.parametrize(
+    ("curves", "message"),
+    [
+        (np.array([0.1, 0.2]), r"expected \[folds, epochs\]"),
+        (np.array([[0.1, 0.2]]), "two folds or more"),
+        (np.array([[0.1, 0.2], [0.1, np.nan]]), "fold 1 has no finite error at epoch 1"),
+    ],
+)
+def test_curves_that_give_no_metric_are_refused(curves: np.ndarray, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        min_over_epochs(curves)
+
+
+@pytest.mark.parametrize("width", [1, 4, 9])
+def test_a_window_without_a_middle_or_longer_than_the_curve_is_refused(width: int) -> None:
+    with pytest.raises(ValueError, match="an odd window"):
+        window_error(SMALL, SMALL, width=width)

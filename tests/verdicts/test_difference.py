@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from stages.verdicts import GainClaim, Replicate, Sample, Status, excluded_rows_widening, judge_gain
+from tests.verdicts.simulation import RULES
+
+BASE = [0.700, 0.712, 0.705, 0.698, 0.709]
+GAINS = [0.020, 0.024, 0.019, 0.022, 0.021]
+DAC = [base + gain for base, gain in zip(BASE, GAINS, strict=True)]
+CLAIM = GainClaim(gain=0.02, margin=0.01, better="higher")
+values = st.floats(0.5, 0.9).map(lambda value: round(value, 4))
+samples = st.lists(values, min_size=5, max_size=5, unique=True)
+
+
+def judge(claim: GainClaim, proposed: list, baseline: list, pairing: str = "none", **more: object):
+    return judge_gain(claim, Sample.of(proposed), Sample.of(baseline), rules=RULES, pairing=pairing, **more)
+
+
+def test_independent_arms_have_scipys_welch_interval_and_p() -> None:
+    verdict = judge(CLAIM, DAC, BASE)
+    test = stats.ttest_ind(DAC, BASE, equal_var=False)
+    interval = test.confidence_interval(verdict.confidence)
+    assert (verdict.low, verdict.high) == pytest.approx((interval.low, interval.high), rel=1e-9)
+    assert verdict.p_value == pytest.approx(test.pvalue, rel=1e-9)
+
+
+def test_shared_folds_have_scipys_paired_interval_and_p() -> None:
+    verdict = judge(CLAIM, DAC, BASE, "fold")
+    test = stats.ttest_rel(DAC, BASE)
+    interval = test.confidence_interval(verdict.confidence)
+    assert (verdict.low, verdict.high) == pytest.approx((interval.low, interval.high), rel=1e-9)
+    assert verdict.p_value == pytest.approx(test.pvalue, rel=1e-9)
+
+
+def test_pairing_sees_what_folds_hide() -> None:
+    hard = [0.70, 0.80, 0.60, 0.75, 0.65]  # the folds differ by far more than the arms
+    better = [value + gain for value, gain in zip(hard, GAINS, strict=True)]
+    assert judge(CLAIM, better, hard, "fold").status is Status.SUPPORTED
+    assert judge(CLAIM, better, hard, "none").status is Status.UNRESOLVED
+
+
+@pytest.mark.parametrize(
+    ("gain", "better", "arms", "status"),
+    [
+        (+0.02, "higher", (DAC, BASE), Status.SUPPORTED),
+        (+0.02, "higher", (BASE, DAC), Status.REVERSED),
+        (-0.02, "higher", (BASE, DAC), Status.SUPPORTED),  # the paper says that its own arm is worse
+        (-0.02, "higher", (DAC, BASE), Status.REVERSED),
+        (+0.02, "lower", (BASE, DAC), Status.SUPPORTED),  # an error
+        (+0.02, "lower", (DAC, BASE), Status.REVERSED),
+        (+0.02, "higher", (BASE, [value + 0.001 for value in reversed(BASE)]), Status.UNRESOLVED),
+    ],
+)
+def test_gain_is_proposed_minus_baseline_with_better_positive(
+    gain: float, better: str, arms: tuple, status: Status
+) -> None:
+    claim = GainClaim(gain=gain, margin=0.01, better=better)
+    assert judge(claim, *arms).status is status
+
+
+def test_size_is_judged_apart_from_the_sign() -> None:
+    claim = GainClaim(gain=0.10, margin=0.05, better="higher", stderr=0.002, n=5)
+    verdict = judge(claim, DAC, BASE, "fold")
+    assert (verdict.status, verdict.size.status) == (Status.SUPPORTED, Status.NOT_REPRODUCED)
+    near = judge(dataclasses.replace(claim, gain=0.021, margin=0.0105), DAC, BASE, "fold")
+    assert (near.status, near.size.status) == (Status.SUPPORTED, Status.REPRODUCED)
+    assert near.size.estimate == pytest.approx(np.mean(GAINS) - 0.021)
+
+
+def test_size_against_a_single_run_allows_for_that_runs_two_arms() -> None:
+    size = judge(CLAIM, DAC, BASE).size
+    s2 = np.var(DAC, ddof=1) + np.var(BASE, ddof=1)
+    df = stats.ttest_ind(DAC, BASE, equal_var=False).df
+    half = stats.t.ppf((1 + size.confidence) / 2, df) * np.sqrt(s2 * (1 + 1 / 5))
+    assert (size.high - size.low) / 2 == pytest.approx(half)
+
+
+def test_comparable_arms_have_a_size_and_no_sign() -> None:
+    claim = GainClaim(gain=0.0, margin=RULES.margins.comparable(), better="higher", stderr=0.0, n=5)
+    level = [value + shift for value, shift in zip(BASE, (0.001, -0.001, 0.0, 0.001, -0.0005), strict=True)]
+    assert judge(claim, level, BASE, "fold").status is Status.REPRODUCED
+    assert judge(claim, DAC, BASE, "fold").status is Status.NOT_REPRODUCED
+
+
+@pytest.mark.parametrize(("n", "status"), [(0, Status.NOT_TESTED), (1, Status.UNRESOLVED), (2, Status.UNRESOLVED)])
+def test_fewer_than_the_first_look_say_nothing(n: int, status: Status) -> None:
+    verdict = judge(CLAIM, DAC[:n], BASE)
+    assert (verdict.status, verdict.n, verdict.replicates_expected) == (status, n, 3)
+
+
+def test_three_replicates_order_but_do_not_size_a_single_run() -> None:
+    verdict = judge(CLAIM, [0.90, 0.901, 0.902], [0.70, 0.701, 0.702])
+    assert (verdict.status, verdict.size.status) == (Status.SUPPORTED, Status.INCONCLUSIVE)
+    assert verdict.size.explanation == "3 of the first 5 replicates are there; nothing is said before."
+
+
+def test_a_fold_that_one_arm_lacks_ends_the_look() -> None:
+    proposed = Sample(tuple(Replicate(index=fold, value=DAC[fold]) for fold in (0, 1, 2, 4)))
+    verdict = judge_gain(CLAIM, proposed, Sample.of(BASE), rules=RULES, pairing="fold")
+    assert verdict.n == 3
+
+
+def test_the_arm_ahead_must_not_owe_it_to_diverged_replicates() -> None:
+    lost = [*DAC[:4], None]
+    ahead, behind = judge(CLAIM, lost, BASE), judge(CLAIM, DAC, [*BASE[:4], None])
+    assert (ahead.status, ahead.n_diverged) == (Status.UNRESOLVED, 1)
+    assert "the arm ahead has diverged replicates" in ahead.explanation
+    assert behind.status is Status.SUPPORTED, "the baseline diverged and is behind anyway"
+    assert ahead.size.status is not Status.REPRODUCED and behind.size.status is not Status.REPRODUCED
+
+
+def test_arms_that_all_diverged_are_unresolved() -> None:
+    verdict = judge(CLAIM, [None] * 5, BASE)
+    assert (verdict.status, verdict.n, verdict.n_diverged, verdict.low) == (Status.UNRESOLVED, 5, 5, None)
+
+
+@pytest.mark.parametrize("pairing", ["fold", "none"])
+def test_replicates_without_spread_and_tied_arms_are_unresolved(pairing: str) -> None:
+    for proposed in ([0.7] * 5, [0.8] * 5):
+        verdict = judge(CLAIM, proposed, [0.7] * 5, pairing)
+        assert (verdict.status, verdict.p_value) == (Status.UNRESOLVED, None)
+    equal = judge(CLAIM, BASE, list(reversed(BASE)))
+    assert (equal.status, equal.estimate, equal.p_value) == (Status.UNRESOLVED, pytest.approx(0), pytest.approx(1))
+
+
+def test_one_arm_without_spread_is_welchs_affair() -> None:
+    verdict = judge(CLAIM, [0.75] * 5, BASE)
+    assert verdict.status is Status.SUPPORTED
+    interval = stats.ttest_1samp(BASE, 0.75).confidence_interval(verdict.confidence)
+    assert (verdict.low, verdict.high) == pytest.approx((0.75 - 0.75 - interval.high + 0.75, 0.75 - interval.low))
+
+
+def test_unresolved_names_the_replicates_that_would_decide() -> None:
+    close = [value + shift for value, shift in zip(BASE, (0.01, -0.004, 0.008, -0.002, 0.006), strict=True)]
+    verdict = judge(CLAIM, close, BASE, "fold")
+    assert (verdict.status, verdict.replicates_expected) == (Status.UNRESOLVED, 20)
+    gains = np.array([0.01, -0.004, 0.008, -0.002, 0.006])
+    t = gains.mean() / (gains.std(ddof=1) / np.sqrt(np.array([19, 20])))
+    assert (t > stats.t.isf(0.01, [18, 19])).tolist() == [False, True]
+
+
+def test_left_out_rows_can_undo_an_order() -> None:
+    widening = excluded_rows_widening(50, 10_000, 0.3)
+    assert widening == pytest.approx(0.0015)
+    kept, lost = judge(CLAIM, DAC, BASE, "fold"), judge(CLAIM, DAC, BASE, "fold", widening=0.02)
+    assert (kept.status, lost.status) == (Status.SUPPORTED, Status.UNRESOLVED)
+    assert lost.p_value > kept.p_value
+
+
+def test_arms_from_different_machines_are_mentioned() -> None:
+    ours = Sample(tuple(Replicate(index=i, value=value, environment="cuda") for i, value in enumerate(DAC)))
+    assert "2 environments" in judge_gain(CLAIM, ours, Sample.of(BASE), rules=RULES, pairing="none").explanation
+
+
+@given(samples, samples, st.sampled_from(["fold", "none"]))
+def test_swapping_the_arms_turns_the_order_around(one: list, other: list, pairing: str) -> None:
+    there, back = judge(CLAIM, one, other, pairing), judge(CLAIM, other, one, pairing)
+    opposite = {Status.SUPPORTED: Status.REVERSED, Status.REVERSED: Status.SUPPORTED}
+    assert back.status is opposite.get(there.status, there.status)
+    assert (there.low, there.high) == pytest.approx((-back.high, -back.low), abs=1e-12)
+
+
+@given(samples, samples, st.floats(0.0, 0.2))
+def test_lifting_the_proposed_arm_never_hurts_it(one: list, other: list, lift: float) -> None:
+    rank = {Status.REVERSED: 0, Status.UNRESOLVED: 1, Status.SUPPORTED: 2}
+    before, after = judge(CLAIM, one, other), judge(CLAIM, [value + lift for value in one], other)
+    assert rank[before.status] <= rank[after.status]
+
+
+@given(samples, samples)
+def test_an_error_is_the_mirror_of_an_accuracy(one: list, other: list) -> None:
+    accuracy = judge(CLAIM, one, other)
+    error = judge(dataclasses.replace(CLAIM, better="lower"), [1 - value for value in one], [1 - v for v in other])
+    assert accuracy.status is error.status
+    assert (accuracy.low, accuracy.high) == pytest.approx((error.low, error.high), abs=1e-9)

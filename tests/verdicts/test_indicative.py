@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+
+from stages.verdicts import GainClaim, Sample, Standing, Status, indicate_order, standing
+from tests.verdicts.simulation import RULES
+
+CLAIM = GainClaim(gain=0.02, margin=0.01, better="higher")
+
+
+@pytest.mark.parametrize(
+    ("profile", "provenance", "epochs", "expected"),
+    [
+        ("paper", "full", 100, Standing.DECIDES),
+        ("paper", "subset", 100, Standing.INDICATES),
+        ("quick", "full", 30, Standing.INDICATES),
+        ("quick", "subset", 30, Standing.INDICATES),
+        ("quick", "full", 29, Standing.SILENT),
+        ("paper", "embedded", 100, Standing.SILENT),
+        ("smoke", "embedded", 100, Standing.SILENT),
+    ],
+)
+def test_what_a_run_may_say(profile: str, provenance: str, epochs: int, expected: Standing) -> None:
+    said = standing(profile=profile, provenance=provenance, epochs=epochs, printed_epochs=100, rules=RULES)
+    assert said is expected
+
+
+@pytest.mark.parametrize(
+    ("proposed", "baseline", "status"),
+    [
+        ([0.6], [0.5], Status.AGREES),
+        ([0.5, 0.6], [0.6, 0.6], Status.DISAGREES),
+        ([0.5], [0.5], Status.NOT_TESTED),
+        ([None], [0.5], Status.NOT_TESTED),
+        ([], [0.5], Status.NOT_TESTED),
+    ],
+)
+def test_a_short_run_indicates_a_direction(proposed: list, baseline: list, status: Status) -> None:
+    verdict = indicate_order(CLAIM, Sample.of(proposed), Sample.of(baseline), epochs_share=0.3)
+    assert verdict.status is status
+
+
+def test_the_direction_is_the_claims_and_the_metrics() -> None:
+    lower = GainClaim(gain=0.02, margin=0.01, better="lower")
+    worse = GainClaim(gain=-0.02, margin=0.01, better="higher")
+    arms = Sample.of([0.4]), Sample.of([0.5])
+    assert indicate_order(lower, *arms, epochs_share=0.3).status is Status.AGREES
+    assert indicate_order(worse, *arms, epochs_share=0.3).status is Status.AGREES
+    assert "At 30% of the printed epochs the gain is -0.1 (n = 1)" in (
+        indicate_order(worse, *arms, epochs_share=0.3).explanation
+    )

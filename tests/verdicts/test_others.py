@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from stages.verdicts import (
+    Status,
+    fisher_p,
+    judge_consistency,
+    judge_count,
+    judge_hardware,
+    judge_identity,
+    judge_proportion,
+    judge_proportions,
+    judge_range,
+    judge_ratio,
+    judge_setup,
+    judge_shown,
+    judge_theorem,
+    not_tested,
+)
+from stages.verdicts.others import newcombe
+from tests.verdicts.simulation import RULES
+
+
+def test_the_papers_fisher_test() -> None:
+    """DAC, section 5: 15 of 576 failed against 2 of 449, p = 0.0063."""
+    assert round(fisher_p((15, 576), (2, 449)), 4) == 0.0063
+    verdict = judge_proportions((2, 449), (15, 576), rules=RULES)
+    assert verdict.status is Status.SUPPORTED
+    assert verdict.explanation == "2 of 449 against 15 of 576: Fisher's exact test, two-sided p = 0.0063."
+
+
+def test_fisher_is_the_sum_of_tables_no_likelier_than_the_seen_one() -> None:
+    failed, tried, trials = 5, 20, (20, 30)
+    odds = [stats.hypergeom.pmf(k, sum(trials), 6, trials[0]) for k in range(7)]
+    assert fisher_p((failed, tried), (1, 30)) == pytest.approx(sum(p for p in odds if p <= odds[5] * (1 + 1e-7)))
+
+
+@pytest.mark.parametrize(
+    ("proposed", "status"), [((2, 449), Status.SUPPORTED), ((40, 449), Status.REVERSED), ((10, 449), Status.UNRESOLVED)]
+)
+def test_order_of_two_failure_rates(proposed: tuple, status: Status) -> None:
+    assert judge_proportions(proposed, (15, 576), rules=RULES).status is status
+
+
+def test_newcombe_interval_is_the_published_example() -> None:
+    """56 of 70 less 48 of 80: 0.0524 to 0.3339 (Newcombe 1998, table II, method 10)."""
+    assert newcombe((56, 70), (48, 80), 0.95) == pytest.approx((0.0524, 0.3339), abs=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("ours", "margin", "status"),
+    [
+        ((2600, 100_000), 0.02, Status.REPRODUCED),
+        ((60, 200), 0.01, Status.NOT_REPRODUCED),
+        ((3, 90), 0.05, Status.INCONCLUSIVE),
+        ((3, 90), 0.0026, Status.UNDECIDABLE),
+    ],
+)
+def test_a_printed_proportion(ours: tuple, margin: float, status: Status) -> None:
+    assert judge_proportion((15, 576), ours, margin, rules=RULES).status is status
+
+
+@given(st.integers(0, 50), st.integers(0, 50))
+def test_swapping_proportions_turns_the_order_around(a: int, b: int) -> None:
+    there, back = judge_proportions((a, 50), (b, 50), rules=RULES), judge_proportions((b, 50), (a, 50), rules=RULES)
+    opposite = {Status.SUPPORTED: Status.REVERSED, Status.REVERSED: Status.SUPPORTED}
+    assert back.status is opposite.get(there.status, there.status)
+    assert there.low <= there.estimate <= there.high
+
+
+def test_counts_are_exact() -> None:
+    assert judge_count(298_730, 298_730).status is Status.HOLDS
+    missed = judge_count(298_730, 298_731)
+    assert (missed.status, missed.estimate) == (Status.FAILS, 1)
+
+
+def test_identities_allow_rounding_only() -> None:
+    assert judge_identity(1e-15, 1e-12).status is Status.HOLDS
+    assert judge_identity(1e-3, 1e-12).status is Status.FAILS
+    assert judge_identity(math.nan, 1e-12).status is Status.FAILS
+
+
+@pytest.mark.parametrize(("computed", "status"), [(1.055, "holds"), (1.065, "holds"), (1.075, "fails")])
+def test_ratios_have_a_margin(computed: float, status: str) -> None:
+    verdict = judge_ratio(1.055, computed, 0.01)
+    assert verdict.status == status
+    assert verdict.estimate == pytest.approx(computed - 1.055)
+
+
+@pytest.mark.parametrize(
+    ("measured", "status", "outside"),
+    [(0.15, "holds", 0), (0.2, "holds", 0), (0.1, "fails", -0.05), (-1, "fails", -1.15)],
+)
+def test_ranges_include_their_ends(measured: float, status: str, outside: float) -> None:
+    verdict = judge_range(0.15, 0.25, measured)
+    assert (verdict.status, verdict.estimate) == (status, pytest.approx(outside))
+
+
+def test_a_theorem_fails_with_its_counterexample() -> None:
+    assert judge_theorem(True, "1,000 random functions").explanation == "Checked: 1,000 random functions"
+    verdict = judge_theorem(False, "f(x) = -x has no such form")
+    assert (verdict.status, verdict.explanation) == (Status.FAILS, "Counterexample: f(x) = -x has no such form")
+
+
+def test_a_number_against_the_papers_own_others_shows_the_arithmetic() -> None:
+    verdict = judge_consistency(0.16, 0.8159 / 0.7771 - 1, 0.01, "0.8159 / 0.7771 − 1")
+    assert verdict.status is Status.CONTRADICTED
+    assert verdict.explanation == "Claimed 0.16; the paper's own numbers give 0.8159 / 0.7771 − 1 = 0.04993."
+    assert judge_consistency(0.24, 0.8159 / 0.6574 - 1, 0.01, "0.8159 / 0.6574 − 1").status is Status.HOLDS
+
+
+def test_figures_and_setup_are_not_counted() -> None:
+    shown, same, other = judge_shown("/compare"), judge_setup(1e-4, 0.0001), judge_setup(100, 50)
+    assert [verdict.status for verdict in (shown, same, other)] == [Status.SHOWN, Status.AS_PRINTED, Status.DEVIATES]
+    assert not any(verdict.status.is_counted for verdict in (shown, same, other))
+    assert Status.REPRODUCED.is_counted
+    assert judge_setup("flip", "crop and flip").explanation == "Printed flip; ours crop and flip."
+
+
+def test_times_compare_only_on_the_same_device() -> None:
+    assert judge_hardware("RTX 2080 Ti", "RTX 2080 Ti") is None
+    assert judge_hardware("RTX 2080 Ti", "EPYC").status == "not tested (hardware)"
+    assert not_tested("no split given").explanation == "no split given"

@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from stages.verdicts import DuplicateReplicate, Replicate, Sample, Status, ValueClaim, binomial_variance, judge_value
+from stages.verdicts.intervals import combine, half_width, pool, t_quantile
+from tests.verdicts.simulation import RULES
+
+FIVE = [0.812, 0.815, 0.811, 0.816, 0.813]
+values = st.floats(0.5, 0.9, allow_subnormal=False).map(lambda value: round(value, 4))
+samples = st.lists(values, min_size=5, max_size=5, unique=True)
+shifts = st.floats(-0.05, 0.05).map(lambda shift: round(shift, 4))
+RANK = {
+    Status.NOT_REPRODUCED: 0,
+    Status.UNDECIDABLE: 1,
+    Status.INCONCLUSIVE: 1,
+    Status.REPRODUCED: 2,
+}
+
+
+def judge(claim: ValueClaim, values: list, **more: object):
+    return judge_value(claim, Sample.of(values), rules=RULES, **more)
+
+
+def test_our_interval_alone_is_scipys_t_interval() -> None:
+    low, high = stats.t.interval(0.9, 4, loc=np.mean(FIVE), scale=stats.sem(FIVE))
+    half = half_width(np.var(FIVE, ddof=1) / 5, 4, 0.05)
+    assert (np.mean(FIVE) - half, np.mean(FIVE) + half) == pytest.approx((low, high), rel=1e-12)
+
+
+def test_with_a_printed_error_the_interval_is_scipys_welch_interval() -> None:
+    paper = [0.818, 0.813, 0.815, 0.820, 0.811]
+    claim = ValueClaim(value=float(np.mean(paper)), margin=0.01, stderr=float(stats.sem(paper)), n=5)
+    verdict = judge(claim, FIVE)
+    interval = stats.ttest_ind(FIVE, paper, equal_var=False).confidence_interval(verdict.confidence)
+    assert (verdict.low, verdict.high) == pytest.approx((interval.low, interval.high), rel=1e-9)
+
+
+def test_with_a_single_run_the_interval_is_that_of_a_prediction() -> None:
+    """A new draw from the same procedure lies in mean ± t s √(1 + 1/n) (Student's t, n − 1 df)."""
+    verdict = judge(ValueClaim(value=0.82, margin=0.01), FIVE)
+    half = stats.t.ppf((1 + verdict.confidence) / 2, 4) * np.std(FIVE, ddof=1) * np.sqrt(1 + 1 / 5)
+    assert (verdict.high - verdict.low) / 2 == pytest.approx(half, rel=1e-12)
+    assert verdict.confidence == pytest.approx(1 - 2 * 0.05 * 0.5), "half of α: the look at 3 is none for a single run"
+
+
+def test_pooled_variance_is_the_residual_variance_of_a_one_way_layout() -> None:
+    arms = [FIVE, [0.70, 0.71, 0.69, 0.72, 0.70], [0.5, 0.52, 0.51]]
+    residuals = np.concatenate([np.array(arm) - np.mean(arm) for arm in arms])
+    s2, df = pool(arms[0], arms[1:])
+    assert (s2, df) == (pytest.approx(np.square(residuals).sum() / 10), 10)
+    assert pool(arms[1], [[0.5, 0.5, 0.5]])[0] == pytest.approx(np.var(arms[1], ddof=1)), "never below the arm's own"
+
+
+def test_degrees_of_freedom_are_welchs() -> None:
+    a, b = [1.0, 2.0, 4.0], [1.0, 1.5, 1.2, 1.1, 5.0]
+    df = combine([(np.var(x, ddof=1) / len(x), len(x) - 1.0) for x in (a, b)])[1]
+    assert df == pytest.approx(stats.ttest_ind(a, b, equal_var=False).df)
+    assert combine([(2.0, np.inf), (1.0, np.inf)]) == (3.0, np.inf)
+    assert t_quantile(np.inf, 0.025) == pytest.approx(stats.norm.isf(0.025))
+
+
+@pytest.mark.parametrize(
+    ("value", "margin", "status"),
+    [
+        (0.8159, 0.0100, Status.REPRODUCED),
+        (0.8500, 0.0100, Status.NOT_REPRODUCED),
+        (0.7700, 0.0100, Status.NOT_REPRODUCED),
+        (0.8159, 0.0010, Status.UNDECIDABLE),  # the single run alone scatters by more than the margin
+        (0.8159, 0.0075, Status.INCONCLUSIVE),
+        (0.8134, 0.0000, Status.UNDECIDABLE),
+    ],
+)
+def test_four_verdicts_of_a_value(value: float, margin: float, status: Status) -> None:
+    assert judge(ValueClaim(value=value, margin=margin), FIVE).status is status
+
+
+def test_the_sentence_has_every_number() -> None:
+    verdict = judge(ValueClaim(value=0.8159, margin=0.01), FIVE)
+    assert verdict.explanation == (
+        "Ours 0.8134 (n = 5, s = 0.0021) − the paper's 0.8159 = -0.0025, 95.0% interval -0.00881 to +0.00381, "
+        "margin ±0.01: within."
+    )
+
+
+def test_inconclusive_names_the_replicates_that_then_decide() -> None:
+    """Judged again with as many replicates, mean and spread unchanged, it is decided; with one fewer it isn't."""
+    claim = ValueClaim(value=0.8190, margin=0.0095, stderr=0.0005, n=5)
+    verdict = judge(claim, [0.809, 0.818, 0.807, 0.819, 0.814])
+    assert (verdict.status, verdict.replicates_expected) == (Status.INCONCLUSIVE, 11)
+    assert "11 replicates are expected to decide" in verdict.explanation
+    values = np.array([0.809, 0.818, 0.807, 0.819, 0.814])
+    decided = {}
+    for n in (10, 11):
+        wave = np.resize([1.0, -1.0], n) if n % 2 == 0 else np.array([0.0, *np.resize([1.0, -1.0], n - 1)])
+        alike = values.mean() + wave * values.std(ddof=1) / wave.std(ddof=1)
+        rules = dataclasses.replace(RULES, looks={n: 1.0}, alpha_within=0.02, alpha_outside=0.02)
+        decided[n] = judge_value(claim, Sample.of(alike.tolist()), rules=rules).status
+    assert decided == {10: Status.INCONCLUSIVE, 11: Status.REPRODUCED}
+
+
+def test_an_answer_far_away_is_said_to_need_more_than_a_thousand() -> None:
+    claim = ValueClaim(value=0.8134 + 0.0100001, margin=0.01, stderr=1e-9, n=5)
+    verdict = judge(claim, FIVE)
+    assert (verdict.status, verdict.replicates_expected) == (Status.INCONCLUSIVE, None)
+    assert "more than 1000 replicates" in verdict.explanation
+
+
+@pytest.mark.parametrize(("n", "status"), [(0, Status.NOT_TESTED), (1, Status.INCONCLUSIVE), (4, Status.INCONCLUSIVE)])
+def test_too_few_replicates_say_how_many_are_needed(n: int, status: Status) -> None:
+    verdict = judge(ValueClaim(value=0.8134, margin=0.5), FIVE[:n])
+    assert (verdict.status, verdict.n, verdict.replicates_expected, verdict.low) == (status, n, 5, None)
+    assert verdict.explanation == f"{n} of the first 5 replicates are there; nothing is said before."
+
+
+def test_three_replicates_are_enough_where_the_paper_prints_its_error() -> None:
+    claim = ValueClaim(value=0.8127, margin=0.05, stderr=0.001, n=5)
+    assert judge(claim, FIVE[:3]).status is Status.REPRODUCED
+    assert judge(dataclasses.replace(claim, stderr=None), FIVE[:3]).status is Status.INCONCLUSIVE
+
+
+def test_replicates_beyond_a_look_change_nothing_and_are_mentioned() -> None:
+    claim = ValueClaim(value=0.8159, margin=0.01)
+    at_five, at_nine = judge(claim, FIVE), judge(claim, [*FIVE, 0.1, 0.9, 0.1, 0.9])
+    assert dataclasses.replace(at_nine, explanation="") == dataclasses.replace(at_five, explanation="")
+    assert "4 more wait for the next planned look" in at_nine.explanation
+
+
+def test_a_gap_in_the_planned_order_is_no_look() -> None:
+    """Nobody chooses which five of ten count."""
+    later = Sample(tuple(Replicate(index=index, value=0.81) for index in (0, 1, 2, 4, 5, 6, 7, 8)))
+    verdict = judge_value(ValueClaim(value=0.81, margin=0.01), later, rules=RULES)
+    assert (verdict.status, verdict.n) == (Status.INCONCLUSIVE, 4)
+
+
+def test_a_replicate_twice_is_an_error() -> None:
+    twice = (Replicate(index=0, value=0.81), Replicate(index=0, value=0.82))
+    with pytest.raises(DuplicateReplicate, match=r"replicates \[0\] stand twice"):
+        Sample(twice)
+
+
+def test_a_diverged_replicate_stays_in_n_and_rules_out_reproduced() -> None:
+    claim = ValueClaim(value=0.8134, margin=0.02)
+    verdict = judge(claim, [*FIVE[:4], None])
+    assert judge(claim, FIVE).status is Status.REPRODUCED
+    assert (verdict.status, verdict.n, verdict.n_diverged) == (Status.INCONCLUSIVE, 5, 1)
+    assert "a diverged replicate rules out reproduced" in verdict.explanation
+    assert judge(dataclasses.replace(claim, value=0.9), [*FIVE[:4], None]).status is Status.NOT_REPRODUCED
+
+
+def test_all_but_one_diverged_leaves_no_interval() -> None:
+    verdict = judge(ValueClaim(value=0.81, margin=0.01), [None, None, 0.81, None, None])
+    assert (verdict.status, verdict.n, verdict.n_diverged, verdict.low) == (Status.INCONCLUSIVE, 5, 4, None)
+
+
+@pytest.mark.parametrize("value", [0.81, 0.9])
+def test_identical_replicates_decide_nothing(value: float) -> None:
+    """Five times the same number is one run copied, not a spread of zero."""
+    verdict = judge(ValueClaim(value=value, margin=0.01), [0.81] * 5)
+    assert verdict.status is Status.INCONCLUSIVE
+    assert "don't differ at all" in verdict.explanation
+
+
+def test_ties_within_a_sample_are_fine() -> None:
+    assert judge(ValueClaim(value=0.81, margin=0.01), [0.81, 0.81, 0.811, 0.811, 0.81]).status is Status.REPRODUCED
+
+
+def test_peers_steady_a_small_sample() -> None:
+    """Pooling widens the degrees of freedom: the same spread, a shorter interval."""
+    peers = [Sample.of([value - shift for value in FIVE]) for shift in (0.1, 0.2, 0.3)]
+    claim = ValueClaim(value=0.8159, margin=0.01)
+    alone, pooled = judge(claim, FIVE), judge(claim, FIVE, peers=peers)
+    assert pooled.high - pooled.low < alone.high - alone.low
+
+
+def test_mixed_environments_are_mentioned() -> None:
+    mixed = Sample(
+        tuple(Replicate(index=i, value=value, environment="cuda" if i else "cpu") for i, value in enumerate(FIVE))
+    )
+    verdict = judge_value(ValueClaim(value=0.81, margin=0.05), mixed, rules=RULES)
+    assert verdict.explanation.endswith("Of the replicates, they ran in 2 environments.")
+
+
+def test_another_test_set_adds_its_binomial_error_on_both_sides() -> None:
+    extra = binomial_variance(0.2, 10_000, 5_000)
+    assert extra == pytest.approx(0.16 / 10_000 + 0.16 / 5_000)
+    claim = ValueClaim(value=0.8134, margin=0.01)
+    same, other = judge(claim, FIVE), judge(claim, FIVE, test_variance=extra)
+    assert other.high > same.high
+
+
+def test_left_out_test_rows_widen_the_interval_by_what_they_could_change() -> None:
+    claim = ValueClaim(value=0.8134, margin=0.01)
+    whole, partial = judge(claim, FIVE), judge(claim, FIVE, widening=0.002)
+    assert (partial.low, partial.high) == pytest.approx((whole.low - 0.002, whole.high + 0.002))
+
+
+@given(samples, shifts, st.floats(1e-4, 0.05), st.floats(1.0, 5.0))
+def test_a_wider_margin_never_turns_the_verdict_away_from_reproduced(
+    sample: list, shift: float, margin: float, factor: float
+) -> None:
+    value = float(np.mean(sample)) + shift
+    narrow = judge(ValueClaim(value=value, margin=margin), sample)
+    wide = judge(ValueClaim(value=value, margin=margin * factor), sample)
+    assert RANK[narrow.status] <= RANK[wide.status]
+
+
+@given(samples, shifts, st.floats(1.0, 5.0))
+def test_a_paper_farther_away_is_never_nearer_to_reproduced(sample: list, shift: float, factor: float) -> None:
+    mean = float(np.mean(sample))
+    near = judge(ValueClaim(value=mean + shift, margin=0.01), sample)
+    far = judge(ValueClaim(value=mean + shift * factor, margin=0.01), sample)
+    assert RANK[far.status] <= RANK[near.status]
+
+
+@given(samples, shifts, st.sampled_from([None, 0.001]), st.floats(0.0, 0.01))
+def test_more_unknown_test_rows_never_decide_more(
+    sample: list, shift: float, stderr: float | None, widening: float
+) -> None:
+    claim = ValueClaim(value=float(np.mean(sample)) + shift, margin=0.01, stderr=stderr, n=5)
+    known, unknown = judge(claim, sample), judge(claim, sample, widening=widening)
+    assert unknown.status is known.status or RANK[unknown.status] == 1
+
+
+@given(samples, shifts, st.permutations(range(5)))
+def test_order_of_replicates_and_mirror_image_change_nothing(sample: list, shift: float, order: list) -> None:
+    mean = float(np.mean(sample))
+    verdict = judge(ValueClaim(value=mean + shift, margin=0.01), sample)
+    shuffled = judge(ValueClaim(value=mean + shift, margin=0.01), [sample[index] for index in order])
+    mirrored = judge(ValueClaim(value=-mean - shift, margin=0.01), [-value for value in sample])
+    assert verdict.status is mirrored.status
+    assert (verdict.low, verdict.high) == pytest.approx((-mirrored.high, -mirrored.low), abs=1e-12)
+    assert (verdict.low, verdict.high) == pytest.approx((shuffled.low, shuffled.high), abs=1e-12)
+
+
+@given(samples, shifts, st.sampled_from([2.0, 100.0, 0.01]))
+def test_the_unit_changes_nothing(sample: list, shift: float, factor: float) -> None:
+    """Percent or fraction: the same verdict and the same number of replicates."""
+    value = float(np.mean(sample)) + shift
+    plain = judge(ValueClaim(value=value, margin=0.01), sample)
+    scaled = judge(ValueClaim(value=value * factor, margin=0.01 * factor), [one * factor for one in sample])
+    assert (plain.status, plain.replicates_expected) == (scaled.status, scaled.replicates_expected)
