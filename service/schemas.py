@@ -34,6 +34,7 @@ class ArmOut(Out):
     role: str = Field(examples=["baseline"])
     model: dict[str, Any]
     protocol: dict[str, Any] = Field(description="where the arm departs from the experiment's protocol")
+    against: str | None = Field(description="the arm it is compared with")
 
 
 class ExperimentOut(Out):

@@ -6,7 +6,6 @@ Imports no torch: model keywords are checked against the constructor's signature
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,13 +15,11 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from stages.fingerprint import source_path
-from stages.papers import model_paths
+from stages.grid import ArmTemplate, Role, expand_arms
 from stages.run import STRICT, ModelSpec, Protocol, Replicate
 from stages.schema import ParamsError as ParamsError
 from stages.schema import check_choice, hint, read_yaml, validate
-
-Role = Literal["baseline", "proposed", "ablation", "sensitivity"]
+from stages.signature import keyword_types, known_papers, model_path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +40,9 @@ class SourceFile:
 class DatasetSource:
     """A data set as its publisher hands it out.  `archive`, where given, holds `files`; `urls` are tried in order.
 
-    `shape` is [channels, height, width] of an image; `train` and `test` count the official images, `..._per_class` those
-    of each class (one number: of every class; None: not published).  `shared_images` of the test set are in the training
-    set, too, pixel by pixel (None: nobody has counted).  `folder` names the data set that has the same raw files.
+    `shape` is [channels, height, width] of an image; `train` and `test` count the official images, `..._per_class`
+    those of each class (one number: of every class; None: not published).  `shared_images` of the test set are in the
+    training set, too, pixel by pixel (None: nobody has counted).  `folder` names the data set with the same raw files.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -95,7 +92,8 @@ class Profile:
 class Arm:
     """One model under the experiment's protocol.  `model` keeps the class name and the keywords of the file.
 
-    `protocol` holds the fields in which this arm departs from the experiment's: what it is there to compare.
+    `protocol` holds the fields in which this arm departs from the experiment's: what it is there to compare.  `against`
+    names the arm that it is compared with: the file's first baseline unless it says otherwise.
     """
 
     name: str
@@ -103,6 +101,7 @@ class Arm:
     title: str
     model: Mapping[str, Any]
     protocol: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    against: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,22 +161,11 @@ class _Index(BaseModel):
     datasets: dict[str, DatasetSource]
 
 
-class _ArmFile(BaseModel):
-    """`like` names an arm above it in the file, whose model and protocol hold where this one says nothing."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    role: Role
-    title: str
-    like: str | None = None
-    model: dict[str, Any] = {}
-    protocol: dict[str, Any] = {}
-
-
 class _ExperimentFile(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     title: str
     protocol: dict[str, Any]
-    arms: dict[str, _ArmFile]
+    arms: dict[str, ArmTemplate]
 
 
 def load_params(root: Path = Path()) -> Params:
@@ -216,18 +204,24 @@ def _read_experiment(name: str, entry: _IndexEntry, source: DatasetSource, path:
                 f"{path}: protocol.{field} has {len(getattr(printed, field))} values; "
                 f"images of {entry.dataset} have {source.shape[0]} channels"
             )
-    arms: dict[str, Arm] = {}
-    for arm_name, arm in file.arms.items():
+    try:
+        templates = expand_arms(file.arms)
+    except ValueError as error:
+        raise ParamsError(f"{path}: {error}") from None
+    arms = {}
+    for arm_name, arm in templates.items():
         place = f"arms.{arm_name}"
-        if arm.like is not None:
-            check_choice(arm.like, arms, path, f"{place}.like")
-        base = arms[arm.like] if arm.like is not None else None
-        model = {**(base.model if base else {}), **arm.model}
-        own = {**(base.protocol if base else {}), **arm.protocol}
-        model_path(entry.paper, model, path, f"{place}.model")
-        if own:
-            _read_protocol(fields | own, path, f"{place}.protocol")
-        arms[arm_name] = Arm(name=arm_name, role=arm.role, title=arm.title, model=model, protocol=own)
+        model_path(entry.paper, arm.model, path, f"{place}.model")
+        if arm.protocol:
+            _read_protocol(fields | arm.protocol, path, f"{place}.protocol")
+        arms[arm_name] = Arm(
+            name=arm_name,
+            role=arm.role,
+            title=arm.title,
+            model=arm.model,
+            protocol=arm.protocol,
+            against=arm.against or next((name for name, other in templates.items() if other.role == "baseline"), None),
+        )
     return Experiment(
         name=name,
         title=file.title,
@@ -271,77 +265,6 @@ def _check_overrides(overrides: Mapping[str, Any], path: Path, place: str) -> No
             raise ParamsError(f"{path}: unknown key {place}.{key}{hint(key, known)}")
 
 
-def known_papers() -> list[str]:
-    """Folders of `stages/papers`: the listing is the registry."""
-    folder = Path(__file__).parent / "papers"
-    return sorted(path.parent.name for path in folder.glob("*/__init__.py"))
-
-
-FROM_DATASET = ("image_size", "in_channels", "num_classes")
-
-
-def model_path(paper: str, model: Mapping[str, Any], path: Path, place: str) -> str:
-    """`module:Class` of an arm's model, its keywords checked against the constructor in the source.
-
-    A paper's models are the classes that its package imports by `from … import Name` and lists in `__all__`.
-    """
-    modules = (known.split(":") for known in model_paths() if known.startswith(f"stages.papers.{paper}."))
-    classes = {name: module for module, name in modules}
-    if "name" not in model:
-        raise ParamsError(f"{path}: {place}.name is missing; known: {', '.join(sorted(classes))}")
-    check_choice(model["name"], classes, path, f"{place}.name")
-    module = classes[model["name"]]
-    signature = _keyword_types(module, model["name"])
-    wanted = {key: kind for key, kind in signature.items() if key not in FROM_DATASET}
-    for key, value in model.items():
-        if key == "name":
-            continue
-        if key not in wanted:
-            raise ParamsError(f"{path}: unknown key {place}.{key}{hint(key, sorted(wanted))}")
-        _check_type(value, wanted[key].kind, path, f"{place}.{key}")
-    for key, parameter in wanted.items():
-        if parameter.required and key not in model:
-            raise ParamsError(f"{path}: {place}.{key} is missing; {model['name']} takes {', '.join(wanted)}")
-    return f"{module}:{model['name']}"
-
-
-@dataclass(frozen=True)
-class _Keyword:
-    kind: str
-    required: bool
-
-
-@cache
-def _keyword_types(module: str, class_name: str) -> dict[str, _Keyword]:
-    """Keywords of a class's constructor, or of the first base that has one, as they stand in the source."""
-    path = source_path(module)
-    if path is None:
-        return {}
-    body = ast.parse(path.read_text()).body
-    for node in body:
-        if isinstance(node, ast.ClassDef) and node.name == class_name:
-            for item in node.body:
-                if isinstance(item, ast.FunctionDef) and item.name == "__init__":
-                    pairs = zip(item.args.kwonlyargs, item.args.kw_defaults, strict=True)
-                    return {
-                        arg.arg: _Keyword(ast.unparse(arg.annotation) if arg.annotation else "Any", default is None)
-                        for arg, default in pairs
-                    }
-            return _keyword_types(module, ast.unparse(node.bases[0])) if node.bases else {}
-        if isinstance(node, ast.ImportFrom) and class_name in (alias.name for alias in node.names):
-            return _keyword_types(node.module or "", class_name)
-    return {}
-
-
-def _check_type(value: Any, kind: str, path: Path, place: str) -> None:
-    accepted: dict[str, type | tuple[type, ...]] = {"int": int, "float": (int, float), "bool": bool, "str": str}
-    wanted = accepted.get(kind)
-    if wanted is None:
-        return
-    if not isinstance(value, wanted) or (isinstance(value, bool) and kind != "bool"):
-        raise ParamsError(f"{path}: {place} is {value!r}; expected {kind}")
-
-
 def resolve_protocol(experiment: Experiment, profile: Profile, arm: Arm | None = None) -> Protocol:
     """The printed protocol with the arm's own fields, if one is given, and the profile's overrides.
 
@@ -366,7 +289,7 @@ def plan_runs(experiment: Experiment, profile: Profile, source: DatasetSource) -
             continue
         place = Path("params") / f"{experiment.name}.yaml"
         path = model_path(experiment.paper, arm.model, place, f"arms.{arm.name}.model")
-        wanted = _keyword_types(*path.split(":"))
+        wanted = keyword_types(*path.split(":"))
         arguments = {key: value for key, value in arm.model.items() if key != "name"}
         arguments |= {key: value for key, value in given.items() if key in wanted}
         model = ModelSpec(path=path, arguments=arguments)

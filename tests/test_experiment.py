@@ -200,7 +200,7 @@ MISTAKES: list[tuple[str, Callable[[Any], None], str]] = [
         lambda p: p["arms"]["vit"]["model"].update(width=512),
         "unknown key arms.vit.model.width (did you mean depth?); known: depth, dim, dropout, mlp_dim, ",
     ),
-    (CIFAR100, lambda p: p["arms"]["vit"].update(like="nobody"), "arms.vit.like is 'nobody'; known: "),
+    (CIFAR100, lambda p: p["arms"]["vit"].update(like="nobody"), "arms.vit.like is 'nobody'; known above it: "),
     (CIFAR100, lambda p: p["arms"]["vit"]["model"].update(depth=4.5), "arms.vit.model.depth is 4.5; expected int"),
     (CIFAR100, lambda p: p["arms"]["vit"]["model"].update(depth=True), "arms.vit.model.depth is True; expected int"),
     (CIFAR100, lambda p: p["arms"]["vit"]["model"].pop("num_heads"), "arms.vit.model.num_heads is missing"),

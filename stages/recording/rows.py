@@ -105,6 +105,7 @@ class Rows:
                 title=arm.title,
                 model=dict(arm.model),
                 protocol=dict(arm.protocol),
+                against=arm.against,
             )
             for experiment in self.params.experiments.values()
             for position, arm in enumerate(experiment.arms.values())

@@ -190,7 +190,7 @@ def _compare_arm(
     metric: MetricInfo,
 ) -> ArmComparison:
     mine = [result for result in group if result.arm == arm.name]
-    baseline = next((other.name for other in experiment.arms if other.role == "baseline"), None)
+    baseline = arm.against
     claim = facts.claims.get((metric.name, experiment.name, arm.name))
     paper = None
     if claim is not None and claim.value is not None:

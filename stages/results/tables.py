@@ -81,7 +81,7 @@ class Experiment(Base):
 
 
 class Arm(Base):
-    """`protocol` holds the fields in which the arm departs from its experiment's protocol."""
+    """`protocol`: fields in which the arm departs from its experiment's; `against`: the arm it is compared with."""
 
     __tablename__ = "arms"
     experiment: Mapped[str] = mapped_column(ForeignKey("experiments.name"), primary_key=True)
@@ -91,6 +91,7 @@ class Arm(Base):
     title: Mapped[str]
     model: Mapped[dict[str, Any]]
     protocol: Mapped[dict[str, Any]]
+    against: Mapped[str | None]
 
 
 class Result(Base):
