@@ -30,6 +30,8 @@ def main(arguments: list[str] | None = None) -> int:
         f"preprocess: {dataset}: {info.provenance}, {info.train_images:,} training and "
         f"{info.test_images:,} test images{left_out}, digest {info.digest[:12]}"
     )
+    if info.split_note is not None:
+        print(f"preprocess: {dataset}: {info.split_note}")
     return 0
 
 

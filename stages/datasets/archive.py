@@ -44,11 +44,15 @@ class ArchiveBomb(BadArchive):
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """A file in an archive.  Its content can be read until the walk goes on."""
+    """A file in an archive.  Its content can be read until the walk goes on.
+
+    `crc32` of the content as a zip's directory has it; None in a tar.
+    """
 
     archive: Path
     name: str
     size_bytes: int
+    crc32: int | None
     open_content: Callable[[], IO[bytes]]
 
     @property
@@ -108,6 +112,7 @@ def _zip_members(archive: Path) -> Iterator[Member]:
                     archive=archive,
                     name=_safe_name(info.filename, archive, is_file=kind in (0, stat.S_IFREG)),
                     size_bytes=info.file_size,
+                    crc32=info.CRC,
                     open_content=partial(content.open, info),
                 )
 
@@ -120,6 +125,7 @@ def _tar_members(archive: Path) -> Iterator[Member]:
                     archive=archive,
                     name=_safe_name(info.name, archive, is_file=info.isreg()),
                     size_bytes=info.size,
+                    crc32=None,
                     open_content=partial(_open_tar_member, content, info),
                 )
 

@@ -88,11 +88,16 @@ def pixel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float
 
     From exact counts of the 256 values, so that they are the same on every machine.
     """
-    values = np.arange(256, dtype=np.int64)
-    mean, std = [], []
-    for channel in range(images.shape[1]):
-        counts = np.bincount(images[:, channel].ravel(), minlength=256)
-        total, pixels, squares = int(counts @ values), int(counts.sum()), int(counts @ values**2)
-        mean.append(total / pixels / 255)
-        std.append(math.sqrt(pixels * squares - total**2) / pixels / 255)
+    counts = np.zeros((images.shape[1], 256), dtype=np.int64)
+    for start in range(0, len(images), 1000):  # all at once would take eight times the memory of the images
+        for channel, pixels in enumerate(images[start : start + 1000].swapaxes(0, 1)):
+            counts[channel] += np.bincount(pixels.ravel(), minlength=256)
+    values, pixels_each = np.arange(256), int(counts[0].sum())
+    totals = [int(total) for total in counts @ values]
+    squares = [int(square) for square in counts @ values**2]
+    mean = [total / pixels_each / 255 for total in totals]
+    std = [
+        math.sqrt(pixels_each * square - total**2) / pixels_each / 255
+        for total, square in zip(totals, squares, strict=True)
+    ]
     return tuple(mean), tuple(std)

@@ -46,7 +46,7 @@ class PackedInfo:
     raw bytes answer to: `official`, or `mirror` where a file is known only by a mirror's word.  `test_rows` are the
     official positions of the test images kept (None: all of them); `excluded_test_images` counts the rest.
     `shared_test_images` are in the training set, too, pixel by pixel.  `mean` and `std` per channel, in [0, 1], are
-    those of all training pixels and of nothing else.
+    those of all training pixels and of nothing else.  `split_note` says how a split that is ours was made.
     """
 
     dataset: str
@@ -62,6 +62,7 @@ class PackedInfo:
     shared_test_images: int | None = None
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    split_note: str | None = None
 
 
 def digest_images(train: ImageSet, test: ImageSet, classes: tuple[str, ...]) -> str:

@@ -8,7 +8,17 @@ from typing import Literal
 
 import numpy as np
 
-from stages.datasets import cifar10, cifar100, mnist, stl10, tinyimagenet, tinyimagenet32
+from stages.datasets import (
+    cifar10,
+    cifar100,
+    imagenette,
+    imagewoof,
+    isic2019,
+    mnist,
+    stl10,
+    tinyimagenet,
+    tinyimagenet32,
+)
 from stages.datasets.checks import WrongCount, check_classes, check_shared, check_split, find_shared, pixel_statistics
 from stages.datasets.embedded import class_names, compose_stand_in
 from stages.datasets.manifest import BadManifest, Manifest
@@ -16,10 +26,14 @@ from stages.datasets.packed import ImageSet, PackedInfo, Split, digest_images, w
 from stages.datasets.verified import ChecksumMismatch, DatasetError, digest_file
 from stages.experiment import DatasetSource
 
-# A reader has CLASSES, FILES (the names of the raw files of each split) and read_split(folder, split) -> ImageSet.
+# A reader has CLASSES, FILES (the names of the raw files of each split) and read_split(folder, split) -> ImageSet; one
+# that makes the split itself also has describe(folder) -> str.
 READERS: dict[str, ModuleType] = {
     "cifar10": cifar10,
     "cifar100": cifar100,
+    "imagenette": imagenette,
+    "imagewoof": imagewoof,
+    "isic2019": isic2019,
     "mnist": mnist,
     "stl10": stl10,
     "tinyimagenet": tinyimagenet,
@@ -41,7 +55,7 @@ def prepare(source: DatasetSource, manifest: Manifest, home: Path, target: Path)
     if manifest.source == "embedded":
         train, test = compose_stand_in(manifest.dataset, source.shape, source.classes)
         classes = class_names(source.classes)
-        kept = None
+        kept, note = None, None
     else:
         reader = _find_reader(manifest.dataset, source)
         folder = _verify_raw(manifest, home, source.folder or manifest.dataset)
@@ -49,6 +63,7 @@ def prepare(source: DatasetSource, manifest: Manifest, home: Path, target: Path)
         test = _read_checked(reader, folder, "test", source, manifest)
         classes = reader.CLASSES
         kept = _exact_rows(manifest, len(test))
+        note = reader.describe(folder) if hasattr(reader, "describe") else None
     excluded = 0
     if kept is not None:
         excluded = len(test) - len(kept)
@@ -74,6 +89,7 @@ def prepare(source: DatasetSource, manifest: Manifest, home: Path, target: Path)
         shared_test_images=len(shared),
         mean=mean,
         std=std,
+        split_note=note,
     )
     write_packed(target, train, test, info)
     return info
@@ -87,7 +103,8 @@ def judge_provenance(
         return "embedded"
     files = READERS[source.reader].FILES
     inexact = {file.name for file in manifest.files if not file.matches_official}
-    is_train_exact = inexact.isdisjoint(files["train"]) and train_images == source.train
+    is_whole = len(manifest.files) == len(source.files)
+    is_train_exact = is_whole and inexact.isdisjoint(files["train"]) and train_images == source.train
     # An inexact test file without a list of its inexact rows may be wrong anywhere.
     is_test_known = inexact.isdisjoint(files["test"]) or bool(manifest.inexact_test_rows)
     is_test_enough = source.test - test_images <= INEXACT_SHARE * source.test

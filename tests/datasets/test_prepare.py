@@ -125,7 +125,7 @@ DECLARATIONS: Mapping[str, tuple[dict[str, object], type[Exception], str]] = {
     "test count": ({"test": 199}, WrongCount, "tiny, test: 200 images; params.yaml declares 199"),
     "shape": ({"shape": (3, 28, 28)}, WrongShape, r"images are \(3, 32, 32\); params.yaml declares \(3, 28, 28\)"),
     "classes": ({"classes": 100}, WrongCount, "10 class names; params.yaml declares 100"),
-    "reader": ({"reader": "cifar-10"}, UnknownReader, "reader is 'cifar-10'; known: cifar10, cifar100, mnist"),
+    "reader": ({"reader": "cifar-10"}, UnknownReader, "reader is 'cifar-10'; known: cifar10, cifar100, imagenette"),
 }
 
 

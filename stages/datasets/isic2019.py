@@ -1,0 +1,151 @@
+"""ISIC 2019: dermoscopic pictures of skin lesions in eight classes (Tschandl 2018, Codella 2017, Combalia 2019).
+
+The labels of the official test set have a ninth class, so the labelled training pictures are divided here: a sixth of
+each class is the test set.  Pictures of one lesion stay together where the metadata know the lesion, and so do files of
+the same content; the rest goes by picture.  Packed at 80 x 80 pixels as Imagenette is.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+from stages.datasets.archive import Member, walk
+from stages.datasets.packed import ImageSet, Split
+from stages.datasets.pictures import ExtraFile, MissingFile, read_pictures
+from stages.datasets.verified import DatasetError
+
+CLASSES = (
+    "melanoma",
+    "melanocytic nevus",
+    "basal cell carcinoma",
+    "actinic keratosis",
+    "benign keratosis",
+    "dermatofibroma",
+    "vascular lesion",
+    "squamous cell carcinoma",
+)
+COLUMNS = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
+ARCHIVE, TRUTH, METADATA = (f"ISIC_2019_Training_{name}" for name in ("Input.zip", "GroundTruth.csv", "Metadata.csv"))
+FILES: dict[Split, tuple[str, ...]] = {"train": (METADATA, TRUTH, ARCHIVE), "test": (METADATA, TRUTH, ARCHIVE)}
+SIDE = 80
+TEST_PART = 6  # 4 : 1 : 1 with the five folds of the protocol
+
+
+class BadTable(DatasetError):
+    """A table lacks a column, names a picture twice, or doesn't name one class for each."""
+
+
+def read_split(folder: Path, split: Split) -> ImageSet:
+    """The pictures of a split, in the order of the archive: [N, 3, 80, 80]."""
+    members, labels = _pictures(folder)
+    test = choose_test(labels, _groups(members, read_lesions(folder / METADATA)))
+    chosen = {members[image].name: label for image, label in labels.items() if (image in test) == (split == "test")}
+    return read_pictures(folder / ARCHIVE, chosen, SIDE)
+
+
+def describe(folder: Path) -> str:
+    """How far the split keeps lesions together."""
+    _, labels = _pictures(folder)
+    lesions = read_lesions(folder / METADATA)
+    known = sum(image in lesions for image in labels)
+    return f"split by lesion for {known:,} of {len(labels):,} images ({known / len(labels):.1%}), by image for the rest"
+
+
+def choose_test(labels: Mapping[str, int], groups: Mapping[str, str]) -> set[str]:
+    """A sixth of each class, rounded: whole groups, in an order drawn from their names, as long as they fit."""
+    members: dict[str, list[str]] = defaultdict(list)
+    for image, group in groups.items():
+        members[group].append(image)
+    counts = [0] * len(CLASSES)
+    for label in labels.values():
+        counts[label] += 1
+    room = [(count + TEST_PART // 2) // TEST_PART for count in counts]
+    test: set[str] = set()
+    for group in sorted(members, key=lambda group: hashlib.sha256(group.encode()).digest()):
+        needed = [sum(labels[image] == label for image in members[group]) for label in range(len(CLASSES))]
+        if all(have >= need for have, need in zip(room, needed, strict=True)):
+            room = [have - need for have, need in zip(room, needed, strict=True)]
+            test.update(members[group])
+    return test
+
+
+def read_truth(path: Path) -> dict[str, int]:
+    """Class of each picture.
+
+    Raises:
+        BadTable: it is not the official table, or not a part of it.
+    """
+    labels: dict[str, int] = {}
+    for row in _rows(path, ("image", *COLUMNS)):
+        marks = [row[column].strip() for column in COLUMNS]
+        if sorted(marks) != ["0.0"] * (len(COLUMNS) - 1) + ["1.0"]:
+            raise BadTable(f"{path}: {row['image']} is not of exactly one of {', '.join(COLUMNS)}")
+        if row["image"] in labels:
+            raise BadTable(f"{path}: {row['image']} comes twice")
+        labels[row["image"]] = marks.index("1.0")
+    return labels
+
+
+def read_lesions(path: Path) -> dict[str, str]:
+    """Lesion of each picture that has one; of none, where a mirror's part has no metadata.
+
+    Raises:
+        BadTable: it is not the official table.
+    """
+    if not path.is_file():
+        return {}
+    return {row["image"]: row["lesion_id"] for row in _rows(path, ("image", "lesion_id")) if row["lesion_id"]}
+
+
+def _rows(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        reader = csv.DictReader(file, restval="")
+        missing = [column for column in columns if column not in (reader.fieldnames or ())]
+        if missing:
+            raise BadTable(f"{path}: has no column {', '.join(missing)}")
+        return list(reader)
+
+
+def _pictures(folder: Path) -> tuple[dict[str, Member], dict[str, int]]:
+    """Each picture's place in the archive and its class.
+
+    Raises:
+        ExtraFile: a picture without a class.
+        MissingFile: a picture has a class, but isn't there.
+    """
+    labels = read_truth(folder / TRUTH)
+    members: dict[str, Member] = {}
+    for member in walk(folder / ARCHIVE):
+        path = PurePosixPath(member.name)
+        if path.suffix == ".jpg" and not path.name.startswith("."):
+            if path.stem not in labels:
+                raise ExtraFile(f"{member.place}: {TRUTH} doesn't name it")
+            if path.stem in members:
+                raise ExtraFile(f"{member.place}: {members[path.stem].name} is the same picture")
+            members[path.stem] = member
+    for image in labels:
+        if image not in members:
+            raise MissingFile(f"{folder / ARCHIVE}: has no {image}.jpg, which {TRUTH} names")
+    return members, labels
+
+
+def _groups(members: Mapping[str, Member], lesions: Mapping[str, str]) -> dict[str, str]:
+    """The group of each picture: those of one lesion, and those whose files are the same."""
+    first: dict[tuple[int | None, int], str] = {}
+    leader = {image: lesions.get(image, image) for image in members}
+    merged: dict[str, str] = {}
+    for image, member in members.items():
+        twin = first.setdefault((member.crc32, member.size_bytes), image)
+        if leader[twin] != leader[image]:
+            merged[_end(leader[image], merged)] = _end(leader[twin], merged)
+    return {image: _end(group, merged) for image, group in leader.items()}
+
+
+def _end(group: str, merged: Mapping[str, str]) -> str:
+    while merged.get(group, group) != group:
+        group = merged[group]
+    return group

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stages.datasets import isic2019
+from stages.datasets.isic2019 import ARCHIVE, COLUMNS, METADATA, TRUTH, BadTable
+from stages.datasets.pictures import ExtraFile, MissingFile, decode_square
+from stages.datasets.prepare import prepare
+from stages.datasets.sources import fetch_dataset
+from stages.experiment import load_params
+from tests.datasets.archives import write_zip
+from tests.datasets.test_pictures import jpeg
+
+COUNTS = (18, 12, 6, 6, 6, 6, 6, 6)
+IMAGES = {f"ISIC_{100 * label + number:07d}": label for label, count in enumerate(COUNTS) for number in range(count)}
+# Three melanomas are one lesion; of two nevi each, three times.
+LESIONS = {f"ISIC_{number:07d}": "MSK_1" for number in range(3)} | {
+    f"ISIC_{100 + number:07d}": f"BCN_{number // 2}" for number in range(6)
+}
+
+
+def pixels(image: str) -> np.ndarray:
+    return np.random.RandomState(int(image[5:])).randint(0, 256, (80, 80, 3)).astype(np.uint8)
+
+
+def write(folder: Path, *, lesions: dict[str, str] | None = LESIONS, copy_of: dict[str, str] | None = None) -> None:
+    """The official files; a picture in `copy_of` has another one's content."""
+    sources = {image: (copy_of or {}).get(image, image) for image in IMAGES}
+    members = [(f"ISIC_2019_Training_Input/{image}.jpg", jpeg(pixels(sources[image]))) for image in IMAGES]
+    write_zip(folder / ARCHIVE, [*members, ("ISIC_2019_Training_Input/LICENSE.txt", b"CC BY-NC 4.0")])
+    marks = {
+        image: ",".join("1.0" if index == label else "0.0" for index in range(9)) for image, label in IMAGES.items()
+    }
+    truth = [f"image,{','.join(COLUMNS)},UNK", *(f"{image},{mark}" for image, mark in marks.items())]
+    (folder / TRUTH).write_text("\n".join(truth) + "\n")
+    if lesions is not None:
+        rows = [f"{image},55.0,head/neck,{lesions.get(image, '')},female" for image in IMAGES]
+        (folder / METADATA).write_text("\n".join(["image,age_approx,anatom_site_general,lesion_id,sex", *rows]) + "\n")
+
+
+def split_images(folder: Path) -> tuple[set[str], set[str]]:
+    """Names of the training and of the test pictures, found again by their pixels."""
+    names = {}
+    for image in IMAGES:
+        key = decode_square(jpeg(pixels(image)), 80, image).tobytes()
+        names[key] = image
+    train, test = (isic2019.read_split(folder, split) for split in ("train", "test"))  # type: ignore[arg-type]
+    return {names[row.tobytes()] for row in train.images}, {names[row.tobytes()] for row in test.images}
+
+
+def test_sixth_of_each_class_is_the_test_set(tmp_path: Path) -> None:
+    write(tmp_path)
+    train, test = (isic2019.read_split(tmp_path, split) for split in ("train", "test"))  # type: ignore[arg-type]
+    assert np.bincount(test.labels).tolist() == [3, 2, 1, 1, 1, 1, 1, 1]
+    assert np.bincount(train.labels).tolist() == [15, 10, 5, 5, 5, 5, 5, 5]
+
+
+def test_split_is_disjoint_whole_and_always_the_same(tmp_path: Path) -> None:
+    write(tmp_path)
+    train, test = split_images(tmp_path)
+    assert (train & test, train | test) == (set(), set(IMAGES))
+    assert split_images(tmp_path) == (train, test)
+
+
+def test_pictures_of_one_lesion_stay_together(tmp_path: Path) -> None:
+    """Whatever the order drawn from the names: forty other numberings of the lesions, too."""
+    for number in range(40):
+        lesions = {image: f"{lesion}_{number}" for image, lesion in LESIONS.items()}
+        test = isic2019.choose_test(IMAGES, {image: lesions.get(image, image) for image in IMAGES})
+        for lesion in set(lesions.values()):
+            assert len({image in test for image in lesions if lesions[image] == lesion}) == 1, lesion
+        assert len(test) == 11
+
+
+def test_a_split_by_picture_would_have_torn_lesions(tmp_path: Path) -> None:
+    write(tmp_path, lesions=None)
+    _, test = split_images(tmp_path)
+    assert any(
+        0
+        < len([image for image in LESIONS if LESIONS[image] == lesion and image in test])
+        < list(LESIONS.values()).count(lesion)
+        for lesion in LESIONS.values()
+    )
+
+
+def test_files_of_the_same_content_stay_together(tmp_path: Path) -> None:
+    copies = {f"ISIC_{number:07d}": "ISIC_0000017" for number in range(12, 17)}
+    write(tmp_path, copy_of=copies)
+    manifest_free = load_params().datasets["isic2019"]
+    train, test = (isic2019.read_split(tmp_path, split) for split in ("train", "test"))  # type: ignore[arg-type]
+    assert manifest_free.shared_images is None
+    assert not {row.tobytes() for row in train.images} & {row.tobytes() for row in test.images}
+
+
+def test_share_of_known_lesions_is_stated(tmp_path: Path) -> None:
+    write(tmp_path)
+    assert isic2019.describe(tmp_path) == "split by lesion for 9 of 66 images (13.6%), by image for the rest"
+
+
+TRUTH_FAULTS = {
+    "no column": ("MEL,", "", BadTable, "has no column MEL"),
+    "two classes": ("ISIC_0000000,1.0,0.0", "ISIC_0000000,1.0,1.0", BadTable, "ISIC_0000000 is not of exactly one of"),
+    "ninth class": ("ISIC_0000000,1.0", "ISIC_0000000,0.0", BadTable, "ISIC_0000000 is not of exactly one of"),
+    "no number": ("ISIC_0000000,1.0", "ISIC_0000000,yes", BadTable, "ISIC_0000000 is not of exactly one of"),
+    "twice": ("ISIC_0000001,", "ISIC_0000000,", BadTable, "ISIC_0000000 comes twice"),
+    "picture without a row": ("ISIC_0000001,", "ISIC_9999999,", ExtraFile, "ISIC_0000001.jpg: .* doesn't name it"),
+    "row without a picture": (
+        "UNK\n",
+        "UNK\nISIC_9999999,1.0,0.0,0.0,0.0,0.0,0.0,0.0,0.0,0.0\n",
+        MissingFile,
+        "has no ISIC_9999999.jpg",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", TRUTH_FAULTS)
+def test_fault_of_the_ground_truth_is_named(tmp_path: Path, fault: str) -> None:
+    before, after, error, message = TRUTH_FAULTS[fault]
+    write(tmp_path)
+    text = (tmp_path / TRUTH).read_text()
+    assert before in text
+    (tmp_path / TRUTH).write_text(text.replace(before, after, 1))
+    with pytest.raises(error, match=message):
+        isic2019.read_split(tmp_path, "train")
+
+
+def test_metadata_without_lesions_are_named(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / METADATA).write_text("image,sex\n")
+    with pytest.raises(BadTable, match="has no column lesion_id"):
+        isic2019.read_split(tmp_path, "train")
+
+
+def test_real_sample_lying_unpacked_becomes_a_subset(tmp_path: Path, sample_mirror: Path) -> None:
+    source = load_params().datasets["isic2019"]
+    manifest = fetch_dataset("isic2019", source, tmp_path, sample_mirror, lambda line: None)
+    assert [file.name for file in manifest.files] == [TRUTH, ARCHIVE], "the sample has no metadata"
+    info = prepare(source, manifest, tmp_path, tmp_path / "packed")
+    assert (info.provenance, info.source) == ("subset", "mirror")
+    assert (info.train_images, info.test_images, info.shape) == (56, 8, (3, 80, 80))
+    assert info.split_note == "split by lesion for 0 of 64 images (0.0%), by image for the rest"
