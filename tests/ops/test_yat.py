@@ -95,6 +95,14 @@ def test_units_that_meet_their_inputs_stay_between_zero_and_the_peak(dtype: torc
     assert (met >= norms.square() / (1e-5 + 8 * torch.finfo(torch.float32).eps * norms) * (1 - 2**-7)).all()
 
 
+def test_responses_do_not_decay_far_away() -> None:
+    """The guide says that they do; along a direction u they go to (w·u)², from below or above."""
+    w, u = torch.tensor([[1.0, 2]], dtype=WIDE), torch.tensor([[0.6, 0.8]], dtype=WIDE)
+    far = yat_linear(torch.tensor([[1e3], [1e6]], dtype=WIDE) * u, w).flatten()
+    torch.testing.assert_close(far, (w @ u.T).square().expand(2, 1).flatten(), rtol=1e-2, atol=0)
+    assert abs(far[1] / (w @ u.T).square() - 1) < 1e-5
+
+
 def test_scores_are_float32_under_autocast_and_outputs_keep_the_type_of_the_inputs() -> None:
     x, w, b, s, eps = (t.float() for t in tensors())
     with torch.autocast("cpu", torch.bfloat16):

@@ -1,0 +1,107 @@
+"""Do the networks without normalisation train for 200 steps without a non-finite value?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from stages.papers.nmn import AetherGPT, AetherResNet18
+
+STEPS = 200
+CHANNEL_MEAN, CHANNEL_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+
+
+def train(model: nn.Module, batches: Iterator[tuple[Tensor, Tensor]], steps: int) -> tuple[list[float], list[float]]:
+    """Losses and gradient norms of `steps` steps of the authors' AdamW; stops at the first non-finite one."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.003, weight_decay=0.01)
+    losses, norms = [], []
+    for _, (inputs, targets) in zip(range(steps), batches, strict=False):
+        loss = F.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        losses.append(loss.item())
+        norms.append(torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]).item())
+        if not np.isfinite([losses[-1], norms[-1]]).all():
+            break
+        optimizer.step()
+    return losses, norms
+
+
+def striped_images(width: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Synthetic: class k has stripes of its own frequency, in noise of the same strength."""
+    generator = torch.Generator().manual_seed(0)
+    places = torch.linspace(0, 1, width)
+    while True:
+        labels = torch.randint(10, (8,), generator=generator)
+        stripes = torch.sin(2 * torch.pi * places * (labels.view(-1, 1, 1, 1) + 1))
+        yield stripes + torch.randn(8, 3, width, width, generator=generator), labels
+
+
+def repeated_text() -> Iterator[tuple[Tensor, Tensor]]:
+    """Synthetic: each token is the one before plus a step that the text keeps."""
+    generator = torch.Generator().manual_seed(0)
+    while True:
+        start, step = torch.randint(31, (2, 8, 1), generator=generator)
+        text = (start + step * torch.arange(17)) % 31
+        yield text[:, :-1], text[:, 1:]
+
+
+def cifar10_batches(mirror: Path) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of 16 training images, normalised, in file order."""
+    folder = mirror / "cifar10" / "cifar-10-batches-bin"
+    rows = np.fromfile(folder / "data_batch_1.bin", dtype=np.uint8).reshape(-1, 1 + 3 * 32 * 32)
+    images = torch.from_numpy(rows[:, 1:].reshape(-1, 3, 32, 32)).float() / 255
+    mean, std = (torch.tensor(t).view(3, 1, 1) for t in (CHANNEL_MEAN, CHANNEL_STD))
+    labels = torch.from_numpy(rows[:, 0].astype(np.int64))
+    yield from zip(((images - mean) / std).split(16), labels.split(16), strict=True)
+
+
+@pytest.mark.parametrize("scale", ["guide", "multiplier"])
+@pytest.mark.parametrize("epsilon", [1e-5, 0.007])
+def test_full_depth_aether_resnet_stays_finite_on_synthetic_images(scale: str, epsilon: float) -> None:
+    torch.manual_seed(0)
+    model = AetherResNet18(
+        image_size=8, in_channels=3, num_classes=10, width=8, features=16, scale=scale, epsilon=epsilon
+    )
+    losses, norms = train(model, striped_images(8), 25)
+    assert np.isfinite(losses + norms).all()
+
+
+@pytest.mark.parametrize("attention", ["yat", "dot"])
+def test_full_depth_aether_gpt_stays_finite_on_synthetic_text(attention: str) -> None:
+    torch.manual_seed(0)
+    model = AetherGPT(
+        vocabulary_size=31,
+        context=16,
+        width=24,
+        depth=12,
+        num_heads=3,
+        dropout=0.0,
+        attention=attention,
+        scale="guide",
+        epsilon=0.1,
+    )
+    losses, norms = train(model, repeated_text(), 25)
+    assert np.isfinite(losses + norms).all()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("scale", ["guide", "multiplier"])
+def test_aether_resnet_trains_200_steps_on_real_images(scale: str, real_mirror: Path) -> None:
+    """Full depth and width; a non-finite value fails with its step, its loss and the gradient norms before."""
+    torch.manual_seed(0)
+    model = AetherResNet18(
+        image_size=32, in_channels=3, num_classes=10, width=64, features=256, scale=scale, epsilon=0.007
+    )
+    losses, norms = train(model, cifar10_batches(real_mirror), STEPS)
+    curve = [round(float(np.mean(part)), 3) for part in np.array_split(losses, 10)]
+    assert np.isfinite(losses + norms).all(), f"step {len(losses)}: losses {losses[-5:]}, gradient norms {norms[-5:]}"
+    assert len(losses) == STEPS
+    assert np.mean(losses[-20:]) < np.log(10), f"mean losses by tenths {curve}, largest gradient norm {max(norms):.3g}"
