@@ -233,6 +233,12 @@ def _read_experiment(name: str, entry: _IndexEntry, source: DatasetSource, path:
     )
 
 
+_FIRST_ORDER_HAS_NO = (
+    *("damping", "cg_iterations", "cg_tolerance", "warm_start", "reading", "factor_decay", "update_interval"),
+    *("kl_clip", "layers", "rest", "rest_lr"),
+)
+
+
 @cache
 def _protocol_schema() -> TypeAdapter[Protocol]:
     return TypeAdapter(Protocol)
@@ -250,6 +256,10 @@ def _read_protocol(fields: Mapping[str, Any], path: Path, place: str) -> Protoco
         raise ParamsError(f"{path}: {place}.split.folds is {split.folds}; expected at least 2")
     if split.kind == "fraction" and (split.fraction is None or not 0 < split.fraction < 1):
         raise ParamsError(f"{path}: {place}.split.fraction is {split.fraction}; expected a number between 0 and 1")
+    optimizer = protocol.optimizer
+    idle = [name for name in _FIRST_ORDER_HAS_NO if getattr(optimizer, name) is not None]
+    if optimizer.name in ("adam", "adamw", "sgd") and idle:
+        raise ParamsError(f"{path}: {place}.optimizer.{idle[0]} is set, and {optimizer.name} has no use for it")
     schedule = protocol.schedule
     if schedule.name == "steps" and (not schedule.milestones or schedule.factor is None):
         raise ParamsError(f"{path}: {place}.schedule is 'steps'; it needs milestones (parts of the run) and a factor")

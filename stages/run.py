@@ -31,15 +31,29 @@ class ModelSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSpec:
-    """Betas for Adam, momentum for SGD.  `decay` says what weight decay acts on; not set: every parameter."""
+    """Betas for Adam, momentum for SGD.  `decay` says what weight decay acts on; not set: every parameter.
+
+    From `damping` on: for the optimisers of `stages.optim`, which say what each means and what it is when not set.
+    """
 
     __pydantic_config__: ClassVar = STRICT
-    name: Literal["adam", "adamw", "sgd"]
+    name: Literal["adam", "adamw", "sgd", "cg_fac", "kfac"]
     lr: float
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
     momentum: float = 0.0
     decay: Literal["kernels"] | None = None
+    damping: float | None = None
+    cg_iterations: int | None = None
+    cg_tolerance: float | None = None
+    warm_start: bool | None = None
+    reading: Literal["kronecker", "per-sample"] | None = None
+    factor_decay: float | None = None
+    update_interval: int | None = None
+    kl_clip: float | None = None
+    layers: tuple[str, ...] | None = None
+    rest: Literal["adam", "sgd"] | None = None
+    rest_lr: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

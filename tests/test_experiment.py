@@ -141,6 +141,11 @@ MISTAKES: list[tuple[str, Callable[[Any], None], str]] = [
     ),
     (
         CIFAR100,
+        lambda p: p["protocol"]["optimizer"].update(damping=0.1),
+        "protocol.optimizer.damping is set, and adam has no use for it",
+    ),
+    (
+        CIFAR100,
         lambda p: p["protocol"].update(schedule={"name": "steps"}),
         "protocol.schedule is 'steps'; it needs milestones",
     ),

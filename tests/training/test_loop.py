@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -119,6 +119,20 @@ def test_stopped_anywhere_and_resumed_equals_straight_through(
     torch.manual_seed(99)  # whatever the new process drew before
     state = TrainingState(**torch.load(io.BytesIO(saved[-1]), weights_only=True))
     resumed, outcome = train(images, protocol, build, state=state)
+    assert_same_weights(straight, resumed)
+    assert outcome.history == expected.history
+
+
+@pytest.mark.parametrize("name", ["cg_fac", "kfac"])
+def test_optimisers_of_ours_train_and_resume_bitwise(images: LabelledImages, name: Literal["cg_fac", "kfac"]) -> None:
+    spec = OptimizerSpec(name=name, lr=0.01, momentum=0.9, damping=0.003, layers=("*attention*",), rest="adam")
+    protocol = make_protocol(optimizer=spec)
+    straight, expected = train(images, protocol)
+    assert expected.divergence is None
+    saved: list[TrainingState] = []
+    with pytest.raises(TrainingStopped):
+        train(images, protocol, save=saved.append, should_stop=lambda: True)
+    resumed, outcome = train(images, protocol, state=saved[-1])
     assert_same_weights(straight, resumed)
     assert outcome.history == expected.history
 
