@@ -117,7 +117,7 @@ MISTAKES: list[tuple[str, Callable[[Any], None], str]] = [
     (
         "params.yaml",
         lambda p: p["experiments"]["ninformer-mnist"].update(dataset="minst"),
-        "experiments.ninformer-mnist.dataset is 'minst' (did you mean mnist?); known: cifar10, cifar100, mnist",
+        "experiments.ninformer-mnist.dataset is 'minst' (did you mean mnist?); known: cifar10, cifar100, ",
     ),
     (
         "params.yaml",
@@ -162,7 +162,7 @@ MISTAKES: list[tuple[str, Callable[[Any], None], str]] = [
     (
         CIFAR100,
         lambda p: p["protocol"]["optimizer"].update(name="adamm"),
-        "protocol.optimizer.name is 'adamm'; input should be 'adam', 'adamw' or 'sgd'",
+        "protocol.optimizer.name is 'adamm'; input should be 'adam', 'adamw', 'sgd', 'cg_fac' or 'kfac'",
     ),
     (
         CIFAR100,
