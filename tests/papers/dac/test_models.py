@@ -216,8 +216,8 @@ def test_a_dac_network_of_full_depth_trains_200_steps_on_real_digits(kind: type[
     pixels, labels = load_digits(return_X_y=True)
     images = torch.from_numpy(pixels).float().view(-1, 1, 8, 8).div(8).sub(1)
     torch.manual_seed(0)
-    model = kind(image_size=8, in_channels=1, num_classes=10, depth=56, width=8)
-    losses = train_on(model, images, torch.from_numpy(labels), steps=200, batch_size=32)
+    model = kind(image_size=8, in_channels=1, num_classes=10, depth=56, width=4)
+    losses = train_on(model, images, torch.from_numpy(labels), steps=200, batch_size=16)
     assert all(math.isfinite(loss) for loss in losses)
     assert sum(losses[-20:]) / 20 < 1.0
 
