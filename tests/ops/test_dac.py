@@ -142,9 +142,9 @@ def test_bfloat16_error_is_within_twice_pytorchs_own(case: str) -> None:
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("bias_shape", [(2, 3), (2, 3, 3, 3)])
+@pytest.mark.parametrize("bias_shape", [(2, 2), (2, 2, 3, 3)])
 def test_convolution_passes_gradcheck(stride: int, bias_shape: tuple[int, ...]) -> None:
-    inputs = [tensor.requires_grad_() for tensor in draw((1, 3, 5, 4), (2, 3, 3, 3), bias_shape)]
+    inputs = [tensor.requires_grad_() for tensor in draw((1, 2, 5, 4), (2, 2, 3, 3), bias_shape)]
     assert torch.autograd.gradcheck(partial(dac_conv2d, stride=stride, padding=1), inputs)
 
 
