@@ -38,8 +38,9 @@ ifneq ($(PROFILE),)
 endif
 	$(BIN)/dvc repro
 
-test: $(READY)  ## the tests that take under a minute
-	$(BIN)/pytest
+# A process a core with one thread each: files in parallel are faster than threads in small tests.
+test: $(READY)  ## the tests, without those that take long
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile
 
 check: $(READY)  ## format, lint, types, tests
 	$(BIN)/ruff format --check .
