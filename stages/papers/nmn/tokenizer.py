@@ -10,15 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-
-# The library may be absent where only the types are checked.
-from tokenizers import (  # type: ignore[import-not-found,unused-ignore]
-    Tokenizer,
-    decoders,
-    models,
-    pre_tokenizers,
-    trainers,
-)
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 END_OF_TEXT = "<|endoftext|>"
 GPT2_FILES = {
@@ -74,19 +66,21 @@ class BytePairTokenizer:
 
     @property
     def vocabulary_size(self) -> int:
-        return int(self._tokenizer.get_vocab_size())
+        return self._tokenizer.get_vocab_size()
 
     @property
     def end_of_text(self) -> int:
         """The number of the token between documents."""
-        return int(self._tokenizer.token_to_id(END_OF_TEXT))
+        token = self._tokenizer.token_to_id(END_OF_TEXT)
+        assert token is not None, "every constructor adds it"
+        return token
 
     def encode(self, text: str) -> np.ndarray:
         """int32 [T]; no token is added at either end."""
         return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
 
     def decode(self, tokens: np.ndarray) -> str:
-        return str(self._tokenizer.decode(tokens.tolist(), skip_special_tokens=False))
+        return self._tokenizer.decode(tokens.tolist(), skip_special_tokens=False)
 
 
 def _on_bytes(model: models.BPE) -> Tokenizer:
