@@ -15,7 +15,7 @@ from sqlalchemy.engine import make_url
 from stages import results as tables
 from stages.experiment import load_params
 from stages.recording.rows import Rows
-from stages.recording.sources import RecordError, find_results, find_weights, read_claims
+from stages.recording.sources import RecordError, find_results, find_weights, place_claims, read_claims
 from stages.store import write_atomically
 
 __all__ = ["RecordError", "Summary", "record"]
@@ -44,7 +44,8 @@ def record(root: Path, place: str, *, evidence_only: bool = False) -> Summary:
         ResultsUnavailable: the database can't be written.
     """
     params = load_params(root)
-    claims = read_claims(root / "data" / "claims.csv")
+    listed = root / "data" / "claims.csv"
+    claims = place_claims(listed, read_claims(listed), params)
     found = find_results(root, params, evidence_only=evidence_only)
     weights, notes = find_weights(root, found)
     rows = Rows(params, found, weights, claims)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import fnmatch
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,13 @@ class RecordError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimLine:
-    """A row of `data/claims.csv`.  Accuracies are fractions; an empty cell is None."""
+    """A row of `data/claims.csv`.  Accuracies are fractions; an empty cell is None.
+
+    A row with an `experiment` is measured there; `*` in it or in an arm stands for any text, the same in both arms.  A
+    row with a `family` alone counts that family's orders.  Any other is computed by the paper's `findings`, or has the
+    `reason` why it can't be tested.  `high` ends a range, `trials` is what a proportion's count is of, `statement` says
+    what has no number.
+    """
 
     __pydantic_config__: ClassVar = STRICT
     id: str
@@ -42,6 +49,11 @@ class ClaimLine:
     baseline_arm: str | None
     better: str | None
     note: str | None
+    high: float | None = None
+    trials: int | None = None
+    family: str | None = None
+    statement: str | None = None
+    reason: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +114,33 @@ def read_claims(path: Path) -> list[ClaimLine]:
             raise RecordError(f"{path}, line {number}: id {claim.id} stands twice")
         claims[claim.id] = claim
     return list(claims.values())
+
+
+def place_claims(path: Path, claims: Sequence[ClaimLine], params: Params) -> list[ClaimLine]:
+    """The claims, each at an experiment of the params files; one whose experiment isn't there gets that as its reason.
+
+    Raises:
+        RecordError: the experiment is there, of another paper or without the claim's arm.
+    """
+    placed = []
+    for claim in claims:
+        if claim.experiment is None:
+            placed.append(claim)
+            continue
+        names = fnmatch.filter(params.experiments, claim.experiment)
+        if not names:
+            missing = claim.reason or f"{claim.experiment} is not in the params files yet"
+            placed.append(dataclasses.replace(claim, experiment=None, reason=missing))
+            continue
+        for experiment in (params.experiments[name] for name in names):
+            if experiment.paper != claim.paper:
+                raise RecordError(f"{path}: {claim.id} is of {claim.paper}; {experiment.name} is of {experiment.paper}")
+            for arm in filter(None, (claim.arm, claim.baseline_arm)):
+                if not fnmatch.filter(experiment.arms, arm):
+                    known = ", ".join(experiment.arms)
+                    raise RecordError(f"{path}: {claim.id}: {experiment.name} has no arm {arm!r}; known: {known}")
+        placed.append(claim)
+    return placed
 
 
 def find_results(root: Path, params: Params, *, evidence_only: bool = False) -> list[Found]:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from sqlalchemy import JSON, BigInteger, Double, ForeignKey, ForeignKeyConstraint, Index, String, Text, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 
 class Base(DeclarativeBase):
@@ -212,7 +212,11 @@ class Checkpoint(Base):
 
 
 class Claim(Base):
-    """A statement of a paper, from `data/claims.csv`; `value` in `unit`, accuracies as fractions."""
+    """A statement of a paper, from `data/claims.csv`; `value` in `unit`, accuracies as fractions.
+
+    A range ends at `high`, a proportion is `value` of `trials`; `statement` says what has no number, `reason` why
+    nothing here can test it.  `experiment` and arms may have a `*` that stands for any text.
+    """
 
     __tablename__ = "claims"
     __table_args__ = (Index("claims_by_experiment", "experiment", "metric"),)
@@ -232,3 +236,8 @@ class Claim(Base):
     baseline_arm: Mapped[str | None]
     better: Mapped[str | None]
     note: Mapped[str | None]
+    high: Mapped[float | None]
+    trials: Mapped[int | None]
+    family: Mapped[str | None]
+    statement: Mapped[str | None]
+    reason: Mapped[str | None]

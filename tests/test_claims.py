@@ -1,0 +1,273 @@
+"""data/claims.csv: every statement of the five papers, where it is tested or why it isn't, and with the right sign."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import fnmatch
+import importlib
+import math
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from stages.experiment import Experiment, Params, load_params
+from stages.recording import RecordError
+from stages.recording.sources import ClaimLine, place_claims, read_claims
+
+ROOT = Path(__file__).resolve().parent.parent
+CLAIMS = ROOT / "data" / "claims.csv"
+KINDS = {
+    *("value", "order", "difference", "identity", "count", "ratio", "range", "proportion", "theorem", "inconsistent"),
+    *("figure", "qualitative", "setup"),
+}
+# Experiments that claims wait for; one that params.yaml has is taken off this list.
+TO_BE_BUILT = {"nmn-gpt", "dac-sgemm"}
+# What setup rows name and the params files hold in another form.
+DERIVED = {"steps", "l2_coefficient", "parameters", "dataset.native_size", "dataset.images"}
+
+
+@pytest.fixture(scope="module")
+def claims() -> dict[str, ClaimLine]:
+    return {claim.id: claim for claim in read_claims(CLAIMS)}
+
+
+@pytest.fixture(scope="module")
+def params() -> Params:
+    return load_params(ROOT)
+
+
+def experiments_of(claim: ClaimLine, params: Params) -> list[Experiment]:
+    names = fnmatch.filter(params.experiments, claim.experiment) if claim.experiment else []
+    return [params.experiments[name] for name in names]
+
+
+def is_computed(claim: ClaimLine) -> bool:
+    return not (claim.experiment or claim.family or claim.reason)
+
+
+def test_all_claims_of_the_five_papers_and_the_orders_that_their_tables_imply_are_here(
+    claims: dict[str, ClaimLine],
+) -> None:
+    implied = {i for i in claims if i.endswith(".order") or i.startswith("ninformer.rank.")}
+    assert Counter(claim.paper for i, claim in claims.items() if i not in implied) == {
+        "hyperbf": 35,
+        "ninformer": 54,
+        "nmn": 46,
+        "brownian": 14,
+        "dac": 151,
+    }
+    assert len(implied) == 35
+    assert {claims[i].kind for i in implied} == {"order"}
+
+
+def test_every_claim_is_tested_in_one_place_or_says_why_not(claims: dict[str, ClaimLine]) -> None:
+    for claim in claims.values():
+        places = [claim.experiment is not None, claim.reason is not None, is_computed(claim)]
+        counts_orders = claim.kind == "proportion" and claim.family is not None
+        assert sum(places) + counts_orders == 1, claim.id
+        assert claim.kind in KINDS, claim.id
+        assert claim.value is not None or claim.statement, f"{claim.id} says nothing"
+        if claim.experiment is None:
+            assert claim.arm is None and claim.baseline_arm is None, claim.id
+        if claim.arm is None:
+            assert claim.baseline_arm is None, claim.id
+
+
+@pytest.mark.slow
+def test_computed_claims_are_those_that_the_findings_compute(claims: dict[str, ClaimLine]) -> None:
+    """A finding may also stand beside a row that is measured (NiNformer's times), never the other way round."""
+    found = set()
+    for paper in sorted({claim.paper for claim in claims.values()}):
+        found |= {finding.claim for finding in importlib.import_module(f"stages.papers.{paper}.findings").findings()}
+    assert {i for i, claim in claims.items() if is_computed(claim)} - found == set()
+    assert found - set(claims) == set()
+
+
+def test_every_experiment_of_a_claim_is_in_the_params_files_or_announced(
+    claims: dict[str, ClaimLine], params: Params
+) -> None:
+    missing = {c.experiment for c in claims.values() if c.experiment and not experiments_of(c, params)}
+    assert missing == TO_BE_BUILT - set(params.experiments), "TO_BE_BUILT names what params.yaml lacks, and no more"
+
+
+def test_every_claim_is_placed_at_an_arm_of_its_paper(claims: dict[str, ClaimLine], params: Params) -> None:
+    placed = place_claims(CLAIMS, list(claims.values()), params)
+    waiting = [claim for claim in placed if claim.reason and claim.reason.endswith("is not in the params files yet")]
+    assert {claims[claim.id].experiment for claim in waiting} <= TO_BE_BUILT
+    assert all(claim.experiment is None for claim in waiting)
+
+
+def test_a_comparison_stands_where_the_params_file_puts_the_arm(claims: dict[str, ClaimLine], params: Params) -> None:
+    """The proposed arm against the one that its file names, unless the paper compares with several."""
+    for claim in claims.values():
+        for experiment in experiments_of(claim, params) if claim.kind in ("order", "difference") else []:
+            assert claim.arm is not None and claim.baseline_arm is not None and claim.arm != claim.baseline_arm
+            if claim.paper != "ninformer":
+                assert experiment.arms[claim.arm].against == claim.baseline_arm, claim.id
+                assert experiment.arms[claim.baseline_arm].role == "baseline", claim.id
+
+
+def test_settings_and_counts_name_what_the_params_files_hold(claims: dict[str, ClaimLine], params: Params) -> None:
+    for claim in claims.values():
+        if claim.kind not in ("setup", "count") or claim.metric in DERIVED:
+            continue
+        for experiment in experiments_of(claim, params):
+            part, _, path = claim.metric.partition(".")
+            source = params.datasets[experiment.dataset]
+            if part == "model":
+                assert any(path in arm.model for arm in experiment.arms.values()), claim.id
+            elif claim.metric == "dataset.size":
+                assert source.shape[1] == source.shape[2]
+            else:
+                held: object = {"protocol": experiment.printed, "dataset": source}[part]
+                for name in path.split("."):
+                    assert hasattr(held, name), f"{claim.id}: {claim.metric}"
+                    held = getattr(held, name)
+
+
+def test_differences_have_the_sign_and_size_of_the_papers_own_rows(claims: dict[str, ClaimLine]) -> None:
+    """Gain = proposed − baseline, better positive, wherever the paper prints both."""
+    printed = {(c.experiment, c.arm, c.metric): c for c in claims.values() if c.kind == "value" and not c.reason}
+    checked = 0
+    for claim in claims.values():
+        if claim.kind not in ("order", "difference"):
+            continue
+        ours = printed.get((claim.experiment, claim.arm, claim.metric))
+        baseline = printed.get((claim.experiment, claim.baseline_arm, claim.metric))
+        if ours is None or baseline is None:
+            continue
+        sign = 1 if claim.better == "higher" else -1
+        assert ours.better == baseline.better == claim.better, claim.id
+        assert claim.value == pytest.approx(sign * (ours.value - baseline.value), abs=1e-9), claim.id
+        if claim.kind == "order" and ours.stderr is not None:
+            assert claim.stderr == pytest.approx(math.hypot(ours.stderr, baseline.stderr), abs=1e-6), claim.id
+        checked += 1
+    assert checked == 35 + 3 + 3 + 2, "implied orders; HyperBF's gaps; NMN's gains; ISIC's gains"
+
+
+def test_relative_claims_have_the_sign_and_size_of_the_papers_own_rows(claims: dict[str, ClaimLine]) -> None:
+    printed = {(c.experiment, c.arm, c.metric): c.value for c in claims.values() if c.kind == "value" and not c.reason}
+    checked = set()
+    for claim in claims.values():
+        ours = printed.get((claim.experiment, claim.arm, claim.metric))
+        baseline = printed.get((claim.experiment, claim.baseline_arm, claim.metric))
+        if claim.kind not in ("ratio", "inconsistent") or ours is None or baseline is None:
+            continue
+        computed = {
+            "relative gain": ours / baseline - 1 if claim.better == "higher" else baseline / ours - 1,
+            "relative reduction": 1 - ours / baseline,
+        }[claim.unit]
+        assert (abs(computed - claim.value) < claim.precision) == (claim.kind == "ratio"), claim.id
+        checked.add(claim.id)
+    assert checked == {i for i in claims if i.startswith("ninformer.text.")} | {"nmn.gpt.valloss.rel", "nmn.gpt.speed"}
+
+
+def test_shares_of_dacs_gain_agree_with_its_gain(claims: dict[str, ClaimLine]) -> None:
+    """Table 3's relative column over its absolute one gives DAC's gain, near Table 1's."""
+    for data, cut in (("c10", "cifar10"), ("c100", "cifar100")):
+        for version in ("v1", "v2"):
+            absolute, share = (claims[f"dac.table3.{data}.{version}.{part}"] for part in ("abs", "rel"))
+            assert math.copysign(1, absolute.value) == math.copysign(1, share.value)
+            assert share.baseline_arm == f"dac-{absolute.baseline_arm}"
+            assert absolute.experiment == share.experiment == f"dac-resnet-{cut}"
+            order = claims[f"dac.table1.{data}.{version}.r20.order"]
+            assert absolute.value / share.value == pytest.approx(order.value, abs=0.0015)
+
+
+def test_families_are_the_orders_of_a_table(claims: dict[str, ClaimLine]) -> None:
+    orders = Counter(c.family for c in claims.values() if c.family and c.kind in ("order", "difference"))
+    assert orders == {
+        "hyperbf.table2": 3,
+        "ninformer.table2": 9,
+        "nmn.resnet18": 4,
+        "dac.table1": 16,
+        "dac.table2": 8,
+        "dac.table3": 4,
+        "dac.vgg": 4,
+        "dac.mba": 4,
+        "dac.isic": 2,
+    }
+    tallies = {c.id: (c.value, c.trials, orders[c.family]) for c in claims.values() if c.family and c.trials}
+    assert tallies == {
+        "ninformer.rank": (9, 9, 9),
+        "dac.resnet.wins": (15, 16, 16),
+        "dac.resnet.significant": (9, 15, 16),
+    }
+    positive = [c for c in claims.values() if c.family == "dac.table1" and c.kind == "order" and c.value > 0]
+    assert len(positive) == claims["dac.resnet.wins"].value, "Table 1 has the one exception that Figure 6 has"
+
+
+def test_units_are_fractions_and_never_percent(claims: dict[str, ClaimLine]) -> None:
+    for claim in claims.values():
+        assert "%" not in (claim.unit or ""), claim.id
+        if claim.unit == "fraction" and claim.kind == "value":
+            assert 0 < claim.value < 1, claim.id
+        if claim.kind in ("value", "order", "difference", "ratio", "range"):
+            assert claim.precision is not None and claim.precision > 0, claim.id
+        if claim.kind in ("value", "order", "difference"):
+            assert claim.better in ("higher", "lower"), claim.id
+        assert (claim.high is not None) == (claim.kind == "range"), claim.id
+        assert (claim.trials is not None) == (claim.kind == "proportion"), claim.id
+
+
+def test_the_one_better_way_of_each_metric(claims: dict[str, ClaimLine]) -> None:
+    ways = {(claim.metric, claim.better) for claim in claims.values() if claim.better}
+    twice = [metric for metric, times in Counter(metric for metric, _ in ways).items() if times > 1]
+    assert twice == []
+    assert {metric for metric, better in ways if better == "higher"} == {
+        *("accuracy", "best_epoch_accuracy", "accuracy_after_inversion", "train_tokens_per_second"),
+    }
+
+
+def test_arithmetic_in_the_notes_is_right(claims: dict[str, ClaimLine]) -> None:
+    sums = [
+        found
+        for claim in claims.values()
+        for found in re.findall(r"(?<![\d.])(1 - )?([\d.]+) / ([\d.]+)( - 1)? = (-?[\d.]+\d)", claim.note or "")
+    ]
+    assert len(sums) == 8
+    for less, numerator, denominator, minus_one, result in sums:
+        ratio = float(numerator) / float(denominator)
+        value = 1 - ratio if less else ratio - 1 if minus_one else ratio
+        assert f"{value:.{len(result.partition('.')[2])}f}" == result
+
+
+def test_the_file_is_plain_text_that_a_person_can_review() -> None:
+    text = CLAIMS.read_text()
+    with CLAIMS.open(newline="") as file:
+        header = csv.DictReader(file).fieldnames
+    assert header is not None and set(header) == {field.name for field in dataclasses.fields(ClaimLine)}
+    assert max(map(len, text.splitlines())) < 400
+    assert "\r" not in text
+
+
+def toy(**change: object) -> ClaimLine:
+    plain = {field.name: None for field in dataclasses.fields(ClaimLine)}
+    row = {"id": "x", "paper": "dac", "place": "Table 1", "metric": "min_error", "kind": "value"}
+    return ClaimLine(**(plain | row | change))
+
+
+def test_a_claim_waits_for_its_experiment_and_says_so(params: Params) -> None:
+    (placed,) = place_claims(CLAIMS, [toy(experiment="dac-not-yet", arm="mlp")], params)
+    assert (placed.experiment, placed.reason) == (None, "dac-not-yet is not in the params files yet")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"experiment": "dac-resnet-cifar10", "arm": "resnet21-v1"}, "x: dac-resnet-cifar10 has no arm 'resnet21-v1'"),
+        ({"experiment": "dac-resnet-*", "baseline_arm": "mba2-*"}, "x: dac-resnet-cifar10 has no arm 'mba2-"),
+        ({"experiment": "ninformer-mnist", "arm": "vit"}, "x is of dac; ninformer-mnist is of ninformer"),
+    ],
+)
+def test_a_claim_that_points_nowhere_is_refused(params: Params, change: dict[str, str], message: str) -> None:
+    with pytest.raises(RecordError, match=re.escape(message)):
+        place_claims(CLAIMS, [toy(**change)], params)
+
+
+def test_a_star_stands_for_every_match(params: Params) -> None:
+    claim = toy(experiment="dac-resnet-*", arm="dac-resnet*-v1")
+    assert place_claims(CLAIMS, [claim], params) == [claim]
