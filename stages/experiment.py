@@ -43,12 +43,15 @@ class DatasetSource:
     `shape` is [channels, height, width] of an image; `train` and `test` count the official images, `..._per_class`
     those of each class (one number: of every class; None: not published).  `shared_images` of the test set are in the
     training set, too, pixel by pixel (None: nobody has counted).  `folder` names the data set with the same raw files.
+
+    A table has `shape` [columns], no classes, and rows for validation; a text has shape [], its token ids as classes,
+    and counts tokens.
     """
 
     __pydantic_config__: ClassVar = STRICT
     title: str
     reader: str
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     classes: int
     train: int
     test: int
@@ -56,6 +59,8 @@ class DatasetSource:
     homepage: str
     urls: tuple[str, ...]
     files: tuple[SourceFile, ...]
+    kind: Literal["images", "table", "text"] = "images"
+    validation: int = 0
     archive: SourceFile | None = None
     train_per_class: int | tuple[int, ...] | None = None
     test_per_class: int | tuple[int, ...] | None = None

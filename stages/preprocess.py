@@ -7,11 +7,14 @@ from argparse import ArgumentParser
 from pathlib import Path
 
 from stages.datasets.manifest import read_manifest
+from stages.datasets.packed import Kind
 from stages.datasets.prepare import prepare
 from stages.datasets.sources import find_source
 from stages.datasets.verified import DatasetError
 from stages.experiment import ParamsError, load_params
 from stages.store import home
+
+UNITS: dict[Kind, str] = {"images": "images", "table": "rows", "text": "tokens"}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -28,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     left_out = f", {info.excluded_test_images} left out" if info.excluded_test_images else ""
     print(
         f"preprocess: {dataset}: {info.provenance}, {info.train_images:,} training and "
-        f"{info.test_images:,} test images{left_out}, digest {info.digest[:12]}"
+        f"{info.test_images:,} test {UNITS[info.kind]}{left_out}, digest {info.digest[:12]}"
     )
     if info.split_note is not None:
         print(f"preprocess: {dataset}: {info.split_note}")

@@ -61,7 +61,7 @@ def pack_stand_in(folder: Path, dataset: str) -> None:
         excluded_test_images=0,
         source="embedded",
     )
-    write_packed(folder, train, test, info)
+    write_packed(folder, {"train": train, "test": test}, info)
 
 
 def environment() -> dict[str, str]:

@@ -29,7 +29,7 @@ def class_names(classes: int) -> tuple[str, ...]:
     return tuple(f"digits-{number:0{_places(classes)}d}" for number in range(classes))
 
 
-def compose_stand_in(name: str, shape: tuple[int, int, int], classes: int) -> tuple[ImageSet, ImageSet]:
+def compose_stand_in(name: str, shape: tuple[int, ...], classes: int) -> tuple[ImageSet, ImageSet]:
     """Training and test set with images uint8 of `shape` [C, H, W]; `name` seeds the choice of digits and colours.
 
     Every class is in the training set equally often, give or take one.  The test set holds as many classes as it has
@@ -72,7 +72,7 @@ def _compose(
     labels: np.ndarray,
     sources: np.ndarray,
     digits: np.ndarray,
-    shape: tuple[int, int, int],
+    shape: tuple[int, ...],
     places: int,
     random: np.random.RandomState,
 ) -> ImageSet:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -11,6 +12,14 @@ from typing import Literal
 from pydantic import TypeAdapter, ValidationError
 
 from stages.datasets.verified import DatasetError
+
+Source = Literal["embedded", "mirror", "official"]
+# Of a data set that is there in all its parts.
+PROVENANCE_OF_WHOLE: Mapping[Source, Literal["embedded", "subset", "full"]] = {
+    "embedded": "embedded",
+    "mirror": "subset",
+    "official": "full",
+}
 
 
 class BadManifest(DatasetError):
@@ -39,7 +48,7 @@ class Manifest:
     """
 
     dataset: str
-    source: Literal["embedded", "mirror", "official"]
+    source: Source
     files: tuple[ManifestFile, ...] = ()
     inexact_test_rows: tuple[int, ...] = ()
 

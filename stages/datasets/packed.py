@@ -1,7 +1,12 @@
-"""Packed image sets: the one form in which training and evaluation read data.
+"""Packed data sets: the one form in which training and evaluation read data.
 
-`data/processed/<dataset>/` holds `train.safetensors` and `test.safetensors` (`images` uint8 [N, C, H, W], `labels`
-int64 [N]) and `dataset.json`, a `PackedInfo`.  The worker imports this module, so it needs numpy and safetensors only.
+`data/processed/<dataset>/` holds a file of arrays for each split and `dataset.json`, a `PackedInfo`.
+
+images  train, test              `images` uint8 [N, C, H, W], `labels` int64 [N]
+table   train, validation, test  `features` float32 [N, D], `targets` float32 [N]
+text    train, test              `tokens` uint16 [N]
+
+The worker imports this module, so it needs numpy and safetensors only.
 """
 
 from __future__ import annotations
@@ -14,13 +19,16 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 Split = Literal["train", "test"]
+TableSplit = Literal["train", "validation", "test"]
+Kind = Literal["images", "table", "text"]
+DTYPES = {"images": np.uint8, "labels": np.int64, "features": np.float32, "targets": np.float32, "tokens": np.uint16}
 
 
 class PackedDataError(ValueError):
@@ -38,22 +46,46 @@ class ImageSet:
         return len(self.labels)
 
 
+@dataclass(frozen=True)
+class TableSet:
+    """Standardised features float32 [N, D] and targets float32 [N]."""
+
+    features: np.ndarray
+    targets: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+
+@dataclass(frozen=True)
+class TokenSet:
+    """Token ids uint16 [N] of one text, in its order."""
+
+    tokens: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PackedInfo:
     """What a packed data set is; the content of `dataset.json`.
 
-    `digest` covers the pixels, labels and class names and nothing of the file format.  `source` says whose digests the
+    `digest` covers the values and the class names and nothing of the file format.  `source` says whose digests the
     raw bytes answer to: `official`, or `mirror` where a file is known only by a mirror's word.  `test_rows` are the
     official positions of the test images kept (None: all of them); `excluded_test_images` counts the rest.
     `shared_test_images` are in the training set, too, pixel by pixel.  `mean` and `std` per channel, in [0, 1], are
     those of all training pixels and of nothing else.  `split_note` says how a split that is ours was made.
+
+    A table has `shape` [D], its columns' names as `classes`, rows for validation, and `mean` and `std` of each column
+    before it was standardised; a text has shape [] and counts tokens, whose ids are below `vocabulary`.
     """
 
     dataset: str
     provenance: Literal["embedded", "subset", "full"]
     digest: str
     classes: tuple[str, ...]
-    shape: tuple[int, int, int]
+    shape: tuple[Any, ...]
     train_images: int
     test_images: int
     test_rows: tuple[int, ...] | None
@@ -63,19 +95,37 @@ class PackedInfo:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     split_note: str | None = None
+    kind: Kind = "images"
+    validation_rows: int = 0
+    vocabulary: int | None = None
 
 
 def digest_images(train: ImageSet, test: ImageSet, classes: tuple[str, ...]) -> str:
     """sha256 over class names, shapes and little-endian bytes of the four arrays."""
     arrays = [(train.images, "u1"), (train.labels, "<i8"), (test.images, "u1"), (test.labels, "<i8")]
-    head = {"classes": classes, "shapes": [array.shape for array, _ in arrays]}
+    return _digest(classes, arrays)
+
+
+def digest_tables(splits: Mapping[TableSplit, TableSet], columns: tuple[str, ...]) -> str:
+    """sha256 over column names, shapes and little-endian bytes, split by split as packed."""
+    tables = [splits[split] for split in get_args(TableSplit)]
+    return _digest(columns, [(array, "<f4") for table in tables for array in (table.features, table.targets)])
+
+
+def digest_tokens(train: TokenSet, test: TokenSet) -> str:
+    """sha256 over lengths and little-endian bytes of both texts."""
+    return _digest((), [(train.tokens, "<u2"), (test.tokens, "<u2")])
+
+
+def _digest(names: tuple[str, ...], arrays: list[tuple[np.ndarray, str]]) -> str:
+    head = {"classes": names, "shapes": [array.shape for array, _ in arrays]}
     digest = hashlib.sha256(json.dumps(head, separators=(",", ":")).encode())
     for array, kind in arrays:
         digest.update(np.ascontiguousarray(array, dtype=kind).data)
     return digest.hexdigest()
 
 
-def write_packed(folder: Path, train: ImageSet, test: ImageSet, info: PackedInfo) -> None:
+def write_packed(folder: Path, splits: Mapping[TableSplit, ImageSet | TableSet | TokenSet], info: PackedInfo) -> None:
     """Write the set beside `folder`, then put it in its place: a reader never sees a part of it."""
     staged = folder.with_name(f".{folder.name}.partial")
     replaced = folder.with_name(f".{folder.name}.replaced")
@@ -83,12 +133,10 @@ def write_packed(folder: Path, train: ImageSet, test: ImageSet, info: PackedInfo
         shutil.rmtree(leftover, ignore_errors=True)
     staged.mkdir(parents=True)
     try:
-        for split, images in (("train", train), ("test", test)):
-            arrays: dict[str, np.ndarray] = {
-                "images": np.ascontiguousarray(images.images, dtype=np.uint8),
-                "labels": np.ascontiguousarray(images.labels, dtype=np.int64),
-            }
-            _write_durably(staged / f"{split}.safetensors", save(arrays))
+        for split, content in splits.items():
+            arrays = {field.name: getattr(content, field.name) for field in dataclasses.fields(content)}
+            packed = {name: np.ascontiguousarray(array, dtype=DTYPES[name]) for name, array in arrays.items()}
+            _write_durably(staged / f"{split}.safetensors", save(packed))
         text = json.dumps(dataclasses.asdict(info), sort_keys=True) + "\n"
         _write_durably(staged / "dataset.json", text.encode())
         if folder.exists():
@@ -124,15 +172,37 @@ def read_info(folder: Path) -> PackedInfo:
 
 
 def read_images(folder: Path, split: Split) -> ImageSet:
-    """One split of a packed set, in its stored order.
+    """One split of a packed set of images, in its stored order.
 
     Raises:
         PackedDataError: the file is missing or damaged.
     """
+    return ImageSet(*_read_arrays(folder, split, ("images", "labels")))
+
+
+def read_table(folder: Path, split: TableSplit) -> TableSet:
+    """One split of a packed table, in its stored order.
+
+    Raises:
+        PackedDataError: the file is missing or damaged.
+    """
+    return TableSet(*_read_arrays(folder, split, ("features", "targets")))
+
+
+def read_tokens(folder: Path, split: Split) -> TokenSet:
+    """One part of a packed text.
+
+    Raises:
+        PackedDataError: the file is missing or damaged.
+    """
+    return TokenSet(*_read_arrays(folder, split, ("tokens",)))
+
+
+def _read_arrays(folder: Path, split: str, names: tuple[str, ...]) -> list[np.ndarray]:
     path = folder / f"{split}.safetensors"
     try:
         arrays = load_file(path)
-        return ImageSet(images=arrays["images"], labels=arrays["labels"])
+        return [arrays[name] for name in names]
     except FileNotFoundError:
         raise PackedDataError(f"{path}: no such file; {_remedy(folder)}") from None
     except (SafetensorError, KeyError) as error:

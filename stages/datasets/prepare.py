@@ -23,6 +23,8 @@ from stages.datasets.checks import WrongCount, check_classes, check_shared, chec
 from stages.datasets.embedded import class_names, compose_stand_in
 from stages.datasets.manifest import BadManifest, Manifest
 from stages.datasets.packed import ImageSet, PackedInfo, Split, digest_images, write_packed
+from stages.datasets.prepare_table import prepare_table
+from stages.datasets.text import prepare_text
 from stages.datasets.verified import ChecksumMismatch, DatasetError, digest_file
 from stages.experiment import DatasetSource
 
@@ -52,13 +54,21 @@ def prepare(source: DatasetSource, manifest: Manifest, home: Path, target: Path)
     Raises:
         DatasetError: the raw files are gone or have changed, or are not what `source` declares.
     """
+    folder = _verify_raw(manifest, home, source.folder or manifest.dataset)
+    if source.kind == "table":
+        return prepare_table(source, manifest, folder, target)
+    if source.kind == "text":
+        return prepare_text(source, manifest, folder, target)
+    return _prepare_images(source, manifest, folder, target)
+
+
+def _prepare_images(source: DatasetSource, manifest: Manifest, folder: Path, target: Path) -> PackedInfo:
     if manifest.source == "embedded":
         train, test = compose_stand_in(manifest.dataset, source.shape, source.classes)
         classes = class_names(source.classes)
         kept, note = None, None
     else:
         reader = _find_reader(manifest.dataset, source)
-        folder = _verify_raw(manifest, home, source.folder or manifest.dataset)
         train = _read_checked(reader, folder, "train", source, manifest)
         test = _read_checked(reader, folder, "test", source, manifest)
         classes = reader.CLASSES
@@ -91,7 +101,7 @@ def prepare(source: DatasetSource, manifest: Manifest, home: Path, target: Path)
         std=std,
         split_note=note,
     )
-    write_packed(target, train, test, info)
+    write_packed(target, {"train": train, "test": test}, info)
     return info
 
 

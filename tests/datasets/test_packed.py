@@ -34,7 +34,7 @@ def packed_set(folder: Path) -> tuple[ImageSet, ImageSet, PackedInfo]:
         excluded_test_images=1,
         source="mirror",
     )
-    packed.write_packed(folder, train, test, info)
+    packed.write_packed(folder, {"train": train, "test": test}, info)
     return train, test, info
 
 

@@ -1,0 +1,99 @@
+"""A text as a sequence of tokens, one a byte: Tiny Shakespeare, or any file of text.
+
+The last tenth is the test set, as in the examples that made Tiny Shakespeare known (Karpathy 2015).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+
+from stages.datasets.checks import WrongCount
+from stages.datasets.manifest import PROVENANCE_OF_WHOLE, Manifest
+from stages.datasets.packed import PackedInfo, TokenSet, digest_tokens, write_packed
+from stages.datasets.verified import DatasetError
+from stages.experiment import DatasetSource
+
+VOCABULARY = 256  # a byte each
+TEST_PART = 10
+STAND_IN_SENTENCES = 4000
+
+# Ours, and meaningless: what a model can learn of it is spelling, agreement and the order of words.
+_SUBJECTS = {
+    "the miller": "counts",
+    "an old clerk": "mends",
+    "the ferryman": "sells",
+    "her brother": "hides",
+    "the two smiths": "count",
+    "some pilgrims": "mend",
+    "the twins": "sell",
+    "all the weavers": "hide",
+}
+_OBJECTS = ("seven stones", "a copper bell", "the torn sail", "grey wool", "his last coin", "an empty jar")
+_PLACES = ("by the river", "under the bridge", "before dawn", "in the market", "without a word", "for the queen")
+
+
+class BadText(DatasetError):
+    """A file is no text."""
+
+
+def prepare_text(source: DatasetSource, manifest: Manifest, folder: Path, target: Path) -> PackedInfo:
+    """Write the packed text of the raw file in `folder`, or of the stand-in, into `target`.
+
+    Raises:
+        DatasetError: the raw file isn't what `source` declares.
+    """
+    if manifest.source == "embedded":
+        text = compose_stand_in(manifest.dataset)
+    else:
+        text = b"".join(_read_text(folder / file.name) for file in source.files)
+    tokens = np.frombuffer(text, dtype=np.uint8).astype(np.uint16)
+    end = len(tokens) * (TEST_PART - 1) // TEST_PART
+    train, test = TokenSet(tokens[:end]), TokenSet(tokens[end:])
+    if manifest.source != "embedded" and (len(train), len(test)) != (source.train, source.test):
+        raise WrongCount(
+            f"{manifest.dataset}: {len(train):,} training and {len(test):,} test tokens; "
+            f"params.yaml declares {source.train:,} and {source.test:,}"
+        )
+    info = PackedInfo(
+        dataset=manifest.dataset,
+        kind="text",
+        provenance=PROVENANCE_OF_WHOLE[manifest.source],
+        digest=digest_tokens(train, test),
+        classes=(),
+        shape=(),
+        train_images=len(train),
+        test_images=len(test),
+        test_rows=None,
+        excluded_test_images=0,
+        source=manifest.source,
+        split_note="the last tenth of the text is the test set" if manifest.source != "embedded" else None,
+        vocabulary=VOCABULARY,
+    )
+    write_packed(target, {"train": train, "test": test}, info)
+    return info
+
+
+def _read_text(path: Path) -> bytes:
+    content = path.read_bytes()
+    try:
+        content.decode()
+    except UnicodeDecodeError as error:
+        raise BadText(f"{path}: not UTF-8 text (byte {error.start:,})") from None
+    if len(content) < TEST_PART or b"\0" in content:
+        raise BadText(f"{path}: {'too short' if len(content) < TEST_PART else 'binary'}, not a text")
+    return content
+
+
+def compose_stand_in(name: str) -> bytes:
+    """Sentences of a small grammar, the same for the same `name` on every machine."""
+    seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
+    random = np.random.RandomState(seed)  # its stream is frozen
+    subjects = list(_SUBJECTS)
+    sentences = []
+    for who, what, where in random.randint(0, (len(subjects), len(_OBJECTS), len(_PLACES)), (STAND_IN_SENTENCES, 3)):
+        subject = subjects[who]
+        sentences.append(f"{subject.capitalize()} {_SUBJECTS[subject]} {_OBJECTS[what]} {_PLACES[where]}.\n")
+    return "".join(sentences).encode()

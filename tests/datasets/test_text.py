@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stages.datasets.checks import WrongCount
+from stages.datasets.manifest import Manifest
+from stages.datasets.packed import TokenSet, digest_tokens, read_tokens
+from stages.datasets.prepare import prepare
+from stages.datasets.sources import fetch_dataset
+from stages.datasets.text import BadText, compose_stand_in
+from stages.experiment import DatasetSource, SourceFile, load_params
+
+
+def declare(train: int, test: int) -> DatasetSource:
+    """A text file of one's own, as docs/data.md has it."""
+    return DatasetSource(
+        title="mine",
+        kind="text",
+        reader="text",
+        shape=(),
+        classes=256,
+        train=train,
+        test=test,
+        licence="mine",
+        homepage="http://127.0.0.1/",
+        urls=(),
+        files=(SourceFile(name="mine.txt"),),
+    )
+
+
+def pack(folder: Path, content: bytes, train: int, test: int) -> None:
+    (folder / "downloads/mine").mkdir(parents=True)
+    (folder / "downloads/mine/mine.txt").write_bytes(content)
+    source = declare(train, test)
+    manifest = fetch_dataset("mine", source, folder, None, lambda line: None)
+    info = prepare(source, manifest, folder, folder / "packed")
+    assert (info.kind, info.provenance, info.vocabulary) == ("text", "subset", 256)
+
+
+def test_tokens_are_the_bytes_and_the_last_tenth_is_the_test_set(tmp_path: Path) -> None:
+    content = "Grüße, 21 characters".encode()
+    pack(tmp_path, content, 19, 3)
+    train, test = (read_tokens(tmp_path / "packed", split) for split in ("train", "test"))  # type: ignore[arg-type]
+    assert bytes(train.tokens.astype(np.uint8)) + bytes(test.tokens.astype(np.uint8)) == content
+    assert (len(train), len(test), train.tokens.dtype) == (19, 3, np.uint16)
+
+
+def test_number_of_tokens_is_told_where_it_is_not_declared(tmp_path: Path) -> None:
+    with pytest.raises(WrongCount, match=r"mine: 90 training and 10 test tokens; params.yaml declares 0 and 0"):
+        pack(tmp_path, b"a" * 100, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"caf\xe9 in Latin-1", r"not UTF-8 text \(byte 3\)"), (b"", "too short"), (b"0123456789\0", "binary")],
+)
+def test_what_is_no_text_is_named(tmp_path: Path, content: bytes, message: str) -> None:
+    with pytest.raises(BadText, match=f"mine.txt: {message}"):
+        pack(tmp_path, content, 1, 1)
+
+
+def test_digest_turns_with_every_token_and_with_the_border() -> None:
+    def tokens(text: bytes) -> TokenSet:
+        return TokenSet(np.frombuffer(text, dtype=np.uint8).astype(np.uint16))
+
+    variants = [(b"abcd", b"ef"), (b"abce", b"ef"), (b"abcd", b"eg"), (b"abcde", b"f")]
+    assert len({digest_tokens(tokens(train), tokens(test)) for train, test in variants}) == len(variants)
+
+
+def test_stand_in_is_text_of_ours_and_the_same_everywhere(tmp_path: Path) -> None:
+    source = load_params().datasets["tinyshakespeare"]
+    info = prepare(source, Manifest(dataset="tinyshakespeare", source="embedded"), tmp_path, tmp_path / "packed")
+    assert (info.provenance, info.digest[:12]) == ("embedded", "06ef1d3b88c2")
+    lines = compose_stand_in("tinyshakespeare").decode().splitlines()
+    assert len(lines) == 4000 and len(set(lines)) > 200
+    # Singular subjects have singular verbs.
+    assert not any("twins sells" in line or "clerk mend " in line for line in lines)
+    assert compose_stand_in("other") != compose_stand_in("tinyshakespeare")
+
+
+def test_real_text_is_the_pinned_one(tmp_path: Path, sample_mirror: Path) -> None:
+    source = load_params().datasets["tinyshakespeare"]
+    manifest = fetch_dataset("tinyshakespeare", source, tmp_path, sample_mirror, lambda line: None)
+    info = prepare(source, manifest, tmp_path, tmp_path / "packed")
+    assert (info.provenance, info.source) == ("full", "official")
+    train = read_tokens(tmp_path / "packed", "train")
+    assert bytes(train.tokens[:14].astype(np.uint8)) == b"First Citizen:"
+    assert (info.train_images, info.test_images) == (1_003_854, 111_540)
