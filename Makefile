@@ -61,8 +61,9 @@ bench: $(READY)  ## every benchmark, one after the other
 soak: $(READY)  ## the long tests: resume after kill, long trainings
 	$(BIN)/pytest -m "slow and not gpu and not network" --timeout 1800
 
-report: $(READY)  ## docs/results.md from the published evidence alone
+report: $(READY)  ## docs/results.md from the published evidence alone, docs/findings.md
 	$(BIN)/python -m stages.report --evidence
+	$(BIN)/python -m stages.analyse --docs
 
 mirror: $(READY)  ## DEST=folder: write what was fetched as a mirror for CLAIMCHECK_MIRROR
 	@test -n "$(DEST)" || { echo "make mirror DEST=<folder>" >&2; exit 2; }

@@ -1,10 +1,15 @@
-"""`python -m stages.analyse`: what can be said of the papers without training, into `data/findings.jsonl`."""
+"""`python -m stages.analyse`: what can be said of the papers without training, into `data/findings.jsonl`.
+
+With `--docs`, `docs/findings.md` instead.
+"""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import sys
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -12,8 +17,9 @@ from stages.finding import Finding
 from stages.run import canonical_json
 from stages.store import write_atomically
 
-TARGET = Path("data/findings.jsonl")
+TARGET, DOCS = Path("data/findings.jsonl"), Path("docs/findings.md")
 _DIGITS = 9  # significant ones; processors differ in the last of a double's
+_ROUNDING = 1e-10  # smaller numbers are differences that rounding leaves of a 0
 
 
 def papers() -> list[str]:
@@ -21,18 +27,53 @@ def papers() -> list[str]:
     return sorted(path.parent.name for path in (Path(__file__).parent / "papers").glob("*/findings.py"))
 
 
-def main() -> int:
-    lines, counts = [], {}
-    for paper in papers():
-        found: list[Finding] = import_module(f"stages.papers.{paper}.findings").findings()
-        counts[paper] = Counter(finding.status for finding in found)
-        for finding in found:
-            computed = {name: float(f"{value:.{_DIGITS}g}") for name, value in finding.computed.items()}
-            lines.append(canonical_json(dataclasses.asdict(finding) | {"paper": paper, "computed": computed}))
-    write_atomically(TARGET, "".join(line + "\n" for line in lines).encode())
-    for paper, count in counts.items():
-        print(f"analyse: {paper}: {', '.join(f'{number} {status}' for status, number in sorted(count.items()))}")
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m stages.analyse", description=__doc__)
+    parser.add_argument("--docs", action="store_true", help="write docs/findings.md instead of the lines")
+    options = parser.parse_args(arguments)
+    found: dict[str, list[Finding]] = {
+        paper: import_module(f"stages.papers.{paper}.findings").findings() for paper in papers()
+    }
+    write_atomically(*((DOCS, page(found)) if options.docs else (TARGET, lines(found))))
+    for paper, findings in found.items():
+        print(f"analyse: {paper}: {_counts(findings)}")
     return 0
+
+
+def lines(found: Mapping[str, Sequence[Finding]]) -> bytes:
+    """A JSON line a finding."""
+    text = ""
+    for paper, findings in found.items():
+        for finding in findings:
+            computed = {name: float(f"{value:.{_DIGITS}g}") for name, value in finding.computed.items()}
+            text += canonical_json(dataclasses.asdict(finding) | {"paper": paper, "computed": computed}) + "\n"
+    return text.encode()
+
+
+def page(found: Mapping[str, Sequence[Finding]]) -> bytes:
+    """The findings for a reader, those that don't hold first."""
+    text = "# What can be said without training\n\n"
+    text += "Written by `make report`; `dvc repro` computes it again on every machine. Ids: `data/claims.csv`.\n"
+    for paper, findings in found.items():
+        text += f"\n## [{paper}](papers/{paper}.md): {_counts(findings)}\n\n"
+        text += "| claim | | numbers | how |\n|---|---|---|---|\n"
+        for finding in sorted(findings, key=lambda finding: finding.status == "holds"):
+            numbers = "; ".join(f"{name.replace('_', ' ')} {_short(value)}" for name, value in finding.computed.items())
+            explanation = finding.explanation.replace("|", "\\|")
+            text += f"| `{finding.claim}` | {finding.status} | {numbers} | {explanation} |\n"
+    return text.encode()
+
+
+def _counts(findings: Sequence[Finding]) -> str:
+    return ", ".join(
+        f"{number} {status}" for status, number in sorted(Counter(finding.status for finding in findings).items())
+    )
+
+
+def _short(value: float) -> str:
+    if abs(value) < _ROUNDING:
+        return "0"
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.4g}"
 
 
 if __name__ == "__main__":
