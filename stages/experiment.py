@@ -291,11 +291,15 @@ def resolve_protocol(experiment: Experiment, profile: Profile, arm: Arm | None =
     return _read_protocol(fields, Path("params.yaml"), "profiles.overrides")
 
 
+def _replicates(experiment: Experiment) -> list[Replicate]:
+    """As printed: every seed, with every fold where the split has them."""
+    split = experiment.printed.split
+    folds = range(split.folds) if split.kind == "folds" and split.folds else (None,)
+    return [Replicate(seed=seed, fold=fold) for seed in experiment.seeds for fold in folds]
+
+
 def plan_runs(experiment: Experiment, profile: Profile, source: DatasetSource) -> list[PlannedRun]:
     """The experiment's grid, arm by arm: seeds, and folds where the split has them, cut to the profile's replicates."""
-    split = resolve_protocol(experiment, profile).split
-    folds = range(split.folds) if split.kind == "folds" and split.folds else (None,)
-    replicates = [Replicate(seed=seed, fold=fold) for seed in experiment.seeds for fold in folds]
     channels, height, _ = source.shape
     given = {"image_size": height, "in_channels": channels, "num_classes": source.classes}
     runs = []
@@ -309,7 +313,7 @@ def plan_runs(experiment: Experiment, profile: Profile, source: DatasetSource) -
         arguments |= {key: value for key, value in given.items() if key in wanted}
         model = ModelSpec(path=path, arguments=arguments)
         protocol = resolve_protocol(experiment, profile, arm)
-        for index, replicate in enumerate(replicates[: profile.replicates]):
+        for index, replicate in enumerate(_replicates(experiment)[: profile.replicates]):
             runs.append(
                 PlannedRun(arm=arm.name, replicate_index=index, model=model, protocol=protocol, replicate=replicate)
             )
@@ -333,6 +337,7 @@ def describe_cut(experiment: Experiment, profile: Profile, source: DatasetSource
     cuts = ["stand-in data"] if profile.data == "embedded" else []
     cuts += [words[name] for name in words if name in changed]
     cuts += [f"another {name.replace('_', ' ')}" for name in changed if name not in words]
-    if profile.replicates is not None and profile.replicates < len(experiment.seeds):
-        cuts.append(f"{profile.replicates} of {len(experiment.seeds)} replicates")
+    printed_replicates = len(_replicates(experiment))
+    if profile.replicates is not None and profile.replicates < printed_replicates:
+        cuts.append(f"{profile.replicates} of {printed_replicates} replicates")
     return ", ".join(cuts)
