@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
+
+# For the reader of the params files: a key that isn't a field is an error.
+STRICT = {"extra": "forbid"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,6 +16,7 @@ class Margins:
     An error or accuracy has the smaller of its two, a difference between arms the larger.
     """
 
+    __pydantic_config__: ClassVar = STRICT
     error_points: float
     error_share: float
     difference_points: float

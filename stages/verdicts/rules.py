@@ -8,8 +8,9 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
-from stages.verdicts.margins import Margins
+from stages.verdicts.margins import STRICT, Margins
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,7 @@ class Rules:
     families: sets of orders that one sentence counts, Holm-adjusted.
     """
 
+    __pydantic_config__: ClassVar = STRICT
     margins: Margins
     looks: Mapping[int, float]
     alpha_within: float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ class Sample:
 
     Raises:
         DuplicateReplicate: an index stands twice.
+        ValueError: a value that is no number; None says that training diverged.
     """
 
     replicates: tuple[Replicate, ...]
@@ -62,6 +64,9 @@ class Sample:
         twice = [index for index, times in Counter(self.indices).items() if times > 1]
         if twice:
             raise DuplicateReplicate(f"replicates {twice} stand twice; choose one result of each")
+        endless = [index for index, value in self.finished.items() if not math.isfinite(value)]
+        if endless:
+            raise ValueError(f"replicates {endless} have no finite value; one that diverged has None")
 
     @classmethod
     def of(cls, values: Sequence[float | None]) -> Sample:

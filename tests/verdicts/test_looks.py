@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,39 +42,3 @@ def test_a_look_is_complete_with_the_first_replicates_of_the_plan(indices: list,
 @given(st.sets(st.integers(0, 14)), st.integers(0, 14))
 def test_one_more_replicate_never_takes_a_look_back(indices: set, more: int) -> None:
     assert (complete_look(indices, RULES.looks) or 0) <= (complete_look(indices | {more}, RULES.looks) or 0)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"looks": {}}, "looks are at"),
-        ({"looks": {5: 0.5, 3: 0.5}}, "rising numbers"),
-        ({"looks": {1: 0.5, 3: 0.5}}, "from 2"),
-        ({"looks": {3: 0.5, 5: 0.6}}, "shares that sum to 1"),
-        ({"looks": {3: -0.5, 5: 1.5}}, "positive shares"),
-        ({"alpha_within": 0.5}, "alpha_within is 0.5"),
-        ({"alpha_outside": 0.0}, "alpha_outside is 0.0"),
-        ({"minimum": 11}, "beyond the last look at 10"),
-    ],
-)
-def test_rules_that_make_no_sense_are_refused(change: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        dataclasses.replace(RULES, **change)
-
-
-def test_the_digest_tells_any_change_of_the_rules() -> None:
-    margins = dataclasses.replace(RULES.margins, error_points=0.02)
-    changes = [
-        {"margins": margins},
-        {"looks": {3: 0.1, 5: 0.5, 10: 0.4}},
-        {"alpha_within": 0.04},
-        {"alpha_outside": 0.04},
-        {"minimum": 4},
-        {"minimum_with_error": 4},
-        {"indicative_share": 0.4},
-        {"families": ("ninformer.rank",)},
-    ]
-    assert {next(iter(change)) for change in changes} == {field.name for field in dataclasses.fields(RULES)}
-    digests = {dataclasses.replace(RULES, **change).digest() for change in changes}
-    assert len(digests | {RULES.digest()}) == len(changes) + 1
-    assert dataclasses.replace(RULES).digest() == RULES.digest()

@@ -145,6 +145,12 @@ def test_a_replicate_twice_is_an_error() -> None:
         Sample(twice)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_value_that_is_no_number_is_an_error(value: float) -> None:
+    with pytest.raises(ValueError, match=r"replicates \[1\] have no finite value; one that diverged has None"):
+        Sample.of([0.81, value, 0.82])
+
+
 def test_a_diverged_replicate_stays_in_n_and_rules_out_reproduced() -> None:
     claim = ValueClaim(value=0.8134, margin=0.02)
     verdict = judge(claim, [*FIVE[:4], None])

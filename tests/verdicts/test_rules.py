@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import csv
+import dataclasses
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from stages.verdicts import Rules
+from tests.verdicts.simulation import RULES
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "decisions" / "0008-how-verdicts-are-reached.md").read_text()
+BLOCK = yaml.safe_load(PAGE.split("```yaml\n")[1].split("```")[0])["verdicts"]
+
+
+def test_the_decision_page_has_the_rules_that_the_simulations_test() -> None:
+    rules = TypeAdapter(Rules).validate_python(BLOCK)
+    assert dataclasses.replace(rules, families=()) == RULES
+
+
+def test_the_decision_page_names_every_family_of_the_claims() -> None:
+    with (ROOT / "data" / "claims.csv").open(newline="") as file:
+        families = [row["family"] for row in csv.DictReader(file) if row["family"]]
+    assert BLOCK["families"] == list(dict.fromkeys(families))
+
+
+@pytest.mark.parametrize("place", ["rules", "margins"])
+def test_an_unknown_rule_is_refused(place: str) -> None:
+    rules = {**BLOCK, "margins": dict(BLOCK["margins"])}
+    (rules if place == "rules" else rules["margins"])["tolerance"] = 1.0
+    with pytest.raises(ValidationError, match="tolerance"):
+        TypeAdapter(Rules).validate_python(rules)
+
+
+def test_the_digest_tells_any_change_of_the_rules() -> None:
+    margins = dataclasses.replace(RULES.margins, error_points=0.02)
+    changes = [
+        {"margins": margins},
+        {"looks": {3: 0.1, 5: 0.5, 10: 0.4}},
+        {"alpha_within": 0.04},
+        {"alpha_outside": 0.04},
+        {"minimum": 4},
+        {"minimum_with_error": 4},
+        {"indicative_share": 0.4},
+        {"families": ("ninformer.rank",)},
+    ]
+    assert {next(iter(change)) for change in changes} == {field.name for field in dataclasses.fields(RULES)}
+    digests = {dataclasses.replace(RULES, **change).digest() for change in changes}
+    assert len(digests | {RULES.digest()}) == len(changes) + 1
+    assert TypeAdapter(Rules).validate_python(dataclasses.asdict(RULES)).digest() == RULES.digest()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"looks": {}}, "looks are at"),
+        ({"looks": {5: 0.5, 3: 0.5}}, "rising numbers"),
+        ({"looks": {1: 0.5, 3: 0.5}}, "from 2"),
+        ({"looks": {3: 0.5, 5: 0.6}}, "shares that sum to 1"),
+        ({"looks": {3: -0.5, 5: 1.5}}, "positive shares"),
+        ({"alpha_within": 0.5}, "alpha_within is 0.5"),
+        ({"alpha_outside": 0.0}, "alpha_outside is 0.0"),
+        ({"minimum": 11}, "beyond the last look at 10"),
+    ],
+)
+def test_rules_that_make_no_sense_are_refused(change: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(RULES, **change)
