@@ -86,11 +86,3 @@ def test_real_sample_lying_unpacked_becomes_a_subset(tmp_path: Path, sample_mirr
     assert (info.train_images, info.test_images, info.shape) == (60, 30, (3, 80, 80))
     labels = [read_images(tmp_path / "packed", split).labels for split in ("train", "test")]  # type: ignore[arg-type]
     assert [np.bincount(part).tolist() for part in labels] == [[6] * 10, [3] * 10]
-
-
-def test_declared_counts_of_classes_add_up() -> None:
-    for name in ("imagenette", "isic2019"):
-        source = load_params().datasets[name]
-        for whole, parts in ((source.train, source.train_per_class), (source.test, source.test_per_class)):
-            assert isinstance(parts, tuple)
-            assert (len(parts), sum(parts)) == (source.classes, whole)

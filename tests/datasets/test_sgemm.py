@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import math
 from pathlib import Path
 
@@ -14,7 +16,10 @@ from stages.datasets.prepare import prepare
 from stages.datasets.prepare_table import split_rows, standardise
 from stages.datasets.sgemm import BadTable
 from stages.datasets.sources import fetch_dataset
+from stages.datasets.verified import ChecksumMismatch
 from stages.experiment import DatasetSource, SourceFile, load_params
+from tests.datasets.archives import write_zip
+from tests.datasets.official_host import Answer, OfficialHost
 
 HEADER = "MWG,NWG,KWG,MDIMC,NDIMC,MDIMA,NDIMB,KWI,VWM,VWN,STRM,STRN,SA,SB,Run1 (ms),Run2 (ms),Run3 (ms),Run4 (ms)"
 FIRST = "16,16,16,8,8,8,8,2,1,1,0,0,0,0,115.26,115.87,118.55,115.8"
@@ -150,6 +155,24 @@ def test_stand_in_can_be_learnt_but_not_by_one_column() -> None:
         return float(((np.c_[test.features[:, columns], np.ones(len(test))] @ weights - test.targets) ** 2).mean())
 
     assert error(slice(0, 14)) < 0.3 * test.targets.var() < min(error(slice(i, i + 1)) for i in range(14))
+
+
+def test_pinned_table_counts_whatever_archive_it_comes_in(tmp_path: Path, official_host: OfficialHost) -> None:
+    content = write(tmp_path / "raw", HEADER, FIRST, SECOND).joinpath(sgemm.FILE).read_bytes()
+    members = [(f"__MACOSX/._{sgemm.FILE}", b"a file manager's"), (sgemm.FILE, content), ("Readme.txt", b"")]
+    archive = write_zip(tmp_path / "sgemm.zip", members)
+    official_host.answers = {"sgemm.zip": Answer(body=archive.read_bytes())}
+    source = dataclasses.replace(
+        declare(1, 0, 1),
+        urls=(official_host.url,),
+        archive=SourceFile(name="sgemm.zip"),
+        files=(SourceFile(name=sgemm.FILE, sha256=hashlib.sha256(content).hexdigest()),),
+    )
+    manifest = fetch_dataset("tiny", source, tmp_path, None, lambda line: None)
+    assert (manifest.source, [file.matches_official for file in manifest.files]) == ("official", [True])
+    wrong = dataclasses.replace(source, files=(SourceFile(name=sgemm.FILE, sha256="0" * 64),))
+    with pytest.raises(ChecksumMismatch, match=rf"sgemm.zip, {sgemm.FILE}: expected sha256 0000"):
+        fetch_dataset("tiny", wrong, tmp_path / "elsewhere", None, lambda line: None)
 
 
 @pytest.mark.slow

@@ -1,0 +1,65 @@
+"""What `params.yaml` declares, held to the readers and to itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stages.datasets.manifest import Manifest
+from stages.datasets.packed import read_images
+from stages.datasets.prepare import READERS, prepare
+from stages.experiment import DatasetSource, load_params
+
+DATASETS = load_params().datasets
+IMAGES = {name: source for name, source in DATASETS.items() if source.kind == "images"}
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_reader_reads_the_declared_files_and_no_other(name: str) -> None:
+    source = IMAGES[name]
+    reader = READERS[source.reader]
+    assert {file for split in ("train", "test") for file in reader.FILES[split]} == {f.name for f in source.files}
+    assert len(reader.CLASSES) == source.classes
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_declaration_names_terms_place_and_digests(name: str) -> None:
+    source = DATASETS[name]
+    assert source.licence and source.homepage.startswith("http")
+    assert source.urls and all(url.startswith("http") and url.endswith("/") for url in source.urls)
+    for file in (*source.files, *([source.archive] if source.archive else [])):
+        assert file.md5 is None or len(bytes.fromhex(file.md5)) == 16
+        assert file.sha256 is None or len(bytes.fromhex(file.sha256)) == 32
+
+
+def test_one_data_set_has_files_without_a_digest() -> None:
+    """Nobody publishes any for ISIC 2019; a second such set would have to say why, too."""
+    unpinned = {name for name, source in DATASETS.items() for f in source.files if f.md5 is None and f.sha256 is None}
+    assert unpinned == {"isic2019"}
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_counts_of_classes_add_up(name: str) -> None:
+    source = IMAGES[name]
+    for whole, parts in ((source.train, source.train_per_class), (source.test, source.test_per_class)):
+        if parts is not None:
+            assert np.broadcast_to(parts, source.classes).sum() == whole
+
+
+def test_shared_folder_holds_the_same_files() -> None:
+    sharing = {name: source for name, source in DATASETS.items() if source.folder is not None}
+    assert sharing
+    for source in sharing.values():
+        other: DatasetSource = DATASETS[source.folder or ""]
+        assert (source.files, source.archive, source.urls) == (other.files, other.archive, other.urls)
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_every_data_set_has_a_stand_in_of_its_size(tmp_path: Path, name: str) -> None:
+    source = IMAGES[name]
+    info = prepare(source, Manifest(dataset=name, source="embedded"), tmp_path, tmp_path / "packed")
+    assert (info.provenance, info.kind, info.shape) == ("embedded", "images", source.shape)
+    assert read_images(tmp_path / "packed", "train").images.shape == (512, *source.shape)
+    assert (len(info.classes), info.shared_test_images) == (source.classes, 0)
