@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from hashlib import blake2b
 
 import numpy as np
@@ -10,6 +11,13 @@ import numpy as np
 from stages.datasets.packed import ImageSet, Split
 from stages.datasets.verified import DatasetError
 from stages.experiment import DatasetSource
+
+
+class UnknownReader(DatasetError):
+    """`params.yaml` names a reader that doesn't exist."""
+
+    def __init__(self, dataset: str, reader: str, known: Iterable[str]) -> None:
+        super().__init__(f"params.yaml: datasets.{dataset}.reader is {reader!r}; known: {', '.join(sorted(known))}")
 
 
 class WrongCount(DatasetError):

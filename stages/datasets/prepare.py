@@ -19,13 +19,21 @@ from stages.datasets import (
     tinyimagenet,
     tinyimagenet32,
 )
-from stages.datasets.checks import WrongCount, check_classes, check_shared, check_split, find_shared, pixel_statistics
+from stages.datasets.checks import (
+    UnknownReader,
+    WrongCount,
+    check_classes,
+    check_shared,
+    check_split,
+    find_shared,
+    pixel_statistics,
+)
 from stages.datasets.embedded import class_names, compose_stand_in
 from stages.datasets.manifest import BadManifest, Manifest
 from stages.datasets.packed import ImageSet, PackedInfo, Split, digest_images, write_packed
 from stages.datasets.prepare_table import prepare_table
 from stages.datasets.text import prepare_text
-from stages.datasets.verified import ChecksumMismatch, DatasetError, digest_file
+from stages.datasets.verified import ChecksumMismatch, digest_file
 from stages.experiment import DatasetSource
 
 # A reader has CLASSES, FILES (the names of the raw files of each split) and read_split(folder, split) -> ImageSet; one
@@ -42,10 +50,6 @@ READERS: dict[str, ModuleType] = {
     "tinyimagenet32": tinyimagenet32,
 }
 INEXACT_SHARE = 0.005  # of the test rows, above which a data set is no longer `full` (DESIGN 2)
-
-
-class UnknownReader(DatasetError):
-    """`params.yaml` names a reader that doesn't exist."""
 
 
 def prepare(source: DatasetSource, manifest: Manifest, home: Path, target: Path) -> PackedInfo:
@@ -123,9 +127,7 @@ def judge_provenance(
 
 def _find_reader(dataset: str, source: DatasetSource) -> ModuleType:
     if source.reader not in READERS:
-        raise UnknownReader(
-            f"params.yaml: datasets.{dataset}.reader is {source.reader!r}; known: {', '.join(sorted(READERS))}"
-        )
+        raise UnknownReader(dataset, source.reader, READERS)
     return READERS[source.reader]
 
 

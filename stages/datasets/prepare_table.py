@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from stages.datasets import sgemm
-from stages.datasets.checks import WrongCount, WrongShape
+from stages.datasets.checks import UnknownReader, WrongCount, WrongShape
 from stages.datasets.manifest import PROVENANCE_OF_WHOLE, Manifest
 from stages.datasets.packed import PackedInfo, TableSet, TableSplit, digest_tables, write_packed
 from stages.experiment import DatasetSource
@@ -25,6 +25,8 @@ def prepare_table(source: DatasetSource, manifest: Manifest, folder: Path, targe
         DatasetError: the raw file isn't what `source` declares.
     """
     counts: dict[TableSplit, int] = {"train": source.train, "validation": source.validation, "test": source.test}
+    if source.reader != "sgemm":
+        raise UnknownReader(manifest.dataset, source.reader, ["sgemm"])
     if source.shape != (len(sgemm.COLUMNS),):
         raise WrongShape(f"{manifest.dataset}: rows have {len(sgemm.COLUMNS)} columns; params.yaml: {source.shape}")
     if manifest.source == "embedded":

@@ -1,4 +1,4 @@
-"""A text as a sequence of tokens, one a byte: Tiny Shakespeare, or any file of text.
+"""A text as a sequence of tokens, one a byte: Tiny Shakespeare, a sample of OpenWebText, or any file of text.
 
 The last tenth is the test set, as in the examples that made Tiny Shakespeare known (Karpathy 2015).
 """
@@ -6,12 +6,14 @@ The last tenth is the test set, as in the examples that made Tiny Shakespeare kn
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from stages.datasets.checks import WrongCount
+from stages.datasets.checks import UnknownReader, WrongCount
 from stages.datasets.manifest import PROVENANCE_OF_WHOLE, Manifest
+from stages.datasets.openwebtext import read_sample
 from stages.datasets.packed import PackedInfo, TokenSet, digest_tokens, write_packed
 from stages.datasets.verified import DatasetError
 from stages.experiment import DatasetSource
@@ -48,7 +50,7 @@ def prepare_text(source: DatasetSource, manifest: Manifest, folder: Path, target
     if manifest.source == "embedded":
         text = compose_stand_in(manifest.dataset)
     else:
-        text = b"".join(_read_text(folder / file.name) for file in source.files)
+        text = _find_reader(manifest.dataset, source)(folder / source.files[0].name, source.train + source.test)
     tokens = np.frombuffer(text, dtype=np.uint8).astype(np.uint16)
     end = len(tokens) * (TEST_PART - 1) // TEST_PART
     train, test = TokenSet(tokens[:end]), TokenSet(tokens[end:])
@@ -76,7 +78,12 @@ def prepare_text(source: DatasetSource, manifest: Manifest, folder: Path, target
     return info
 
 
-def _read_text(path: Path) -> bytes:
+def read_text(path: Path, size_bytes: int) -> bytes:
+    """The whole file, whatever `size_bytes` are declared: what differs is counted later.
+
+    Raises:
+        BadText: it is no text.
+    """
     content = path.read_bytes()
     try:
         content.decode()
@@ -85,6 +92,16 @@ def _read_text(path: Path) -> bytes:
     if len(content) < TEST_PART or b"\0" in content:
         raise BadText(f"{path}: {'too short' if len(content) < TEST_PART else 'binary'}, not a text")
     return content
+
+
+# Path of the raw file and number of bytes declared -> the text.
+READERS: dict[str, Callable[[Path, int], bytes]] = {"openwebtext": read_sample, "text": read_text}
+
+
+def _find_reader(dataset: str, source: DatasetSource) -> Callable[[Path, int], bytes]:
+    if source.reader not in READERS:
+        raise UnknownReader(dataset, source.reader, READERS)
+    return READERS[source.reader]
 
 
 def compose_stand_in(name: str) -> bytes:

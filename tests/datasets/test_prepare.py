@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stages.datasets.checks import MissingClass, WrongCount, WrongLabel, WrongShape
+from stages.datasets.checks import MissingClass, UnknownReader, WrongCount, WrongLabel, WrongShape
 from stages.datasets.manifest import BadManifest, Manifest, read_manifest
 from stages.datasets.packed import PackedInfo, read_images, read_info
-from stages.datasets.prepare import UnknownReader, judge_provenance, prepare
+from stages.datasets.prepare import judge_provenance, prepare
 from stages.datasets.sources import fetch_dataset
 from stages.datasets.verified import ChecksumMismatch
 from stages.experiment import DatasetSource

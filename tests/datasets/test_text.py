@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import dataclasses
+import io
+import tarfile
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 
-from stages.datasets.checks import WrongCount
+from stages.datasets.archive import ArchiveBomb, BadArchive
+from stages.datasets.checks import UnknownReader, WrongCount
 from stages.datasets.manifest import Manifest
+from stages.datasets.openwebtext import read_sample
 from stages.datasets.packed import TokenSet, digest_tokens, read_tokens
 from stages.datasets.prepare import prepare
 from stages.datasets.sources import fetch_dataset
@@ -89,3 +95,63 @@ def test_real_text_is_the_pinned_one(tmp_path: Path, sample_mirror: Path) -> Non
     train = read_tokens(tmp_path / "packed", "train")
     assert bytes(train.tokens[:14].astype(np.uint8)) == b"First Citizen:"
     assert (info.train_images, info.test_images) == (1_003_854, 111_540)
+
+
+def pages_xz(*pages: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:xz") as archive:
+        for number, page in enumerate(pages):
+            member = tarfile.TarInfo(f"{number:07d}-page.txt")
+            member.size = len(page)
+            archive.addfile(member, io.BytesIO(page))
+    return buffer.getvalue()
+
+
+def web_text(folder: Path, *files: bytes) -> Path:
+    path = folder / "urlsf_subset00.tar"
+    members = [(f"openwebtext/urlsf_subset00-{number}_data.xz", content) for number, content in enumerate(files)]
+    with tarfile.open(path, "w") as archive:
+        for name, content in [("openwebtext/README", b"nothing"), *members]:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+def test_sample_is_the_first_bytes_of_the_pages_in_their_order(tmp_path: Path) -> None:
+    path = web_text(tmp_path, pages_xz(b"one", b"two"), pages_xz(b"three"), b"is never looked at")
+    assert read_sample(path, 15) == b"one\n\ntwo\n\nthree"
+    assert read_sample(path, 7) == b"one\n\ntw"
+    path = web_text(tmp_path, pages_xz(b"one"))
+    assert read_sample(path, 100) == b"one\n\n"
+
+
+def test_sample_becomes_tokens(tmp_path: Path) -> None:
+    (tmp_path / "downloads/mine").mkdir(parents=True)
+    path = web_text(tmp_path / "downloads/mine", pages_xz(b"a" * 70, b"b" * 70))
+    source = dataclasses.replace(declare(90, 10), reader="openwebtext", files=(SourceFile(name=path.name),))
+    manifest = fetch_dataset("mine", source, tmp_path, None, lambda line: None)
+    info = prepare(source, manifest, tmp_path, tmp_path / "packed")
+    assert (info.train_images, info.test_images, info.provenance) == (90, 10, "subset")
+    assert bytes(read_tokens(tmp_path / "packed", "test").tokens.astype(np.uint8)) == b"b" * 10
+
+
+CUT = pages_xz(np.random.RandomState(0).bytes(5000))[:2000]
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [(b"no xz", BadArchive), (CUT, BadArchive), (pages_xz(bytes(1 << 25)), ArchiveBomb)],
+    ids=["other", "cut", "bomb"],
+)
+def test_damaged_pages_are_named(tmp_path: Path, content: bytes, error: type[Exception]) -> None:
+    with pytest.raises(error, match=r"urlsf_subset00.tar, openwebtext/urlsf_subset00-0_data.xz"):
+        read_sample(web_text(tmp_path, content), 1000)
+
+
+@pytest.mark.parametrize("kind", ["text", "table"])
+def test_unknown_reader_lists_the_known(tmp_path: Path, kind: Literal["text", "table"]) -> None:
+    source = dataclasses.replace(declare(1, 1), kind=kind, reader="fineweb")
+    manifest = Manifest(dataset="mine", source="official")
+    with pytest.raises(UnknownReader, match=r"reader is 'fineweb'; known: (openwebtext, text|sgemm)"):
+        prepare(source, manifest, tmp_path, tmp_path / "packed")
