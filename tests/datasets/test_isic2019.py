@@ -75,15 +75,17 @@ def test_pictures_of_one_lesion_stay_together(tmp_path: Path) -> None:
         assert len(test) == 11
 
 
-def test_a_split_by_picture_would_have_torn_lesions(tmp_path: Path) -> None:
-    write(tmp_path, lesions=None)
-    _, test = split_images(tmp_path)
-    assert any(
-        0
-        < len([image for image in LESIONS if LESIONS[image] == lesion and image in test])
-        < list(LESIONS.values()).count(lesion)
-        for lesion in LESIONS.values()
-    )
+def torn(test: set[str]) -> set[str]:
+    """Lesions with pictures in both splits."""
+    return {LESIONS[image] for image in LESIONS if image in test} & {LESIONS[i] for i in LESIONS if i not in test}
+
+
+def test_metadata_keep_lesions_whole_that_would_be_torn_without(tmp_path: Path) -> None:
+    (tmp_path / "without").mkdir()
+    write(tmp_path / "without", lesions=None)
+    assert torn(split_images(tmp_path / "without")[1])
+    write(tmp_path)
+    assert not torn(split_images(tmp_path)[1])
 
 
 def test_files_of_the_same_content_stay_together(tmp_path: Path) -> None:

@@ -79,6 +79,15 @@ def test_inexact_test_file_without_its_rows_makes_a_subset(tmp_path: Path) -> No
     assert prepare(dataset.source, manifest, tmp_path, tmp_path / "packed").provenance == "subset"
 
 
+def test_data_set_without_one_of_its_files_is_a_subset(tmp_path: Path) -> None:
+    dataset = tiny_mnist()
+    dataset.write(tmp_path / "downloads/tiny")
+    manifest = fetch_dataset("tiny", dataset.source, tmp_path, None, lambda line: None)
+    assert judge_provenance(dataset.source, manifest, TRAIN, TEST) == "full"
+    part = dataclasses.replace(manifest, files=manifest.files[:-1])
+    assert judge_provenance(dataset.source, part, TRAIN, TEST) == "subset"
+
+
 def test_stand_in_is_never_taken_for_the_data_set(tmp_path: Path) -> None:
     manifest = Manifest(dataset="tiny", source="embedded")
     info = prepare(tiny_cifar10().source, manifest, tmp_path, tmp_path / "packed")
