@@ -13,6 +13,8 @@ READY := .venv/ready-$(TORCH_BACKEND)
 
 # dvc.yaml says `python -m stages.…`: that python is ours.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+# Threads of torch that wait sleep instead of spinning: other work on the machine then costs its share and no more.
+export OMP_WAIT_POLICY ?= PASSIVE
 ifneq ($(DEVICE),)
 export CLAIMCHECK_DEVICE := $(DEVICE)
 endif

@@ -25,6 +25,8 @@ def main(arguments: list[str] | None = None) -> int:
         help="auto, cpu, cuda, or one per slot: cuda:0,cuda:1 (default: CLAIMCHECK_DEVICE, else auto)",
     )
     options = parser.parse_args(arguments)
+    # Threads that wait for each other sleep: spinning, they stop all work where several trainings share the cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded, which is later
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
