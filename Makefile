@@ -4,6 +4,8 @@
 TORCH_BACKEND ?= $(shell cat .venv/torch-backend 2>/dev/null || echo locked)
 # PROFILE=smoke|quick|paper: written into params.yaml before a repro.  Unset: params.yaml decides.
 PROFILE ?=
+# EXPERIMENTS="a b": only these are trained and evaluated, and only their data fetched.  Unset: all.
+EXPERIMENTS ?=
 # DEVICE=cpu|cuda: where models train and answer.  Unset: training takes cuda where there is one, the service cpu.
 DEVICE ?=
 PORT ?= 8000
@@ -26,7 +28,7 @@ endif
 help:  ## this list
 	@awk -F ':.*##' '/^[a-z-]+:.*##/ {printf "  make %-12s%s\n", $$1, $$2}' Makefile
 	@echo
-	@echo "  PROFILE=smoke|quick|paper   DEVICE=cpu|cuda   TORCH_BACKEND=cpu   PYTHON=python3.12"
+	@echo '  PROFILE=smoke|quick|paper   EXPERIMENTS="a b"   DEVICE=cpu|cuda   TORCH_BACKEND=cpu   PYTHON=python3.12'
 
 setup: $(READY)  ## .venv with everything in it; the other targets call it themselves
 
@@ -38,7 +40,13 @@ repro: $(READY)  ## run the whole pipeline: data, training, evaluation, database
 ifneq ($(PROFILE),)
 	$(BIN)/claimcheck profile $(PROFILE)
 endif
+ifeq ($(EXPERIMENTS),)
 	$(BIN)/dvc repro
+else
+	$(BIN)/dvc repro $(addprefix evaluate@,$(EXPERIMENTS))
+	$(BIN)/python -m stages.record
+	$(BIN)/python -m stages.report
+endif
 
 # A process a core with one thread each: files in parallel are faster than threads in small tests.
 test: $(READY)  ## the tests, without those that take long
