@@ -245,6 +245,13 @@ def test_order_of_replicates_and_mirror_image_change_nothing(sample: list, shift
     assert (verdict.low, verdict.high) == pytest.approx((shuffled.low, shuffled.high), abs=1e-12)
 
 
+@given(st.permutations(range(5)))
+def test_the_order_in_which_replicates_arrive_changes_no_digit(order: list) -> None:
+    arrived = Sample(tuple(Replicate(index=index, value=FIVE[index]) for index in order))
+    claim = ValueClaim(value=0.8159, margin=0.01)
+    assert judge_value(claim, arrived, rules=RULES) == judge(claim, FIVE)
+
+
 @given(samples, shifts, st.sampled_from([2.0, 100.0, 0.01]))
 def test_the_unit_changes_nothing(sample: list, shift: float, factor: float) -> None:
     """Percent or fraction: the same verdict and the same number of replicates."""
