@@ -48,7 +48,11 @@ def write_docs(root: Path, path: Path) -> Path:
         record(root, place, evidence_only=True)
         with open_results(place)() as session:
             comparisons = compare(session)
-    parts = [DOCS_HEAD, *(as_markdown(comparison) for comparison in comparisons)]
+    measured = [comparison for comparison in comparisons if comparison.provenance is not None]
+    open_titles = [comparison.title for comparison in comparisons if comparison.provenance is None]
+    parts = [DOCS_HEAD, *(as_markdown(comparison) for comparison in measured)]
+    if open_titles:
+        parts.append("## Without evidence so far\n\n" + "".join(f"- {title}\n" for title in open_titles))
     write_atomically(path, "\n".join(parts).encode())
     return path
 

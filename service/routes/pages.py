@@ -29,15 +29,15 @@ def show_comparison(
     metric: Annotated[str, Query()] = "accuracy",
 ) -> Response:
     """One data set's comparison, and its models to try."""
-    datasets = queries.list_datasets(session)
-    overview = {item.name: compare(session, dataset=item.name) for item in datasets}
+    every = {item.name: _real_first(compare(session, dataset=item.name)) for item in queries.list_datasets(session)}
+    overview = {name: comparisons for name, comparisons in every.items() if comparisons}
     chosen = queries.find_dataset(session, dataset or _strongest(overview))
-    comparisons = compare(session, dataset=chosen.name, profile=profile, metric=metric)
+    comparisons = _real_first(compare(session, dataset=chosen.name, profile=profile, metric=metric))
     return templates.TemplateResponse(
         request,
         "index.html",
         {
-            "datasets": datasets,
+            "datasets": [item for item in queries.list_datasets(session) if item.name in overview],
             "overview": overview,
             "dataset": chosen,
             "profile": profile,
@@ -50,6 +50,11 @@ def show_comparison(
             "max_images": settings.max_images,
         },
     )
+
+
+def _real_first(comparisons: list[ExperimentComparison]) -> list[ExperimentComparison]:
+    """Experiments in their order, those measured on real data before stand-ins and those not run."""
+    return sorted(comparisons, key=lambda comparison: comparison.provenance in (None, "embedded"))
 
 
 def _strongest(overview: dict[str, list[ExperimentComparison]]) -> str:
