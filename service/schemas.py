@@ -138,6 +138,14 @@ class CheckpointOut(Out):
     accuracy: float | None = Field(description="ours, of these very weights on the test set")
 
 
+class FindingOut(Out):
+    """What was computed without training."""
+
+    status: str = Field(examples=["contradicted"], description="holds, fails or contradicted")
+    computed: dict[str, float] = Field(examples=[{"relative_gain_percent": 4.992922}])
+    explanation: str
+
+
 class ClaimOut(Out):
     id: str = Field(examples=["ninformer.table2.c100.vit"])
     paper: str
@@ -154,6 +162,12 @@ class ClaimOut(Out):
     baseline_arm: str | None
     better: str | None
     note: str | None
+    high: float | None = Field(description="a range ends here")
+    trials: int | None = Field(description="a proportion is value of these")
+    family: str | None = Field(description="the claims that are judged together with this one")
+    statement: str | None = Field(description="what is stated where there is no number")
+    reason: str | None = Field(description="why nothing here can test it")
+    finding: FindingOut | None
 
 
 class MetricInfoOut(Out):

@@ -23,7 +23,7 @@ def main() -> int:
         print(f"record: {note}", file=sys.stderr)
     print(
         f"record: {place}: {summary.results} results ({summary.selected} enter comparisons), "
-        f"{summary.checkpoints} checkpoints, {summary.claims} claims"
+        f"{summary.checkpoints} checkpoints, {summary.claims} claims, {summary.findings} of them computed"
     )
     return 0
 

@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "evidence": {"run"},
     "datasets": {"experiment", "store"},
     "results": {"run", "experiment", "evidence"},
-    "recording": {"run", "store", "fingerprint", "experiment", "evidence", "results"},
+    "recording": {"run", "finding", "store", "fingerprint", "experiment", "evidence", "results"},
     "reporting": {"store", "recording", "results"},
     "models": {"ops"},
     "papers": {"run", "finding", "models", "ops", "optim"},

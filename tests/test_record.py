@@ -13,7 +13,7 @@ import yaml
 from stages import record as verb
 from stages.evidence import CostLine, EvidenceError, EvidenceLine, Release, ResultLine, read_lines, write_lines
 from stages.recording import RecordError, record
-from stages.results import Checkpoint, Result, open_results
+from stages.results import Checkpoint, Claim, Result, open_results
 from tests.service.results_factory import CODE, add_results, as_published, make_root
 
 DATABASE = "data/results.db"
@@ -262,3 +262,31 @@ def test_arms_that_differ_on_purpose_are_compared_and_others_are_not(root: Path)
         found = session.query(Result).filter_by(experiment="ninformer-cifar100", profile="quick", is_selected=True)
         assert {row.arm for row in found} == {"vit", "mlp-mixer", "local-vit", "ninformer"}
         assert len({row.conditions for row in found}) == 1
+
+
+def write_finding(root: Path, claim: str) -> None:
+    line = {
+        "claim": claim,
+        "status": "fails",
+        "computed": {"ratio": 2.5},
+        "explanation": "Twice.",
+        "paper": "ninformer",
+    }
+    (root / "data" / "findings.jsonl").write_text(json.dumps(line) + "\n")
+
+
+def test_a_finding_stands_beside_its_claim(root: Path) -> None:
+    write_finding(root, "ninformer.table2.cifar100.vit")
+    assert record(root, DATABASE).findings == 1
+    with open_results(str(root / DATABASE))() as session:
+        found = {claim.id: claim.finding for claim in session.query(Claim) if claim.finding is not None}
+    assert found == {
+        "ninformer.table2.cifar100.vit": {"status": "fails", "computed": {"ratio": 2.5}, "explanation": "Twice."}
+    }
+    assert record(root, DATABASE, evidence_only=True).findings == 0
+
+
+def test_a_finding_of_no_claim_is_refused(root: Path) -> None:
+    write_finding(root, "ninformer.table9")
+    with pytest.raises(RecordError, match=r"findings.jsonl, line 1: no claim ninformer.table9 in data/claims.csv"):
+        record(root, DATABASE)

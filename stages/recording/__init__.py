@@ -1,4 +1,4 @@
-"""Result lines, evidence, claims and params into the database, in a fixed order, all or nothing.
+"""Result lines, evidence, claims, findings and params into the database, in a fixed order, all or nothing.
 
 The same files give the same rows.  A SQLite file is built beside the old one and swapped in by one rename; another
 database is rebuilt in one transaction.
@@ -15,7 +15,7 @@ from sqlalchemy.engine import make_url
 from stages import results as tables
 from stages.experiment import load_params
 from stages.recording.rows import Rows
-from stages.recording.sources import RecordError, find_results, find_weights, place_claims, read_claims
+from stages.recording.sources import RecordError, find_results, find_weights, place_claims, read_claims, read_findings
 from stages.store import write_atomically
 
 __all__ = ["RecordError", "Summary", "record"]
@@ -29,6 +29,7 @@ class Summary:
     selected: int
     checkpoints: int
     claims: int
+    findings: int
     notes: tuple[str, ...]
 
 
@@ -46,9 +47,10 @@ def record(root: Path, place: str, *, evidence_only: bool = False) -> Summary:
     params = load_params(root)
     listed = root / "data" / "claims.csv"
     claims = place_claims(listed, read_claims(listed), params)
+    findings = read_findings(root / "data" / "findings.jsonl", claims) if not evidence_only else {}
     found = find_results(root, params, evidence_only=evidence_only)
     weights, notes = find_weights(root, found)
-    rows = Rows(params, found, weights, claims)
+    rows = Rows(params, found, weights, claims, findings)
     url = make_url(tables.database_url(place))
     if url.get_backend_name() != "sqlite":
         tables.create_results(url.render_as_string(hide_password=False), rows.fill)
@@ -66,5 +68,6 @@ def record(root: Path, place: str, *, evidence_only: bool = False) -> Summary:
         selected=len(rows.selected),
         checkpoints=len(rows.checkpoints()),
         claims=len(claims),
+        findings=len(findings),
         notes=tuple(notes),
     )

@@ -15,7 +15,7 @@ from stages import results as tables
 from stages.evidence import CostLine
 from stages.experiment import Params
 from stages.fingerprint import source_path
-from stages.recording.sources import ClaimLine, Found, Weights
+from stages.recording.sources import ClaimLine, FindingLine, Found, Weights
 from stages.run import canonical_json
 
 
@@ -23,9 +23,14 @@ class Rows:
     """The rows of one database, made anew for each call of `fill`."""
 
     def __init__(
-        self, params: Params, found: Sequence[Found], weights: Mapping[str, Weights], claims: Sequence[ClaimLine]
+        self,
+        params: Params,
+        found: Sequence[Found],
+        weights: Mapping[str, Weights],
+        claims: Sequence[ClaimLine],
+        findings: Mapping[str, FindingLine],
     ) -> None:
-        self.params, self.found, self.weights, self.claims = params, found, weights, claims
+        self.params, self.found, self.weights, self.claims, self.findings = params, found, weights, claims, findings
         self.ids = {item.identity: number for number, item in enumerate(found, start=1)}
         self.selected = _select(found)
 
@@ -37,7 +42,7 @@ class Rows:
             self.arms(),
             self.results(),
             self.checkpoints(),
-            [tables.Claim(position=number, **vars(claim)) for number, claim in enumerate(self.claims)],
+            [self.claim(number, claim) for number, claim in enumerate(self.claims)],
         ):
             session.add_all(rows)
             session.flush()
@@ -51,9 +56,15 @@ class Rows:
             [_cite(paper) for paper in self.papers()],
             [TypeAdapter(Found).dump_python(item, mode="json", exclude={"file"}) for item in self.found],
             [vars(claim) for claim in self.claims],
+            {claim: vars(finding) for claim, finding in self.findings.items()},
             {digest: vars(weights) for digest, weights in self.weights.items()},
         ]
         return hashlib.sha256(canonical_json(parts).encode()).hexdigest()
+
+    def claim(self, position: int, claim: ClaimLine) -> tables.Base:
+        found = self.findings.get(claim.id)
+        shown = {name: getattr(found, name) for name in ("status", "computed", "explanation")} if found else None
+        return tables.Claim(position=position, finding=shown, **vars(claim))
 
     def papers(self) -> list[str]:
         return list(dict.fromkeys(experiment.paper for experiment in self.params.experiments.values()))

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from stages.evidence import CostLine, EvidenceLine, Origin, Release, ResultLine, read_lines
 from stages.experiment import Params, plan_runs
+from stages.finding import Finding
 from stages.fingerprint import changed_modules
 from stages.run import STRICT, RunSpec, canonical_json
 
@@ -141,6 +142,36 @@ def place_claims(path: Path, claims: Sequence[ClaimLine], params: Params) -> lis
                     raise RecordError(f"{path}: {claim.id}: {experiment.name} has no arm {arm!r}; known: {known}")
         placed.append(claim)
     return placed
+
+
+@dataclass(frozen=True, kw_only=True)
+class FindingLine(Finding):
+    """A line of `data/findings.jsonl`: what `analyse` computed for a claim."""
+
+    __pydantic_config__: ClassVar = STRICT
+    paper: str
+
+
+def read_findings(path: Path, claims: Sequence[ClaimLine]) -> dict[str, FindingLine]:
+    """Findings by claim; none where `analyse` has not run.
+
+    Raises:
+        RecordError: a line that can't be read, or of a claim that isn't listed.
+    """
+    adapter, known = TypeAdapter(FindingLine), {claim.id for claim in claims}
+    findings: dict[str, FindingLine] = {}
+    lines = path.read_text().splitlines() if path.is_file() else []
+    for number, line in enumerate(lines, start=1):
+        try:
+            finding = adapter.validate_json(line)
+        except ValidationError as error:
+            raise RecordError(
+                f"{path}, line {number}: {error.errors()[0]['msg']}; run `python -m stages.analyse`"
+            ) from None
+        if finding.claim not in known:
+            raise RecordError(f"{path}, line {number}: no claim {finding.claim} in data/claims.csv")
+        findings[finding.claim] = finding
+    return findings
 
 
 def find_results(root: Path, params: Params, *, evidence_only: bool = False) -> list[Found]:

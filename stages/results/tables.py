@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from sqlalchemy import JSON, BigInteger, Double, ForeignKey, ForeignKeyConstraint, Index, String, Text, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 
 class Base(DeclarativeBase):
@@ -215,7 +215,8 @@ class Claim(Base):
     """A statement of a paper, from `data/claims.csv`; `value` in `unit`, accuracies as fractions.
 
     A range ends at `high`, a proportion is `value` of `trials`; `statement` says what has no number, `reason` why
-    nothing here can test it.  `experiment` and arms may have a `*` that stands for any text.
+    nothing here can test it.  `experiment` and arms may have a `*` that stands for any text.  `finding`: what `analyse`
+    computed without training (status, computed, explanation).
     """
 
     __tablename__ = "claims"
@@ -241,3 +242,4 @@ class Claim(Base):
     family: Mapped[str | None]
     statement: Mapped[str | None]
     reason: Mapped[str | None]
+    finding: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))

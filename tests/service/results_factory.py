@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import hashlib
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ def make_root(root: Path) -> Path:
     """MNIST as printed on full data, CIFAR-100 at quick (published) and smoke, CIFAR-10 on stand-ins only."""
     write_params(root)
     write_claims(root)
+    write_findings(root)
     paper = add_results(root, "ninformer-mnist", "paper", "full", published="2026-11-02T10:00:00Z")
     assert len(paper) == 12, "four arms with three replicates each"
     add_results(root, "ninformer-cifar100", "quick", "subset", published="2026-11-01T10:00:00Z")
@@ -111,6 +113,18 @@ def write_claims(root: Path) -> None:
                     "better": "lower",
                 }
             )
+
+
+def write_findings(root: Path) -> None:
+    """One, of a time that can't be right."""
+    finding = {
+        "claim": "ninformer.table3.mnist.vit",
+        "paper": "ninformer",
+        "status": "contradicted",
+        "computed": {"times_peak": 113.3},
+        "explanation": "The printed time needs more than the card's peak.",
+    }
+    (root / "data" / "findings.jsonl").write_text(json.dumps(finding) + "\n")
 
 
 def add_results(

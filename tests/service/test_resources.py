@@ -101,3 +101,10 @@ def test_only_the_documented_addresses_are_unversioned(client: TestClient) -> No
 @pytest.mark.parametrize("state", ["live", "ready"])
 def test_health_is_ok(client: TestClient, state: str) -> None:
     assert client.get(f"/health/{state}").json()["status"] == "ok"
+
+
+def test_a_claim_says_what_was_found_without_training(client: TestClient) -> None:
+    claim = client.get("/api/v1/claims/ninformer.table3.mnist.vit").json()
+    assert claim["finding"]["status"] == "contradicted"
+    assert claim["finding"]["computed"] == {"times_peak": 113.3}
+    assert client.get("/api/v1/claims/ninformer.table2.mnist.vit").json()["finding"] is None
