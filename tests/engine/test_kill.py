@@ -166,7 +166,7 @@ def test_damaged_resume_state_starts_over_and_says_so(
     assert outcomes(project) == undisturbed
 
 
-@pytest.mark.slow
+@pytest.mark.timeout(3000)
 def test_killed_at_random_moments_again_and_again(tmp_path: Path, undisturbed: dict[str, tuple[bytes, bytes]]) -> None:
     """Also the killed spawned slots of a training on two."""
     moments = random.Random(0)
