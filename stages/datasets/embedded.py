@@ -19,7 +19,9 @@ import numpy as np
 
 from stages.datasets.packed import ImageSet
 
-TRAIN_IMAGES, TEST_IMAGES = 512, 64
+TRAIN_IMAGES = 512
+TEST_IMAGES, LARGE_TEST_IMAGES = 64, 16  # images above LARGE pixels a side cost four times as much and more
+LARGE = 32
 TEST_EVERY = 4  # each fourth source of a digit belongs to the test set
 INK_LEVELS = 16
 
@@ -44,7 +46,9 @@ def compose_stand_in(name: str, shape: tuple[int, ...], classes: int) -> tuple[I
         rank[digits == digit] = np.arange(np.count_nonzero(digits == digit))
     held_out = rank % TEST_EVERY == 0
     train_labels = random.permutation(np.arange(max(TRAIN_IMAGES, classes)) % classes)
-    test_labels = np.arange(TEST_IMAGES) % classes if classes <= TEST_IMAGES else _spread(classes)
+    test_images = TEST_IMAGES if shape[1] <= LARGE else LARGE_TEST_IMAGES
+    every = np.arange(test_images)
+    test_labels = every % classes if classes <= test_images else every * classes // test_images
     train = _compose(train_labels, images[~held_out], digits[~held_out], shape, _places(classes), random)
     test = _compose(test_labels, images[held_out], digits[held_out], shape, _places(classes), random)
     return train, test
@@ -62,10 +66,6 @@ def load_sources() -> tuple[np.ndarray, np.ndarray]:
 
 def _places(classes: int) -> int:
     return len(str(classes - 1))
-
-
-def _spread(classes: int) -> np.ndarray:
-    return np.arange(TEST_IMAGES) * classes // TEST_IMAGES
 
 
 def _compose(
