@@ -10,10 +10,10 @@ from stages.results import ExperimentComparison, Result
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 
 
-def comparison_chart(comparison: ExperimentComparison) -> dict[str, Any]:
+def comparison_chart(comparison: ExperimentComparison) -> dict[str, Any] | None:
     """A row an arm: the paper's value as a diamond, ours as a dot with its 95 % interval.
 
-    A stand-in's number is not drawn: a mark in a chart always means something.
+    A stand-in's number is not drawn: a mark in a chart always means something.  None where there is nothing to draw.
     """
     is_fraction = comparison.metric.unit == "fraction"
     scale = 100 if is_fraction else 1
@@ -26,6 +26,8 @@ def comparison_chart(comparison: ExperimentComparison) -> dict[str, Any]:
             if arm.ours.low is not None and arm.ours.high is not None:
                 row |= {"low": scale * arm.ours.low, "high": scale * arm.ours.high}
             rows.append(row)
+    if not rows:
+        return None
     shown_unit = {"fraction": " (%)", "seconds": " (s)", "bytes": " (B)"}.get(comparison.metric.unit, "")
     axis = {} if is_fraction else {"axis": {"format": "~s"}}
     x = {"type": "quantitative", "title": f"{comparison.metric.title}{shown_unit}", **axis}
@@ -36,7 +38,7 @@ def comparison_chart(comparison: ExperimentComparison) -> dict[str, Any]:
         "$schema": SCHEMA,
         "description": f"{comparison.title}: {comparison.metric.title}, ours beside the paper's",
         "width": "container",
-        "height": 44 * len(comparison.arms),
+        "height": 44 * len({row["arm"] for row in rows}),
         "autosize": {"type": "fit-x", "contains": "padding"},
         "data": {"values": rows},
         "encoding": {"y": {"field": "arm", "type": "nominal", "sort": None, "title": None}},

@@ -140,6 +140,11 @@ def test_the_reference_lists_every_operation_and_every_problem(client: TestClien
         assert f'id="problem-{status}"' in html
 
 
+def test_nothing_to_draw_is_no_chart(client: TestClient) -> None:
+    assert "data-chart" in client.get("/?dataset=cifar10").text, "the paper's values"
+    assert "data-chart" not in client.get("/?dataset=cifar10&metric=calibration_error").text, "stand-ins alone"
+
+
 def test_the_chart_scripts_come_from_here_and_may_be_kept(client: TestClient) -> None:
     response = client.get("/static/vega.js")
     assert response.headers["content-type"].startswith("text/javascript")
