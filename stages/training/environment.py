@@ -12,6 +12,7 @@ import torch
 
 from stages.device import device_name
 from stages.run import canonical_json
+from stages.training.memory import give_back_freed_memory
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
@@ -39,6 +40,7 @@ def reset_peak_memory(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     elif os.access("/proc/self/clear_refs", os.W_OK):
+        give_back_freed_memory()
         with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
             file.write("5")  # proc(5): resets the peak resident set size
 

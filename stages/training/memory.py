@@ -15,3 +15,10 @@ def keep_freed_memory() -> bool:
     """Tell glibc's allocator, for the rest of this process; returns whether there is one that listens."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and bool(mallopt(_M_MMAP_MAX, 0)) and bool(mallopt(_M_TRIM_THRESHOLD, 2**31 - 1))
+
+
+def give_back_freed_memory() -> None:
+    """Return what earlier work freed to the system, so that a run's peak is its own."""
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)

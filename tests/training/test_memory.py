@@ -16,12 +16,27 @@ print(min(faults() for _ in range(3)))
 """
 
 
-def page_faults(script: str) -> int:
+def printed_number(script: str) -> int:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     return int(done.stdout)
 
 
 def test_memory_freed_once_is_not_touched_anew() -> None:
-    kept = page_faults(SCRIPT.format(keep=True))
-    given_back = page_faults(SCRIPT.replace("assert keep_freed_memory() == {keep}", ""))
+    kept = printed_number(SCRIPT.format(keep=True))
+    given_back = printed_number(SCRIPT.replace("assert keep_freed_memory() == {keep}", ""))
     assert kept < given_back / 10, (kept, given_back)
+
+
+def test_a_peak_starts_anew_although_freed_memory_is_kept() -> None:
+    script = """
+import numpy, torch
+from stages.training.environment import peak_memory_bytes, reset_peak_memory
+from stages.training.memory import keep_freed_memory
+keep_freed_memory()
+cpu = torch.device("cpu")
+numpy.ones(256 * 2**20, dtype="uint8")
+before = peak_memory_bytes(cpu)
+reset_peak_memory(cpu)
+print(before - peak_memory_bytes(cpu))
+"""
+    assert printed_number(script) > 200 * 2**20
