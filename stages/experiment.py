@@ -327,6 +327,7 @@ def describe_cut(experiment: Experiment, profile: Profile, source: DatasetSource
         "epochs": f"{protocol.epochs} of {printed.epochs} epochs",
         "train_images": f"{protocol.train_images or source.train:,} of {source.train:,} training images",
         "steps_per_epoch": f"{protocol.steps_per_epoch} steps an epoch",
+        "observe_test": "no test curves",
         "batch_size": f"batches of {protocol.batch_size} instead of {printed.batch_size}",
     }
     changed = [
