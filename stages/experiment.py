@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from stages.grid import ArmTemplate, Role, expand_arms
-from stages.run import STRICT, ModelSpec, Protocol, Replicate
+from stages.run import STRICT, ModelSpec, OptimizerSpec, Protocol, Replicate
 from stages.schema import ParamsError as ParamsError
 from stages.schema import check_choice, hint, read_yaml, validate
 from stages.signature import keyword_types, known_papers, model_path
@@ -238,9 +238,9 @@ def _read_experiment(name: str, entry: _IndexEntry, source: DatasetSource, path:
     )
 
 
-_FIRST_ORDER_HAS_NO = (
-    *("damping", "cg_iterations", "cg_tolerance", "warm_start", "reading", "factor_decay", "update_interval"),
-    *("kl_clip", "layers", "rest", "rest_lr"),
+# Fields of the optimisers of `stages.optim`: those that are not set unless a file sets them.
+_FIRST_ORDER_HAS_NO = tuple(
+    field.name for field in dataclasses.fields(OptimizerSpec) if field.default is None and field.name != "decay"
 )
 
 

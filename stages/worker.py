@@ -48,8 +48,6 @@ from stages.training.memory import keep_freed_memory
 
 __all__ = ["Job", "TrainingStopped", "train_run"]
 
-_PARTS: tuple[Split, Split] = ("train", "test")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
@@ -85,19 +83,20 @@ def train_run(
     keep_freed_memory()
     reset_peak_memory(device)
     protocol = job.spec.protocol
-    train_task, test_task = (ImageClassification(_on_device(job.data, part, device), protocol) for part in _PARTS)
+    task = _task(job, "train", device)
+    observe = _test_observer(_task(job, "test", device)) if protocol.observe_test else None
     model = seeded_model(lambda: build_model(job.spec.model), job.spec.replicate).to(device)
     environment = describe_environment(device)
     resume = _ResumeFile(store.work(run_key) / "resume.pt", run_key, environment_digest(environment))
     started = time.monotonic()
     outcome = fit(
         model,
-        train_task,
+        task,
         protocol,
         job.spec.replicate,
         state=resume.load(),
         save=resume.save,
-        observe=_test_observer(test_task) if protocol.observe_test else None,
+        observe=observe,
         progress=progress,
         should_stop=should_stop,
     )
@@ -106,9 +105,10 @@ def train_run(
         return store.publish(run_key, files)
 
 
-def _on_device(folder: Path, split: Split, device: torch.device) -> LabelledImages:
-    images = read_images(folder, split)
-    return LabelledImages(torch.from_numpy(images.images).to(device), torch.from_numpy(images.labels).to(device))
+def _task(job: Job, split: Split, device: torch.device) -> Task:
+    images = read_images(job.data, split)
+    data = LabelledImages(torch.from_numpy(images.images).to(device), torch.from_numpy(images.labels).to(device))
+    return ImageClassification(data, job.spec.protocol)
 
 
 def _test_observer(task: Task) -> Observer:

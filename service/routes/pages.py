@@ -29,7 +29,8 @@ def show_comparison(
     metric: Annotated[str, Query()] = "accuracy",
 ) -> Response:
     """One data set's comparison, and its models to try."""
-    every = {item.name: _real_first(compare(session, dataset=item.name)) for item in queries.list_datasets(session)}
+    datasets = queries.list_datasets(session)
+    every = {item.name: _real_first(compare(session, dataset=item.name)) for item in datasets}
     overview = {name: comparisons for name, comparisons in every.items() if comparisons}
     chosen = queries.find_dataset(session, dataset or _strongest(overview))
     comparisons = _real_first(compare(session, dataset=chosen.name, profile=profile, metric=metric))
@@ -37,7 +38,7 @@ def show_comparison(
         request,
         "index.html",
         {
-            "datasets": [item for item in queries.list_datasets(session) if item.name in overview],
+            "datasets": [item for item in datasets if item.name in overview],
             "overview": overview,
             "dataset": chosen,
             "profile": profile,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 Rows = Sequence[dict[str, Any]]
-_SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
+_SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 
 
 def spectrum_figure(rows: Rows) -> dict[str, Any]:
