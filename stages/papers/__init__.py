@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def model_paths() -> list[str]:
+@cache
+def model_paths() -> tuple[str, ...]:
     """`module:Class` of every model that a paper's package imports and lists in `__all__`; read, not imported."""
     paths: set[str] = set()
     for package in Path(__file__).parent.glob("*/__init__.py"):
@@ -28,7 +30,7 @@ def model_paths() -> list[str]:
         for node in body:
             if isinstance(node, ast.ImportFrom):
                 paths.update(f"{node.module}:{alias.name}" for alias in node.names if alias.name in exported)
-    return sorted(paths)
+    return tuple(sorted(paths))
 
 
 def build_model(spec: ModelSpec) -> nn.Module:
