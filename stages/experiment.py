@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from stages.grid import ArmTemplate, Role, expand_arms
+from stages.rules import Rules
 from stages.run import STRICT, ModelSpec, OptimizerSpec, Protocol, Replicate
 from stages.schema import ParamsError as ParamsError
 from stages.schema import check_choice, hint, read_yaml, validate
@@ -128,13 +129,26 @@ class Experiment:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rate:
+    """What an hour of a device costs."""
+
+    __pydantic_config__: ClassVar = STRICT
+    usd_per_hour: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Params:
-    """Everything under `params.yaml` and `params/`, checked."""
+    """Everything under `params.yaml` and `params/`, checked.
+
+    `verdicts`: the rules by which claims are judged.  `rates`: by the kind of device that a result names.
+    """
 
     profile_name: str
     profiles: Mapping[str, Profile]
     datasets: Mapping[str, DatasetSource]
     experiments: Mapping[str, Experiment]
+    verdicts: Rules
+    rates: Mapping[str, Rate]
 
     @property
     def profile(self) -> Profile:
@@ -164,6 +178,8 @@ class _Index(BaseModel):
     profiles: dict[str, Profile]
     experiments: dict[str, _IndexEntry]
     datasets: dict[str, DatasetSource]
+    verdicts: Rules
+    rates: dict[str, Rate]
 
 
 class _ExperimentFile(BaseModel):
@@ -193,7 +209,14 @@ def load_params(root: Path = Path()) -> Params:
         for profile in index.profiles.values():
             for arm in [None, *(arm for arm in experiments[name].arms.values() if arm.protocol)]:
                 resolve_protocol(experiments[name], profile, arm)
-    return Params(profile_name=index.profile, profiles=index.profiles, datasets=index.datasets, experiments=experiments)
+    return Params(
+        profile_name=index.profile,
+        profiles=index.profiles,
+        datasets=index.datasets,
+        experiments=experiments,
+        verdicts=index.verdicts,
+        rates=index.rates,
+    )
 
 
 def _read_experiment(name: str, entry: _IndexEntry, source: DatasetSource, path: Path) -> Experiment:

@@ -54,7 +54,7 @@ def test_cut_is_stated() -> None:
     params = load_params(REPOSITORY)
     experiment = params.experiments["ninformer-cifar100"]
     cut = describe_cut(experiment, params.profiles["quick"], params.datasets["cifar100"])
-    assert cut == "3 of 100 epochs, 12,500 of 50,000 training images, 1 of 3 replicates"
+    assert cut == "3 of 100 epochs, 12,500 of 50,000 training images, 1 of 5 replicates"
     folds = describe_cut(params.experiments["dac-vgg-cifar100"], params.profiles["quick"], params.datasets["cifar100"])
     assert folds == "3 of 256 epochs, 12,500 of 50,000 training images, 1 of 5 replicates"
     smoke = describe_cut(experiment, params.profiles["smoke"], params.datasets["cifar100"])

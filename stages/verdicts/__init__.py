@@ -2,15 +2,15 @@
 
 One family a file: `value` (two one-sided tests), `difference` (sign and size of a gain), `families` (a table's
 sentence, Holm-adjusted), `others` (counts, proportions, theorems, …), `indicative` (what short runs may say).
-`margins`, `looks` and `rules` are fixed before running; `curves` turns the curves of folds into an arm's metric.  Needs
-NumPy and SciPy only.
+Rules, margins and looks are fixed before running (`stages.rules`); `curves` turns the curves of folds into an arm's
+metric.  Needs NumPy and SciPy only.
 """
 
+from stages.rules import Margins, Rules
 from stages.verdicts.curves import ArmMetric, jackknife, min_over_epochs, window_error
 from stages.verdicts.difference import GainClaim, excluded_rows_widening, judge_gain
 from stages.verdicts.families import TableSentence, judge_table, judge_tally
 from stages.verdicts.indicative import Standing, indicate_order, standing
-from stages.verdicts.margins import Margins
 from stages.verdicts.others import (
     fisher_p,
     judge_consistency,
@@ -26,7 +26,6 @@ from stages.verdicts.others import (
     judge_theorem,
     not_tested,
 )
-from stages.verdicts.rules import Rules
 from stages.verdicts.value import ValueClaim, binomial_variance, judge_value
 from stages.verdicts.verdict import DuplicateReplicate, Replicate, Sample, Status, Verdict
 

@@ -16,10 +16,10 @@ from typing import Literal
 import numpy as np
 from scipy import special
 
+from stages.rules import Rules
 from stages.verdicts.expected import MOST, expected_replicates
 from stages.verdicts.intervals import Numbers, combine, half_width, variance_of
 from stages.verdicts.looks import complete_look, level, looks_from
-from stages.verdicts.rules import Rules
 from stages.verdicts.value import Spread, judge_equivalence, tell, too_few, too_many_diverged
 from stages.verdicts.verdict import Sample, Status, Verdict
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stages.rules import Rules
 from stages.verdicts.looks import level
-from stages.verdicts.rules import Rules
 from stages.verdicts.verdict import Status, Verdict
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Literal
 
+from stages.rules import Rules
 from stages.verdicts.difference import GainClaim
-from stages.verdicts.rules import Rules
 from stages.verdicts.verdict import Sample, Status, Verdict
 
 

@@ -6,7 +6,7 @@ import math
 
 from scipy import stats
 
-from stages.verdicts.rules import Rules
+from stages.rules import Rules
 from stages.verdicts.verdict import Status, Verdict
 
 

@@ -16,10 +16,10 @@ from statistics import fmean
 
 import numpy as np
 
+from stages.rules import Rules
 from stages.verdicts.expected import MOST, can_decide, expected_replicates
 from stages.verdicts.intervals import Numbers, combine, half_width, is_outside, is_within, pool
 from stages.verdicts.looks import Looks, complete_look, level, looks_from
-from stages.verdicts.rules import Rules
 from stages.verdicts.verdict import Sample, Status, Verdict
 
 

@@ -8,7 +8,8 @@ import pytest
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from stages.verdicts import Rules
+from stages.experiment import load_params
+from stages.rules import Rules
 from tests.verdicts.simulation import RULES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,6 +26,10 @@ def test_the_decision_page_names_every_family_of_the_claims() -> None:
     with (ROOT / "data" / "claims.csv").open(newline="") as file:
         families = [row["family"] for row in csv.DictReader(file) if row["family"]]
     assert BLOCK["families"] == list(dict.fromkeys(families))
+
+
+def test_the_params_file_has_the_rules_of_the_decision_page() -> None:
+    assert load_params(ROOT).verdicts == TypeAdapter(Rules).validate_python(BLOCK)
 
 
 @pytest.mark.parametrize("place", ["rules", "margins"])
