@@ -2,7 +2,7 @@
 
 Comments, docstrings and blank lines don't count, so that explaining the code invalidates nothing.  The source's own
 text is hashed, not a dumped syntax tree or a list of tokens: both differ between Python 3.11 and 3.13.  Fast paths
-(`*_triton.py`) answer to their reference by test and are left out; so is `stages.run`, whose values are in the key.
+(`*_native.py`) answer to their reference by test and are left out; so is `stages.run`, whose values are in the key.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def imported_modules(module: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             found.add(node.module)
             found.update(f"{node.module}.{alias.name}" for alias in node.names)
-    return {name for name in found if source_path(name) is not None and not name.endswith("_triton")}
+    return {name for name in found if source_path(name) is not None and not name.endswith("_native")}
 
 
 def import_closure(roots: Iterable[str]) -> set[str]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._ops import OpOverload
+from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -52,11 +53,12 @@ def flops_per_image(model: nn.Module, shape: Shape) -> int:
     Biases, normalisation, activations and softmax don't count.  `model` must not be compiled, since a compiled one
     hides its operations from the counter.
     """
-    parameter = next(model.parameters())
-    images = torch.zeros(1, *shape, device=parameter.device, dtype=parameter.dtype)
+    # Shapes alone are computed with: nothing is multiplied, and no operator takes a way that hides its products.
+    tensors = {name: tensor.to("meta") for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    images = torch.zeros(1, *shape, device="meta", dtype=next(model.parameters()).dtype)
     # Attention as two matrix products: every torch version and device counts those alike.
     with _inference(model), sdpa_kernel(SDPBackend.MATH), _FlopCounter() as counter:
-        model(images)
+        functional_call(model, tensors, (images,))
     return counter.flops
 
 

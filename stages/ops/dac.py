@@ -41,10 +41,10 @@ def dac_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
             f"x, weight, bias have shapes {[*x.shape]}, {[*weight.shape]}, {[*bias.shape]}; "
             "expected [..., m], [n, m], [n, m]"
         )
-    # A dense layer is a 1 x 1 convolution over one image whose pixels are the samples.
-    pixels = x.reshape(1, -1, x.shape[-1], 1).transpose(1, 2)
-    f = dac_taps(pixels, weight[..., None, None], bias, (0, 0), (pixels.shape[2], 1))
-    return f.transpose(1, 2).reshape(*x.shape[:-1], weight.shape[0])
+    # A dense layer is a 1 x 1 convolution over one image whose pixels are the samples, in one row.
+    pixels = x.reshape(1, 1, -1, x.shape[-1]).permute(0, 3, 1, 2)
+    f = dac_taps(pixels, weight[..., None, None], bias, (0, 0), (1, pixels.shape[3]))
+    return f.permute(0, 2, 3, 1).reshape(*x.shape[:-1], weight.shape[0])
 
 
 def dac_conv2d_reference(x: Tensor, weight: Tensor, bias: Tensor, stride: Size = 1, padding: Size = 0) -> Tensor:

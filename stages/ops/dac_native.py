@@ -1,0 +1,85 @@
+"""The fast path of `dac_recompute` on a CPU, in float32: its sums in C++ (`dac_native.cpp`).
+
+Without a compiler there is none, and `dac_recompute` does the same with PyTorch's operators.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from stages.ops.native import load_library
+
+_SOURCE = Path(__file__).with_suffix(".cpp")
+_KERNELS = {(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (3, 1), (3, 3)}
+
+
+def applies(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
+    """Whether `forward` and `backward` can take these.  x: [B, m, H, W]; weight: [n, m, La, Lb]; bias: [n, m]."""
+    is_float = all(tensor.dtype == torch.float32 and tensor.device.type == "cpu" for tensor in (x, weight, bias))
+    is_known = tuple(weight.shape[2:]) in _KERNELS and min(x.numel(), weight.numel()) > 0
+    is_eager = not torch.compiler.is_compiling()
+    return is_float and is_known and is_eager and load_library(_SOURCE) is not None
+
+
+def forward(x: Tensor, weight: Tensor, bias: Tensor, before: tuple[int, int], size: tuple[int, int]) -> Tensor:
+    """`dac_taps`, [B, n, *size]."""
+    x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
+    out = x.new_empty(x.shape[0], weight.shape[0], *size)
+
+    def work(part: slice) -> None:
+        _call("dac_forward", [x[part], weight, bias, out[part]], weight, before, size)
+
+    _in_parts(x.shape[0], work)
+    return out
+
+
+def backward(
+    x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor, before: tuple[int, int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, weight and bias from that of the result, `grad` [B, n, H', W']."""
+    x, weight, bias, grad = x.contiguous(), weight.contiguous(), bias.contiguous(), grad.contiguous()
+    grad_x = torch.empty_like(x)
+    sums: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def work(part: slice) -> None:
+        sums[part.start] = to_weight, to_bias = torch.zeros_like(weight), torch.zeros_like(bias)
+        tensors = [x[part], weight, bias, grad[part], grad_x[part], to_weight, to_bias]
+        _call("dac_backward", tensors, weight, before, (grad.shape[2], grad.shape[3]))
+
+    _in_parts(x.shape[0], work)
+    first, *others = [sums[start] for start in sorted(sums)]
+    for to_weight, to_bias in others:
+        first[0].add_(to_weight)
+        first[1].add_(to_bias)
+    return grad_x, *first
+
+
+def _in_parts(images: int, work: Callable[[slice], None]) -> None:
+    """Some images on each of torch's threads; which ones depends on their number alone."""
+    threads = min(torch.get_num_threads(), images)
+    bounds = [images * index // threads for index in range(threads + 1)]
+    parts = [slice(start, end) for start, end in pairwise(bounds)]
+    if threads == 1:
+        work(parts[0])
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, parts))
+
+
+def _call(name: str, tensors: list[Tensor], weight: Tensor, before: tuple[int, int], size: tuple[int, int]) -> None:
+    """Call `name` with the tensors' memory; the first tensor is x, whose sizes the kernel is told."""
+    library = load_library(_SOURCE)
+    assert library is not None, "the caller has asked `applies`"
+    images, inputs, height, width = tensors[0].shape
+    sizes = (ctypes.c_long * 9)(images, inputs, weight.shape[0], height, width, *before, *size)
+    pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
+    kernel = (ctypes.c_long(weight.shape[2]), ctypes.c_long(weight.shape[3]))
+    status: int = getattr(library, name)(*pointers, sizes, *kernel)
+    assert status == 0, f"no kernel of {[*weight.shape[2:]]}; `applies` lists them"

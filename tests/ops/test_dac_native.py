@@ -1,0 +1,115 @@
+"""The C++ sums of DAC answer to the PyTorch ones."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+from stages.ops import dac_native, native
+from stages.ops.dac import dac_conv2d, dac_conv2d_reference, dac_linear, dac_linear_reference
+
+pytestmark = pytest.mark.skipif(native.load_library(dac_native._SOURCE) is None, reason="no C++ compiler here")
+
+
+def leaves(*shapes: tuple[int, ...]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(sum(map(sum, shapes)))
+    return [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
+
+
+def value_and_gradients(function, tensors: list[Tensor]) -> list[Tensor]:
+    out = function(*tensors)
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out.dtype)
+    return [out.detach(), *torch.autograd.grad((out * weights).sum(), tensors)]
+
+
+def assert_alike(fast: list[Tensor], plain: list[Tensor]) -> None:
+    for got, wanted in zip(fast, plain, strict=True):
+        torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5 * float(wanted.abs().max()))
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the C++ functions that were called."""
+    names: list[str] = []
+    real = dac_native._call
+    monkeypatch.setattr(dac_native, "_call", lambda name, *rest: (names.append(name), real(name, *rest)))
+    return names
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("padding", [0, 1, 2])
+@pytest.mark.parametrize("size", [(5, 5), (8, 8), (9, 17), (33, 7)])
+def test_convolution_equals_the_reference_in_float64(
+    size: tuple[int, int], padding: int, stride: int, calls: list[str]
+) -> None:
+    tensors = leaves((3, 4, *size), (5, 4, 3, 3), (5, 4))
+    fast = value_and_gradients(lambda x, w, b: dac_conv2d(x, w, b, stride, padding), tensors)
+    doubles = [tensor.detach().double().requires_grad_() for tensor in tensors]
+    plain = value_and_gradients(lambda x, w, b: dac_conv2d_reference(x, w, b, stride, padding), doubles)
+    assert {"dac_forward", "dac_backward"} <= set(calls)
+    assert_alike(fast, plain)
+
+
+@pytest.mark.parametrize(("samples", "inputs", "outputs"), [(1, 1, 1), (7, 14, 18), (1100, 18, 5), (64, 35, 33)])
+def test_dense_equals_the_reference_in_float64(samples: int, inputs: int, outputs: int, calls: list[str]) -> None:
+    tensors = leaves((samples, inputs), (outputs, inputs), (outputs, inputs))
+    fast = value_and_gradients(dac_linear, tensors)
+    doubles = [tensor.detach().double().requires_grad_() for tensor in tensors]
+    assert {"dac_forward", "dac_backward"} <= set(calls)
+    assert_alike(fast, value_and_gradients(dac_linear_reference, doubles))
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_share_the_images(threads: int) -> None:
+    tensors = leaves((5, 4, 8, 8), (6, 4, 3, 3), (6, 4))
+
+    def run(count: int) -> list[Tensor]:
+        before = torch.get_num_threads()
+        torch.set_num_threads(count)
+        try:
+            return value_and_gradients(lambda x, w, b: dac_conv2d(x, w, b, 1, 1), tensors)
+        finally:
+            torch.set_num_threads(before)
+
+    together = run(threads)
+    assert all(torch.equal(*pair) for pair in zip(together, run(threads), strict=True))
+    for got, wanted in zip(together, run(1), strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
+def test_derivative_at_the_kink_is_zero() -> None:
+    x = torch.zeros(9, 2, requires_grad=True)
+    weight, bias = (torch.ones(3, 2, requires_grad=True), torch.zeros(3, 2, requires_grad=True))
+    dac_linear(x, weight, bias).sum().backward()
+    assert all(torch.count_nonzero(tensor.grad) == 0 for tensor in (x, weight, bias))
+
+
+@pytest.mark.parametrize("place", ["x", "weight", "bias"])
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_nan_stays_nan(place: str, kernel: int) -> None:
+    tensors = dict(zip(("x", "weight", "bias"), leaves((2, 3, 9, 9), (4, 3, kernel, kernel), (4, 3)), strict=True))
+    with torch.no_grad():
+        tensors[place].view(-1)[0] = float("nan")
+    assert dac_conv2d(**tensors, padding=kernel // 2).isnan().any()
+
+
+def test_layouts_other_than_contiguous_are_read_right() -> None:
+    x, weight, bias = leaves((2, 4, 9, 8), (5, 4, 3, 3), (5, 4))
+    channels_last = x.detach().to(memory_format=torch.channels_last)
+    assert torch.equal(dac_conv2d(channels_last, weight, bias, 1, 1), dac_conv2d(x, weight, bias, 1, 1))
+
+
+def test_without_a_compiler_pytorch_does_it(tmp_path) -> None:
+    script = (
+        "import torch\n"
+        "from stages.ops import dac_native\n"
+        "from stages.ops.dac import DACConv2d\n"
+        "x, layer = torch.ones(1, 2, 8, 8), DACConv2d(2, 2, 3, padding=1)\n"
+        "assert not dac_native.applies(x, layer.weight, layer.bias)\n"
+        "layer(x).sum().backward()\n"
+    )
+    environment = {"CXX": "/nowhere/c++", "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": ".", "PATH": "/nowhere"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert "dac_native.cpp: can't be compiled, using PyTorch's operators" in done.stderr
