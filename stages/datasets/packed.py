@@ -3,7 +3,7 @@
 `data/processed/<dataset>/` holds a file of arrays for each split and `dataset.json`, a `PackedInfo`.
 
 images  train, test              `images` uint8 [N, C, H, W], `labels` int64 [N]
-table   train, validation, test  `features` float32 [N, D], `targets` float32 [N]
+table   train, test              `features` float32 [N, D], `targets` float32 [N]
 text    train, test              `tokens` uint16 [N]
 
 The worker imports this module, so it needs numpy and safetensors only.
@@ -19,14 +19,13 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 Split = Literal["train", "test"]
-TableSplit = Literal["train", "validation", "test"]
 Kind = Literal["images", "table", "text"]
 DTYPES = {"images": np.uint8, "labels": np.int64, "features": np.float32, "targets": np.float32, "tokens": np.uint16}
 
@@ -77,8 +76,9 @@ class PackedInfo:
     `shared_test_images` are in the training set, too, pixel by pixel.  `mean` and `std` per channel, in [0, 1], are
     those of all training pixels and of nothing else.  `split_note` says how a split that is ours was made.
 
-    A table has `shape` [D], its columns' names as `classes`, rows for validation, and `mean` and `std` of each column
-    before it was standardised; a text has shape [] and counts tokens, whose ids are below `vocabulary`.
+    A table has `shape` [D], its columns' names as `classes`, and `mean` and `std` of each column
+    before it was standardised; a text has shape [T], the tokens that a row reads, and counts tokens, with ids below
+    `vocabulary`.
     """
 
     dataset: str
@@ -96,7 +96,6 @@ class PackedInfo:
     std: tuple[float, ...] | None = None
     split_note: str | None = None
     kind: Kind = "images"
-    validation_rows: int = 0
     vocabulary: int | None = None
 
 
@@ -106,15 +105,14 @@ def digest_images(train: ImageSet, test: ImageSet, classes: tuple[str, ...]) -> 
     return _digest(classes, arrays)
 
 
-def digest_tables(splits: Mapping[TableSplit, TableSet], columns: tuple[str, ...]) -> str:
-    """sha256 over column names, shapes and little-endian bytes, split by split as packed."""
-    tables = [splits[split] for split in get_args(TableSplit)]
-    return _digest(columns, [(array, "<f4") for table in tables for array in (table.features, table.targets)])
+def digest_tables(train: TableSet, test: TableSet, columns: tuple[str, ...]) -> str:
+    """sha256 over column names, shapes and little-endian bytes of both tables."""
+    return _digest(columns, [(array, "<f4") for table in (train, test) for array in (table.features, table.targets)])
 
 
-def digest_tokens(train: TokenSet, test: TokenSet) -> str:
-    """sha256 over lengths and little-endian bytes of both texts."""
-    return _digest((), [(train.tokens, "<u2"), (test.tokens, "<u2")])
+def digest_tokens(train: TokenSet, test: TokenSet, window: int) -> str:
+    """sha256 over the tokens that a row reads, and lengths and little-endian bytes of both texts."""
+    return _digest((f"windows of {window}",), [(train.tokens, "<u2"), (test.tokens, "<u2")])
 
 
 def _digest(names: tuple[str, ...], arrays: list[tuple[np.ndarray, str]]) -> str:
@@ -125,7 +123,7 @@ def _digest(names: tuple[str, ...], arrays: list[tuple[np.ndarray, str]]) -> str
     return digest.hexdigest()
 
 
-def write_packed(folder: Path, splits: Mapping[TableSplit, ImageSet | TableSet | TokenSet], info: PackedInfo) -> None:
+def write_packed(folder: Path, splits: Mapping[Split, ImageSet | TableSet | TokenSet], info: PackedInfo) -> None:
     """Write the set beside `folder`, then put it in its place: a reader never sees a part of it."""
     staged = folder.with_name(f".{folder.name}.partial")
     replaced = folder.with_name(f".{folder.name}.replaced")
@@ -180,7 +178,7 @@ def read_images(folder: Path, split: Split) -> ImageSet:
     return ImageSet(*_read_arrays(folder, split, ("images", "labels")))
 
 
-def read_table(folder: Path, split: TableSplit) -> TableSet:
+def read_table(folder: Path, split: Split) -> TableSet:
     """One split of a packed table, in its stored order.
 
     Raises:

@@ -1,6 +1,7 @@
 """A text as a sequence of tokens, one a byte: Tiny Shakespeare, a sample of OpenWebText, or any file of text.
 
-The last tenth is the test set, as in the examples that made Tiny Shakespeare known (Karpathy 2015).
+The last tenth is the test set, as in the examples that made Tiny Shakespeare known (Karpathy 2015).  A row is a window
+of the text, as long as the `shape` of the data set says; a stand-in's windows are shorter, so that a step is short.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stages.datasets.checks import UnknownReader, WrongCount
+from stages.datasets.checks import UnknownReader, WrongCount, WrongShape
 from stages.datasets.manifest import PROVENANCE_OF_WHOLE, Manifest
 from stages.datasets.openwebtext import read_sample
 from stages.datasets.packed import PackedInfo, TokenSet, digest_tokens, write_packed
@@ -20,7 +21,7 @@ from stages.experiment import DatasetSource
 
 VOCABULARY = 256  # a byte each
 TEST_PART = 10
-STAND_IN_SENTENCES = 4000
+STAND_IN_SENTENCES, STAND_IN_WINDOW = 120, 32  # a model of 124 million numbers reads all of the test part
 
 # Ours, and meaningless: what a model can learn of it is spelling, agreement and the order of words.
 _SUBJECTS = {
@@ -47,8 +48,11 @@ def prepare_text(source: DatasetSource, manifest: Manifest, folder: Path, target
     Raises:
         DatasetError: the raw file isn't what `source` declares.
     """
+    shape = source.shape
+    if len(shape) != 1 or shape[0] < 1:
+        raise WrongShape(f"{manifest.dataset}: a text's shape is [tokens of a window]; params.yaml: {list(shape)}")
     if manifest.source == "embedded":
-        text = compose_stand_in(manifest.dataset)
+        text, shape = compose_stand_in(manifest.dataset), (min(shape[0], STAND_IN_WINDOW),)
     else:
         text = _find_reader(manifest.dataset, source)(folder / source.files[0].name, source.train + source.test)
     tokens = np.frombuffer(text, dtype=np.uint8).astype(np.uint16)
@@ -63,9 +67,9 @@ def prepare_text(source: DatasetSource, manifest: Manifest, folder: Path, target
         dataset=manifest.dataset,
         kind="text",
         provenance=PROVENANCE_OF_WHOLE[manifest.source],
-        digest=digest_tokens(train, test),
+        digest=digest_tokens(train, test, shape[0]),
         classes=(),
-        shape=(),
+        shape=shape,
         train_images=len(train),
         test_images=len(test),
         test_rows=None,

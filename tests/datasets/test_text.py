@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from stages.datasets.archive import ArchiveBomb, BadArchive
-from stages.datasets.checks import UnknownReader, WrongCount
+from stages.datasets.checks import UnknownReader, WrongCount, WrongShape
 from stages.datasets.manifest import Manifest
 from stages.datasets.openwebtext import read_sample
 from stages.datasets.packed import TokenSet, digest_tokens, read_tokens
@@ -26,7 +26,7 @@ def declare(train: int, test: int) -> DatasetSource:
         title="mine",
         kind="text",
         reader="text",
-        shape=(),
+        shape=(8,),
         classes=256,
         train=train,
         test=test,
@@ -68,23 +68,40 @@ def test_what_is_no_text_is_named(tmp_path: Path, content: bytes, message: str) 
         pack(tmp_path, content, 1, 1)
 
 
-def test_digest_turns_with_every_token_and_with_the_border() -> None:
+def test_digest_turns_with_every_token_the_border_and_the_window() -> None:
     def tokens(text: bytes) -> TokenSet:
         return TokenSet(np.frombuffer(text, dtype=np.uint8).astype(np.uint16))
 
     variants = [(b"abcd", b"ef"), (b"abce", b"ef"), (b"abcd", b"eg"), (b"abcde", b"f")]
-    assert len({digest_tokens(tokens(train), tokens(test)) for train, test in variants}) == len(variants)
+    digests = {digest_tokens(tokens(train), tokens(test), window) for train, test in variants for window in (2, 3)}
+    assert len(digests) == 2 * len(variants)
 
 
 def test_stand_in_is_text_of_ours_and_the_same_everywhere(tmp_path: Path) -> None:
     source = load_params().datasets["tinyshakespeare"]
     info = prepare(source, Manifest(dataset="tinyshakespeare", source="embedded"), tmp_path, tmp_path / "packed")
-    assert (info.provenance, info.digest[:12]) == ("embedded", "06ef1d3b88c2")
+    assert (info.provenance, info.digest[:12]) == ("embedded", "f7e066e9c3dc")
     lines = compose_stand_in("tinyshakespeare").decode().splitlines()
-    assert len(lines) == 4000 and len(set(lines)) > 200
+    assert len(lines) == 120 and len(set(lines)) > 80
     # Singular subjects have singular verbs.
     assert not any("twins sells" in line or "clerk mend " in line for line in lines)
     assert compose_stand_in("other") != compose_stand_in("tinyshakespeare")
+
+
+def test_rows_of_a_stand_in_are_few_and_short(tmp_path: Path) -> None:
+    """What the smoke run costs: a language model of printed size reads the test part whole."""
+    source = load_params().datasets["openwebtext"]
+    info = prepare(source, Manifest(dataset="openwebtext", source="embedded"), tmp_path, tmp_path / "packed")
+    assert (source.shape, info.shape) == ((1024,), (32,))
+    assert 8 <= info.test_images // info.shape[0] <= 20
+    assert info.train_images // info.shape[0] > 100
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (8, 8)])
+def test_a_shape_that_is_no_window_is_refused(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    source = dataclasses.replace(declare(1, 1), shape=shape)
+    with pytest.raises(WrongShape, match=r"mine: a text's shape is \[tokens of a window\]; params.yaml: \["):
+        prepare(source, Manifest(dataset="mine", source="embedded"), tmp_path, tmp_path / "packed")
 
 
 def test_real_text_is_the_pinned_one(tmp_path: Path, sample_mirror: Path) -> None:
