@@ -43,7 +43,7 @@ endif
 ifeq ($(EXPERIMENTS),)
 	$(BIN)/dvc repro
 else
-	$(BIN)/dvc repro $(addprefix evaluate@,$(EXPERIMENTS))
+	$(BIN)/dvc repro analyse $(addprefix evaluate@,$(EXPERIMENTS))
 	$(BIN)/python -m stages.record
 	$(BIN)/python -m stages.report
 endif

@@ -73,5 +73,5 @@ def test_every_finding_is_of_a_claim_of_its_paper() -> None:
     assert set(re.findall(r"^\| `([\w.]+)`", page, re.MULTILINE)) <= known
 
 
-def test_every_paper_has_findings() -> None:
-    assert set(analyse.papers()) == {"brownian", "dac", "hyperbf", "ninformer", "nmn"}
+def test_every_paper_with_findings_is_found() -> None:
+    assert {"brownian", "dac", "hyperbf", "ninformer", "nmn"} <= set(analyse.papers())

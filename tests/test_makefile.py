@@ -53,7 +53,7 @@ def test_profile_and_device_reach_the_pipeline() -> None:
     assert steps.index("claimcheck profile quick") < steps.index("dvc repro")
     assert "claimcheck profile" not in dry_run("repro")
     chosen = dry_run("repro", "EXPERIMENTS=ninformer-mnist dac-vgg-cifar10")
-    assert "dvc repro evaluate@ninformer-mnist evaluate@dac-vgg-cifar10\n" in chosen
+    assert "dvc repro analyse evaluate@ninformer-mnist evaluate@dac-vgg-cifar10\n" in chosen
     assert chosen.index("dvc repro") < chosen.index("stages.record") < chosen.index("stages.report")
     show = ("--eval", "show: ; +@env | grep CLAIMCHECK_DEVICE", "show")  # make runs a + line in a dry run too
     assert "CLAIMCHECK_DEVICE=cuda" in dry_run(*show, "DEVICE=cuda")

@@ -1,0 +1,58 @@
+"""Pages that tell a story in code blocks: the files they write, the commands they run, the answers they print."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+BLOCK = re.compile(
+    r"(?:^`(?P<file>[^`\n]+)`[^\n]*\n\n)?^```(?P<language>[^\n]*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block; `file` is the path in backticks that opens the line above it, if there is one."""
+
+    file: str | None
+    language: str
+    text: str
+
+
+def read_story(page: Path) -> list[Block]:
+    """The blocks of a page in their order."""
+    found = [Block(match["file"], match["language"], match["text"]) for match in BLOCK.finditer(page.read_text())]
+    assert len(found) == page.read_text().count("\n```") / 2, f"{page}: a block that this reader doesn't see"
+    return found
+
+
+def is_printed(expected: str, output: str) -> list[str]:
+    """Lines of `expected` that `output` doesn't have; `…` stands for any text of a line."""
+    lines = output.splitlines()
+    return [line for line in expected.splitlines() if not any(_fits(line, shown) for shown in lines)]
+
+
+def _fits(line: str, shown: str) -> bool:
+    return re.fullmatch(".*".join(map(re.escape, line.split("…"))), shown) is not None
+
+
+def differences(expected: Any, answer: Any, place: str = "answer") -> Iterable[str]:
+    """Where `answer` isn't what the page shows of it.
+
+    An object may have more keys than are shown; of a list, each shown element is one of the answer's.  The text `…` is
+    any value.
+    """
+    if expected == "…":
+        return
+    if isinstance(expected, dict) and isinstance(answer, dict):
+        for key, value in expected.items():
+            yield from differences(value, answer.get(key, "nothing"), f"{place}.{key}")
+    elif isinstance(expected, list) and isinstance(answer, list):
+        for number, value in enumerate(expected):
+            tries = [list(differences(value, item, f"{place}[{number}]")) for item in answer]
+            yield from min(tries, key=len, default=[f"{place} is empty"])
+    elif expected != answer:
+        yield f"{place} is {answer!r}, shown is {expected!r}"

@@ -1,0 +1,195 @@
+"""docs/add-a-paper.md, carried out in a copy of the project: what the page says is enough, and its answers come."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.app import create_app
+from service.settings import Settings
+from tests.project import REPOSITORY, environment
+from tests.story import Block, differences, is_printed, read_story
+
+STORY = read_story(REPOSITORY / "docs" / "add-a-paper.md")
+BIN = Path(sys.executable).parent
+# This environment instead of one that make sets up.
+MAKE = ["make", "--no-print-directory", f"BIN={BIN}", "READY="]
+PRINTED_PLACE = "127.0.0.1:8000"
+# In one process, which loads torch once.
+VERBS = """
+from stages import evaluate, fetch, preprocess, record, train
+assert not fetch.main(["mnist"]) and not preprocess.main(["mnist"])
+assert not train.main(["toy-mnist"]) and not evaluate.main(["toy-mnist"])
+assert not record.main()
+"""
+
+
+def environment_of(folder: Path) -> dict[str, str]:
+    """This process's environment, with the code of the copy."""
+    return environment() | {"PYTHONPATH": str(folder), "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+
+
+def run(folder: Path, *command: str) -> str:
+    """Run a command in the copy, on the copy's code."""
+    env = environment_of(folder)
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def add_to(folder: Path, block: Block) -> None:
+    """Do with a file what the page says: write it, or add the block where its heading puts it."""
+    assert block.file is not None
+    path = folder / block.file
+    if block.file == "params.yaml":
+        before, heading, after = path.read_text().partition("\nexperiments:\n")
+        entries = re.match(r"(?:  .*\n)*", after)
+        assert heading and entries
+        path.write_text(before + heading + entries[0] + block.text + after[entries.end() :])
+    elif block.file == "data/claims.csv":
+        header, _, rows = block.text.partition("\n")
+        assert path.read_text().startswith(header + "\n"), "the page shows the header of today"
+        path.write_text(path.read_text() + rows)
+    else:
+        assert not path.exists(), f"{block.file} is there already"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(block.text)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of every tracked file as it stands, committed, with the page's files added and not committed."""
+    folder = tmp_path_factory.mktemp("sixth") / "claimcheck"
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    if listing.returncode != 0:
+        pytest.skip("not a git clone: which files belong to the project is not known")
+    for name in filter(None, listing.stdout.split("\0")):
+        if (REPOSITORY / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(REPOSITORY / name, folder / name)
+    run(folder, "git", "init", "-q")
+    run(folder, "git", "add", "-A")
+    run(folder, "git", "-c", "user.name=t", "-c", "user.email=t@example.com", "commit", "-qm", "x")
+    for block in STORY:
+        if block.file:
+            add_to(folder, block)
+    return folder
+
+
+def test_the_paper_is_one_folder_one_file_one_line_and_its_claims(project: Path) -> None:
+    changed = run(project, "git", "status", "--porcelain", "--untracked-files=all").splitlines()
+    folder = "stages/papers/toy"
+    names = ("__init__", "findings", "perceptron", "softmax_regression")
+    assert sorted(changed) == sorted(
+        [" M data/claims.csv", " M params.yaml", "?? params/toy-mnist.yaml"]
+        + [f"?? {folder}/{name}.py" for name in names]
+    )
+    assert run(project, "git", "diff", "--shortstat").split(",")[1:] == [" 5 insertions(+)\n"]
+
+
+def test_the_files_on_the_page_are_in_the_house_format(project: Path) -> None:
+    run(project, "ruff", "format", "--check", "stages/papers/toy")
+    run(project, "ruff", "check", "stages/papers/toy")
+
+
+def test_the_paper_goes_from_data_to_an_answer(project: Path, tmp_path: Path) -> None:
+    """Without DVC and without the findings of the other papers: both are in the test of the commands."""
+    project = Path(shutil.copytree(project, tmp_path / "claimcheck"))
+    run(project, sys.executable, "-c", VERBS)
+    client = TestClient(create_app(Settings(root=project)))
+    (comparison,) = client.get("/compare", params={"paper": "toy"}).json()["comparisons"]
+    assert [(arm["arm"], arm["ours"]["n_replicates"]) for arm in comparison["arms"]] == [
+        ("softmax-regression", 1),
+        ("perceptron", 1),
+    ]
+    claims = client.get("/api/v1/claims", params={"paper": "toy"}).json()
+    assert [claim["id"] for claim in claims] == toy_claims()
+    paper = client.get("/api/v1/papers/toy").json()
+    assert paper["title"] == "A toy paper, invented to show how one is added."
+
+
+def toy_claims() -> list[str]:
+    (text,) = (block.text for block in STORY if block.file == "data/claims.csv")
+    return [row["id"] for row in csv.DictReader(text.splitlines())]
+
+
+@pytest.fixture(scope="module")
+def served(project: Path) -> Iterator[str]:
+    """The service of the copy, as `make serve` starts it; its host and port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = f"127.0.0.1:{free.getsockname()[1]}"
+    server = subprocess.Popen(
+        [*MAKE, "serve", f"PORT={place.rpartition(':')[2]}"],
+        cwd=project,
+        env=environment_of(project),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 120
+    try:
+        while not answers(place):
+            assert server.poll() is None and time.monotonic() < deadline, "the service doesn't answer"
+            time.sleep(0.2)
+        yield place
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait()
+
+
+def answers(place: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://{place}/health/ready"):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_commands_print_what_the_page_shows(project: Path, request: pytest.FixtureRequest) -> None:
+    """Each command with real make, DVC and service, in the order of the page."""
+    output, ran = "", []
+    for block in STORY:
+        if block.language == "sh":
+            ran.append(block.text.strip())
+            words = shlex.split(block.text)
+            if words == ["make", "serve"]:
+                request.getfixturevalue("served")
+            elif words[0] == "curl":
+                output = run(
+                    project, "curl", "-fsS", words[1].replace(PRINTED_PLACE, request.getfixturevalue("served"))
+                )
+            elif words[0] == "make":
+                output = run(project, *MAKE, *words[1:])
+            else:
+                output = run(project, words[0].replace(".venv/bin", str(BIN)), *words[1:])
+        elif block.language == "text":
+            assert is_printed(block.text, output) == [], output
+        elif block.language == "json":
+            assert list(differences(json.loads(block.text), json.loads(output))) == []
+    assert len(ran) == 6
+
+
+def test_a_changed_answer_would_be_noticed() -> None:
+    shown = {"arms": [{"arm": "a", "mean": "…"}], "n": 1}
+    assert list(differences(shown, {"n": 1, "more": 0, "arms": [{"arm": "b"}, {"arm": "a", "mean": 3}]})) == []
+    assert list(differences(shown, {"n": 2, "arms": []})) == ["answer.arms is empty", "answer.n is 2, shown is 1"]
+    assert is_printed("run … took 3 s", "x\nrun 12 took 3 s\n") == []
+    assert is_printed("run … took 3 s", "run 12 took 4 s") == ["run … took 3 s"]
