@@ -21,7 +21,6 @@ from stages.results import (
     Result,
     UnknownArm,
     UnknownCheckpoint,
-    UnknownClaim,
     UnknownDataset,
     UnknownExperiment,
     UnknownPaper,
@@ -157,7 +156,12 @@ class Answerer:
 
 
 def list_checkpoints(
-    session: Session, *, dataset: str | None = None, experiment: str | None = None, ids: Sequence[str] | None = None
+    session: Session,
+    *,
+    dataset: str | None = None,
+    experiment: str | None = None,
+    arm_of: tuple[str, str] | None = None,
+    ids: Sequence[str] | None = None,
 ) -> list[Answerer]:
     """Checkpoints in the order of the params files: experiment, arm, replicate."""
     query = (
@@ -173,6 +177,8 @@ def list_checkpoints(
         query = query.where(Experiment.dataset == find_dataset(session, dataset).name)
     if experiment is not None:
         query = query.where(Experiment.name == find_experiment(session, experiment).name)
+    if arm_of is not None:
+        query = query.where(Result.experiment == arm_of[0], Result.arm == arm_of[1])
     if ids is not None:
         query = query.where(Checkpoint.id.in_(ids))
     rows = session.execute(query).all()
@@ -248,6 +254,19 @@ def find_checkpoints(session: Session, ids: Sequence[str]) -> list[Answerer]:
     return [found[name] for name in dict.fromkeys(ids)]
 
 
+def find_model_versions(session: Session, name: str) -> list[Answerer]:
+    """The checkpoints of the model `<experiment>.<arm>`, by replicate.
+
+    Raises:
+        UnknownCheckpoint: no weights of such a model are here.
+    """
+    experiment, _, arm = name.partition(".")
+    found = list_checkpoints(session, arm_of=(experiment, arm))
+    if not found:
+        raise UnknownCheckpoint(name[:120])
+    return sorted(found, key=lambda answerer: answerer.replicate)
+
+
 class AmbiguousCheckpoint(LookupError):
     """Several experiments have a model that fits; the message lists the checkpoints."""
 
@@ -287,23 +306,3 @@ def choose_checkpoints(session: Session, dataset: str, arms: Sequence[str]) -> l
         )
         raise NoRealCheckpoint(f"no model of {', '.join(missing)} was trained on real {dataset} data; {advice}")
     return [chosen[name] for name in known if name in chosen]
-
-
-def list_claims(
-    session: Session, *, paper: str | None, experiment: str | None, kind: str | None, limit: int, offset: int
-) -> Sequence[Claim]:
-    query = select(Claim).order_by(Claim.position).limit(limit).offset(offset)
-    if paper is not None:
-        query = query.where(Claim.paper == find_paper(session, paper).name)
-    if experiment is not None:
-        query = query.where(Claim.experiment == find_experiment(session, experiment).name)
-    if kind is not None:
-        query = query.where(Claim.kind == kind)
-    return session.scalars(query).all()
-
-
-def find_claim(session: Session, claim_id: str) -> Claim:
-    claim = session.get(Claim, claim_id)
-    if claim is None:
-        raise UnknownClaim(claim_id[:120])
-    return claim

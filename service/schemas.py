@@ -77,7 +77,7 @@ class EpochOut(Out):
     steps: int
     lr: float
     train_loss: float
-    train_accuracy: float
+    train_accuracy: float | None
     val_loss: float | None
     val_accuracy: float | None
     test_loss: float | None
@@ -136,38 +136,6 @@ class CheckpointOut(Out):
     label: str
     dtype: str | None = Field(description="of weights rounded to be kept in git; null for weights as trained")
     accuracy: float | None = Field(description="ours, of these very weights on the test set")
-
-
-class FindingOut(Out):
-    """What was computed without training."""
-
-    status: str = Field(examples=["contradicted"], description="holds, fails or contradicted")
-    computed: dict[str, float] = Field(examples=[{"relative_gain_percent": 4.992922}])
-    explanation: str
-
-
-class ClaimOut(Out):
-    id: str = Field(examples=["ninformer.table2.c100.vit"])
-    paper: str
-    place: str
-    experiment: str | None
-    arm: str | None
-    metric: str
-    kind: str
-    value: float | None
-    unit: str | None
-    precision: float | None
-    stderr: float | None
-    n: int | None
-    baseline_arm: str | None
-    better: str | None
-    note: str | None
-    high: float | None = Field(description="a range ends here")
-    trials: int | None = Field(description="a proportion is value of these")
-    family: str | None = Field(description="the claims that are judged together with this one")
-    statement: str | None = Field(description="what is stated where there is no number")
-    reason: str | None = Field(description="why nothing here can test it")
-    finding: FindingOut | None
 
 
 class MetricInfoOut(Out):
@@ -329,3 +297,52 @@ class PredictionOut(Out):
 class HealthOut(Out):
     status: str = Field(examples=["ok"])
     detail: str
+
+
+class ServerLiveOut(Out):
+    live: bool
+
+
+class ServerReadyOut(Out):
+    ready: bool
+
+
+class ServerMetadataOut(Out):
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class TensorMetadataOut(Out):
+    name: str
+    datatype: str
+    shape: list[int] = Field(description="−1 is the number of images")
+
+
+class ModelMetadataOut(Out):
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadataOut]
+    outputs: list[TensorMetadataOut]
+
+
+class ModelReadyOut(Out):
+    name: str
+    ready: bool
+
+
+class TensorOut(Out):
+    name: str = Field(examples=["classes"])
+    datatype: str = Field(examples=["INT64"])
+    shape: list[int] = Field(examples=[[1]])
+    data: list[float] | None = Field(default=None, description="row by row; absent where the bytes follow the JSON")
+    parameters: dict[str, int] | None = None
+
+
+class InferOut(Out):
+    model_name: str
+    model_version: str
+    id: str | None = None
+    parameters: dict[str, str] = Field(description="run key and digest of the weights that answered")
+    outputs: list[TensorOut]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stages.evidence import EvidenceError
 from stages.experiment import ParamsError
-from stages.recording import RecordError, record
+from stages.recording import LedgerError, RecordError, record
 from stages.results import ResultsUnavailable
 
 
@@ -16,7 +16,7 @@ def main() -> int:
     place = os.environ.get("CLAIMCHECK_DATABASE", "data/results.db")
     try:
         summary = record(Path(), place)
-    except (EvidenceError, ParamsError, RecordError, ResultsUnavailable) as error:
+    except (EvidenceError, LedgerError, ParamsError, RecordError, ResultsUnavailable) as error:
         print(f"record: {error}\nrecord: {place} stays as it was", file=sys.stderr)
         return 1
     for note in summary.notes:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stages.evidence import EvidenceError
 from stages.experiment import ParamsError
-from stages.recording import RecordError
+from stages.recording import LedgerError, RecordError
 from stages.reporting import write_docs, write_report
 from stages.results import ResultsUnavailable
 
@@ -25,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
             written = [write_docs(Path(), Path("docs/results.md"))]
         else:
             written = write_report(os.environ.get("CLAIMCHECK_DATABASE", "data/results.db"), Path("data/report"))
-    except (EvidenceError, ParamsError, RecordError, ResultsUnavailable) as error:
+    except (EvidenceError, LedgerError, ParamsError, RecordError, ResultsUnavailable) as error:
         print(f"report: {error}", file=sys.stderr)
         return 1
     for path in written:

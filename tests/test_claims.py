@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from stages.experiment import Experiment, Params, load_params
-from stages.recording import RecordError
-from stages.recording.sources import ClaimLine, place_claims, read_claims
+from stages.ledger import ClaimLine, LedgerError, place_claims, read_claims
 
 ROOT = Path(__file__).resolve().parent.parent
 CLAIMS = ROOT / "data" / "claims.csv"
@@ -253,7 +252,7 @@ def toy(**change: object) -> ClaimLine:
 
 def test_a_claim_waits_for_its_experiment_and_says_so(params: Params) -> None:
     (placed,) = place_claims(CLAIMS, [toy(experiment="dac-not-yet", arm="mlp")], params)
-    assert (placed.experiment, placed.reason) == (None, "dac-not-yet is not in the params files yet")
+    assert (placed.experiment, placed.reason) == (None, "its experiment dac-not-yet is not in the params files yet")
 
 
 @pytest.mark.parametrize(
@@ -265,7 +264,7 @@ def test_a_claim_waits_for_its_experiment_and_says_so(params: Params) -> None:
     ],
 )
 def test_a_claim_that_points_nowhere_is_refused(params: Params, change: dict[str, str], message: str) -> None:
-    with pytest.raises(RecordError, match=re.escape(message)):
+    with pytest.raises(LedgerError, match=re.escape(message)):
         place_claims(CLAIMS, [toy(**change)], params)
 
 

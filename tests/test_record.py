@@ -12,7 +12,7 @@ import yaml
 
 from stages import record as verb
 from stages.evidence import CostLine, EvidenceError, EvidenceLine, Release, ResultLine, read_lines, write_lines
-from stages.recording import RecordError, record
+from stages.recording import LedgerError, RecordError, record
 from stages.results import Checkpoint, Claim, Result, open_results
 from tests.service.results_factory import CODE, add_results, as_published, make_root
 
@@ -199,8 +199,8 @@ def test_a_diverged_run_is_recorded_with_where_it_stopped(root: Path) -> None:
         ("results/ninformer-cifar10.jsonl", '"arm":', '"arn":', EvidenceError, "cifar10.jsonl, line 1: ar[mn]"),
         ("results/ninformer-cifar10.jsonl", '"arm":"vit"', '"arm":"vat"', RecordError, "known: vit, mlp-mixer"),
         ("evidence/ninformer-mnist.jsonl", '"profile":"paper"', '"profile":"huge"', RecordError, "smoke, quick, paper"),
-        ("claims.csv", "0.5378", "54 %", RecordError, "claims.csv, line 13: value"),
-        ("claims.csv", "cifar100.ninformer", "cifar100.vit", RecordError, "stands twice"),
+        ("claims.csv", "0.5378", "54 %", LedgerError, "claims.csv, line 13: value"),
+        ("claims.csv", "cifar100.ninformer", "cifar100.vit", LedgerError, "stands twice"),
     ],
 )
 def test_a_bad_line_is_named_and_the_old_database_stays(

@@ -6,16 +6,28 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from service import queries
+from service import claim_queries, queries
+from service.claim_schemas import (
+    ClaimDetailOut,
+    ClaimOut,
+    FamilyOut,
+    TallyOut,
+    VerdictsOut,
+    describe_claim,
+    describe_record,
+)
 from service.dependencies import ResultsSession
 from service.errors import declared
 from service.routes.limits import Limit, Offset
-from service.schemas import ClaimOut, DatasetOut, ExperimentOut, PaperOut
+from service.schemas import DatasetOut, ExperimentOut, PaperOut
+from stages.results import ClaimFilter, Status, find_judged, list_families
 
 router = APIRouter(prefix="/api/v1")
 PaperFilter = Annotated[str | None, Query(description="name of a paper", examples=["ninformer"])]
 DatasetFilter = Annotated[str | None, Query(description="name of a data set", examples=["cifar100"])]
 ExperimentFilter = Annotated[str | None, Query(description="name of an experiment", examples=["ninformer-cifar100"])]
+
+VerdictFilter = Annotated[Status | None, Query(description="a verdict", examples=["reproduced"])]
 
 
 @router.get("/papers", tags=["catalogue"], operation_id="listPapers", responses=declared())
@@ -58,21 +70,39 @@ def read_experiment(name: str, session: ResultsSession) -> ExperimentOut:
     return ExperimentOut.model_validate(queries.find_experiment(session, name))
 
 
-@router.get("/claims", tags=["catalogue"], operation_id="listClaims", responses=declared(404, 422))
+@router.get("/claims", tags=["claims"], operation_id="listClaims", responses=declared(404, 422))
 def list_claims(
     session: ResultsSession,
     paper: PaperFilter = None,
+    dataset: DatasetFilter = None,
     experiment: ExperimentFilter = None,
     kind: Annotated[str | None, Query(examples=["value"])] = None,
+    verdict: VerdictFilter = None,
+    family: Annotated[str | None, Query(description="a table's orders", examples=["ninformer.table2"])] = None,
     limit: Limit = 100,
     offset: Offset = 0,
 ) -> list[ClaimOut]:
-    """What the papers state, in their order."""
-    found = queries.list_claims(session, paper=paper, experiment=experiment, kind=kind, limit=limit, offset=offset)
-    return [ClaimOut.model_validate(row) for row in found]
+    """What the papers state, in their order, each with its verdict."""
+    wanted = ClaimFilter(paper=paper, dataset=dataset, experiment=experiment, kind=kind, verdict=verdict, family=family)
+    return [describe_claim(row) for row in claim_queries.list_claims(session, wanted, limit=limit, offset=offset)]
 
 
-@router.get("/claims/{claim_id}", tags=["catalogue"], operation_id="getClaim", responses=declared(404))
-def read_claim(claim_id: str, session: ResultsSession) -> ClaimOut:
-    """One claim."""
-    return ClaimOut.model_validate(queries.find_claim(session, claim_id))
+@router.get("/claims/{claim_id}", tags=["claims"], operation_id="getClaim", responses=declared(404))
+def read_claim(claim_id: str, session: ResultsSession) -> ClaimDetailOut:
+    """One claim: its verdict, the runs behind it, the deviations that touch it, its cost."""
+    return describe_record(find_judged(session, claim_id))
+
+
+@router.get("/verdicts", tags=["claims"], operation_id="listVerdicts", responses=declared(404, 422))
+def count_verdicts(
+    session: ResultsSession,
+    paper: PaperFilter = None,
+    dataset: DatasetFilter = None,
+    kind: Annotated[str | None, Query(examples=["value"])] = None,
+) -> VerdictsOut:
+    """How many claims of each paper have which verdict, and one sentence for each table."""
+    counts = claim_queries.tally_claims(session, ClaimFilter(paper=paper, dataset=dataset, kind=kind))
+    return VerdictsOut(
+        papers=[TallyOut.model_validate(row) for row in counts],
+        tables=[FamilyOut.model_validate(row) for row in list_families(session, paper=paper)],
+    )

@@ -14,11 +14,12 @@ from sqlalchemy.engine import make_url
 
 from stages import results as tables
 from stages.experiment import load_params
+from stages.ledger import LedgerError, place_claims, read_claims, read_deviations
 from stages.recording.rows import Rows
-from stages.recording.sources import RecordError, find_results, find_weights, place_claims, read_claims, read_findings
+from stages.recording.sources import RecordError, find_results, find_weights, read_findings
 from stages.store import write_atomically
 
-__all__ = ["RecordError", "Summary", "record"]
+__all__ = ["LedgerError", "RecordError", "Summary", "record"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,8 @@ def record(root: Path, place: str, *, evidence_only: bool = False) -> Summary:
     Raises:
         EvidenceError: a result line can't be read.
         ParamsError: a params file is wrong.
-        RecordError: lines, claims and params don't fit together.
+        LedgerError: claims and params don't fit together.
+        RecordError: lines and params don't fit together.
         ResultsUnavailable: the database can't be written.
     """
     params = load_params(root)
@@ -50,7 +52,8 @@ def record(root: Path, place: str, *, evidence_only: bool = False) -> Summary:
     findings = read_findings(root / "data" / "findings.jsonl", claims) if not evidence_only else {}
     found = find_results(root, params, evidence_only=evidence_only)
     weights, notes = find_weights(root, found)
-    rows = Rows(params, found, weights, claims, findings)
+    deviations = read_deviations({experiment.paper for experiment in params.experiments.values()})
+    rows = Rows(params, found, weights, claims, findings, deviations)
     url = make_url(tables.database_url(place))
     if url.get_backend_name() != "sqlite":
         tables.create_results(url.render_as_string(hide_password=False), rows.fill)

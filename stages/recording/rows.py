@@ -15,7 +15,9 @@ from stages import results as tables
 from stages.evidence import CostLine
 from stages.experiment import Params
 from stages.fingerprint import source_path
-from stages.recording.sources import ClaimLine, FindingLine, Found, Weights
+from stages.ledger import ClaimLine, PaperDeviations, Trial, judge_claims
+from stages.recording.ledger_rows import deviation_rows, family_rows, place_rows, plain, verdict_rows
+from stages.recording.sources import FindingLine, Found, Weights
 from stages.run import canonical_json
 
 
@@ -29,10 +31,19 @@ class Rows:
         weights: Mapping[str, Weights],
         claims: Sequence[ClaimLine],
         findings: Mapping[str, FindingLine],
+        deviations: Sequence[PaperDeviations],
     ) -> None:
         self.params, self.found, self.weights, self.claims, self.findings = params, found, weights, claims, findings
         self.ids = {item.identity: number for number, item in enumerate(found, start=1)}
         self.selected = _select(found)
+        self.deviations = deviations
+        self.judgements, self.sentences = judge_claims(
+            claims,
+            params,
+            findings=findings,
+            trials=[self.trial(item) for item in found if item.identity in self.selected],
+            devices={paper.paper: paper.device for paper in deviations if paper.device},
+        )
 
     def fill(self, session: Session) -> None:
         """Tables in the order of their foreign keys."""
@@ -43,6 +54,10 @@ class Rows:
             self.results(),
             self.checkpoints(),
             [self.claim(number, claim) for number, claim in enumerate(self.claims)],
+            verdict_rows(self.judgements, self.sentences, self.params.verdicts.digest()),
+            deviation_rows(self.deviations, self.claims),
+            place_rows(self.claims, self.params),
+            family_rows(self.sentences, self.judgements),
         ):
             session.add_all(rows)
             session.flush()
@@ -58,6 +73,8 @@ class Rows:
             [vars(claim) for claim in self.claims],
             {claim: vars(finding) for claim, finding in self.findings.items()},
             {digest: vars(weights) for digest, weights in self.weights.items()},
+            [TypeAdapter(PaperDeviations).dump_python(paper, mode="json") for paper in self.deviations],
+            plain(self.judgements),
         ]
         return hashlib.sha256(canonical_json(parts).encode()).hexdigest()
 
@@ -65,6 +82,16 @@ class Rows:
         found = self.findings.get(claim.id)
         shown = {name: getattr(found, name) for name in ("status", "computed", "explanation")} if found else None
         return tables.Claim(position=position, finding=shown, **vars(claim))
+
+    def trial(self, item: Found) -> Trial:
+        return Trial(
+            number=self.ids[item.identity],
+            result=item.result,
+            cost=item.cost,
+            conditions=item.conditions,
+            is_evidence=item.origin is not None,
+            follows_plan=item.follows_plan,
+        )
 
     def papers(self) -> list[str]:
         return list(dict.fromkeys(experiment.paper for experiment in self.params.experiments.values()))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import fnmatch
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -17,7 +15,8 @@ from stages.evidence import CostLine, EvidenceLine, Origin, Release, ResultLine,
 from stages.experiment import Params, plan_runs
 from stages.finding import Finding
 from stages.fingerprint import changed_modules
-from stages.run import STRICT, RunSpec, canonical_json
+from stages.ledger import ClaimLine
+from stages.run import STRICT, ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, canonical_json
 
 
 class RecordError(ValueError):
@@ -25,45 +24,12 @@ class RecordError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClaimLine:
-    """A row of `data/claims.csv`.  Accuracies are fractions; an empty cell is None.
-
-    A row with an `experiment` is measured there; `*` in it or in an arm stands for any text, the same in both arms.  A
-    row with a `family` alone counts that family's orders.  Any other is computed by the paper's `findings`, or has the
-    `reason` why it can't be tested.  `high` ends a range, `trials` is what a proportion's count is of, `statement` says
-    what has no number.
-    """
-
-    __pydantic_config__: ClassVar = STRICT
-    id: str
-    paper: str
-    place: str
-    experiment: str | None
-    arm: str | None
-    metric: str
-    kind: str
-    value: float | None
-    unit: str | None
-    precision: float | None
-    stderr: float | None
-    n: int | None
-    baseline_arm: str | None
-    better: str | None
-    note: str | None
-    high: float | None = None
-    trials: int | None = None
-    family: str | None = None
-    statement: str | None = None
-    reason: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Found:
     """A result with its cost, and where it was found.  `origin` is None for one of this working tree.
 
-    `is_planned`: its model, and what its arm sets of the protocol, are what the params give this arm today.  `varied`:
-    protocol fields in which the experiment's arms differ on purpose.  `changed_code`: modules of its fingerprint whose
-    source is another one in the tree.
+    `is_planned`: its model, and what its arm sets of the protocol, are what the params give this arm today;
+    `follows_plan`: the whole protocol and the replicate are, too.  `varied`: protocol fields in which the experiment's
+    arms differ on purpose.  `changed_code`: modules of its fingerprint whose source is another one in the tree.
     """
 
     result: ResultLine
@@ -72,6 +38,7 @@ class Found:
     release: Release | None
     file: Path
     is_planned: bool = True
+    follows_plan: bool = True
     varied: tuple[str, ...] = ()
     changed_code: tuple[str, ...] = ()
 
@@ -90,58 +57,6 @@ class Found:
         shared = {name: value for name, value in self.result.spec["protocol"].items() if name not in self.varied}
         text = canonical_json([shared, self.result.data.digest])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def read_claims(path: Path) -> list[ClaimLine]:
-    """All claims of the papers.
-
-    Raises:
-        RecordError: no such file, a row that can't be read, or an id twice.
-    """
-    adapter = TypeAdapter(ClaimLine)
-    claims: dict[str, ClaimLine] = {}
-    try:
-        text = path.read_text()
-    except OSError as error:
-        raise RecordError(f"{path}: {error.strerror}") from None
-    for number, row in enumerate(csv.DictReader(text.splitlines()), start=2):
-        try:
-            claim = adapter.validate_python({key: value or None for key, value in row.items()})
-        except ValidationError as error:
-            first = error.errors()[0]
-            column = ".".join(str(part) for part in first["loc"])
-            raise RecordError(f"{path}, line {number}: {column}: {first['msg']}") from None
-        if claim.id in claims:
-            raise RecordError(f"{path}, line {number}: id {claim.id} stands twice")
-        claims[claim.id] = claim
-    return list(claims.values())
-
-
-def place_claims(path: Path, claims: Sequence[ClaimLine], params: Params) -> list[ClaimLine]:
-    """The claims, each at an experiment of the params files; one whose experiment isn't there gets that as its reason.
-
-    Raises:
-        RecordError: the experiment is there, of another paper or without the claim's arm.
-    """
-    placed = []
-    for claim in claims:
-        if claim.experiment is None:
-            placed.append(claim)
-            continue
-        names = fnmatch.filter(params.experiments, claim.experiment)
-        if not names:
-            missing = claim.reason or f"{claim.experiment} is not in the params files yet"
-            placed.append(dataclasses.replace(claim, experiment=None, reason=missing))
-            continue
-        for experiment in (params.experiments[name] for name in names):
-            if experiment.paper != claim.paper:
-                raise RecordError(f"{path}: {claim.id} is of {claim.paper}; {experiment.name} is of {experiment.paper}")
-            for arm in filter(None, (claim.arm, claim.baseline_arm)):
-                if not fnmatch.filter(experiment.arms, arm):
-                    known = ", ".join(experiment.arms)
-                    raise RecordError(f"{path}: {claim.id}: {experiment.name} has no arm {arm!r}; known: {known}")
-        placed.append(claim)
-    return placed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,21 +138,45 @@ def _mark(found: Iterable[Found], params: Params) -> list[Found]:
             spec["protocol"].get(field) == today["protocol"].get(field) for field in experiment.varied
         )
         marked.append(
-            dataclasses.replace(item, is_planned=is_planned, varied=experiment.varied, changed_code=changed[code])
+            dataclasses.replace(
+                item,
+                is_planned=is_planned,
+                follows_plan=is_planned and _follows(item.result, today),
+                varied=experiment.varied,
+                changed_code=changed[code],
+            )
         )
     return marked
 
 
+def _follows(result: ResultLine, today: Mapping[str, Any]) -> bool:
+    """Whether a run was trained by today's whole protocol and seed."""
+    old, new = _DEFAULTS | result.spec["protocol"], _DEFAULTS | today["protocol"]
+    return old == new and result.spec.get("replicate") == today["replicates"].get(result.replicate)
+
+
+def _defaults() -> dict[str, Any]:
+    """What a protocol has where nothing is set; an older spec doesn't know a field that was added since."""
+    optimizer = OptimizerSpec(name="sgd", lr=0.0)
+    least = Protocol(optimizer=optimizer, batch_size=1, epochs=1, mean=(), std=())
+    model = ModelSpec(path="", arguments={})
+    spec = RunSpec(model=model, protocol=least, data_digest="", replicate=Replicate(seed=0), code={})
+    return dict(spec.to_dict()["protocol"])
+
+
+_DEFAULTS = _defaults()
+
+
 def _planned(params: Params, name: str, profile: str) -> dict[str, dict[str, Any]]:
-    """Model and protocol that the params give each arm of an experiment today, as a spec has them."""
+    """Model, protocol and replicates that the params give each arm of an experiment today, as a spec has them."""
     experiment = params.experiments[name]
     every_role = dataclasses.replace(params.profiles[profile], roles=None)
-    return {
-        run.arm: RunSpec(
-            model=run.model, protocol=run.protocol, data_digest="", replicate=run.replicate, code={}
-        ).to_dict()
-        for run in plan_runs(experiment, every_role, params.datasets[experiment.dataset])
-    }
+    planned: dict[str, dict[str, Any]] = {}
+    for run in plan_runs(experiment, every_role, params.datasets[experiment.dataset]):
+        spec = RunSpec(model=run.model, protocol=run.protocol, data_digest="", replicate=run.replicate, code={})
+        held = planned.setdefault(run.arm, {**spec.to_dict(), "replicates": {}})
+        held["replicates"][run.replicate_index] = spec.to_dict()["replicate"]
+    return planned
 
 
 def _evidence(folder: Path) -> Iterable[Found]:

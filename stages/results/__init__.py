@@ -3,6 +3,17 @@
 `tables` is the only place where a column is named; `comparison` holds the one comparison that service and report share.
 """
 
+from stages.results.claims import (
+    ClaimFilter,
+    ClaimRecord,
+    JudgedClaim,
+    Tally,
+    deviations_of,
+    find_judged,
+    list_families,
+    list_judged,
+    tally,
+)
 from stages.results.comparison import compare
 from stages.results.database import (
     ResultsUnavailable,
@@ -37,6 +48,7 @@ from stages.results.estimates import (
     t_interval,
     wilson_interval,
 )
+from stages.results.ledger_tables import ClaimDeviation, ClaimExperiment, Deviation, Family, Verdict, VerdictRun
 from stages.results.table import as_csv
 from stages.results.tables import (
     SCHEMA_VERSION,
@@ -55,6 +67,7 @@ from stages.results.tables import (
     Profile,
     Result,
 )
+from stages.verdicts import Status
 
 __all__ = [
     "METRICS",
@@ -65,14 +78,21 @@ __all__ = [
     "Base",
     "Checkpoint",
     "Claim",
+    "ClaimDeviation",
+    "ClaimExperiment",
+    "ClaimFilter",
+    "ClaimRecord",
     "Cost",
     "CostSummary",
     "Dataset",
+    "Deviation",
     "Difference",
     "Epoch",
     "Estimate",
     "Experiment",
     "ExperimentComparison",
+    "Family",
+    "JudgedClaim",
     "Meta",
     "Metric",
     "MetricInfo",
@@ -85,6 +105,8 @@ __all__ = [
     "Result",
     "ResultsUnavailable",
     "Sessions",
+    "Status",
+    "Tally",
     "UnknownArm",
     "UnknownCheckpoint",
     "UnknownClaim",
@@ -95,12 +117,19 @@ __all__ = [
     "UnknownPaper",
     "UnknownProfile",
     "UnknownRun",
+    "Verdict",
+    "VerdictRun",
     "as_csv",
     "compare",
     "create_results",
     "database_url",
     "describe_fidelity",
+    "deviations_of",
+    "find_judged",
+    "list_families",
+    "list_judged",
     "open_results",
     "t_interval",
+    "tally",
     "wilson_interval",
 ]

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from sqlalchemy import JSON, BigInteger, Double, ForeignKey, ForeignKeyConstraint, Index, String, Text, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 
 class Base(DeclarativeBase):
@@ -159,7 +159,7 @@ class Epoch(Base):
     steps: Mapped[int]
     lr: Mapped[float]
     train_loss: Mapped[float]
-    train_accuracy: Mapped[float]
+    train_accuracy: Mapped[float | None]
     val_loss: Mapped[float | None]
     val_accuracy: Mapped[float | None]
     test_loss: Mapped[float | None]

@@ -1,0 +1,34 @@
+"""What the routes ask of the ledger; a name that isn't there is an error, not an empty list."""
+
+from __future__ import annotations
+
+from sqlalchemy.orm import Session
+
+from service.queries import find_dataset, find_experiment, find_paper
+from stages.results import ClaimFilter, JudgedClaim, Tally, list_judged, tally
+
+
+def list_claims(session: Session, wanted: ClaimFilter, *, limit: int, offset: int) -> list[JudgedClaim]:
+    """Claims that fit, with their verdicts, in their order.
+
+    Raises:
+        UnknownPaper, UnknownDataset, UnknownExperiment: the filter names something that isn't there.
+    """
+    check_filter(session, wanted)
+    return list_judged(session, wanted, limit=limit, offset=offset)
+
+
+def tally_claims(session: Session, wanted: ClaimFilter) -> list[Tally]:
+    """Counts by verdict for each paper; raises as `list_claims`."""
+    check_filter(session, wanted)
+    found = tally(session, wanted)
+    return [counts for counts in found if wanted.paper in (None, counts.paper)]
+
+
+def check_filter(session: Session, wanted: ClaimFilter) -> None:
+    if wanted.paper is not None:
+        find_paper(session, wanted.paper)
+    if wanted.dataset is not None:
+        find_dataset(session, wanted.dataset)
+    if wanted.experiment is not None:
+        find_experiment(session, wanted.experiment)

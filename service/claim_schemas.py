@@ -1,0 +1,188 @@
+"""What leaves the building about claims: verdicts, the runs behind them, deviations, counts."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from service.schemas import Out
+from stages.results import ClaimRecord, JudgedClaim, Status, VerdictRun
+
+
+class FindingOut(Out):
+    """What was computed without training."""
+
+    status: str = Field(examples=["contradicted"], description="holds, fails or contradicted")
+    computed: dict[str, float] = Field(examples=[{"relative_gain_percent": 4.992922}])
+    explanation: str
+
+
+class SizeOut(Out):
+    """How large a difference is, judged apart from its sign: our gain − the paper's."""
+
+    status: Status
+    explanation: str
+    estimate: float | None
+    low: float | None
+    high: float | None
+    confidence: float | None
+    margin: float | None
+    n: int
+    replicates_expected: int | None
+
+
+class ClaimCostOut(Out):
+    """Of all runs behind a verdict, each counted once."""
+
+    device_seconds: float | None
+    flops: float | None = Field(description="of the trainings, forward and backward")
+    peak_memory_bytes: int | None
+    usd: float | None = Field(description="device-hours at the rates of params.yaml")
+
+
+class VerdictOut(Out):
+    """What the evidence says of a claim."""
+
+    status: Status = Field(examples=["reproduced"])
+    explanation: str = Field(description="the verdict as a sentence, with its numbers, or why there is none")
+    basis: str = Field(examples=["results"], description="results, finding, params or none")
+    is_decidable: bool = Field(description="something here can decide the claim, now or later; a badge counts these")
+    ours: float | None = Field(description="our number, in the claim's unit")
+    estimate: float | None = Field(description="ours − paper, or proposed − baseline with better positive")
+    low: float | None = Field(description="interval of the estimate at `confidence`")
+    high: float | None
+    confidence: float | None = Field(examples=[0.96])
+    margin: float | None = Field(description="within ± this of the paper's number is the same number")
+    n: int = Field(description="replicates judged, the diverged among them")
+    n_diverged: int
+    replicates_expected: int | None = Field(description="at which the present estimate would decide")
+    p_value: float | None = Field(description="two-sided, not adjusted for other claims")
+    size: SizeOut | None
+    holds_adjusted: bool | None = Field(description="after Holm's adjustment over the claim's family")
+    rules: str = Field(description="sha256 of the rules in params.yaml")
+    cost: ClaimCostOut
+
+
+class ClaimOut(Out):
+    """A statement of a paper, with its verdict."""
+
+    id: str = Field(examples=["ninformer.table2.c100.vit"])
+    paper: str
+    place: str
+    experiment: str | None = Field(description="where it is tested; * stands for any text")
+    experiments: list[str] = Field(description="the same, written out")
+    datasets: list[str]
+    arm: str | None
+    metric: str
+    kind: str
+    value: float | None
+    unit: str | None
+    precision: float | None
+    stderr: float | None
+    n: int | None
+    baseline_arm: str | None
+    better: str | None
+    note: str | None
+    high: float | None = Field(description="a range ends here")
+    trials: int | None = Field(description="a proportion is value of these")
+    family: str | None = Field(description="the claims that are judged together with this one")
+    statement: str | None = Field(description="what is stated where there is no number")
+    reason: str | None = Field(description="why nothing here can test it")
+    finding: FindingOut | None
+    verdict: VerdictOut
+
+
+class VerdictRunOut(Out):
+    """A run behind a verdict."""
+
+    run_key: str
+    experiment: str
+    arm: str
+    side: str = Field(description="proposed or baseline; a single value's arm is proposed")
+    replicate: int
+    value: float | None = Field(description="null: the run diverged")
+    profile: str
+    provenance: str
+    source: str = Field(description="evidence (published) or local")
+    changed_code: list[str]
+
+
+class DeviationOut(Out):
+    """A recorded difference between what the paper says and what we ran."""
+
+    id: str = Field(examples=["ninformer.dropout"])
+    paper: str
+    subject: str
+    says: str = Field(description="what the paper says")
+    ours: str
+    why: str
+
+
+class FamilyOut(Out):
+    """The sentence of a table, Holm-adjusted over its orders."""
+
+    name: str = Field(examples=["ninformer.table2"])
+    paper: str
+    text: str
+    holds: int
+    tested: int
+    orders: int
+
+
+class ClaimDetailOut(ClaimOut):
+    """One claim with everything behind its verdict."""
+
+    runs: list[VerdictRunOut]
+    deviations: list[DeviationOut]
+    table: FamilyOut | None = Field(description="the sentence of the claim's family")
+
+
+class TallyOut(Out):
+    """Verdicts of a paper's claims; the badge is in_favour of decidable."""
+
+    paper: str
+    claims: int
+    decidable: int = Field(description="can be decided here, now or later")
+    in_favour: int = Field(description="reproduced, supported, holds")
+    against: int = Field(description="not reproduced, reversed, fails, contradicted")
+    open: int = Field(description="there is evidence that doesn't decide yet")
+    waiting: int = Field(description="not run yet")
+    by_verdict: dict[str, int]
+    by_kind: dict[str, dict[str, int]]
+
+
+class VerdictsOut(Out):
+    papers: list[TallyOut]
+    tables: list[FamilyOut]
+
+
+def describe_claim(judged: JudgedClaim) -> ClaimOut:
+    return ClaimOut.model_validate(_claim(judged))
+
+
+def describe_record(record: ClaimRecord) -> ClaimDetailOut:
+    own = {
+        "runs": [_run(run) for run in record.runs],
+        "deviations": [DeviationOut.model_validate(deviation) for deviation in record.deviations],
+        "table": FamilyOut.model_validate(record.family) if record.family else None,
+    }
+    return ClaimDetailOut.model_validate(_claim(record) | own)
+
+
+def _claim(judged: JudgedClaim) -> dict[str, object]:
+    verdict = judged.verdict
+    cost = ClaimCostOut.model_validate(verdict)
+    own = {name: getattr(verdict, name) for name in VerdictOut.model_fields.keys() - {"cost"}}
+    names = ClaimOut.model_fields.keys() - {"experiments", "datasets", "verdict"}
+    return {name: getattr(judged.claim, name) for name in names} | {
+        "experiments": judged.experiments,
+        "datasets": judged.datasets,
+        "verdict": own | {"cost": cost},
+    }
+
+
+def _run(run: VerdictRun) -> VerdictRunOut:
+    own = ("arm", "side", "replicate", "value")
+    behind = ("run_key", "experiment", "profile", "provenance", "source", "changed_code")
+    return VerdictRunOut.model_validate(
+        {name: getattr(run, name) for name in own} | {name: getattr(run.result, name) for name in behind}
+    )

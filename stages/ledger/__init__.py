@@ -1,0 +1,29 @@
+"""The ledger: every statement of the papers, what decides it, and the verdict.
+
+`stages.verdicts` has the statistics; here a claim finds its evidence and its test.
+"""
+
+from stages.ledger.claims import ClaimLine, LedgerError, place_claims, read_claims
+from stages.ledger.deviations import Deviation, PaperDeviations, read_deviations, touched
+from stages.ledger.judgement import ClaimCost, Entry, Judgement
+from stages.ledger.judging import Table, judge_claims
+from stages.ledger.settings import held
+from stages.ledger.trials import Trial
+
+__all__ = [
+    "ClaimCost",
+    "ClaimLine",
+    "Deviation",
+    "Entry",
+    "Judgement",
+    "LedgerError",
+    "PaperDeviations",
+    "Table",
+    "Trial",
+    "held",
+    "judge_claims",
+    "place_claims",
+    "read_claims",
+    "read_deviations",
+    "touched",
+]

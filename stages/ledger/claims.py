@@ -1,0 +1,105 @@
+"""`data/claims.csv`: every statement of the papers, and where it is tested or why it isn't."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import fnmatch
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from stages.experiment import Params
+from stages.run import STRICT
+
+
+class LedgerError(ValueError):
+    """Claims or deviations that don't fit together, or not with the params files; the message names the place."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimLine:
+    """A row of `data/claims.csv`.  Accuracies are fractions; an empty cell is None.
+
+    A row with an `experiment` is measured there; `*` in it or in an arm stands for any text, the same in both arms.  A
+    row with a `family` alone counts that family's orders.  Any other is computed by the paper's `findings`, or has the
+    `reason` why it can't be tested.  `high` ends a range, `trials` is what a proportion's count is of, `statement` says
+    what has no number.
+    """
+
+    __pydantic_config__: ClassVar = STRICT
+    id: str
+    paper: str
+    place: str
+    experiment: str | None
+    arm: str | None
+    metric: str
+    kind: str
+    value: float | None
+    unit: str | None
+    precision: float | None
+    stderr: float | None
+    n: int | None
+    baseline_arm: str | None
+    better: str | None
+    note: str | None
+    high: float | None = None
+    trials: int | None = None
+    family: str | None = None
+    statement: str | None = None
+    reason: str | None = None
+
+
+def read_claims(path: Path) -> list[ClaimLine]:
+    """All claims of the papers.
+
+    Raises:
+        LedgerError: no such file, a row that can't be read, or an id twice.
+    """
+    adapter = TypeAdapter(ClaimLine)
+    claims: dict[str, ClaimLine] = {}
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise LedgerError(f"{path}: {error.strerror}") from None
+    for number, row in enumerate(csv.DictReader(text.splitlines()), start=2):
+        try:
+            claim = adapter.validate_python({key: value or None for key, value in row.items()})
+        except ValidationError as error:
+            first = error.errors()[0]
+            column = ".".join(str(part) for part in first["loc"])
+            raise LedgerError(f"{path}, line {number}: {column}: {first['msg']}") from None
+        if claim.id in claims:
+            raise LedgerError(f"{path}, line {number}: id {claim.id} stands twice")
+        claims[claim.id] = claim
+    return list(claims.values())
+
+
+def place_claims(path: Path, claims: Sequence[ClaimLine], params: Params) -> list[ClaimLine]:
+    """The claims, each at an experiment of the params files; one whose experiment isn't there gets that as its reason.
+
+    Raises:
+        LedgerError: the experiment is there, of another paper or without the claim's arm.
+    """
+    placed = []
+    for claim in claims:
+        if claim.experiment is None:
+            placed.append(claim)
+            continue
+        names = fnmatch.filter(params.experiments, claim.experiment)
+        if not names:
+            missing = claim.reason or f"its experiment {claim.experiment} is not in the params files yet"
+            placed.append(dataclasses.replace(claim, experiment=None, reason=missing))
+            continue
+        for experiment in (params.experiments[name] for name in names):
+            if experiment.paper != claim.paper:
+                raise LedgerError(f"{path}: {claim.id} is of {claim.paper}; {experiment.name} is of {experiment.paper}")
+            for arm in filter(None, (claim.arm, claim.baseline_arm)):
+                if not fnmatch.filter(experiment.arms, arm):
+                    known = ", ".join(experiment.arms)
+                    raise LedgerError(f"{path}: {claim.id}: {experiment.name} has no arm {arm!r}; known: {known}")
+        placed.append(claim)
+    return placed

@@ -1,0 +1,70 @@
+"""Recorded differences between what a paper says and what we ran: `stages/papers/<paper>/deviations.yaml`.
+
+Data beside the paper's models, so that reading them loads no model.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+from stages.fingerprint import source_path
+from stages.ledger.claims import ClaimLine
+from stages.run import STRICT
+from stages.schema import read_yaml, validate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deviation:
+    """`claims` are patterns of claim ids that it touches; the rest are sentences for a reviewer.
+
+    `paper` is what the paper says ("silent" where it says nothing), `ours` what we do, `why` the reason.
+    """
+
+    __pydantic_config__: ClassVar = STRICT
+    subject: str
+    claims: tuple[str, ...]
+    paper: str
+    ours: str
+    why: str
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    device: str | None = None
+    deviations: dict[str, Deviation]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperDeviations:
+    """`device`: what the paper ran on, None where it doesn't say.  Names are unique within the paper."""
+
+    paper: str
+    device: str | None
+    deviations: Mapping[str, Deviation]
+
+
+def read_deviations(papers: Collection[str]) -> list[PaperDeviations]:
+    """Of each paper that has a file, in the order of their names.
+
+    Raises:
+        ParamsError: a file can't be read, or has an unknown key.
+    """
+    found = []
+    for paper in sorted(papers):
+        package = source_path(f"stages.papers.{paper}")
+        path = package.parent / "deviations.yaml" if package else None
+        if path is None or not path.is_file():
+            continue
+        file = validate(TypeAdapter(_File), read_yaml(path), path)
+        found.append(PaperDeviations(paper=paper, device=file.device, deviations=file.deviations))
+    return found
+
+
+def touched(deviation: Deviation, claims: Sequence[ClaimLine]) -> list[str]:
+    """Ids of the claims that it touches, in their order."""
+    return [claim.id for claim in claims if any(fnmatch.fnmatchcase(claim.id, pattern) for pattern in deviation.claims)]

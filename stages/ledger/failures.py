@@ -1,0 +1,52 @@
+"""Proportions of failed trainings, over a whole grid of arms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from stages.experiment import Params
+from stages.ledger.claims import ClaimLine
+from stages.ledger.judgement import Entry, Judgement, Side
+from stages.ledger.measures import count_failed
+from stages.ledger.sides import Pairs, entry_of
+from stages.ledger.trials import Body, Trial, price
+from stages.verdicts import Standing, judge_proportion, judge_proportions, not_tested
+
+
+def judge_failures(claim: ClaimLine, pairs: Pairs, body: Body, params: Params) -> Judgement:
+    """Failed trainings of a whole grid: one look, when all of it is there."""
+    assert claim.value is not None and claim.trials is not None, f"{claim.id} has no count"
+    experiment = body.experiment
+    counts: dict[Side, tuple[int, int]] = {}
+    entries: list[Entry] = []
+    used: list[Trial] = []
+    sides: Mapping[Side, tuple[str, ...]] = {"proposed": pairs.proposed, "baseline": pairs.baseline}
+    for side, arms in sides.items():
+        failed = total = 0
+        for arm in dict.fromkeys(arms):
+            against = experiment.arms[arm].against
+            one = count_failed(body.arms[arm], body.arms.get(against or "", ()))
+            failed, total = failed + one[0], total + one[1]
+            used += body.arms[arm]
+            entries += [entry_of(trial, side, None) for trial in body.arms[arm]]
+        counts[side] = failed, total
+    planned = pairs.planned * max(len(experiment.seeds), 1)
+    ours = counts["proposed"][0] / counts["proposed"][1]
+    if body.standing is not Standing.DECIDES or counts["proposed"][1] < planned:
+        there = f"{counts['proposed'][1]} of {planned} trainings of the grid are there, {counts['proposed'][0]} failed"
+        verdict = not_tested(f"{there}; the test looks once, at all of them.")
+    elif pairs.baseline:
+        verdict = judge_proportions(counts["proposed"], counts["baseline"], rules=params.verdicts)
+    else:
+        printed = int(claim.value), claim.trials
+        margin = params.verdicts.margins.error(printed[0] / printed[1], 1 / printed[1])
+        verdict = judge_proportion(printed, counts["proposed"], margin, rules=params.verdicts)
+    return Judgement(
+        claim=claim,
+        verdict=verdict,
+        basis="results",
+        is_decidable=True,
+        ours=ours,
+        entries=tuple(entries),
+        cost=price(used, params),
+    )

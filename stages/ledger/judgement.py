@@ -1,0 +1,53 @@
+"""What the ledger says of one claim: the verdict, and everything behind it that a reader may ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from stages.ledger.claims import ClaimLine
+from stages.verdicts import Verdict
+
+# results: trained models.  finding: computed without training.  params: read off the params files.  none: nothing yet.
+Basis = Literal["results", "finding", "params", "none"]
+Side = Literal["proposed", "baseline"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One run behind a verdict.  `result` numbers the result; `value` is None where the run diverged.
+
+    A single value's arm stands on the side `proposed`.
+    """
+
+    result: int
+    side: Side
+    arm: str
+    replicate: int
+    value: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimCost:
+    """What the runs behind a verdict cost together.  `flops` and `usd` are None where a run doesn't tell."""
+
+    device_seconds: float
+    flops: float | None
+    peak_memory_bytes: int
+    usd: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """`ours` is our number in the claim's unit; `is_decidable`: something here can decide the claim, now or later.
+
+    A figure or a setting is never decidable: nothing is at stake.
+    """
+
+    claim: ClaimLine
+    verdict: Verdict
+    basis: Basis
+    is_decidable: bool
+    ours: float | None = None
+    entries: tuple[Entry, ...] = ()
+    cost: ClaimCost | None = None

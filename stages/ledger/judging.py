@@ -1,0 +1,172 @@
+"""Every claim to what decides it: its kind, a finding, the params files, or trained models."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+from collections.abc import Mapping, Sequence
+
+from stages.experiment import Params
+from stages.finding import Finding
+from stages.ledger.claims import ClaimLine
+from stages.ledger.judgement import Judgement
+from stages.ledger.settings import agree, judge_counted, judge_setting
+from stages.ledger.sides import arms_of
+from stages.ledger.trained import NOT_RUN, SILENT, judge_trained
+from stages.ledger.trials import Body, Trial, gather, price
+from stages.verdicts import (
+    Standing,
+    Status,
+    TableSentence,
+    Verdict,
+    judge_hardware,
+    judge_shown,
+    judge_table,
+    judge_tally,
+    not_tested,
+)
+
+NO_NUMBER = ("figure", "qualitative")
+EXACT = ("identity", "theorem", "inconsistent")
+TIMES = ("inference_time", "train_tokens_per_second", "train_seconds")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Table:
+    """One sentence for the orders of a table, Holm-adjusted."""
+
+    family: str
+    sentence: TableSentence
+    claims: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What claims are judged by.  `devices`: what each paper ran on."""
+
+    params: Params
+    findings: Mapping[str, Finding]
+    bodies: Mapping[str, Sequence[Body]]
+    devices: Mapping[str, str]
+
+    def bodies_of(self, claim: ClaimLine) -> list[Body]:
+        names = fnmatch.filter(self.params.experiments, claim.experiment or "")
+        return [body for name in names for body in self.bodies.get(name, ())]
+
+
+def judge_claims(
+    claims: Sequence[ClaimLine],
+    params: Params,
+    *,
+    findings: Mapping[str, Finding],
+    trials: Sequence[Trial],
+    devices: Mapping[str, str],
+) -> tuple[list[Judgement], list[Table]]:
+    """One judgement a claim, in their order, and the sentences of the tables."""
+    facts = Facts(params=params, findings=findings, bodies=gather(params, trials), devices=devices)
+    judged = {claim.id: _judge(claim, facts) for claim in claims if not _is_tally(claim)}
+    tables = []
+    for family in params.verdicts.families:
+        orders = [judged[claim.id] for claim in claims if claim.family == family and not _is_tally(claim)]
+        if orders:
+            sentence = judge_table([order.verdict for order in orders], params.verdicts)
+            tables.append(Table(family=family, sentence=sentence, claims=tuple(order.claim.id for order in orders)))
+    for claim in claims:
+        if _is_tally(claim):
+            judged[claim.id] = _judge_tally(claim, list(judged.values()), params)
+    return [judged[claim.id] for claim in claims], tables
+
+
+def _is_tally(claim: ClaimLine) -> bool:
+    return claim.kind == "proportion" and claim.experiment is None and claim.family is not None and not claim.reason
+
+
+def _judge(claim: ClaimLine, facts: Facts) -> Judgement:
+    if claim.kind == "setup" and not claim.reason:
+        return Judgement(claim=claim, verdict=_judge_setup(claim, facts), basis="params", is_decidable=False, ours=None)
+    if claim.id in facts.findings and claim.kind != "setup":
+        finding = facts.findings[claim.id]
+        verdict = Verdict(status=Status(finding.status), explanation=finding.explanation)
+        return Judgement(claim=claim, verdict=verdict, basis="finding", is_decidable=True)
+    if claim.reason:
+        return Judgement(claim=claim, verdict=not_tested(_sentence(claim.reason)), basis="none", is_decidable=False)
+    if claim.kind in NO_NUMBER:
+        return _judge_no_number(claim, facts)
+    if claim.kind == "count" and claim.experiment:
+        verdict = judge_counted(claim, facts.params)
+        ours = None if verdict.estimate is None else (claim.value or 0) + verdict.estimate
+        return Judgement(claim=claim, verdict=verdict, basis="params", is_decidable=True, ours=ours)
+    if claim.kind in EXACT or not claim.experiment:
+        verdict = not_tested("`python -m stages.analyse` computes it, and hasn't run here.")
+        return Judgement(claim=claim, verdict=verdict, basis="none", is_decidable=True)
+    if claim.metric in TIMES:
+        elsewhere = _judge_device(claim, facts)
+        if elsewhere is not None:
+            return Judgement(claim=claim, verdict=elsewhere, basis="none", is_decidable=False)
+    return judge_trained(claim, facts.params, facts.bodies_of(claim))
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:].rstrip('.')}."
+
+
+def _judge_setup(claim: ClaimLine, facts: Facts) -> Verdict:
+    if not claim.metric.endswith("(parameters)"):
+        return judge_setting(claim, facts.params)
+    counted = [
+        row.value
+        for body in facts.bodies_of(claim)
+        for trials in body.arms.values()
+        for row in trials[0].result.metrics
+        if row.metric == "parameters"
+    ]
+    if not counted:
+        return not_tested("The parameters of the grid are counted when it runs; not run yet.")
+    return agree(claim, [min(counted) if claim.metric.startswith("min") else max(counted)])
+
+
+def _judge_no_number(claim: ClaimLine, facts: Facts) -> Judgement:
+    """Shown where there is something to show: results on real data."""
+    bodies = [body for body in facts.bodies_of(claim) if body.standing is not Standing.SILENT]
+    if not bodies:
+        silent = SILENT if facts.bodies_of(claim) else NOT_RUN
+        verdict = not_tested(silent if claim.experiment else "No experiment of ours shows it.")
+        return Judgement(claim=claim, verdict=verdict, basis="none", is_decidable=False)
+    shown = [
+        trial
+        for body in bodies
+        for arm in (arms_of(claim, body.experiment).arms if claim.arm else body.arms)
+        for trial in body.arms.get(arm, ())
+    ]
+    names = ", ".join(dict.fromkeys(trial.result.experiment for trial in shown)) or "none"
+    verdict = judge_shown(f"{len(shown)} results of {names}")
+    return Judgement(claim=claim, verdict=verdict, basis="results", is_decidable=False, cost=price(shown, facts.params))
+
+
+def _judge_device(claim: ClaimLine, facts: Facts) -> Verdict | None:
+    """Times compare on the paper's own device only."""
+    devices = [trial.device for body in facts.bodies_of(claim) for arm in body.arms.values() for trial in arm]
+    printed = facts.devices.get(claim.paper, "a device that the paper doesn't name")
+    ours = next((device for device in devices if device == printed), devices[0] if devices else "another one here")
+    return judge_hardware(printed, ours)
+
+
+def _judge_tally(claim: ClaimLine, judged: Sequence[Judgement], params: Params) -> Judgement:
+    """A paper's own count of the orders of a family: "15 of 16"."""
+    orders = [
+        judgement
+        for judgement in judged
+        if judgement.claim.family == claim.family and judgement.claim.kind in ("order", "difference")
+    ]
+    assert claim.value is not None, f"{claim.id} counts nothing"
+    if claim.trials is not None and claim.trials < len(orders):  # "of those": the orders that the paper finds itself
+        orders = [order for order in orders if (order.claim.value or 0) > 0]
+    verdict = judge_tally(int(claim.value), [order.verdict for order in orders])
+    return Judgement(
+        claim=claim,
+        verdict=verdict,
+        basis="results" if verdict.status is not Status.NOT_TESTED else "none",
+        is_decidable=True,
+        ours=float(sum(order.verdict.status is Status.SUPPORTED for order in orders)),
+        entries=tuple(dict.fromkeys(entry for order in orders for entry in order.entries)),
+    )

@@ -1,0 +1,140 @@
+"""From results to samples: what each replicate of an arm gave in a claim's metric.
+
+Most metrics stand in a result line or in its cost.  Some belong to an arm as a whole and choose an epoch from the
+curves of all its folds; their sample is the folds' values there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+
+import numpy as np
+
+from stages.evidence import EpochRow, ResultLine
+from stages.ledger.trials import Trial
+from stages.verdicts import ArmMetric, Replicate, Sample, min_over_epochs, window_error
+from stages.verdicts.looks import Looks, complete_look
+
+COSTS = ("train_seconds", "samples_per_second", "peak_memory_bytes")
+FAILED_FACTOR = 10.0
+"""A training failed when it diverged or its error is this many times the median of its size; DAC gives no level."""
+
+
+class NotMeasured(LookupError):
+    """No result has this metric; the message says why."""
+
+
+def measure(metric: str, trials: Sequence[Trial], looks: Looks) -> Sample:
+    """The sample of one arm's `trials`; a result that doesn't hold the metric is a missing replicate.
+
+    Raises:
+        NotMeasured: none of them holds it.
+    """
+    if metric in _ARM_METRICS:
+        return _measure_arm(metric, trials, looks)
+    replicates = []
+    for trial in trials:
+        value = None if trial.result.status == "diverged" else _read(metric, trial)
+        if trial.result.status == "diverged" or value is not None:
+            replicates.append(_replicate(trial, value))
+    if not any(replicate.value is not None for replicate in replicates) and not _all_diverged(trials):
+        raise NotMeasured(f"no result holds {metric}")
+    return Sample(tuple(replicates))
+
+
+def _replicate(trial: Trial, value: float | None) -> Replicate:
+    return Replicate(index=trial.result.replicate, value=value, environment=trial.result.environment_digest)
+
+
+def _all_diverged(trials: Sequence[Trial]) -> bool:
+    return bool(trials) and all(trial.result.status == "diverged" for trial in trials)
+
+
+def _read(metric: str, trial: Trial) -> float | None:
+    if metric in COSTS:
+        return None if trial.cost is None else float(getattr(trial.cost, metric))
+    found = {row.split: row.value for row in trial.result.metrics if row.metric == metric}
+    for split in ("test", "val", "none", "train"):
+        if split in found:
+            return found[split]
+    if metric == "validation_loss" and trial.result.curves:
+        return trial.result.curves[-1].val_loss
+    return None
+
+
+def _curve(rows: Sequence[EpochRow], split: str) -> list[float]:
+    """Errors by epoch, without gaps at the end: 1 − accuracy."""
+    values = [getattr(row, f"{split}_accuracy") for row in rows]
+    return [1 - value for value in values if value is not None]
+
+
+def _stack(results: Sequence[ResultLine], split: str, metric: str) -> np.ndarray:
+    """Error curves of all folds [K, E], cut to the shortest."""
+    curves = [_curve(result.curves, split) for result in results]
+    shortest = min(map(len, curves))
+    if not shortest:
+        raise NotMeasured(f"{metric} needs {split} curves, and a run has none")
+    return np.array([curve[:shortest] for curve in curves])
+
+
+def _min_error(results: Sequence[ResultLine]) -> ArmMetric:
+    return min_over_epochs(_stack(results, "test", "min_error"))
+
+
+def _window_error(results: Sequence[ResultLine]) -> ArmMetric:
+    val, test = (_stack(results, split, "window_error") for split in ("val", "test"))
+    if test.shape[1] < 5:
+        raise NotMeasured("window_error looks at five epochs, and a run has fewer")
+    return window_error(val[:, : test.shape[1]], test[:, : val.shape[1]])
+
+
+_ARM_METRICS: Mapping[str, Callable[[Sequence[ResultLine]], ArmMetric]] = {
+    "min_error": _min_error,
+    "window_error": _window_error,
+}
+
+
+def _measure_arm(metric: str, trials: Sequence[Trial], looks: Looks) -> Sample:
+    """The epoch is chosen by the replicates of the last complete look alone, which are those that are judged."""
+    n = complete_look((trial.result.replicate for trial in trials), looks)
+    used = [trial for trial in trials if n is None or trial.result.replicate < n]
+    finished = [trial for trial in used if trial.result.status == "finished"]
+    if len(finished) < 2:
+        if _all_diverged(used):
+            return Sample(tuple(_replicate(trial, None) for trial in used))
+        raise NotMeasured(f"{metric} is one number of all folds, and fewer than two have finished")
+    values = _ARM_METRICS[metric]([trial.result for trial in finished]).folds
+    by_replicate = {trial.result.replicate: value for trial, value in zip(finished, values, strict=True)}
+    return Sample(tuple(_replicate(trial, by_replicate.get(trial.result.replicate)) for trial in used))
+
+
+def average(samples: Sequence[Sample]) -> Sample:
+    """One sample of several arms: each replicate's mean over them, where all have it; diverged where one diverged."""
+    shared = set.intersection(*(set(sample.indices) for sample in samples))
+    replicates = []
+    for index in sorted(shared):
+        mine = [replicate for sample in samples for replicate in sample.replicates if replicate.index == index]
+        values = [replicate.value for replicate in mine if replicate.value is not None]
+        environments = sorted({replicate.environment for replicate in mine})
+        replicates.append(
+            Replicate(
+                index=index,
+                value=sum(values) / len(values) if len(values) == len(mine) else None,
+                environment="+".join(environments),
+            )
+        )
+    return Sample(tuple(replicates))
+
+
+def count_failed(trials: Sequence[Trial], peers: Sequence[Trial]) -> tuple[int, int]:
+    """(failed, all) of `trials`; what is usual is the median test error of them and their `peers` of like size."""
+    errors = [value for trial in (*trials, *peers) if (value := _read("mse", trial)) is not None]
+    if not errors:
+        raise NotMeasured("no result holds a test mse, so nothing tells a failed training")
+    limit = FAILED_FACTOR * median(errors)
+    failed = 0
+    for trial in trials:
+        value = _read("mse", trial)
+        failed += trial.result.status == "diverged" or value is None or value > limit
+    return failed, len(trials)

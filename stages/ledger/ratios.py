@@ -1,0 +1,78 @@
+"""Printed ratios of two measured numbers: a relative gain, a relative reduction, a share of another gain."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from stages.ledger.claims import ClaimLine
+from stages.ledger.measures import NotMeasured, measure
+from stages.ledger.sides import Pairs, Sides, mean_of
+from stages.ledger.trials import Body
+from stages.rules import Rules
+from stages.verdicts import Replicate, Sample, ValueClaim, Verdict, judge_range, judge_value, not_tested
+from stages.verdicts.looks import complete_look
+
+
+def relative(claim: ClaimLine, sides: Sides, pairs: Pairs, body: Body, rules: Rules) -> Sample:
+    """A ratio r = N/D of means, as a sample whose mean is r and whose spread is that of (N − v D)/mean(D).
+
+    v is the printed ratio: where it is right, this is the spread of r to first order (Fieller 1954).  N is the gain and
+    D what it is relative to: the baseline, for a lower metric ours, or the gain of another arm.
+
+    Raises:
+        NotMeasured: D is not distinct from nothing, or no replicate has both.
+    """
+    assert sides.baseline is not None and claim.value is not None, f"{claim.id} relates to nothing"
+    ours, theirs = sides.proposed.finished, sides.baseline.finished
+    sign = 1 if claim.better == "higher" else -1
+    if claim.unit == "of the gain of DAC":
+        against = body.experiment.arms[pairs.proposed[0]].against
+        if against is None or against not in body.arms:
+            raise NotMeasured(f"{against}, over which both gain, has none")
+        base = measure(claim.metric, body.arms[against], rules.looks).finished
+        shared = [index for index in ours if index in theirs and index in base]
+        top = {index: sign * (ours[index] - base[index]) for index in shared}
+        bottom = {index: sign * (theirs[index] - base[index]) for index in shared}
+    else:
+        shared = [index for index in ours if index in theirs]
+        top = {index: sign * (ours[index] - theirs[index]) for index in shared}
+        of_ours = claim.unit == "relative gain" and claim.better == "lower"
+        bottom = {index: (ours if of_ours else theirs)[index] for index in shared}
+    return _ratio_sample(claim, sides, top, bottom)
+
+
+def _ratio_sample(claim: ClaimLine, sides: Sides, top: Mapping[int, float], bottom: Mapping[int, float]) -> Sample:
+    values = np.array(list(bottom.values()))
+    if not values.size:
+        raise NotMeasured("no replicate has finished in both arms")
+    stderr = values.std(ddof=1) / math.sqrt(values.size) if values.size > 1 else 0.0
+    if abs(values.mean()) <= 2 * stderr:
+        raise NotMeasured(f"what it relates to, {values.mean():.3g} ± {stderr:.2g}, is not distinct from 0")
+    v = claim.value or 0.0
+    environments = {replicate.index: replicate.environment for replicate in sides.proposed.replicates}
+    indices = sorted(set(sides.proposed.indices) & set(sides.baseline.indices if sides.baseline else ()))
+    return Sample(
+        tuple(
+            Replicate(
+                index=index,
+                value=v + (top[index] - v * bottom[index]) / float(values.mean()) if index in top else None,
+                environment=environments[index],
+            )
+            for index in indices
+        )
+    )
+
+
+def judge_relative(claim: ClaimLine, ratio: Sample, rules: Rules) -> Verdict:
+    assert claim.value is not None, f"{claim.id} has no ratio"
+    if claim.kind == "range":
+        assert claim.high is not None, f"{claim.id} has no end"
+        mean = mean_of(ratio, rules)
+        if mean is None or complete_look(ratio.indices, rules.looks) is None:
+            return not_tested(f"{ratio.n} replicates are there; a range needs {min(rules.looks)}.")
+        return judge_range(claim.value, claim.high, mean, claim.precision or 0.0)
+    margin = max(rules.margins.difference(claim.value), claim.precision or 0.0)
+    return judge_value(ValueClaim(value=claim.value, margin=margin, n=claim.n), ratio, rules=rules)

@@ -1,0 +1,132 @@
+"""Settings and counts that a paper prints, against what the params files hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from stages.experiment import DatasetSource, Experiment, Params
+from stages.ledger.claims import ClaimLine
+from stages.verdicts import Status, Verdict, judge_count, judge_setup, not_tested
+
+_EXTREME = re.compile(r"(min|max)\((.+)\)")
+
+
+class Unresolved(LookupError):
+    """The params files don't hold this setting; the message says so."""
+
+
+def held(claim: ClaimLine, params: Params) -> list[Any]:
+    """What the params files hold of the claim's metric: its values in all experiments and arms, each once.
+
+    `min(…)` and `max(…)` are the smallest and the largest of them.
+
+    Raises:
+        Unresolved: they don't hold it.
+    """
+    extreme = _EXTREME.fullmatch(claim.metric)
+    metric = extreme[2] if extreme else claim.metric
+    experiments = [params.experiments[name] for name in fnmatch.filter(params.experiments, claim.experiment or "")]
+    values = [value for experiment in experiments for value in _values(metric, experiment, params)]
+    known = list(dict.fromkeys(value for value in values if value is not None))
+    if not known and not values:
+        raise Unresolved(f"the params files don't hold {metric}")
+    if extreme:
+        return [(min if extreme[1] == "min" else max)(known)]
+    return known or [None]
+
+
+def _values(metric: str, experiment: Experiment, params: Params) -> list[Any]:
+    source = params.datasets[experiment.dataset]
+    if metric in _DERIVED:
+        return [_DERIVED[metric](experiment, source, params)]
+    part, _, path = metric.partition(".")
+    if part == "model":
+        table = [arm for arm in experiment.arms.values() if arm.role in ("baseline", "proposed")]
+        return [arm.model[path] for arm in table if path in arm.model]
+    if part == "protocol":
+        return [_follow(experiment.printed, path)]
+    if part == "dataset":
+        return [_follow(source, path)] if path in {field.name for field in dataclasses.fields(source)} else []
+    return []
+
+
+def _follow(held: Any, path: str) -> Any:
+    """A field below `held` by its dotted path; None where a step on the way is not set."""
+    for name in path.split("."):
+        if held is None:
+            return None
+        held = getattr(held, name)
+    return held
+
+
+def _rows(source: DatasetSource) -> int:
+    return source.train + source.test
+
+
+def _held_out(experiment: Experiment) -> float:
+    """Share of the training rows that validate."""
+    split = experiment.printed.split
+    return 1 / split.folds if split.folds else split.fraction or 0.0
+
+
+def _steps(experiment: Experiment, source: DatasetSource, params: Params) -> float:
+    """Steps of a run: batches of what a fold leaves for training."""
+    protocol = experiment.printed
+    return round(protocol.epochs * source.train * (1 - _held_out(experiment)) / protocol.batch_size)
+
+
+def _native_size(experiment: Experiment, source: DatasetSource, params: Params) -> int:
+    return params.datasets[source.folder or experiment.dataset].shape[1]
+
+
+Derive = Callable[[Experiment, DatasetSource, Params], Any]
+_DERIVED: Mapping[str, Derive] = {
+    "steps": _steps,
+    # The gradient of c·w² is 2c·w, which is what weight decay adds.
+    "l2_coefficient": lambda experiment, source, params: experiment.printed.optimizer.weight_decay / 2,
+    "protocol.schedule.warmup_steps": lambda experiment, source, params: experiment.printed.schedule.warmup_steps or 0,
+    "protocol.split.train": lambda experiment, source, params: (
+        (1 - _held_out(experiment)) * source.train / _rows(source)
+    ),
+    "protocol.split.val": lambda experiment, source, params: _held_out(experiment) * source.train / _rows(source),
+    "protocol.split.test": lambda experiment, source, params: source.test / _rows(source),
+    "dataset.size": lambda experiment, source, params: source.shape[1],
+    "dataset.native_size": _native_size,
+    "dataset.images": lambda experiment, source, params: _rows(source),
+    "dataset.rows": lambda experiment, source, params: _rows(source),
+    "dataset.inputs": lambda experiment, source, params: source.shape[0],
+}
+
+
+def judge_setting(claim: ClaimLine, params: Params) -> Verdict:
+    """`as printed` where every experiment and arm has the printed value."""
+    try:
+        used = held(claim, params)
+    except Unresolved as error:
+        return not_tested(f"{str(error)[0].upper()}{str(error)[1:]}.")
+    return agree(claim, used)
+
+
+def agree(claim: ClaimLine, used: Sequence[Any]) -> Verdict:
+    """The first value that departs decides; all of them are named."""
+    verdicts = [judge_setup(claim.value, value) for value in used]
+    worst = next((verdict for verdict in verdicts if verdict.status is Status.DEVIATES), verdicts[0])
+    if len(used) == 1:
+        return worst
+    listed = ", ".join(map(str, used))
+    return dataclasses.replace(worst, explanation=f"Printed {claim.value:g}; ours {listed}.")
+
+
+def judge_counted(claim: ClaimLine, params: Params) -> Verdict:
+    """A count of the data, exact.  The declared counts are those that `fetch` and `preprocess` hold the files to."""
+    try:
+        used = held(claim, params)
+    except Unresolved as error:
+        return not_tested(f"{str(error)[0].upper()}{str(error)[1:]}.")
+    assert claim.value is not None, f"{claim.id} counts nothing"
+    verdicts = [judge_count(claim.value, float(value)) for value in used]
+    return next((verdict for verdict in verdicts if verdict.status is Status.FAILS), verdicts[0])

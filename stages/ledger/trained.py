@@ -1,0 +1,166 @@
+"""Claims that trained models decide: values, orders, differences, ratios, ranges, proportions of failed trainings."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Literal
+
+import numpy as np
+
+from stages.evidence import unpack_correct
+from stages.experiment import Params
+from stages.ledger.claims import ClaimLine
+from stages.ledger.failures import judge_failures
+from stages.ledger.judgement import Judgement
+from stages.ledger.measures import NotMeasured, measure
+from stages.ledger.ratios import judge_relative, relative
+from stages.ledger.sides import Pairs, Sides, find_body, gather_sides, mean_of
+from stages.ledger.trials import Body, Trial, price
+from stages.rules import Margins, Rules
+from stages.verdicts import (
+    GainClaim,
+    Standing,
+    ValueClaim,
+    Verdict,
+    excluded_rows_widening,
+    indicate_order,
+    judge_gain,
+    judge_value,
+    not_tested,
+)
+
+NOT_RUN = "Not run yet."
+SILENT = "Only stand-ins or too short runs so far; they say nothing of a claim."
+SHORT = "Real data on a cut budget; a number needs the printed one, only an order may be indicated."
+
+
+def judge_trained(claim: ClaimLine, params: Params, bodies: Sequence[Body]) -> Judgement:
+    """The claim against the results of its experiment that may say most."""
+    (name,) = fnmatch.filter(params.experiments, claim.experiment or "")
+    experiment = params.experiments[name]
+    pairs, body = find_body(claim, experiment, bodies)
+    if body is None:
+        return Judgement(claim=claim, verdict=not_tested(NOT_RUN), basis="none", is_decidable=True)
+    if body.standing is Standing.SILENT:
+        return Judgement(claim=claim, verdict=not_tested(SILENT), basis="none", is_decidable=True)
+    try:
+        if claim.metric == "failed":
+            return judge_failures(claim, pairs, body, params)
+        return _judge_samples(claim, pairs, body, params)
+    except NotMeasured as error:
+        verdict = not_tested(f"There are results, but {error}.")
+        return Judgement(claim=claim, verdict=verdict, basis="none", is_decidable=True)
+
+
+def _judge_samples(claim: ClaimLine, pairs: Pairs, body: Body, params: Params) -> Judgement:
+    rules = params.verdicts
+    sides = gather_sides(claim, pairs, body, rules)
+    if claim.kind in ("order", "difference"):
+        verdict = _judge_pair(claim, sides, body, rules)
+        ours = verdict.estimate
+    elif body.standing is Standing.INDICATES:
+        verdict, ours = not_tested(SHORT), None
+    elif claim.kind == "value":
+        verdict = _judge_value(claim, sides, pairs, body, rules)
+        ours = mean_of(sides.proposed, rules)
+    else:
+        ratio = relative(claim, sides, pairs, body, rules)
+        verdict = judge_relative(claim, ratio, rules)
+        ours = mean_of(ratio, rules)
+    return Judgement(
+        claim=claim,
+        verdict=dataclasses.replace(verdict, explanation=verdict.explanation + sides.note),
+        basis="results",
+        is_decidable=True,
+        ours=ours,
+        entries=sides.entries,
+        cost=price(sides.trials, params),
+    )
+
+
+def margin_of_value(claim: ClaimLine, margins: Margins) -> float:
+    """By what the number is: an accuracy, an error, a loss, a memory."""
+    value, precision = claim.value or 0.0, claim.precision or 0.0
+    if claim.unit == "fraction":
+        return (margins.accuracy if claim.better == "higher" else margins.error)(value, precision)
+    if claim.metric == "log_mse":
+        return margins.log_mse(value)
+    if claim.unit == "bytes":
+        return margins.memory(value, precision)
+    return margins.loss(abs(value), precision)
+
+
+def _margin_of_gain(claim: ClaimLine, margins: Margins) -> float:
+    gain = claim.value or 0.0
+    if claim.metric == "log_mse":
+        return margins.log_mse(gain)
+    return margins.difference(gain) if gain else margins.comparable()
+
+
+def _judge_value(claim: ClaimLine, sides: Sides, pairs: Pairs, body: Body, rules: Rules) -> Verdict:
+    assert claim.value is not None, f"{claim.id} has no value"
+    peers = []
+    for arm, trials in body.arms.items():
+        if arm not in pairs.arms:
+            try:
+                peers.append(measure(claim.metric, trials, rules.looks))
+            except NotMeasured:
+                continue
+    error = 1 - fmean(sides.proposed.values) if claim.better == "higher" else fmean(sides.proposed.values or [0.0])
+    wide = _excluded_share(sides.trials)
+    return judge_value(
+        ValueClaim(value=claim.value, margin=margin_of_value(claim, rules.margins), stderr=claim.stderr, n=claim.n),
+        sides.proposed,
+        rules=rules,
+        peers=peers,
+        widening=wide * error if claim.unit == "fraction" else 0.0,
+    )
+
+
+def _excluded_share(trials: Sequence[Trial]) -> float:
+    """Of the official test rows, those that our source lacks."""
+    shares = [
+        line.data.excluded_test_images / (line.data.test_images + line.data.excluded_test_images)
+        for line in (trial.result for trial in trials)
+        if line.data.excluded_test_images
+    ]
+    return max(shares, default=0.0)
+
+
+def _judge_pair(claim: ClaimLine, sides: Sides, body: Body, rules: Rules) -> Verdict:
+    assert claim.value is not None and sides.baseline is not None, f"{claim.id} compares nothing"
+    gain = GainClaim(
+        gain=claim.value,
+        margin=_margin_of_gain(claim, rules.margins),
+        better=_better(claim),
+        stderr=claim.stderr,
+        n=claim.n,
+    )
+    if body.standing is Standing.INDICATES:
+        return indicate_order(gain, sides.proposed, sides.baseline, epochs_share=body.share)
+    share = _excluded_share(sides.trials)
+    return judge_gain(
+        gain,
+        sides.proposed,
+        sides.baseline,
+        rules=rules,
+        pairing="fold" if body.pairing_is_by_fold else "none",
+        widening=excluded_rows_widening(1, 1, share * _disagreement(sides.trials)) if share else 0.0,
+    )
+
+
+def _better(claim: ClaimLine) -> Literal["higher", "lower"]:
+    assert claim.better in ("higher", "lower"), f"{claim.id} doesn't say what is better"
+    return claim.better  # type: ignore[return-value]
+
+
+def _disagreement(trials: Sequence[Trial]) -> float:
+    """Share of the test images on which the two arms' first models differ in being right; 1 where nobody knows."""
+    first = {trial.result.arm: trial.result for trial in reversed(trials) if trial.result.correct is not None}
+    if len(first) < 2:
+        return 1.0
+    one, other = (unpack_correct(line.correct or "", line.data.test_images) for line in list(first.values())[:2])
+    return float(np.mean(one != other)) if one.shape == other.shape else 1.0

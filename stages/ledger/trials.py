@@ -1,0 +1,153 @@
+"""Which results may speak for a claim, and how much they may say.
+
+Only results under equal conditions (protocol and data) are judged together.  Of several such bodies of results the one
+that may say most speaks: a decision before an indication, then more replicates, then published evidence.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from stages.evidence import CostLine, ResultLine
+from stages.experiment import Arm, Experiment, Params
+from stages.ledger.judgement import ClaimCost
+from stages.rules import Rules
+from stages.verdicts import Standing, standing
+
+FLOPS_OF_TRAINING = 3
+"""A backward pass does the work of two forward passes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """The one result of a replicate under its conditions: published evidence first, else the newest.
+
+    `number` is its row in the database; `follows_plan`: protocol and replicate are those that the params give today.
+    """
+
+    number: int
+    result: ResultLine
+    cost: CostLine | None
+    conditions: str
+    is_evidence: bool
+    follows_plan: bool
+
+    @property
+    def device(self) -> str:
+        return str(self.result.environment.get("device_name", self.result.environment.get("device", "")))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Body:
+    """Results of one experiment under equal conditions; `share` of the printed passes over the training images."""
+
+    experiment: Experiment
+    standing: Standing
+    share: float
+    arms: Mapping[str, tuple[Trial, ...]]
+
+    @property
+    def pairing_is_by_fold(self) -> bool:
+        return self.experiment.printed.split.kind == "folds"
+
+
+def gather(params: Params, trials: Sequence[Trial]) -> dict[str, list[Body]]:
+    """The bodies of results of each experiment."""
+    groups: dict[tuple[str, str, str], list[Trial]] = defaultdict(list)
+    for trial in trials:
+        groups[trial.result.experiment, trial.result.profile, trial.conditions].append(trial)
+    bodies: dict[str, list[Body]] = defaultdict(list)
+    for (name, _, _), group in groups.items():
+        bodies[name].append(_body(params.experiments[name], group, params.verdicts))
+    return bodies
+
+
+def _body(experiment: Experiment, group: Sequence[Trial], rules: Rules) -> Body:
+    arms: dict[str, list[Trial]] = defaultdict(list)
+    for trial in sorted(group, key=lambda trial: trial.result.replicate):
+        arms[trial.result.arm].append(trial)
+    share = min(passes_share(trial.result, experiment.arms[trial.result.arm], experiment) for trial in group)
+    return Body(
+        experiment=experiment,
+        standing=_standing(group, share, rules),
+        share=share,
+        arms={name: tuple(trials) for name, trials in arms.items()},
+    )
+
+
+def _standing(group: Sequence[Trial], share: float, rules: Rules) -> Standing:
+    """A protocol of yesterday decides nothing: under the name of the profile `paper` it may still indicate."""
+    first = group[0].result
+    as_printed = all(trial.follows_plan for trial in group)
+    return standing(
+        profile=first.profile if as_printed else "",
+        provenance=first.data.provenance,
+        epochs=share,
+        printed_epochs=1.0,
+        rules=rules,
+    )
+
+
+def passes_share(result: ResultLine, arm: Arm, experiment: Experiment) -> float:
+    """Training images seen over those that the printed protocol shows, by plan: an early stop counts as complete."""
+    protocol = result.spec["protocol"]
+    images = result.data.train_images
+    seen = min(protocol.get("train_images") or images, images)
+    if protocol.get("steps_per_epoch"):
+        seen = min(seen, protocol["steps_per_epoch"] * protocol["batch_size"])
+    printed = arm.protocol.get("epochs", experiment.printed.epochs)
+    return float(protocol["epochs"] * seen / (printed * images))
+
+
+def strength(body: Body, arms: Collection[str]) -> tuple[int, int, int]:
+    """What a body may say of `arms`: its standing, the replicates that all have, how many of them are published."""
+    order = [Standing.SILENT, Standing.INDICATES, Standing.DECIDES]
+    mine = [trial for arm in arms for trial in body.arms[arm]]
+    return (
+        order.index(body.standing),
+        min((len(body.arms[arm]) for arm in arms), default=0),
+        sum(trial.is_evidence for trial in mine),
+    )
+
+
+def choose(bodies: Sequence[Body], arms: Collection[str]) -> Body | None:
+    """The body that may say most and has results of all `arms`; None where none has."""
+    fitting = [body for body in bodies if set(arms) <= set(body.arms)]
+    return max(fitting, key=lambda body: strength(body, arms), default=None)
+
+
+def price(trials: Collection[Trial], params: Params) -> ClaimCost | None:
+    """What these results cost together, each counted once; None where no cost is known."""
+    costs = [(trial, trial.cost) for trial in trials if trial.cost is not None]
+    if not costs:
+        return None
+    flops = [_training_flops(trial) for trial, _ in costs]
+    dollars = [
+        params.rates[kind].usd_per_hour * cost.train_seconds / 3600 if kind in params.rates else None
+        for kind, cost in ((_device_kind(trial), cost) for trial, cost in costs)
+    ]
+    return ClaimCost(
+        device_seconds=sum(cost.train_seconds for _, cost in costs),
+        flops=_total(flops),
+        peak_memory_bytes=max(cost.peak_memory_bytes for _, cost in costs),
+        usd=_total(dollars),
+    )
+
+
+def _device_kind(trial: Trial) -> str:
+    return str(trial.result.environment.get("device", "")).partition(":")[0]
+
+
+def _total(parts: Sequence[float | None]) -> float | None:
+    known = [part for part in parts if part is not None]
+    return sum(known) if len(known) == len(parts) else None
+
+
+def _training_flops(trial: Trial) -> float | None:
+    line = trial.result
+    forward = next((row.value for row in line.metrics if row.metric.startswith("flops_per_")), None)
+    if forward is None or not line.curves:
+        return None
+    return FLOPS_OF_TRAINING * forward * line.curves[-1].steps * line.spec["protocol"]["batch_size"]

@@ -1,0 +1,191 @@
+"""Claims with their verdicts: lists, one with everything behind it, and counts for a badge."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session, joinedload, selectinload
+
+from stages.results.database import UnknownClaim
+from stages.results.ledger_tables import ClaimDeviation, ClaimExperiment, Deviation, Family, Verdict, VerdictRun
+from stages.results.tables import Claim, Experiment, Paper
+from stages.verdicts import Status
+
+FOR_THE_PAPER = (Status.REPRODUCED, Status.SUPPORTED, Status.HOLDS)
+AGAINST_THE_PAPER = (Status.NOT_REPRODUCED, Status.REVERSED, Status.FAILS, Status.CONTRADICTED)
+NOT_YET = (Status.NOT_TESTED,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimFilter:
+    """What a list of claims is cut to; None doesn't cut."""
+
+    paper: str | None = None
+    dataset: str | None = None
+    experiment: str | None = None
+    kind: str | None = None
+    verdict: Status | None = None
+    family: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgedClaim:
+    """A claim, its verdict, and where it is tested."""
+
+    claim: Claim
+    verdict: Verdict
+    experiments: tuple[str, ...]
+    datasets: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimRecord(JudgedClaim):
+    """One claim with everything behind its verdict; `family` is the sentence of its table."""
+
+    runs: tuple[VerdictRun, ...]
+    deviations: tuple[Deviation, ...]
+    family: Family | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tally:
+    """Verdicts of a paper's claims.  A badge counts those that can be decided: `decidable`, now or later.
+
+    `in_favour`: reproduced, supported, holds.  `against`: not reproduced, reversed, fails, contradicted.  `open`: there
+    is evidence that doesn't decide yet.  `waiting`: not run yet.
+    """
+
+    paper: str
+    claims: int
+    decidable: int
+    in_favour: int
+    against: int
+    open: int
+    waiting: int
+    by_verdict: dict[str, int] = field(default_factory=dict)
+    by_kind: dict[str, dict[str, int]] = field(default_factory=dict)
+
+
+def list_judged(
+    session: Session, wanted: ClaimFilter, *, limit: int | None = None, offset: int = 0
+) -> list[JudgedClaim]:
+    """Claims that fit, in their order."""
+    query = select(Claim, Verdict).join(Verdict, Verdict.claim == Claim.id).order_by(Claim.position)
+    rows = session.execute(_cut(query, wanted).limit(limit).offset(offset)).all()
+    places = _places(session, [row.Claim.id for row in rows])
+    return [
+        JudgedClaim(claim=row.Claim, verdict=row.Verdict, experiments=names, datasets=datasets)
+        for row in rows
+        for names, datasets in [places.get(row.Claim.id, ((), ()))]
+    ]
+
+
+def _cut(query: Any, wanted: ClaimFilter) -> Any:
+    if wanted.paper is not None:
+        query = query.where(Claim.paper == wanted.paper)
+    if wanted.kind is not None:
+        query = query.where(Claim.kind == wanted.kind)
+    if wanted.family is not None:
+        query = query.where(Claim.family == wanted.family)
+    if wanted.verdict is not None:
+        query = query.where(Verdict.status == str(wanted.verdict))
+    if wanted.dataset is not None or wanted.experiment is not None:
+        inside = select(ClaimExperiment.claim).join(Experiment, Experiment.name == ClaimExperiment.experiment)
+        if wanted.dataset is not None:
+            inside = inside.where(Experiment.dataset == wanted.dataset)
+        if wanted.experiment is not None:
+            inside = inside.where(Experiment.name == wanted.experiment)
+        query = query.where(Claim.id.in_(inside))
+    return query
+
+
+def _places(session: Session, claims: Sequence[str]) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
+    """`{claim: (experiments, data sets)}`, each in the order of the params file."""
+    query = (
+        select(ClaimExperiment.claim, Experiment.name, Experiment.dataset)
+        .join(Experiment, Experiment.name == ClaimExperiment.experiment)
+        .where(ClaimExperiment.claim.in_(claims))
+        .order_by(Experiment.position)
+    )
+    found: dict[str, tuple[list[str], list[str]]] = {}
+    for row in session.execute(query):
+        names, datasets = found.setdefault(row.claim, ([], []))
+        names.append(row.name)
+        datasets.append(row.dataset)
+    return {claim: (tuple(names), tuple(dict.fromkeys(datasets))) for claim, (names, datasets) in found.items()}
+
+
+def find_judged(session: Session, claim_id: str) -> ClaimRecord:
+    """One claim with runs, deviations and the sentence of its table.
+
+    Raises:
+        UnknownClaim: it isn't there.
+    """
+    claim = session.get(Claim, claim_id)
+    if claim is None:
+        raise UnknownClaim(claim_id[:120])
+    verdict = session.get_one(
+        Verdict, claim_id, options=[selectinload(Verdict.runs).options(joinedload(VerdictRun.result))]
+    )
+    names, datasets = _places(session, [claim_id]).get(claim_id, ((), ()))
+    return ClaimRecord(
+        claim=claim,
+        verdict=verdict,
+        experiments=names,
+        datasets=datasets,
+        runs=tuple(verdict.runs),
+        deviations=tuple(deviations_of(session, claim_id)),
+        family=session.get(Family, claim.family) if claim.family else None,
+    )
+
+
+def deviations_of(session: Session, claim_id: str) -> Sequence[Deviation]:
+    query = (
+        select(Deviation)
+        .join(ClaimDeviation, ClaimDeviation.deviation == Deviation.id)
+        .where(ClaimDeviation.claim == claim_id)
+        .order_by(Deviation.position)
+    )
+    return session.scalars(query).all()
+
+
+def list_families(session: Session, *, paper: str | None = None) -> Sequence[Family]:
+    """The sentences of the tables, in the order of the rules."""
+    query = select(Family).order_by(Family.position)
+    return session.scalars(query if paper is None else query.where(Family.paper == paper)).all()
+
+
+def tally(session: Session, wanted: ClaimFilter | None = None) -> list[Tally]:
+    """Counts by verdict for each paper that has claims, in the order of the params file; others after them."""
+    query = select(Claim.paper, Claim.kind, Verdict.status, Verdict.is_decidable).join(
+        Verdict, Verdict.claim == Claim.id
+    )
+    rows = session.execute(_cut(query, wanted or ClaimFilter()).order_by(Claim.position)).all()
+    order = list(session.scalars(select(Paper.name).order_by(Paper.position)))
+    papers = [*order, *(paper for paper in dict.fromkeys(row.paper for row in rows) if paper not in order)]
+    return [_tally(paper, [row for row in rows if row.paper == paper]) for paper in papers]
+
+
+def _tally(paper: str, rows: Sequence[Any]) -> Tally:
+    decidable = [row.status for row in rows if row.is_decidable]
+    kinds: dict[str, Counter[str]] = {}
+    for row in rows:
+        kinds.setdefault(row.kind, Counter())[row.status] += 1
+    favour, against, waiting = (
+        sum(status in words for status in decidable) for words in (FOR_THE_PAPER, AGAINST_THE_PAPER, NOT_YET)
+    )
+    return Tally(
+        paper=paper,
+        claims=len(rows),
+        decidable=len(decidable),
+        in_favour=favour,
+        against=against,
+        open=len(decidable) - favour - against - waiting,
+        waiting=waiting,
+        by_verdict=dict(sorted(Counter(row.status for row in rows).items())),
+        by_kind={kind: dict(sorted(counts.items())) for kind, counts in kinds.items()},
+    )

@@ -1,0 +1,102 @@
+"""The tables of the ledger: a verdict for every claim, the runs behind it, deviations, and the tables' sentences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, ForeignKey
+from sqlalchemy.orm import Mapped, mapped_column, relationship
+
+from stages.results.tables import Base, Result
+
+
+class Verdict(Base):
+    """What the evidence says of a claim; every claim has one.
+
+    `ours` is our number in the claim's unit, `estimate` with its interval what was held against `margin`: ours − paper,
+    or proposed − baseline with better positive.  `basis`: results, finding, params, or none.  `is_decidable`: something
+    here can decide the claim, now or later.  `size` judges how large a difference is, apart from its sign.
+    `holds_adjusted`: after Holm's adjustment over the claim's family, where it has one.  `rules` digests the rules.
+    The cost is that of all runs behind it, each counted once.
+    """
+
+    __tablename__ = "verdicts"
+    claim: Mapped[str] = mapped_column(ForeignKey("claims.id"), primary_key=True)
+    status: Mapped[str] = mapped_column(index=True)
+    explanation: Mapped[str]
+    basis: Mapped[str]
+    is_decidable: Mapped[bool]
+    ours: Mapped[float | None]
+    estimate: Mapped[float | None]
+    low: Mapped[float | None]
+    high: Mapped[float | None]
+    confidence: Mapped[float | None]
+    margin: Mapped[float | None]
+    n: Mapped[int]
+    n_diverged: Mapped[int]
+    replicates_expected: Mapped[int | None]
+    p_value: Mapped[float | None]
+    size: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    holds_adjusted: Mapped[bool | None]
+    rules: Mapped[str]
+    device_seconds: Mapped[float | None]
+    flops: Mapped[float | None]
+    peak_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    usd: Mapped[float | None]
+    runs: Mapped[list[VerdictRun]] = relationship(order_by="VerdictRun.position")
+
+
+class VerdictRun(Base):
+    """One run behind a verdict: which side's arm, which replicate, and its value (None: it diverged)."""
+
+    __tablename__ = "verdict_runs"
+    claim: Mapped[str] = mapped_column(ForeignKey("verdicts.claim"), primary_key=True)
+    position: Mapped[int] = mapped_column(primary_key=True)
+    side: Mapped[str]
+    arm: Mapped[str]
+    replicate: Mapped[int]
+    value: Mapped[float | None]
+    result_id: Mapped[int] = mapped_column(ForeignKey("results.id"), index=True)
+    result: Mapped[Result] = relationship()
+
+
+class Deviation(Base):
+    """A recorded difference between what a paper says and what we ran.  `id` is `<paper>.<name>`."""
+
+    __tablename__ = "deviations"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    position: Mapped[int]
+    paper: Mapped[str] = mapped_column(index=True)
+    subject: Mapped[str]
+    says: Mapped[str]
+    ours: Mapped[str]
+    why: Mapped[str]
+
+
+class ClaimDeviation(Base):
+    """A deviation that touches a claim."""
+
+    __tablename__ = "claim_deviations"
+    claim: Mapped[str] = mapped_column(ForeignKey("claims.id"), primary_key=True)
+    deviation: Mapped[str] = mapped_column(ForeignKey("deviations.id"), primary_key=True)
+
+
+class ClaimExperiment(Base):
+    """An experiment that a claim is tested in; a claim with a `*` has several."""
+
+    __tablename__ = "claim_experiments"
+    claim: Mapped[str] = mapped_column(ForeignKey("claims.id"), primary_key=True)
+    experiment: Mapped[str] = mapped_column(ForeignKey("experiments.name"), primary_key=True)
+
+
+class Family(Base):
+    """The sentence of a table: how many of its orders hold when all are asked at once."""
+
+    __tablename__ = "families"
+    name: Mapped[str] = mapped_column(primary_key=True)
+    position: Mapped[int]
+    paper: Mapped[str] = mapped_column(index=True)
+    text: Mapped[str]
+    holds: Mapped[int]
+    tested: Mapped[int]
+    orders: Mapped[int]

@@ -1,0 +1,60 @@
+"""Claims and verdicts over HTTP: MNIST as printed with three replicates, CIFAR-100 at quick, CIFAR-10 on stand-ins."""
+
+from __future__ import annotations
+
+import pytest
+from fastapi.testclient import TestClient
+
+from stages.experiment import load_params
+from tests.service.results_factory import REPOSITORY
+
+
+def test_every_claim_comes_with_a_verdict(client: TestClient) -> None:
+    claims = client.get("/api/v1/claims").json()
+    assert len(claims) == 16
+    assert {claim["verdict"]["rules"] for claim in claims} == {load_params(REPOSITORY).verdicts.digest()}
+    assert all(claim["verdict"]["explanation"].endswith(".") for claim in claims)
+
+
+def test_stand_ins_and_short_runs_give_no_verdict(client: TestClient) -> None:
+    for dataset in ("cifar10", "cifar100"):
+        claims = client.get(f"/api/v1/claims?dataset={dataset}").json()
+        assert len(claims) == 4
+        assert {claim["verdict"]["status"] for claim in claims} == {"not tested"}
+        assert {claim["verdict"]["ours"] for claim in claims} == {None}
+
+
+def test_a_claim_shows_the_runs_behind_its_verdict_and_what_they_cost(client: TestClient) -> None:
+    claim = client.get("/api/v1/claims/ninformer.table2.mnist.ninformer").json()
+    assert claim["experiments"] == ["ninformer-mnist"] and claim["datasets"] == ["mnist"]
+    assert [(run["arm"], run["replicate"], run["source"]) for run in claim["runs"]] == [
+        ("ninformer", replicate, "evidence") for replicate in range(3)
+    ]
+    for run in claim["runs"]:
+        results = client.get(f"/api/v1/runs/{run['run_key']}").json()["results"]
+        assert run["value"] in [row["value"] for row in results[0]["metrics"] if row["metric"] == "accuracy"]
+    cost = claim["verdict"]["cost"]
+    assert cost["device_seconds"] == 3 * 842.5
+    rate = load_params(REPOSITORY).rates["cpu"].usd_per_hour
+    assert cost["usd"] == pytest.approx(rate * cost["device_seconds"] / 3600)
+    assert cost["peak_memory_bytes"] == 3_221_225_472
+
+
+def test_claims_are_filtered_by_verdict_and_kind(client: TestClient) -> None:
+    contradicted = client.get("/api/v1/claims?verdict=contradicted").json()
+    assert [claim["id"] for claim in contradicted] == ["ninformer.table3.mnist.vit"]
+    assert contradicted[0]["verdict"]["basis"] == "finding"
+    assert client.get("/api/v1/claims?kind=order").json() == []
+    assert client.get("/api/v1/claims?verdict=perhaps").status_code == 422
+    assert client.get("/api/v1/claims?dataset=imagenet").status_code == 404
+
+
+def test_counts_by_verdict_agree_with_the_list(client: TestClient) -> None:
+    (counts,) = client.get("/api/v1/verdicts").json()["papers"]
+    assert counts["claims"] == 16
+    for verdict, number in counts["by_verdict"].items():
+        assert len(client.get("/api/v1/claims", params={"verdict": verdict}).json()) == number
+    assert counts["decidable"] == counts["in_favour"] + counts["against"] + counts["open"] + counts["waiting"]
+    decidable = [claim for claim in client.get("/api/v1/claims").json() if claim["verdict"]["is_decidable"]]
+    assert len(decidable) == counts["decidable"]
+    assert client.get("/api/v1/verdicts?paper=nobody").status_code == 404
