@@ -208,6 +208,16 @@ class RatioOut(Out):
     paper: float | None
 
 
+class ArmVerdictOut(Out):
+    """The verdict on a claim about an arm."""
+
+    claim: str = Field(examples=["ninformer.table2.c100.vit"])
+    kind: str
+    metric: str = Field(description="the one that the paper prints")
+    status: str = Field(examples=["reproduced"])
+    explanation: str
+
+
 class ArmComparisonOut(Out):
     arm: str
     title: str
@@ -223,6 +233,7 @@ class ArmComparisonOut(Out):
     run_keys: list[str]
     sources: list[str]
     changed_code: list[str] = Field(description="modules that have changed since these results were measured")
+    verdicts: list[ArmVerdictOut] = Field(description="of the paper's claims about this arm")
 
 
 class OrderOut(Out):

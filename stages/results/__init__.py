@@ -35,6 +35,7 @@ from stages.results.database import (
 from stages.results.estimates import (
     METRICS,
     ArmComparison,
+    ArmVerdict,
     CostSummary,
     Difference,
     Estimate,
@@ -74,6 +75,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "Arm",
     "ArmComparison",
+    "ArmVerdict",
     "Array",
     "Base",
     "Checkpoint",

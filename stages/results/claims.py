@@ -11,6 +11,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session, joinedload, selectinload
 
 from stages.results.database import UnknownClaim
+from stages.results.estimates import ArmVerdict
 from stages.results.ledger_tables import ClaimDeviation, ClaimExperiment, Deviation, Family, Verdict, VerdictRun
 from stages.results.tables import Claim, Experiment, Paper
 from stages.verdicts import Status
@@ -141,6 +142,25 @@ def find_judged(session: Session, claim_id: str) -> ClaimRecord:
         deviations=tuple(deviations_of(session, claim_id)),
         family=session.get(Family, claim.family) if claim.family else None,
     )
+
+
+def arm_verdicts(session: Session, experiments: Sequence[str]) -> dict[tuple[str, str], tuple[ArmVerdict, ...]]:
+    """`{(experiment, arm): verdicts}` of the claims that name one arm, in the claims' order."""
+    query = (
+        select(ClaimExperiment.experiment, Claim, Verdict.status, Verdict.explanation)
+        .join(Claim, Claim.id == ClaimExperiment.claim)
+        .join(Verdict, Verdict.claim == Claim.id)
+        .where(ClaimExperiment.experiment.in_(experiments), Claim.arm.is_not(None))
+        .order_by(Claim.position)
+    )
+    found: dict[tuple[str, str], list[ArmVerdict]] = {}
+    for row in session.execute(query):
+        claim = row.Claim
+        verdict = ArmVerdict(
+            claim=claim.id, kind=claim.kind, metric=claim.metric, status=row.status, explanation=row.explanation
+        )
+        found.setdefault((row.experiment, claim.arm), []).append(verdict)
+    return {place: tuple(verdicts) for place, verdicts in found.items()}
 
 
 def deviations_of(session: Session, claim_id: str) -> Sequence[Deviation]:

@@ -16,11 +16,13 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session, selectinload
 
 from stages.results import tables
+from stages.results.claims import arm_verdicts
 from stages.results.database import UnknownDataset, UnknownMetric, UnknownPaper, UnknownProfile
 from stages.results.estimates import (
     COST_COLUMNS,
     METRICS,
     ArmComparison,
+    ArmVerdict,
     CostSummary,
     Difference,
     Estimate,
@@ -87,6 +89,7 @@ class _Facts:
     claims: Mapping[tuple[str, str, str], tables.Claim]
     checkpoints: Mapping[int, list[str]]
     ranks: Mapping[str, int]
+    verdicts: Mapping[tuple[str, str], tuple[ArmVerdict, ...]]
 
 
 def _load_facts(session: Session, experiments: Sequence[str], metric: str) -> _Facts:
@@ -124,6 +127,7 @@ def _load_facts(session: Session, experiments: Sequence[str], metric: str) -> _F
         },
         checkpoints=checkpoints,
         ranks=ranks,
+        verdicts=arm_verdicts(session, experiments),
     )
 
 
@@ -224,6 +228,7 @@ def _compare_arm(
         run_keys=tuple(result.run_key for result in mine),
         sources=tuple(sorted({result.source for result in mine})),
         changed_code=tuple(sorted({name for result in mine for name in result.changed_code})),
+        verdicts=facts.verdicts.get((experiment.name, arm.name), ()),
     )
 
 

@@ -28,8 +28,12 @@ _INFOS = (
     ),
     MetricInfo(name="loss", title="Test loss", unit="nats", better="lower", split="test"),
     MetricInfo(name="calibration_error", title="Calibration error", unit="fraction", better="lower", split="test"),
+    MetricInfo(name="mse", title="Test mean squared error", unit="", better="lower", split="test"),
+    MetricInfo(name="log_mse", title="Log of the test mean squared error", unit="nats", better="lower", split="test"),
     MetricInfo(name="parameters", title="Parameters", unit="count", better="lower", split="none"),
     MetricInfo(name="flops_per_image", title="FLOPs per image", unit="flop", better="lower", split="none"),
+    MetricInfo(name="flops_per_row", title="FLOPs per row", unit="flop", better="lower", split="none"),
+    MetricInfo(name="flops_per_token", title="FLOPs per token", unit="flop", better="lower", split="none"),
     MetricInfo(name="train_seconds", title="Training time", unit="seconds", better="lower", split=None),
     MetricInfo(name="peak_memory_bytes", title="Peak memory", unit="bytes", better="lower", split=None),
     MetricInfo(name="inference_time", title="Inference time per sample", unit="seconds", better="lower", split=None),
@@ -126,8 +130,22 @@ class Ratio:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ArmVerdict:
+    """The verdict on a claim about an arm, in whatever metric the paper prints it."""
+
+    claim: str
+    kind: str
+    metric: str
+    status: str
+    explanation: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class ArmComparison:
-    """`ratio` is what is compared of a cost, which has no difference; `changed_code` lists modules changed since."""
+    """`ratio` is what is compared of a cost, which has no difference; `changed_code` lists modules changed since.
+
+    `verdicts` are those of the paper's claims about this arm, from the ledger's own choice of results.
+    """
 
     arm: str
     title: str
@@ -143,6 +161,7 @@ class ArmComparison:
     run_keys: tuple[str, ...]
     sources: tuple[str, ...]
     changed_code: tuple[str, ...]
+    verdicts: tuple[ArmVerdict, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ COLUMNS = (
     *("train_seconds", "parameters", "flops_per_image", "peak_memory_bytes", "latency_seconds_per_sample"),
     *("latency_batch_size", "latency_warmup", "latency_repeats", "latency_device", "latency_threads"),
     *("latency_ratio", "paper_latency_ratio", "latency_baseline", "checkpoints", "run_keys", "sources", "changed_code"),
+    "verdicts",
 )
 SHARED_COLUMNS = ("experiment", "paper", "dataset", "profile", "provenance", "label")
 
@@ -55,6 +56,7 @@ def as_csv(comparisons: Sequence[ExperimentComparison]) -> str:
                     "run_keys": " ".join(arm.run_keys),
                     "sources": " ".join(arm.sources),
                     "changed_code": " ".join(arm.changed_code),
+                    "verdicts": "; ".join(f"{verdict.claim}: {verdict.status}" for verdict in arm.verdicts),
                 }
             )
     return buffer.getvalue()

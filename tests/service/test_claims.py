@@ -58,3 +58,13 @@ def test_counts_by_verdict_agree_with_the_list(client: TestClient) -> None:
     decidable = [claim for claim in client.get("/api/v1/claims").json() if claim["verdict"]["is_decidable"]]
     assert len(decidable) == counts["decidable"]
     assert client.get("/api/v1/verdicts?paper=nobody").status_code == 404
+
+
+def test_compare_shows_the_verdicts_of_each_arm(client: TestClient) -> None:
+    (comparison,) = client.get("/compare?dataset=mnist").json()["comparisons"]
+    for arm in comparison["arms"]:
+        claims = [client.get(f"/api/v1/claims/{verdict['claim']}").json() for verdict in arm["verdicts"]]
+        assert [claim["metric"] for claim in claims] == ["accuracy", "inference_time"]
+        for verdict, claim in zip(arm["verdicts"], claims, strict=True):
+            assert (verdict["status"], claim["arm"]) == (claim["verdict"]["status"], arm["arm"])
+    assert "ninformer.table3.mnist.vit: contradicted" in client.get("/compare?dataset=mnist&format=csv").text
