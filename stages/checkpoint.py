@@ -13,7 +13,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import safetensors
@@ -35,16 +35,21 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class InputContract:
-    """What a network expects and what its answers mean.  `shape` is [C, H, W]; `mean` and `std` are per channel."""
+    """What a network expects and what its answers mean.
+
+    Images are uint8 of `shape` [C, H, W], normalised by `mean` and `std` per channel.
+    Tables and texts come as they are packed: rows of `shape` [D] whose columns are `classes`, windows of [T] tokens.
+    """
 
     model: ModelSpec
-    shape: tuple[int, int, int]
+    shape: tuple[Any, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
     classes: tuple[str, ...]
     run_key: str
     dataset: str
     data_digest: str
+    kind: Literal["images", "table", "text"] = "images"
 
 
 @dataclass(frozen=True)
@@ -60,8 +65,10 @@ class Predictor:
         """Class probabilities, float32 [N, K], of uint8 images [N, C, H, W].
 
         Raises:
-            CheckpointError: the images have another type or shape than the contract's.
+            CheckpointError: this is no classifier of images, or they have another type or shape than the contract's.
         """
+        if self.contract.kind != "images":
+            raise CheckpointError(f"this checkpoint answers to a {self.contract.kind}, not to images")
         tensor = torch.as_tensor(images)
         if tensor.dtype != torch.uint8 or tensor.ndim != 4 or tuple(tensor.shape[1:]) != self.contract.shape:
             expected = ", ".join(str(size) for size in self.contract.shape)

@@ -8,7 +8,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -41,6 +41,16 @@ def curves_table(results: Sequence[ResultLine]) -> bytes:
     return text.getvalue().encode()
 
 
+def _in_words(shown: Mapping[str, float], line: ResultLine) -> str:
+    """The main metric of a run's kind of data."""
+    if not shown:
+        return line.status
+    words = f"accuracy {shown['accuracy']:.2%}" if "accuracy" in shown else ""
+    words = f"mean squared error {shown['mse']:.4g}" if "mse" in shown else words
+    words = words or f"loss {shown['loss']:.4g}"
+    return f"{words} on {line.data.test_images:,} test samples"
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("experiment")
@@ -59,8 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
     write_atomically(data / "plots" / f"{name}.csv", curves_table(results))
     for line in results:
         shown = {m.metric: m.value for m in line.metrics}
-        accuracy = f"accuracy {shown['accuracy']:.2%} on {line.data.test_images:,} images" if shown else line.status
-        print(f"  {line.arm}.{line.replicate}: {accuracy}")
+        print(f"  {line.arm}.{line.replicate}: {_in_words(shown, line)}")
     return 0
 
 

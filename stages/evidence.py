@@ -49,7 +49,7 @@ class EpochRow:
     steps: int
     lr: float
     train_loss: float
-    train_accuracy: float
+    train_accuracy: float | None = None
     val_loss: float | None = None
     val_accuracy: float | None = None
     test_loss: float | None = None

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from stages.grid import ArmTemplate, Role, expand_arms
 from stages.rules import Rules
-from stages.run import STRICT, ModelSpec, OptimizerSpec, Protocol, Replicate
+from stages.run import STRICT, AugmentationSpec, ModelSpec, OptimizerSpec, Precision, Protocol, Replicate
 from stages.schema import ParamsError as ParamsError
 from stages.schema import check_choice, hint, read_yaml, validate
 from stages.signature import keyword_types, known_papers, model_path
@@ -45,7 +45,7 @@ class DatasetSource:
     those of each class (one number: of every class; None: not published).  `shared_images` of the test set are in the
     training set, too, pixel by pixel (None: nobody has counted).  `folder` names the data set with the same raw files.
 
-    A table has `shape` [columns], no classes, and rows for validation; a text has shape [], its token ids as classes,
+    A table has `shape` [columns], and no classes; a text has shape [], its token ids as classes,
     and counts tokens.
     """
 
@@ -61,7 +61,6 @@ class DatasetSource:
     urls: tuple[str, ...]
     files: tuple[SourceFile, ...]
     kind: Literal["images", "table", "text"] = "images"
-    validation: int = 0
     archive: SourceFile | None = None
     train_per_class: int | tuple[int, ...] | None = None
     test_per_class: int | tuple[int, ...] | None = None
@@ -130,10 +129,16 @@ class Experiment:
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """What an hour of a device costs."""
+    """What an hour of a device costs, and how fast it trains.
+
+    `flops_per_second` are those of whole training steps, by precision; no step takes less than `step_seconds`.
+    """
 
     __pydantic_config__: ClassVar = STRICT
+    device: str
     usd_per_hour: float
+    flops_per_second: Mapping[Precision, float]
+    step_seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,12 +231,15 @@ def _read_experiment(name: str, entry: _IndexEntry, source: DatasetSource, path:
     if not seeds or len(set(seeds)) != len(seeds):
         raise ParamsError(f"{path}: protocol.seeds is {list(seeds)}; expected at least one seed and none twice")
     printed = _read_protocol(fields, path, "protocol")
+    channels = source.shape[0] if source.kind == "images" else 0
     for field in ("mean", "std"):
-        if len(getattr(printed, field)) != source.shape[0]:
+        if len(getattr(printed, field)) != channels:
             raise ParamsError(
                 f"{path}: protocol.{field} has {len(getattr(printed, field))} values; "
-                f"images of {entry.dataset} have {source.shape[0]} channels"
+                f"{source.kind} of {entry.dataset} have {channels} channels"
             )
+    if source.kind != "images" and printed.augmentation != AugmentationSpec():
+        raise ParamsError(f"{path}: protocol.augmentation is set; {entry.dataset} is a {source.kind}, not images")
     try:
         templates = expand_arms(file.arms)
     except ValueError as error:
@@ -321,10 +329,19 @@ def _replicates(experiment: Experiment) -> list[Replicate]:
     return [Replicate(seed=seed, fold=fold) for seed in experiment.seeds for fold in folds]
 
 
+def _given_by_data(source: DatasetSource) -> dict[str, int]:
+    """Keywords of models that say what the data are, where a model has them and its file doesn't set them."""
+    if source.kind == "table":
+        return {"in_features": source.shape[0]}
+    if source.kind == "text":
+        return {}
+    channels, height, _ = source.shape
+    return {"image_size": height, "in_channels": channels, "num_classes": source.classes}
+
+
 def plan_runs(experiment: Experiment, profile: Profile, source: DatasetSource) -> list[PlannedRun]:
     """The experiment's grid, arm by arm: seeds, and folds where the split has them, cut to the profile's replicates."""
-    channels, height, _ = source.shape
-    given = {"image_size": height, "in_channels": channels, "num_classes": source.classes}
+    given = _given_by_data(source)
     runs = []
     for arm in experiment.arms.values():
         if profile.roles is not None and arm.role not in profile.roles:

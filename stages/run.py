@@ -100,14 +100,17 @@ class SplitSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """What all arms of an experiment share.  The last two fields cut the work; a printed protocol has none."""
+    """What all arms of an experiment share.  The last two fields cut the work; a printed protocol has none.
+
+    `mean` and `std` are those of images, a value a channel; tables and texts are trained on as they are packed.
+    """
 
     __pydantic_config__: ClassVar = STRICT
     optimizer: OptimizerSpec
     batch_size: int
     epochs: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
     precision: Precision = "float32"
     schedule: ScheduleSpec = dataclasses.field(default_factory=ScheduleSpec)
     augmentation: AugmentationSpec = dataclasses.field(default_factory=AugmentationSpec)

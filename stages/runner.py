@@ -10,13 +10,14 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from stages.datasets.packed import PackedInfo, read_info
+from stages.datasets.packed import Kind, PackedInfo, read_info
 from stages.engine.local import Group, Report, run_groups
 from stages.experiment import Experiment, Params, ParamsError, PlannedRun, describe_cut, plan_runs
 from stages.fingerprint import code_fingerprint, source_path
@@ -24,8 +25,12 @@ from stages.run import RunSpec, changed_parts
 from stages.runlist import ListedRun, RunList, read_run_list, write_run_list
 from stages.store import RunStore, home, write_atomically
 
-# What a run executes besides its model, each with everything that it imports: the loop and what it learns from.
-TRAINING_ROOTS = ("stages.training.loop", "stages.training.images")
+# What a run executes besides its model, each with everything that it imports: the loop and the task of its data.
+TRAINING_ROOTS = {
+    "images": ("stages.training.loop", "stages.training.images"),
+    "table": ("stages.training.loop", "stages.training.tables"),
+    "text": ("stages.training.loop", "stages.training.tokens"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +47,8 @@ class Assignment:
 
 def assignments(experiment: Experiment, params: Params, data_digest: str) -> list[Assignment]:
     """The experiment's grid as trainings, in the order of the file."""
-    planned_runs = plan_runs(experiment, params.profile, params.datasets[experiment.dataset])
+    source = params.datasets[experiment.dataset]
+    planned_runs = plan_runs(experiment, params.profile, source)
     return [
         Assignment(
             planned=planned,
@@ -51,7 +57,7 @@ def assignments(experiment: Experiment, params: Params, data_digest: str) -> lis
                 protocol=planned.protocol,
                 data_digest=data_digest,
                 replicate=planned.replicate,
-                code=_code(planned.model.path, planned.protocol.optimizer.name),
+                code=_code(source.kind, planned.model.path, planned.protocol.optimizer.name),
             ),
         )
         for planned in planned_runs
@@ -59,24 +65,36 @@ def assignments(experiment: Experiment, params: Params, data_digest: str) -> lis
 
 
 @cache
-def _code(model_path: str, optimizer: str) -> Mapping[str, str]:
+def _code(kind: Kind, model_path: str, optimizer: str) -> Mapping[str, str]:
     """Fingerprint of a training's code; an optimiser of ours is the module that bears its name."""
     own = f"stages.optim.{optimizer}"
-    return code_fingerprint([*TRAINING_ROOTS, model_path.split(":")[0], *([own] if source_path(own) else [])])
+    return code_fingerprint([*TRAINING_ROOTS[kind], model_path.split(":")[0], *([own] if source_path(own) else [])])
 
 
 def train_experiment(
-    name: str, params: Params, *, data: Path, devices: list[str], report: Report, stop: threading.Event
+    name: str,
+    params: Params,
+    *,
+    data: Path,
+    devices: list[str],
+    report: Report,
+    stop: threading.Event,
+    only: Sequence[str] | None = None,
 ) -> bool:
     """Bring `data/runs/<name>/` up to date; returns whether every run has an outcome.
 
+    `only`: patterns of `<arm>.<replicate>`; the folder then holds these runs alone.
+
     Raises:
-        ParamsError: no such experiment, or the packed data are stand-ins where the profile wants real data.
+        ParamsError: no such experiment, a pattern that fits no run, or the packed data are stand-ins where the profile
+            wants real data.
     """
     experiment = find_experiment(params, name)
     folder = data / "runs" / name
     store = RunStore(home() / "store")
     wanted = assignments(experiment, params, _packed(experiment, params, data).digest)
+    if only is not None:
+        wanted = _chosen(wanted, only, name)
     adopt(folder, store)
     previous = _previous_specs(folder)
     missing = []
@@ -100,6 +118,14 @@ def train_experiment(
         _write_folder(folder, experiment, params, wanted, store)
     print(f"{name}: {len(wanted)} runs, {len(wanted) - len(missing)} from the store, {len(missing)} to train")
     return complete
+
+
+def _chosen(wanted: Sequence[Assignment], patterns: Sequence[str], experiment: str) -> list[Assignment]:
+    idle = [pattern for pattern in patterns if not any(fnmatchcase(run.label, pattern) for run in wanted)]
+    if idle:
+        labels = [run.label for run in wanted]
+        raise ParamsError(f"{experiment}: no run fits {idle[0]!r}; there are {labels[0]} to {labels[-1]}")
+    return [run for run in wanted if any(fnmatchcase(run.label, pattern) for pattern in patterns)]
 
 
 def find_experiment(params: Params, name: str) -> Experiment:

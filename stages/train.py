@@ -24,6 +24,12 @@ def main(arguments: list[str] | None = None) -> int:
         default=os.environ.get("CLAIMCHECK_DEVICE", "auto"),
         help="auto, cpu, cuda, or one per slot: cuda:0,cuda:1 (default: CLAIMCHECK_DEVICE, else auto)",
     )
+    parser.add_argument(
+        "--runs",
+        nargs="+",
+        metavar="PATTERN",
+        help="only these of the grid, as <arm>.<replicate>: 'resnet20.*' 'mlp-25x[58].[012]' (default: all)",
+    )
     options = parser.parse_args(arguments)
     # Threads that wait for each other sleep: spinning, they stop all work where several trainings share the cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded, which is later
@@ -40,6 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
                 devices=options.device.split(","),
                 report=display.report,
                 stop=stop,
+                only=options.runs,
             )
     except (OrphanedStage, ParamsError, PackedDataError) as error:
         print(f"train@{options.experiment}: {error}", file=sys.stderr)

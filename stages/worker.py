@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from stages.checkpoint import InputContract, dump_checkpoint
-from stages.datasets.packed import PackedInfo, Split, read_images, read_info
+from stages.datasets.packed import PackedInfo, read_info
 from stages.device import pick_device
 from stages.papers import build_model
 from stages.run import RunSpec, canonical_json
@@ -32,7 +32,7 @@ from stages.training.environment import (
     peak_memory_bytes,
     reset_peak_memory,
 )
-from stages.training.images import ImageClassification, LabelledImages
+from stages.training.kinds import read_task
 from stages.training.loop import (
     Observer,
     Outcome,
@@ -83,8 +83,10 @@ def train_run(
     keep_freed_memory()
     reset_peak_memory(device)
     protocol = job.spec.protocol
-    task = _task(job, "train", device)
-    observe = _test_observer(_task(job, "test", device)) if protocol.observe_test else None
+    task = read_task(job.data, info, "train", protocol, device)
+    observe = None
+    if protocol.observe_test:
+        observe = _test_observer(read_task(job.data, info, "test", protocol, device))
     model = seeded_model(lambda: build_model(job.spec.model), job.spec.replicate).to(device)
     environment = describe_environment(device)
     resume = _ResumeFile(store.work(run_key) / "resume.pt", run_key, environment_digest(environment))
@@ -103,12 +105,6 @@ def train_run(
     files = _published_files(job, info, model, outcome, environment, time.monotonic() - started)
     with publishing():
         return store.publish(run_key, files)
-
-
-def _task(job: Job, split: Split, device: torch.device) -> Task:
-    images = read_images(job.data, split)
-    data = LabelledImages(torch.from_numpy(images.images).to(device), torch.from_numpy(images.labels).to(device))
-    return ImageClassification(data, job.spec.protocol)
 
 
 def _test_observer(task: Task) -> Observer:
@@ -194,6 +190,7 @@ def _published_files(
 
 def _contract(spec: RunSpec, info: PackedInfo) -> InputContract:
     return InputContract(
+        kind=info.kind,
         model=spec.model,
         shape=info.shape,
         mean=spec.protocol.mean,

@@ -11,10 +11,10 @@ import numpy as np
 from stages.datasets import sgemm
 from stages.datasets.checks import UnknownReader, WrongCount, WrongShape
 from stages.datasets.manifest import PROVENANCE_OF_WHOLE, Manifest
-from stages.datasets.packed import PackedInfo, TableSet, TableSplit, digest_tables, write_packed
+from stages.datasets.packed import PackedInfo, Split, TableSet, digest_tables, write_packed
 from stages.experiment import DatasetSource
 
-STAND_IN_ROWS: dict[TableSplit, int] = {"train": 512, "validation": 64, "test": 64}
+STAND_IN_ROWS: dict[Split, int] = {"train": 576, "test": 64}
 SPLIT_SEED = 0
 
 
@@ -24,7 +24,7 @@ def prepare_table(source: DatasetSource, manifest: Manifest, folder: Path, targe
     Raises:
         DatasetError: the raw file isn't what `source` declares.
     """
-    counts: dict[TableSplit, int] = {"train": source.train, "validation": source.validation, "test": source.test}
+    counts: dict[Split, int] = {"train": source.train, "test": source.test}
     if source.reader != "sgemm":
         raise UnknownReader(manifest.dataset, source.reader, ["sgemm"])
     if source.shape != (len(sgemm.COLUMNS),):
@@ -41,11 +41,10 @@ def prepare_table(source: DatasetSource, manifest: Manifest, folder: Path, targe
         dataset=manifest.dataset,
         kind="table",
         provenance=PROVENANCE_OF_WHOLE[manifest.source],
-        digest=digest_tables(splits, sgemm.COLUMNS),
+        digest=digest_tables(splits["train"], splits["test"], sgemm.COLUMNS),
         classes=sgemm.COLUMNS,
         shape=source.shape,
         train_images=counts["train"],
-        validation_rows=counts["validation"],
         test_images=counts["test"],
         test_rows=None,
         excluded_test_images=0,
@@ -53,13 +52,13 @@ def prepare_table(source: DatasetSource, manifest: Manifest, folder: Path, targe
         shared_test_images=0,
         mean=mean,
         std=std,
-        split_note="rows drawn once for all" if manifest.source != "embedded" else None,
+        split_note="test rows drawn once for all" if manifest.source != "embedded" else None,
     )
     write_packed(target, splits, info)
     return info
 
 
-def split_rows(counts: Mapping[TableSplit, int]) -> dict[TableSplit, np.ndarray]:
+def split_rows(counts: Mapping[Split, int]) -> dict[Split, np.ndarray]:
     """Row numbers of each split, ascending; always the same for the same counts."""
     # RandomState and not default_rng: its stream is frozen.
     order = np.random.RandomState(SPLIT_SEED).permutation(sum(counts.values()))
@@ -68,9 +67,12 @@ def split_rows(counts: Mapping[TableSplit, int]) -> dict[TableSplit, np.ndarray]
 
 
 def standardise(
-    settings: np.ndarray, times: np.ndarray, rows: Mapping[TableSplit, np.ndarray]
-) -> tuple[dict[TableSplit, TableSet], tuple[float, ...], tuple[float, ...]]:
-    """The splits, and mean and standard deviation of each column over the training rows, which all splits share."""
+    settings: np.ndarray, times: np.ndarray, rows: Mapping[Split, np.ndarray]
+) -> tuple[dict[Split, TableSet], tuple[float, ...], tuple[float, ...]]:
+    """The splits, and mean and standard deviation of each column over the training rows, which both share.
+
+    Which of the training rows validate is the protocol's matter, as with images.
+    """
     # Every logarithm of a power of two is an integer, so the sums are exact and the same on every machine.
     powers = np.log2(settings[:, : len(sgemm.POWERS)]).round().astype(np.int64)
     features = np.concatenate([powers, settings[:, len(sgemm.POWERS) :]], axis=1)

@@ -1,6 +1,6 @@
 """What a model costs: parameters, operations, inference time.
 
-C channels, H height and W width of an image; `shape` is always (C, H, W).
+`shape` is that of a sample: (C, H, W) of an image, (D,) of a table's row, (T,) of a window of tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.utils.flop_counter import flop_registry
 
 from stages.device import device_name
 
-Shape = tuple[int, int, int]
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,18 +47,19 @@ def count_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
-def flops_per_image(model: nn.Module, shape: Shape) -> int:
-    """2 x multiply-accumulates of one image's forward pass: matrix products, convolutions and attention.
+def flops_per_sample(model: nn.Module, shape: Shape, vocabulary: int | None = None) -> int:
+    """2 x multiply-accumulates of one sample's forward pass: matrix products, convolutions and attention.
 
     Biases, normalisation, activations and softmax don't count.  `model` must not be compiled, since a compiled one
-    hides its operations from the counter.
+    hides its operations from the counter.  `vocabulary`: the sample is one of tokens.
     """
     # Shapes alone are computed with: nothing is multiplied, and no operator takes a way that hides its products.
     tensors = {name: tensor.to("meta") for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
-    images = torch.zeros(1, *shape, device="meta", dtype=next(model.parameters()).dtype)
+    dtype = next(model.parameters()).dtype if vocabulary is None else torch.int64
+    samples = torch.zeros(1, *shape, device="meta", dtype=dtype)
     # Attention as two matrix products: every torch version and device counts those alike.
     with _inference(model), sdpa_kernel(SDPBackend.MATH), _FlopCounter() as counter:
-        functional_call(model, tensors, (images,))
+        functional_call(model, tensors, (samples,))
     return counter.flops
 
 
@@ -106,6 +107,7 @@ def measure_latencies(
     models: Sequence[nn.Module],
     shape: Shape,
     *,
+    vocabulary: int | None = None,
     device: str | torch.device = "cpu",
     batch_size: int,
     warmup: int,
@@ -113,24 +115,29 @@ def measure_latencies(
 ) -> list[Latency]:
     """Time `models` in turn, pass by pass, so that a machine whose speed drifts slows all of them alike.
 
-    Every pass gets the same batch of `batch_size` images; the models are moved to `device`, their training mode stays.
+    Every pass gets the same batch of `batch_size` samples, which are tokens where there is a `vocabulary`.  The models
+    are moved to `device`, their training mode stays.
     """
     if batch_size < 1 or warmup < 0 or repeats < 1:
         raise ValueError(
             f"batch_size, warmup, repeats are {batch_size}, {warmup}, {repeats}; expected at least 1, 0, 1"
         )
     device = torch.device(device)
-    noise = torch.randn(batch_size, *shape, generator=torch.Generator().manual_seed(0)).to(device)
+    generator = torch.Generator().manual_seed(0)
+    if vocabulary is None:
+        samples = torch.randn(batch_size, *shape, generator=generator).to(device)
+    else:
+        samples = torch.randint(vocabulary, (batch_size, *shape), generator=generator).to(device)
     seconds: list[list[float]] = [[] for _ in models]
     with ExitStack() as stack:
         for model in models:
             stack.enter_context(_inference(model.to(device)))
         for _ in range(warmup + repeats):
             for model, timings in zip(models, seconds, strict=True):
-                images = noise.to(next(model.parameters()).dtype)
+                inputs = samples.to(next(model.parameters()).dtype) if samples.is_floating_point() else samples
                 _synchronise(device)
                 start = time.perf_counter()
-                model(images)
+                model(inputs)
                 _synchronise(device)
                 timings.append(time.perf_counter() - start)
     return [

@@ -8,29 +8,19 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from stages.checkpoint import Predictor, load_predictor
-from stages.datasets.packed import ImageSet, PackedInfo, read_images, read_info
-from stages.evaluation.cost import Latency, count_parameters, flops_per_image, measure_latencies
-from stages.evaluation.metrics import (
-    accuracy,
-    confusion_matrix,
-    correctness,
-    cross_entropy,
-    expected_calibration_error,
-)
+from stages.datasets.packed import PackedInfo, read_info
+from stages.evaluation.cost import Latency, measure_latencies
+from stages.evaluation.scores import Scores, score
 from stages.evidence import (
     CostLine,
     DataUsed,
     Divergence,
     EpochRow,
-    Measurement,
     ResultLine,
-    pack_confusion,
-    pack_correct,
 )
 from stages.experiment import LatencySpec
+from stages.run import RunSpec
 from stages.runlist import ListedRun, RunList, read_run_list
 
 
@@ -50,7 +40,7 @@ def evaluate_experiment(
     if run_list is None:
         raise EvaluationError(f"data/runs/{name}/runs.json: no such file; run `dvc repro train@{name}` first")
     packed = data / "processed" / run_list.dataset
-    info, test_set = read_info(packed), read_images(packed, "test")
+    info = read_info(packed)
     outcomes = [_Outcome(run, data / "runs" / name / run.run_key, device) for run in run_list.runs]
     for outcome in outcomes:
         if outcome.spec["data_digest"] != info.digest:
@@ -59,7 +49,7 @@ def evaluate_experiment(
                 f"trained on {outcome.spec['data_digest'][:12]}; run `dvc repro train@{name}` first"
             )
     latencies = _latencies(outcomes, info, latency, device)
-    results = [outcome.result_line(run_list, info, test_set) for outcome in outcomes]
+    results = [outcome.result_line(run_list, packed, info) for outcome in outcomes]
     return results, [outcome.cost_line(name, latencies.get(outcome.run.arm)) for outcome in outcomes]
 
 
@@ -69,6 +59,7 @@ def _latencies(outcomes: Sequence[_Outcome], info: PackedInfo, latency: LatencyS
     timed = measure_latencies(
         [predictor.network for predictor in first.values()],
         info.shape,
+        vocabulary=info.vocabulary,
         device=device,
         batch_size=latency.batch_size,
         warmup=latency.warmup,
@@ -90,14 +81,11 @@ class _Outcome:
         if self.result["status"] == "finished":
             self.predictor = load_predictor(weights, device=device, expected_sha256=self.result["weights_sha256"])
 
-    def result_line(self, run_list: RunList, info: PackedInfo, test_set: ImageSet) -> ResultLine:
-        metrics: list[Measurement] = []
-        correct = confusion = None
+    def result_line(self, run_list: RunList, packed: Path, info: PackedInfo) -> ResultLine:
+        scores = Scores()
         if self.predictor is not None:
-            probabilities = self.predictor.probabilities(test_set.images)
-            metrics = self._metrics(self.predictor, probabilities, test_set.labels, info)
-            correct = pack_correct(correctness(probabilities, test_set.labels))
-            confusion = pack_confusion(confusion_matrix(probabilities, test_set.labels))
+            protocol = RunSpec.from_dict(self.spec).protocol
+            scores = score(self.predictor, packed, info, protocol, self.history)
         known = {field.name for field in fields(EpochRow)}
         return ResultLine(
             experiment=run_list.experiment,
@@ -118,33 +106,15 @@ class _Outcome:
             ),
             environment_digest=self.result["environment_digest"],
             environment=self.result["environment"],
-            metrics=tuple(metrics),
+            metrics=scores.metrics,
             curves=tuple(
                 EpochRow(**{key: value for key, value in row.items() if key in known}) for row in self.history
             ),
             weights_sha256=self.result["weights_sha256"],
-            correct=correct,
-            confusion=confusion,
+            correct=scores.correct,
+            confusion=scores.confusion,
             divergence=Divergence(**self.result["divergence"]) if self.result["divergence"] else None,
         )
-
-    def _metrics(
-        self, predictor: Predictor, probabilities: np.ndarray, labels: np.ndarray, info: PackedInfo
-    ) -> list[Measurement]:
-        n = len(labels)
-        metrics = [
-            Measurement(metric="accuracy", split="test", value=accuracy(probabilities, labels), n=n),
-            Measurement(metric="loss", split="test", value=cross_entropy(probabilities, labels), n=n),
-            Measurement(
-                metric="calibration_error", split="test", value=expected_calibration_error(probabilities, labels), n=n
-            ),
-            Measurement(metric="parameters", split="none", value=count_parameters(predictor.network)),
-            Measurement(metric="flops_per_image", split="none", value=flops_per_image(predictor.network, info.shape)),
-        ]
-        observed = [row["test_accuracy"] for row in self.history if "test_accuracy" in row]
-        if observed:
-            metrics.append(Measurement(metric="best_epoch_accuracy", split="test", value=max(observed), n=n))
-        return metrics
 
     def cost_line(self, experiment: str, latency: Latency | None) -> CostLine:
         return CostLine(

@@ -11,7 +11,7 @@ import pytest
 from stages.datasets import sgemm
 from stages.datasets.checks import WrongCount, WrongShape
 from stages.datasets.manifest import Manifest
-from stages.datasets.packed import TableSet, TableSplit, digest_tables, read_info, read_table
+from stages.datasets.packed import Split, TableSet, digest_tables, read_info, read_table
 from stages.datasets.prepare import prepare
 from stages.datasets.prepare_table import split_rows, standardise
 from stages.datasets.sgemm import BadTable
@@ -24,7 +24,7 @@ from tests.datasets.official_host import Answer, OfficialHost
 HEADER = "MWG,NWG,KWG,MDIMC,NDIMC,MDIMA,NDIMB,KWI,VWM,VWN,STRM,STRN,SA,SB,Run1 (ms),Run2 (ms),Run3 (ms),Run4 (ms)"
 FIRST = "16,16,16,8,8,8,8,2,1,1,0,0,0,0,115.26,115.87,118.55,115.8"
 SECOND = "128,64,32,32,16,8,16,8,4,2,1,0,1,0,32,33,34,35"
-SPLITS: tuple[TableSplit, ...] = ("train", "validation", "test")
+SPLITS: tuple[Split, ...] = ("train", "test")
 
 
 def write(folder: Path, *lines: str) -> Path:
@@ -33,7 +33,7 @@ def write(folder: Path, *lines: str) -> Path:
     return folder
 
 
-def declare(train: int, validation: int, test: int, columns: int = 14) -> DatasetSource:
+def declare(train: int, test: int, columns: int = 14) -> DatasetSource:
     return DatasetSource(
         title="tiny",
         kind="table",
@@ -41,7 +41,6 @@ def declare(train: int, validation: int, test: int, columns: int = 14) -> Datase
         shape=(columns,),
         classes=0,
         train=train,
-        validation=validation,
         test=test,
         licence="none",
         homepage="http://127.0.0.1/",
@@ -87,22 +86,22 @@ def test_fault_of_the_table_is_named(tmp_path: Path, fault: str) -> None:
 def test_columns_are_logarithms_standardised_by_training_rows_alone() -> None:
     settings = np.tile([16, 16, 16, 8, 8, 8, 8, 2, 1, 1, 0, 0, 0, 0], (4, 1))
     settings[1], settings[2, 0], settings[3, 0] = [128, 128, 32, 32, 32, 32, 32, 8, 8, 8, 1, 1, 1, 1], 64, 32
-    rows = {"train": np.array([0, 1]), "validation": np.array([2]), "test": np.array([3])}
+    rows = {"train": np.array([0, 1]), "test": np.array([2, 3])}
     splits, mean, std = standardise(settings, np.array([1.0, 2.0, 4.0, 3.0]), rows)  # type: ignore[arg-type]
     assert (mean[0], std[0]) == ((4 + 7) / 2, 1.5), "log2 of 16 and of 128"
     assert (mean[-1], std[-1]) == (0.5, 0.5), "a switch stays 0 and 1"
     np.testing.assert_array_equal(splits["train"].features, [[-1.0] * 14, [1.0] * 14])
-    assert splits["validation"].features[0, 0] == np.float32((6 - 5.5) / 1.5)
-    assert splits["test"].targets.tolist() == [np.float32(math.log2(3))]
+    assert splits["test"].features[0, 0] == np.float32((6 - 5.5) / 1.5)
+    assert splits["test"].targets.tolist() == [2.0, np.float32(math.log2(3))]
 
 
 def test_split_is_disjoint_whole_and_always_the_same() -> None:
-    counts: dict[TableSplit, int] = {"train": 70, "validation": 15, "test": 15}
+    counts: dict[Split, int] = {"train": 85, "test": 15}
     rows = split_rows(counts)
     assert {split: len(part) for split, part in rows.items()} == counts
     assert sorted(np.concatenate(list(rows.values()))) == list(range(100))
-    assert rows["validation"].tolist() == split_rows(counts)["validation"].tolist()
-    assert rows["train"].tolist() != list(range(70))
+    assert rows["test"].tolist() == split_rows(counts)["test"].tolist()
+    assert rows["train"].tolist() != list(range(85))
 
 
 def test_digest_turns_with_every_part() -> None:
@@ -111,15 +110,16 @@ def test_digest_turns_with_every_part() -> None:
     third = TableSet(np.ones((2, 3), dtype=np.float32), np.zeros(2, dtype=np.float32))
     base = dict.fromkeys(SPLITS, table)
     variants = [base, *({**base, split: change} for split in SPLITS for change in (other, third))]
-    digests = {digest_tables(splits, ("a", "b", "c")) for splits in variants} | {digest_tables(base, ("a", "b", "d"))}
+    digests = {digest_tables(**splits, columns=("a", "b", "c")) for splits in variants}
+    digests.add(digest_tables(**base, columns=("a", "b", "d")))
     assert len(digests) == len(variants) + 1
 
 
 @pytest.mark.parametrize(
     ("source", "error", "message"),
     [
-        (declare(1, 1, 1), WrongCount, "tiny: 2 rows; params.yaml declares 3"),
-        (declare(1, 0, 1, columns=13), WrongShape, r"rows have 14 columns; params.yaml: \(13,\)"),
+        (declare(1, 2), WrongCount, "tiny: 2 rows; params.yaml declares 3"),
+        (declare(1, 1, columns=13), WrongShape, r"rows have 14 columns; params.yaml: \(13,\)"),
     ],
 )
 def test_difference_from_the_declaration_is_named(
@@ -135,8 +135,8 @@ def test_stand_in_has_the_columns_of_the_table_and_the_same_digest_everywhere(tm
     source = load_params().datasets["sgemm"]
     info = prepare(source, Manifest(dataset="sgemm", source="embedded"), tmp_path, tmp_path / "packed")
     assert (info.kind, info.provenance, info.shape) == ("table", "embedded", (14,))
-    assert (info.train_images, info.validation_rows, info.test_images) == (512, 64, 64)
-    assert info.digest.startswith("8686d508f5d1")
+    assert (info.train_images, info.test_images) == (576, 64)
+    assert info.digest.startswith("5d17f1355ff2")
     assert read_info(tmp_path / "packed") == info
     tables = [read_table(tmp_path / "packed", split) for split in SPLITS]
     rows = [row.tobytes() for table in tables for row in table.features]
@@ -146,7 +146,7 @@ def test_stand_in_has_the_columns_of_the_table_and_the_same_digest_everywhere(tm
 
 def test_stand_in_can_be_learnt_but_not_by_one_column() -> None:
     settings, times = sgemm.compose_stand_in(640)
-    splits, _, _ = standardise(settings, times, split_rows({"train": 512, "validation": 64, "test": 64}))
+    splits, _, _ = standardise(settings, times, split_rows({"train": 576, "test": 64}))
     train, test = splits["train"], splits["test"]
 
     def error(columns: slice) -> float:
@@ -163,7 +163,7 @@ def test_pinned_table_counts_whatever_archive_it_comes_in(tmp_path: Path, offici
     archive = write_zip(tmp_path / "sgemm.zip", members)
     official_host.answers = {"sgemm.zip": Answer(body=archive.read_bytes())}
     source = dataclasses.replace(
-        declare(1, 0, 1),
+        declare(1, 1),
         urls=(official_host.url,),
         archive=SourceFile(name="sgemm.zip"),
         files=(SourceFile(name=sgemm.FILE, sha256=hashlib.sha256(content).hexdigest()),),

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from stages.device import device_name
 from stages.evaluation.cost import (
     count_parameters,
-    flops_per_image,
+    flops_per_sample,
     measure_latencies,
     measure_latency,
 )
@@ -46,7 +46,7 @@ CONV = N * D * M + 9 * N * M + N * M * D
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
 )
 def test_flops_are_twice_the_multiply_accumulates_counted_by_hand(model: nn.Module, of_a_block: int) -> None:
-    assert flops_per_image(model, (3, 32, 32)) == 2 * (PATCHES + L * of_a_block + HEAD)
+    assert flops_per_sample(model, (3, 32, 32)) == 2 * (PATCHES + L * of_a_block + HEAD)
 
 
 class Composed(nn.Module):
@@ -68,7 +68,7 @@ def test_flops_equal_torchs_own_counter() -> None:
     model, images = Composed(), torch.zeros(1, 4, 4, 4)
     with FlopCounterMode(display=False) as counter:
         model(images)
-    assert flops_per_image(model, (4, 4, 4)) == counter.get_total_flops() > 0
+    assert flops_per_sample(model, (4, 4, 4)) == counter.get_total_flops() > 0
 
 
 @pytest.mark.slow
@@ -77,8 +77,8 @@ def test_counting_flops_does_not_load_the_compiler() -> None:
 import sys
 import time
 from torch import nn
-from stages.evaluation.cost import flops_per_image
-assert flops_per_image(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), (1, 2, 2)) == 24
+from stages.evaluation.cost import flops_per_sample
+assert flops_per_sample(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), (1, 2, 2)) == 24
 sys.exit("torch._dynamo" in sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
@@ -86,8 +86,8 @@ sys.exit("torch._dynamo" in sys.modules)
 
 def test_flops_do_not_depend_on_mode_or_dtype() -> None:
     model = ViT(**COMMON, num_heads=4, mlp_dim=M)
-    flops = flops_per_image(model.train(), (3, 32, 32))
-    assert flops_per_image(model.double().eval(), (3, 32, 32)) == flops
+    flops = flops_per_sample(model.train(), (3, 32, 32))
+    assert flops_per_sample(model.double().eval(), (3, 32, 32)) == flops
 
 
 def test_counting_and_timing_leave_the_model_as_it_was() -> None:
@@ -98,7 +98,7 @@ def test_counting_and_timing_leave_the_model_as_it_was() -> None:
     torch.manual_seed(0)
     expected = torch.rand(1)
     torch.manual_seed(0)
-    flops_per_image(model, (3, 2, 2))
+    flops_per_sample(model, (3, 2, 2))
     measure_latency(model, (3, 2, 2), batch_size=4, warmup=1, repeats=2)
     assert torch.equal(torch.rand(1), expected), "no number was drawn from the global generator"
     assert [module.training for module in model.modules()] == modes
@@ -161,9 +161,9 @@ def test_gpu_flops_latency_and_memory() -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     model = ViT(**COMMON, num_heads=4, mlp_dim=M)
-    on_cpu = flops_per_image(model, (3, 32, 32))
+    on_cpu = flops_per_sample(model, (3, 32, 32))
     model.cuda()
-    assert flops_per_image(model, (3, 32, 32)) == on_cpu
+    assert flops_per_sample(model, (3, 32, 32)) == on_cpu
     latency = measure_latency(model, (3, 32, 32), device="cuda", batch_size=128, warmup=3, repeats=10)
     assert latency.device == torch.cuda.get_device_name()
     assert latency.seconds_per_sample > on_cpu / 1e15, "no device does a quadrillion operations a second in float32"

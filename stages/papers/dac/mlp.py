@@ -24,12 +24,13 @@ def matched_width(width: int) -> int:
     return round(width / math.sqrt(2))
 
 
-def hidden_widths(depth: int, width: int, last_width: int) -> list[int]:
-    """Units of each hidden layer, evenly from `width` down to `last_width`.
+def hidden_widths(depth: int, width: int, last_width: int | None = None) -> list[int]:
+    """Units of each hidden layer, evenly from `width` down to `last_width` (None: `width`).
 
     Raises:
         ValueError: there are no layers, or the widths rise.
     """
+    last_width = width if last_width is None else last_width
     if depth < 2 or not 1 <= last_width <= width:
         raise ValueError(
             f"depth, width, last_width are {depth}, {width}, {last_width}; "
@@ -50,7 +51,7 @@ def dense(in_features: int, out_features: int, *, has_bias: bool = False) -> nn.
 class MLP(nn.Module):
     """The baseline.  Standardised features [B, F] -> predictions [B, 1]."""
 
-    def __init__(self, *, in_features: int, depth: int, width: int, last_width: int) -> None:
+    def __init__(self, *, in_features: int, depth: int, width: int, last_width: int | None = None) -> None:
         super().__init__()
         sizes = [in_features, *hidden_widths(depth, width, last_width)]
         layers: list[nn.Module] = []
@@ -69,7 +70,7 @@ class DACMLP(nn.Module):
     The widths are those of this network; `matched_width` of a baseline's gives about its number of parameters.
     """
 
-    def __init__(self, *, in_features: int, depth: int, width: int, last_width: int) -> None:
+    def __init__(self, *, in_features: int, depth: int, width: int, last_width: int | None = None) -> None:
         super().__init__()
         sizes = [in_features, *hidden_widths(depth, width, last_width)]
         layers: list[nn.Module] = []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from stages.evaluation.cost import count_parameters, flops_per_image
+from stages.evaluation.cost import count_parameters, flops_per_sample
 from stages.optim.capture import select_layers
 from stages.optim.preconditioned import ATTENTION_LAYERS
 from stages.papers.brownian import ViT
@@ -40,7 +40,7 @@ def test_table_of_sizes_is_what_the_code_gives() -> None:
             )
         layers = select_layers(model, ATTENTION_LAYERS).values()
         moved = sum(parameter.numel() for layer in layers for parameter in layer.parameters())
-        computed[name] = count_parameters(model), moved, flops_per_image(model, (channels, size, size))
+        computed[name] = count_parameters(model), moved, flops_per_sample(model, (channels, size, size))
     assert shown == computed
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from stages.evaluation.cost import flops_per_image
+from stages.evaluation.cost import flops_per_sample
 from stages.finding import Finding
 from stages.ops.dac import DACConv2d, DACLinear
 from stages.papers.dac import DACResNetV1, ResNetV1
@@ -108,4 +108,4 @@ def test_a_small_image_tells_the_cost_of_a_large_one(kind: type[nn.Module]) -> N
     model = kind(image_size=32, in_channels=3, num_classes=10, depth=8, width=4)
     small, large = count_operations(model, (3, 8, 8), scale=4), count_operations(model, (3, 16, 16))
     assert small == large
-    assert large.linear == flops_per_image(model, (3, 16, 16))
+    assert large.linear == flops_per_sample(model, (3, 16, 16))

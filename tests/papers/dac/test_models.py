@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stages.evaluation.cost import count_parameters, flops_per_image
+from stages.evaluation.cost import count_parameters, flops_per_sample
 from stages.ops.dac import DACConv2d
 from stages.ops.mba import MBA
 from stages.papers.dac import (
@@ -89,7 +89,7 @@ def test_a_dac_stem_adds_a_bias_for_each_colour_and_channel() -> None:
 def test_products_are_those_of_the_baseline() -> None:
     """The counter sees the recomputing operator's matrix products; at a stride none is superfluous."""
     arguments = {"image_size": 16, "in_channels": 3, "num_classes": 10, "depth": 20, "width": 16}
-    base, dac = (flops_per_image(kind(**arguments), (3, 16, 16)) for kind in (ResNetV1, DACResNetV1))
+    base, dac = (flops_per_sample(kind(**arguments), (3, 16, 16)) for kind in (ResNetV1, DACResNetV1))
     assert base == dac == 20_276_480
 
 

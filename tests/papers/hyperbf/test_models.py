@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stages.evaluation.cost import flops_per_image
+from stages.evaluation.cost import flops_per_sample
 from stages.papers.hyperbf import HyperBF, ViT
 from stages.papers.hyperbf.findings import COMMON, HYPERBF, LAST_COMMIT_HYPERBF, LAST_COMMIT_VIT, VIT
 from tests.papers.hyperbf.conftest import SMALL, Build
@@ -74,8 +74,8 @@ def test_work_equals_the_counted_products(wide: int) -> None:
     with torch.device("meta"):
         vit = ViT(**COMMON | shape | VIT | {"hidden_dim": wide})
         hyperbf = HyperBF(**COMMON | shape | HYPERBF | {"num_centers": wide})
-    assert flops_per_image(vit, (3, 32, 32)) == plain
-    assert flops_per_image(hyperbf, (3, 32, 32)) == plain + augmented
+    assert flops_per_sample(vit, (3, 32, 32)) == plain
+    assert flops_per_sample(hyperbf, (3, 32, 32)) == plain + augmented
 
 
 def test_model_maps_images_to_logits(small_model: Build) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from stages.evaluation.cost import count_parameters, flops_per_image
+from stages.evaluation.cost import count_parameters, flops_per_sample
 from stages.papers.hyperbf import HyperBF, HyperBFAsWritten, ViT
 from stages.papers.hyperbf.findings import (
     AS_RUN,
@@ -46,7 +46,7 @@ def size_row(name: str) -> str:
             model_class(image_size=size, num_classes=classes, **COMMON, **arguments)
             for size, classes in DATASETS.values()
         ]
-    numbers = [count_parameters(model) for model in models] + [flops_per_image(models[0], (3, 32, 32))]
+    numbers = [count_parameters(model) for model in models] + [flops_per_sample(models[0], (3, 32, 32))]
     return f"| {name} | " + " | ".join(f"{number:,}" for number in numbers) + " |"
 
 

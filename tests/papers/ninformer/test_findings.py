@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from stages.evaluation.cost import flops_per_image
+from stages.evaluation.cost import flops_per_sample
 from stages.experiment import Params
 from stages.finding import Finding
 from stages.papers.ninformer import findings as module
@@ -36,7 +36,7 @@ def test_flops_from_the_shapes_are_what_the_counter_counts(
 ) -> None:
     for ours, dataset in DATASETS.items():
         for short, arm in ARMS.items():
-            counted = flops_per_image(printed_models[dataset, arm], params.datasets[dataset].shape)
+            counted = flops_per_sample(printed_models[dataset, arm], params.datasets[dataset].shape)
             assert image_flops(short, IMAGES[ours]) == counted, (dataset, arm)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from stages.evaluation.cost import count_parameters, flops_per_image
+from stages.evaluation.cost import count_parameters, flops_per_sample
 from stages.experiment import Params
 from stages.papers.ninformer.findings import complexity_finding
 
@@ -32,7 +32,7 @@ def test_table_of_sizes_is_what_the_code_gives(
     shown = {(dataset, arm): (int(n.replace(",", "")), int(f.replace(",", ""))) for dataset, arm, n, f in rows}
     assert len(shown) == 12, "four arms on three data sets"
     computed = {
-        place: (count_parameters(model), flops_per_image(model, params.datasets[place[0]].shape))
+        place: (count_parameters(model), flops_per_sample(model, params.datasets[place[0]].shape))
         for place, model in printed_models.items()
         if place in shown
     }
@@ -43,7 +43,7 @@ def test_table_of_variants_is_what_the_code_gives(meta_models: dict[str, dict[st
     rows = re.findall(r"^\| `(\w+)` \| .+? \| (.+) \|$", PAGE, flags=re.MULTILINE)
     shown = {name: [int(cell.replace(",", "")) for cell in cells.split(" | ")] for name, cells in rows}
     computed = {
-        name: [count_parameters(model) for model in models.values()] + [flops_per_image(models["cifar10"], (3, 32, 32))]
+        name: [count_parameters(model) for model in models.values()] + [flops_per_sample(models["cifar10"], (3, 32, 32))]
         for name, models in meta_models.items()
     }
     assert shown == {name: computed[name] for name in shown}
@@ -114,10 +114,10 @@ def test_page_states_the_share_of_elementwise_products_correctly() -> None:
 
 
 def test_page_states_the_impossible_speed_correctly(printed_models: dict[tuple[str, str], nn.Module]) -> None:
-    flops = flops_per_image(printed_models["cifar10", "ninformer"], (3, 32, 32))
+    flops = flops_per_sample(printed_models["cifar10", "ninformer"], (3, 32, 32))
     assert f"{flops:,} FLOPs in 104.64 ns are {flops / 104.64e-9 / 1e12:,.0f} TFLOP/s" in PAGE
-    over_mixer = flops / flops_per_image(printed_models["cifar10", "mlp-mixer"], (3, 32, 32)) - 1
-    over_vit = flops / flops_per_image(printed_models["cifar10", "vit"], (3, 32, 32)) - 1
+    over_mixer = flops / flops_per_sample(printed_models["cifar10", "mlp-mixer"], (3, 32, 32)) - 1
+    over_vit = flops / flops_per_sample(printed_models["cifar10", "vit"], (3, 32, 32)) - 1
     assert (
         f"{over_mixer:.0%} more work than the MLP-Mixer and {over_vit:.0%} more than the ViT".replace("%", " %") in PAGE
     )

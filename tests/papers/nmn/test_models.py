@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import stages.papers.nmn
-from stages.evaluation.cost import count_parameters, flops_per_image
+from stages.evaluation.cost import count_parameters, flops_per_sample
 from stages.papers.nmn import GPT2, AetherGPT, AetherResNet18, PostNormGPT, ResNet18, YatGPT
 from tests.papers.nmn.conftest import SMALL, SmallModel
 
@@ -89,8 +89,8 @@ def test_flops_of_image_models_are_those_of_the_formula(image_size: int, classes
         baseline = ResNet18(**shape)
         aether = AetherResNet18(**shape, features=256, scale="guide", epsilon=0.007)
         images = (3, image_size, image_size)
-        assert flops_per_image(baseline, images) == conv_flops(image_size, classes, 512 * classes)
-        assert flops_per_image(aether, images) == conv_flops(image_size, classes, 512 * 256 + 256 * classes)
+        assert flops_per_sample(baseline, images) == conv_flops(image_size, classes, 512 * classes)
+        assert flops_per_sample(aether, images) == conv_flops(image_size, classes, 512 * 256 + 256 * classes)
 
 
 def test_models_take_keywords_alone_and_every_one_is_exported() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stages.evaluation.cost import count_parameters, flops_per_image
+from stages.evaluation.cost import count_parameters, flops_per_sample
 from stages.papers.nmn import GPT2, AetherGPT, AetherResNet18, PostNormGPT, ResNet18, YatGPT
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -34,7 +34,7 @@ def test_table_of_image_models_is_what_the_code_gives() -> None:
         with torch.device("meta"):
             models = [ResNet18(**shape), AetherResNet18(**shape, features=256, scale="guide", epsilon=0.007)]
             for model in models:
-                cost = (size, count_parameters(model), flops_per_image(model, (3, size, size)))
+                cost = (size, count_parameters(model), flops_per_sample(model, (3, size, size)))
                 computed[dataset, type(model).__name__] = cost
     assert shown == computed
 

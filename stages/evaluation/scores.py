@@ -1,0 +1,90 @@
+"""What a trained network scores on the test set of its kind of data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stages.checkpoint import Predictor
+from stages.datasets.packed import PackedInfo, read_images
+from stages.evaluation.cost import count_parameters, flops_per_sample
+from stages.evaluation.metrics import (
+    accuracy,
+    confusion_matrix,
+    correctness,
+    cross_entropy,
+    expected_calibration_error,
+)
+from stages.evidence import Measurement, pack_confusion, pack_correct
+from stages.run import Protocol
+from stages.training.kinds import read_task
+from stages.training.loop import measure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """Metrics of a run; images also say which test image got the right class, and which class instead."""
+
+    metrics: tuple[Measurement, ...] = ()
+    correct: str | None = None
+    confusion: str | None = None
+
+
+def score(
+    predictor: Predictor, folder: Path, info: PackedInfo, protocol: Protocol, history: Sequence[Mapping[str, Any]]
+) -> Scores:
+    """Scores of `predictor` on the test split of the packed set in `folder`; `history` are the run's epochs."""
+    parameters = Measurement(metric="parameters", split="none", value=count_parameters(predictor.network))
+    if info.kind == "images":
+        return _score_images(predictor, folder, info, history, parameters)
+    task = read_task(folder, info, "test", protocol, predictor.device)
+    loss = measure(predictor.network, task)["loss"]
+    measured = _of_table(loss, info) if info.kind == "table" else _of_text(loss, info)
+    per, flops = ("row", 1) if info.kind == "table" else ("token", info.shape[0])
+    cost = flops_per_sample(predictor.network, info.shape, vocabulary=info.vocabulary) / flops
+    return Scores(metrics=(*measured, parameters, Measurement(metric=f"flops_per_{per}", split="none", value=cost)))
+
+
+def _of_table(loss: float, info: PackedInfo) -> list[Measurement]:
+    """Mean squared error, in squares of the target's unit, and its natural logarithm, which the DAC paper compares."""
+    n = info.test_images
+    return [
+        Measurement(metric="mse", split="test", value=loss, n=n),
+        Measurement(metric="log_mse", split="test", value=math.log(loss), n=n),
+    ]
+
+
+def _of_text(loss: float, info: PackedInfo) -> list[Measurement]:
+    """Cross entropy in nats per token."""
+    return [Measurement(metric="loss", split="test", value=loss, n=info.test_images)]
+
+
+def _score_images(
+    predictor: Predictor,
+    folder: Path,
+    info: PackedInfo,
+    history: Sequence[Mapping[str, Any]],
+    parameters: Measurement,
+) -> Scores:
+    test_set = read_images(folder, "test")
+    labels, n = test_set.labels, len(test_set)
+    probabilities = predictor.probabilities(test_set.images)
+    calibration = expected_calibration_error(probabilities, labels)
+    metrics = [
+        Measurement(metric="accuracy", split="test", value=accuracy(probabilities, labels), n=n),
+        Measurement(metric="loss", split="test", value=cross_entropy(probabilities, labels), n=n),
+        Measurement(metric="calibration_error", split="test", value=calibration, n=n),
+        parameters,
+        Measurement(metric="flops_per_image", split="none", value=flops_per_sample(predictor.network, info.shape)),
+    ]
+    observed = [row["test_accuracy"] for row in history if "test_accuracy" in row]
+    if observed:
+        metrics.append(Measurement(metric="best_epoch_accuracy", split="test", value=max(observed), n=n))
+    return Scores(
+        metrics=tuple(metrics),
+        correct=pack_correct(correctness(probabilities, labels)),
+        confusion=pack_confusion(confusion_matrix(probabilities, labels)),
+    )

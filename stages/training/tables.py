@@ -1,0 +1,54 @@
+"""Regression on a table: a number for each row of standardised features.
+
+N rows in all, B in a batch, D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# Rows are narrow: measured in larger parts than images, or calling the operators would take most of the time.
+_LEAST_ROWS = 4096
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """Features float32 [N, D] and targets float32 [N], on one device."""
+
+    features: Tensor
+    targets: Tensor
+
+
+class Regression:
+    """Mean squared error over `data`; training sees the rows as they are."""
+
+    scores: tuple[str, ...] = ("loss",)
+
+    def __init__(self, data: TableRows) -> None:
+        self.data = data
+        self.device = data.targets.device
+
+    def __len__(self) -> int:
+        return len(self.data.targets)
+
+    def training_batch(self, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Features [B, D] and targets [B] of `rows` (int64 [B], on the device); nothing is drawn from `generator`."""
+        return self.data.features[rows], self.data.targets[rows]
+
+    def plain_batches(self, rows: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The same, in order."""
+        for part in rows.split(max(batch_size, _LEAST_ROWS)):
+            yield self.data.features[part], self.data.targets[part]
+
+    def loss(self, predictions: Tensor, targets: Tensor) -> Tensor:
+        """Mean squared error of predictions [B, 1], float32."""
+        return F.mse_loss(predictions.float().squeeze(1), targets)
+
+    def sums(self, predictions: Tensor, targets: Tensor, loss: Tensor) -> Tensor:
+        """`scores` summed over the batch, float64 [1]; `loss` is the batch mean."""
+        return (loss.double() * len(targets)).reshape(1)
