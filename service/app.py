@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.middleware.gzip import GZipMiddleware
 from fastapi.staticfiles import StaticFiles
 from fastapi.templating import Jinja2Templates
+from sqlalchemy.exc import DBAPIError
+from starlette.concurrency import run_in_threadpool
 
-from service import formats, openapi
+from service import formats, openapi, queries
+from service.access import Gate
+from service.batching import Batcher
+from service.caching import NotModified, conditional, not_modified
+from service.decoding import Decoder
 from service.errors import install_error_handlers
-from service.middleware import BodyLimit, SecurityHeaders
+from service.inference import Engine
+from service.metrics import Metrics
+from service.middleware import AllowedHosts, BodyLimit, HeaderLimit, KeysAndRates, Observed
 from service.predictors import PredictorCache
-from service.routes import catalogue, comparisons, health, inference, pages, reference, runs
+from service.readiness import Readiness
+from service.routes import catalogue, comparisons, health, inference, oip, pages, reference, runs
 from service.scripts import ChartScripts
 from service.settings import Settings
 from stages.device import pick_device
-from stages.results import open_results
+from stages.results import ResultsUnavailable, open_results
 
 HERE = Path(__file__).parent
+MAX_HEADER_BYTES = 32 * 1024
 DESCRIPTION = "Do the numbers of machine-learning papers hold?  Results, comparisons and the trained models themselves."
+logger = logging.getLogger("claimcheck")
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
@@ -41,34 +55,96 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         redoc_url=None,
         openapi_url="/api/v1/openapi.json",
         lifespan=_lifespan,
+        # one file more than is taken, so that our own message says how many came
+        form_limits={"max_files": settings.max_images + 1, "max_fields": 256, "max_part_size": 4096},
     )
     app.state.settings = settings
     app.state.sessions = open_results(settings.database_place)
-    app.state.predictors = PredictorCache(
-        settings.root,
-        device=str(pick_device(settings.device)),
-        capacity=settings.cached_models,
-        threads=settings.threads,
-    )
-    app.state.scripts = ChartScripts()
+    app.state.metrics, app.state.readiness, app.state.scripts = Metrics(), Readiness(), ChartScripts()
+    app.state.engine = _engine(settings, app.state.metrics)
     app.state.templates = Jinja2Templates(HERE / "templates")
     formats.install(app.state.templates.env)
     app.state.templates.env.globals["vega_version"] = app.state.scripts.version
     install_error_handlers(app)
-    app.add_middleware(BodyLimit, limit=settings.max_body_bytes)
-    app.add_middleware(GZipMiddleware, minimum_size=2048)
-    app.add_middleware(SecurityHeaders)
-    for module in (comparisons, inference, catalogue, runs, health, pages, reference):
+    app.add_exception_handler(NotModified, not_modified)
+    _add_middleware(app, settings)
+    for module in (comparisons, catalogue, runs, pages):
+        app.include_router(module.router, dependencies=[Depends(conditional)])
+    for module in (inference, oip, health, reference):
         app.include_router(module.router)
     app.openapi = lambda: openapi.describe(app)  # type: ignore[method-assign]
     app.mount("/static", StaticFiles(directory=HERE / "static"), name="static")
     return app
 
 
+def _engine(settings: Settings, metrics: Metrics) -> Engine:
+    engine = Engine(
+        PredictorCache(
+            settings.root,
+            device=str(pick_device(settings.device)),
+            budget_bytes=settings.model_memory_bytes,
+            threads=settings.threads,
+        ),
+        Decoder(seconds=settings.decode_seconds, max_waiting=settings.max_waiting),
+        Batcher(
+            max_batch=settings.max_batch,
+            max_wait_seconds=settings.batch_wait_seconds,
+            max_waiting=settings.max_waiting,
+            observer=metrics.forward_pass,
+        ),
+    )
+    metrics.watch(engine.batcher, engine.predictors)
+    return engine
+
+
+def _add_middleware(app: FastAPI, settings: Settings) -> None:
+    """The last one added is the outermost."""
+    app.add_middleware(BodyLimit, limit=settings.max_body_bytes, seconds=settings.body_seconds)
+    app.add_middleware(KeysAndRates, gate=Gate(settings.api_keys, settings.requests_per_minute))
+    app.add_middleware(GZipMiddleware, minimum_size=2048)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("Authorization", "Content-Type"),
+            expose_headers=("ETag", "Link", "X-Request-ID"),
+        )
+    app.add_middleware(HeaderLimit, limit=MAX_HEADER_BYTES)
+    app.add_middleware(AllowedHosts, hosts=settings.allowed_hosts)
+    app.add_middleware(Observed, metrics=app.state.metrics, readiness=app.state.readiness)
+
+
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    engine: Engine = app.state.engine
+    engine.batcher.start()
     app.state.scripts.warm_up()
+    warming_up = asyncio.create_task(_warm_up(app))
     yield
+    warming_up.cancel()
+    with suppress(asyncio.CancelledError):
+        await warming_up
+    engine.decoder.stop()
+    await run_in_threadpool(engine.batcher.stop)
+
+
+async def _warm_up(app: FastAPI) -> None:
+    """One model's first passes; then the service is ready, with or without a database."""
+    try:
+        answerer = await run_in_threadpool(_first_answerer, app)
+        if answerer is not None:
+            await app.state.engine.warm_up(answerer)
+    except (ResultsUnavailable, DBAPIError) as error:
+        logger.error("warming up: %s", error)
+    app.state.readiness.is_warm = True
+
+
+def _first_answerer(app: FastAPI) -> queries.Answerer | None:
+    """The first checkpoint, of real data where there is one."""
+    with app.state.sessions() as session:
+        found = queries.list_checkpoints(session)
+    return min(found, key=lambda answerer: answerer.is_stand_in, default=None)
 
 
 def _version() -> str:

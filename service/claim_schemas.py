@@ -113,6 +113,7 @@ class DeviationOut(Out):
     paper: str
     subject: str
     says: str = Field(description="what the paper says")
+    code: str | None = Field(description="what its authors' public code does")
     ours: str
     why: str
 

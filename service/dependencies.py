@@ -9,7 +9,9 @@ from fastapi import Depends, Request
 from fastapi.templating import Jinja2Templates
 from sqlalchemy.orm import Session
 
-from service.predictors import PredictorCache
+from service.inference import Engine
+from service.metrics import Metrics
+from service.readiness import Readiness
 from service.scripts import ChartScripts
 from service.settings import Settings
 from stages.results import Sessions
@@ -26,9 +28,19 @@ def _settings(request: Request) -> Settings:
     return settings
 
 
-def _predictors(request: Request) -> PredictorCache:
-    predictors: PredictorCache = request.app.state.predictors
-    return predictors
+def _engine(request: Request) -> Engine:
+    engine: Engine = request.app.state.engine
+    return engine
+
+
+def _metrics(request: Request) -> Metrics:
+    metrics: Metrics = request.app.state.metrics
+    return metrics
+
+
+def _readiness(request: Request) -> Readiness:
+    readiness: Readiness = request.app.state.readiness
+    return readiness
 
 
 def _templates(request: Request) -> Jinja2Templates:
@@ -43,6 +55,8 @@ def _scripts(request: Request) -> ChartScripts:
 
 ResultsSession = Annotated[Session, Depends(_session)]
 ServiceSettings = Annotated[Settings, Depends(_settings)]
-Predictors = Annotated[PredictorCache, Depends(_predictors)]
+InferenceEngine = Annotated[Engine, Depends(_engine)]
+ServiceMetrics = Annotated[Metrics, Depends(_metrics)]
+ServiceReadiness = Annotated[Readiness, Depends(_readiness)]
 Scripts = Annotated[ChartScripts, Depends(_scripts)]
 Templates = Annotated[Jinja2Templates, Depends(_templates)]

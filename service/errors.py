@@ -16,8 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.exc import DBAPIError
 from starlette.exceptions import HTTPException
 
+from service.batching import AnswerFailed, InferenceStopped, QueueFull
 from service.headers import SECURITY_HEADERS
 from service.queries import AmbiguousCheckpoint, NoRealCheckpoint
+from service.tensors import TensorError
 from stages.checkpoint import CheckpointError
 from stages.images import ImageError, ImageTooLarge
 from stages.results import ResultsUnavailable, UnknownMetric, UnknownName, UnknownProfile
@@ -62,13 +64,20 @@ class BodyTooLarge(HTTPException):
         super().__init__(413, f"the request body is larger than {limit:,} bytes")
 
 
+class BodyTooSlow(HTTPException):
+    """Raised while a body is being received, as `BodyTooLarge`."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(408, f"the request body didn't arrive within {seconds:g} s")
+
+
 def title_of(status: int) -> str:
     """The name of a status in RFC 9110; Python renamed two of them in 3.13."""
     return {413: "Content Too Large", 422: "Unprocessable Content"}.get(status) or HTTPStatus(status).phrase
 
 
 def problem_response(instance: str, status: int, detail: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    """`instance` is the request's path."""
+    """`instance` is the request's path.  Below `/v2` the detail is `error`, too, for its clients."""
     problem = ProblemOut(
         type=f"/docs#problem-{status}",
         title=title_of(status),
@@ -76,7 +85,10 @@ def problem_response(instance: str, status: int, detail: str, headers: dict[str,
         detail=detail,
         instance=instance,
     )
-    return JSONResponse(problem.model_dump(), status, headers, MEDIA_TYPE)
+    content = problem.model_dump()
+    if instance == "/v2" or instance.startswith("/v2/"):
+        content["error"] = detail
+    return JSONResponse(content, status, headers, MEDIA_TYPE)
 
 
 STATUS: dict[type[Exception], int] = {
@@ -86,10 +98,17 @@ STATUS: dict[type[Exception], int] = {
     AmbiguousCheckpoint: 409,
     NoRealCheckpoint: 409,
     ResultsUnavailable: 503,
+    TensorError: 400,
+    QueueFull: 503,
+    InferenceStopped: 503,
+    AnswerFailed: 500,
     ImageTooLarge: 413,
     ImageError: 422,
 }
 """Domain errors whose message is fit to be shown."""
+
+FORM_LIMITS = ("Too many files", "Too many fields", "Part exceeded")
+"""How the form parser begins what it says of a form beyond its limits, as a 400."""
 
 HTTP_DETAILS = {404: "there is nothing at this address; /docs lists what there is"}
 
@@ -97,18 +116,21 @@ HTTP_DETAILS = {404: "there is nothing at this address; /docs lists what there i
 def install_error_handlers(app: FastAPI) -> None:
     def domain(request: Request, error: Exception) -> JSONResponse:
         status = next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
-        return problem_response(request.url.path, status, str(error))
+        headers = {"retry-after": "1"} if isinstance(error, QueueFull) else None
+        return problem_response(request.url.path, status, str(error), headers)
 
     def explicit(request: Request, error: Problem) -> JSONResponse:
         return problem_response(request.url.path, error.status, error.detail, error.headers)
 
     def http(request: Request, error: HTTPException) -> JSONResponse:
-        detail = error.detail
-        if error.status_code == 405:
+        detail, status = error.detail, error.status_code
+        if status == 400 and detail.startswith(FORM_LIMITS):
+            status = 413
+        if status == 405:
             detail = f"{request.method} is not allowed here"
-        elif detail == HTTPStatus(error.status_code).phrase:
-            detail = HTTP_DETAILS.get(error.status_code, detail)
-        return problem_response(request.url.path, error.status_code, detail, dict(error.headers or {}))
+        elif detail == HTTPStatus(status).phrase:
+            detail = HTTP_DETAILS.get(status, detail)
+        return problem_response(request.url.path, status, detail, dict(error.headers or {}))
 
     def validation(request: Request, error: RequestValidationError) -> JSONResponse:
         return problem_response(request.url.path, 422, "; ".join(_explain(item) for item in error.errors()))

@@ -1,69 +1,105 @@
-"""Uploaded images and chosen checkpoints to predictions.  Runs in a worker thread, never on the event loop."""
+"""Uploaded images and chosen checkpoints to predictions."""
 
 from __future__ import annotations
 
-import threading
+import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from starlette.concurrency import run_in_threadpool
 
+from service.batching import Batcher
+from service.decoding import Decoder, Upload
 from service.predictors import PredictorCache
 from service.queries import Answerer
 from service.schemas import AnswerOut, ClassOut, ImageAnswersOut, ModelOut, PredictionOut
-from stages.checkpoint import Predictor
-from stages.images import ImageError, decode_image
+from stages.checkpoint import CheckpointError, Predictor
 
-# A large image takes some 150 MB while it is decoded, and requests come on forty threads.
-_DECODING = threading.BoundedSemaphore(2)
+logger = logging.getLogger("claimcheck")
 
 
 @dataclass(frozen=True)
-class Upload:
-    """A file as it came; `name` is the client's word and only ever shown."""
+class Engine:
+    """What answering needs: loaded models, the decoder and the batcher."""
 
-    name: str
-    content: bytes
+    predictors: PredictorCache
+    decoder: Decoder
+    batcher: Batcher
+
+    async def predictor(self, answerer: Answerer) -> Predictor:
+        """The answerer's model, loaded where it isn't yet.
+
+        Raises:
+            CheckpointError: weights are gone, or aren't those that were recorded.
+        """
+        if found := self.predictors.loaded(answerer.sha256):
+            return found
+        return await run_in_threadpool(self.predictors.get, answerer.path, answerer.sha256)
+
+    async def warm_up(self, answerer: Answerer) -> None:
+        """The first passes are slow; nobody should wait for them.  A model that can't be loaded stops no service."""
+        try:
+            predictor = await self.predictor(answerer)
+        except CheckpointError as error:
+            logger.error("warming up with %s: %s", answerer.id, error)
+            return
+        for size in (1, self.batcher.max_batch):
+            await self.batcher.probabilities(predictor, np.zeros((size, *predictor.contract.shape), dtype=np.uint8))
 
 
-def predict(
-    uploads: Sequence[Upload], answerers: Sequence[Answerer], predictors: PredictorCache, *, top_k: int
+async def predict(
+    uploads: Sequence[Upload], answerers: Sequence[Answerer], engine: Engine, *, top_k: int
 ) -> PredictionOut:
     """What each checkpoint says about each image.
 
     Raises:
         ImageError: a file is no image that we read; the message names the file.
         CheckpointError: weights are gone, or aren't those that were recorded.
+        QueueFull, InferenceStopped, AnswerFailed: see `Batcher`.
     """
     started = time.perf_counter()
-    images: dict[tuple[int, int, int], np.ndarray] = {}
-    models, answers = [], []
-    for answerer in answerers:
-        predictor = predictors.get(answerer.path, answerer.sha256)
-        shape = predictor.contract.shape
-        if shape not in images:
-            images[shape] = np.stack([_decode(upload, shape) for upload in uploads])
-        before = time.perf_counter()
-        probabilities = predictors.probabilities(predictor, images[shape])
-        models.append(_model(answerer, time.perf_counter() - before))
-        answers.append([_answer(answerer.id, predictor, row, top_k) for row in probabilities])
+    with engine.batcher.announce():
+        predictors = [await engine.predictor(answerer) for answerer in answerers]
+        images = {}
+        for shape in {predictor.contract.shape for predictor in predictors}:
+            decoded = await asyncio.gather(*(engine.decoder.decode(upload, shape) for upload in uploads))
+            images[shape] = np.stack(decoded)
+        passes = [
+            asyncio.ensure_future(_timed(engine.batcher, predictor, images[predictor.contract.shape]))
+            for predictor in predictors
+        ]
+        await asyncio.sleep(0)  # each has queued its images before the announcement ends
+    answered = await _all_or_none(passes)
+    answers = [
+        [_answer(answerer.id, predictor, row, top_k) for row in probabilities]
+        for answerer, predictor, (probabilities, _) in zip(answerers, predictors, answered, strict=True)
+    ]
     return PredictionOut(
         images=[
             ImageAnswersOut(file=upload.name, answers=[column[number] for column in answers])
             for number, upload in enumerate(uploads)
         ],
-        models=models,
+        models=[_model(answerer, seconds) for answerer, (_, seconds) in zip(answerers, answered, strict=True)],
         seconds=time.perf_counter() - started,
     )
 
 
-def _decode(upload: Upload, shape: tuple[int, int, int]) -> np.ndarray:
+async def _timed(batcher: Batcher, predictor: Predictor, images: np.ndarray) -> tuple[np.ndarray, float]:
+    before = time.perf_counter()
+    return await batcher.probabilities(predictor, images), time.perf_counter() - before
+
+
+async def _all_or_none(passes: Sequence[asyncio.Future[tuple[np.ndarray, float]]]) -> list[tuple[np.ndarray, float]]:
+    """The answers; where one fails or the request is cancelled, the others leave the queue."""
     try:
-        with _DECODING:
-            return decode_image(upload.content, shape)
-    except ImageError as error:
-        raise type(error)(f"{upload.name}: {error}") from None
+        return await asyncio.gather(*passes)
+    finally:
+        for task in passes:
+            task.cancel()
+        await asyncio.gather(*passes, return_exceptions=True)
 
 
 def _answer(checkpoint: str, predictor: Predictor, probabilities: np.ndarray, top_k: int) -> AnswerOut:

@@ -1,19 +1,145 @@
-"""Around every request: the body limit, counted as bytes arrive, and the security headers.  Plain ASGI."""
+"""Around every request, in plain ASGI: its id, its log line and its metrics, the headers of every answer; then hosts,
+keys and rates, and the body's limits, counted as bytes arrive.
+"""
 
 from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import uuid
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import BodyTooLarge, problem_response
+from service import logs
+from service.access import Gate, Refused
+from service.errors import BodyTooLarge, BodyTooSlow, problem_response
 from service.headers import SECURITY_HEADERS
+from service.metrics import Metrics
+from service.readiness import Readiness
+
+logger = logging.getLogger("claimcheck.access")
+REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
-class BodyLimit:
-    """413 for a body over `limit` bytes, whether its length is declared, wrong or absent (chunked)."""
+class Observed:
+    """The outermost layer: nothing is answered without its headers, a log line and a count.
+
+    HEAD is GET without the body.  While the service drains, answers close their connections.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, readiness: Readiness) -> None:
+        self.app, self.metrics, self.readiness = app, metrics, readiness
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        identity = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        token = logs.request_id.set(identity)
+        method = scope["method"]
+        inner = {**scope, "method": "GET"} if method == "HEAD" else scope
+        inner.setdefault("state", {})
+        started, status, size = time.perf_counter(), 0, 0
+
+        async def dressed(message: Message) -> None:
+            nonlocal status, size
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                self._dress(MutableHeaders(scope=message), identity, inner, status)
+            elif message["type"] == "http.response.body":
+                size += len(message.get("body", b""))
+                if method == "HEAD":
+                    message = {**message, "body": b""}
+            await send(message)
+
+        try:
+            await self.app(inner, receive, dressed)
+        finally:
+            seconds = time.perf_counter() - started
+            route = route_of(inner)
+            self.metrics.request(method, route, status, seconds)
+            fields = {"method": method[:16], "path": scope["path"][:200], "route": route, "status": status}
+            fields |= {"bytes": size, "seconds": round(seconds, 6)}
+            logger.info("request", extra={"fields": fields})
+            logs.request_id.reset(token)
+
+    def _dress(self, headers: MutableHeaders, identity: str, scope: Scope, status: int) -> None:
+        for name, value in SECURITY_HEADERS.items():
+            headers.setdefault(name, value)
+        headers["x-request-id"] = identity
+        if status == 200 and (etag := scope["state"].get("etag")):
+            headers["etag"] = etag
+            headers.setdefault("cache-control", "no-cache")
+        if self.readiness.is_draining:
+            headers["connection"] = "close"
+
+
+def route_of(scope: Scope) -> str:
+    """The template of the address: one of those that the application knows, else `other`."""
+    if scope["path"].startswith("/static/"):
+        return "/static"
+    return getattr(scope.get("route"), "path_format", None) or "other"
+
+
+class HeaderLimit:
+    """431 for headers over `limit` bytes; the server's own limit is on a line that hasn't ended yet."""
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
         self.app, self.limit = app, limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and sum(len(name) + len(value) for name, value in scope["headers"]) > self.limit:
+            detail = f"the request's headers are larger than {self.limit:,} bytes"
+            await problem_response(scope["path"], 431, detail)(scope, receive, send)
+            return
+        await self.app(scope, receive, send)
+
+
+class AllowedHosts:
+    """421 for a host that this service doesn't answer for: another site's page can't reach it by its own name."""
+
+    def __init__(self, app: ASGIApp, hosts: tuple[str, ...]) -> None:
+        self.app, self.hosts = app, frozenset(host.lower() for host in hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and "*" not in self.hosts:
+            host = re.sub(r":\d*$", "", Headers(scope=scope).get("host", "")).lower()
+            if host not in self.hosts:
+                detail = (
+                    f"this service doesn't answer for the host {host[:80]!r}; CLAIMCHECK_ALLOWED_HOSTS names its own"
+                )
+                await problem_response(scope["path"], 421, detail)(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+
+class KeysAndRates:
+    """401 and 429 for inference, before a body is received."""
+
+    def __init__(self, app: ASGIApp, gate: Gate) -> None:
+        self.app, self.gate = app, gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST":
+            client = scope.get("client")
+            try:
+                self.gate.admit(Headers(scope=scope).get("authorization", ""), client[0] if client else "")
+            except Refused as refused:
+                response = problem_response(scope["path"], refused.status, str(refused), refused.headers)
+                await response(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+
+class BodyLimit:
+    """413 for a body over `limit` bytes, whether its length is declared, wrong or absent; 408 where it doesn't come."""
+
+    def __init__(self, app: ASGIApp, limit: int, seconds: float) -> None:
+        self.app, self.limit, self.seconds = app, limit, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -21,34 +147,23 @@ class BodyLimit:
             return
         declared = Headers(scope=scope).get("content-length", "")
         if declared.isdecimal() and int(declared[:20]) > self.limit:
-            response = problem_response(scope["path"], 413, BodyTooLarge(self.limit).detail)
-            await response(scope, receive, send)
+            await problem_response(scope["path"], 413, BodyTooLarge(self.limit).detail)(scope, receive, send)
             return
-        received = 0
+        received, is_complete = 0, False
+        deadline = time.monotonic() + self.seconds
 
         async def counted() -> Message:
-            nonlocal received
-            message = await receive()
+            nonlocal received, is_complete
+            if is_complete:
+                return await receive()  # the next message says that the client is gone, and may take its time
+            try:
+                message = await asyncio.wait_for(receive(), deadline - time.monotonic())
+            except TimeoutError:
+                raise BodyTooSlow(self.seconds) from None
             received += len(message.get("body", b""))
             if received > self.limit:
                 raise BodyTooLarge(self.limit)
+            is_complete = not message.get("more_body", False)
             return message
 
         await self.app(scope, counted, send)
-
-
-class SecurityHeaders:
-    """The same headers on every answer; a route's own stand."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def guarded(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in SECURITY_HEADERS.items():
-                    headers.setdefault(name, value)
-            await send(message)
-
-        await self.app(scope, receive, guarded)

@@ -3,24 +3,50 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BeforeValidator, Field
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+
+def _split(value: object) -> object:
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+Digests = Annotated[tuple[Annotated[str, Field(pattern="^[0-9a-f]{64}$")], ...], NoDecode, BeforeValidator(_split)]
 
 
 class Settings(BaseSettings):
-    """Where the results are, and how much one request may ask for."""
+    """Where the results are, how much one request may ask for, and who may ask.  Lists are separated by commas."""
 
     model_config = SettingsConfigDict(env_prefix="CLAIMCHECK_", extra="ignore")
 
     root: Path = Field(default=Path(), description="repository root; checkpoint paths are relative to it")
     database: str = Field(default="data/results.db", description="SQLite file below root, or a SQLAlchemy URL")
+
     device: str = Field(default="cpu", description="where models answer: auto, cpu, cuda, cuda:0; of several the first")
     threads: int | None = Field(default=None, ge=1, description="torch threads of an answer; unset: torch decides")
+    model_memory_bytes: int = Field(default=1 << 30, ge=1, description="of loaded weights; the least used go first")
+    max_batch: int = Field(default=32, ge=1, description="images in one forward pass")
+    batch_wait_seconds: float = Field(default=0.003, ge=0, description="a pass waits for requests being decoded")
+    max_waiting: int = Field(default=512, ge=1, description="images waiting for an answer; more are refused with 503")
+
     max_body_bytes: int = Field(default=32 * 1024 * 1024, ge=1, description="of a whole request")
     max_image_bytes: int = Field(default=10 * 1024 * 1024, ge=1, description="of one uploaded file")
     max_images: int = Field(default=32, ge=1, description="uploaded files in one request")
-    cached_models: int = Field(default=8, ge=1, description="loaded checkpoints kept in memory")
+    body_seconds: float = Field(default=30.0, gt=0, description="for a request's body to arrive")
+    decode_seconds: float = Field(default=10.0, gt=0, description="for one image to be decoded")
+
+    allowed_hosts: Names = Field(
+        default=("127.0.0.1", "localhost", "[::1]"), description="names that a request may address; * allows all"
+    )
+    cors_origins: Names = Field(default=(), description="origins whose pages may call the API; none by default")
+    api_keys: Digests = Field(default=(), description="sha256 of each key; where one is set, inference asks for a key")
+    requests_per_minute: int | None = Field(
+        default=None, ge=1, description="of inference, for each key or, without keys, each client; unset: no limit"
+    )
+    drain_seconds: float = Field(default=2.0, ge=0, description="answers go on after SIGTERM, while readiness says no")
 
     @property
     def database_place(self) -> str:

@@ -2,23 +2,52 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Any
+
+from fastapi import APIRouter, Response
 
 from service import queries
-from service.dependencies import ResultsSession
-from service.errors import declared
+from service.dependencies import InferenceEngine, ResultsSession, ServiceMetrics, ServiceReadiness
+from service.errors import Problem, declared
+from service.inference import Engine
+from service.readiness import Readiness
 from service.schemas import HealthOut
 
-router = APIRouter(prefix="/health", tags=["health"])
+router = APIRouter(tags=["health"])
+EXPOSITION: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 
 
-@router.get("/live", operation_id="live", responses=declared())
+@router.get("/health/live", operation_id="live", responses=declared())
 def live() -> HealthOut:
     """The process answers."""
     return HealthOut(status="ok", detail="alive")
 
 
-@router.get("/ready", operation_id="ready", responses=declared())
-def ready(session: ResultsSession) -> HealthOut:
-    """The results database can be read; 503 where it can't."""
+@router.get("/health/ready", operation_id="ready", responses=declared())
+def ready(session: ResultsSession, engine: InferenceEngine, readiness: ServiceReadiness) -> HealthOut:
+    """Requests may be sent here: the results can be read and models can answer; 503 where not."""
+    require_ready(engine, readiness)
     return HealthOut(status="ok", detail=f"results {queries.content_digest(session)[:12]}")
+
+
+def require_ready(engine: Engine, readiness: Readiness) -> None:
+    """Raises:
+    Problem: the service is starting or ending, or its inference thread is gone (503).
+    """
+    if readiness.is_draining:
+        raise Problem(503, "the service is ending")
+    if not engine.batcher.is_alive:
+        raise Problem(503, "the inference thread isn't running; restart the service")
+    if not readiness.is_warm:
+        raise Problem(503, "the service is warming up")
+
+
+@router.get(
+    "/metrics",
+    operation_id="metrics",
+    response_class=Response,
+    responses=EXPOSITION | declared(),
+)
+def read_metrics(metrics: ServiceMetrics) -> Response:
+    """For Prometheus: requests, forward passes, queue and memory."""
+    return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import asyncio
+from collections.abc import Coroutine
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, File, Form, Header, Query, Request, Response, UploadFile
 
 from service import queries
-from service.dependencies import Predictors, ResultsSession, ServiceSettings, Templates
+from service.decoding import Upload
+from service.dependencies import InferenceEngine, ResultsSession, ServiceSettings, Templates
 from service.errors import Problem, declared
-from service.inference import Upload, predict
+from service.inference import predict
 from service.negotiation import preferred
 from service.schemas import PredictionOut
 from service.settings import Settings
 
 router = APIRouter()
-Checkpoints = Annotated[list[str], Query(description="ids of checkpoints", examples=[["ninformer-cifar100.vit.0"]])]
+Done = TypeVar("Done")
+Checkpoints = Annotated[
+    list[str], Query(max_length=64, description="ids of checkpoints", examples=[["ninformer-cifar100.vit.0"]])
+]
 DatasetName = Annotated[str | None, Query(description="instead: the models of a data set", examples=["cifar100"])]
-Arms = Annotated[list[str], Query(description="with dataset: only these arms", examples=[["vit"]])]
+Arms = Annotated[list[str], Query(max_length=64, description="with dataset: only these arms", examples=[["vit"]])]
 EXAMPLE: dict[str, Any] = {
     "images": [
         {
@@ -82,12 +88,12 @@ def choose_answerers(
     return queries.choose_checkpoints(session, wanted, arms)
 
 
-def read_uploads(files: list[UploadFile], settings: Settings) -> list[Upload]:
+async def read_uploads(files: list[UploadFile], settings: Settings) -> list[Upload]:
     if len(files) > settings.max_images:
         raise Problem(413, f"{len(files)} files; one request takes at most {settings.max_images}")
     uploads = []
     for file in files:
-        content = file.file.read(settings.max_image_bytes + 1)
+        content = await file.read(settings.max_image_bytes + 1)
         name = "".join(letter for letter in (file.filename or "image")[:120] if letter.isprintable())
         if len(content) > settings.max_image_bytes:
             raise Problem(413, f"{name}: larger than {settings.max_image_bytes:,} bytes")
@@ -95,19 +101,39 @@ def read_uploads(files: list[UploadFile], settings: Settings) -> list[Upload]:
     return uploads
 
 
+async def unless_gone(request: Request, work: Coroutine[Any, Any, Done]) -> Done:
+    """The outcome of `work`, which is cancelled where the client goes away: nobody would read the answer."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnect(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise Problem(503, "the client went away before the answer")
+        return task.result()
+    finally:
+        gone.cancel()
+        task.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
 @router.post(
     "/predict",
     tags=["inference"],
     operation_id="predict",
     response_model=PredictionOut,
-    responses=SUCCESS | declared(404, 406, 409, 413, 415, 422),
+    responses=SUCCESS | declared(400, 401, 404, 406, 408, 409, 413, 415, 422, 429),
     dependencies=[Depends(require_multipart)],
 )
-def create_prediction(
+async def create_prediction(
     request: Request,
     answerers: Annotated[list[queries.Answerer], Depends(choose_answerers)],
     file: Annotated[list[UploadFile], File(description="PNG, JPEG or WebP, any size; repeat it for more images")],
-    predictors: Predictors,
+    engine: InferenceEngine,
     settings: ServiceSettings,
     templates: Templates,
     top_k: Annotated[int, Query(ge=1, le=1000)] = 5,
@@ -117,10 +143,12 @@ def create_prediction(
 
     `checkpoint` names models; it is the only way to ask one that was trained on stand-in data.  `dataset` asks one
     model an arm: the best evidence on real data, its lowest replicate; without `arm` every arm answers.  Where models
-    of several experiments fit, the answer is 409 with their ids.
+    of several experiments fit, the answer is 409 with their ids.  Images of several requests run through a model
+    together; 503 with Retry-After says that too many are waiting.
     """
     wanted = preferred(accept, {"json": "application/json", "html": "text/html"})
-    prediction = predict(read_uploads(file, settings), answerers, predictors, top_k=top_k)
+    uploads = await read_uploads(file, settings)
+    prediction = await unless_gone(request, predict(uploads, answerers, engine, top_k=top_k))
     if wanted == "html":
         return templates.TemplateResponse(request, "prediction.html", {"prediction": prediction})
     return prediction

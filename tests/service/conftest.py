@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import io
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +27,23 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def settings(root: Path) -> Settings:
-    return Settings(root=root, max_image_bytes=300_000, max_body_bytes=1_000_000, max_images=4, cached_models=3)
+    return Settings(root=root, max_image_bytes=300_000, max_body_bytes=1_000_000, max_images=4)
+
+
+@contextmanager
+def serving(settings: Settings) -> Iterator[TestClient]:
+    """A client of a service that has started and is warm; the service ends with the block."""
+    app = create_app(settings)
+    with TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False) as client:
+        while not app.state.readiness.is_warm:
+            time.sleep(0.01)
+        yield client
 
 
 @pytest.fixture(scope="session")
-def client(settings: Settings) -> TestClient:
-    return TestClient(create_app(settings), raise_server_exceptions=False)
+def client(settings: Settings) -> Iterator[TestClient]:
+    with serving(settings) as client:
+        yield client
 
 
 def png(seed: int = 0, size: tuple[int, int] = (32, 32), mode: str = "RGB") -> bytes:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.error import URLError
-from urllib.request import urlopen
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Route, sync_playwright
 
 from tests.service.conftest import png
+from tests.service.running import running
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ARGUMENTS = (
@@ -31,30 +25,9 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def address(root: Path) -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {**os.environ, "CLAIMCHECK_ROOT": str(root)}
-    command = [sys.executable, "-m", "service", "--port", str(port)]
-    server = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        wait_until_ready(f"http://127.0.0.1:{port}/health/ready", server)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.terminate()
-        server.wait(20)
-
-
-def wait_until_ready(url: str, server: subprocess.Popen[bytes]) -> None:
-    for _ in range(2000):
-        assert server.poll() is None, "the service ended before it was ready"
-        try:
-            with urlopen(url, timeout=5):
-                return
-        except URLError:
-            time.sleep(0.1)
-    raise AssertionError(f"{url} did not answer in time")
+def address(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with running(root, tmp_path_factory.mktemp("browser")) as service:
+        yield service.address
 
 
 @pytest.fixture(scope="module")

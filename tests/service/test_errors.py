@@ -10,10 +10,9 @@ import pytest
 from fastapi.testclient import TestClient
 from httpx import Response
 
-from service.app import create_app
 from service.settings import Settings
 from stages.recording import record
-from tests.service.conftest import png
+from tests.service.conftest import png, serving
 from tests.service.results_factory import make_root
 
 VIT = "/predict?checkpoint=ninformer-cifar100.vit.0"
@@ -196,45 +195,44 @@ def test_weights_that_are_gone_or_changed_are_unavailable(own_root: Path) -> Non
     with sqlite3.connect(own_root / "data" / "results.db") as connection:
         (path,) = connection.execute("SELECT path FROM checkpoints WHERE id = 'ninformer-cifar100.vit.0'").fetchone()
     connection.close()
-    client = TestClient(create_app(Settings(root=own_root)), raise_server_exceptions=False)
     weights = own_root / path
     weights.write_bytes(weights.read_bytes()[:-1] + b"\xff")
-    assert_problem(client.post(VIT, files={"file": png()}), 503, "the checkpoint's weights can't be read")
-    weights.unlink()
-    assert_problem(client.post(VIT, files={"file": png()}), 503, "the checkpoint's weights can't be read")
+    with serving(Settings(root=own_root)) as client:
+        assert_problem(client.post(VIT, files={"file": png()}), 503, "the checkpoint's weights can't be read")
+        weights.unlink()
+        assert_problem(client.post(VIT, files={"file": png()}), 503, "the checkpoint's weights can't be read")
 
 
 @pytest.mark.parametrize("path", ["/", "/compare", "/health/ready", "/api/v1/runs", "/runs/x", "/api/v1/claims"])
 def test_a_database_that_is_absent_or_broken_is_unavailable(tmp_path: Path, path: str) -> None:
-    client = TestClient(create_app(Settings(root=tmp_path)), raise_server_exceptions=False)
-    assert_problem(client.get(path), 503, "there is no results database yet")
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "results.db").write_bytes(b"\0" * 5000)
-    assert_problem(client.get(path), 503, "the results database can't be read")
-    assert client.get("/health/live").status_code == 200
+    with serving(Settings(root=tmp_path)) as client:
+        assert_problem(client.get(path), 503, "there is no results database yet")
+        (tmp_path / "data").mkdir()
+        (tmp_path / "data" / "results.db").write_bytes(b"\0" * 5000)
+        assert_problem(client.get(path), 503, "the results database can't be read")
+        assert client.get("/health/live").status_code == 200
 
 
 def test_a_table_that_breaks_under_the_service_is_unavailable(own_root: Path) -> None:
     with sqlite3.connect(own_root / "data" / "results.db") as connection:
         connection.execute("DROP TABLE claims")
     connection.close()
-    client = TestClient(create_app(Settings(root=own_root)), raise_server_exceptions=False)
-    assert_problem(client.get("/api/v1/claims"), 503, "the results database can't be read")
+    with serving(Settings(root=own_root)) as client:
+        assert_problem(client.get("/api/v1/claims"), 503, "the results database can't be read")
 
 
 def test_a_fault_of_ours_is_a_problem_without_internals(settings: Settings) -> None:
-    app = create_app(settings)
-    del app.state.templates
-    client = TestClient(app, raise_server_exceptions=False)
-    assert_problem(client.get("/"), 500, "the service failed; its log says why")
+    with serving(settings) as client:
+        del client.app.state.templates  # type: ignore[attr-defined]
+        assert_problem(client.get("/"), 500, "the service failed; its log says why")
 
 
 def test_record_under_a_running_service_is_noticed(tmp_path: Path) -> None:
     root = make_root(tmp_path)
     record(root, "data/results.db")
-    client = TestClient(create_app(Settings(root=root)), raise_server_exceptions=False)
-    before = client.get("/health/ready").json()["detail"]
-    (root / "data" / "results" / "ninformer-cifar10.jsonl").unlink()
-    record(root, "data/results.db")
-    assert client.get("/health/ready").json()["detail"] != before
-    assert client.get("/compare?dataset=cifar10").json()["comparisons"][0]["label"] == "not run yet"
+    with serving(Settings(root=root)) as client:
+        before = client.get("/health/ready").json()["detail"]
+        (root / "data" / "results" / "ninformer-cifar10.jsonl").unlink()
+        record(root, "data/results.db")
+        assert client.get("/health/ready").json()["detail"] != before
+        assert client.get("/compare?dataset=cifar10").json()["comparisons"][0]["label"] == "not run yet"

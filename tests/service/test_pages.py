@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from service.app import create_app
 from service.formats import count, duration, memory, percent, points, ratio
 from service.settings import Settings
 from stages.recording import record
-from tests.service.conftest import png
+from tests.service.conftest import png, serving
 from tests.service.results_factory import add_results, make_root
 
 
@@ -98,13 +97,13 @@ def test_results_of_older_code_say_so(tmp_path: Path) -> None:
     root = make_root(tmp_path)
     add_results(root, "ninformer-cifar10", "smoke", "embedded", code={"stages.gone": "0" * 16})
     record(root, "data/results.db")
-    client = TestClient(create_app(Settings(root=root)))
-    (comparison,) = client.get("/compare?dataset=cifar10").json()["comparisons"]
-    assert [arm["changed_code"] for arm in comparison["arms"]] == [["stages.gone"]] * 4
-    sentence = "measured with older code: stages.gone changed since"
-    assert sentence in client.get("/?dataset=cifar10").text
-    run = client.get(f"/runs/{comparison['arms'][0]['run_keys'][0]}").text
-    assert sentence in run.lower()
+    with serving(Settings(root=root)) as client:
+        (comparison,) = client.get("/compare?dataset=cifar10").json()["comparisons"]
+        assert [arm["changed_code"] for arm in comparison["arms"]] == [["stages.gone"]] * 4
+        sentence = "measured with older code: stages.gone changed since"
+        assert sentence in client.get("/?dataset=cifar10").text
+        run = client.get(f"/runs/{comparison['arms'][0]['run_keys'][0]}").text
+        assert sentence in run.lower()
 
 
 def test_a_run_page_shows_curves_spec_and_provenance(client: TestClient) -> None:

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import io
-import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +8,6 @@ import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 
-from service import inference
-from service.predictors import PredictorCache
 from stages.checkpoint import load_predictor
 from stages.images import decode_image
 from tests.service.conftest import png
@@ -111,56 +107,3 @@ def test_a_file_name_is_shown_and_nothing_else(client: TestClient) -> None:
     assert answer.json()["images"][0]["file"] == "../<b>evil.png"
     page = client.post(f"/predict?checkpoint={VIT}", files={"file": (name, png())}, headers={"accept": "text/html"})
     assert "&lt;b&gt;evil.png" in page.text and "<b>evil" not in page.text
-
-
-def test_at_most_two_images_are_decoded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    under_way, most = [], []
-
-    def watched(content: bytes, shape: tuple[int, int, int]) -> np.ndarray:
-        under_way.append(None)
-        most.append(len(under_way))
-        time.sleep(0.02)
-        decoded = decode_image(content, shape)
-        under_way.pop()
-        return decoded
-
-    monkeypatch.setattr(inference, "decode_image", watched)
-    upload = inference.Upload("a.png", png())
-    threads = [threading.Thread(target=inference._decode, args=(upload, (3, 32, 32))) for _ in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (len(most), max(most)) == (12, 2)
-
-
-def test_the_cache_keeps_the_models_used_last(client: TestClient, root: Path) -> None:
-    cache = PredictorCache(root, device="cpu", capacity=2, threads=None)
-    names = [f"ninformer-cifar100.{arm}.0" for arm in ("vit", "mlp-mixer", "local-vit")]
-    places = {name: weights(client, root, name) for name in names}
-
-    def get(name: str) -> object:
-        path, sha256 = places[name]
-        return cache.get(str(path.relative_to(root)), sha256)
-
-    first = get(names[0])
-    assert get(names[0]) is first
-    get(names[1])
-    get(names[0])
-    get(names[2])  # drops the mixer, used before the ViT was used again
-    assert get(names[0]) is first
-    assert len(cache._loaded) == 2
-
-
-def test_many_threads_load_a_model_once(client: TestClient, root: Path) -> None:
-    cache = PredictorCache(root, device="cpu", capacity=2, threads=None)
-    path, sha256 = weights(client, root, VIT)
-    found: list[object] = []
-    threads = [
-        threading.Thread(target=lambda: found.append(cache.get(str(path.relative_to(root)), sha256))) for _ in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 8 and len(set(map(id, found))) == 1

@@ -1,0 +1,43 @@
+"""Conditional requests: an ETag made of the database's content, and 304 where the client has it already.
+
+The tag is weak: answers of equal meaning may differ in their bytes, where they are compressed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from fastapi import Request, Response
+
+from service import queries
+from service.dependencies import ResultsSession
+
+
+class NotModified(Exception):
+    """What the client has is what it would get."""
+
+    def __init__(self, etag: str) -> None:
+        super().__init__(etag)
+        self.etag = etag
+
+
+def conditional(request: Request, session: ResultsSession) -> None:
+    """Tag the answer of this route, which depends on the database, the address and Accept alone.
+
+    Raises:
+        NotModified: If-None-Match names the tag.
+    """
+    state = request.scope["state"]
+    content = state["content"] = queries.content_digest(session)
+    asked = (request.app.version, content, request.url.path, request.url.query, request.headers.get("accept", ""))
+    etag = f'W/"{hashlib.sha256(chr(0).join(asked).encode("utf-8", "surrogateescape")).hexdigest()[:32]}"'
+    known = [tag.strip() for tag in request.headers.get("if-none-match", "").split(",")]
+    if "*" in known or etag.removeprefix("W/") in [tag.removeprefix("W/") for tag in known]:
+        raise NotModified(etag)
+    state["etag"] = etag
+
+
+def not_modified(_request: Request, error: Exception) -> Response:
+    """304, which has no body; as a 200 it names its tag."""
+    assert isinstance(error, NotModified), "installed for nothing else"
+    return Response(status_code=304, headers={"etag": error.etag, "cache-control": "no-cache", "vary": "Accept"})

@@ -1,0 +1,64 @@
+"""What Prometheus may read at `/metrics`.  Labels come from closed sets: a client can't make a new series."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from service.batching import Batcher
+from service.predictors import PredictorCache
+
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class Metrics:
+    """A registry of its own, so that two applications in a process don't mix."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._requests = Counter(
+            "claimcheck_requests", "Answers", ("method", "route", "status"), registry=self.registry
+        )
+        self._seconds = Histogram(
+            "claimcheck_request_seconds",
+            "From the request's first line to the answer's last byte",
+            ("route",),
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self._pass_images = Histogram(
+            "claimcheck_pass_images",
+            "Images in a forward pass",
+            buckets=(1, 2, 4, 8, 16, 32, 64),
+            registry=self.registry,
+        )
+        self._waited_seconds = Histogram(
+            "claimcheck_queue_seconds", "Longest wait before a forward pass", buckets=SECONDS, registry=self.registry
+        )
+        self._pass_seconds = Histogram(
+            "claimcheck_pass_seconds", "A forward pass", buckets=SECONDS, registry=self.registry
+        )
+
+    def request(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count an answer; `route` is the template of the address, never the address."""
+        self._requests.labels(method if method in METHODS else "other", route, status).inc()
+        self._seconds.labels(route).observe(seconds)
+
+    def forward_pass(self, *, images: int, waited_seconds: float, pass_seconds: float) -> None:
+        """The batcher's observer."""
+        self._pass_images.observe(images)
+        self._waited_seconds.observe(waited_seconds)
+        self._pass_seconds.observe(pass_seconds)
+
+    def watch(self, batcher: Batcher, predictors: PredictorCache) -> None:
+        """Gauges that are read when they are asked for."""
+        waiting = Gauge("claimcheck_waiting_images", "Images waiting for an answer", registry=self.registry)
+        waiting.set_function(lambda: batcher.waiting)
+        weights = Gauge("claimcheck_weight_bytes", "Weights in memory", registry=self.registry)
+        weights.set_function(lambda: predictors.size_bytes)
+        alive = Gauge("claimcheck_inference_alive", "1 where the inference thread runs", registry=self.registry)
+        alive.set_function(lambda: batcher.is_alive)
+
+    def text(self) -> bytes:
+        """The exposition format."""
+        return generate_latest(self.registry)

@@ -1,0 +1,212 @@
+"""`/v2`: the Open Inference Protocol.  A model is `<experiment>.<arm>`, its versions are replicates."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Path, Request, Response
+
+from service import queries
+from service.dependencies import InferenceEngine, ResultsSession, ServiceReadiness, ServiceSettings
+from service.errors import Problem, declared
+from service.routes.health import require_ready
+from service.routes.inference import unless_gone
+from service.schemas import (
+    InferOut,
+    ModelMetadataOut,
+    ModelReadyOut,
+    ServerLiveOut,
+    ServerMetadataOut,
+    ServerReadyOut,
+    TensorMetadataOut,
+)
+from service.tensors import InferRequest, describe_tensors, read_request, write_answer
+from stages.results import UnknownCheckpoint
+
+router = APIRouter(prefix="/v2", tags=["open inference protocol"])
+ModelName = Annotated[str, Path(description="<experiment>.<arm>", examples=["ninformer-mnist.local-vit"])]
+ModelVersion = Annotated[str, Path(description="the replicate", examples=["0"])]
+IMAGE_IN: dict[str, Any] = {
+    "type": "object",
+    "required": ["name", "shape", "datatype"],
+    "properties": {
+        "name": {"type": "string", "enum": ["image"]},
+        "datatype": {"type": "string", "enum": ["UINT8"]},
+        "shape": {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 4, "maxItems": 4},
+        "data": {"type": "array", "items": {}},
+        "parameters": {"type": "object"},
+    },
+}
+BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "required": ["inputs"],
+                    "properties": {
+                        "id": {"type": "string"},
+                        "inputs": {"type": "array", "items": IMAGE_IN, "minItems": 1, "maxItems": 1},
+                        "outputs": {"type": "array", "items": {"type": "object", "required": ["name"]}},
+                        "parameters": {"type": "object"},
+                    },
+                },
+                "example": {
+                    "inputs": [{"name": "image", "datatype": "UINT8", "shape": [1, 1, 28, 28], "data": [0] * 784}]
+                },
+            },
+        },
+    }
+}
+
+
+@router.get("", operation_id="serverMetadata", responses=declared())
+def read_server(request: Request) -> ServerMetadataOut:
+    """Name, version and extensions of the service."""
+    return ServerMetadataOut(name="claimcheck", version=request.app.version, extensions=["binary_tensor_data"])
+
+
+@router.get("/health/live", operation_id="serverLive", responses=declared())
+def live() -> ServerLiveOut:
+    """The process answers."""
+    return ServerLiveOut(live=True)
+
+
+@router.get("/health/ready", operation_id="serverReady", responses=declared())
+def ready(session: ResultsSession, engine: InferenceEngine, readiness: ServiceReadiness) -> ServerReadyOut:
+    """As `/health/ready`: 503 where requests shouldn't be sent here."""
+    require_ready(engine, readiness)
+    queries.content_digest(session)
+    return ServerReadyOut(ready=True)
+
+
+def find_version(model: ModelName, session: ResultsSession, version: str | None = None) -> queries.Answerer:
+    """The replicate that answers: the one named, else the lowest."""
+    found = queries.find_model_versions(session, model)
+    if version is None:
+        return found[0]
+    for answerer in found:
+        if str(answerer.replicate) == version:
+            return answerer
+    raise UnknownCheckpoint(f"{model}.{version}"[:120])
+
+
+def lowest_version(model: ModelName, session: ResultsSession) -> queries.Answerer:
+    return find_version(model, session)
+
+
+def named_version(model: ModelName, version: ModelVersion, session: ResultsSession) -> queries.Answerer:
+    return find_version(model, session, version)
+
+
+Lowest = Annotated[queries.Answerer, Depends(lowest_version)]
+Named = Annotated[queries.Answerer, Depends(named_version)]
+
+
+def _metadata(model: str, answerer: queries.Answerer, session: ResultsSession) -> ModelMetadataOut:
+    dataset = queries.find_dataset(session, answerer.dataset)
+    inputs, outputs = describe_tensors(dataset.shape, dataset.classes)
+    return ModelMetadataOut(
+        name=model,
+        versions=[str(version.replicate) for version in queries.find_model_versions(session, model)],
+        platform="pytorch",
+        inputs=[TensorMetadataOut.model_validate(tensor) for tensor in inputs],
+        outputs=[TensorMetadataOut.model_validate(tensor) for tensor in outputs],
+    )
+
+
+@router.get("/models/{model}", operation_id="modelMetadata", responses=declared(404, 422))
+def read_model(model: ModelName, answerer: Lowest, session: ResultsSession) -> ModelMetadataOut:
+    """Versions and tensors of a model."""
+    return _metadata(model, answerer, session)
+
+
+@router.get("/models/{model}/versions/{version}", operation_id="modelVersionMetadata", responses=declared(404, 422))
+def read_version(model: ModelName, answerer: Named, session: ResultsSession) -> ModelMetadataOut:
+    """Versions and tensors of a model, where it has this version."""
+    return _metadata(model, answerer, session)
+
+
+@router.get("/models/{model}/ready", operation_id="modelReady", responses=declared(404, 422))
+async def model_ready(model: ModelName, answerer: Lowest, engine: InferenceEngine) -> ModelReadyOut:
+    """The model is loaded, after this answer if not before; 503 where its weights can't be read."""
+    await engine.predictor(answerer)
+    return ModelReadyOut(name=model, ready=True)
+
+
+@router.get("/models/{model}/versions/{version}/ready", operation_id="modelVersionReady", responses=declared(404, 422))
+async def version_ready(model: ModelName, answerer: Named, engine: InferenceEngine) -> ModelReadyOut:
+    """As above, of one version."""
+    await engine.predictor(answerer)
+    return ModelReadyOut(name=model, ready=True)
+
+
+async def read_body(request: Request, content_encoding: Annotated[str, Header(include_in_schema=False)] = "") -> bytes:
+    if content_encoding.lower() not in ("", "identity"):
+        raise Problem(415, f"a body encoded as {content_encoding[:40]!r} isn't read; send it plain")
+    return await request.body()
+
+
+Body = Annotated[bytes, Depends(read_body)]
+HeaderLength = Annotated[str | None, Header(alias="inference-header-content-length", include_in_schema=False)]
+
+
+async def _infer(
+    request: Request,
+    answerer: queries.Answerer,
+    body: bytes,
+    header_length: str | None,
+    engine: InferenceEngine,
+    settings: ServiceSettings,
+) -> Response:
+    async def work() -> tuple[InferRequest, Any]:
+        with engine.batcher.announce():
+            predictor = await engine.predictor(answerer)
+            asked = read_request(body, header_length, predictor.contract.shape, settings.max_waiting)
+        return asked, await engine.batcher.probabilities(predictor, asked.images)
+
+    asked, probabilities = await unless_gone(request, work())
+    head = {
+        "model_name": f"{answerer.experiment}.{answerer.arm}",
+        "model_version": str(answerer.replicate),
+        "parameters": {"run_key": answerer.run_key, "weights_sha256": answerer.sha256},
+    }
+    content, length = write_answer(probabilities, asked, head)
+    if length is None:
+        return Response(content, media_type="application/json")
+    headers = {"inference-header-content-length": str(length)}
+    return Response(content, media_type="application/octet-stream", headers=headers)
+
+
+INFER: dict[str, Any] = {
+    "response_model": InferOut,
+    "openapi_extra": BODY,
+    "responses": declared(400, 401, 404, 408, 413, 415, 422, 429),
+}
+
+
+@router.post("/models/{model}/infer", operation_id="modelInfer", **INFER)
+async def infer(
+    request: Request,
+    answerer: Lowest,
+    body: Body,
+    engine: InferenceEngine,
+    settings: ServiceSettings,
+    header_length: HeaderLength = None,
+) -> Response:
+    """Probabilities and classes of images by a model's lowest replicate; tensors as JSON or as raw bytes behind it."""
+    return await _infer(request, answerer, body, header_length, engine, settings)
+
+
+@router.post("/models/{model}/versions/{version}/infer", operation_id="modelVersionInfer", **INFER)
+async def infer_version(
+    request: Request,
+    answerer: Named,
+    body: Body,
+    engine: InferenceEngine,
+    settings: ServiceSettings,
+    header_length: HeaderLength = None,
+) -> Response:
+    """As above, by one version."""
+    return await _infer(request, answerer, body, header_length, engine, settings)

@@ -1,0 +1,187 @@
+"""Files that somebody might upload, each with the status that it deserves.  All made here, none kept."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image, PngImagePlugin
+
+SIZE = (33, 29)
+
+
+@dataclass(frozen=True)
+class Hostile:
+    name: str
+    content: bytes
+    status: int
+    words: str = ""
+
+
+def picture(mode: str = "RGB", size: tuple[int, int] = SIZE) -> Image.Image:
+    pixels = np.random.default_rng(7).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    return Image.fromarray(pixels).convert(mode)
+
+
+def encode(kind: str, image: Image.Image | None = None, **options: object) -> bytes:
+    buffer = io.BytesIO()
+    (image or picture()).save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def chunk(name: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+
+def png_of(width: int, height: int, *, depth: int = 8, colour: int = 2, data: bytes = b"") -> bytes:
+    """A PNG whose header may promise anything."""
+    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
+    start = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header)
+    return start + chunk(b"IDAT", data or zlib.compress(bytes(64))) + chunk(b"IEND", b"")
+
+
+def jpeg_of(width: int, height: int) -> bytes:
+    """A real JPEG whose frame header promises another size."""
+    content = bytearray(encode("JPEG"))
+    place = content.index(b"\xff\xc0")
+    content[place + 5 : place + 9] = struct.pack(">HH", height, width)
+    return bytes(content)
+
+
+def webp_of(width: int, height: int) -> bytes:
+    """An extended WebP whose canvas is as large as it says."""
+    content = bytearray(encode("WEBP", picture("RGBA"), lossless=True, exif=b"Exif\0\0MM\0*\0\0\0\x08\0\0\0\0\0\0"))
+    place = content.index(b"VP8X") + 8
+    content[place + 4 : place + 10] = (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
+    return bytes(content)
+
+
+def animated(kind: str) -> bytes:
+    frames = [picture(size=(20, 20)).rotate(90 * turn) for turn in range(3)]
+    return encode(kind, frames[0], save_all=True, append_images=frames[1:], duration=50)
+
+
+def odd_but_fine() -> Iterator[Hostile]:
+    for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"):
+        image = (
+            Image.fromarray(np.arange(33 * 29, dtype=np.uint16).reshape(29, 33)) if mode == "I;16" else picture(mode)
+        )
+        yield Hostile(f"png {mode}", encode("PNG", image), 200)
+    for mode in ("L", "RGB", "CMYK"):
+        yield Hostile(f"jpeg {mode}", encode("JPEG", picture(mode)), 200)
+        yield Hostile(f"progressive jpeg {mode}", encode("JPEG", picture(mode), progressive=True), 200)
+    for mode in ("RGB", "RGBA"):
+        yield Hostile(f"webp {mode}", encode("WEBP", picture(mode)), 200)
+        yield Hostile(f"lossless webp {mode}", encode("WEBP", picture(mode), lossless=True), 200)
+    for size in ((1, 1), (1, 3000), (3000, 1), (2, 2), (400, 150)):
+        yield Hostile(f"png {size}", encode("PNG", picture(size=size)), 200)
+        yield Hostile(f"jpeg {size}", encode("JPEG", picture(size=size)), 200)
+    for orientation in range(10):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        yield Hostile(f"exif orientation {orientation}", encode("JPEG", exif=exif), 200)
+    yield Hostile("broken exif", encode("JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff"), 200)
+    yield Hostile("transparent palette", encode("PNG", picture("P"), transparency=3), 200)
+    yield Hostile("palette with alpha", encode("PNG", picture("P"), transparency=bytes(range(200))), 200)
+    yield Hostile("broken colour profile", encode("PNG", icc_profile=b"not a profile" * 100), 200)
+    for kind in ("PNG", "WEBP"):
+        yield Hostile(f"animated {kind}", animated(kind), 200)
+    yield Hostile("png with a zip behind it", encode("PNG") + archive(), 200)
+    yield Hostile("png with a script behind it", encode("PNG") + b"<script>alert(1)</script>", 200)
+    yield Hostile("jpeg with a page behind it", encode("JPEG") + b"<html>" * 50, 200)
+    yield Hostile("jpeg with a script as comment", encode("JPEG", comment=b"<?php system($_GET[0]); ?>"), 200)
+    notes = PngImagePlugin.PngInfo()
+    notes.add_text("note", "x" * 2000)
+    yield Hostile("png with a long note", encode("PNG", pnginfo=notes), 200)
+
+
+def archive() -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        file.writestr("../../evil", "x" * 100)
+    return buffer.getvalue()
+
+
+def other_formats() -> Iterator[Hostile]:
+    for kind in (
+        "GIF",
+        "BMP",
+        "TIFF",
+        "ICO",
+        "PPM",
+        "TGA",
+        "PCX",
+        "SGI",
+        "DDS",
+        "PDF",
+        "EPS",
+        "JPEG2000",
+    ):
+        size = (32, 32) if kind == "ICO" else SIZE
+        yield Hostile(f"{kind} under the name of png", encode(kind, picture(size=size)), 422, "not a PNG, JPEG or WebP")
+    texts = {
+        "svg": b'<svg xmlns="http://www.w3.org/2000/svg"><image href="file:///etc/passwd"/></svg>',
+        "xml bomb": b'<!DOCTYPE a [<!ENTITY b "bbbb">]><svg>&b;</svg>',
+        "html": b"<html><script>alert(1)</script></html>",
+        "json": b'{"inputs": []}',
+        "postscript": b"%!PS-Adobe-3.0 EPSF-3.0\n(/etc/passwd) (r) file",
+        "psd": b"8BPS\0\x01" + bytes(200),
+        "zip": archive(),
+        "pickle": pickle.dumps([1, 2, 3]),
+        "elf": b"\x7fELF" + bytes(100),
+        "shell": b"#!/bin/sh\nrm -rf /\n",
+        "gzip": b"\x1f\x8b\x08" + bytes(60),
+        "gif and script at once": b"GIF89a/*" + bytes(20) + b"*/=1;alert(1)",
+        "pdf before a png": b"%PDF-1.4\n" + encode("PNG"),
+        "space before a png": b" " + encode("PNG"),
+        "zeros": bytes(5000),
+        "one byte": b"\x89",
+        "noise": np.random.default_rng(0).bytes(4000),
+        "empty": b"",
+    }
+    for name, content in texts.items():
+        yield Hostile(name, content, 422, "the file is")
+
+
+def damaged() -> Iterator[Hostile]:
+    for kind in ("PNG", "JPEG", "WEBP"):
+        whole = encode(kind, picture(size=(90, 70)))
+        for share in (0.03, 0.2, 0.4, 0.6, 0.8):
+            yield Hostile(f"{kind} cut at {share}", whole[: int(share * len(whole))], 422)
+    whole = encode("PNG")
+    for place in (17, 24, 25, 30, 60, 200):
+        flipped = bytearray(whole)
+        flipped[place] ^= 0xFF
+        yield Hostile(f"png with byte {place} flipped", bytes(flipped), 422)
+    for width, height in ((0, 0), (0, 5), (5, 0)):
+        yield Hostile(f"png of {width} x {height}", png_of(width, height), 422)
+    for depth, colour in ((3, 2), (16, 3), (8, 1), (8, 7), (255, 255)):
+        yield Hostile(f"png of depth {depth}, colour {colour}", png_of(8, 8, depth=depth, colour=colour), 422)
+    yield Hostile("palette png without palette", png_of(8, 8, colour=3, data=zlib.compress(b"\x05" * 72)), 422)
+    yield Hostile("png whose pixels are noise", png_of(8, 8, data=b"x" * 80), 422)
+    yield Hostile("png with too few pixels", png_of(800, 800, data=zlib.compress(bytes(10))), 422)
+    yield Hostile("png without pixels", encode("PNG")[:33] + chunk(b"IEND", b""), 422)
+    yield Hostile("png with an endless chunk", encode("PNG")[:33] + b"\x7f\xff\xff\xffIDAT" + bytes(50), 422)
+    bomb = chunk(b"zTXt", b"note\0\0" + zlib.compress(bytes(8_000_000)))
+    yield Hostile("png with a bomb of text", encode("PNG")[:33] + bomb + encode("PNG")[33:], 422)
+
+
+def bombs() -> Iterator[Hostile]:
+    for width, height in ((50_000, 50_000), (4_001, 4_000), (16_000_001, 1), (1, 16_000_001), (2**31 - 1, 1)):
+        yield Hostile(f"png bomb {width} x {height}", png_of(width, height), 413, "pixels")
+    packed = zlib.compress(bytes(40_000_000))
+    yield Hostile("png bomb with its pixels", png_of(20_000, 20_000, colour=0, data=packed), 413, "pixels")
+    for width, height in ((65_500, 65_500), (65_500, 300)):
+        yield Hostile(f"jpeg bomb {width} x {height}", jpeg_of(width, height), 413, "pixels")
+    yield Hostile("webp bomb", webp_of(16_383, 16_383), 413, "pixels")
+    yield Hostile("file over the limit", encode("PNG") + bytes(300_001), 413, "larger than 300,000 bytes")
+
+
+def hostile_images() -> list[Hostile]:
+    return [*odd_but_fine(), *other_formats(), *damaged(), *bombs()]

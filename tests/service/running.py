@@ -1,0 +1,64 @@
+"""A service of its own process, as people start it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+
+@dataclass(frozen=True)
+class Running:
+    """Where it listens, its process, and the file of its log."""
+
+    host: str
+    port: int
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def address(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+
+@contextmanager
+def running(root: Path, folder: Path, **environment: str) -> Iterator[Running]:
+    """`python -m service` on `root`, ready; ended with the block.  `environment` names settings."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    log = folder / "service.log"
+    settings = {"CLAIMCHECK_ROOT": str(root), "CLAIMCHECK_DRAIN_SECONDS": "0", **environment}
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "service", "--port", str(port)],
+            env={**os.environ, **settings},
+            stdout=subprocess.DEVNULL,
+            stderr=file,
+        )
+    service = Running("127.0.0.1", port, process, log)
+    try:
+        wait_until_ready(service)
+        yield service
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def wait_until_ready(service: Running) -> None:
+    for _ in range(1000):
+        assert service.process.poll() is None, f"the service ended before it was ready: {service.log.read_text()}"
+        try:
+            with urlopen(f"{service.address}/health/ready", timeout=5):
+                return
+        except (URLError, ConnectionError):
+            time.sleep(0.1)
+    raise AssertionError(f"{service.address} is not ready: {service.log.read_text()}")

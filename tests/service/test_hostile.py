@@ -1,0 +1,299 @@
+"""More than 400 hostile uploads and requests, each with its expected answer: never a 500, never an internal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from urllib.parse import quote
+
+import pytest
+from fastapi.testclient import TestClient
+
+from tests.service.conftest import png
+from tests.service.hostile_images import Hostile, hostile_images
+from tests.service.test_errors import assert_problem
+
+PREDICT = "/predict?checkpoint=ninformer-cifar100.vit.0"
+IMAGES = hostile_images()
+NAMES = {
+    "dots": "../../../../etc/passwd",
+    "encoded dots": "%2e%2e%2f%2e%2e%2fetc%2fpasswd",
+    "twice encoded dots": "%252e%252e%252fetc",
+    "windows": "..\\..\\windows\\win.ini",
+    "absolute": "/etc/passwd",
+    "drive": "C:\\boot.ini",
+    "address": "file:///etc/passwd",
+    "foreign address": "https://example.org/model.safetensors",
+    "nul": "ninformer\0.png",
+    "newline": "ninformer\r\nSet-Cookie: a=b",
+    "look-alike": "nіnformer",
+    "full width": "ｎｉｎｆｏｒｍｅｒ",
+    "right to left": "\u202eremrofnin",
+    "zero width": "nin\u200bformer",
+    "capitals": "NINFORMER",
+    "trailing space": "ninformer ",
+    "quote": "' OR '1'='1",
+    "comment": "x'; DROP TABLE claims; --",
+    "union": "x' union select passwd from pg_shadow --",
+    "like": "%",
+    "template": "{{7*7}}${7*7}#{7*7}",
+    "lookup": "${jndi:ldap://example.org/a}",
+    "script": "<script>alert(1)</script>",
+    "formula": "=cmd|' /C calc'!A0",
+    "long": "x" * 8000,
+    "surrogate": "%ED%A0%80",
+    "invalid utf-8": "%FF%FE",
+}
+NAME_FILTERS = {
+    "/compare": ("dataset", "paper"),
+    "/api/v1/experiments": ("dataset", "paper"),
+    "/api/v1/claims": ("paper",),
+    "/api/v1/runs": ("experiment",),
+    "/api/v1/checkpoints": ("dataset", "experiment"),
+}
+CLOSED_FILTERS = {
+    "/compare": ("profile", "metric", "format"),
+    "/api/v1/runs": ("provenance", "source", "selected", "limit"),
+}
+RESOURCES = ("papers", "datasets", "experiments", "claims", "runs", "checkpoints")
+
+
+@pytest.mark.parametrize("case", IMAGES, ids=lambda case: case.name)
+def test_an_upload_gets_the_answer_it_deserves(client: TestClient, case: Hostile) -> None:
+    response = client.post(PREDICT, files={"file": ("picture.png", case.content)})
+    if case.status == 200:
+        assert response.status_code == 200, response.text
+        assert len(response.json()["images"][0]["answers"][0]["top"]) == 5
+    else:
+        assert_problem(response, case.status, case.words)
+        assert response.json()["detail"].startswith("picture.png: ")
+
+
+def encoded(name: str) -> str:
+    return name if "%" in name and len(name) > 1 else quote(name, safe="")
+
+
+@pytest.mark.parametrize("kind", NAMES)
+@pytest.mark.parametrize("resource", RESOURCES)
+def test_a_hostile_id_is_unknown(client: TestClient, resource: str, kind: str) -> None:
+    assert_problem(client.get(f"/api/v1/{resource}/{encoded(NAMES[kind])}"), 404)
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_a_hostile_model_is_unknown(client: TestClient, kind: str) -> None:
+    name = encoded(NAMES[kind])
+    assert client.get(f"/v2/models/{name}").status_code == 404
+    assert client.get(f"/v2/models/ninformer-mnist.vit/versions/{name}").status_code == 404
+    assert client.post(f"/v2/models/{name}/infer", json={}).status_code == 404
+    assert_problem(client.post(f"/predict?checkpoint={name}", files={"file": png()}), 404)
+    form = client.post("/predict", data={"dataset": NAMES[kind]}, files={"file": png()})
+    assert_problem(form, 413 if len(NAMES[kind]) > 4096 else 404)
+    assert_problem(client.get(f"/runs/{name}"), 404)
+    assert_problem(client.get(f"/static/{name}"), 404)
+
+
+@pytest.mark.parametrize("kind", NAMES)
+@pytest.mark.parametrize(("path", "name"), [(path, name) for path, names in NAME_FILTERS.items() for name in names])
+def test_a_hostile_filter_by_name_is_unknown(client: TestClient, path: str, name: str, kind: str) -> None:
+    assert_problem(client.get(f"{path}?{name}={encoded(NAMES[kind])}"), 404)
+
+
+@pytest.mark.parametrize("kind", NAMES)
+@pytest.mark.parametrize(("path", "name"), [(path, name) for path, names in CLOSED_FILTERS.items() for name in names])
+def test_a_hostile_filter_of_a_closed_set_is_refused(client: TestClient, path: str, name: str, kind: str) -> None:
+    assert_problem(client.get(f"{path}?{name}={encoded(NAMES[kind])}"), 422)
+
+
+@pytest.mark.parametrize(
+    "value", ["-1", "0", "1e3", "1e309", "NaN", "inf", "null", "[]", "0x10", "1001", "9" * 5000, "", "١٠"]
+)
+def test_a_limit_is_a_small_number(client: TestClient, value: str) -> None:
+    response = client.get("/api/v1/runs", params={"limit": value})
+    if value == "١٠":  # ten, in digits that Python reads
+        assert response.status_code in (200, 422)
+    else:
+        assert_problem(response, 422, "query.limit")
+
+
+@dataclass(frozen=True)
+class Form:
+    """A body that pretends to be a form."""
+
+    name: str
+    content: bytes
+    status: int
+    content_type: str = "multipart/form-data; boundary=b"
+    words: str = ""
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+def part(disposition: str, content: bytes, *headers: str) -> bytes:
+    lines = [f"Content-Disposition: form-data; {disposition}", *headers]
+    return b"--b\r\n" + "\r\n".join(lines).encode() + b"\r\n\r\n" + content + b"\r\n"
+
+
+END = b"--b--\r\n"
+GOOD = part('name="file"; filename="a.png"', png())
+
+
+def forms() -> Iterator[Form]:
+    yield Form("plain", GOOD + END, 200)
+    yield Form("no end", GOOD, 422)
+    yield Form("cut within a part", GOOD[:-200], 422)
+    yield Form("no body", b"", 422)
+    yield Form("only an end", END, 422)
+    yield Form("no boundary named", GOOD + END, 400, "multipart/form-data")
+    yield Form("another boundary", GOOD + END, 400, "multipart/form-data; boundary=c")
+    yield Form("long boundary", GOOD + END, 400, f"multipart/form-data; boundary={'b' * 5000}")
+    yield Form("not a form", b"hello", 400)
+    yield Form("compressed", b"\x1f\x8b\x08" + bytes(50), 400, headers={"content-encoding": "gzip"})
+    yield Form("part without a name", part('filename="a.png"', png()) + END, 400)
+    yield Form("part without a header", b"--b\r\n\r\n" + png() + b"\r\n" + END, 400)
+    yield Form("another name", part('name="image"; filename="a.png"', png()) + END, 422, words="body.file")
+    yield Form("text instead of a file", part('name="file"', b"hello") + END, 422, words="body.file")
+    yield Form("traversing file name", part('name="file"; filename="../../a.png"', png()) + END, 200)
+    yield Form("file name with a nul", part('name="file"; filename="a\0.png"', png()) + END, 200)
+    yield Form("file name of a device", part('name="file"; filename="/dev/null"', png()) + END, 200)
+    yield Form("no file name", part('name="file"; filename=""', png()) + END, 200)
+    yield Form("long file name", part(f'name="file"; filename="{"x" * 2000}"', png()) + END, 200)
+    yield Form("lying part type", part('name="file"; filename="a"', png(), "Content-Type: text/html") + END, 200)
+    nested = part('name="file"; filename="a.png"', GOOD + END, "Content-Type: multipart/mixed; boundary=c")
+    yield Form("form within a form", nested + END, 422)
+    many = b"".join(part(f'name="f{number}"', b"x") for number in range(300))
+    yield Form("300 fields", many + GOOD + END, 413, words="Too many fields")
+    flood = b"".join(b'--b\r\nContent-Disposition: form-data; name="f"\r\n\r\n\r\n' for _ in range(17_000))
+    yield Form("17,000 parts", flood + END, 413, words="Too many fields")
+    yield Form("as many parts as a body holds", b"--b\r\n" * 220_000, 413, words="larger than 1,000,000 bytes")
+    yield Form("a large field", part('name="checkpoint"', b"x" * 5000) + GOOD + END, 413, words="Part exceeded")
+    yield Form("50 files", GOOD * 50 + END, 413, words="Too many files")
+    yield Form("5 files", GOOD * 5 + END, 413, words="5 files; one request takes at most 4")
+    yield Form("a giant part header", part('name="file"; filename="a"', png(), "X: " + "y" * 100_000) + END, 400)
+    yield Form("thousands of part headers", part('name="file"; filename="a"', png(), *["X: y"] * 9000) + END, 400)
+    for kind in (
+        "application/json",
+        "text/plain",
+        "image/png",
+        "multipart/mixed; boundary=b",
+        "multipart",
+        "",
+        "/",
+        "\x7f",
+    ):
+        yield Form(f"content type {kind!r}", GOOD + END, 415, kind, "multipart/form-data")
+    yield Form("urlencoded", b"file=x", 415, "application/x-www-form-urlencoded")
+    yield Form("odd charset", GOOD + END, 200, "multipart/form-data; charset=no-such; boundary=b")
+
+
+# An unfinished form's files are closed by their destructor, which says so; the parser forgets them.
+@pytest.mark.filterwarnings("ignore:Unclosed file <tempfile:ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("case", list(forms()), ids=lambda case: case.name)
+def test_a_form_gets_the_answer_it_deserves(client: TestClient, case: Form) -> None:
+    headers = {"content-type": case.content_type, **case.headers}
+    response = client.post(PREDICT, content=case.content, headers=headers)
+    if case.status == 200:
+        assert response.status_code == 200, response.text
+    else:
+        assert_problem(response, case.status, case.words)
+
+
+TENSOR = {"name": "image", "datatype": "UINT8", "shape": [1, 3, 32, 32], "data": [7] * 3072}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"", b"{", b"[]", b"null", b'"x"', b"\xff", b"[" * 100_000, b"{}", b'{"inputs": []}', b'{"inputs": [1]}'),
+        *(b'{"inputs": {}}', b'{"inputs": [{}]}', b'{"inputs": [{}, {}]}', b'{"id": 5}'),
+        {"inputs": [TENSOR | {"name": "images"}]},
+        {"inputs": [TENSOR | {"datatype": "FP32"}]},
+        {"inputs": [TENSOR | {"shape": [1, 3, 32, 31]}]},
+        {"inputs": [TENSOR | {"shape": [0, 3, 32, 32]}]},
+        {"inputs": [TENSOR | {"shape": [-1, 3, 32, 32]}]},
+        {"inputs": [TENSOR | {"shape": [True, 3, 32, 32]}]},
+        {"inputs": [TENSOR | {"shape": [2, 3, 32, 32]}]},
+        {"inputs": [TENSOR | {"shape": [10**12, 3, 32, 32]}]},
+        {"inputs": [TENSOR | {"shape": "x"}]},
+        {"inputs": [TENSOR | {"data": [7] * 3071}]},
+        {"inputs": [TENSOR | {"data": [-1] * 3072}]},
+        {"inputs": [TENSOR | {"data": [256] * 3072}]},
+        {"inputs": [TENSOR | {"data": [10**30] * 3072}]},
+        {"inputs": [TENSOR | {"data": [0.5] * 3072}]},
+        {"inputs": [TENSOR | {"data": ["x"] * 3072}]},
+        {"inputs": [TENSOR | {"data": [None] * 3072}]},
+        {"inputs": [TENSOR | {"data": [[1], [1, 2]]}]},
+        {"inputs": [TENSOR | {"data": {}}]},
+        {"inputs": [TENSOR | {"parameters": {"binary_data_size": 3072}}]},
+        {"inputs": [TENSOR | {"parameters": []}], "outputs": 5},
+        {"inputs": [TENSOR], "outputs": [{"name": "logits"}]},
+        {"inputs": [TENSOR], "outputs": [5]},
+        {"inputs": [TENSOR], "outputs": {"name": "classes"}},
+        {"inputs": [TENSOR], "parameters": [1]},
+        {"inputs": [TENSOR], "id": {}},
+    ],
+    ids=str,
+)
+def test_a_tensor_that_is_none_is_refused(client: TestClient, body: object) -> None:
+    url = "/v2/models/ninformer-cifar100.vit/infer"
+    response = client.post(url, content=body) if isinstance(body, bytes) else client.post(url, json=body)
+    assert response.status_code == 400, response.text
+    problem = response.json()
+    assert problem["error"] == problem["detail"] and problem["status"] == 400
+    assert "Traceback" not in response.text and ".py" not in response.text
+
+
+@pytest.mark.parametrize("length", ["-1", "x", "99999", "9" * 30, "1"])
+def test_a_header_length_that_lies_is_refused(client: TestClient, length: str) -> None:
+    headers = {"inference-header-content-length": length}
+    response = client.post("/v2/models/ninformer-cifar100.vit/infer", json={"inputs": [TENSOR]}, headers=headers)
+    assert response.status_code == 400
+
+
+@pytest.mark.parametrize(
+    "host", ["example.org", "127.0.0.1.example.org", "evil@127.0.0.1", "127.0.0.1:80:80", "", "[::1", "*"]
+)
+def test_another_host_is_misdirected(client: TestClient, host: str) -> None:
+    assert_problem(client.get("/compare", headers={"host": host}), 421, "CLAIMCHECK_ALLOWED_HOSTS")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:8000", "LOCALHOST:1", "[::1]:8000"])
+def test_the_own_host_is_answered_whatever_forwarding_headers_say(client: TestClient, host: str) -> None:
+    forwarded = {"x-forwarded-host": "example.org", "forwarded": "host=example.org", "x-original-url": "/predict"}
+    assert client.get("/health/live", headers={"host": host, **forwarded}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("accept", "*/*;q=nan"),
+        ("accept", ";" * 5000),
+        ("accept", "a/b,*/*"),
+        ("if-none-match", '"' * 4000),
+        ("if-none-match", 'W/"x", "y", *x'),
+        ("range", "bytes=0-18446744073709551615"),
+        ("x-request-id", "a b\tc"),
+        ("x-request-id", "x" * 4000),
+        ("cookie", "a=" + "b" * 4000),
+        ("authorization", "Bearer " + "x" * 4000),
+        ("accept-encoding", "gzip;q=9, br, *"),
+        ("transfer-encoding", "chunked, identity"),
+        ("upgrade", "h2c"),
+        ("origin", "https://example.org"),
+    ],
+)
+def test_an_odd_header_changes_nothing(client: TestClient, name: str, value: str) -> None:
+    response = client.get("/api/v1/papers", headers={name: value})
+    assert response.status_code == 200
+    assert len(response.headers["x-request-id"]) <= 64
+    assert "access-control-allow-origin" not in response.headers
+
+
+@pytest.mark.parametrize("method", ["TRACE", "OPTIONS", "DELETE", "PROPFIND", "FOO", "GET/../POST"])
+def test_an_odd_method_is_not_allowed(client: TestClient, method: str) -> None:
+    for path in ("/compare", "/predict", "/api/v1/runs", "/v2/models/ninformer-mnist.vit/infer"):
+        response = client.request(method, path)
+        assert response.status_code == 405, (path, response.text)
+
+
+def test_the_corpus_is_large_enough() -> None:
+    assert len(IMAGES) > 110

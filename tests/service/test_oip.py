@@ -1,0 +1,159 @@
+"""The Open Inference Protocol: by hand, and by the released client, which knows nothing of us."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.http as triton
+from fastapi.testclient import TestClient
+from PIL import Image
+from tritonclient.utils import InferenceServerException
+
+from service.queries import Answerer, list_checkpoints
+from stages.checkpoint import load_predictor
+from stages.results import open_results
+from tests.service.conftest import png
+from tests.service.running import Running, running
+
+MODEL = "ninformer-cifar100.vit"
+MNIST = "ninformer-mnist.vit"
+
+
+@pytest.fixture(scope="module")
+def service(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(root, tmp_path_factory.mktemp("oip")) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def remote(service: Running) -> Iterator[triton.InferenceServerClient]:
+    client = triton.InferenceServerClient(f"{service.host}:{service.port}", network_timeout=60, connection_timeout=60)
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="module")
+def answerers(root: Path) -> dict[str, Answerer]:
+    with open_results(str(root / "data" / "results.db"))() as session:
+        return {answerer.id: answerer for answerer in list_checkpoints(session)}
+
+
+def images(count: int, shape: tuple[int, ...] = (3, 32, 32)) -> np.ndarray:
+    return np.random.default_rng(count).integers(0, 256, (count, *shape), dtype=np.uint8)
+
+
+def infer_input(pixels: np.ndarray, *, is_binary: bool) -> triton.InferInput:
+    tensor = triton.InferInput("image", list(pixels.shape), "UINT8")
+    tensor.set_data_from_numpy(pixels, binary_data=is_binary)
+    return tensor
+
+
+def test_the_client_finds_a_live_and_ready_server(remote: triton.InferenceServerClient) -> None:
+    assert remote.is_server_live() and remote.is_server_ready()
+    assert remote.get_server_metadata()["name"] == "claimcheck"
+    assert remote.is_model_ready(MODEL) and remote.is_model_ready(MNIST, "2")
+    assert not remote.is_model_ready("resnet.50")
+
+
+def test_the_client_learns_names_shapes_and_versions(remote: triton.InferenceServerClient) -> None:
+    assert remote.get_model_metadata(MNIST) == {
+        "name": MNIST,
+        "versions": ["0", "1", "2"],
+        "platform": "pytorch",
+        "inputs": [{"name": "image", "datatype": "UINT8", "shape": [-1, 1, 28, 28]}],
+        "outputs": [
+            {"name": "probabilities", "datatype": "FP32", "shape": [-1, 10]},
+            {"name": "classes", "datatype": "INT64", "shape": [-1]},
+        ],
+    }
+    assert remote.get_model_metadata(MNIST, "1")["versions"] == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("is_binary", [True, False])
+@pytest.mark.parametrize("count", [1, 5, 70])
+def test_the_client_gets_what_the_predictor_gives(
+    remote: triton.InferenceServerClient, root: Path, answerers: dict[str, Answerer], count: int, is_binary: bool
+) -> None:
+    pixels = images(count)
+    predictor = load_predictor(root / answerers[f"{MODEL}.0"].path)
+    expected = predictor.probabilities(pixels)
+    wanted = [
+        triton.InferRequestedOutput("classes", binary_data=is_binary),
+        triton.InferRequestedOutput("probabilities", binary_data=is_binary),
+    ]
+    result = remote.infer(MODEL, [infer_input(pixels, is_binary=is_binary)], outputs=wanted, request_id="seven")
+    np.testing.assert_allclose(result.as_numpy("probabilities"), expected, rtol=0, atol=1e-5)
+    assert result.as_numpy("probabilities").dtype == np.float32
+    assert result.as_numpy("classes").tolist() == expected.argmax(1).tolist()
+    answer = result.get_response()
+    assert (answer["id"], answer["model_name"], answer["model_version"]) == ("seven", MODEL, "0")
+    assert answer["parameters"]["run_key"] == answerers[f"{MODEL}.0"].run_key
+
+
+def test_without_named_outputs_the_client_gets_all_as_bytes(remote: triton.InferenceServerClient) -> None:
+    result = remote.infer(MNIST, [infer_input(images(2, (1, 28, 28)), is_binary=True)], model_version="1")
+    assert result.as_numpy("probabilities").shape == (2, 10)
+    assert result.as_numpy("classes").shape == (2,)
+    assert result.get_response()["model_version"] == "1"
+
+
+def test_concurrent_requests_of_the_client_are_all_answered(service: Running) -> None:
+    client = triton.InferenceServerClient(
+        f"{service.host}:{service.port}", concurrency=8, network_timeout=60, connection_timeout=60
+    )
+    under_way = [client.async_infer(MODEL, [infer_input(images(count), is_binary=True)]) for count in range(1, 9)]
+    shapes = [call.get_result().as_numpy("probabilities").shape for call in under_way]
+    client.close()
+    assert shapes == [(count, 100) for count in range(1, 9)]
+
+
+@pytest.mark.parametrize(
+    ("model", "version", "words"),
+    [("resnet.50", "", "unknown checkpoint 'resnet.50'"), (MODEL, "9", f"unknown checkpoint '{MODEL}.9'")],
+)
+def test_the_client_is_told_what_is_wrong(
+    remote: triton.InferenceServerClient, model: str, version: str, words: str
+) -> None:
+    with pytest.raises(InferenceServerException, match=words):
+        remote.infer(model, [infer_input(images(1), is_binary=True)], model_version=version)
+
+
+def test_the_client_is_told_of_a_wrong_shape(remote: triton.InferenceServerClient) -> None:
+    with pytest.raises(InferenceServerException, match=r"expected 'image', UINT8 \[N, 3, 32, 32\]; got shape"):
+        remote.infer(MODEL, [infer_input(images(1, (1, 28, 28)), is_binary=True)])
+
+
+def test_a_nested_list_is_a_tensor_too(client: TestClient) -> None:
+    pixels = images(1, (1, 28, 28))
+    tensor = {"name": "image", "datatype": "UINT8", "shape": [1, 1, 28, 28]}
+    flat = client.post(f"/v2/models/{MNIST}/infer", json={"inputs": [tensor | {"data": pixels.ravel().tolist()}]})
+    nested = client.post(f"/v2/models/{MNIST}/infer", json={"inputs": [tensor | {"data": pixels.tolist()}]})
+    assert flat.json() == nested.json()
+    probabilities, classes = flat.json()["outputs"]
+    assert sum(probabilities["data"]) == pytest.approx(1)
+    assert classes["data"] == [int(np.argmax(probabilities["data"]))]
+
+
+def test_oip_and_predict_answer_alike(client: TestClient) -> None:
+    """One image, sent as a PNG and as a tensor."""
+    content = png(11)
+    pixels = np.asarray(Image.open(io.BytesIO(content))).transpose(2, 0, 1)[None]
+    top = client.post(f"/predict?checkpoint={MODEL}.0&top_k=1", files={"file": content}).json()["images"][0]["answers"]
+    tensor = {"name": "image", "datatype": "UINT8", "shape": list(pixels.shape), "data": pixels.ravel().tolist()}
+    probabilities, classes = client.post(f"/v2/models/{MODEL}/infer", json={"inputs": [tensor]}).json()["outputs"]
+    assert classes["data"] == [top[0]["top"][0]["index"]]
+    assert max(probabilities["data"]) == pytest.approx(top[0]["top"][0]["probability"], abs=1e-6)
+
+
+def test_an_error_has_both_shapes(client: TestClient) -> None:
+    response = client.post(f"/v2/models/{MODEL}/infer", content=b"{")
+    problem = json.loads(response.text)
+    assert response.headers["content-type"] == "application/problem+json"
+    assert (problem["status"], problem["error"]) == (400, problem["detail"])
+    encoded = client.post(f"/v2/models/{MODEL}/infer", content=b"{}", headers={"content-encoding": "gzip"})
+    assert encoded.status_code == 415

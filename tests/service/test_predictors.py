@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import pickle
+import struct
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from sqlalchemy.orm import Session
+
+from service.predictors import PredictorCache, weight_bytes
+from service.queries import Answerer, list_checkpoints
+from stages.checkpoint import CheckpointError, InputContract, dump_checkpoint, load_predictor
+from stages.papers import build_model
+from stages.results import open_results
+from stages.run import ModelSpec, canonical_json
+
+ARMS = ("vit", "mlp-mixer", "local-vit")
+
+
+@pytest.fixture(scope="module")
+def answerers(root: Path) -> dict[str, Answerer]:
+    with open_results(str(root / "data" / "results.db"))() as session:
+        return by_arm(session)
+
+
+def by_arm(session: Session) -> dict[str, Answerer]:
+    found = list_checkpoints(session, experiment="ninformer-cifar100")
+    return {answerer.arm: answerer for answerer in found}
+
+
+def cache_of(root: Path, budget_bytes: int) -> PredictorCache:
+    return PredictorCache(root, device="cpu", budget_bytes=budget_bytes, threads=None)
+
+
+def test_the_models_used_last_stay_within_the_budget(root: Path, answerers: dict[str, Answerer]) -> None:
+    sizes = {arm: weight_bytes(load_predictor(root / answerers[arm].path)) for arm in ARMS}
+    cache = cache_of(root, budget_bytes=sum(sizes.values()) - 1)
+    first = cache.get(answerers["vit"].path, answerers["vit"].sha256)
+    cache.get(answerers["mlp-mixer"].path, answerers["mlp-mixer"].sha256)
+    assert cache.get(answerers["vit"].path, answerers["vit"].sha256) is first
+    cache.get(answerers["local-vit"].path, answerers["local-vit"].sha256)
+    assert cache.loaded(answerers["mlp-mixer"].sha256) is None, "used before the ViT was used again"
+    assert cache.loaded(answerers["vit"].sha256) is first
+    assert cache.size_bytes == sizes["vit"] + sizes["local-vit"]
+
+
+def test_a_model_beyond_the_budget_is_kept_alone(root: Path, answerers: dict[str, Answerer]) -> None:
+    cache = cache_of(root, budget_bytes=1)
+    for arm in ARMS:
+        cache.get(answerers[arm].path, answerers[arm].sha256)
+    assert [arm for arm in ARMS if cache.loaded(answerers[arm].sha256)] == ["local-vit"]
+
+
+def test_many_threads_load_a_model_once(root: Path, answerers: dict[str, Answerer]) -> None:
+    cache = cache_of(root, budget_bytes=1 << 30)
+    found: list[object] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(cache.get(answerers["vit"].path, answerers["vit"].sha256)))
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8 and len(set(map(id, found))) == 1
+
+
+def contract(model: ModelSpec) -> InputContract:
+    return InputContract(
+        model=model,
+        shape=(1, 4, 4),
+        mean=(0.5,),
+        std=(0.5,),
+        classes=("a", "b"),
+        run_key="0" * 64,
+        dataset="mnist",
+        data_digest="0" * 64,
+    )
+
+
+def safetensors_naming(path: str) -> bytes:
+    """A well-formed file whose contract asks for `path`."""
+    fields = dataclasses.asdict(contract(ModelSpec(path=path, arguments={})))
+    return safetensors.torch.save({"w": torch.zeros(1)}, metadata={"claimcheck": canonical_json(fields)})
+
+
+def other_shapes() -> bytes:
+    arguments = {"in_features": 16, "depth": 2, "width": 3, "last_width": 3}
+    model = ModelSpec(path="stages.papers.dac.mlp:MLP", arguments=arguments)
+    wide = ModelSpec(path=model.path, arguments={**arguments, "width": 5, "last_width": 5})
+    return dump_checkpoint(build_model(wide), contract(model))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (pickle.dumps({"w": [1.0]}), "not a safetensors file"),
+        (b"PK\x03\x04" + bytes(200), "not a safetensors file"),
+        (b"", "not a safetensors file"),
+        (b"\x00" * 7, "not a safetensors file"),
+        (struct.pack("<Q", 1 << 62) + b"{}", "not a safetensors file"),
+        (struct.pack("<Q", 100_000_000) + b"{" * 2_000_000, "not a safetensors file"),
+        (struct.pack("<Q", 4) + b"[1] ", "not a safetensors file"),
+        (struct.pack("<Q", 8) + b'{"a": 1}', "without our contract"),
+        (safetensors.torch.save({"w": torch.zeros(1)}), "without our contract"),
+        (safetensors.torch.save({"w": torch.zeros(1)}, metadata={"claimcheck": "{"}), "can't be read"),
+        (safetensors_naming("os:system"), "model path is 'os:system'"),
+        (safetensors_naming("stages.papers.dac.mlp:nn"), "model path is"),
+        (safetensors_naming("stages.papers.dac.mlp:MLP"), "missing argument"),
+        (other_shapes(), "weights don't fit"),
+    ],
+    ids=[
+        *("pickle", "zip", "empty", "short", "endless header", "huge header", "list header", "no metadata"),
+        *("no contract", "half a contract", "foreign code", "foreign name", "arguments missing", "other shapes"),
+    ],
+)
+def test_a_file_that_is_no_checkpoint_is_refused_whatever_it_is_called(
+    tmp_path: Path, content: bytes, words: str
+) -> None:
+    (tmp_path / "weights.safetensors").write_bytes(content)
+    cache = cache_of(tmp_path, budget_bytes=1 << 30)
+    with pytest.raises(CheckpointError, match=words):
+        cache.get("weights.safetensors", hashlib.sha256(content).hexdigest())
+    assert cache.size_bytes == 0
+
+
+def test_torchs_own_format_is_refused_under_our_suffix(tmp_path: Path) -> None:
+    torch.save({"w": torch.zeros(3)}, tmp_path / "weights.safetensors")
+    with pytest.raises(CheckpointError, match="not a safetensors file"):
+        load_predictor(tmp_path / "weights.safetensors")
+
+
+def test_one_flipped_byte_is_another_digest(root: Path, tmp_path: Path, answerers: dict[str, Answerer]) -> None:
+    content = bytearray((root / answerers["vit"].path).read_bytes())
+    content[-1] ^= 1
+    (tmp_path / "weights.safetensors").write_bytes(content)
+    with pytest.raises(CheckpointError, match="expected sha256"):
+        cache_of(tmp_path, 1 << 30).get("weights.safetensors", answerers["vit"].sha256)
+
+
+def test_a_failed_load_is_tried_again(root: Path, tmp_path: Path, answerers: dict[str, Answerer]) -> None:
+    cache = cache_of(tmp_path, 1 << 30)
+    with pytest.raises(CheckpointError, match="can't be read"):
+        cache.get("weights.safetensors", answerers["vit"].sha256)
+    (tmp_path / "weights.safetensors").write_bytes((root / answerers["vit"].path).read_bytes())
+    predictor = cache.get("weights.safetensors", answerers["vit"].sha256)
+    assert predictor.probabilities(np.zeros((1, *predictor.contract.shape), np.uint8)).shape == (1, 100)

@@ -1,0 +1,239 @@
+"""The whole server in a process of its own: raw sockets, signals, logs, and clients that go away."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages.recording import record
+from tests.service.conftest import png
+from tests.service.results_factory import make_root
+from tests.service.running import Running, running
+
+PATH = "/predict?checkpoint=ninformer-cifar100.vit.0"
+BOUNDARY = "x" * 20
+FORM = (
+    (f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="file"; filename="a.png"\r\n\r\n').encode()
+    + png()
+    + f"\r\n--{BOUNDARY}--\r\n".encode()
+)
+HEADERS = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
+
+
+@pytest.fixture(scope="module")
+def own_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = make_root(tmp_path_factory.mktemp("server"))
+    record(root, "data/results.db")
+    return root
+
+
+@pytest.fixture(scope="module")
+def service(own_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(own_root, tmp_path_factory.mktemp("log"), CLAIMCHECK_BODY_SECONDS="1.5") as service:
+        yield service
+
+
+def request(
+    service: Running, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
+) -> tuple[int, bytes, dict[str, str]]:
+    connection = http.client.HTTPConnection(service.host, service.port, timeout=60)
+    try:
+        connection.request(method, path, body, headers or {})
+        response = connection.getresponse()
+        return response.status, response.read(), dict(response.getheaders())
+    finally:
+        connection.close()
+
+
+def exchange(service: Running, content: bytes) -> tuple[int, bytes]:
+    """Status and body of what the server says to these bytes; (0, b"") where it just closes the connection."""
+    with socket.create_connection((service.host, service.port), timeout=60) as connection:
+        try:
+            connection.sendall(content)
+            return answer_on(connection)
+        except (ConnectionError, http.client.BadStatusLine):
+            return 0, b""
+
+
+def answer_on(connection: socket.socket) -> tuple[int, bytes]:
+    response = http.client.HTTPResponse(connection)
+    try:
+        response.begin()
+        return response.status, response.read()
+    finally:
+        response.close()
+
+
+def head(method: str, path: str, *headers: str) -> bytes:
+    return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", *headers, "", ""]).encode()
+
+
+def test_head_is_get_without_its_body(service: Running) -> None:
+    got, answered = request(service, "GET", "/api/v1/papers"), request(service, "HEAD", "/api/v1/papers")
+    assert (got[0], answered[0], answered[1]) == (200, 200, b"")
+    assert answered[2]["content-length"] == got[2]["content-length"] == str(len(got[1]))
+
+
+def test_giant_headers_are_refused(service: Running) -> None:
+    many = "\r\n".join(f"X{number}: {'y' * 50}" for number in range(2000))
+    for junk in ("X: " + "y" * 40_000, "X: " + "y" * 3_000_000, many):
+        assert exchange(service, head("GET", "/compare", junk))[0] in (431, 400, 0)
+    assert request(service, "GET", "/health/ready")[0] == 200
+
+
+def test_what_is_no_http_is_refused(service: Running) -> None:
+    for junk in (b"\x16\x03\x01\x02\x00", b"GET", b"hello world", b"GET / HTTP/1.1\r\nHost 127.0.0.1"):
+        assert exchange(service, junk + b"\r\n\r\n")[0] == 400
+
+
+def test_two_lengths_are_no_length(service: Running) -> None:
+    smuggled = head("POST", PATH, "Content-Length: 5", "Content-Length: 6", "Connection: close") + b"hello!"
+    assert exchange(service, smuggled)[0] == 400
+    both = head("POST", PATH, "Content-Length: 5", "Transfer-Encoding: chunked", "Connection: close") + b"0\r\n\r\n"
+    assert exchange(service, both)[0] in (400, 415)
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(service: Running) -> None:
+    content_type = f"Content-Type: multipart/form-data; boundary={BOUNDARY}"
+    before = time.monotonic()
+    status, body = exchange(service, head("POST", PATH, "Content-Length: 100000", content_type) + FORM[:50])
+    assert (status, json.loads(body)["detail"]) == (408, "the request body didn't arrive within 1.5 s")
+    assert 1 < time.monotonic() - before < 20
+
+
+def test_a_body_that_drips_is_not_waited_for(service: Running) -> None:
+    content_type = f"Content-Type: multipart/form-data; boundary={BOUNDARY}"
+    with socket.create_connection((service.host, service.port), timeout=30) as connection:
+        connection.sendall(head("POST", PATH, "Content-Length: 100000", content_type))
+        for place in range(15):
+            connection.sendall(FORM[place : place + 1])
+            time.sleep(0.05)
+        status, _ = answer_on(connection)
+    assert status == 408
+
+
+def test_clients_that_go_away_leave_the_service_answering(service: Running) -> None:
+    content_type = f"Content-Type: multipart/form-data; boundary={BOUNDARY}"
+    for cut in (0, 60, len(FORM)):
+        for _ in range(5):
+            with socket.create_connection((service.host, service.port), timeout=30) as connection:
+                connection.sendall(head("POST", PATH, f"Content-Length: {len(FORM)}", content_type) + FORM[:cut])
+    assert request(service, "POST", PATH, FORM, HEADERS)[0] == 200
+
+
+def logged(service: Running, identity: str) -> dict[str, Any]:
+    """The line of a request, which is written once its answer is sent."""
+    for _ in range(200):
+        for line in map(json.loads, service.log.read_text().splitlines()):
+            if line["message"] == "request" and line["request_id"] == identity:
+                return line
+        time.sleep(0.05)
+    raise AssertionError(f"no line of {identity} in the log")
+
+
+def test_each_request_has_a_line_in_the_log_with_its_id(service: Running) -> None:
+    answered = request(service, "GET", "/compare?dataset=mnist", headers={"X-Request-ID": "my-own.1"})
+    assert answered[2]["x-request-id"] == "my-own.1"
+    mine = logged(service, "my-own.1")
+    assert (mine["method"], mine["path"], mine["route"], mine["status"]) == ("GET", "/compare", "/compare", 200)
+    assert mine["seconds"] > 0 and mine["bytes"] > 1000
+    made_up = request(service, "GET", "/nothing/at/all", headers={"X-Request-ID": "no spaces please"})[2]
+    assert len(made_up["x-request-id"]) == 32
+    other = logged(service, made_up["x-request-id"])
+    assert (other["path"], other["route"], other["status"]) == ("/nothing/at/all", "other", 404)
+
+
+def test_metrics_count_what_happens_under_bounded_labels(service: Running) -> None:
+    for number in range(3):
+        request(service, "GET", f"/api/v1/runs/{number}")
+        request(service, f"VERB{number}", f"/path/{number}")
+    request(service, "POST", PATH, FORM, HEADERS)
+    text = request(service, "GET", "/metrics")[1].decode()
+    assert 'claimcheck_requests_total{method="GET",route="/api/v1/runs/{run_key}",status="404"} 3.0' in text
+    assert 'claimcheck_requests_total{method="other",route="other",status="404"} 3.0' in text
+    assert "VERB" not in text and "/path/" not in text
+    assert "claimcheck_inference_alive 1.0" in text
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert float(values["claimcheck_pass_images_count"]) >= 1
+    assert float(values["claimcheck_weight_bytes"]) > 1000
+
+
+def test_a_swapped_database_is_noticed_and_no_request_fails(service: Running, own_root: Path) -> None:
+    stop = threading.Event()
+    seen: list[tuple[int, bytes]] = []
+
+    def read() -> None:
+        while not stop.is_set():
+            for path in ("/compare?dataset=cifar10", "/api/v1/runs?limit=5", "/", "/health/ready"):
+                status, body, _ = request(service, "GET", path)
+                seen.append((status, body if path == "/health/ready" else b""))
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    lines = own_root / "data" / "results" / "ninformer-cifar10.jsonl"
+    content = lines.read_bytes()
+    for turn in range(4):
+        if turn % 2:
+            lines.write_bytes(content)
+        else:
+            lines.unlink()
+        record(own_root, "data/results.db")
+        time.sleep(0.5)
+    stop.set()
+    for reader in readers:
+        reader.join()
+    assert {status for status, _ in seen} == {200}
+    assert len({body for _, body in seen if body}) == 2, "both contents were seen"
+
+
+def test_sigterm_under_load_fails_no_request(own_root: Path, tmp_path: Path) -> None:
+    with running(own_root, tmp_path, CLAIMCHECK_DRAIN_SECONDS="1.5") as service:
+        outcomes: list[str] = []
+        is_told = threading.Event()
+
+        def ask() -> None:
+            """One connection after the other, kept alive as long as the server likes."""
+            connection = http.client.HTTPConnection(service.host, service.port, timeout=60)
+            while True:
+                if connection.sock is None:
+                    try:
+                        connection.connect()
+                    except ConnectionError:
+                        outcomes.append("refused" if is_told.is_set() else "refused before the end")
+                        return
+                try:
+                    connection.request("POST", PATH, FORM, HEADERS)
+                    response = connection.getresponse()
+                    response.read()
+                    outcomes.append(str(response.status))
+                except (ConnectionError, http.client.HTTPException) as error:
+                    outcomes.append(f"failed: {error!r}")
+                    connection.close()
+
+        clients = [threading.Thread(target=ask) for _ in range(6)]
+        for client in clients:
+            client.start()
+        time.sleep(1)
+        is_told.set()
+        os.kill(service.process.pid, signal.SIGTERM)
+        time.sleep(0.3)
+        status, body, headers = request(service, "GET", "/health/ready")
+        assert (status, json.loads(body)["detail"]) == (503, "the service is ending")
+        assert headers["connection"] == "close"
+        assert request(service, "GET", "/health/live")[0] == 200
+        for client in clients:
+            client.join(60)
+        assert service.process.wait(60) in (0, -signal.SIGTERM)
+    assert set(outcomes) == {"200", "refused"}, sorted(set(outcomes))
+    assert outcomes.count("refused") == 6 and len(outcomes) > 12
