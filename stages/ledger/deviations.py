@@ -22,7 +22,8 @@ from stages.schema import read_yaml, validate
 class Deviation:
     """`claims` are patterns of claim ids that it touches; the rest are sentences for a reviewer.
 
-    `paper` is what the paper says ("silent" where it says nothing), `ours` what we do, `why` the reason.
+    `paper` is what the paper says ("silent" where it says nothing), `code` what its authors' public code does, `ours`
+    what we do, `why` the reason.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -31,6 +32,7 @@ class Deviation:
     paper: str
     ours: str
     why: str
+    code: str | None = None
 
 
 class _File(BaseModel):
@@ -41,7 +43,7 @@ class _File(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class PaperDeviations:
-    """`device`: what the paper ran on, None where it doesn't say.  Names are unique within the paper."""
+    """`device`: what the paper timed on, as a part of the name that torch gives it; None where it doesn't say."""
 
     paper: str
     device: str | None

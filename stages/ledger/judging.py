@@ -146,9 +146,12 @@ def _judge_no_number(claim: ClaimLine, facts: Facts) -> Judgement:
 def _judge_device(claim: ClaimLine, facts: Facts) -> Verdict | None:
     """Times compare on the paper's own device only."""
     devices = [trial.device for body in facts.bodies_of(claim) for arm in body.arms.values() for trial in arm]
-    printed = facts.devices.get(claim.paper, "a device that the paper doesn't name")
-    ours = next((device for device in devices if device == printed), devices[0] if devices else "another one here")
-    return judge_hardware(printed, ours)
+    printed = facts.devices.get(claim.paper)
+    if printed is None:
+        return not_tested("The paper doesn't name the device that it timed on.")
+    if not devices:
+        return Verdict(status=Status.OTHER_HARDWARE, explanation=f"Printed for {printed}; nothing has run on one here.")
+    return judge_hardware(printed, next((printed for device in devices if printed in device), devices[0]))
 
 
 def _judge_tally(claim: ClaimLine, judged: Sequence[Judgement], params: Params) -> Judgement:

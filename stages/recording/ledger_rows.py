@@ -76,6 +76,7 @@ def deviation_rows(found: Sequence[PaperDeviations], claims: Sequence[ClaimLine]
                     paper=paper.paper,
                     subject=deviation.subject,
                     says=deviation.paper,
+                    code=deviation.code,
                     ours=deviation.ours,
                     why=deviation.why,
                 )

@@ -61,7 +61,10 @@ class VerdictRun(Base):
 
 
 class Deviation(Base):
-    """A recorded difference between what a paper says and what we ran.  `id` is `<paper>.<name>`."""
+    """A recorded difference between what a paper says and what we ran.  `id` is `<paper>.<name>`.
+
+    `code`: what the authors' public code does, where there is any.
+    """
 
     __tablename__ = "deviations"
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -69,6 +72,7 @@ class Deviation(Base):
     paper: Mapped[str] = mapped_column(index=True)
     subject: Mapped[str]
     says: Mapped[str]
+    code: Mapped[str | None]
     ours: Mapped[str]
     why: Mapped[str]
 
