@@ -109,7 +109,8 @@ def _judge_value(claim: ClaimLine, sides: Sides, pairs: Pairs, body: Body, rules
                 peers.append(measure(claim.metric, trials, rules.looks))
             except NotMeasured:
                 continue
-    error = 1 - fmean(sides.proposed.values) if claim.better == "higher" else fmean(sides.proposed.values or [0.0])
+    level = fmean(sides.proposed.values or [0.0])
+    error = 1 - level if claim.better == "higher" else level
     wide = _excluded_share(sides.trials)
     return judge_value(
         ValueClaim(value=claim.value, margin=margin_of_value(claim, rules.margins), stderr=claim.stderr, n=claim.n),

@@ -151,7 +151,8 @@ def _wide_operations(computed: dict[str, float]) -> Finding:
         },
         explanation="Table 2 has ResNet20 rise from 0.509 to 0.542: 0.542 / 0.509 - 1 = 6.5 %, by the rounding at "
         "least 6.3 %, and four times the width changes that by 0.1 points. 5.5 % is what section 4's rule gives, which "
-        "counts the biases at a layer's output; Table 2's numbers count them at its input, so the two exclude each other.",
+        "counts the biases at a layer's output; Table 2's numbers count them at its input. So the two exclude each "
+        "other.",
     )
 
 

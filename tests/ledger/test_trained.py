@@ -1,0 +1,275 @@
+"""Claims against trained models, kind by kind, on result lines with known numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from stages.verdicts import Status
+from tests.ledger.lines import claims, judge, judge_all, params, results, trials
+
+VIT = "ninformer.table2.mnist.vit"  # 0.9712, one run, margin 0.288 points
+LEAD = "ninformer.rank.mnist.ninformer"  # NiNformer over LocalViT by 0.0082
+SPREAD = (0.0, 0.0004, -0.0004, 0.0002, -0.0002)
+MNIST = {
+    "vit": [0.9712 + step for step in SPREAD],
+    "mlp-mixer": [0.9600 + step for step in SPREAD],
+    "local-vit": [0.9779 + step for step in SPREAD],
+    "ninformer": [0.9861 + step for step in SPREAD],
+}
+
+
+def test_a_value_that_agrees_is_reproduced_and_one_that_does_not_is_not() -> None:
+    mixer = claims()["ninformer.table2.mnist.mlpmixer"]
+    near, far = judge(claims()[VIT], mixer, entered=trials(results("ninformer-mnist", MNIST)))
+    assert (near.verdict.status, near.verdict.n, near.is_decidable) == (Status.REPRODUCED, 5, True)
+    assert near.ours == pytest.approx(0.9712) and near.verdict.estimate == pytest.approx(0, abs=1e-12)
+    assert near.verdict.margin == pytest.approx(0.1 * (1 - 0.9712))
+    assert (far.verdict.status, far.verdict.estimate) == (Status.NOT_REPRODUCED, pytest.approx(0.9600 - 0.9773))
+    assert far.verdict.high is not None and far.verdict.high < -(far.verdict.margin or 0)
+
+
+def test_the_runs_behind_a_verdict_are_named_and_priced_once() -> None:
+    (lead,) = judge(claims()[LEAD], entered=trials(results("ninformer-mnist", MNIST)))
+    assert [(entry.side, entry.arm, entry.replicate) for entry in lead.entries] == [
+        *(("proposed", "ninformer", replicate) for replicate in range(5)),
+        *(("baseline", "local-vit", replicate) for replicate in range(5)),
+    ]
+    assert [entry.value for entry in lead.entries] == [*MNIST["ninformer"], *MNIST["local-vit"]]
+    assert lead.cost is not None
+    assert lead.cost.device_seconds == 3600
+    assert lead.cost.usd == pytest.approx(params().rates["cuda"].usd_per_hour)
+    assert lead.cost.flops == 10 * 3 * 1e6 * 10 * 128, "runs, forward and backward, an image, steps, batch"
+    assert lead.cost.peak_memory_bytes == 2**30
+
+
+def test_an_order_and_its_size_are_judged_apart() -> None:
+    (lead,) = judge(claims()[LEAD], entered=trials(results("ninformer-mnist", MNIST)))
+    assert lead.verdict.status is Status.SUPPORTED
+    assert lead.verdict.size is not None and lead.verdict.size.status is Status.REPRODUCED
+    other = MNIST | {"ninformer": [value - 0.02 for value in MNIST["ninformer"]]}
+    (lead,) = judge(claims()[LEAD], entered=trials(results("ninformer-mnist", other)))
+    assert lead.verdict.status is Status.REVERSED
+    assert lead.ours == pytest.approx(0.0082 - 0.02)
+
+
+def test_below_a_planned_look_nothing_is_said() -> None:
+    short = {arm: values[:4] for arm, values in MNIST.items()}
+    value, lead = judge(claims()[VIT], claims()[LEAD], entered=trials(results("ninformer-mnist", short)))
+    assert (value.verdict.status, value.verdict.replicates_expected) == (Status.INCONCLUSIVE, 5)
+    assert (lead.verdict.status, lead.verdict.n) == (Status.SUPPORTED, 3), "an order may be judged at three"
+    one = {arm: values[:1] for arm, values in MNIST.items()}
+    value, lead = judge(claims()[VIT], claims()[LEAD], entered=trials(results("ninformer-mnist", one)))
+    assert (value.verdict.status, lead.verdict.status) == (Status.INCONCLUSIVE, Status.UNRESOLVED)
+    assert (value.verdict.n, value.verdict.low) == (1, None)
+
+
+def test_a_gap_in_the_planned_replicates_ends_the_look() -> None:
+    lines = [line for line in results("ninformer-mnist", MNIST) if line.replicate != 1]
+    value, lead = judge(claims()[VIT], claims()[LEAD], entered=trials(lines))
+    assert (value.verdict.status, lead.verdict.status) == (Status.INCONCLUSIVE, Status.UNRESOLVED)
+
+
+def test_identical_replicates_decide_nothing() -> None:
+    (value,) = judge(claims()[VIT], entered=trials(results("ninformer-mnist", {"vit": [0.9712] * 5})))
+    assert value.verdict.status is Status.INCONCLUSIVE
+    assert "don't differ at all" in value.verdict.explanation
+
+
+def test_arms_that_tie_are_unresolved() -> None:
+    tied = MNIST | {"local-vit": MNIST["ninformer"]}
+    (lead,) = judge(claims()[LEAD], entered=trials(results("ninformer-mnist", tied)))
+    assert (lead.verdict.status, lead.ours) == (Status.UNRESOLVED, 0)
+
+
+def test_a_diverged_replicate_stays_in_n_and_rules_out_reproduced() -> None:
+    lost = MNIST | {"vit": [*MNIST["vit"][:4], None]}
+    (value,) = judge(claims()[VIT], entered=trials(results("ninformer-mnist", lost)))
+    assert (value.verdict.status, value.verdict.n, value.verdict.n_diverged) == (Status.INCONCLUSIVE, 5, 1)
+    assert value.entries[-1].value is None
+    (value,) = judge(claims()[VIT], entered=trials(results("ninformer-mnist", {"vit": [None] * 5})))
+    assert value.verdict.status is Status.INCONCLUSIVE and value.ours is None
+
+
+def test_mixed_environments_are_said() -> None:
+    lines = results("ninformer-mnist", MNIST)
+    mixed = [dataclasses.replace(line, environment_digest=f"{line.replicate % 2}") for line in lines]
+    (value,) = judge(claims()[VIT], entered=trials(mixed))
+    assert value.verdict.status is Status.REPRODUCED
+    assert "they ran in 2 environments" in value.verdict.explanation
+
+
+def test_a_missing_arm_leaves_its_claims_untested() -> None:
+    lines = [line for line in results("ninformer-mnist", MNIST) if line.arm != "local-vit"]
+    value, lead = judge(claims()[VIT], claims()[LEAD], entered=trials(lines))
+    assert value.verdict.status is Status.REPRODUCED
+    assert (lead.verdict.status, lead.verdict.explanation) == (Status.NOT_TESTED, "Not run yet.")
+
+
+@pytest.mark.parametrize(
+    ("profile", "provenance", "epochs"),
+    [("smoke", "embedded", None), ("paper", "embedded", None), ("quick", "full", 3)],
+)
+def test_stand_ins_and_short_runs_say_nothing(profile: str, provenance: str, epochs: int | None) -> None:
+    lines = results("ninformer-mnist", MNIST, profile=profile, provenance=provenance, epochs=epochs)  # type: ignore[arg-type]
+    every = [claim for claim in claims().values() if claim.experiment == "ninformer-mnist" and claim.kind != "count"]
+    for judgement in judge(*every, entered=trials(lines)):
+        assert judgement.verdict.status in (Status.NOT_TESTED, Status.OTHER_HARDWARE), judgement.claim.id
+        assert judgement.ours is None and judgement.entries == ()
+
+
+@pytest.mark.parametrize(("profile", "provenance", "epochs"), [("quick", "full", 30), ("paper", "subset", 100)])
+def test_a_good_part_of_the_epochs_indicates_orders_and_no_number(profile: str, provenance: str, epochs: int) -> None:
+    lines = results("ninformer-mnist", MNIST, profile=profile, provenance=provenance, epochs=epochs)  # type: ignore[arg-type]
+    cut = [dataclasses.replace(line, spec=without_cut(line.spec)) for line in lines]
+    value, lead = judge(claims()[VIT], claims()[LEAD], entered=trials(cut))
+    assert value.verdict.status is Status.NOT_TESTED
+    assert lead.verdict.status is Status.AGREES and lead.ours == pytest.approx(0.0082)
+    assert len(lead.entries) == 10
+
+
+def without_cut(spec: object) -> dict[str, object]:
+    held = dict(spec)  # type: ignore[call-overload]
+    return held | {"protocol": {name: value for name, value in held["protocol"].items() if name != "train_images"}}
+
+
+def test_part_of_the_images_counts_as_part_of_the_epochs() -> None:
+    lines = results("ninformer-mnist", MNIST, profile="quick", epochs=100)
+    assert lines[0].spec["protocol"]["train_images"] == 12_500
+    (lead,) = judge(claims()[LEAD], entered=trials(lines))
+    assert lead.verdict.status is Status.NOT_TESTED, "12,500 of 60,000 images a hundred times are 21 %"
+
+
+def test_a_protocol_of_yesterday_decides_nothing() -> None:
+    lines = results("ninformer-mnist", MNIST)
+    value, lead = judge(claims()[VIT], claims()[LEAD], entered=trials(lines, follows_plan=False))
+    assert value.verdict.status is Status.NOT_TESTED
+    assert lead.verdict.status is Status.AGREES
+
+
+def test_what_decides_comes_before_what_indicates() -> None:
+    short = results("ninformer-mnist", {arm: values * 2 for arm, values in MNIST.items()}, provenance="subset")
+    both = trials([*short, *results("ninformer-mnist", {"vit": MNIST["vit"]})])
+    (value,) = judge(claims()[VIT], entered=both)
+    assert value.verdict.status is Status.REPRODUCED
+    assert {entry.result for entry in value.entries} == {trial.number for trial in both[-5:]}
+
+
+def test_rows_that_the_source_lacks_widen_the_interval() -> None:
+    (whole,) = judge(claims()[VIT], entered=trials(results("ninformer-mnist", MNIST)))
+    (part,) = judge(claims()[VIT], entered=trials(results("ninformer-mnist", MNIST, excluded=50)))
+    assert part.verdict.high is not None and whole.verdict.high is not None
+    assert part.verdict.high - whole.verdict.high == pytest.approx(0.005 * (1 - 0.9712))
+
+
+def test_a_relative_gain_is_a_ratio_of_means() -> None:
+    claim = claims()["ninformer.text.c10.acc_vs_mixer"]  # 0.16
+    values = {
+        "ninformer": [0.81 + 10 * step for step in SPREAD],
+        "mlp-mixer": [0.70 + 10 * step for step in SPREAD[::-1]],
+    }
+    (gain,) = judge(claim, entered=trials(results("ninformer-cifar10", values)))
+    assert gain.ours == pytest.approx(0.81 / 0.70 - 1)
+    assert gain.verdict.status is Status.REPRODUCED
+    assert gain.verdict.margin == pytest.approx(0.08)
+
+
+def test_times_compare_on_the_papers_device_only() -> None:
+    (ratio,) = judge(claims()["ninformer.text.c10.time_vs_vit"], entered=trials(results("ninformer-cifar10", MNIST)))
+    assert (ratio.verdict.status, ratio.is_decidable) == (Status.OTHER_HARDWARE, False)
+    assert "RTX 2080 Ti" in ratio.verdict.explanation and "H100" in ratio.verdict.explanation
+
+
+BASE, DAC, SHARED = "resnet20-v1", "dac-resnet20-v1", "shared-resnet20-v1"
+
+
+def dac_lines(base: float, dac: float, shared: float, *, folds: int = 5, epochs: int = 9) -> list:
+    """Folds whose error falls to its least at epoch 6; the folds' own offsets are shared by the arms."""
+    curves = {
+        arm: [
+            [level + 0.003 * fold + 0.0001 * ((fold * 7 + number) % 3) + 0.002 * abs(e - 5) for e in range(epochs)]
+            for fold in range(folds)
+        ]
+        for number, (arm, level) in enumerate(((BASE, base), (DAC, dac), (SHARED, shared)))
+    }
+    values = {arm: [0.9] * folds for arm in curves}
+    return results("dac-resnet-cifar10", values, curves=curves)
+
+
+def test_the_minimum_over_epochs_of_the_fold_mean_is_compared_with_its_like() -> None:
+    ids = ("dac.table1.c10.v1.r20.base", "dac.table1.c10.v1.r20.order")
+    base, order = judge(*(claims()[i] for i in ids), entered=trials(dac_lines(0.0804, 0.0764, 0.08)))
+    assert base.ours == pytest.approx(0.0804 + 0.006 + 0.0001, abs=1e-4)
+    assert [entry.value for entry in base.entries] == sorted(entry.value or 0 for entry in base.entries)
+    assert (order.verdict.status, order.verdict.n) == (Status.SUPPORTED, 5)
+    assert "shared folds" in order.verdict.explanation
+    assert order.verdict.high is not None and order.verdict.high - (order.ours or 0) < 0.001, (
+        "the folds' offsets cancel"
+    )
+
+
+def test_a_window_of_epochs_smooths_and_pairs_by_fold() -> None:
+    (shared,) = judge(claims()["dac.table3.c10.v1.abs"], entered=trials(dac_lines(0.08, 0.07, 0.09)))
+    assert shared.ours == pytest.approx(-0.01, abs=2e-4)
+    assert shared.verdict.status is Status.SUPPORTED, "the paper prints a loss, too"
+
+
+def test_a_share_of_another_arms_gain() -> None:
+    (share,) = judge(claims()["dac.table3.c10.v1.rel"], entered=trials(dac_lines(0.08, 0.07, 0.0841)))
+    assert share.ours == pytest.approx(-0.41, abs=0.02)
+    assert share.verdict.status is Status.REPRODUCED
+    (share,) = judge(claims()["dac.table3.c10.v1.rel"], entered=trials(dac_lines(0.08, 0.08, 0.0841)))
+    assert share.verdict.status is Status.NOT_TESTED
+    assert "not distinct from 0" in share.verdict.explanation
+
+
+def test_a_curve_too_short_for_a_window_says_so() -> None:
+    (shared,) = judge(claims()["dac.table3.c10.v1.abs"], entered=trials(dac_lines(0.08, 0.07, 0.09, epochs=4)))
+    assert shared.verdict.status is Status.NOT_TESTED
+    assert "five epochs" in shared.verdict.explanation
+
+
+def test_a_metric_that_no_result_holds_says_so() -> None:
+    lines = results("hyperbf-cifar10", {"vit": MNIST["vit"]}, metric="accuracy")
+    (value,) = judge(claims()["hyperbf.table2.c10.vit"], entered=trials(lines))
+    assert value.verdict.explanation == "There are results, but no result holds best_epoch_accuracy."
+
+
+def test_a_tables_sentence_and_the_papers_own_count() -> None:
+    ranks = [claim for claim in claims().values() if claim.family == "ninformer.table2"]
+    lines = results("ninformer-mnist", MNIST)
+    judged, (table,) = judge_all(ranks, trials(lines))
+    assert table.family == "ninformer.table2" and len(table.claims) == 9
+    held = [claim for claim, holds in zip(table.claims, table.sentence.holds, strict=True) if holds]
+    assert held == ["ninformer.rank.mnist.ninformer", "ninformer.rank.mnist.localvit"]
+    assert table.sentence.text == "2 of 9 orders hold (Holm-adjusted, α = 0.05, 6 without enough replicates)."
+    tally = next(judgement for judgement in judged if judgement.claim.id == "ninformer.rank")
+    assert (tally.verdict.status, tally.ours) == (Status.REVERSED, 2), "9 of 9 can't hold with one reversed"
+    assert "Claimed: 9 of 9. Ours: 2 supported, 1 reversed, 6 open" in tally.verdict.explanation
+
+
+def test_of_those_counts_the_orders_that_the_paper_has_in_its_favour() -> None:
+    table = [claim for claim in claims().values() if claim.family == "dac.table1"]
+    by_id = {judgement.claim.id: judgement for judgement in judge(*table)}
+    assert "of 16." in by_id["dac.resnet.wins"].verdict.explanation
+    assert "of 15." in by_id["dac.resnet.significant"].verdict.explanation
+
+
+def test_figures_and_qualities_are_shown_once_there_is_something_to_show() -> None:
+    figure = claims()["ninformer.fig3"]
+    (nothing,) = judge(figure)
+    (shown,) = judge(figure, entered=trials(results("ninformer-mnist", MNIST)))
+    assert (nothing.verdict.status, shown.verdict.status) == (Status.NOT_TESTED, Status.SHOWN)
+    assert not shown.is_decidable and not shown.verdict.status.is_counted
+    assert "5 results of ninformer-mnist" in shown.verdict.explanation
+
+
+def test_every_number_said_is_finite() -> None:
+    wanted = [claim for claim in claims().values() if claim.experiment in ("ninformer-mnist", "dac-resnet-cifar10")]
+    lines = [*results("ninformer-mnist", MNIST), *dac_lines(0.08, 0.07, 0.09)]
+    for judgement in judge(*wanted, entered=trials(lines)):
+        verdict = judgement.verdict
+        for number in (verdict.estimate, verdict.low, verdict.high, verdict.margin, verdict.p_value, judgement.ours):
+            assert number is None or math.isfinite(number), judgement.claim.id
