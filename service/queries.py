@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session, contains_eager, selectinload
 
 from stages.results import (
     Arm,
     Checkpoint,
     Claim,
+    Cost,
     Dataset,
     Experiment,
     Meta,
@@ -85,13 +87,30 @@ class RunFilter:
     is_selected: bool | None = None
 
 
-def list_results(session: Session, wanted: RunFilter, *, limit: int, offset: int) -> Sequence[Result]:
-    """Results that fit, in their order.
+RunOrder = Literal["position", "-position", "accuracy", "-accuracy", "train_seconds", "-train_seconds"]
+"""`position`: experiments, arms and replicates as in the params files.  A minus turns an order round."""
+
+
+def list_results(
+    session: Session, wanted: RunFilter, *, order: RunOrder = "position", limit: int, offset: int
+) -> Sequence[Result]:
+    """Results that fit, in this order, those without the number it goes by last; then by position.
 
     Raises:
         UnknownExperiment: the filter names an experiment that isn't there.
     """
-    query = select(Result).options(selectinload(Result.metrics)).order_by(Result.id).limit(limit).offset(offset)
+    accuracy = select(Metric.value).where(
+        Metric.result_id == Result.id, Metric.metric == "accuracy", Metric.split == "test"
+    )
+    seconds = select(Cost.train_seconds).where(Cost.result_id == Result.id)
+    columns: dict[str, ColumnElement[Any]] = {
+        "position": Result.__table__.c.id,
+        "accuracy": accuracy.scalar_subquery(),
+        "train_seconds": seconds.scalar_subquery(),
+    }
+    column = columns[order.removeprefix("-")]
+    by = (column.desc() if order.startswith("-") else column.asc()).nulls_last()
+    query = select(Result).options(selectinload(Result.metrics)).order_by(by, Result.id).limit(limit).offset(offset)
     if wanted.experiment is not None:
         find_experiment(session, wanted.experiment)
     for name, value in vars(wanted).items():
@@ -162,16 +181,21 @@ def list_checkpoints(
     experiment: str | None = None,
     arm_of: tuple[str, str] | None = None,
     ids: Sequence[str] | None = None,
+    limit: int | None = None,
+    offset: int = 0,
 ) -> list[Answerer]:
-    """Checkpoints in the order of the params files: experiment, arm, replicate."""
+    """Checkpoints of image classifiers, which alone answer here, in the order of the params files."""
     query = (
         select(Checkpoint, Arm, Experiment.dataset, Profile.rank)
         .join(Checkpoint.result)
         .join(Profile, Profile.name == Result.profile)
         .join(Arm, (Arm.experiment == Result.experiment) & (Arm.name == Result.arm))
         .join(Experiment, Experiment.name == Result.experiment)
+        .join(Dataset, (Dataset.name == Experiment.dataset) & (Dataset.kind == "images"))
         .options(contains_eager(Checkpoint.result))
         .order_by(Checkpoint.position)
+        .limit(limit)
+        .offset(offset)
     )
     if dataset is not None:
         query = query.where(Experiment.dataset == find_dataset(session, dataset).name)

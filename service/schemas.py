@@ -20,7 +20,10 @@ class PaperOut(Out):
 class DatasetOut(Out):
     name: str = Field(examples=["cifar100"])
     title: str = Field(examples=["CIFAR-100"])
-    shape: list[int] = Field(description="channels, height, width", examples=[[3, 32, 32]])
+    kind: str = Field(description="images, table or text", examples=["images"])
+    shape: list[int] = Field(
+        description="of a sample: channels, height, width; columns; or tokens", examples=[[3, 32, 32]]
+    )
     classes: int
     train_images: int
     test_images: int

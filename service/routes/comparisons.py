@@ -32,7 +32,9 @@ def read_comparison(
     dataset: DatasetFilter = None,
     paper: PaperFilter = None,
     profile: Annotated[str | None, Query(description="pin a profile; else the best", examples=["quick"])] = None,
-    metric: Annotated[str, Query(examples=["accuracy"])] = "accuracy",
+    metric: Annotated[
+        str | None, Query(description="else what the kind of data is compared by", examples=["accuracy"])
+    ] = None,
     format: Annotated[Literal["json", "csv"] | None, Query(description="else by Accept")] = None,  # noqa: A002
     accept: Annotated[str, Header(include_in_schema=False)] = "*/*",
 ) -> ComparisonOut | Response:

@@ -11,10 +11,9 @@ from service import queries
 from service.charts import comparison_chart, curves_chart
 from service.dependencies import ResultsSession, Scripts, ServiceSettings, Templates
 from service.errors import declared
-from stages.results import METRICS, ExperimentComparison, compare, describe_fidelity
+from stages.results import METRICS, SHOWN_METRICS, ExperimentComparison, compare, describe_fidelity
 
 router = APIRouter(include_in_schema=False)
-SHOWN_METRICS = ("accuracy", "best_epoch_accuracy", "loss", "calibration_error", "inference_time")
 MONTH = "public, max-age=2592000, immutable"
 
 
@@ -26,7 +25,7 @@ def show_comparison(
     settings: ServiceSettings,
     dataset: str | None = None,
     profile: str | None = None,
-    metric: Annotated[str, Query()] = "accuracy",
+    metric: str | None = None,
 ) -> Response:
     """One data set's comparison, and its models to try."""
     datasets = queries.list_datasets(session)
@@ -42,8 +41,8 @@ def show_comparison(
             "overview": overview,
             "dataset": chosen,
             "profile": profile,
-            "metric": METRICS[metric],
-            "metrics": [METRICS[name] for name in SHOWN_METRICS],
+            "metric": METRICS[metric or SHOWN_METRICS[chosen.kind][0]],
+            "metrics": [METRICS[name] for name in SHOWN_METRICS[chosen.kind]],
             "comparisons": comparisons,
             "charts": [comparison_chart(comparison) for comparison in comparisons],
             "papers": {paper.name: paper for paper in queries.list_papers(session)},

@@ -109,6 +109,7 @@ class Rows:
                     name=name,
                     position=position,
                     title=source.title,
+                    kind=source.kind,
                     shape=list(source.shape),
                     classes=source.classes,
                     train_images=source.train,

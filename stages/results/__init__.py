@@ -34,6 +34,7 @@ from stages.results.database import (
 )
 from stages.results.estimates import (
     METRICS,
+    SHOWN_METRICS,
     ArmComparison,
     ArmVerdict,
     CostSummary,
@@ -73,6 +74,7 @@ from stages.verdicts import Status
 __all__ = [
     "METRICS",
     "SCHEMA_VERSION",
+    "SHOWN_METRICS",
     "Arm",
     "ArmComparison",
     "ArmVerdict",

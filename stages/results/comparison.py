@@ -21,6 +21,7 @@ from stages.results.database import UnknownDataset, UnknownMetric, UnknownPaper,
 from stages.results.estimates import (
     COST_COLUMNS,
     METRICS,
+    SHOWN_METRICS,
     ArmComparison,
     ArmVerdict,
     CostSummary,
@@ -47,15 +48,17 @@ def compare(
     dataset: str | None = None,
     paper: str | None = None,
     profile: str | None = None,
-    metric: str = "accuracy",
+    metric: str | None = None,
     experiment: str | None = None,
 ) -> list[ExperimentComparison]:
     """Every experiment that fits, in the order of params.yaml, each under its best conditions (or `profile`'s).
 
+    `metric` None: the first of those that its kind of data is compared by.
+
     Raises:
         UnknownName: a dataset, paper, profile or metric that isn't there; the message lists what is.
     """
-    if metric not in METRICS:
+    if metric is not None and metric not in METRICS:
         raise UnknownMetric(metric, METRICS)
     _require(session, UnknownDataset, tables.Dataset, dataset)
     _require(session, UnknownPaper, tables.Paper, paper)
@@ -68,8 +71,10 @@ def compare(
     if experiment is not None:
         query = query.where(tables.Experiment.name == experiment)
     experiments = session.scalars(query).all()
-    facts = _load_facts(session, [experiment.name for experiment in experiments], metric)
-    return [_compare_experiment(experiment, facts, METRICS[metric], profile) for experiment in experiments]
+    kinds = {row.name: row.kind for row in session.execute(select(tables.Dataset.name, tables.Dataset.kind))}
+    chosen = {item.name: METRICS[metric or SHOWN_METRICS[kinds[item.dataset]][0]] for item in experiments}
+    facts = _load_facts(session, chosen)
+    return [_compare_experiment(item, facts, chosen[item.name], profile) for item in experiments]
 
 
 def _require(
@@ -92,7 +97,8 @@ class _Facts:
     verdicts: Mapping[tuple[str, str], tuple[ArmVerdict, ...]]
 
 
-def _load_facts(session: Session, experiments: Sequence[str], metric: str) -> _Facts:
+def _load_facts(session: Session, experiments: Mapping[str, MetricInfo]) -> _Facts:
+    """The rows of these experiments, each compared by its metric."""
     results = defaultdict(list)
     query = (
         select(tables.Result)
@@ -106,7 +112,7 @@ def _load_facts(session: Session, experiments: Sequence[str], metric: str) -> _F
         select(tables.Claim)
         .where(
             tables.Claim.experiment.in_(experiments),
-            tables.Claim.metric.in_((metric, "inference_time")),
+            tables.Claim.metric.in_({"inference_time", *(info.name for info in experiments.values())}),
             tables.Claim.kind == "value",
         )
         .order_by(tables.Claim.position.desc())
@@ -127,7 +133,7 @@ def _load_facts(session: Session, experiments: Sequence[str], metric: str) -> _F
         },
         checkpoints=checkpoints,
         ranks=ranks,
-        verdicts=arm_verdicts(session, experiments),
+        verdicts=arm_verdicts(session, list(experiments)),
     )
 
 
@@ -141,11 +147,12 @@ def _compare_experiment(
     profiles = tuple(dict.fromkeys(group[0].profile for group in groups))
     group = next((group for group in groups if profile in (None, group[0].profile)), [])
     first = group[0] if group else None
-    trained = {result.arm for result in group}
+    shown = {result.arm for result in group} | {arm for _, name, arm in facts.claims if name == experiment.name}
     arms = [
         _compare_arm(experiment, arm, group, facts, metric)
         for arm in experiment.arms
-        if arm.role in _PAIR or arm.name in trained  # a sensitivity arm that wasn't trained is no gap in a table
+        # What wasn't trained and has no printed number is no gap in a table.
+        if arm.name in shown or (not group and arm.role in _PAIR)
     ]
     arms, order = _rank(arms, metric, is_stand_in=first is None or first.provenance == "embedded")
     label = describe_fidelity(*((first.provenance, first.profile, first.cut) if first else (None, None, None)))

@@ -41,6 +41,13 @@ _INFOS = (
 METRICS: Mapping[str, MetricInfo] = {info.name: info for info in _INFOS}
 """`split` None marks a cost, of which every machine has its own number."""
 
+SHOWN_METRICS: Mapping[str, tuple[str, ...]] = {
+    "images": ("accuracy", "best_epoch_accuracy", "loss", "calibration_error", "inference_time"),
+    "table": ("log_mse", "mse", "inference_time"),
+    "text": ("loss", "inference_time"),
+}
+"""What a reader compares models by, for each kind of data; the first one unless another is asked for."""
+
 COST_COLUMNS = {
     "train_seconds": "train_seconds",
     "peak_memory_bytes": "peak_memory_bytes",

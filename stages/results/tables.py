@@ -12,12 +12,13 @@ from typing import Any, ClassVar
 from sqlalchemy import JSON, BigInteger, Double, ForeignKey, ForeignKeyConstraint, Index, String, Text, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 
 class Base(DeclarativeBase):
     type_annotation_map: ClassVar[dict[Any, Any]] = {
         float: Double,
+        int: BigInteger,  # a text has more tokens than 32 bits count
         dict[str, Any]: JSON,
         list[Any]: JSON,
         str: String,
@@ -52,12 +53,13 @@ class Profile(Base):
 
 
 class Dataset(Base):
-    """`shape` is [channels, height, width]; counts are the official ones."""
+    """`kind` is images, table or text; `shape` is that of a sample; counts are the official ones."""
 
     __tablename__ = "datasets"
     name: Mapped[str] = mapped_column(primary_key=True)
     position: Mapped[int]
     title: Mapped[str]
+    kind: Mapped[str]
     shape: Mapped[list[Any]]
     classes: Mapped[int]
     train_images: Mapped[int]
@@ -174,7 +176,7 @@ class Cost(Base):
     train_seconds: Mapped[float]
     epoch_seconds: Mapped[list[Any]]
     samples_per_second: Mapped[float]
-    peak_memory_bytes: Mapped[int] = mapped_column(BigInteger)
+    peak_memory_bytes: Mapped[int]
     latency_seconds_per_sample: Mapped[float | None]
     latency_batch_size: Mapped[int | None]
     latency_warmup: Mapped[int | None]
@@ -204,7 +206,7 @@ class Checkpoint(Base):
     position: Mapped[int]
     path: Mapped[str]
     sha256: Mapped[str]
-    size_bytes: Mapped[int] = mapped_column(BigInteger)
+    size_bytes: Mapped[int]
     dtype: Mapped[str | None]
     accuracy: Mapped[float | None]
     result_id: Mapped[int] = mapped_column(ForeignKey("results.id"), index=True)
