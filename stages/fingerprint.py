@@ -71,18 +71,18 @@ def imported_modules(module: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             found.add(node.module)
             found.update(f"{node.module}.{alias.name}" for alias in node.names)
-    return {name for name in found if source_path(name) is not None and not name.endswith("_native")}
+    return {name for name in found if source_path(name) is not None}
 
 
 def import_closure(roots: Iterable[str]) -> set[str]:
-    """`roots` and everything of ours that they import, directly or not."""
+    """`roots` and everything of ours that they import, directly or not, without fast paths."""
     seen: set[str] = set()
     queue = list(roots)
     while queue:
         module = queue.pop()
         if module not in seen:
             seen.add(module)
-            queue.extend(imported_modules(module))
+            queue.extend(name for name in imported_modules(module) if not name.endswith("_native"))
     return seen
 
 
