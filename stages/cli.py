@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from PIL import Image
 
 from stages.datasets.packed import PackedDataError, read_images, read_info
 from stages.evidence import EvidenceError
-from stages.experiment import ParamsError, describe_cut, load_params
+from stages.experiment import Params, ParamsError, Rate, describe_cut, load_params
+from stages.planning import Cost, FlopCounts, add_up, plan_costs
 from stages.publishing import PublishError, publish
 from stages.runner import assignments, find_experiment
 from stages.store import RunStore, home, write_atomically
@@ -20,21 +22,65 @@ _DATA = Path("data")
 
 
 def show_plan(names: list[str]) -> None:
-    """Print what each experiment has in the store and what it would train."""
+    """Print what the trainings will cost: each experiment under the profile that is set, each paper under every one."""
     params = load_params()
+    names = names or list(params.experiments)
+    papers = {name: find_experiment(params, name).paper for name in names}
+    counts = FlopCounts()
+    heading = ["runs", "epochs", "steps", "FLOPs"]
+    heading += [f"{device} {what}" for device in params.rates for what in ("hours", "USD")]
+    costs = plan_costs(params, params.profile, names, counts.count)
+    lines = [[name, *_cells(cost, params.rates), *_in_store(name, params)] for name, cost in costs.items()]
+    print_table([f"profile {params.profile_name}", *heading, "in store", "cut"], lines)
+    lines = []
+    for profile_name, profile in params.profiles.items():
+        costs = plan_costs(params, profile, names, counts.count)
+        for paper in dict.fromkeys(papers.values()):
+            total = add_up((cost for name, cost in costs.items() if papers[name] == paper), params.rates)
+            lines.append([f"{profile_name}, {paper}", *_cells(total, params.rates)])
+        lines.append([f"{profile_name}, all", *_cells(add_up(costs.values(), params.rates), params.rates)])
+    counts.save()
+    print()
+    print_table(["profile, paper", *heading], lines)
+    print("\nA training that two experiments share is counted with the first.  Each runs alone on its device:")
+    for kind, rate in params.rates.items():
+        print(f"  {kind}: {rate.device}, {rate.usd_per_hour:.2f} USD an hour (params.yaml, rates)")
+
+
+def _cells(cost: Cost, rates: Mapping[str, Rate]) -> list[str]:
+    cells = [f"{cost.runs:,}", f"{cost.epochs:,}", f"{cost.steps:,}", f"{cost.flops:.2g}"]
+    for device, rate in rates.items():
+        cells += [_two_digits(cost.hours(device)), _two_digits(cost.hours(device) * rate.usd_per_hour)]
+    return cells
+
+
+def _two_digits(value: float) -> str:
+    """Estimates: at least two digits, and no decimals that mean nothing."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def _in_store(name: str, params: Params) -> list[str]:
+    """How many of the experiment's trainings are done, and how the profile cuts them."""
+    experiment = params.experiments[name]
+    cut = describe_cut(experiment, params.profile, params.datasets[experiment.dataset]) or "as printed"
+    try:
+        digest = read_info(_DATA / "processed" / experiment.dataset).digest
+    except PackedDataError:
+        return ["not packed", cut]
     store = RunStore(home() / "store")
-    print(f"profile {params.profile_name}")
-    for name in names or params.experiments:
-        experiment = find_experiment(params, name)
-        cut = describe_cut(experiment, params.profile, params.datasets[experiment.dataset])
-        try:
-            digest = read_info(_DATA / "processed" / experiment.dataset).digest
-        except PackedDataError:
-            print(f"{name}: {experiment.dataset} is not packed yet ({cut or 'as printed'})")
-            continue
-        runs = assignments(experiment, params, digest)
-        stored = sum(store.published(run.spec.run_key) is not None for run in runs)
-        print(f"{name}: {len(runs)} runs, {stored} in the store, {len(runs) - stored} to train ({cut or 'as printed'})")
+    done = (store.published(run.spec.run_key) for run in assignments(experiment, params, digest))
+    return [str(sum(folder is not None for folder in done)), cut]
+
+
+def print_table(heading: list[str], lines: list[list[str]]) -> None:
+    """Columns as wide as they need to be; the first and, where it is words, the last to the left."""
+    widths = [max(len(line[column]) for line in [heading, *lines]) for column in range(len(heading))]
+    for line in [heading, *lines]:
+        cells = [cell.rjust(width) for cell, width in zip(line, widths, strict=True)]
+        cells[0] = line[0].ljust(widths[0])
+        if heading[-1] == "cut":
+            cells[-1] = line[-1]
+        print("  ".join(cells))
 
 
 def set_profile(name: str) -> None:
@@ -86,7 +132,7 @@ def release_models(experiment: str, arms: list[str]) -> None:
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="claimcheck", description="Are the papers' numbers so?")
     commands = parser.add_subparsers(dest="command", required=True)
-    plan = commands.add_parser("plan", help="what is trained already and what is not")
+    plan = commands.add_parser("plan", help="what the trainings will cost and which are done")
     plan.add_argument("experiments", nargs="*")
     profile = commands.add_parser("profile", help="set the profile in params.yaml")
     profile.add_argument("name")

@@ -45,13 +45,18 @@ def compose_stand_in(name: str, shape: tuple[int, ...], classes: int) -> tuple[I
     for digit in range(10):
         rank[digits == digit] = np.arange(np.count_nonzero(digits == digit))
     held_out = rank % TEST_EVERY == 0
-    train_labels = random.permutation(np.arange(max(TRAIN_IMAGES, classes)) % classes)
-    test_images = TEST_IMAGES if shape[1] <= LARGE else LARGE_TEST_IMAGES
+    train_images, test_images = stand_in_counts(shape, classes)
+    train_labels = random.permutation(np.arange(train_images) % classes)
     every = np.arange(test_images)
     test_labels = every % classes if classes <= test_images else every * classes // test_images
     train = _compose(train_labels, images[~held_out], digits[~held_out], shape, _places(classes), random)
     test = _compose(test_labels, images[held_out], digits[held_out], shape, _places(classes), random)
     return train, test
+
+
+def stand_in_counts(shape: tuple[int, ...], classes: int) -> tuple[int, int]:
+    """Numbers of training and test images of `shape` [C, H, W]."""
+    return max(TRAIN_IMAGES, classes), TEST_IMAGES if shape[1] <= LARGE else LARGE_TEST_IMAGES
 
 
 def load_sources() -> tuple[np.ndarray, np.ndarray]:

@@ -52,11 +52,11 @@ def prepare_text(source: DatasetSource, manifest: Manifest, folder: Path, target
     if len(shape) != 1 or shape[0] < 1:
         raise WrongShape(f"{manifest.dataset}: a text's shape is [tokens of a window]; params.yaml: {list(shape)}")
     if manifest.source == "embedded":
-        text, shape = compose_stand_in(manifest.dataset), (min(shape[0], STAND_IN_WINDOW),)
+        text, shape = compose_stand_in(manifest.dataset), (stand_in_window(source),)
     else:
         text = _find_reader(manifest.dataset, source)(folder / source.files[0].name, source.train + source.test)
     tokens = np.frombuffer(text, dtype=np.uint8).astype(np.uint16)
-    end = len(tokens) * (TEST_PART - 1) // TEST_PART
+    end, _ = split_lengths(len(tokens))
     train, test = TokenSet(tokens[:end]), TokenSet(tokens[end:])
     if manifest.source != "embedded" and (len(train), len(test)) != (source.train, source.test):
         raise WrongCount(
@@ -80,6 +80,17 @@ def prepare_text(source: DatasetSource, manifest: Manifest, folder: Path, target
     )
     write_packed(target, {"train": train, "test": test}, info)
     return info
+
+
+def split_lengths(tokens: int) -> tuple[int, int]:
+    """Tokens for training and for testing."""
+    train = tokens * (TEST_PART - 1) // TEST_PART
+    return train, tokens - train
+
+
+def stand_in_window(source: DatasetSource) -> int:
+    """Tokens that a row of the stand-in reads."""
+    return min(source.shape[0], STAND_IN_WINDOW)
 
 
 def read_text(path: Path, size_bytes: int) -> bytes:

@@ -1,0 +1,158 @@
+"""What trainings will cost, before anything trains: steps, FLOPs, hours on a device, money.
+
+FLOPs are 2 x multiply-accumulates of matrix products, convolutions and attention; a backward pass counts as two forward
+passes.  Hours come from the rates in params.yaml: the time of the FLOPs, and at least that of starting each step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from stages.datasets.rows import Rows, count_rows
+from stages.experiment import DatasetSource, Experiment, Params, PlannedRun, Profile, Rate, plan_runs
+from stages.fingerprint import code_fingerprint
+from stages.run import ModelSpec, Protocol, Replicate, canonical_json
+from stages.store import home, write_atomically
+
+# Forward FLOPs of one row of a shape; the last argument is the vocabulary of tokens, None where a row is numbers.
+CountFlops = Callable[[ModelSpec, tuple[int, ...], int | None], int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Of some trainings together.  `seconds` by the kind of device: each training alone on one."""
+
+    runs: int
+    epochs: int
+    steps: int
+    flops: int
+    seconds: Mapping[str, float]
+
+    def hours(self, device: str) -> float:
+        return self.seconds[device] / 3600
+
+
+def add_up(costs: Iterable[Cost], devices: Iterable[str]) -> Cost:
+    """The sum; of nothing, zero."""
+    costs = list(costs)
+    return Cost(
+        runs=sum(cost.runs for cost in costs),
+        epochs=sum(cost.epochs for cost in costs),
+        steps=sum(cost.steps for cost in costs),
+        flops=sum(cost.flops for cost in costs),
+        seconds={device: sum(cost.seconds[device] for cost in costs) for device in devices},
+    )
+
+
+def plan_costs(params: Params, profile: Profile, experiments: Iterable[str], count: CountFlops) -> dict[str, Cost]:
+    """Cost of each experiment's trainings under `profile`; one that two experiments share is counted with the first."""
+    seen: set[str] = set()
+    costs = {}
+    for name in experiments:
+        experiment = params.experiments[name]
+        source = params.datasets[experiment.dataset]
+        rows = count_rows(experiment.dataset, source, is_stand_in=profile.data == "embedded")
+        own = []
+        for run in plan_runs(experiment, profile, source):
+            identity = _identity(experiment, run)
+            if identity not in seen:
+                seen.add(identity)
+                own.append(_cost_of_run(run, rows, source, params.rates, count))
+        costs[name] = add_up(own, params.rates)
+    return costs
+
+
+def _identity(experiment: Experiment, run: PlannedRun) -> str:
+    """The parts of a run key that are known before the data are packed."""
+    parts = [experiment.dataset, *(dataclasses.asdict(part) for part in (run.model, run.protocol, run.replicate))]
+    return canonical_json(json.loads(json.dumps(parts)))
+
+
+def _cost_of_run(
+    run: PlannedRun, rows: Rows, source: DatasetSource, rates: Mapping[str, Rate], count: CountFlops
+) -> Cost:
+    protocol = run.protocol
+    train, validation = training_counts(rows.train, protocol, run.replicate)
+    full = math.ceil(train / protocol.batch_size)
+    steps_per_epoch = min(full, protocol.steps_per_epoch or full)
+    epochs = expected_epochs(protocol)
+    trained = epochs * min(train, steps_per_epoch * protocol.batch_size)
+    measured = epochs * (validation + (rows.test if protocol.observe_test else 0)) + rows.test
+    forward = count(run.model, rows.shape, source.classes if source.kind == "text" else None)
+    steps, flops = epochs * steps_per_epoch, forward * (3 * trained + measured)
+    seconds = {
+        device: max(flops / rate.flops_per_second[protocol.precision], steps * rate.step_seconds)
+        for device, rate in rates.items()
+    }
+    return Cost(runs=1, epochs=epochs, steps=steps, flops=flops, seconds=seconds)
+
+
+def training_counts(n: int, protocol: Protocol, replicate: Replicate) -> tuple[int, int]:
+    """Rows of n that train and that validate: the sizes of what `stages.training.split` chooses."""
+    split, held_out = protocol.split, 0
+    if split.kind == "fraction" and split.fraction is not None:
+        held_out = round(n * split.fraction)
+    elif split.kind == "folds" and split.folds is not None and replicate.fold is not None:
+        held_out = n // split.folds + (replicate.fold < n % split.folds)
+    return min(n - held_out, protocol.train_images or n), held_out
+
+
+def expected_epochs(protocol: Protocol) -> int:
+    """All of them; where training stops early, twice the patience after the first epoch that counts."""
+    if protocol.early_stop is None:
+        return protocol.epochs
+    return min(protocol.epochs, protocol.early_stop.from_epoch + 2 * protocol.early_stop.patience)
+
+
+class FlopCounts:
+    """Forward FLOPs of models, counted once and kept in `path` for as long as a model's code stays the same."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or home() / "flops.json"
+        self.known = self._read()
+        self.added = 0
+
+    def _read(self) -> dict[str, int]:
+        try:
+            known = json.loads(self.path.read_text())
+        except (OSError, ValueError):  # nothing kept yet, or not by us: counted anew
+            return {}
+        return known if isinstance(known, dict) else {}
+
+    def count(self, model: ModelSpec, shape: tuple[int, ...], vocabulary: int | None) -> int:
+        """Forward FLOPs of one row of `shape`."""
+        parts = [model.path, dict(model.arguments), list(shape), vocabulary, _code(model.path.split(":")[0])]
+        key = hashlib.sha256(canonical_json(parts).encode()).hexdigest()
+        if key not in self.known:
+            self.known[key] = _count_forward(model, shape, vocabulary)
+            self.added += 1
+        return self.known[key]
+
+    def save(self) -> None:
+        """Keep what was counted since it was read."""
+        if self.added:
+            write_atomically(self.path, (json.dumps(self.known, sort_keys=True, indent=0) + "\n").encode())
+            self.added = 0
+
+
+@cache
+def _code(module: str) -> Mapping[str, str]:
+    return code_fingerprint([module])
+
+
+def _count_forward(model: ModelSpec, shape: tuple[int, ...], vocabulary: int | None) -> int:
+    import torch  # only here: a plan whose models were all counted before needs no torch
+
+    from stages.evaluation.cost import flops_per_sample
+    from stages.papers import build_model
+
+    with torch.device("meta"):  # shapes without numbers: a model of any size is built at once
+        network = build_model(model)
+    return flops_per_sample(network, shape, vocabulary)

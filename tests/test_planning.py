@@ -1,0 +1,179 @@
+"""`claimcheck plan`: what trainings will cost, from the real params and before anything trains."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stages.cli import main
+from stages.datasets.manifest import Manifest
+from stages.datasets.prepare import prepare
+from stages.datasets.rows import count_rows
+from stages.evidence import EvidenceLine, read_lines
+from stages.experiment import Params, load_params
+from stages.planning import Cost, FlopCounts, add_up, expected_epochs, plan_costs, training_counts
+from stages.run import ModelSpec, Replicate, SplitSpec
+from stages.runner import assignments
+from stages.training.split import training_rows
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def params() -> Params:
+    return load_params(ROOT)
+
+
+def one_flop(model: ModelSpec, shape: tuple[int, ...], vocabulary: int | None) -> int:
+    return 1
+
+
+def test_flops_of_a_model_are_those_of_its_published_results(params: Params, tmp_path: Path) -> None:
+    (line,) = (
+        line.result
+        for line in read_lines(ROOT / "data/evidence/ninformer-mnist.jsonl", EvidenceLine)
+        if line.result.arm == "mlp-mixer"
+    )
+    published = next(row.value for row in line.metrics if row.metric == "flops_per_image")
+    model = ModelSpec(**line.spec["model"])
+    assert FlopCounts(tmp_path / "flops.json").count(model, params.datasets["mnist"].shape, None) == published
+
+
+def test_cost_of_an_experiment_is_its_arithmetic(params: Params) -> None:
+    """NiNformer as printed: 100 epochs of 391 steps, tested after each and once more at the end."""
+    (cost,) = plan_costs(params, params.profiles["paper"], ["ninformer-cifar100"], one_flop).values()
+    runs = len(params.experiments["ninformer-cifar100"].arms) * len(params.experiments["ninformer-cifar100"].seeds)
+    assert (cost.runs, cost.epochs, cost.steps) == (runs, 100 * runs, 39_100 * runs)
+    assert cost.flops == runs * (3 * 50_000 * 100 + 101 * 10_000)
+
+
+def test_quick_plans_its_cut_budget(params: Params) -> None:
+    (cost,) = plan_costs(params, params.profiles["quick"], ["ninformer-cifar100"], one_flop).values()
+    assert (cost.runs, cost.epochs, cost.steps) == (4, 12, 4 * 3 * 98)
+
+
+@pytest.mark.parametrize(
+    "split",
+    [SplitSpec(), SplitSpec(kind="fraction", fraction=0.15, seed=1), SplitSpec(kind="folds", folds=5)],
+    ids=["none", "fraction", "folds"],
+)
+@pytest.mark.parametrize("train_images", [None, 40])
+def test_rows_that_train_and_validate_are_as_many_as_the_loop_takes(
+    params: Params, split: SplitSpec, train_images: int | None
+) -> None:
+    printed = params.experiments["dac-vgg-cifar10"].printed
+    protocol = dataclasses.replace(printed, split=split, train_images=train_images)
+    for fold in range(5) if split.kind == "folds" else [None]:
+        for n in (203, 30):
+            rows = training_rows(n, protocol, Replicate(seed=0, fold=fold))
+            assert training_counts(n, protocol, Replicate(seed=0, fold=fold)) == tuple(map(len, rows))
+
+
+@pytest.mark.parametrize("profile", ["smoke", "quick", "paper"])
+def test_plan_has_a_training_for_every_run_key(params: Params, profile: str) -> None:
+    params = dataclasses.replace(params, profile_name=profile)
+    keys = {
+        run.spec.run_key
+        for experiment in params.experiments.values()
+        for run in assignments(experiment, params, experiment.dataset)
+    }
+    costs = plan_costs(params, params.profile, params.experiments, one_flop)
+    assert add_up(costs.values(), params.rates).runs == len(keys)
+
+
+def test_what_two_experiments_share_is_counted_once(params: Params) -> None:
+    again = dataclasses.replace(params.experiments["ninformer-mnist"], name="again")
+    shared = dataclasses.replace(params, experiments={**params.experiments, "again": again})
+    costs = plan_costs(shared, params.profiles["paper"], ["ninformer-mnist", "again"], one_flop)
+    assert costs["ninformer-mnist"].runs > 0
+    assert costs["again"] == add_up([], params.rates)
+
+
+def test_hours_are_those_of_the_flops_and_at_least_those_of_the_steps(params: Params) -> None:
+    def time(flops: int) -> Cost:
+        profile = params.profiles["paper"]
+        (cost,) = plan_costs(params, profile, ["ninformer-mnist"], lambda model, shape, vocabulary: flops).values()
+        return cost
+
+    small, large = time(1), time(10**10)
+    for device, rate in params.rates.items():
+        assert small.seconds[device] == pytest.approx(small.steps * rate.step_seconds)
+        assert large.seconds[device] == pytest.approx(large.flops / rate.flops_per_second["float32"])
+        assert large.hours(device) == large.seconds[device] / 3600
+
+
+def test_a_training_that_may_stop_early_is_expected_to(params: Params) -> None:
+    printed = params.experiments["dac-sgemm"].printed
+    assert (printed.epochs, expected_epochs(printed)) == (1000, 350)
+    assert expected_epochs(dataclasses.replace(printed, epochs=3)) == 3
+    assert expected_epochs(params.experiments["dac-vgg-cifar10"].printed) == 256
+
+
+@pytest.mark.parametrize("name", ["mnist", "stl10", "tinyimagenet32", "sgemm", "openwebtext"])
+def test_stand_ins_have_as_many_rows_as_planned(params: Params, name: str, tmp_path: Path) -> None:
+    source = params.datasets[name]
+    info = prepare(source, Manifest(dataset=name, source="embedded"), tmp_path, tmp_path / "packed")
+    planned = count_rows(name, source, is_stand_in=True)
+    window = info.shape[0] if source.kind == "text" else 1
+    last = 1 if source.kind == "text" else 0
+    assert planned.shape == info.shape
+    assert (planned.train, planned.test) == tuple((n - last) // window for n in (info.train_images, info.test_images))
+
+
+def test_rows_of_a_text_are_its_windows(params: Params) -> None:
+    rows = count_rows("tinyshakespeare", params.datasets["tinyshakespeare"], is_stand_in=False)
+    assert (rows.train, rows.test, rows.shape) == (980, 108, (1024,))
+
+
+def test_flops_are_counted_once_for_each_model(params: Params, tmp_path: Path) -> None:
+    path = tmp_path / "kept" / "flops.json"
+    arm = assignments(params.experiments["ninformer-mnist"], params, "digest")[0].spec.model
+    first = FlopCounts(path)
+    flops = first.count(arm, (1, 28, 28), None)
+    first.save()
+    second = FlopCounts(path)
+    assert (second.count(arm, (1, 28, 28), None), second.added) == (flops, 0)
+    second.count(dataclasses.replace(arm, arguments={**arm.arguments, "depth": 1}), (1, 28, 28), None)
+    assert second.added == 1
+    path.write_text("not ours")
+    assert FlopCounts(path).known == {}
+
+
+@pytest.mark.slow
+def test_a_plan_whose_models_were_counted_loads_no_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys; from stages.cli import main; main(['plan', 'ninformer-mnist']); sys.exit('torch' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code]
+    runs = [
+        subprocess.run(
+            command, cwd=ROOT, env={"CLAIMCHECK_HOME": str(tmp_path)}, capture_output=True, text=True, check=False
+        )
+        for _ in range(2)
+    ]
+    assert [run.returncode for run in runs] == [1, 0], runs[1].stderr
+    assert runs[0].stdout == runs[1].stdout
+
+
+def test_command_prints_each_experiment_and_each_paper_under_every_profile(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("CLAIMCHECK_HOME", str(tmp_path))
+    monkeypatch.setattr(FlopCounts, "count", lambda self, model, shape, vocabulary: 10**9)
+    assert main(["plan", "ninformer-mnist", "brownian-cifar10"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:3]] == ["ninformer-mnist", "brownian-cifar10"]
+    table = [line.split(", ")[1].split()[0] for line in lines if line.startswith(("smoke, ", "quick, ", "paper, "))]
+    assert table == ["ninformer", "brownian", "all"] * 3
+    assert "one NVIDIA H100, 2.50 USD an hour" in lines[-1]
+
+
+def test_an_unknown_experiment_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(ROOT)
+    assert main(["plan", "ninformer"]) == 1
+    assert "no experiment 'ninformer'; known: ninformer-mnist" in capsys.readouterr().err
