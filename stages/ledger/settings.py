@@ -67,16 +67,16 @@ def _rows(source: DatasetSource) -> int:
     return source.train + source.test
 
 
-def _held_out(experiment: Experiment) -> float:
-    """Share of the training rows that validate."""
+def _held_out(experiment: Experiment, source: DatasetSource) -> float:
+    """Rows of the training set that validate: whole ones of a fraction, on average of a fold."""
     split = experiment.printed.split
-    return 1 / split.folds if split.folds else split.fraction or 0.0
+    return source.train / split.folds if split.folds else round(source.train * (split.fraction or 0))
 
 
 def _steps(experiment: Experiment, source: DatasetSource, params: Params) -> float:
     """Steps of a run: batches of what a fold leaves for training."""
     protocol = experiment.printed
-    return round(protocol.epochs * source.train * (1 - _held_out(experiment)) / protocol.batch_size)
+    return round(protocol.epochs * (source.train - _held_out(experiment, source)) / protocol.batch_size)
 
 
 def _native_size(experiment: Experiment, source: DatasetSource, params: Params) -> int:
@@ -90,9 +90,9 @@ _DERIVED: Mapping[str, Derive] = {
     "l2_coefficient": lambda experiment, source, params: experiment.printed.optimizer.weight_decay / 2,
     "protocol.schedule.warmup_steps": lambda experiment, source, params: experiment.printed.schedule.warmup_steps or 0,
     "protocol.split.train": lambda experiment, source, params: (
-        (1 - _held_out(experiment)) * source.train / _rows(source)
+        (source.train - _held_out(experiment, source)) / _rows(source)
     ),
-    "protocol.split.val": lambda experiment, source, params: _held_out(experiment) * source.train / _rows(source),
+    "protocol.split.val": lambda experiment, source, params: _held_out(experiment, source) / _rows(source),
     "protocol.split.test": lambda experiment, source, params: source.test / _rows(source),
     "dataset.size": lambda experiment, source, params: source.shape[1],
     "dataset.native_size": _native_size,
@@ -115,9 +115,7 @@ def agree(claim: ClaimLine, used: Sequence[Any]) -> Verdict:
     """The first value that departs decides; all of them are named."""
     verdicts = [judge_setup(claim.value, value) for value in used]
     worst = next((verdict for verdict in verdicts if verdict.status is Status.DEVIATES), verdicts[0])
-    if len(used) == 1:
-        return worst
-    listed = ", ".join(map(str, used))
+    listed = ", ".join("not set" if value is None else f"{value:g}" for value in used)
     return dataclasses.replace(worst, explanation=f"Printed {claim.value:g}; ours {listed}.")
 
 
