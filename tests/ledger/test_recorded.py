@@ -1,0 +1,149 @@
+"""From files to a real database: which result speaks, and that every claim of the five papers has its row."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from sqlalchemy.orm import Session
+
+from stages.evidence import EvidenceLine, Origin, ResultLine, write_lines
+from stages.recording import record
+from stages.results import ClaimFilter, Verdict, find_judged, list_families, list_judged, open_results, tally
+from stages.verdicts import Status
+from tests.ledger.lines import ROOT, claims, cost, params, results
+from tests.ledger.test_trained import MNIST
+
+VIT, LEAD = "ninformer.table2.mnist.vit", "ninformer.rank.mnist.ninformer"
+
+
+def publish(root: Path, lines: list[ResultLine]) -> None:
+    origin = Origin(revision="1" * 40, dirty=False, published="2026-01-01", versions={})
+    (root / "data" / "evidence").mkdir(exist_ok=True)
+    evidence = [EvidenceLine(result=line, cost=cost(line), origin=origin) for line in lines]
+    (root / "data" / "evidence" / f"{lines[0].experiment}.jsonl").write_bytes(write_lines(evidence))
+
+
+def keep(root: Path, lines: list[ResultLine]) -> None:
+    folder = root / "data" / "results"
+    folder.mkdir(exist_ok=True)
+    (folder / f"{lines[0].experiment}.jsonl").write_bytes(write_lines(lines))
+    (folder / f"{lines[0].experiment}.cost.jsonl").write_bytes(write_lines([cost(line) for line in lines]))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All params and claims.  MNIST is published, the same runs gave other numbers later, and HyperBF ran at smoke."""
+    root = tmp_path_factory.mktemp("ledger")
+    shutil.copytree(ROOT / "params", root / "params")
+    shutil.copy(ROOT / "params.yaml", root)
+    (root / "data").mkdir()
+    shutil.copy(ROOT / "data" / "claims.csv", root / "data")
+    published = results("ninformer-mnist", MNIST)
+    publish(root, published)
+    keep(root, results("ninformer-mnist", {arm: [0.5] * 5 for arm in MNIST}, environment="later"))
+    smoke = {"vit": [0.7561], "hyperbf": [0.7512]}
+    keep(root, results("hyperbf-cifar10", smoke, metric="best_epoch_accuracy", profile="smoke", provenance="embedded"))
+    record(root, "data/results.db")
+    return root
+
+
+@pytest.fixture
+def session(root: Path) -> Iterator[Session]:
+    with open_results(str(root / "data" / "results.db"))() as session:
+        yield session
+
+
+def test_every_claim_of_the_five_papers_has_a_row(session: Session) -> None:
+    judged = list_judged(session, ClaimFilter())
+    assert [row.claim.id for row in judged] == list(claims())
+    assert {row.verdict.rules for row in judged} == {params().verdicts.digest()}
+    assert {Status(row.verdict.status) for row in judged} <= set(Status)
+
+
+def test_published_evidence_speaks_and_not_what_ran_later(session: Session) -> None:
+    claim = find_judged(session, VIT)
+    assert claim.verdict.status == "reproduced"
+    assert [run.value for run in claim.runs] == MNIST["vit"]
+    assert {run.result.source for run in claim.runs} == {"evidence"}
+    assert claim.verdict.n == 5
+
+
+def test_a_stand_in_decides_nothing_though_its_numbers_agree(session: Session) -> None:
+    for claim in list_judged(session, ClaimFilter(experiment="hyperbf-cifar10")):
+        assert claim.verdict.basis in ("none", "params"), claim.claim.id
+        if claim.claim.kind in ("value", "difference"):
+            assert claim.verdict.status == "not tested" and claim.verdict.ours is None
+
+
+def test_a_verdict_has_its_size_its_table_and_its_deviations(session: Session) -> None:
+    claim = find_judged(session, LEAD)
+    assert claim.verdict.size is not None and claim.verdict.size["status"] == "reproduced"
+    assert claim.verdict.holds_adjusted is True
+    assert claim.family is not None and claim.family.text.startswith("2 of 9 orders hold")
+    assert "ninformer.dropout" in {deviation.id for deviation in claim.deviations}
+    assert [family.name for family in list_families(session)] == list(params().verdicts.families)
+
+
+def test_a_claim_of_several_experiments_is_found_under_each(session: Session) -> None:
+    for dataset in ("mnist", "cifar10", "cifar100"):
+        found = {row.claim.id: row for row in list_judged(session, ClaimFilter(dataset=dataset))}
+        assert found["ninformer.setup.epochs"].datasets == ("mnist", "cifar10", "cifar100")
+
+
+def test_a_badge_counts_what_can_be_decided(session: Session) -> None:
+    counts = {row.paper: row for row in tally(session)}
+    assert sum(row.claims for row in counts.values()) == len(claims())
+    for row in counts.values():
+        assert row.decidable == row.in_favour + row.against + row.open + row.waiting
+        assert sum(row.by_verdict.values()) == row.claims
+    ours = counts["ninformer"]
+    decided = [claim for claim in list_judged(session, ClaimFilter(paper="ninformer")) if claim.verdict.is_decidable]
+    assert ours.decidable == len(decided)
+    assert not {"setup", "figure", "qualitative"} & {claim.claim.kind for claim in decided}
+
+
+def smaller(root: Path, place: Path) -> Path:
+    """A copy with the experiments of MNIST alone, soon recorded."""
+    shutil.copytree(root, place)
+    (place / "data" / "results" / "hyperbf-cifar10.jsonl").unlink()
+    index = yaml.safe_load((place / "params.yaml").read_text())
+    index["experiments"] = {"ninformer-mnist": index["experiments"]["ninformer-mnist"]}
+    (place / "params.yaml").write_text(yaml.safe_dump(index))
+    return place
+
+
+def test_another_rule_is_another_digest_and_another_verdict(root: Path, tmp_path: Path) -> None:
+    other = smaller(root, tmp_path / "root")
+    index = yaml.safe_load((other / "params.yaml").read_text())
+    index["verdicts"]["margins"]["error_share"] = 0.001
+    (other / "params.yaml").write_text(yaml.safe_dump(index))
+    record(other, "data/results.db")
+    with open_results(str(other / "data" / "results.db"))() as session:
+        claim = session.get_one(Verdict, VIT)
+    assert claim.rules != params().verdicts.digest()
+    assert claim.status == "undecidable at this margin", "it is the printed rounding now, and the paper ran once"
+
+
+def test_a_protocol_edited_since_decides_nothing(root: Path, tmp_path: Path) -> None:
+    other = smaller(root, tmp_path / "root")
+    path = other / "params" / "ninformer-mnist.yaml"
+    path.write_text(path.read_text().replace("lr: 0.001", "lr: 0.01"))
+    record(other, "data/results.db")
+    with open_results(str(other / "data" / "results.db"))() as session:
+        assert session.get_one(Verdict, VIT).status == "not tested"
+        assert session.get_one(Verdict, LEAD).status == "indicative: agrees"
+
+
+def test_a_replicate_enters_once_however_often_it_ran(root: Path, tmp_path: Path) -> None:
+    other = smaller(root, tmp_path / "root")
+    lines = results("ninformer-mnist", {"vit": MNIST["vit"]})
+    again = [dataclasses.replace(line, environment_digest="again") for line in lines]
+    publish(other, [*lines, *again])
+    record(other, "data/results.db")
+    with open_results(str(other / "data" / "results.db"))() as session:
+        assert [run.replicate for run in find_judged(session, VIT).runs] == [0, 1, 2, 3, 4]
