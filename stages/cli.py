@@ -15,6 +15,7 @@ from stages.evidence import EvidenceError
 from stages.experiment import Params, ParamsError, Rate, describe_cut, load_params
 from stages.planning import Cost, FlopCounts, add_up, plan_costs
 from stages.publishing import PublishError, publish
+from stages.results import ResultsUnavailable, UnknownName
 from stages.runner import assignments, find_experiment
 from stages.store import RunStore, home, write_atomically
 
@@ -129,6 +130,19 @@ def release_models(experiment: str, arms: list[str]) -> None:
         print(f"{path}: {path.stat().st_size:,} bytes; commit it with data/evidence/{experiment}.jsonl")
 
 
+def verify_trails(names: list[str]) -> bool:
+    """Print each link of each checkpoint's trail; False where one is broken."""
+    from stages.verifying import verify  # brings torch
+
+    recorded, trails = verify(Path(), str(_DATA / "results.db"), names)
+    print(f"{recorded.name}: {recorded.status}; {recorded.detail}")
+    for trail in trails:
+        print(f"{trail.checkpoint}: {'broken at ' + trail.broken.name if trail.broken else 'holds'}")
+        for link in trail.links:
+            print(f"  {link.name}: {link.status}; {link.detail}")
+    return recorded.status != "broken" and not any(trail.broken for trail in trails)
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="claimcheck", description="Are the papers' numbers so?")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -145,6 +159,8 @@ def build_parser() -> argparse.ArgumentParser:
     models = commands.add_parser("release", help="put published models into data/models/, rounded to float16")
     models.add_argument("experiment")
     models.add_argument("arms", nargs="+")
+    verify = commands.add_parser("verify", help="recompute what served models rest on, from checkpoint to data")
+    verify.add_argument("checkpoints", nargs="*")
     return parser
 
 
@@ -162,7 +178,9 @@ def main(arguments: list[str] | None = None) -> int:
                 publish_all(options.experiments)
             case "release":
                 release_models(options.experiment, options.arms)
-    except (ParamsError, PackedDataError, PublishError, EvidenceError) as error:
+            case "verify":
+                return 0 if verify_trails(options.checkpoints) else 1
+    except (ParamsError, PackedDataError, PublishError, EvidenceError, ResultsUnavailable, UnknownName) as error:
         print(f"claimcheck {options.command}: {error}", file=sys.stderr)
         return 1
     return 0

@@ -36,6 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "ledger": {"run", "finding", "fingerprint", "schema", "rules", "experiment", "evidence", "verdicts"},
     "recording": {"run", "finding", "store", "fingerprint", "experiment", "evidence", "ledger", "results"},
     "reporting": {"store", "recording", "results"},
+    "verifying": {"run", "fingerprint", "experiment", "evidence", "datasets", "checkpoint", "recording", "results"},
     "models": {"ops"},
     "papers": {"run", "finding", "models", "ops", "optim"},
     "training": {"run", "device", "datasets", "ops", "optim"},

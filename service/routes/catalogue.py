@@ -18,7 +18,7 @@ from service.claim_schemas import (
 )
 from service.dependencies import ResultsSession
 from service.errors import declared
-from service.routes.limits import Limit, Offset
+from service.paging import Paging
 from service.schemas import DatasetOut, ExperimentOut, PaperOut
 from stages.results import ClaimFilter, Status, find_judged, list_families
 
@@ -30,10 +30,10 @@ ExperimentFilter = Annotated[str | None, Query(description="name of an experimen
 VerdictFilter = Annotated[Status | None, Query(description="a verdict", examples=["reproduced"])]
 
 
-@router.get("/papers", tags=["catalogue"], operation_id="listPapers", responses=declared())
-def list_papers(session: ResultsSession) -> list[PaperOut]:
+@router.get("/papers", tags=["catalogue"], operation_id="listPapers", responses=declared(410, 422))
+def list_papers(session: ResultsSession, page: Paging) -> list[PaperOut]:
     """The papers whose claims are tested."""
-    return [PaperOut.model_validate(row) for row in queries.list_papers(session)]
+    return [PaperOut.model_validate(row) for row in page.slice(queries.list_papers(session))]
 
 
 @router.get("/papers/{name}", tags=["catalogue"], operation_id="getPaper", responses=declared(404))
@@ -42,10 +42,10 @@ def read_paper(name: str, session: ResultsSession) -> PaperOut:
     return PaperOut.model_validate(queries.find_paper(session, name))
 
 
-@router.get("/datasets", tags=["catalogue"], operation_id="listDatasets", responses=declared())
-def list_datasets(session: ResultsSession) -> list[DatasetOut]:
+@router.get("/datasets", tags=["catalogue"], operation_id="listDatasets", responses=declared(410, 422))
+def list_datasets(session: ResultsSession, page: Paging) -> list[DatasetOut]:
     """The data sets that models are trained and tested on."""
-    return [DatasetOut.model_validate(row) for row in queries.list_datasets(session)]
+    return [DatasetOut.model_validate(row) for row in page.slice(queries.list_datasets(session))]
 
 
 @router.get("/datasets/{name}", tags=["catalogue"], operation_id="getDataset", responses=declared(404))
@@ -54,14 +54,13 @@ def read_dataset(name: str, session: ResultsSession) -> DatasetOut:
     return DatasetOut.model_validate(queries.find_dataset(session, name))
 
 
-@router.get("/experiments", tags=["catalogue"], operation_id="listExperiments", responses=declared(404))
+@router.get("/experiments", tags=["catalogue"], operation_id="listExperiments", responses=declared(404, 410, 422))
 def list_experiments(
-    session: ResultsSession, paper: PaperFilter = None, dataset: DatasetFilter = None
+    session: ResultsSession, page: Paging, paper: PaperFilter = None, dataset: DatasetFilter = None
 ) -> list[ExperimentOut]:
     """Experiments: one table or figure of one paper on one data set."""
-    return [
-        ExperimentOut.model_validate(row) for row in queries.list_experiments(session, paper=paper, dataset=dataset)
-    ]
+    found = queries.list_experiments(session, paper=paper, dataset=dataset)
+    return [ExperimentOut.model_validate(row) for row in page.slice(found)]
 
 
 @router.get("/experiments/{name}", tags=["catalogue"], operation_id="getExperiment", responses=declared(404))
@@ -70,21 +69,21 @@ def read_experiment(name: str, session: ResultsSession) -> ExperimentOut:
     return ExperimentOut.model_validate(queries.find_experiment(session, name))
 
 
-@router.get("/claims", tags=["claims"], operation_id="listClaims", responses=declared(404, 422))
+@router.get("/claims", tags=["claims"], operation_id="listClaims", responses=declared(404, 410, 422))
 def list_claims(
     session: ResultsSession,
+    page: Paging,
     paper: PaperFilter = None,
     dataset: DatasetFilter = None,
     experiment: ExperimentFilter = None,
     kind: Annotated[str | None, Query(examples=["value"])] = None,
     verdict: VerdictFilter = None,
     family: Annotated[str | None, Query(description="a table's orders", examples=["ninformer.table2"])] = None,
-    limit: Limit = 100,
-    offset: Offset = 0,
 ) -> list[ClaimOut]:
     """What the papers state, in their order, each with its verdict."""
     wanted = ClaimFilter(paper=paper, dataset=dataset, experiment=experiment, kind=kind, verdict=verdict, family=family)
-    return [describe_claim(row) for row in claim_queries.list_claims(session, wanted, limit=limit, offset=offset)]
+    found = claim_queries.list_claims(session, wanted, limit=page.limit + 1, offset=page.offset)
+    return [describe_claim(row) for row in page.cut(found)]
 
 
 @router.get("/claims/{claim_id}", tags=["claims"], operation_id="getClaim", responses=declared(404))

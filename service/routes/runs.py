@@ -10,9 +10,10 @@ from fastapi import APIRouter, Path, Query
 from service import queries
 from service.dependencies import ResultsSession
 from service.errors import declared
+from service.paging import Paging
+from service.provenance import ProvenanceOut, describe_provenance
 from service.queries import Answerer
 from service.routes.catalogue import DatasetFilter, ExperimentFilter
-from service.routes.limits import Limit, Offset
 from service.schemas import (
     ArmResultOut,
     CheckpointOut,
@@ -27,26 +28,24 @@ from stages.results import Result, describe_fidelity
 router = APIRouter(prefix="/api/v1")
 
 
-@router.get("/runs", tags=["runs"], operation_id="listRuns", responses=declared(404, 422))
+@router.get("/runs", tags=["runs"], operation_id="listRuns", responses=declared(404, 410, 422))
 def list_runs(
     session: ResultsSession,
+    page: Paging,
     experiment: ExperimentFilter = None,
     arm: Annotated[str | None, Query(examples=["ninformer"])] = None,
     profile: Annotated[str | None, Query(examples=["quick"])] = None,
     provenance: Literal["embedded", "subset", "full"] | None = None,
     source: Literal["evidence", "local"] | None = None,
     selected: Annotated[bool | None, Query(description="enters comparisons")] = None,
-    limit: Limit = 100,
-    offset: Offset = 0,
+    sort: Annotated[queries.RunOrder, Query(description="a minus turns it round", examples=["-accuracy"])] = "position",
 ) -> list[RunOut]:
-    """Results, in the order of experiments, arms and replicates."""
+    """Results, in the order of experiments, arms and replicates or as `sort` says."""
     wanted = queries.RunFilter(
         experiment=experiment, arm=arm, profile=profile, provenance=provenance, source=source, is_selected=selected
     )
-    return [
-        RunOut.model_validate(_summary(row))
-        for row in queries.list_results(session, wanted, limit=limit, offset=offset)
-    ]
+    found = queries.list_results(session, wanted, order=sort, limit=page.limit + 1, offset=page.offset)
+    return [RunOut.model_validate(_summary(row)) for row in page.cut(found)]
 
 
 @router.get("/runs/{run_key}", tags=["runs"], operation_id="getRun", responses=declared(404))
@@ -57,13 +56,26 @@ def read_run(
     return describe_run(queries.find_run(session, run_key), session)
 
 
-@router.get("/checkpoints", tags=["runs"], operation_id="listCheckpoints", responses=declared(404))
+@router.get("/runs/{run_key}/provenance", tags=["runs"], operation_id="getProvenance", responses=declared(404, 422))
+def read_provenance(
+    run_key: Annotated[str, Path(description="64 hexadecimal digits")], session: ResultsSession
+) -> ProvenanceOut:
+    """What a run's numbers rest on: checkpoint, run, params, code, data, environment, each with its digest.
+
+    `claimcheck verify` recomputes these digests from the files and names the first that doesn't hold.
+    """
+    return describe_provenance(queries.find_run(session, run_key), session)
+
+
+@router.get("/checkpoints", tags=["runs"], operation_id="listCheckpoints", responses=declared(404, 410, 422))
 def list_checkpoints(
-    session: ResultsSession, dataset: DatasetFilter = None, experiment: ExperimentFilter = None
+    session: ResultsSession, page: Paging, dataset: DatasetFilter = None, experiment: ExperimentFilter = None
 ) -> list[CheckpointOut]:
     """Trained models that can answer."""
-    found = queries.list_checkpoints(session, dataset=dataset, experiment=experiment)
-    return [_checkpoint(answerer) for answerer in found]
+    found = queries.list_checkpoints(
+        session, dataset=dataset, experiment=experiment, limit=page.limit + 1, offset=page.offset
+    )
+    return [_checkpoint(answerer) for answerer in page.cut(found)]
 
 
 @router.get("/checkpoints/{checkpoint_id}", tags=["runs"], operation_id="getCheckpoint", responses=declared(404))

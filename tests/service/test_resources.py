@@ -1,10 +1,24 @@
 from __future__ import annotations
 
+import hashlib
+import json
 import re
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+
+from service.settings import Settings
+from stages.recording import record
+from stages.run import canonical_json
+from tests.service.conftest import png, serving
+
+
+@pytest.fixture
+def own_root(root: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(root, tmp_path / "root")
 
 
 def test_papers_come_from_their_packages(client: TestClient) -> None:
@@ -23,14 +37,122 @@ def test_datasets_and_experiments_keep_the_order_of_the_params(client: TestClien
     assert client.get("/api/v1/experiments/ninformer-mnist").json() == experiment
 
 
-def test_runs_can_be_filtered_and_paged(client: TestClient) -> None:
-    everything = client.get("/api/v1/runs").json()
-    assert len(everything) == 24
-    pages = [client.get(f"/api/v1/runs?limit=10&offset={offset}").json() for offset in (0, 10, 20, 30)]
-    assert [row for page in pages for row in page] == everything
+def test_runs_can_be_filtered(client: TestClient) -> None:
+    assert len(client.get("/api/v1/runs").json()) == 24
     chosen = client.get("/api/v1/runs?experiment=ninformer-cifar100&arm=vit&profile=quick").json()
     assert [(row["provenance"], row["source"]) for row in chosen] == [("subset", "evidence")]
     assert {row["provenance"] for row in client.get("/api/v1/runs?provenance=embedded").json()} == {"embedded"}
+
+
+def walk(client: TestClient, address: str) -> list[list[dict[str, Any]]]:
+    """All pages, by their Link headers."""
+    pages = []
+    while True:
+        response = client.get(address)
+        pages.append(response.json())
+        links = parse_links(response.headers["link"])
+        if "next" not in links:
+            return pages
+        address = links["next"]
+
+
+def parse_links(header: str) -> dict[str, str]:
+    return {rel: address for address, rel in re.findall(r'<([^>]*)>; rel="(\w+)"', header)}
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "/api/v1/runs",
+        "/api/v1/claims",
+        "/api/v1/checkpoints",
+        "/api/v1/experiments",
+        "/api/v1/datasets",
+        "/api/v1/papers",
+    ],
+)
+@pytest.mark.parametrize("limit", [1, 5, 1000])
+def test_pages_hold_every_row_once_and_in_order(client: TestClient, address: str, limit: int) -> None:
+    whole = client.get(f"{address}?limit=1000").json()
+    pages = walk(client, f"{address}?limit={limit}")
+    assert [row for page in pages for row in page] == whole
+    assert all(len(page) == limit for page in pages[:-1]) and 0 < len(pages[-1]) <= limit
+
+
+def test_pages_keep_filters_and_order(client: TestClient) -> None:
+    pages = walk(client, "/api/v1/runs?limit=5&profile=paper&sort=-accuracy")
+    rows = [row for page in pages for row in page]
+    accuracies = [metric["value"] for row in rows for metric in row["metrics"] if metric["metric"] == "accuracy"]
+    assert len(rows) == 12 == len(accuracies)
+    assert accuracies == sorted(accuracies, reverse=True)
+    assert {row["profile"] for row in rows} == {"paper"}
+
+
+def test_a_cursor_belongs_to_its_list(client: TestClient) -> None:
+    cursor = parse_links(client.get("/api/v1/runs?limit=5").headers["link"])["next"].split("cursor=")[1]
+    for address in ("/api/v1/claims?", "/api/v1/runs?profile=paper&", "/api/v1/runs?sort=-position&"):
+        response = client.get(f"{address}cursor={cursor}")
+        assert response.status_code == 422
+        assert "another list or to other filters" in response.json()["detail"]
+
+
+def test_a_cursor_ends_with_the_content_it_was_made_of(own_root: Path) -> None:
+    with serving(Settings(root=own_root)) as client:
+        following = parse_links(client.get("/api/v1/runs?limit=5").headers["link"])["next"]
+        (own_root / "data" / "results" / "ninformer-cifar10.jsonl").unlink()
+        record(own_root, "data/results.db")
+        response = client.get(following)
+        assert (response.status_code, response.headers["content-type"]) == (410, "application/problem+json")
+
+
+CONDITIONAL = ("/", "/compare", "/api/v1/runs?limit=2", "/api/v1/claims/ninformer.table2.mnist.vit", "/api/v1/papers")
+
+
+@pytest.mark.parametrize("path", CONDITIONAL)
+def test_what_a_client_has_is_not_sent_again(client: TestClient, path: str) -> None:
+    first = client.get(path)
+    etag = first.headers["etag"]
+    assert first.headers["cache-control"] == "no-cache"
+    for known in (etag, etag.removeprefix("W/"), f'"x", {etag}', "*"):
+        again = client.get(path, headers={"if-none-match": known})
+        assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag)
+    assert client.get(path, headers={"if-none-match": 'W/"x"'}).text == first.text
+    other = client.get(path, headers={"accept": "text/csv, */*;q=0.1"}).headers["etag"]
+    assert other != etag, "another form of the same has another tag"
+
+
+def test_a_tag_changes_with_the_content_and_not_without(own_root: Path) -> None:
+    with serving(Settings(root=own_root)) as client:
+        before = client.get("/compare").headers["etag"]
+        record(own_root, "data/results.db")
+        assert client.get("/compare").headers["etag"] == before, "the same files give the same content"
+        (own_root / "data" / "results" / "ninformer-cifar10.jsonl").unlink()
+        record(own_root, "data/results.db")
+        assert client.get("/compare", headers={"if-none-match": before}).status_code == 200
+
+
+def test_errors_have_no_tag(client: TestClient) -> None:
+    assert "etag" not in client.get("/api/v1/papers/x").headers
+    assert "etag" not in client.get("/health/ready").headers
+
+
+def test_a_runs_trail_leads_from_its_checkpoint_to_data_and_machine(client: TestClient) -> None:
+    (model,) = client.post("/predict?checkpoint=ninformer-cifar100.vit.0", files={"file": png()}).json()["models"]
+    provenance = client.get(f"/api/v1/runs/{model['run_key']}/provenance").json()
+    (trail,) = provenance["trails"]
+    assert provenance["run_key"] == model["run_key"]
+    assert trail["checkpoint"]["sha256"] == model["weights_sha256"] == trail["trained_weights_sha256"]
+    spec = {**trail["params"], "data_digest": trail["data"]["digest"], "code": trail["code"]["modules"]}
+    assert hashlib.sha256(canonical_json(spec).encode()).hexdigest() == model["run_key"]
+    assert (trail["code"]["revision"], trail["code"]["dirty"]) == ("0" * 40, False)
+    assert trail["data"]["dataset"] == "cifar100"
+    assert trail["environment"]["facts"]["torch"] == "2.15.0"
+
+
+def test_the_committed_openapi_document_is_the_services(client: TestClient) -> None:
+    """A change of the API is seen in review: `python -m service --openapi > docs/openapi.json` writes it."""
+    committed = json.loads((Path(__file__).resolve().parents[2] / "docs" / "openapi.json").read_text())
+    assert client.get("/api/v1/openapi.json").json() == committed
 
 
 def test_a_run_has_curves_spec_and_environment(client: TestClient) -> None:

@@ -1,0 +1,70 @@
+"""Lists in pages: a cursor that holds only as long as the database does, and Link headers (RFC 8288).
+
+A cursor names the database's content, the request's filters and a place in the list.  The content never changes under a
+cursor, so pages of one walk hold every row once; after a rebuild the cursor is refused rather than silently wrong.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from collections.abc import Sequence
+from typing import Annotated, TypeVar
+from urllib.parse import parse_qsl, urlencode
+
+from fastapi import Depends, Query, Request, Response
+
+from service.errors import Problem
+
+Row = TypeVar("Row")
+Limit = Annotated[int, Query(ge=1, le=1000, description="at most this many")]
+Cursor = Annotated[str | None, Query(max_length=200, description="of a Link header: where the next page begins")]
+
+
+class Page:
+    """The part of a list that one request asks for: ask for `limit + 1` rows from `offset`, and `cut` them."""
+
+    def __init__(self, request: Request, response: Response, limit: Limit = 100, cursor: Cursor = None) -> None:
+        self.limit, self._response, self._path = limit, response, request.url.path
+        self._query = [(name, value) for name, value in parse_qsl(request.url.query) if name != "cursor"]
+        filters = urlencode(sorted(pair for pair in self._query if pair[0] != "limit"))
+        self._content: str = request.scope["state"]["content"]
+        self._list = hashlib.sha256(f"{self._path}?{filters}".encode()).hexdigest()[:12]
+        self.offset = 0 if cursor is None else self._read(cursor)
+
+    def cut(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """At most `limit` of `rows`; a Link header says where the rest and the beginning are."""
+        links = [f'<{self._address(None)}>; rel="first"']
+        if len(rows) > self.limit:
+            links.append(f'<{self._address(self._write(self.offset + self.limit))}>; rel="next"')
+        self._response.headers["link"] = ", ".join(links)
+        return rows[: self.limit]
+
+    def slice(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """As `cut`, of a whole list."""
+        return self.cut(rows[self.offset : self.offset + self.limit + 1])
+
+    def _address(self, cursor: str | None) -> str:
+        query = urlencode([*self._query, *([("cursor", cursor)] if cursor else [])])
+        return f"{self._path}?{query}" if query else self._path
+
+    def _write(self, offset: int) -> str:
+        text = f"{self._content[:12]}.{self._list}.{offset}"
+        return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+    def _read(self, cursor: str) -> int:
+        try:
+            text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode("ascii")
+            content, listed, place = text.split(".")
+            offset = int(place)
+        except (binascii.Error, ValueError):
+            raise Problem(422, "query.cursor: expected one out of a Link header") from None
+        if listed != self._list or not 0 <= offset < 1 << 40:
+            raise Problem(422, "query.cursor: it belongs to another list or to other filters")
+        if content != self._content[:12]:
+            raise Problem(410, "the results were rebuilt since this list was begun; begin again without a cursor")
+        return offset
+
+
+Paging = Annotated[Page, Depends(Page)]
