@@ -1,4 +1,4 @@
-"""Comparisons as documents: a Markdown and a CSV file an experiment, and `docs/results.md`.
+"""Comparisons and verdicts as documents: a Markdown and a CSV file an experiment, and `docs/results.md`.
 
 Numbers in CSV are fractions and units; percent exists in Markdown, which people read.
 """
@@ -6,10 +6,24 @@ Numbers in CSV are fractions and units; percent exists in Markdown, which people
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from stages.recording import record
-from stages.results import ArmComparison, ExperimentComparison, as_csv, compare, open_results
+from stages.results import (
+    ArmComparison,
+    ClaimFilter,
+    ExperimentComparison,
+    Family,
+    JudgedClaim,
+    Tally,
+    as_csv,
+    compare,
+    list_families,
+    list_judged,
+    open_results,
+    tally,
+)
 from stages.store import write_atomically
 
 NONE = "–"
@@ -17,6 +31,7 @@ DOCS_HEAD = """# Results
 
 Written by `make report` from the committed evidence (`data/evidence/`) alone: the same bytes on every machine.
 Ours is the mean over replicates; intervals are Student's t, 95 %. Inference times compare within a table only.
+How a verdict is reached: [verdicts.md](verdicts.md). Claims that need no training: [findings.md](findings.md).
 """
 
 
@@ -28,7 +43,11 @@ def write_report(place: str, folder: Path) -> list[Path]:
     """
     with open_results(place)() as session:
         comparisons = compare(session)
+        judged, counts, families = list_judged(session, ClaimFilter()), tally(session), list_families(session)
     files = {"index.md": "# Results\n\n" + "\n".join(as_markdown(comparison) for comparison in comparisons)}
+    files["verdicts.md"] = f"# Verdicts\n\n{badges(counts)}\n" + "\n".join(
+        verdict_table(count.paper, judged, families) for count in counts
+    )
     for comparison in comparisons:
         files[f"{comparison.experiment}.md"] = as_markdown(comparison)
         files[f"{comparison.experiment}.csv"] = as_csv([comparison])
@@ -48,13 +67,60 @@ def write_docs(root: Path, path: Path) -> Path:
         record(root, place, evidence_only=True)
         with open_results(place)() as session:
             comparisons = compare(session)
+            judged = [row for row in list_judged(session, ClaimFilter()) if row.verdict.basis == "results"]
+            families = [family for family in list_families(session) if family.tested]
     measured = [comparison for comparison in comparisons if comparison.provenance is not None]
     open_titles = [comparison.title for comparison in comparisons if comparison.provenance is None]
-    parts = [DOCS_HEAD, *(as_markdown(comparison) for comparison in measured)]
+    papers = dict.fromkeys(row.claim.paper for row in judged)
+    parts = [DOCS_HEAD, *(verdict_table(paper, judged, families) for paper in papers)]
+    parts += [as_markdown(comparison) for comparison in measured]
     if open_titles:
         parts.append("## Without evidence so far\n\n" + "".join(f"- {title}\n" for title in open_titles))
     write_atomically(path, "\n".join(parts).encode())
     return path
+
+
+def show_status(place: str) -> str:
+    """Counts of verdicts by paper, for a terminal.
+
+    Raises:
+        ResultsUnavailable: the database can't be read.
+    """
+    with open_results(place)() as session:
+        counts = tally(session)
+    lines = [f"{'paper':12} {'in favour':>9} {'against':>8} {'open':>5} {'waiting':>8}  of decidable, of all"]
+    for row in counts:
+        numbers = f"{row.in_favour:9} {row.against:8} {row.open:5} {row.waiting:8}"
+        lines.append(f"{row.paper:12} {numbers}  {row.decidable}, {row.claims}")
+    words = dict.fromkeys(word for row in counts for word in row.by_verdict)
+    lines += ["", *(f"{sum(row.by_verdict.get(word, 0) for row in counts):5} {word}" for word in sorted(words))]
+    return "\n".join(lines)
+
+
+def badges(counts: Sequence[Tally]) -> str:
+    """A line a paper: of the claims that can be decided, what came out."""
+    lines = [
+        "| paper | claims | can be decided | in favour | against | open | not run yet |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for row in counts:
+        cells = (row.paper, row.claims, row.decidable, row.in_favour, row.against, row.open, row.waiting)
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines) + "\n"
+
+
+def verdict_table(paper: str, judged: Sequence[JudgedClaim], families: Sequence[Family]) -> str:
+    """A row a claim of one paper, and the sentences of its tables."""
+    lines = [f"## Verdicts: {paper}", ""]
+    lines += [f"- `{family.name}`: {family.text}" for family in families if family.paper == paper]
+    lines += ["", "| claim | paper | ours | verdict | |", "|---|--:|--:|---|---|"]
+    for row in judged:
+        claim, verdict = row.claim, row.verdict
+        if claim.paper == paper:
+            said = verdict.explanation.replace("|", "\\|")
+            ours = _number(verdict.ours, claim.unit)
+            lines.append(f"| `{claim.id}` | {_number(claim.value, claim.unit)} | {ours} | {verdict.status} | {said} |")
+    return "\n".join(lines) + "\n"
 
 
 def as_markdown(comparison: ExperimentComparison) -> str:

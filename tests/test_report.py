@@ -11,7 +11,7 @@ import pytest
 
 from stages import report
 from stages.recording import record
-from stages.reporting import write_docs
+from stages.reporting import show_status, write_docs
 from tests.service.results_factory import REPOSITORY, make_root
 
 
@@ -37,7 +37,7 @@ def test_every_experiment_has_a_table_in_markdown_and_csv(root: Path) -> None:
     assert report.main([]) == 0
     folder = root / "data" / "report"
     names = ("ninformer-mnist", "ninformer-cifar10", "ninformer-cifar100")
-    assert {path.name for path in folder.iterdir()} == {"index.md"} | {
+    assert {path.name for path in folder.iterdir()} == {"index.md", "verdicts.md"} | {
         f"{n}.{kind}" for n in names for kind in ("md", "csv")
     }
     mnist = (folder / "ninformer-mnist.md").read_text()
@@ -86,3 +86,32 @@ def test_docs_are_the_same_bytes_under_another_locale_zone_and_hash_seed(root: P
 def test_a_report_without_a_database_says_how_to_get_one(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert report.main([]) == 1
     assert "`dvc repro` builds it" in capsys.readouterr().err
+
+
+def test_verdicts_are_a_table_a_paper(root: Path) -> None:
+    record(root, "data/results.db")
+    report.main([])
+    text = (root / "data" / "report" / "verdicts.md").read_text()
+    assert "| ninformer | 16 | 13 | 0 | 1 | 4 | 8 |" in text
+    assert cells(text, "`ninformer.table2.mnist.vit`")[1:4] == ["97.12 %", "97.22 %", "inconclusive"]
+    assert cells(text, "`ninformer.table3.mnist.vit`")[3] == "contradicted"
+
+
+def test_docs_have_the_verdicts_of_evidence_alone(root: Path) -> None:
+    report.main(["--docs"])
+    text = (root / "docs" / "results.md").read_text()
+    assert "## Verdicts: ninformer" in text
+    assert "`ninformer.table2.mnist.vit`" in text and "`ninformer.table2.cifar10.vit`" not in text
+    assert "contradicted" not in text, "what needs no training stands in findings.md"
+
+
+def test_the_status_counts_verdicts_by_paper(root: Path) -> None:
+    record(root, "data/results.db")
+    lines = show_status("data/results.db").splitlines()
+    assert lines[1].split() == ["ninformer", "0", "1", "4", "8", "13,", "16"]
+    assert [line.split(maxsplit=1) for line in lines[3:]] == [
+        ["1", "contradicted"],
+        ["4", "inconclusive"],
+        ["8", "not tested"],
+        ["3", "not tested (hardware)"],
+    ]
