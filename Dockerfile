@@ -5,6 +5,9 @@
 #
 #   docker run -p 127.0.0.1:8000:8000 claimcheck
 #   docker run -p 127.0.0.1:8000:8000 -v "$PWD/data:/app/data:ro" claimcheck     your own results and checkpoints
+#   docker run --read-only --tmpfs /tmp --cap-drop ALL --security-opt no-new-privileges -p 127.0.0.1:8000:8000 claimcheck
+#
+# docs/service.md has the settings; behind another name than localhost, CLAIMCHECK_ALLOWED_HOSTS is one to set.
 
 FROM python:3.12.12-slim-bookworm AS base
 ENV PYTHONUNBUFFERED=1 \
@@ -26,7 +29,9 @@ RUN .ci/setup serving locked
 FROM base AS app
 RUN useradd --system --uid 10001 --create-home claimcheck \
     && chown claimcheck /app
-ENV PATH=/app/.venv/bin:$PATH
+# What is cached (the page's chart scripts) lies in /tmp, so the rest can be read-only.
+ENV PATH=/app/.venv/bin:$PATH \
+    XDG_CACHE_HOME=/tmp/cache
 COPY LICENSE NOTICE params.yaml ./
 COPY params params
 COPY stages stages
