@@ -130,6 +130,13 @@ def release_models(experiment: str, arms: list[str]) -> None:
         print(f"{path}: {path.stat().st_size:,} bytes; commit it with data/evidence/{experiment}.jsonl")
 
 
+def show_verdicts() -> None:
+    """Print how many claims of each paper have which verdict."""
+    from stages.reporting import show_status  # brings what builds and judges the database
+
+    print(show_status(str(_DATA / "results.db")))
+
+
 def verify_trails(names: list[str]) -> bool:
     """Print each link of each checkpoint's trail; False where one is broken."""
     from stages.verifying import verify  # brings torch
@@ -159,6 +166,7 @@ def build_parser() -> argparse.ArgumentParser:
     models = commands.add_parser("release", help="put published models into data/models/, rounded to float16")
     models.add_argument("experiment")
     models.add_argument("arms", nargs="+")
+    commands.add_parser("status", help="how many claims of each paper have which verdict")
     verify = commands.add_parser("verify", help="recompute what served models rest on, from checkpoint to data")
     verify.add_argument("checkpoints", nargs="*")
     return parser
@@ -178,6 +186,8 @@ def main(arguments: list[str] | None = None) -> int:
                 publish_all(options.experiments)
             case "release":
                 release_models(options.experiment, options.arms)
+            case "status":
+                show_verdicts()
             case "verify":
                 return 0 if verify_trails(options.checkpoints) else 1
     except (ParamsError, PackedDataError, PublishError, EvidenceError, ResultsUnavailable, UnknownName) as error:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from stages import report
+from stages import cli, report
 from stages.recording import record
-from stages.reporting import show_status, write_docs
+from stages.reporting import write_docs
 from tests.service.results_factory import REPOSITORY, make_root
 
 
@@ -105,9 +105,12 @@ def test_docs_have_the_verdicts_of_evidence_alone(root: Path) -> None:
     assert "contradicted" not in text, "what needs no training stands in findings.md"
 
 
-def test_the_status_counts_verdicts_by_paper(root: Path) -> None:
+def test_the_status_counts_verdicts_by_paper(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["status"]) == 1
+    assert "there is no results database yet" in capsys.readouterr().err
     record(root, "data/results.db")
-    lines = show_status("data/results.db").splitlines()
+    assert cli.main(["status"]) == 0
+    lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["ninformer", "0", "1", "4", "8", "13,", "16"]
     assert [line.split(maxsplit=1) for line in lines[3:]] == [
         ["1", "contradicted"],
