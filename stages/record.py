@@ -1,4 +1,7 @@
-"""`python -m stages.record`: build `data/results.db` from result lines, evidence, claims and params."""
+"""`python -m stages.record`: build `data/results.db` from result lines, evidence, claims and params.
+
+And the database that CLAIMCHECK_DATABASE names, a file or a URL: DVC tracks the file, the service may read another one.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,33 @@ import os
 import sys
 from pathlib import Path
 
+from sqlalchemy.engine import make_url
+
 from stages.evidence import EvidenceError
 from stages.experiment import ParamsError
 from stages.recording import LedgerError, RecordError, record
 from stages.results import ResultsUnavailable
 
+TRACKED = "data/results.db"
+
 
 def main() -> int:
-    place = os.environ.get("CLAIMCHECK_DATABASE", "data/results.db")
+    places = dict.fromkeys([TRACKED, os.environ.get("CLAIMCHECK_DATABASE", TRACKED)])
+    return max(write(place) for place in places)
+
+
+def write(place: str) -> int:
+    """Build the database at `place` and say what went in; 1 where it can't be."""
+    shown = make_url(place).render_as_string() if "://" in place else place
     try:
         summary = record(Path(), place)
     except (EvidenceError, LedgerError, ParamsError, RecordError, ResultsUnavailable) as error:
-        print(f"record: {error}\nrecord: {place} stays as it was", file=sys.stderr)
+        print(f"record: {error}\nrecord: {shown} stays as it was", file=sys.stderr)
         return 1
     for note in summary.notes:
         print(f"record: {note}", file=sys.stderr)
     print(
-        f"record: {place}: {summary.results} results ({summary.selected} enter comparisons), "
+        f"record: {shown}: {summary.results} results ({summary.selected} enter comparisons), "
         f"{summary.checkpoints} checkpoints, {summary.claims} claims, {summary.findings} of them computed"
     )
     return 0

@@ -1,18 +1,21 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from tests.datasets.official_host import OfficialHost
+from tests.postgres import cluster, find_programs
 
 # Before anything brings in torch: threads that wait for each other make small tests crawl on a busy machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -52,3 +55,21 @@ def real_mirror() -> Path:
         finally:
             shutil.rmtree(staged, ignore_errors=True)
     return cache
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[Callable[[], str]]:
+    """Makes an empty PostgreSQL database and gives its URL."""
+    programs = find_programs()
+    if programs is None:
+        pytest.skip("no PostgreSQL server here; on Debian: apt install postgresql")
+    numbers = itertools.count()
+    with cluster(programs) as server:
+
+        def create() -> str:
+            name = f"results{next(numbers)}"
+            with psycopg.connect(f"{server}/postgres", autocommit=True) as connection:
+                connection.execute(f"CREATE DATABASE {name}")  # type: ignore[arg-type]
+            return f"{server}/{name}"
+
+        yield create

@@ -111,7 +111,7 @@ def test_the_paper_goes_from_data_to_an_answer(project: Path, tmp_path: Path) ->
     """Without DVC and without the findings of the other papers: both are in the test of the commands."""
     project = Path(shutil.copytree(project, tmp_path / "claimcheck"))
     run(project, sys.executable, "-c", VERBS)
-    client = TestClient(create_app(Settings(root=project)))
+    client = TestClient(create_app(Settings(root=project)), base_url="http://127.0.0.1")
     (comparison,) = client.get("/compare", params={"paper": "toy"}).json()["comparisons"]
     assert [(arm["arm"], arm["ours"]["n_replicates"]) for arm in comparison["arms"]] == [
         ("softmax-regression", 1),

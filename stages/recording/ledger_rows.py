@@ -61,28 +61,32 @@ def _size(judgement: Judgement) -> dict[str, Any] | None:
     return {"status": str(size.status)} | {name: getattr(size, name) for name in names}
 
 
-def deviation_rows(found: Sequence[PaperDeviations], claims: Sequence[ClaimLine]) -> list[tables.Base]:
-    """Every deviation; then, for each, the claims that it touches."""
-    rows: list[tables.Base] = []
-    links: list[tables.Base] = []
-    for paper in found:
-        own = [claim for claim in claims if claim.paper == paper.paper]
-        for name, deviation in paper.deviations.items():
-            identity = f"{paper.paper}.{name}"
-            rows.append(
-                tables.Deviation(
-                    id=identity,
-                    position=len(rows),
-                    paper=paper.paper,
-                    subject=deviation.subject,
-                    says=deviation.paper,
-                    code=deviation.code,
-                    ours=deviation.ours,
-                    why=deviation.why,
-                )
-            )
-            links += [tables.ClaimDeviation(claim=claim, deviation=identity) for claim in touched(deviation, own)]
-    return [*rows, *links]
+def deviation_rows(found: Sequence[PaperDeviations]) -> list[tables.Base]:
+    """Every deviation."""
+    every = [(paper.paper, name, deviation) for paper in found for name, deviation in paper.deviations.items()]
+    return [
+        tables.Deviation(
+            id=f"{paper}.{name}",
+            position=position,
+            paper=paper,
+            subject=deviation.subject,
+            says=deviation.paper,
+            code=deviation.code,
+            ours=deviation.ours,
+            why=deviation.why,
+        )
+        for position, (paper, name, deviation) in enumerate(every)
+    ]
+
+
+def deviation_links(found: Sequence[PaperDeviations], claims: Sequence[ClaimLine]) -> list[tables.Base]:
+    """For each deviation, the claims of its paper that it touches."""
+    return [
+        tables.ClaimDeviation(claim=claim, deviation=f"{paper.paper}.{name}")
+        for paper in found
+        for name, deviation in paper.deviations.items()
+        for claim in touched(deviation, [claim for claim in claims if claim.paper == paper.paper])
+    ]
 
 
 def place_rows(claims: Iterable[ClaimLine], params: Params) -> list[tables.Base]:

@@ -16,7 +16,7 @@ from stages.evidence import CostLine
 from stages.experiment import Params
 from stages.fingerprint import source_path
 from stages.ledger import ClaimLine, PaperDeviations, Trial, judge_claims
-from stages.recording.ledger_rows import deviation_rows, family_rows, place_rows, plain, verdict_rows
+from stages.recording.ledger_rows import deviation_links, deviation_rows, family_rows, place_rows, plain, verdict_rows
 from stages.recording.sources import FindingLine, Found, Weights
 from stages.run import canonical_json
 
@@ -55,7 +55,8 @@ class Rows:
             self.checkpoints(),
             [self.claim(number, claim) for number, claim in enumerate(self.claims)],
             verdict_rows(self.judgements, self.sentences, self.params.verdicts.digest()),
-            deviation_rows(self.deviations, self.claims),
+            deviation_rows(self.deviations),
+            deviation_links(self.deviations, self.claims),
             place_rows(self.claims, self.params),
             family_rows(self.sentences, self.judgements),
         ):

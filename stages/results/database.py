@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import Engine, create_engine, event
+from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session, sessionmaker
@@ -134,9 +134,11 @@ def create_results(url: str, fill: Callable[[Session], None]) -> None:
         ResultsUnavailable: the database can't be written.
     """
     engine = create_engine(url, json_serializer=lambda value: json.dumps(value, sort_keys=True))
+    if engine.dialect.name == "sqlite":  # it checks references only when told to
+        event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA foreign_keys = ON"))
     try:
         with engine.begin() as connection:
-            Base.metadata.drop_all(connection)
+            _drop_tables(connection)
             Base.metadata.create_all(connection)
             with Session(connection) as session:
                 fill(session)
@@ -145,3 +147,12 @@ def create_results(url: str, fill: Callable[[Session], None]) -> None:
         raise ResultsUnavailable(f"can't write {make_url(url).render_as_string()}: {error}") from error
     finally:
         engine.dispose()
+
+
+def _drop_tables(connection: Connection) -> None:
+    """Ours, and what a table of an older version still refers to them by."""
+    if connection.dialect.name != "postgresql":
+        Base.metadata.drop_all(connection)
+        return
+    for name in Base.metadata.tables:
+        connection.execute(text(f'DROP TABLE IF EXISTS "{name}" CASCADE'))

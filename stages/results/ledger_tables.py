@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, ForeignKey
+from sqlalchemy import JSON, ForeignKey
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
 from stages.results.tables import Base, Result
@@ -41,7 +41,7 @@ class Verdict(Base):
     rules: Mapped[str]
     device_seconds: Mapped[float | None]
     flops: Mapped[float | None]
-    peak_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    peak_memory_bytes: Mapped[int | None]
     usd: Mapped[float | None]
     runs: Mapped[list[VerdictRun]] = relationship(order_by="VerdictRun.position")
 

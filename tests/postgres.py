@@ -1,0 +1,60 @@
+"""A PostgreSQL of the tests' own: a cluster in a temporary folder, on 127.0.0.1 and a free port, gone afterwards."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+USER = "claimcheck"
+
+
+def find_programs() -> Path | None:
+    """Folder of `initdb` and `pg_ctl`; Debian keeps them off the PATH."""
+    found = [Path(path).parent for path in [shutil.which("initdb")] if path]
+    return next(iter(found + sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)), None)
+
+
+@contextmanager
+def cluster(programs: Path) -> Iterator[str]:
+    """A running server's URL, without a database.  It sorts text as people do, which SQLite does not."""
+    owner = unprivileged_user()
+    folder = Path(tempfile.mkdtemp(prefix="claimcheck-postgres-"))
+    if owner is not None:
+        os.chown(folder, pwd.getpwnam(owner).pw_uid, -1)
+
+    def run(program: str, *arguments: str) -> None:
+        command = [str(programs / program), "-D", str(folder / "data"), *arguments]
+        # Output into a file: the server keeps it open for as long as it lives.
+        with (folder / "log").open("a") as log:
+            done = subprocess.run(command, cwd=folder, user=owner, stdout=log, stderr=log, check=False)
+        assert done.returncode == 0, (folder / "log").read_text()
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    try:
+        locale = ("--locale=C.UTF-8", "--locale-provider=icu", "--icu-locale=en")
+        run("initdb", "-U", USER, "--auth=trust", "--encoding=UTF8", "--no-sync", *locale)
+        options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories= -c fsync=off"
+        run("pg_ctl", "-w", "-o", options, "start")
+        try:
+            yield f"postgresql://{USER}@127.0.0.1:{port}"
+        finally:
+            run("pg_ctl", "-w", "-m", "immediate", "stop")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def unprivileged_user() -> str | None:
+    """Whom the server runs as: PostgreSQL refuses to run as root."""
+    if os.geteuid() != 0:
+        return None
+    names = {entry.pw_name for entry in pwd.getpwall()}
+    return "postgres" if "postgres" in names else "nobody"

@@ -1,0 +1,216 @@
+"""The database on PostgreSQL, by URL: the same content and the same answers as on SQLite."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import BigInteger, Integer, select, text
+from sqlalchemy.orm import Session
+
+from service.app import create_app
+from service.settings import Settings
+from stages import record as verb
+from stages.recording import RecordError, record
+from stages.results import (
+    Base,
+    Meta,
+    Result,
+    ResultsUnavailable,
+    Sessions,
+    create_results,
+    open_results,
+)
+from tests.service.results_factory import make_root
+
+Create = Callable[[], str]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = make_root(tmp_path_factory.mktemp("postgresql"))
+    record(root, "data/results.db")
+    return root
+
+
+@pytest.fixture
+def opened() -> Iterator[Callable[[str], Sessions]]:
+    """`open_results` whose connections are closed at the end."""
+    made: list[Sessions] = []
+
+    def open_place(place: str) -> Sessions:
+        made.append(open_results(place))
+        return made[-1]
+
+    yield open_place
+    for sessions in made:
+        sessions.kw["bind"].dispose()
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def open_client(root: Path, place: str) -> TestClient:
+    app = create_app(Settings(root=root, database=place))
+    return TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False)
+
+
+def content(sessions: Sessions) -> str:
+    with sessions() as session:
+        return session.scalars(select(Meta.value).where(Meta.name == "content")).one()
+
+
+def test_both_hold_the_same_rows(root: Path, postgresql: Create, opened: Callable[[str], Sessions]) -> None:
+    url = postgresql()
+    record(root, url)
+    for sessions in (places := [opened(url), opened(str(root / "data" / "results.db"))]):
+        with sessions() as session:
+            assert session.query(Result).count() == 24
+    assert content(places[0]) == content(places[1])
+
+
+def answers(client: TestClient) -> dict[str, tuple[int, Any]]:
+    """What every address answers that can be reached from the lists, and some that are wrong."""
+    found: dict[str, tuple[int, Any]] = {}
+    queue = [
+        "/compare",
+        "/compare?dataset=cifar100&format=csv",
+        "/compare?metric=inference_time",
+        "/compare?dataset=no",
+    ]
+    document = client.get("/api/v1/openapi.json").json()
+    queue += [path for path, item in document["paths"].items() if "get" in item and path.startswith("/api/v1/")]
+    while queue:
+        address = queue.pop()
+        if "{" in address or address in found:
+            continue
+        answer = client.get(address)
+        is_json = answer.headers["content-type"].endswith("json")
+        found[address] = answer.status_code, answer.json() if is_json else answer.text
+        for item in answer.json() if is_json and isinstance(answer.json(), list) else []:
+            name = item.get("name") or item.get("id") or item.get("run_key")
+            queue.append(f"{address.partition('?')[0]}/{name}")
+        queue += re.findall(r"/api/v1/runs/\w+/\w+", answer.text)
+    return found
+
+
+def test_both_give_the_same_answers(root: Path, postgresql: Create) -> None:
+    url = postgresql()
+    record(root, url)
+    clients = [open_client(root, place) for place in (url, "data/results.db")]
+    ours, expected = (answers(client) for client in clients)
+    clients[0].app.state.sessions.kw["bind"].dispose()
+    assert ours == expected
+    assert len(ours) > 60 and {status for status, _ in ours.values()} == {200, 404}
+
+
+def test_a_rebuild_under_readers_is_seen_by_the_next_request(root: Path, postgresql: Create, tmp_path: Path) -> None:
+    """More requests than it takes the driver to prepare a statement for good."""
+    root = Path(shutil.copytree(root, tmp_path / "root"))
+    url = postgresql()
+    record(root, url)
+    client = open_client(root, url)
+
+    def accuracies() -> list[float]:
+        (comparison,) = client.get("/compare?dataset=cifar10").json()["comparisons"]
+        return [arm["ours"]["mean"] for arm in comparison["arms"]]
+
+    before = [accuracies() for _ in range(8)]
+    (root / "data" / "results" / "ninformer-cifar10.jsonl").unlink()
+    record(root, url)
+    after = [accuracies() for _ in range(8)]
+    client.app.state.sessions.kw["bind"].dispose()
+    assert before == [before[0]] * 8 and None not in before[0]
+    assert after == [[None] * 4] * 8
+
+
+def test_what_cannot_be_recorded_leaves_the_old_rows(
+    root: Path, postgresql: Create, opened: Callable[[str], Sessions], tmp_path: Path
+) -> None:
+    root = Path(shutil.copytree(root, tmp_path / "root"))
+    url = postgresql()
+    record(root, url)
+    before = content(sessions := opened(url))
+    lines = root / "data" / "results" / "ninformer-cifar10.jsonl"
+    lines.write_text(lines.read_text().replace('"arm":"vit"', '"arm":"vat"'))
+    with pytest.raises(RecordError, match="known: vit, mlp-mixer"):
+        record(root, url)
+
+    def fail(session: Session) -> None:
+        raise KeyError("half way")
+
+    with pytest.raises(KeyError):
+        create_results(url, fail)
+    assert content(sessions) == before
+
+
+def test_a_database_of_older_tables_is_rebuilt(
+    root: Path, postgresql: Create, opened: Callable[[str], Sessions]
+) -> None:
+    """A table that is no more refers to one that still is."""
+    url = postgresql()
+    with psycopg.connect(url) as connection:
+        connection.execute("CREATE TABLE results (id integer PRIMARY KEY)")
+        connection.execute("CREATE TABLE remarks (result_id integer REFERENCES results (id), remark text)")
+        connection.execute("CREATE TABLE meta (name text PRIMARY KEY, value text)")
+        connection.execute("INSERT INTO meta VALUES ('schema_version', '1')")
+    with pytest.raises(ResultsUnavailable, match="schema version 1, expected"), opened(url)() as session:
+        session.execute(text("SELECT 1"))
+    record(root, url)
+    with opened(url)() as session:
+        assert session.query(Result).count() == 24
+
+
+def test_every_count_has_64_bits() -> None:
+    """A text has more tokens than 32 bits count; SQLite doesn't mind, PostgreSQL does."""
+    columns = [column for table in Base.metadata.sorted_tables for column in table.columns]
+    narrow = [
+        column for column in columns if isinstance(column.type, Integer) and not isinstance(column.type, BigInteger)
+    ]
+    assert [str(column) for column in narrow] == []
+
+
+def test_nobody_writes_through_the_service(root: Path, postgresql: Create, opened: Callable[[str], Sessions]) -> None:
+    url = postgresql()
+    record(root, url)
+    with opened(url)() as session, pytest.raises(Exception, match="read-only transaction"):
+        session.execute(text("DELETE FROM meta"))
+
+
+def test_an_unreachable_server_is_named_without_its_password(root: Path, free_port: int) -> None:
+    url = f"postgresql://reader:hunter2@127.0.0.1:{free_port}/results"
+    with pytest.raises(ResultsUnavailable, match=r"can't write postgresql://reader:\*\*\*@127") as failure:
+        record(root, url)
+    assert "hunter2" not in str(failure.value)
+    answer = open_client(root, url).get("/compare")
+    assert answer.status_code == 503
+    assert "hunter2" not in answer.text
+
+
+def test_the_verb_writes_the_tracked_file_and_the_database_that_is_named(
+    root: Path,
+    postgresql: Create,
+    opened: Callable[[str], Sessions],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(shutil.copytree(root, tmp_path / "root"))
+    Path("data/results.db").unlink()
+    url = postgresql().replace("claimcheck@", "claimcheck:secret@")
+    monkeypatch.setenv("CLAIMCHECK_DATABASE", url)
+    assert verb.main() == 0
+    assert content(opened("data/results.db")) == content(opened(url))
+    printed = capsys.readouterr().out
+    assert "record: postgresql://claimcheck:***@127.0.0.1" in printed and "secret" not in printed
