@@ -88,5 +88,5 @@ clean:  ## remove what the tools leave behind
 	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
 
 clean-data:  ## remove what `make repro` makes, trained runs included (not downloads, not evidence)
-	rm -rf data/code data/raw data/processed data/runs data/results data/metrics data/plots data/report data/store .dvc/cache .dvc/tmp
+	rm -rf data/inputs data/raw data/processed data/runs data/results data/metrics data/plots data/report data/store .dvc/cache .dvc/tmp
 	rm -f data/results.db* data/findings.jsonl

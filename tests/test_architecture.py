@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-VERBS = ("code", "fetch", "preprocess", "train", "evaluate", "analyse", "record", "report", "cli")
+VERBS = ("inputs", "fetch", "preprocess", "train", "evaluate", "analyse", "record", "report", "cli")
 
 # part of `stages` -> the other parts that it may import
 ALLOWED: dict[str, set[str]] = {

@@ -1,7 +1,8 @@
-"""DVC doesn't follow imports: `stages.code` does, and every stage of dvc.yaml depends on what it found for its verb."""
+"""DVC follows no imports: `stages.inputs` does, and a stage of dvc.yaml depends on the file that it writes for it."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -13,11 +14,13 @@ from typing import Any
 import pytest
 import yaml
 
-from stages.code import digests, modules_run, stage_codes
+from stages.experiment import load_params
+from stages.inputs import code_digests, modules_run, stage_inputs
 
 ROOT = Path(__file__).resolve().parent.parent
-CODES = stage_codes()
-# Modules that import by name: what they may find has to be among the roots of `stages.code`.
+PARAMS = load_params(ROOT)
+INPUTS = stage_inputs(PARAMS)
+# Modules that import by name: what they may find has to be among the roots of `stages.inputs`.
 IMPORT_BY_NAME = {
     "analyse.py",  # the papers' findings
     "engine/local.py",  # the worker
@@ -31,10 +34,10 @@ def read(name: str) -> dict[str, Any]:
 
 
 def expanded_stages() -> Iterator[tuple[str, str, list[str]]]:
-    """(name, command, deps) of every stage but `code`, `foreach` written out."""
+    """(name, command, deps) of every stage but `inputs`, `foreach` written out."""
     index = read("params.yaml")
     for name, stage in read("dvc.yaml")["stages"].items():
-        if name == "code":
+        if name == "inputs":
             continue
         if "foreach" not in stage:
             yield name, stage["cmd"], [str(dep) for dep in stage["deps"]]
@@ -48,25 +51,22 @@ def expanded_stages() -> Iterator[tuple[str, str, list[str]]]:
             yield f"{name}@{key}", fill(stage["do"]["cmd"]), [fill(dep) for dep in stage["do"]["deps"]]
 
 
-def test_every_stage_depends_on_the_code_of_its_verb_and_paper() -> None:
-    experiments = read("params.yaml")["experiments"]
-    for stage, command, deps in expanded_stages():
-        verb, _, key = stage.partition("@")
-        name = f"{verb}-{experiments[key]['paper']}" if key in experiments else verb
-        assert [dep for dep in deps if dep.startswith(("stages", "data/code"))] == [f"data/code/{name}.json"], stage
-        assert command.split()[:3] == ["python", "-m", f"stages.{verb}"], stage
-        assert f"stages.{verb}" in CODES[name].roots
+def test_every_stage_depends_on_its_own_inputs_and_on_no_source() -> None:
+    stages = list(expanded_stages())
+    assert {name for name, _, _ in stages} == INPUTS.keys()
+    for name, command, deps in stages:
+        own = [dep for dep in deps if not dep.startswith("data/") or dep.startswith("data/inputs/")]
+        assert own == [f"data/inputs/{name}.json"]
+        assert command.split()[:3] == ["python", "-m", INPUTS[name].roots[0]]
 
 
-def test_code_depends_on_all_source_and_writes_what_the_others_read() -> None:
-    code = read("dvc.yaml")["stages"]["code"]
-    assert (code["deps"], code["outs"]) == (["stages"], ["data/code"])
-    wanted = {dep for _, _, deps in expanded_stages() for dep in deps if dep.startswith("data/code/")}
-    assert wanted == {f"data/code/{name}.json" for name in CODES}
+def test_inputs_depends_on_all_source_and_all_params() -> None:
+    inputs = read("dvc.yaml")["stages"]["inputs"]
+    assert (inputs["deps"], inputs["outs"]) == (["stages", "params", "params.yaml"], ["data/inputs"])
 
 
 def test_all_that_a_stage_loads_is_in_its_file(tmp_path: Path) -> None:
-    # A process each, forked where the large packages are loaded already; one paper stands for all.
+    # A process each, forked where the large packages are loaded already; one data set and experiment stand for all.
     script = """
 import importlib, json, os, sys
 import numpy, pydantic, sqlalchemy, torch
@@ -80,12 +80,13 @@ for name, roots in json.loads(sys.argv[1]).items():
         os._exit(0)
     assert os.wait()[1] == 0, name
 """
-    codes = {name: code for name, code in CODES.items() if "-" not in name or name.endswith("-dac")}
-    roots = json.dumps({name: code.roots for name, code in codes.items()})
+    chosen = {name: INPUTS[name] for name in INPUTS if name.partition("@")[2] in ("", "mnist", "dac-vgg-cifar10")}
+    assert len(chosen) == 7
+    roots = json.dumps({name: inputs.roots for name, inputs in chosen.items()})
     subprocess.run([sys.executable, "-c", script, roots, str(tmp_path)], cwd=ROOT, check=True)
-    for name, code in codes.items():
+    for name, inputs in chosen.items():
         loaded = set(json.loads((tmp_path / f"{name}.json").read_text()))
-        assert len(loaded) > 3 and loaded <= digests(code).keys(), name
+        assert len(loaded) > 3 and loaded <= code_digests(inputs.roots, inputs.files).keys(), name
 
 
 def test_imports_by_name_are_those_that_the_roots_cover() -> None:
@@ -103,15 +104,40 @@ def test_every_file_beside_the_modules_belongs_to_a_stage() -> None:
         for path in (ROOT / "stages").rglob("*")
         if path.is_file() and path.suffix not in (".py", ".pyc")
     }
-    assert beside == {name for code in CODES.values() for name in digests(code) if "/" in name}
+    listed = {name for inputs in INPUTS.values() for name in code_digests(inputs.roots, inputs.files)}
+    assert beside == {name for name in listed if "/" in name}
 
 
-@pytest.mark.parametrize("name", ["train-dac", "evaluate-dac"])
-def test_a_kernel_in_another_language_belongs_to_the_paper_that_runs_it(name: str) -> None:
-    assert "stages/ops/dac_native.cpp" in digests(CODES[name])
-    assert "stages/ops/dac_native.cpp" not in digests(CODES[name.replace("dac", "nmn")])
+@pytest.mark.parametrize("verb", ["train", "evaluate"])
+def test_a_kernel_in_another_language_belongs_to_the_paper_that_runs_it(verb: str) -> None:
+    assert "stages/ops/dac_native.cpp" in code_digests(INPUTS[f"{verb}@dac-vgg-cifar10"].roots, ())
+    assert "stages/ops/dac_native.cpp" not in code_digests(INPUTS[f"{verb}@nmn-resnet-cifar10"].roots, ())
 
 
 def test_a_paper_is_no_other_papers_business() -> None:
-    papers = {module.split(".")[2] for module in modules_run(CODES["train-nmn"].roots) if module.count(".") > 2}
-    assert papers & {"brownian", "dac", "hyperbf", "ninformer", "nmn"} == {"nmn"}
+    modules = modules_run(INPUTS["train@nmn-resnet-cifar10"].roots)
+    assert {module.split(".")[2] for module in modules if module.startswith("stages.papers.")} == {"nmn"}
+
+
+def test_a_stage_has_the_parameters_that_it_uses_and_no_others() -> None:
+    smoke = dataclasses.replace(PARAMS, profile_name="smoke")
+    latency = dataclasses.replace(smoke.profile, latency=dataclasses.replace(smoke.profile.latency, repeats=99))
+    overrides = dataclasses.replace(smoke.profile, overrides={"epochs": 99})
+    mnist = dataclasses.replace(smoke.datasets["mnist"], train=99)
+    changes: dict[str, dict[str, Any]] = {
+        "latency": {"profiles": {**smoke.profiles, "smoke": latency}},
+        "overrides": {"profiles": {**smoke.profiles, "smoke": overrides}},
+        "another profile": {"profiles": {**smoke.profiles, "paper": overrides}},
+        "data set": {"datasets": {**smoke.datasets, "mnist": mnist}},
+    }
+    before = stage_inputs(smoke)
+    entered = {}
+    for change, fields in changes.items():
+        after = stage_inputs(dataclasses.replace(smoke, **fields))
+        entered[change] = {name.partition("@")[0] for name in after if after[name].params != before[name].params}
+    assert entered == {
+        "latency": {"train", "evaluate", "record"},
+        "overrides": {"train", "record"},
+        "another profile": {"record"},
+        "data set": {"fetch", "preprocess", "record"},
+    }
