@@ -12,7 +12,6 @@ import os
 import signal
 import threading
 import time
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
