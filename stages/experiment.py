@@ -334,7 +334,7 @@ def _given_by_data(source: DatasetSource) -> dict[str, int]:
     if source.kind == "table":
         return {"in_features": source.shape[0]}
     if source.kind == "text":
-        return {}
+        return {"context": source.shape[0]}
     channels, height, _ = source.shape
     return {"image_size": height, "in_channels": channels, "num_classes": source.classes}
 
@@ -360,12 +360,20 @@ def plan_runs(experiment: Experiment, profile: Profile, source: DatasetSource) -
     return runs
 
 
+def _training_rows(source: DatasetSource) -> tuple[int, str]:
+    """How many rows train, and what a reader calls them."""
+    if source.kind == "text":
+        return (source.train - 1) // source.shape[0], f"windows of {source.shape[0]:,} tokens"
+    return source.train, {"images": "images", "table": "rows"}[source.kind]
+
+
 def describe_cut(experiment: Experiment, profile: Profile, source: DatasetSource) -> str:
     """How the profile departs from the printed protocol, for a reader; empty where it doesn't."""
     protocol, printed = resolve_protocol(experiment, profile), experiment.printed
+    rows, noun = _training_rows(source)
     words = {
         "epochs": f"{protocol.epochs} of {printed.epochs} epochs",
-        "train_images": f"{protocol.train_images or source.train:,} of {source.train:,} training images",
+        "train_images": f"{protocol.train_images or rows:,} of {rows:,} training {noun}",
         "steps_per_epoch": f"{protocol.steps_per_epoch} steps an epoch",
         "observe_test": "no test curves",
         "batch_size": f"batches of {protocol.batch_size} instead of {printed.batch_size}",

@@ -20,7 +20,7 @@ def known_papers() -> list[str]:
     return sorted(path.parent.name for path in folder.glob("*/__init__.py"))
 
 
-FROM_DATASET = ("image_size", "in_channels", "num_classes", "in_features")
+FROM_DATASET = ("image_size", "in_channels", "num_classes", "in_features", "context")
 
 
 def model_path(paper: str, model: Mapping[str, Any], path: Path, place: str) -> str:

@@ -50,7 +50,7 @@ def evaluate_experiment(
             )
     latencies = _latencies(outcomes, info, latency, device)
     results = [outcome.result_line(run_list, packed, info) for outcome in outcomes]
-    return results, [outcome.cost_line(name, latencies.get(outcome.run.arm)) for outcome in outcomes]
+    return results, [outcome.cost_line(name, info, latencies.get(outcome.run.arm)) for outcome in outcomes]
 
 
 def _latencies(outcomes: Sequence[_Outcome], info: PackedInfo, latency: LatencySpec, device: str) -> dict[str, Latency]:
@@ -61,7 +61,8 @@ def _latencies(outcomes: Sequence[_Outcome], info: PackedInfo, latency: LatencyS
         info.shape,
         vocabulary=info.vocabulary,
         device=device,
-        batch_size=latency.batch_size,
+        # A window is a thousand samples already, and its logits are most of the memory.
+        batch_size=1 if info.kind == "text" else latency.batch_size,
         warmup=latency.warmup,
         repeats=latency.repeats,
     )
@@ -116,7 +117,8 @@ class _Outcome:
             divergence=Divergence(**self.result["divergence"]) if self.result["divergence"] else None,
         )
 
-    def cost_line(self, experiment: str, latency: Latency | None) -> CostLine:
+    def cost_line(self, experiment: str, info: PackedInfo, latency: Latency | None) -> CostLine:
+        rate = self.result["samples_per_second"]
         return CostLine(
             experiment=experiment,
             arm=self.run.arm,
@@ -125,7 +127,8 @@ class _Outcome:
             environment_digest=self.result["environment_digest"],
             train_seconds=self.result["train_seconds"],
             epoch_seconds=tuple(self.result["epoch_seconds"]),
-            samples_per_second=self.result["samples_per_second"],
+            samples_per_second=rate,
+            train_tokens_per_second=rate * info.shape[0] if info.kind == "text" else None,
             peak_memory_bytes=self.result["peak_memory_bytes"],
             latency_seconds_per_sample=latency.seconds_per_sample if latency else None,
             latency_batch_size=latency.batch_size if latency else None,

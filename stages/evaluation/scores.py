@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ from stages.run import Protocol
 from stages.training.kinds import read_task
 from stages.training.loop import measure
 
+_LARGEST_EXPONENT = math.log(sys.float_info.max)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
@@ -42,7 +45,7 @@ def score(
         return _score_images(predictor, folder, info, history, parameters)
     task = read_task(folder, info, "test", protocol, predictor.device)
     loss = measure(predictor.network, task)["loss"]
-    measured = _of_table(loss, info) if info.kind == "table" else _of_text(loss, info)
+    measured = _of_table(loss, info) if info.kind == "table" else _of_text(loss, len(task) * info.shape[0])
     per, flops = ("row", 1) if info.kind == "table" else ("token", info.shape[0])
     cost = flops_per_sample(predictor.network, info.shape, vocabulary=info.vocabulary) / flops
     return Scores(metrics=(*measured, parameters, Measurement(metric=f"flops_per_{per}", split="none", value=cost)))
@@ -57,9 +60,12 @@ def _of_table(loss: float, info: PackedInfo) -> list[Measurement]:
     ]
 
 
-def _of_text(loss: float, info: PackedInfo) -> list[Measurement]:
-    """Cross entropy in nats per token."""
-    return [Measurement(metric="loss", split="test", value=loss, n=info.test_images)]
+def _of_text(loss: float, tokens: int) -> list[Measurement]:
+    """Cross entropy in nats per token over `tokens` of the held-out text, which papers call their validation loss."""
+    values = {"loss": loss, "validation_loss": loss}
+    if loss < _LARGEST_EXPONENT:
+        values["perplexity"] = math.exp(loss)
+    return [Measurement(metric=name, split="test", value=value, n=tokens) for name, value in values.items()]
 
 
 def _score_images(

@@ -16,7 +16,7 @@ from stages.ledger.trials import Trial
 from stages.verdicts import ArmMetric, Replicate, Sample, min_over_epochs, window_error
 from stages.verdicts.looks import Looks, complete_look
 
-COSTS = ("train_seconds", "samples_per_second", "peak_memory_bytes")
+COSTS = ("train_seconds", "samples_per_second", "train_tokens_per_second", "peak_memory_bytes")
 FAILED_FACTOR = 10.0
 """A training failed when it diverged or its error is this many times the median of its size; DAC gives no level."""
 
@@ -53,7 +53,8 @@ def _all_diverged(trials: Sequence[Trial]) -> bool:
 
 def _read(metric: str, trial: Trial) -> float | None:
     if metric in COSTS:
-        return None if trial.cost is None else float(getattr(trial.cost, metric))
+        value = None if trial.cost is None else getattr(trial.cost, metric)
+        return None if value is None else float(value)
     found = {row.split: row.value for row in trial.result.metrics if row.metric == metric}
     for split in ("test", "val", "none", "train"):
         if split in found:

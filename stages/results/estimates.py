@@ -33,6 +33,7 @@ _INFOS = (
     MetricInfo(name="parameters", title="Parameters", unit="count", better="lower", split="none"),
     MetricInfo(name="flops_per_image", title="FLOPs per image", unit="flop", better="lower", split="none"),
     MetricInfo(name="flops_per_row", title="FLOPs per row", unit="flop", better="lower", split="none"),
+    MetricInfo(name="perplexity", title="Test perplexity", unit="", better="lower", split="test"),
     MetricInfo(name="flops_per_token", title="FLOPs per token", unit="flop", better="lower", split="none"),
     MetricInfo(name="train_seconds", title="Training time", unit="seconds", better="lower", split=None),
     MetricInfo(name="peak_memory_bytes", title="Peak memory", unit="bytes", better="lower", split=None),
@@ -44,7 +45,7 @@ METRICS: Mapping[str, MetricInfo] = {info.name: info for info in _INFOS}
 SHOWN_METRICS: Mapping[str, tuple[str, ...]] = {
     "images": ("accuracy", "best_epoch_accuracy", "loss", "calibration_error", "inference_time"),
     "table": ("log_mse", "mse", "inference_time"),
-    "text": ("loss", "inference_time"),
+    "text": ("loss", "perplexity", "inference_time"),
 }
 """What a reader compares models by, for each kind of data; the first one unless another is asked for."""
 

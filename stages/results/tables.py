@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from sqlalchemy import JSON, BigInteger, Double, ForeignKey, ForeignKeyConstraint, Index, String, Text, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 
 
 class Base(DeclarativeBase):
@@ -177,6 +177,7 @@ class Cost(Base):
     epoch_seconds: Mapped[list[Any]]
     samples_per_second: Mapped[float]
     peak_memory_bytes: Mapped[int]
+    train_tokens_per_second: Mapped[float | None]
     latency_seconds_per_sample: Mapped[float | None]
     latency_batch_size: Mapped[int | None]
     latency_warmup: Mapped[int | None]
