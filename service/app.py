@@ -21,6 +21,7 @@ from service import formats, openapi, queries
 from service.access import Gate
 from service.batching import Batcher
 from service.caching import NotModified, conditional, not_modified
+from service.choices import Choices
 from service.decoding import Decoder
 from service.errors import install_error_handlers
 from service.inference import Engine
@@ -60,6 +61,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.state.settings = settings
     app.state.sessions = open_results(settings.database_place)
+    app.state.choices = Choices(settings.database_place)
     app.state.metrics, app.state.readiness, app.state.scripts = Metrics(), Readiness(), ChartScripts()
     app.state.engine = _engine(settings, app.state.metrics)
     app.state.templates = Jinja2Templates(HERE / "templates")

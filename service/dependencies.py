@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from typing import Annotated
 
 from fastapi import Depends, Request
 from fastapi.templating import Jinja2Templates
 from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
 
+from service.choices import Choices
 from service.inference import Engine
 from service.metrics import Metrics
 from service.readiness import Readiness
@@ -17,15 +19,25 @@ from service.settings import Settings
 from stages.results import Sessions
 
 
-def _session(request: Request) -> Iterator[Session]:
+async def _session(request: Request) -> AsyncIterator[Session]:
+    """Connects with its first use, which is never on the event loop."""
     sessions: Sessions = request.app.state.sessions
-    with sessions() as session:
+    session = sessions()
+    try:
         yield session
+    finally:
+        if session.in_transaction():
+            await run_in_threadpool(session.close)
 
 
 def _settings(request: Request) -> Settings:
     settings: Settings = request.app.state.settings
     return settings
+
+
+def _choices(request: Request) -> Choices:
+    choices: Choices = request.app.state.choices
+    return choices
 
 
 def _engine(request: Request) -> Engine:
@@ -55,6 +67,7 @@ def _scripts(request: Request) -> ChartScripts:
 
 ResultsSession = Annotated[Session, Depends(_session)]
 ServiceSettings = Annotated[Settings, Depends(_settings)]
+CheckpointChoices = Annotated[Choices, Depends(_choices)]
 InferenceEngine = Annotated[Engine, Depends(_engine)]
 ServiceMetrics = Annotated[Metrics, Depends(_metrics)]
 ServiceReadiness = Annotated[Readiness, Depends(_readiness)]

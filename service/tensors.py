@@ -47,7 +47,7 @@ def read_request(body: bytes, header_length: str | None, shape: tuple[int, int, 
         raise TensorError(f"expected one input, {INPUT!r}")
     images = _image(_object(inputs[0], "an input"), body[length:], shape, max_images)
     identity = request.get("id")
-    if identity is not None and not isinstance(identity, str):
+    if "id" in request and not isinstance(identity, str):
         raise TensorError("id is a string")
     return InferRequest(identity, images, _wanted(request))
 
@@ -77,7 +77,7 @@ def _image(tensor: dict[str, Any], raw: bytes, shape: tuple[int, int, int], max_
     if found[0] > max_images:
         raise TensorError(f"{found[0]} images; one request takes at most {max_images}")
     size = found[0] * shape[0] * shape[1] * shape[2]
-    binary = _object(tensor.get("parameters") or {}, "parameters").get("binary_data_size")
+    binary = _object(tensor.get("parameters", {}), "parameters").get("binary_data_size")
     if binary is not None:
         if binary != size or len(raw) != size or "data" in tensor:
             raise TensorError(f"binary_data_size is {str(binary)[:40]} with {len(raw)} raw bytes; {found} has {size}")
@@ -104,19 +104,19 @@ def _integers(data: Any, size: int) -> np.ndarray:
 
 
 def _wanted(request: Mapping[str, Any]) -> dict[str, bool]:
-    by_default = _object(request.get("parameters") or {}, "parameters").get("binary_data_output") is True
-    outputs = request.get("outputs")
-    if not outputs:
-        return dict.fromkeys(OUTPUTS, by_default)
+    by_default = _object(request.get("parameters", {}), "parameters").get("binary_data_output") is True
+    outputs = request.get("outputs", [])
     if not isinstance(outputs, list):
         raise TensorError("outputs is a list")
+    if not outputs:
+        return dict.fromkeys(OUTPUTS, by_default)
     wanted = {}
     for item in outputs:
         output = _object(item, "an output")
         name = output.get("name")
         if name not in OUTPUTS:
             raise TensorError(f"no output {str(name)[:40]!r}; known: {', '.join(OUTPUTS)}")
-        parameters = _object(output.get("parameters") or {}, "parameters")
+        parameters = _object(output.get("parameters", {}), "parameters")
         wanted[name] = parameters.get("binary_data", by_default) is True
     return wanted
 

@@ -7,10 +7,11 @@ from collections.abc import Coroutine
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, File, Form, Header, Query, Request, Response, UploadFile
+from sqlalchemy.orm import Session
 
 from service import queries
 from service.decoding import Upload
-from service.dependencies import InferenceEngine, ResultsSession, ServiceSettings, Templates
+from service.dependencies import CheckpointChoices, InferenceEngine, ResultsSession, ServiceSettings, Templates
 from service.errors import Problem, declared
 from service.inference import predict
 from service.negotiation import preferred
@@ -68,8 +69,9 @@ def require_multipart(content_type: Annotated[str, Header(include_in_schema=Fals
         raise Problem(415, "images come as multipart/form-data, each in a part named file")
 
 
-def choose_answerers(
+async def choose_answerers(
     session: ResultsSession,
+    choices: CheckpointChoices,
     checkpoint: Checkpoints = [],  # noqa: B006
     dataset: DatasetName = None,
     arm: Arms = [],  # noqa: B006
@@ -78,14 +80,17 @@ def choose_answerers(
     form_arm: Annotated[list[str], Form(alias="arm", description="as in the query")] = [],  # noqa: B006
 ) -> list[queries.Answerer]:
     """Names come in the query or in the form."""
-    names, arms = [*checkpoint, *form_checkpoint], [*arm, *form_arm]
+    names, arms = (*checkpoint, *form_checkpoint), (*arm, *form_arm)
     wanted = dataset or form_dataset
     if bool(names) == bool(wanted):
         raise Problem(422, "say which models shall answer: either checkpoint=<id> or dataset=<name> with arm=<name>")
-    if names:
-        return queries.find_checkpoints(session, names)
-    assert wanted is not None, "one of both is given"
-    return queries.choose_checkpoints(session, wanted, arms)
+
+    def find(session: Session) -> list[queries.Answerer]:
+        if not wanted:
+            return queries.find_checkpoints(session, names)
+        return queries.choose_checkpoints(session, wanted, arms)
+
+    return await choices.get(session, (names, wanted, arms), find)
 
 
 async def read_uploads(files: list[UploadFile], settings: Settings) -> list[Upload]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Path, Request, Response
+from sqlalchemy.orm import Session
 
 from service import queries
-from service.dependencies import InferenceEngine, ResultsSession, ServiceReadiness, ServiceSettings
+from service.choices import Choices
+from service.dependencies import CheckpointChoices, InferenceEngine, ResultsSession, ServiceReadiness, ServiceSettings
 from service.errors import Problem, declared
 from service.routes.health import require_ready
 from service.routes.inference import unless_gone
@@ -81,23 +83,23 @@ def ready(session: ResultsSession, engine: InferenceEngine, readiness: ServiceRe
     return ServerReadyOut(ready=True)
 
 
-def find_version(model: ModelName, session: ResultsSession, version: str | None = None) -> queries.Answerer:
-    """The replicate that answers: the one named, else the lowest."""
-    found = queries.find_model_versions(session, model)
-    if version is None:
-        return found[0]
-    for answerer in found:
+async def lowest_version(model: ModelName, session: ResultsSession, choices: CheckpointChoices) -> queries.Answerer:
+    """The lowest replicate answers where none is named."""
+    return (await _versions(model, session, choices))[0]
+
+
+async def named_version(
+    model: ModelName, version: ModelVersion, session: ResultsSession, choices: CheckpointChoices
+) -> queries.Answerer:
+    """The replicate that is named."""
+    for answerer in await _versions(model, session, choices):
         if str(answerer.replicate) == version:
             return answerer
     raise UnknownCheckpoint(f"{model}.{version}"[:120])
 
 
-def lowest_version(model: ModelName, session: ResultsSession) -> queries.Answerer:
-    return find_version(model, session)
-
-
-def named_version(model: ModelName, version: ModelVersion, session: ResultsSession) -> queries.Answerer:
-    return find_version(model, session, version)
+async def _versions(model: str, session: Session, choices: Choices) -> list[queries.Answerer]:
+    return await choices.get(session, ("versions", model), lambda session: queries.find_model_versions(session, model))
 
 
 Lowest = Annotated[queries.Answerer, Depends(lowest_version)]

@@ -230,6 +230,10 @@ TENSOR = {"name": "image", "datatype": "UINT8", "shape": [1, 3, 32, 32], "data":
         {"inputs": [TENSOR], "outputs": {"name": "classes"}},
         {"inputs": [TENSOR], "parameters": [1]},
         {"inputs": [TENSOR], "id": {}},
+        {"inputs": [TENSOR], "id": None},
+        {"inputs": [TENSOR], "parameters": ""},
+        {"inputs": [TENSOR], "outputs": None},
+        {"inputs": [TENSOR | {"parameters": False}]},
     ],
     ids=str,
 )

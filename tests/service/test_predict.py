@@ -1,16 +1,25 @@
 from __future__ import annotations
 
+import asyncio
 import io
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
+from sqlalchemy.orm import Session
 
+from service.choices import Choices
+from service.queries import Answerer
+from service.settings import Settings
 from stages.checkpoint import load_predictor
 from stages.images import decode_image
-from tests.service.conftest import png
+from stages.recording import record
+from stages.results import UnknownCheckpoint, open_results
+from tests.service.conftest import png, serving
 
 VIT = "ninformer-cifar100.vit.0"
 
@@ -107,3 +116,40 @@ def test_a_file_name_is_shown_and_nothing_else(client: TestClient) -> None:
     assert answer.json()["images"][0]["file"] == "../<b>evil.png"
     page = client.post(f"/predict?checkpoint={VIT}", files={"file": (name, png())}, headers={"accept": "text/html"})
     assert "&lt;b&gt;evil.png" in page.text and "<b>evil" not in page.text
+
+
+def test_who_answers_is_asked_again_once_results_are_rebuilt(root: Path, tmp_path: Path) -> None:
+    own = shutil.copytree(root, tmp_path / "root")
+    address = "/predict?dataset=mnist&arm=vit"
+    with serving(Settings(root=own)) as client:
+        assert client.post(address, files={"file": png()}).json()["models"][0]["replicate"] == 0
+        evidence = own / "data" / "evidence" / "ninformer-mnist.jsonl"
+        lines = evidence.read_text().splitlines(keepends=True)
+        evidence.write_text("".join(line for line in lines if json.loads(line)["result"]["arm"] != "vit"))
+        record(own, "data/results.db")
+        response = client.post(address, files={"file": png()})
+        assert response.status_code == 409, "the arm's results are gone"
+        evidence.write_text("".join(lines))
+        record(own, "data/results.db")
+        assert client.post(address, files={"file": png()}).json()["models"][0]["replicate"] == 0
+
+
+def test_a_question_without_an_answer_is_asked_again(root: Path) -> None:
+    asked = []
+
+    def find(_session: Session) -> list[Answerer]:
+        asked.append(None)
+        if len(asked) == 1:
+            raise UnknownCheckpoint("x")
+        return []
+
+    async def scene() -> None:
+        choices = Choices(str(root / "data" / "results.db"))
+        with open_results(str(root / "data" / "results.db"))() as session:
+            with pytest.raises(UnknownCheckpoint):
+                await choices.get(session, ("x",), find)
+            assert await choices.get(session, ("x",), find) == []
+            assert await choices.get(session, ("x",), find) == []
+        assert len(asked) == 2, "an answer is remembered, an error is not"
+
+    asyncio.run(scene())

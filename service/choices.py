@@ -1,0 +1,55 @@
+"""Which checkpoints does a request mean?  Asked for every image, answered by the database once for each content."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+
+from sqlalchemy.engine import make_url
+from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
+
+from service import queries
+from service.queries import Answerer
+from stages.results import database_url
+
+Question = tuple[object, ...]
+MAX_REMEMBERED = 1024
+
+
+class Choices:
+    """Remembers answers until the database is another one: another file at its place, or other content behind a URL."""
+
+    def __init__(self, place: str) -> None:
+        url = make_url(database_url(place))
+        self._file = Path(url.database or "") if url.get_backend_name() == "sqlite" else None
+        self._version: object = None
+        self._found: OrderedDict[Question, list[Answerer]] = OrderedDict()
+
+    async def get(
+        self, session: Session, question: Question, find: Callable[[Session], list[Answerer]]
+    ) -> list[Answerer]:
+        """What `find` says to `question`; errors are not remembered."""
+        version = await self._current(session)
+        if version != self._version:
+            self._version, self._found = version, OrderedDict()
+        remembered = self._found
+        if question in remembered:
+            remembered.move_to_end(question)
+            return remembered[question]
+        answer = await run_in_threadpool(find, session)
+        remembered[question] = answer
+        if len(remembered) > MAX_REMEMBERED:
+            remembered.popitem(last=False)
+        return answer
+
+    async def _current(self, session: Session) -> object:
+        """What changes with the content.  Taken before `find`, so an answer is never older than its version."""
+        if self._file is None:
+            return await run_in_threadpool(queries.content_digest, session)
+        try:
+            status = self._file.stat()
+        except OSError:
+            return object()  # no file: nothing to remember
+        return status.st_ino, status.st_mtime_ns, status.st_size
