@@ -29,7 +29,7 @@ from service.metrics import Metrics
 from service.middleware import AllowedHosts, BodyLimit, HeaderLimit, KeysAndRates, Observed
 from service.predictors import PredictorCache
 from service.readiness import Readiness
-from service.routes import catalogue, comparisons, health, inference, oip, pages, reference, runs
+from service.routes import catalogue, claim_pages, comparisons, health, inference, oip, pages, reference, runs
 from service.scripts import ChartScripts
 from service.settings import Settings
 from stages.device import pick_device
@@ -70,7 +70,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     install_error_handlers(app)
     app.add_exception_handler(NotModified, not_modified)
     _add_middleware(app, settings)
-    for module in (comparisons, catalogue, runs, pages):
+    for module in (comparisons, catalogue, runs, pages, claim_pages):
         app.include_router(module.router, dependencies=[Depends(conditional)])
     for module in (inference, oip, health, reference):
         app.include_router(module.router)

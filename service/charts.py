@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stages.results import ExperimentComparison, Result
+from stages.results import ExperimentComparison, JudgedClaim, Result
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 
@@ -68,6 +68,59 @@ def _points(x: dict[str, Any], shown: Sequence[str]) -> dict[str, Any]:
                 {"field": "value", "format": ".4~g"},
             ],
         },
+    }
+
+
+def forest_chart(title: str, judged: Sequence[JudgedClaim], names: Mapping[str, str]) -> dict[str, Any] | None:
+    """A row a claim: our difference from the paper with its interval, in margins, so that -1 to 1 is "the same".
+
+    None where no claim has both an interval and a margin.
+    """
+    rows = []
+    for row in judged:
+        verdict = row.verdict
+        if verdict.estimate is None or verdict.low is None or verdict.high is None or not verdict.margin:
+            continue
+        numbers = {name: getattr(verdict, name) / verdict.margin for name in ("estimate", "low", "high")}
+        rows.append({"claim": names[row.claim.id], "verdict": verdict.status, **numbers})
+    if not rows:
+        return None
+    x = {"type": "quantitative", "title": "ours − paper, in margins", "scale": {"zero": True}}
+    same = {"low": -1, "high": 1}
+    return {
+        "$schema": SCHEMA,
+        "description": f"{title}: differences from the paper with intervals, in margins",
+        "width": "container",
+        "height": max(70, 34 * len(rows)),
+        "autosize": {"type": "fit-x", "contains": "padding"},
+        "layer": [
+            {
+                "data": {"values": [same]},
+                "mark": {"type": "rect", "opacity": 0.15},
+                "encoding": {"x": {"field": "low", **x}, "x2": {"field": "high"}},
+            },
+            {
+                "data": {"values": rows},
+                "encoding": {"y": {"field": "claim", "type": "nominal", "sort": None, "title": None}},
+                "layer": [
+                    {
+                        "mark": {"type": "rule", "strokeWidth": 2},
+                        "encoding": {"x": {"field": "low", **x}, "x2": {"field": "high"}},
+                    },
+                    {
+                        "mark": {"type": "point", "filled": True, "size": 110, "opacity": 1},
+                        "encoding": {
+                            "x": {"field": "estimate", **x},
+                            "tooltip": [
+                                {"field": "claim"},
+                                {"field": "verdict"},
+                                {"field": "estimate", "format": ".3~g"},
+                            ],
+                        },
+                    },
+                ],
+            },
+        ],
     }
 
 

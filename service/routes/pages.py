@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Request, Response
 
 from service import queries
 from service.charts import comparison_chart, curves_chart
 from service.dependencies import ResultsSession, Scripts, ServiceSettings, Templates
 from service.errors import declared
+from service.routes.claim_pages import show_papers
+from service.wording import side_of
 from stages.results import METRICS, SHOWN_METRICS, ExperimentComparison, compare, describe_fidelity
 
 router = APIRouter(include_in_schema=False)
@@ -27,11 +28,13 @@ def show_comparison(
     profile: str | None = None,
     metric: str | None = None,
 ) -> Response:
-    """One data set's comparison, and its models to try."""
+    """The papers and what came out; with `dataset`, its models side by side and to try."""
+    if dataset is None:
+        return show_papers(request, session, templates)
     datasets = queries.list_datasets(session)
     every = {item.name: _real_first(compare(session, dataset=item.name)) for item in datasets}
     overview = {name: comparisons for name, comparisons in every.items() if comparisons}
-    chosen = queries.find_dataset(session, dataset or _strongest(overview))
+    chosen = queries.find_dataset(session, dataset)
     comparisons = _real_first(compare(session, dataset=chosen.name, profile=profile, metric=metric))
     return templates.TemplateResponse(
         request,
@@ -48,6 +51,7 @@ def show_comparison(
             "papers": {paper.name: paper for paper in queries.list_papers(session)},
             "answerers": _to_try(queries.list_checkpoints(session, dataset=chosen.name)),
             "max_images": settings.max_images,
+            "side_of": side_of,
         },
     )
 
@@ -55,14 +59,6 @@ def show_comparison(
 def _real_first(comparisons: list[ExperimentComparison]) -> list[ExperimentComparison]:
     """Experiments in their order, those measured on real data before stand-ins and those not run."""
     return sorted(comparisons, key=lambda comparison: comparison.provenance in (None, "embedded"))
-
-
-def _strongest(overview: dict[str, list[ExperimentComparison]]) -> str:
-    """The data set whose results say most: real data before stand-ins; the first one where none says anything."""
-    for name, comparisons in overview.items():
-        if any(comparison.provenance not in (None, "embedded") for comparison in comparisons):
-            return name
-    return next(iter(overview), "")
 
 
 def _to_try(answerers: Sequence[queries.Answerer]) -> list[queries.Answerer]:

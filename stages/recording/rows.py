@@ -217,7 +217,7 @@ def _cite(paper: str) -> tuple[str, str]:
     path = source_path(f"stages.papers.{paper}")
     docstring = ast.get_docstring(ast.parse(path.read_text())) if path else None
     paragraphs = [" ".join(part.split()) for part in (docstring or paper).split("\n\n")]
-    return paragraphs[0], paragraphs[1] if len(paragraphs) > 1 else ""
+    return paragraphs[0].rstrip("."), paragraphs[1] if len(paragraphs) > 1 else ""
 
 
 def _result_row(number: int, item: Found, is_selected: bool) -> tables.Result:

@@ -69,6 +69,7 @@ class Tally:
     waiting: int
     by_verdict: dict[str, int] = field(default_factory=dict)
     by_kind: dict[str, dict[str, int]] = field(default_factory=dict)
+    by_basis: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 def list_judged(
@@ -181,9 +182,8 @@ def list_families(session: Session, *, paper: str | None = None) -> Sequence[Fam
 
 def tally(session: Session, wanted: ClaimFilter | None = None) -> list[Tally]:
     """Counts by verdict for each paper that has claims, in the order of the params file; others after them."""
-    query = select(Claim.paper, Claim.kind, Verdict.status, Verdict.is_decidable).join(
-        Verdict, Verdict.claim == Claim.id
-    )
+    columns = (Claim.paper, Claim.kind, Verdict.status, Verdict.basis, Verdict.is_decidable)
+    query = select(*columns).join(Verdict, Verdict.claim == Claim.id)
     rows = session.execute(_cut(query, wanted or ClaimFilter()).order_by(Claim.position)).all()
     order = list(session.scalars(select(Paper.name).order_by(Paper.position)))
     papers = [*order, *(paper for paper in dict.fromkeys(row.paper for row in rows) if paper not in order)]
@@ -193,8 +193,10 @@ def tally(session: Session, wanted: ClaimFilter | None = None) -> list[Tally]:
 def _tally(paper: str, rows: Sequence[Any]) -> Tally:
     decidable = [row.status for row in rows if row.is_decidable]
     kinds: dict[str, Counter[str]] = {}
+    bases: dict[str, Counter[str]] = {}
     for row in rows:
         kinds.setdefault(row.kind, Counter())[row.status] += 1
+        bases.setdefault(row.basis, Counter())[row.status] += 1
     favour, against, waiting = (
         sum(status in words for status in decidable) for words in (FOR_THE_PAPER, AGAINST_THE_PAPER, NOT_YET)
     )
@@ -208,4 +210,5 @@ def _tally(paper: str, rows: Sequence[Any]) -> Tally:
         waiting=waiting,
         by_verdict=dict(sorted(Counter(row.status for row in rows).items())),
         by_kind={kind: dict(sorted(counts.items())) for kind, counts in kinds.items()},
+        by_basis={basis: dict(sorted(counts.items())) for basis, counts in bases.items()},
     )

@@ -76,6 +76,15 @@ def test_a_reviewer_picks_a_data_set_and_walks_down_to_a_run(page: Page) -> None
     assert "quick" in page.get_by_role("row", name="profile").inner_text()
 
 
+def test_a_reviewer_walks_from_a_paper_to_a_claim(page: Page) -> None:
+    page.goto("/")
+    page.get_by_role("link", name="NiNformer").first.click()
+    page.get_by_role("navigation", name="Verdicts").get_by_role("link", name="contradicted").click()
+    page.get_by_role("link", name="ViT: inference time").first.click()
+    assert "contradicted" in page.locator(".fidelity").inner_text()
+    assert "113.3" in page.get_by_role("row", name="times_peak").inner_text()
+
+
 def test_a_dropped_image_is_answered_by_every_arm_side_by_side(page: Page) -> None:
     page.goto("/?dataset=cifar100")
     page.evaluate(
@@ -126,10 +135,12 @@ def test_a_file_that_is_no_image_is_explained(page: Page, tmp_path: Path) -> Non
     page.get_by_text("notes.png: the file is not a PNG, JPEG or WebP image").wait_for()
 
 
-@pytest.mark.parametrize("path", ["/?dataset=cifar100", "/?dataset=cifar10", "/docs", "run"])
+@pytest.mark.parametrize(
+    "path", ["/", "/papers/ninformer", "/claims/ninformer.table3.mnist.vit", "/?dataset=cifar100", "/docs", "run"]
+)
 def test_a_phone_scrolls_only_downwards(page: Page, path: str) -> None:
     page.set_viewport_size({"width": 360, "height": 740})
-    page.goto("/" if path == "run" else path)
+    page.goto("/?dataset=mnist" if path == "run" else path)
     if path == "run":
         page.goto(page.locator(".runs a").first.get_attribute("href") or "")
     assert page.evaluate("document.documentElement.scrollWidth") == 360

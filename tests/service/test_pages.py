@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
+from service.charts import forest_chart
 from service.formats import count, duration, memory, percent, points, ratio
 from service.settings import Settings
 from stages.recording import record
+from stages.results import Claim, JudgedClaim, Verdict
 from tests.service.conftest import png, serving
 from tests.service.results_factory import add_results, make_root
 
@@ -42,7 +44,13 @@ class Page(HTMLParser):
             self.rows[-1].append(data.strip())
 
 
-@pytest.mark.parametrize("path", ["/", "/?dataset=cifar10", "/?dataset=cifar100&metric=loss&profile=smoke", "/docs"])
+PAGES = (
+    *("/", "/?dataset=cifar10", "/?dataset=cifar100&metric=loss&profile=smoke", "/docs"),
+    *("/papers/ninformer", "/papers/ninformer?verdict=contradicted", "/claims/ninformer.table2.c100.vit"),
+)
+
+
+@pytest.mark.parametrize("path", PAGES)
 def test_pages_ask_no_other_host_and_run_nothing_inline(client: TestClient, path: str) -> None:
     page = Page(client.get(path).text)
     assert page.inline == []
@@ -52,8 +60,54 @@ def test_pages_ask_no_other_host_and_run_nothing_inline(client: TestClient, path
             assert client.get(address).status_code == 200, address
 
 
-def test_the_first_page_shows_the_strongest_evidence(client: TestClient) -> None:
-    assert client.get("/").text == client.get("/?dataset=mnist").text
+def test_the_first_page_counts_each_paper_s_decidable_claims_and_leads_to_its_data_sets(client: TestClient) -> None:
+    html = client.get("/").text
+    for counts in client.get("/api/v1/verdicts").json()["papers"]:
+        assert f'href="/papers/{counts["paper"]}"' in html
+        for number, word in ((counts["in_favour"], "hold"), (counts["waiting"], "not run yet")):
+            assert not number or f"{number} {word}</li>" in html
+    for name in ("mnist", "cifar10", "cifar100"):
+        assert f'href="/?dataset={name}"' in html
+
+
+def test_a_paper_s_page_has_every_claim_under_its_place_with_its_verdict(client: TestClient) -> None:
+    html = client.get("/papers/ninformer").text
+    claims = client.get("/api/v1/claims?paper=ninformer&limit=200").json()
+    assert len(claims) == 16
+    for claim in claims:
+        assert f'href="/claims/{claim["id"]}"' in html
+    rows = {row[0]: row for row in Page(html).rows}
+    assert rows["ViT: test accuracy, last epoch (CIFAR-100)"][1:] == ["34.87 %", "–", "not tested"]
+    cut = client.get("/papers/ninformer?verdict=contradicted").text
+    shown = set(re.findall(r'href="/claims/([^"]+)"', cut))
+    assert shown == {claim["id"] for claim in claims if claim["verdict"]["status"] == "contradicted"} != set()
+
+
+@pytest.mark.parametrize(("path", "status"), [("/papers/nothing", 404), ("/claims/nothing", 404)])
+def test_a_page_of_nothing_is_not_found(client: TestClient, path: str, status: int) -> None:
+    assert client.get(path).status_code == status
+
+
+def test_a_claim_s_page_says_what_was_computed_and_by_which_rules(client: TestClient) -> None:
+    claim = client.get("/api/v1/claims/ninformer.table3.mnist.vit").json()
+    html = client.get("/claims/ninformer.table3.mnist.vit").text
+    facts = {row[0]: row[1] for row in Page(html).rows if len(row) > 1}
+    assert facts["times_peak"] == "113.3"
+    assert "contradicted" in html and "141.6 ns" in html and claim["verdict"]["rules"][:12] in html
+
+
+def test_the_forest_is_drawn_in_margins() -> None:
+    judged = [judge("a", 0.002, 0.001, 0.003, margin=0.002), judge("b", 0.5, 0.4, 0.6, margin=None)]
+    chart = forest_chart("Table 1", judged, {"a": "A", "b": "B"})
+    assert chart is not None
+    (row,) = chart["layer"][1]["data"]["values"]
+    assert (row["claim"], row["estimate"], row["low"], row["high"]) == ("A", 1.0, 0.5, 1.5)
+    assert forest_chart("Table 1", judged[1:], {"b": "B"}) is None, "no margin, nothing to hold it against"
+
+
+def judge(name: str, estimate: float, low: float, high: float, margin: float | None) -> JudgedClaim:
+    verdict = Verdict(claim=name, status="inconclusive", estimate=estimate, low=low, high=high, margin=margin)
+    return JudgedClaim(claim=Claim(id=name), verdict=verdict, experiments=(), datasets=())
 
 
 def comparison_rows(client: TestClient, dataset: str) -> dict[str, list[str]]:

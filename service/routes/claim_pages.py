@@ -1,0 +1,94 @@
+"""The pages about verdicts: all papers, one paper's tables, one claim."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from sqlalchemy.orm import Session
+
+from service import queries
+from service.charts import forest_chart
+from service.dependencies import ResultsSession, Templates
+from service.errors import declared
+from service.wording import group_by_place, name_claim, print_value, side_of, summarise
+from stages.results import ClaimFilter, JudgedClaim, Status, compare, find_judged, list_families, list_judged, tally
+
+router = APIRouter(include_in_schema=False)
+
+
+def show_papers(request: Request, session: ResultsSession, templates: Templates) -> Response:
+    """What was tested and what came out, paper by paper, and the data sets that models are compared on."""
+    tallies = {counts.paper: counts for counts in tally(session)}
+    trained = [item for item in reversed(compare(session)) if item.provenance]
+    real = [item for item in trained if item.provenance != "embedded"]
+    return templates.TemplateResponse(
+        request,
+        "front.html",
+        {
+            "papers": queries.list_papers(session),
+            "tallies": tallies,
+            "sentences": {paper: summarise(counts) for paper, counts in tallies.items()},
+            "datasets": queries.list_datasets(session),
+            "overview": {item.dataset: item for item in (*trained, *real)},
+        },
+    )
+
+
+@router.get("/papers/{name}", responses=declared(404, 422))
+def show_paper(
+    name: str,
+    request: Request,
+    session: ResultsSession,
+    templates: Templates,
+    verdict: Annotated[Status | None, Query()] = None,
+) -> Response:
+    """A paper's claims under the tables and sections where they stand, each with its verdict."""
+    paper = queries.find_paper(session, name)
+    counts = next(iter(tally(session, ClaimFilter(paper=name))), None)
+    groups = group_by_place(list_judged(session, ClaimFilter(paper=name, verdict=verdict)))
+    names = _names(session, [row for rows in groups.values() for row in rows])
+    return templates.TemplateResponse(
+        request,
+        "paper.html",
+        {
+            "paper": paper,
+            "tally": counts,
+            "sentence": summarise(counts) if counts else "",
+            "families": list_families(session, paper=name),
+            "groups": groups,
+            "names": names,
+            "printed": {row.claim.id: print_value(row.claim) for rows in groups.values() for row in rows},
+            "charts": {place: forest_chart(place, rows, names) for place, rows in groups.items()},
+            "verdict": verdict,
+            "side_of": side_of,
+        },
+    )
+
+
+@router.get("/claims/{claim_id}", responses=declared(404))
+def show_claim(claim_id: str, request: Request, session: ResultsSession, templates: Templates) -> Response:
+    """One claim: its verdict, the interval against the margin, deviations, runs, cost."""
+    record = find_judged(session, claim_id)
+    names = _names(session, [record])
+    return templates.TemplateResponse(
+        request,
+        "claim.html",
+        {
+            "record": record,
+            "name": names[claim_id],
+            "printed": print_value(record.claim),
+            "paper": next(item for item in queries.list_papers(session) if item.name == record.claim.paper),
+            "chart": forest_chart(record.claim.place, [record], names),
+            "side": side_of(record.verdict.status),
+        },
+    )
+
+
+def _names(session: Session, judged: Sequence[JudgedClaim]) -> dict[str, str]:
+    """Each claim by its id in a reader's words."""
+    titles = {item.name: item.title for item in queries.list_datasets(session)}
+    experiments = queries.list_experiments(session, paper=None, dataset=None)
+    arms = {(experiment.name, arm.name): arm.title for experiment in experiments for arm in experiment.arms}
+    return {row.claim.id: name_claim(row, titles, arms) for row in judged}

@@ -1,0 +1,88 @@
+"""Claims and verdicts in a reader's words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from service.formats import value_in
+from stages.results import METRICS, Claim, JudgedClaim, Status, Tally
+
+_SIDES = {
+    "for": (Status.REPRODUCED, Status.SUPPORTED, Status.HOLDS, Status.AS_PRINTED),
+    "against": (Status.NOT_REPRODUCED, Status.REVERSED, Status.FAILS, Status.CONTRADICTED),
+    "open": (Status.INCONCLUSIVE, Status.UNDECIDABLE, Status.UNRESOLVED, Status.AGREES, Status.DISAGREES),
+    "noted": (Status.DEVIATES, Status.SHOWN),
+}
+
+
+def side_of(status: str) -> str:
+    """for, against, open, noted or waiting: how a verdict is coloured."""
+    return next((side for side, statuses in _SIDES.items() if status in statuses), "waiting")
+
+
+def name_claim(judged: JudgedClaim, titles: Mapping[str, str], arms: Mapping[tuple[str, str], str]) -> str:
+    """A claim as a short phrase: its own words where it has any.
+
+    `titles` are those of the data sets, `arms` those of each (experiment, arm).
+    """
+    claim = judged.claim
+    if claim.statement:
+        return claim.statement[0].upper() + claim.statement[1:]
+    metric = METRICS[claim.metric].title if claim.metric in METRICS else claim.metric.replace("_", " ")
+    arm, baseline = (_title(name, judged.experiments, arms) for name in (claim.arm, claim.baseline_arm))
+    if arm:
+        metric = metric[0].lower() + metric[1:]
+        phrase = f"{arm} against {baseline}: {metric}" if baseline else f"{arm}: {metric}"
+    else:
+        phrase = metric[0].upper() + metric[1:]
+    many = len(judged.datasets) > 3
+    places = f"{len(judged.datasets)} data sets" if many else ", ".join(titles[name] for name in judged.datasets)
+    return f"{phrase} ({places})" if places else phrase
+
+
+def _title(arm: str | None, experiments: Sequence[str], arms: Mapping[tuple[str, str], str]) -> str | None:
+    return next((arms[name, arm] for name in experiments if arm and (name, arm) in arms), arm)
+
+
+def print_value(claim: Claim) -> str:
+    """The paper's number as it stands there: with its error, as a range, or as k of n."""
+    if claim.value is None:
+        return "–"
+    shown = value_in(claim.unit or "")
+    if claim.kind == "proportion" and claim.trials:
+        return f"{claim.value:g} of {claim.trials:g}"
+    if claim.high is not None:
+        return f"{shown(claim.value)} to {shown(claim.high)}"
+    return f"{shown(claim.value)} ± {shown(claim.stderr)}" if claim.stderr is not None else shown(claim.value)
+
+
+def summarise(tally: Tally) -> str:
+    """What came out for a paper, in a sentence; what training decided is counted apart."""
+    words = []
+    for bases, what in ((("finding", "params"), "that can be computed"), (("results",), "decided by training")):
+        favour, against = (_count(tally, bases, side) for side in ("for", "against"))
+        if favour + against:
+            words.append(f"{favour} of {favour + against} statements {what} hold")
+    if tally.open:
+        words.append(f"{tally.open} have evidence that doesn’t decide yet")
+    if tally.waiting:
+        words.append(f"{tally.waiting} wait for full runs")
+    return f"{'; '.join(words)}." if words else "Nothing here can decide its claims yet."
+
+
+def _count(tally: Tally, bases: Sequence[str], side: str) -> int:
+    """Claims decided on one side; how an experiment is set up is no claim that can hold."""
+    return sum(
+        number
+        for basis in bases
+        for status, number in tally.by_basis.get(basis, {}).items()
+        if side_of(status) == side and Status(status).is_counted
+    )
+
+
+def group_by_place(judged: Sequence[JudgedClaim]) -> dict[str, list[JudgedClaim]]:
+    """Claims under the table, figure or section where they stand, both in the paper's order."""
+    groups: dict[str, list[JudgedClaim]] = {}
+    for row in judged:
+        groups.setdefault(row.claim.place, []).append(row)
+    return groups
