@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 from stages.experiment import Params
 from stages.finding import Finding
 from stages.ledger.claims import ClaimLine
 from stages.ledger.judgement import Judgement
+from stages.ledger.measures import NotMeasured, measure
 from stages.ledger.settings import agree, judge_counted, judge_setting
 from stages.ledger.sides import arms_of
 from stages.ledger.trained import NOT_RUN, SILENT, judge_trained
@@ -28,6 +30,8 @@ from stages.verdicts import (
 
 NO_NUMBER = ("figure", "qualitative")
 EXACT = ("identity", "theorem", "inconsistent")
+MOST_SHOWN = 4
+"""Arms whose means a sentence holds."""
 TIMES = ("inference_time", "train_tokens_per_second", "train_seconds")
 
 
@@ -84,8 +88,8 @@ def _is_tally(claim: ClaimLine) -> bool:
 def _judge(claim: ClaimLine, facts: Facts) -> Judgement:
     if claim.kind == "setup" and not claim.reason:
         return Judgement(claim=claim, verdict=_judge_setup(claim, facts), basis="params", is_decidable=False, ours=None)
-    if claim.id in facts.findings and claim.kind != "setup":
-        finding = facts.findings[claim.id]
+    finding = facts.findings.get(claim.id) if claim.kind != "setup" else None
+    if finding is not None and not (finding.status == "holds" and _is_measured(claim)):
         verdict = Verdict(status=Status(finding.status), explanation=finding.explanation)
         return Judgement(claim=claim, verdict=verdict, basis="finding", is_decidable=True)
     if claim.reason:
@@ -104,6 +108,11 @@ def _judge(claim: ClaimLine, facts: Facts) -> Judgement:
         if elsewhere is not None:
             return Judgement(claim=claim, verdict=elsewhere, basis="none", is_decidable=False)
     return judge_trained(claim, facts.params, facts.bodies_of(claim))
+
+
+def _is_measured(claim: ClaimLine) -> bool:
+    """A claim of trained models: that the paper's own numbers agree with each other doesn't make it true."""
+    return claim.experiment is not None and claim.kind not in (*EXACT, *NO_NUMBER, "count", "setup")
 
 
 def _sentence(text: str) -> str:
@@ -139,8 +148,23 @@ def _judge_no_number(claim: ClaimLine, facts: Facts) -> Judgement:
         for trial in body.arms.get(arm, ())
     ]
     names = ", ".join(dict.fromkeys(trial.result.experiment for trial in shown)) or "none"
-    verdict = judge_shown(f"{len(shown)} results of {names}")
+    verdict = judge_shown(f"{len(shown)} results of {names}{_means(claim, shown, facts.params)}")
     return Judgement(claim=claim, verdict=verdict, basis="results", is_decidable=False, cost=price(shown, facts.params))
+
+
+def _means(claim: ClaimLine, shown: Sequence[Trial], params: Params) -> str:
+    """Each arm's mean in the claim's metric, where there are few of them and results hold it."""
+    arms: dict[str, list[Trial]] = {}
+    for trial in shown:
+        arms.setdefault(trial.result.arm, []).append(trial)
+    said = []
+    for arm, trials in arms.items():
+        try:
+            values = measure(claim.metric, trials, params.verdicts.looks).values
+        except NotMeasured:
+            return ""
+        said.append(f"{arm} {fmean(values):.4g} (n = {len(values)})" if values else f"{arm} diverged")
+    return f"; {claim.metric}: {', '.join(said)}" if len(arms) <= MOST_SHOWN else ""
 
 
 def _judge_device(claim: ClaimLine, facts: Facts) -> Verdict | None:

@@ -112,11 +112,18 @@ def judge_setting(claim: ClaimLine, params: Params) -> Verdict:
 
 
 def agree(claim: ClaimLine, used: Sequence[Any]) -> Verdict:
-    """The first value that departs decides; all of them are named."""
-    verdicts = [judge_setup(claim.value, value) for value in used]
+    """The first value that departs, by more than the printed rounding, decides; all of them are named."""
+    half_unit = (claim.precision or 0.0) / 2
+    verdicts = [
+        judge_setup(claim.value, claim.value if _is_close(value, claim.value, half_unit) else value) for value in used
+    ]
     worst = next((verdict for verdict in verdicts if verdict.status is Status.DEVIATES), verdicts[0])
     listed = ", ".join("not set" if value is None else f"{value:g}" for value in used)
     return dataclasses.replace(worst, explanation=f"Printed {claim.value:g}; ours {listed}.")
+
+
+def _is_close(used: Any, printed: float | None, half_unit: float) -> bool:
+    return isinstance(used, int | float) and printed is not None and abs(used - printed) <= half_unit
 
 
 def judge_counted(claim: ClaimLine, params: Params) -> Verdict:

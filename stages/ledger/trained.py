@@ -34,6 +34,8 @@ from stages.verdicts import (
 
 NOT_RUN = "Not run yet."
 SILENT = "Only stand-ins or too short runs so far; they say nothing of a claim."
+BYTES = 256
+PER_BYTE = "Our texts are bytes: nats per byte don't compare with nats per token. Ratios between arms do."
 SHORT = "Real data on a cut budget; a number needs the printed one, only an order may be indicated."
 
 
@@ -41,6 +43,8 @@ def judge_trained(claim: ClaimLine, params: Params, bodies: Sequence[Body]) -> J
     """The claim against the results of its experiment that may say most."""
     (name,) = fnmatch.filter(params.experiments, claim.experiment or "")
     experiment = params.experiments[name]
+    if claim.unit == "nats per token" and params.datasets[experiment.dataset].classes == BYTES:
+        return Judgement(claim=claim, verdict=not_tested(PER_BYTE), basis="none", is_decidable=False)
     pairs, body = find_body(claim, experiment, bodies)
     if body is None:
         return Judgement(claim=claim, verdict=not_tested(NOT_RUN), basis="none", is_decidable=True)

@@ -28,8 +28,14 @@ def test_a_gain_is_the_mean_over_the_pairs_that_have_results() -> None:
     assert gain.ours == pytest.approx(0.25)
     assert gain.verdict.status is Status.SUPPORTED
     assert gain.verdict.size is not None and gain.verdict.size.status is Status.REPRODUCED
-    assert gain.verdict.explanation.endswith("Over 3 of 53 pairs of the grid.")
+    assert gain.verdict.explanation.endswith("Over 3 of 35 pairs of the grid.")
     assert len(gain.entries) == 2 * 3 * 5
+
+
+def test_pyramids_are_no_pairs_of_figure_4() -> None:
+    values = grid(0.25) | grid(9.0, ("pyramid-50x5",))
+    (gain,) = judge(claims()[GAIN], entered=trials(results("dac-sgemm", values, metric="log_mse")))
+    assert gain.ours == pytest.approx(0.25)
 
 
 def test_an_arm_without_its_partner_enters_nothing() -> None:

@@ -237,6 +237,15 @@ def test_a_metric_that_no_result_holds_says_so() -> None:
     assert value.verdict.explanation == "There are results, but no result holds best_epoch_accuracy."
 
 
+def test_nats_per_byte_are_not_nats_per_token() -> None:
+    value, ratio = (claims()[f"nmn.gpt.valloss.{name}"] for name in ("gpt2", "rel"))
+    losses = {"gpt2": [0.903, 0.901, 0.902], "aether-gpt": [0.801, 0.803, 0.802]}
+    lines = results("nmn-gpt", losses, metric="validation_loss")
+    apart, together = judge(value, ratio, entered=trials(lines))
+    assert (apart.verdict.status, apart.is_decidable) == (Status.NOT_TESTED, False)
+    assert together.ours == pytest.approx(1 - 0.802 / 0.902, abs=1e-6)
+
+
 def test_a_tables_sentence_and_the_papers_own_count() -> None:
     ranks = [claim for claim in claims().values() if claim.family == "ninformer.table2"]
     lines = results("ninformer-mnist", MNIST)
@@ -263,7 +272,14 @@ def test_figures_and_qualities_are_shown_once_there_is_something_to_show() -> No
     (shown,) = judge(figure, entered=trials(results("ninformer-mnist", MNIST)))
     assert (nothing.verdict.status, shown.verdict.status) == (Status.NOT_TESTED, Status.SHOWN)
     assert not shown.is_decidable and not shown.verdict.status.is_counted
-    assert "5 results of ninformer-mnist" in shown.verdict.explanation
+    assert "5 results of ninformer-mnist; accuracy: ninformer 0.9861 (n = 5)" in shown.verdict.explanation
+
+
+def test_a_quality_without_a_number_shows_both_arms() -> None:
+    lines = results("brownian-cifar10", {"cg-fac": [0.71, 0.73], "sgd": [0.70, None]})
+    (shown,) = judge(claims()["brownian.second_order_accuracy"], entered=trials(lines))
+    assert shown.verdict.status is Status.SHOWN
+    assert shown.verdict.explanation.endswith("accuracy: cg-fac 0.72 (n = 2), sgd 0.7 (n = 1).")
 
 
 def test_every_number_said_is_finite() -> None:
