@@ -29,9 +29,9 @@ RUN .ci/setup serving locked
 FROM base AS app
 RUN useradd --system --uid 10001 --create-home claimcheck \
     && chown claimcheck /app
-# What is cached (the page's chart scripts) lies in /tmp, so the rest can be read-only.
+# What is cached (the page's chart scripts) lies in memory, so the rest can be read-only.
 ENV PATH=/app/.venv/bin:$PATH \
-    XDG_CACHE_HOME=/tmp/cache
+    XDG_CACHE_HOME=/dev/shm
 COPY LICENSE NOTICE params.yaml ./
 COPY params params
 COPY stages stages
