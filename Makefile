@@ -1,7 +1,7 @@
 # The frame around the code: sets up .venv from requirements.lock, then calls what stands in it.
 
 # cpu: a small install without CUDA.  Unset: what .venv was made for, else the wheels as locked.
-TORCH_BACKEND ?= $(shell cat .venv/torch-backend 2>/dev/null || echo locked)
+TORCH_BACKEND ?= $(or $(patsubst .venv/ready-%,%,$(firstword $(wildcard .venv/ready-*))),locked)
 # PROFILE=smoke|quick|paper: written into params.yaml before a repro.  Unset: params.yaml decides.
 PROFILE ?=
 # EXPERIMENTS="a b": only these are trained and evaluated, and only their data fetched.  Unset: all.
@@ -65,8 +65,8 @@ format: $(READY)  ## rewrite the code in the house format
 serve: $(READY)  ## the service and its page on 127.0.0.1:8000 (PORT=…)
 	$(BIN)/python -m service --host 127.0.0.1 --port $(PORT)
 
-bench: $(READY)  ## every benchmark, one after the other
-	@for file in $(sort $(wildcard benchmarks/bench_*.py)); do echo "== $$file"; $(BIN)/python -m "benchmarks.$$(basename "$$file" .py)" || exit 1; done
+bench: $(READY)  ## every benchmark, one after the other: a table, and docs/performance.md (NAMES="dac loop": only these)
+	$(BIN)/python -m benchmarks $(NAMES)
 
 soak: $(READY)  ## the long tests: resume after kill, long trainings
 	$(BIN)/pytest -m "slow and not gpu and not network" --timeout 1800

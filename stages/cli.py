@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -190,6 +191,9 @@ def main(arguments: list[str] | None = None) -> int:
                 show_verdicts()
             case "verify":
                 return 0 if verify_trails(options.checkpoints) else 1
+        sys.stdout.flush()
+    except BrokenPipeError:  # `claimcheck plan | head`: whoever read has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ParamsError, PackedDataError, PublishError, EvidenceError, ResultsUnavailable, UnknownName) as error:
         print(f"claimcheck {options.command}: {error}", file=sys.stderr)
         return 1

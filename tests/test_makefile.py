@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -57,6 +58,20 @@ def test_profile_and_device_reach_the_pipeline() -> None:
     assert chosen.index("dvc repro") < chosen.index("stages.record") < chosen.index("stages.report")
     show = ("--eval", "show: ; +@env | grep CLAIMCHECK_DEVICE", "show")  # make runs a + line in a dry run too
     assert "CLAIMCHECK_DEVICE=cuda" in dry_run(*show, "DEVICE=cuda")
+
+
+@pytest.mark.parametrize(("files", "chosen"), [([], "locked"), (["torch-backend"], "locked"), (["ready-cpu"], "cpu")])
+def test_the_backend_is_that_of_the_environment_once_it_is_complete(
+    tmp_path: Path, files: list[str], chosen: str
+) -> None:
+    """A small install that failed doesn't choose for the next `make repro`."""
+    (tmp_path / ".venv").mkdir()
+    for name in files:
+        (tmp_path / ".venv" / name).write_text("cpu\n")
+    command = ["make", "-f", str(ROOT / "Makefile"), "--eval", "show: ; @echo $(TORCH_BACKEND)", "show"]
+    env = {name: value for name, value in os.environ.items() if name != "TORCH_BACKEND"}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{chosen}\n"
 
 
 def test_the_image_copies_what_is_there() -> None:

@@ -97,3 +97,16 @@ def test_a_python_without_venv_names_the_package(copy: Path) -> None:
     body = 'case "$2" in *ensurepip*) exit 1;; esac'
     done = setup("install", env=stand_in(copy, "python3", body), script=copy / ".ci/setup")
     assert (done.returncode, "apt install python3-venv" in done.stderr) == (1, True)
+
+
+def test_a_small_pytorch_that_cannot_be_had_says_what_can(copy: Path) -> None:
+    """Here with an installer that has every package but that one."""
+    tools = copy / ".venv" / "bin"
+    tools.mkdir(parents=True)
+    (tools / "python").write_text("#!/bin/sh\n")
+    (tools / "uv").write_text('#!/bin/sh\ncase "$*" in *--torch-backend*) exit 2;; esac\n')
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+    done = setup("install", "cpu", script=copy / ".ci/setup")
+    assert done.returncode == 1
+    assert "without TORCH_BACKEND=cpu the locked one is installed" in done.stderr
