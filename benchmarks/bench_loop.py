@@ -1,19 +1,16 @@
 """Goal: at most 5 % of a training's time goes into anything but forward, backward and optimiser step.
 
 Peer: the bare three on one fixed batch.  Ours: `fit` with augmentation, loss sums, progress and state, per step.
-Run: python -m benchmarks.bench_loop [--device cuda] [--batch-size 128] [--steps 6]
+Run: python -m benchmarks loop
 """
 
 from __future__ import annotations
-
-import argparse
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.timing import compare, machine
-from stages.device import pick_device
+from benchmarks.timing import Line, compare
 from stages.ops.normalize import normalize
 from stages.papers import build_model, model_paths
 from stages.run import AugmentationSpec, ModelSpec, OptimizerSpec, Protocol, Replicate
@@ -58,43 +55,34 @@ def random_images(count: int, device: torch.device) -> LabelledImages:
     return LabelledImages(images, torch.randint(0, 100, (count,), device=device))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--steps", type=int, default=6)
-    options = parser.parse_args()
-    device = pick_device(options.device)
-    data = random_images(options.batch_size * options.steps, device)
-    protocol = protocol_for(options.batch_size, options.steps)
-    print(f"share of time beside forward, backward and step ({machine(device)}):")
-    for name in ARMS:
-        model = build(name).to(device)
-        optimizer = build_optimizer(model, protocol.optimizer)
-        inputs = normalize(data.images[: options.batch_size], protocol.mean, protocol.std)
-        labels = data.labels[: options.batch_size]
-
-        def bare(
-            model: nn.Module = model,
-            optimizer: torch.optim.Optimizer = optimizer,
-            inputs: torch.Tensor = inputs,
-            labels: torch.Tensor = labels,
-        ) -> None:
-            for _ in range(options.steps):
-                optimizer.zero_grad(set_to_none=True)
-                F.cross_entropy(model(inputs), labels).backward()
-                optimizer.step()
-
-        def ours(model: nn.Module = model) -> None:
-            fit(model, ImageClassification(data, protocol), protocol, Replicate(seed=0))
-
-        result = compare(ours, bare, repeats=5, device=device)
-        share = 1 - result.ratio
-        rate = options.batch_size * options.steps / result.ours_seconds
-        print(
-            f"  {name}: {share:+.1%} of {rate:,.0f} images/s, goal {GOAL:.0%}: {'met' if share <= GOAL else 'missed'}"
-        )
+def measure() -> list[Line]:
+    return [beside_the_bare_loop(name) for name in ARMS]
 
 
-if __name__ == "__main__":
-    main()
+def beside_the_bare_loop(name: str, batch_size: int = 16, steps: int = 3) -> Line:
+    """An arm's training against its bare forward, backward and step."""
+    data = random_images(batch_size * steps, torch.device("cpu"))
+    protocol = protocol_for(batch_size, steps)
+    model = build(name)
+    optimizer = build_optimizer(model, protocol.optimizer)
+    inputs, labels = normalize(data.images[:batch_size], protocol.mean, protocol.std), data.labels[:batch_size]
+
+    def bare() -> None:
+        for _ in range(steps):
+            optimizer.zero_grad(set_to_none=True)
+            F.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+
+    def ours() -> None:
+        fit(model, ImageClassification(data, protocol), protocol, Replicate(seed=0))
+
+    result = compare(ours, bare, repeats=3)
+    return Line(
+        what=f"share of a training beside forward, backward, step: {name}",
+        peer=f"these three on one batch: {batch_size * steps / result.peer_seconds:,.0f} images/s",
+        ours=f"{batch_size * steps / result.ours_seconds:,.0f} images/s",
+        value=100 * (1 - result.ratio),
+        goal=100 * GOAL,
+        at_most=True,
+        unit="%",
+    )

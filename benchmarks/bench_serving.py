@@ -3,12 +3,11 @@ LitServe; at one connection at most 2 ms more than decoding and model.
 
 A released MNIST model answers PNG uploads over kept-alive connections, the server in a process of its own; model alone
 and peer run in the same call.  LitServe takes part where it is installed (`pip install litserve`), as it is no
-dependency of ours.  Run: python -m benchmarks.bench_serving [--seconds 5]
+dependency of ours.  Run: python -m benchmarks serving
 """
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import importlib.util
 import io
@@ -26,10 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from PIL import Image
 
-from benchmarks.timing import machine
+from benchmarks.timing import Line
 from stages.checkpoint import Predictor, load_predictor
 from stages.images import decode_image
 from stages.recording import record
@@ -207,32 +205,40 @@ def show(name: str, found: dict[int, Load]) -> None:
         print(f"  {name}, {connections:2} connections: {seen.per_second:7.1f} requests/s; {times} ms")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=5.0)
-    seconds = parser.parse_args().seconds
+def measure(seconds: float = 5.0) -> list[Line]:
     images = pngs(64)
     predictor = load_predictor(MODEL)
-    print(f"PNG uploads to {MODEL.stem} ({machine(torch.device('cpu'))}):")
     raw_per_second(predictor, images, 1, 1.0)
     raw = {batch: raw_per_second(predictor, images, batch, seconds) for batch in CONNECTIONS}
     for batch, per_second in raw.items():
         print(f"  decoding and model alone, batches of {batch:2}: {per_second:7.1f} images/s")
     found, images_a_pass = ours(images, seconds)
     show("ours", found)
-    share = found[32].per_second / raw[32]
     print(f"  {images_a_pass:.1f} images a pass at 32 connections")
-    print(f"  {share:.2f} of decoding and model at 32 connections, goal 0.7: {'met' if share >= 0.7 else 'missed'}")
-    extra = statistics.median(found[1].seconds) - 1 / raw[1]
-    print(f"  {1000 * extra:.1f} ms more at one connection, goal 2.0: {'met' if extra <= 0.002 else 'missed'}")
+    busy = f"{found[32].per_second:.0f} requests/s"
+    lines = [
+        Line(
+            what="PNG uploads, 32 connections, wall",
+            peer=f"decoding and model alone: {raw[32]:.0f} images/s",
+            ours=busy,
+            value=found[32].per_second / raw[32],
+            goal=0.7,
+        ),
+        Line(
+            what="PNG uploads, 1 connection, wall",
+            peer=f"decoding and model alone: {1000 / raw[1]:.2f} ms",
+            ours=f"{1000 * statistics.median(found[1].seconds):.2f} ms",
+            value=1000 * (statistics.median(found[1].seconds) - 1 / raw[1]),
+            goal=2.0,
+            at_most=True,
+            unit="ms more",
+        ),
+    ]
     if importlib.util.find_spec("litserve") is None:
         print("  LitServe is not installed: not compared")
-        return
+        return lines
     peer = litserve(images, seconds)
     show("LitServe", peer)
+    against = f"LitServe: {peer[32].per_second:.0f} requests/s"
     ratio = found[32].per_second / peer[32].per_second
-    print(f"  {ratio:.2f} times LitServe at 32 connections, goal 1.3: {'met' if ratio >= 1.3 else 'missed'}")
-
-
-if __name__ == "__main__":
-    main()
+    return [*lines, Line(what="PNG uploads, 32 connections, wall", peer=against, ours=busy, value=ratio, goal=1.3)]

@@ -1,11 +1,15 @@
-"""Both sides of a comparison in one run: A B A B …, medians, and the ratio pair by pair."""
+"""Both sides of a comparison in one run: A B A B …, medians, the ratio pair by pair, and the line of the table.
+
+On a CPU a side's time is the processor time of the process, all its threads together: other work on the machine hardly
+touches it.  What uses other processes or waits is timed by the clock on the wall, and says so.
+"""
 
 from __future__ import annotations
 
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,13 +27,49 @@ class Comparison:
     repeats: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A goal of the table: `value` has to be at least `goal`, or at most where `at_most`."""
+
+    what: str
+    peer: str
+    ours: str
+    value: float
+    goal: float
+    at_most: bool = False
+    unit: str = "×"
+
+    @property
+    def is_met(self) -> bool:
+        return self.value <= self.goal if self.at_most else self.value >= self.goal
+
+    def cells(self) -> tuple[str, ...]:
+        goal = f"{'at most' if self.at_most else 'at least'} {self.goal:g} {self.unit}"
+        return self.what, goal, self.peer, self.ours, f"{self.value:.3g} {self.unit}", "yes" if self.is_met else "no"
+
+
+HEADINGS = ("what", "goal", "peer", "ours", "measured", "met")
+
+
+def table(lines: Sequence[Line]) -> str:
+    """Markdown."""
+    rows = [HEADINGS, ("---",) * len(HEADINGS), *(line.cells() for line in lines)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
 def compare(
-    ours: Callable[[], object], peer: Callable[[], object], *, repeats: int, device: torch.device | None = None
+    ours: Callable[[], object],
+    peer: Callable[[], object],
+    *,
+    repeats: int,
+    device: torch.device | None = None,
+    wall: bool = False,
 ) -> Comparison:
     """Time both in turn after one uncounted call of each; a CUDA device is synchronised around every call."""
+    clock = time.perf_counter if wall or (device is not None and device.type == "cuda") else time.process_time
     pairs = []
     for index in range(repeats + 1):
-        pair = _seconds(ours, device), _seconds(peer, device)
+        pair = _seconds(ours, device, clock), _seconds(peer, device, clock)
         if index:
             pairs.append(pair)
     return Comparison(
@@ -40,17 +80,21 @@ def compare(
     )
 
 
-def _seconds(call: Callable[[], object], device: torch.device | None) -> float:
+def _seconds(call: Callable[[], object], device: torch.device | None, clock: Callable[[], float]) -> float:
     _wait(device)
-    start = time.perf_counter()
+    start = clock()
     call()
     _wait(device)
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def _wait(device: torch.device | None) -> None:
     if device is not None and device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms"
 
 
 def machine(device: torch.device) -> str:

@@ -1,0 +1,42 @@
+"""`python -m benchmarks [name …]`: every benchmark, or those named, as one table; without names also into docs.
+
+Each `bench_<name>.py` has `measure()`, which gives the lines of its claim.  The table goes to docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import torch
+
+from benchmarks.timing import Line, machine, table
+
+PAGE = Path("docs/performance.md")
+INTRODUCTION = """# Performance
+
+Written by `make bench`: each line times us and the peer in turn in one run, and compares medians. A benchmark's file in
+`benchmarks/` says what both sides do. Times on a CPU are processor time; those marked "wall" are by the clock.
+"""
+
+
+def main(names: list[str]) -> int:
+    known = sorted(path.stem.removeprefix("bench_") for path in Path(__file__).parent.glob("bench_*.py"))
+    if unknown := [name for name in names if name not in known]:
+        print(f"benchmarks: no benchmark {unknown[0]!r}; known: {', '.join(known)}", file=sys.stderr)
+        return 2
+    lines: list[Line] = []
+    for name in names or known:
+        print(f"{name} …", file=sys.stderr, flush=True)
+        lines += import_module(f"benchmarks.bench_{name}").measure()
+    where = f"{datetime.date.today()}, {machine(torch.device('cpu'))}"
+    print(f"{where}\n\n{table(lines)}", end="")
+    if not names:
+        PAGE.write_text(f"{INTRODUCTION}\n{where}.\n\n{table(lines)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

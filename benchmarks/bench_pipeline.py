@@ -1,0 +1,94 @@
+"""Goals: a `dvc repro` with nothing to do takes at most 2 s; a stage costs at most 0.3 s besides its own command.
+
+The graph of this clone in a folder of its own, with an empty file or folder for every output, which `dvc commit` takes
+as it is.  Processor time of `dvc` and all that it starts; the stages that fetch are the ones that are forced to run.
+Run: python -m benchmarks pipeline
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import yaml
+
+from benchmarks.timing import Line
+
+DVC = [sys.executable, "-m", "dvc"]
+
+
+def make_checkout(folder: Path) -> None:
+    """Code, params and graph under git and DVC, every output there and recorded."""
+    for name in ("stages", "params", "data/evidence", "data/models"):
+        shutil.copytree(name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("params.yaml", "dvc.yaml", ".dvcignore", ".gitignore", "data/claims.csv"):
+        shutil.copy(name, folder / name)
+    run(folder, "git", "init", "-q")
+    run(folder, *DVC, "init", "-q")
+    shutil.copy(".dvc/config", folder / ".dvc" / "config")
+    run(folder, sys.executable, "-m", "stages.inputs")
+    index = yaml.safe_load((folder / "params.yaml").read_text())
+    for stage in yaml.safe_load((folder / "dvc.yaml").read_text())["stages"].values():
+        keys = index[stage["foreach"].strip("${}")] if "foreach" in stage else [""]
+        body = stage.get("do", stage)
+        for key in keys:
+            for out in [*body["outs"], *body.get("metrics", []), *body.get("plots", [])]:
+                path = folder / (out if isinstance(out, str) else next(iter(out))).replace("${key}", key)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if path.suffix:
+                    path.touch()
+                else:
+                    path.mkdir(exist_ok=True)
+                    (path / "stand-in").touch()
+    run(folder, *DVC, "commit", "-q", "-f")
+
+
+def run(folder: Path, *command: str) -> float:
+    """Processor seconds of a command and of what it waited for."""
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode != 0:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return usage.ru_utime + usage.ru_stime
+
+
+def measure() -> list[Line]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make_checkout(folder)
+        datasets = yaml.safe_load((folder / "params.yaml").read_text())["datasets"]
+        targets = [f"fetch@{dataset}" for dataset in datasets]
+        alone, forced, nothing = [], [], []
+        for _ in range(3):
+            alone.append(run(folder, sys.executable, "-m", "stages.fetch", "mnist"))
+            nothing.append(run(folder, *DVC, "repro", "-q"))
+            forced.append(run(folder, *DVC, "repro", "-q", "-f", "-s", *targets))
+        idle, command = statistics.median(nothing), statistics.median(alone)
+        stages = len(list((folder / "data" / "inputs").glob("*.json"))) + 1
+    each = (statistics.median(forced) - idle) / len(targets)
+    return [
+        Line(
+            what=f"`dvc repro` with nothing to do, {stages} stages",
+            peer="none",
+            ours=f"{idle:.2f} s",
+            value=idle,
+            goal=2.0,
+            at_most=True,
+            unit="s",
+        ),
+        Line(
+            what="a stage besides its command",
+            peer=f"`python -m stages.fetch` alone: {command:.2f} s",
+            ours=f"{each:.2f} s",
+            value=each - command,
+            goal=0.3,
+            at_most=True,
+            unit="s more",
+        ),
+    ]

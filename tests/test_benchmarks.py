@@ -1,0 +1,56 @@
+"""`make bench`: every benchmark gives lines of one table, and a goal is met on its own side."""
+
+from __future__ import annotations
+
+import ast
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.timing import HEADINGS, Line, compare, table
+
+BENCHMARKS = sorted((Path(__file__).resolve().parent.parent / "benchmarks").glob("bench_*.py"))
+
+
+def line(value: float, *, at_most: bool = False) -> Line:
+    return Line(what="a step", peer="plain: 9 ms", ours="3 ms", value=value, goal=2.0, at_most=at_most)
+
+
+@pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)
+def test_every_benchmark_measures_and_says_how_to_run_it(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    assert "measure" in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    assert f"Run: python -m benchmarks {path.stem.removeprefix('bench_')}" in (ast.get_docstring(tree) or "")
+
+
+def test_a_goal_is_met_on_its_own_side() -> None:
+    assert [line(value).is_met for value in (1.9, 2.0, 2.1)] == [False, True, True]
+    assert [line(value, at_most=True).is_met for value in (1.9, 2.0, 2.1)] == [True, True, False]
+
+
+def test_the_table_has_a_row_a_line() -> None:
+    rows = table([line(3.0), line(3.0, at_most=True)]).splitlines()
+    assert rows[0] == f"| {' | '.join(HEADINGS)} |"
+    assert rows[2] == "| a step | at least 2 × | plain: 9 ms | 3 ms | 3 × | yes |"
+    assert rows[3] == "| a step | at most 2 × | plain: 9 ms | 3 ms | 3 × | no |"
+
+
+def test_processor_time_leaves_waiting_out() -> None:
+    def spin() -> None:
+        until = time.process_time() + 0.01
+        while time.process_time() < until:
+            pass
+
+    def spin_and_wait() -> None:
+        spin()
+        time.sleep(0.05)
+
+    assert compare(spin, spin_and_wait, repeats=3).ratio < 2
+    assert compare(spin, spin_and_wait, repeats=3, wall=True).peer_seconds > 0.05
+
+
+def test_an_unknown_benchmark_is_named_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dak"]) == 2
+    assert "no benchmark 'dak'; known: batches, dac" in capsys.readouterr().err
