@@ -89,9 +89,8 @@ def _judge(claim: ClaimLine, facts: Facts) -> Judgement:
     if claim.kind == "setup" and not claim.reason:
         return Judgement(claim=claim, verdict=_judge_setup(claim, facts), basis="params", is_decidable=False, ours=None)
     finding = facts.findings.get(claim.id) if claim.kind != "setup" else None
-    if finding is not None and not (finding.status == "holds" and _is_measured(claim)):
-        verdict = Verdict(status=Status(finding.status), explanation=finding.explanation)
-        return Judgement(claim=claim, verdict=verdict, basis="finding", is_decidable=True)
+    if finding is not None:
+        return _judge_finding(claim, finding, facts)
     if claim.reason:
         return Judgement(claim=claim, verdict=not_tested(_sentence(claim.reason)), basis="none", is_decidable=False)
     if claim.kind in NO_NUMBER:
@@ -103,16 +102,30 @@ def _judge(claim: ClaimLine, facts: Facts) -> Judgement:
     if claim.kind in EXACT or not claim.experiment:
         verdict = not_tested("`python -m stages.analyse` computes it, and hasn't run here.")
         return Judgement(claim=claim, verdict=verdict, basis="none", is_decidable=True)
+    return _judge_measured(claim, facts)
+
+
+def _judge_finding(claim: ClaimLine, finding: Finding, facts: Facts) -> Judgement:
+    """What was computed decides, but for a claim of trained models: there results come first, where they decide.
+
+    Numbers that exclude each other stay contradicted whatever is trained; numbers that agree aren't true by that.
+    """
+    verdict = Verdict(status=Status(finding.status), explanation=finding.explanation)
+    computed = Judgement(claim=claim, verdict=verdict, basis="finding", is_decidable=True)
+    is_measured = claim.experiment is not None and claim.kind not in (*EXACT, *NO_NUMBER, "count")
+    if not is_measured or finding.status == "contradicted":
+        return computed
+    measured = _judge_measured(claim, facts)
+    is_decided = measured.verdict.status not in (Status.NOT_TESTED, Status.OTHER_HARDWARE)
+    return measured if is_decided or finding.status == "holds" else computed
+
+
+def _judge_measured(claim: ClaimLine, facts: Facts) -> Judgement:
     if claim.metric in TIMES:
         elsewhere = _judge_device(claim, facts)
         if elsewhere is not None:
             return Judgement(claim=claim, verdict=elsewhere, basis="none", is_decidable=False)
     return judge_trained(claim, facts.params, facts.bodies_of(claim))
-
-
-def _is_measured(claim: ClaimLine) -> bool:
-    """A claim of trained models: that the paper's own numbers agree with each other doesn't make it true."""
-    return claim.experiment is not None and claim.kind not in (*EXACT, *NO_NUMBER, "count", "setup")
 
 
 def _sentence(text: str) -> str:
