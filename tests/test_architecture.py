@@ -41,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "papers": {"run", "finding", "models", "ops", "optim"},
     "training": {"run", "device", "datasets", "ops", "optim"},
     "checkpoint": {"run", "ops", "papers"},
-    "evaluation": {"run", "device", "experiment", "evidence", "runlist", "checkpoint", "datasets"},
+    "evaluation": {"run", "training", "device", "experiment", "evidence", "runlist", "checkpoint", "datasets"},
     "engine": {"run", "store", "experiment"},
     "publishing": {"store", "fingerprint", "evidence"},
     "releasing": {"store", "evidence", "checkpoint", "datasets", "evaluation", "publishing"},
