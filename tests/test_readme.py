@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+from fastapi.testclient import TestClient
 
+from service.app import create_app
+from service.settings import Settings
+from stages.ledger import read_claims
 from stages.recording import record
 from stages.reporting import write_docs
 from stages.results import ExperimentComparison, compare, open_results
 from tests.project import REPOSITORY
+from tests.story import differences, read_story
 
 README = (REPOSITORY / "README.md").read_text()
 
 
 @pytest.fixture(scope="module")
-def comparisons(tmp_path_factory: pytest.TempPathFactory) -> list[ExperimentComparison]:
+def place(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A database of the published evidence alone."""
     place = str(tmp_path_factory.mktemp("evidence") / "results.db")
     record(REPOSITORY, place, evidence_only=True)
+    return place
+
+
+@pytest.fixture(scope="module")
+def comparisons(place: str) -> list[ExperimentComparison]:
     with open_results(place)() as session:
         return compare(session)
 
@@ -43,6 +55,26 @@ def test_result_table_is_the_evidence(comparisons: list[ExperimentComparison]) -
 def test_results_page_is_what_make_report_writes(tmp_path: Path) -> None:
     written = write_docs(REPOSITORY, tmp_path / "results.md")
     assert written.read_bytes() == (REPOSITORY / "docs" / "results.md").read_bytes(), "run make report and commit"
+
+
+def test_answers_are_what_the_service_gives(place: str) -> None:
+    """The shown comparison, and the finding that the shown claim rests on."""
+    shown = [json.loads(block.text) for block in read_story(REPOSITORY / "README.md") if block.language == "json"]
+    (comparison,) = (answer for answer in shown if "comparisons" in answer)
+    app = create_app(Settings(root=REPOSITORY, database=place))
+    client = TestClient(app, base_url="http://127.0.0.1")
+    assert list(differences(comparison, client.get("/compare?dataset=cifar100").json())) == []
+    (claim,) = (answer for answer in shown if "finding" in answer)
+    page = (REPOSITORY / "docs" / "findings.md").read_text()
+    assert (
+        f"| `{claim['id']}` | {claim['verdict']['status']} | relative gain percent 4.993; gain percentage points 3.88 |"
+        in page
+    )
+
+
+def test_the_number_of_statements_is_that_of_the_claims() -> None:
+    (count,) = re.findall(r"the papers' (\d+) statements", README)
+    assert int(count) == len(read_claims(REPOSITORY / "data" / "claims.csv"))
 
 
 def test_links_lead_to_files() -> None:
