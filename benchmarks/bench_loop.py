@@ -30,7 +30,8 @@ ARMS = {
 
 def build(name: str) -> nn.Module:
     """An arm of the NiNformer paper at CIFAR-100's printed size."""
-    path = next(path for path in model_paths() if path.endswith(f":{name}"))
+    own = (path for path in model_paths() if path.startswith("stages.papers.ninformer."))
+    path = next(path for path in own if path.endswith(f":{name}"))
     return build_model(ModelSpec(path=path, arguments={**_SHARED, **ARMS[name], "dropout": 0.5}))
 
 
