@@ -49,9 +49,9 @@ ENV CLAIMCHECK_DEVICE=cuda \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 COPY --from=cuda-packages /app/.venv /app/.venv
-RUN ["python", "-m", "stages.record"]
+RUN python -m stages.analyse && python -m stages.record
 
 FROM app AS cpu
 ENV CLAIMCHECK_DEVICE=cpu
 COPY --from=cpu-packages /app/.venv /app/.venv
-RUN ["python", "-m", "stages.record"]
+RUN python -m stages.analyse && python -m stages.record

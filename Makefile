@@ -69,7 +69,7 @@ bench: $(READY)  ## every benchmark, one after the other: a table, and docs/perf
 	$(BIN)/python -m benchmarks $(NAMES)
 
 soak: $(READY)  ## the long tests: resume after kill, long trainings
-	$(BIN)/pytest -m "slow and not gpu and not network" --timeout 1800
+	CLAIMCHECK_SOAK_REPORTS=docs/soak $(BIN)/pytest -m "slow and not gpu and not network" --timeout 1800
 
 report: $(READY)  ## docs/results.md from the published evidence alone, docs/findings.md
 	$(BIN)/python -m stages.report --evidence
