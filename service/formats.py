@@ -68,7 +68,12 @@ def value_in(unit: str) -> Callable[[float | None], str]:
         "flop": flops,
         "count": count,
     }
-    return known.get(unit, lambda number: NONE if number is None else f"{number:.4g}{suffix}")
+    return known.get(unit, lambda number: NONE if number is None else f"{plain(number)}{suffix}")
+
+
+def plain(number: float) -> str:
+    """60000 → 60,000; 0.00123456 → 0.001235"""
+    return f"{number:,.0f}" if number == round(number) and abs(number) < 1e15 else f"{number:.4g}"
 
 
 def install(environment: Environment) -> None:

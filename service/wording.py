@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from service.formats import value_in
+from service.formats import points, value_in
 from stages.results import METRICS, Claim, JudgedClaim, Status, Tally
 
 _SIDES = {
@@ -48,7 +48,8 @@ def print_value(claim: Claim) -> str:
     """The paper's number as it stands there: with its error, as a range, or as k of n."""
     if claim.value is None:
         return "–"
-    shown = value_in(claim.unit or "")
+    is_gain = claim.kind in ("order", "difference") and claim.unit == "fraction"
+    shown = points if is_gain else value_in(claim.unit or "")
     if claim.kind == "proportion" and claim.trials:
         return f"{claim.value:g} of {claim.trials:g}"
     if claim.high is not None:

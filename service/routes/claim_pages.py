@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
@@ -12,8 +11,9 @@ from service import queries
 from service.charts import forest_chart
 from service.dependencies import ResultsSession, Templates
 from service.errors import declared
+from service.printed import lay_out
 from service.wording import group_by_place, name_claim, print_value, side_of, summarise
-from stages.results import ClaimFilter, JudgedClaim, Status, compare, find_judged, list_families, list_judged, tally
+from stages.results import ClaimFilter, Status, compare, find_judged, list_families, list_judged, tally
 
 router = APIRouter(include_in_schema=False)
 
@@ -46,9 +46,10 @@ def show_paper(
 ) -> Response:
     """A paper's claims under the tables and sections where they stand, each with its verdict."""
     paper = queries.find_paper(session, name)
-    counts = next(iter(tally(session, ClaimFilter(paper=name))), None)
+    counts = next((counts for counts in tally(session, ClaimFilter(paper=name)) if counts.paper == name), None)
     groups = group_by_place(list_judged(session, ClaimFilter(paper=name, verdict=verdict)))
-    names = _names(session, [row for rows in groups.values() for row in rows])
+    titles, arms = _titles(session)
+    names = {row.claim.id: name_claim(row, titles, arms) for rows in groups.values() for row in rows}
     return templates.TemplateResponse(
         request,
         "paper.html",
@@ -57,7 +58,7 @@ def show_paper(
             "tally": counts,
             "sentence": summarise(counts) if counts else "",
             "families": list_families(session, paper=name),
-            "groups": groups,
+            "groups": {place: lay_out(rows, titles, arms) for place, rows in groups.items()},
             "names": names,
             "printed": {row.claim.id: print_value(row.claim) for rows in groups.values() for row in rows},
             "charts": {place: forest_chart(place, rows, names) for place, rows in groups.items()},
@@ -71,7 +72,7 @@ def show_paper(
 def show_claim(claim_id: str, request: Request, session: ResultsSession, templates: Templates) -> Response:
     """One claim: its verdict, the interval against the margin, deviations, runs, cost."""
     record = find_judged(session, claim_id)
-    names = _names(session, [record])
+    names = {claim_id: name_claim(record, *_titles(session))}
     return templates.TemplateResponse(
         request,
         "claim.html",
@@ -86,9 +87,10 @@ def show_claim(claim_id: str, request: Request, session: ResultsSession, templat
     )
 
 
-def _names(session: Session, judged: Sequence[JudgedClaim]) -> dict[str, str]:
-    """Each claim by its id in a reader's words."""
-    titles = {item.name: item.title for item in queries.list_datasets(session)}
+def _titles(session: Session) -> tuple[dict[str, str], dict[tuple[str, str], str]]:
+    """Of the data sets, and of each (experiment, arm)."""
     experiments = queries.list_experiments(session, paper=None, dataset=None)
-    arms = {(experiment.name, arm.name): arm.title for experiment in experiments for arm in experiment.arms}
-    return {row.claim.id: name_claim(row, titles, arms) for row in judged}
+    return (
+        {item.name: item.title for item in queries.list_datasets(session)},
+        {(experiment.name, arm.name): arm.title for experiment in experiments for arm in experiment.arms},
+    )

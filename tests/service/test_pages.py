@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import yaml
 from fastapi.testclient import TestClient
 
 from service.charts import forest_chart
-from service.formats import count, duration, memory, percent, points, ratio
+from service.formats import count, duration, memory, percent, points, ratio, value_in
+from service.printed import lay_out
 from service.settings import Settings
 from stages.recording import record
 from stages.results import Claim, JudgedClaim, Verdict
 from tests.service.conftest import png, serving
-from tests.service.results_factory import add_results, make_root
+from tests.service.results_factory import REPOSITORY, add_results, make_root
 
 
 class Page(HTMLParser):
@@ -76,8 +79,10 @@ def test_a_paper_s_page_has_every_claim_under_its_place_with_its_verdict(client:
     assert len(claims) == 16
     for claim in claims:
         assert f'href="/claims/{claim["id"]}"' in html
-    rows = {row[0]: row for row in Page(html).rows}
-    assert rows["ViT: test accuracy, last epoch (CIFAR-100)"][1:] == ["34.87 %", "–", "not tested"]
+    rows = Page(html).rows
+    assert ["Model", "MNIST", "CIFAR-10", "CIFAR-100"] in rows, "Table 2 as it is printed"
+    vit = next(row for row in rows if row[0] == "ViT")
+    assert vit[:2] == ["ViT", "97.12 %"] and vit[-2:] == ["34.87 %", "not tested"]
     cut = client.get("/papers/ninformer?verdict=contradicted").text
     shown = set(re.findall(r'href="/claims/([^"]+)"', cut))
     assert shown == {claim["id"] for claim in claims if claim["verdict"]["status"] == "contradicted"} != set()
@@ -212,9 +217,43 @@ def test_every_answer_bears_the_security_headers(client: TestClient) -> None:
         assert headers["x-content-type-options"] == "nosniff"
 
 
+def test_a_paper_s_page_counts_its_own_claims(root: Path, tmp_path: Path) -> None:
+    """The second paper's page, too: not the first one's counts."""
+    own = shutil.copytree(root, tmp_path / "root")
+    index = yaml.safe_load((own / "params.yaml").read_text())
+    index["experiments"]["brownian-cifar10"] = {"paper": "brownian", "dataset": "cifar10"}
+    (own / "params.yaml").write_text(yaml.safe_dump(index, sort_keys=False))
+    shutil.copy(REPOSITORY / "params" / "brownian-cifar10.yaml", own / "params")
+    with (own / "data" / "claims.csv").open("a") as file:
+        file.write("brownian.walk,brownian,equation 4,,,largest_error,identity,,,,,,,,\n")
+    record(own, "data/results.db")
+    with serving(Settings(root=own)) as client:
+        assert ">all 1</a>" in client.get("/papers/brownian").text
+        assert ">all 16</a>" in client.get("/papers/ninformer").text
+
+
+def test_claims_that_fill_no_table_keep_their_order_beside_it() -> None:
+    titles = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
+    arms = {(f"x-{dataset}", arm): arm.upper() for dataset in titles for arm in ("vit", "mixer")}
+
+    def claim(name: str, arm: str | None, dataset: str, kind: str = "value", metric: str = "accuracy") -> JudgedClaim:
+        row = Claim(id=name, kind=kind, arm=arm, metric=metric)
+        return JudgedClaim(claim=row, verdict=Verdict(), experiments=(f"x-{dataset}",), datasets=(dataset,))
+
+    a, b, c = claim("a", "vit", "mnist"), claim("b", "vit", "cifar10"), claim("c", "mixer", "cifar10")
+    order, lone = claim("order", "vit", "mnist", "order"), claim("lone", "vit", "mnist", metric="loss")
+    twice, foreign = claim("twice", "vit", "mnist"), claim("foreign", "resnet", "mnist")
+    (table,), rest = lay_out([lone, a, order, b, twice, c, foreign], titles, arms)
+    assert (table.metric, table.columns) == ("Test accuracy, last epoch", ("MNIST", "CIFAR-10"))
+    assert table.rows == (("VIT", (a, b)), ("MIXER", (None, c)))
+    assert [row.claim.id for row in rest] == ["lone", "order", "twice", "foreign"]
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
+        (value_in("images")(60_000), "60,000 images"),
+        (value_in("relative gain")(-0.0123456), "-0.01235 relative gain"),
         (percent(0.5378), "53.78 %"),
         (percent(None), "–"),
         (points(-0.1345), "−13.45 pp"),
