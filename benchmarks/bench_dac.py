@@ -1,5 +1,6 @@
 """Goals for DAC's layers on a CPU, forward and backward: at least 6 times faster than the convolution written with
-PyTorch's grouped one, at most 5 times the time of an ordinary ReLU and convolution; dense: 25 times, and 3.5 times.
+PyTorch's grouped one, at most 5 times the time of an ordinary ReLU and convolution, at most 0.3 of the former's peak
+memory; dense: 25 times, 3.5 times, and 0.1.
 
 Sizes of the paper's networks: 16 channels of 32 x 32 and 64 of 8 x 8; the widest dense layer has 141 units.
 Run: python -m benchmarks dac
@@ -7,6 +8,8 @@ Run: python -m benchmarks dac
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 
 import torch
@@ -15,8 +18,10 @@ from torch.nn import functional as F
 
 from benchmarks.timing import Line, compare, milliseconds
 from stages.ops.dac import dac_conv2d, dac_linear
+from stages.training.environment import peak_memory_bytes, reset_peak_memory
 
 BATCH, WIDTH, ROWS = 16, 141, 1024
+MEMORY_BATCH = 64
 Operator = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -73,17 +78,53 @@ def lines(
     return found
 
 
+def draw(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).requires_grad_()
+
+
+def conv_leaves(batch: int, channels: int, side: int) -> list[Tensor]:
+    return [draw(batch, channels, side, side), draw(channels, channels, 3, 3), draw(channels, channels)]
+
+
+def dense_leaves() -> list[Tensor]:
+    return [draw(ROWS, WIDTH), draw(WIDTH, WIDTH), draw(WIDTH, WIDTH)]
+
+
+def added_bytes(name: str) -> int:
+    """What one step adds to the largest size of this process, which has to be a fresh one."""
+    operator: Operator = {"grouped": grouped, "ours": ours, "dense_sum": dense_sum, "dac_linear": dac_linear}[name]
+    leaves = dense_leaves() if name in ("dense_sum", "dac_linear") else conv_leaves(MEMORY_BATCH, 16, 32)
+    small = [leaf[:2].detach().requires_grad_() if place == 0 else leaf for place, leaf in enumerate(leaves)]
+    operator(*small).sum().backward()  # loads what a first call loads
+    cpu = torch.device("cpu")
+    reset_peak_memory(cpu)
+    before = peak_memory_bytes(cpu)
+    operator(*leaves).sum().backward()
+    return peak_memory_bytes(cpu) - before
+
+
+def memory(what: str, own: str, peer: str, goal: float) -> Line:
+    """A process each, so that what one freed doesn't serve the other."""
+    script = "import sys; from benchmarks.bench_dac import added_bytes; print(added_bytes(sys.argv[1]))"
+    sizes = [int(subprocess.check_output([sys.executable, "-c", script, name])) for name in (own, peer)]
+    shown = [f"{size / 2**20:.0f} MiB" for size in sizes]
+    return Line(
+        what=f"{what}, peak memory",
+        peer=f"{peer}: {shown[1]}",
+        ours=shown[0],
+        value=sizes[0] / sizes[1],
+        goal=goal,
+        at_most=True,
+    )
+
+
 def measure() -> list[Line]:
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator).requires_grad_()
-
     found = []
     for channels, side in ((16, 32), (64, 8)):
-        leaves = [draw(BATCH, channels, side, side), draw(channels, channels, 3, 3), draw(channels, channels)]
         peers = {"grouped convolution": (grouped, 6.0, False), "ReLU and convolution": (ordinary, 5.0, True)}
-        found += lines(f"DAC convolution, {channels} channels, {side} x {side}, batch {BATCH}", leaves, peers, ours)
-    leaves = [draw(ROWS, WIDTH), draw(WIDTH, WIDTH), draw(WIDTH, WIDTH)]
+        what = f"DAC convolution, {channels} channels, {side} x {side}, batch {BATCH}"
+        found += lines(what, conv_leaves(BATCH, channels, side), peers, ours)
+    found.append(memory(f"DAC convolution, 16 channels, batch {MEMORY_BATCH}", "ours", "grouped", 0.3))
     peers = {"einsum": (dense_sum, 25.0, False), "ReLU and linear": (dense_ordinary, 3.5, True)}
-    return [*found, *lines(f"DAC dense, {WIDTH} units, batch {ROWS}", leaves, peers, dac_linear)]
+    found += lines(f"DAC dense, {WIDTH} units, batch {ROWS}", dense_leaves(), peers, dac_linear)
+    return [*found, memory(f"DAC dense, {WIDTH} units, batch {ROWS}", "dac_linear", "dense_sum", 0.1)]
