@@ -14,6 +14,7 @@ from PIL import Image
 from stages.datasets.packed import PackedDataError, read_images, read_info
 from stages.evidence import EvidenceError
 from stages.experiment import Params, ParamsError, Rate, describe_cut, load_params
+from stages.housekeeping import disk_usage, remove_leftovers
 from stages.planning import Cost, FlopCounts, add_up, plan_costs
 from stages.publishing import PublishError, publish
 from stages.results import ResultsUnavailable, UnknownName
@@ -151,6 +152,21 @@ def verify_trails(names: list[str]) -> bool:
     return recorded.status != "broken" and not any(trail.broken for trail in trails)
 
 
+def show_usage() -> None:
+    """Print what data and trainings take on disk."""
+    usage = disk_usage(Path())
+    for name, size in (usage | {"together": sum(usage.values())}).items():
+        print(f"{size / 1e6:12,.1f} MB  {name}")
+
+
+def clean_up() -> None:
+    """Remove what killed trainings left behind, and say what it was."""
+    removed = remove_leftovers(Path())
+    for path in removed:
+        print(path)
+    print(f"{len(removed)} leftovers removed; outcomes and states to go on from stay")
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="claimcheck", description="Are the papers' numbers so?")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -168,6 +184,8 @@ def build_parser() -> argparse.ArgumentParser:
     models.add_argument("experiment")
     models.add_argument("arms", nargs="+")
     commands.add_parser("status", help="how many claims of each paper have which verdict")
+    commands.add_parser("du", help="what data and trainings take on disk")
+    commands.add_parser("gc", help="remove what killed trainings left behind; no outcome goes")
     verify = commands.add_parser("verify", help="recompute what served models rest on, from checkpoint to data")
     verify.add_argument("checkpoints", nargs="*")
     return parser
@@ -187,6 +205,10 @@ def main(arguments: list[str] | None = None) -> int:
                 publish_all(options.experiments)
             case "release":
                 release_models(options.experiment, options.arms)
+            case "du":
+                show_usage()
+            case "gc":
+                clean_up()
             case "status":
                 show_verdicts()
             case "verify":

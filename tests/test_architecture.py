@@ -45,6 +45,7 @@ ALLOWED: dict[str, set[str]] = {
     "engine": {"run", "store", "experiment"},
     "publishing": {"store", "fingerprint", "evidence"},
     "releasing": {"store", "evidence", "checkpoint", "datasets", "evaluation", "publishing"},
+    "housekeeping": {"store"},
     "progress": {"engine"},
     "runlist": {"store"},
     "planning": {"run", "store", "fingerprint", "experiment", "datasets", "papers", "evaluation"},

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from stages.housekeeping import ABANDONED_SECONDS, disk_usage, remove_leftovers
+from stages.store import RunStore
+
+OUTCOME = {"result.json": b"{}", "weights.safetensors": b"w" * 1000}
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A published run that an experiment links, and a training under way."""
+    monkeypatch.delenv("CLAIMCHECK_HOME", raising=False)
+    store = RunStore(tmp_path / "data" / "store")
+    published = store.publish("done", OUTCOME)
+    linked = tmp_path / "data" / "runs" / "e" / "done"
+    linked.mkdir(parents=True)
+    for name in OUTCOME:
+        os.link(published / name, linked / name)
+    (store.work("open") / "resume.pt").write_bytes(b"s" * 500)
+    return tmp_path
+
+
+def test_a_linked_file_counts_once(root: Path) -> None:
+    assert disk_usage(root) == {
+        "downloads": 0,
+        "packed data": 0,
+        "run store": 1002,
+        "trainings under way": 500,
+        "outcomes of experiments": 0,
+        "DVC's cache": 0,
+    }
+
+
+def test_leftovers_go_and_nothing_else(root: Path) -> None:
+    store = root / "data" / "store"
+    files = {path for path in root.rglob("*") if path.is_file()}
+    (store / "staged" / "open.123").mkdir(parents=True)
+    (store / "work" / "done").mkdir()
+    (store / "work" / "open" / ".resume.pt.123.partial").write_bytes(b"half")
+    (root / "data" / ".results.db.99.partial").write_bytes(b"half")
+    old = time.time() - ABANDONED_SECONDS - 1
+    left = [store / "staged" / "open.123", store / "work" / "open" / ".resume.pt.123.partial"]
+    for path in left:
+        os.utime(path, (old, old))
+    assert remove_leftovers(root) == sorted([*left, store / "work" / "done"])
+    assert {path for path in root.rglob("*") if path.is_file()} == files | {root / "data" / ".results.db.99.partial"}
+    assert remove_leftovers(root) == [], "what is being written at this moment stays"
+
+
+def test_a_store_elsewhere_is_cleaned_too(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    monkeypatch.setenv("CLAIMCHECK_HOME", str(elsewhere))
+    half = RunStore(elsewhere / "store").work("open") / ".resume.pt.5.partial"
+    half.write_bytes(b"half")
+    os.utime(half, (0, 0))
+    assert remove_leftovers(root) == [half]
