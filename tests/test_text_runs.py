@@ -33,7 +33,12 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     index = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
     index["experiments"] = {EXPERIMENT: index["experiments"][EXPERIMENT]}
     index["profile"] = "smoke"
-    index["profiles"]["smoke"]["overrides"] |= {"epochs": 2, "steps_per_epoch": 30, "observe_test": True}
+    index["profiles"]["smoke"]["overrides"] |= {
+        "epochs": 2,
+        "steps_per_epoch": 30,
+        "batch_size": 4,
+        "observe_test": True,
+    }
     experiment = yaml.safe_load((REPOSITORY / "params" / f"{EXPERIMENT}.yaml").read_text())
     experiment["protocol"]["optimizer"]["lr"] = 0.01
     experiment["protocol"]["schedule"] = {"name": "constant"}
