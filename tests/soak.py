@@ -1,0 +1,44 @@
+"""What a long test saw, as a file to commit: `make soak` writes `docs/soak/<name>.json`."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tests.project import REPOSITORY
+
+
+def write_soak_report(name: str, facts: dict[str, Any]) -> None:
+    """Write `facts` with date, revision and machine below `CLAIMCHECK_SOAK_REPORTS`; nothing where that isn't set."""
+    folder = os.environ.get("CLAIMCHECK_SOAK_REPORTS")
+    if not folder:
+        return
+    git = ["git", "describe", "--always", "--dirty", "--abbrev=40"]
+    revision = subprocess.run(git, cwd=REPOSITORY, capture_output=True, text=True, check=False).stdout.strip()
+    report = {
+        **facts,
+        "date": datetime.now(UTC).date().isoformat(),
+        "revision": revision or None,
+        "machine": {
+            "system": f"{platform.system()} {platform.machine()}",
+            "processor": processor(),
+            "cores": os.cpu_count(),
+            "load": [round(load, 1) for load in os.getloadavg()],
+            "python": platform.python_version(),
+        },
+    }
+    path = Path(folder) / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+
+
+def processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
