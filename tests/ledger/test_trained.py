@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from stages.evidence import EpochRow
 from stages.verdicts import Status
 from tests.ledger.lines import claims, judge, judge_all, params, results, trials
 
@@ -208,6 +209,21 @@ def test_the_minimum_over_epochs_of_the_fold_mean_is_compared_with_its_like() ->
     assert order.verdict.high is not None and order.verdict.high - (order.ours or 0) < 0.001, (
         "the folds' offsets cancel"
     )
+
+
+def test_a_fold_that_waits_for_the_next_look_chooses_no_epoch() -> None:
+    """Three folds are a look; the fourth, alone better at the first epoch, would move the minimum there."""
+    lines = dac_lines(0.08, 0.07, 0.08, folds=3)
+    early = dac_lines(0.08, 0.07, 0.08, folds=4)[3::4]
+    moved = [dataclasses.replace(line, curves=tuple(_early(row) for row in line.curves)) for line in early]
+    claim = claims()["dac.table1.c10.v1.r20.base"]
+    (three,), (four,) = (judge(claim, entered=trials(found)) for found in (lines, [*lines, *moved]))
+    assert three.verdict.n == four.verdict.n == 3
+    assert four.ours == pytest.approx(three.ours)
+
+
+def _early(row: EpochRow) -> EpochRow:
+    return dataclasses.replace(row, test_accuracy=0.99 if row.epoch == 1 else 0.1)
 
 
 def test_a_window_of_epochs_smooths_and_pairs_by_fold() -> None:
