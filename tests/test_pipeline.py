@@ -97,7 +97,7 @@ def test_repro_fills_the_database_and_again_does_nothing(finished: Path) -> None
 def test_a_change_of_one_experiment_re_enters_that_experiment_only(checkout: Path) -> None:
     edit(checkout / "params" / f"{EXPERIMENT}.yaml", lambda p: p["arms"]["vit"]["model"].update(mlp_dim=24))
     output = repro(checkout)
-    assert stages_run(output) == [f"train@{EXPERIMENT}", f"evaluate@{EXPERIMENT}", "record", "report"]
+    assert stages_run(output) == ["inputs", f"train@{EXPERIMENT}", f"evaluate@{EXPERIMENT}", "record", "report"]
     assert "vit.0: to train, model.arguments.mlp_dim: 16 -> 24" in output
     assert "ninformer.0: taken from the store" in output
 
