@@ -169,12 +169,18 @@ class EvidenceLine:
 
 
 def write_lines(lines: Iterable[Any]) -> bytes:
-    """One canonical JSON object a line, sorted, so that the same lines are the same bytes."""
-    texts = sorted(canonical_json(_plain(dataclasses.asdict(line))) for line in lines)
+    """One canonical JSON object a line, sorted, so that the same lines are the same bytes.
+
+    What is None where it needn't be given is left out: curves are long.
+    """
+    texts = sorted(canonical_json(_plain(line)) for line in lines)
     return "".join(f"{text}\n" for text in texts).encode()
 
 
 def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        pairs = [(field, getattr(value, field.name)) for field in dataclasses.fields(value)]
+        return {field.name: _plain(item) for field, item in pairs if item is not None or field.default is not None}
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
