@@ -43,7 +43,8 @@ def test_table_of_variants_is_what_the_code_gives(meta_models: dict[str, dict[st
     rows = re.findall(r"^\| `(\w+)` \| .+? \| (.+) \|$", PAGE, flags=re.MULTILINE)
     shown = {name: [int(cell.replace(",", "")) for cell in cells.split(" | ")] for name, cells in rows}
     computed = {
-        name: [count_parameters(model) for model in models.values()] + [flops_per_sample(models["cifar10"], (3, 32, 32))]
+        name: [count_parameters(model) for model in models.values()]
+        + [flops_per_sample(models["cifar10"], (3, 32, 32))]
         for name, models in meta_models.items()
     }
     assert shown == {name: computed[name] for name in shown}
