@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from stages.datasets.packed import Kind
 from stages.fingerprint import PACKAGE_ROOT, code_fingerprint, import_closure, significant_text
 from stages.runner import TRAINING_ROOTS
 
@@ -59,7 +60,7 @@ def test_nothing_but_comments_and_docstrings_is_lost(path: Path) -> None:
 
 
 def test_closure_follows_imports_and_holds_the_model() -> None:
-    closure = import_closure([*TRAINING_ROOTS, "stages.papers.ninformer.ninformer"])
+    closure = import_closure([*TRAINING_ROOTS["images"], "stages.papers.ninformer.ninformer"])
     assert {
         "stages.training.augment",
         "stages.training.seeding",
@@ -70,16 +71,19 @@ def test_closure_follows_imports_and_holds_the_model() -> None:
     assert "stages.papers.ninformer.local_vit" not in closure, "another arm's model is none of its business"
 
 
-def test_closure_holds_every_module_that_training_really_loads() -> None:
+@pytest.mark.parametrize(("kind", "model"), [("images", "ninformer.vit"), ("table", "dac.mlp"), ("text", "nmn.gpt2")])
+def test_closure_holds_every_module_that_training_really_loads(kind: Kind, model: str) -> None:
     """Against the interpreter: what `import` brings in of ours is in the static closure."""
-    roots = [*TRAINING_ROOTS, "stages.papers.ninformer.vit"]
+    roots = [*TRAINING_ROOTS[kind], f"stages.papers.{model}"]
     script = f"import sys, {', '.join(roots)}; print(*[m for m in sys.modules if m.startswith('stages.')])"
     loaded = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=PACKAGE_ROOT
     ).stdout.split()
     packages = {name for name in loaded if (PACKAGE_ROOT / Path(*name.split("."))).is_dir()}
-    siblings = {name for name in loaded if name.startswith("stages.papers.ninformer.")}  # the package imports all four
-    assert set(loaded) - packages - siblings <= import_closure(roots)
+    # The paper's package imports all its models, and a fast path answers to its reference by test.
+    siblings = import_closure([f"stages.papers.{model.partition('.')[0]}"])
+    fast = {name for name in loaded if name.endswith("native")}
+    assert set(loaded) - packages - siblings - fast <= import_closure(roots)
 
 
 def test_a_module_that_is_not_ours_is_refused() -> None:
@@ -89,7 +93,7 @@ def test_a_module_that_is_not_ours_is_refused() -> None:
 
 @pytest.mark.parametrize("version", ["3.12", "3.13"])
 def test_digests_are_the_same_in_other_pythons(version: str) -> None:
-    roots = [*TRAINING_ROOTS, "stages.papers.ninformer.local_vit"]
+    roots = [*TRAINING_ROOTS["images"], "stages.papers.ninformer.local_vit"]
     script = f"from stages.fingerprint import code_fingerprint as f; print(f({roots!r}))"
     python = shutil.which(f"python{version}")
     if python is None or subprocess.run([python, "--version"], capture_output=True, check=False).returncode:

@@ -79,7 +79,7 @@ def test_predict_answers_a_wrong_method_with_a_problem_and_says_which_is_right(c
         ("/nothing", 404, "nothing at this address"),
         ("/api/v2/runs", 404, "nothing at this address"),
         ("/?dataset=imagenet", 404, "known: mnist, cifar10, cifar100"),
-        ("/?metric=acc", 422, "known: accuracy"),
+        ("/?dataset=mnist&metric=acc", 422, "known: accuracy"),
         ("/compare?dataset=imagenet", 404, "known: mnist, cifar10, cifar100"),
         ("/compare?paper=resnet", 404, "known: ninformer"),
         ("/compare?profile=slow", 422, "known: smoke, quick, paper"),
