@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Annotated
+from collections.abc import AsyncIterator, Callable
+from typing import Annotated, Any
 
 from fastapi import Depends, Request
 from fastapi.templating import Jinja2Templates
@@ -30,46 +30,20 @@ async def _session(request: Request) -> AsyncIterator[Session]:
             await run_in_threadpool(session.close)
 
 
-def _settings(request: Request) -> Settings:
-    settings: Settings = request.app.state.settings
-    return settings
+def _state(name: str) -> Callable[[Request], Any]:
+    """What `create_app` has put on the application under this name."""
 
+    def read(request: Request) -> Any:
+        return getattr(request.app.state, name)
 
-def _choices(request: Request) -> Choices:
-    choices: Choices = request.app.state.choices
-    return choices
-
-
-def _engine(request: Request) -> Engine:
-    engine: Engine = request.app.state.engine
-    return engine
-
-
-def _metrics(request: Request) -> Metrics:
-    metrics: Metrics = request.app.state.metrics
-    return metrics
-
-
-def _readiness(request: Request) -> Readiness:
-    readiness: Readiness = request.app.state.readiness
-    return readiness
-
-
-def _templates(request: Request) -> Jinja2Templates:
-    templates: Jinja2Templates = request.app.state.templates
-    return templates
-
-
-def _scripts(request: Request) -> ChartScripts:
-    scripts: ChartScripts = request.app.state.scripts
-    return scripts
+    return read
 
 
 ResultsSession = Annotated[Session, Depends(_session)]
-ServiceSettings = Annotated[Settings, Depends(_settings)]
-CheckpointChoices = Annotated[Choices, Depends(_choices)]
-InferenceEngine = Annotated[Engine, Depends(_engine)]
-ServiceMetrics = Annotated[Metrics, Depends(_metrics)]
-ServiceReadiness = Annotated[Readiness, Depends(_readiness)]
-Scripts = Annotated[ChartScripts, Depends(_scripts)]
-Templates = Annotated[Jinja2Templates, Depends(_templates)]
+ServiceSettings = Annotated[Settings, Depends(_state("settings"))]
+CheckpointChoices = Annotated[Choices, Depends(_state("choices"))]
+InferenceEngine = Annotated[Engine, Depends(_state("engine"))]
+ServiceMetrics = Annotated[Metrics, Depends(_state("metrics"))]
+ServiceReadiness = Annotated[Readiness, Depends(_state("readiness"))]
+Scripts = Annotated[ChartScripts, Depends(_state("scripts"))]
+Templates = Annotated[Jinja2Templates, Depends(_state("templates"))]

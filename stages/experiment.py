@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from stages.grid import ArmTemplate, Role, expand_arms
 from stages.rules import Rules
-from stages.run import STRICT, AugmentationSpec, ModelSpec, OptimizerSpec, Precision, Protocol, Replicate
+from stages.run import STRICT, AugmentationSpec, ModelSpec, OptimizerSpec, Precision, Protocol, Replicate, RunSpec
 from stages.schema import ParamsError as ParamsError
 from stages.schema import check_choice, hint, read_yaml, validate
 from stages.signature import keyword_types, known_papers, model_path
@@ -169,6 +169,12 @@ class PlannedRun:
     model: ModelSpec
     protocol: Protocol
     replicate: Replicate
+
+    def spec(self, *, data_digest: str = "", code: Mapping[str, str] | None = None) -> RunSpec:
+        """The training as a spec; without digests, all that the params files say of it."""
+        return RunSpec(
+            model=self.model, protocol=self.protocol, data_digest=data_digest, replicate=self.replicate, code=code or {}
+        )
 
 
 class _IndexEntry(BaseModel):

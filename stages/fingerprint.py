@@ -11,7 +11,7 @@ import ast
 import hashlib
 import io
 import tokenize
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -76,19 +76,29 @@ def imported_modules(module: str) -> set[str]:
 
 def import_closure(roots: Iterable[str]) -> set[str]:
     """`roots` and everything of ours that they import, directly or not, without fast paths."""
+    return reachable(roots, lambda module: [name for name in imported_modules(module) if not name.endswith("_native")])
+
+
+def reachable(roots: Iterable[str], next_of: Callable[[str], Iterable[str]]) -> set[str]:
+    """`roots` and everything that `next_of` leads to from them."""
     seen: set[str] = set()
     queue = list(roots)
     while queue:
         module = queue.pop()
         if module not in seen:
             seen.add(module)
-            queue.extend(name for name in imported_modules(module) if not name.endswith("_native"))
+            queue.extend(next_of(module))
     return seen
+
+
+def source_digest(source: str) -> str:
+    """Sixteen hexadecimal digits over the source's significant text."""
+    return hashlib.sha256(significant_text(source).encode()).hexdigest()[:16]
 
 
 @cache
 def module_digest(path: Path) -> str:
-    return hashlib.sha256(significant_text(path.read_text()).encode()).hexdigest()[:16]
+    return source_digest(path.read_text())
 
 
 def code_fingerprint(roots: Iterable[str]) -> dict[str, str]:

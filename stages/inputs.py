@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from stages.experiment import Params, ParamsError, load_params
-from stages.fingerprint import imported_modules, module_digest, source_path
+from stages.fingerprint import imported_modules, module_digest, reachable, source_path
+from stages.signature import known_papers
 
 TARGET = Path("data/inputs")
 _FOLDER = Path(__file__).parent
@@ -35,8 +36,7 @@ class StageInputs:
 
 def stage_inputs(params: Params) -> dict[str, StageInputs]:
     """Every stage of dvc.yaml but `inputs` itself, by its name there."""
-    papers = sorted(path.parent.name for path in _FOLDER.glob("papers/*/__init__.py"))
-    packages = tuple(f"stages.papers.{paper}" for paper in papers)
+    packages = tuple(f"stages.papers.{paper}" for paper in known_papers())
     findings = tuple(f"{package}.findings" for package in packages if source_path(f"{package}.findings"))
     optimizers = tuple(f"stages.optim.{path.stem}" for path in _FOLDER.glob("optim/*.py") if path.stem != "__init__")
     everything = asdict(params)
@@ -62,15 +62,7 @@ _imported = cache(imported_modules)
 
 def modules_run(roots: Iterable[str]) -> set[str]:
     """`roots`, all of ours that they import, directly or not, and the packages in which these lie."""
-    seen: set[str] = set()
-    queue = list(roots)
-    while queue:
-        module = queue.pop()
-        if module not in seen:
-            seen.add(module)
-            queue.extend(_imported(module))
-            queue.extend([module.rpartition(".")[0]] * ("." in module))
-    return seen
+    return reachable(roots, lambda module: [*_imported(module), *([module.rpartition(".")[0]] * ("." in module))])
 
 
 @cache

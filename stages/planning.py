@@ -6,7 +6,6 @@ passes.  Hours come from the rates in params.yaml: the time of the FLOPs, and at
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import math
@@ -16,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from stages.datasets.rows import Rows, count_rows
-from stages.experiment import DatasetSource, Experiment, Params, PlannedRun, Profile, Rate, plan_runs
+from stages.experiment import DatasetSource, Params, PlannedRun, Profile, Rate, plan_runs
 from stages.fingerprint import code_fingerprint
 from stages.run import ModelSpec, Protocol, Replicate, canonical_json
 from stages.store import home, write_atomically
@@ -61,18 +60,13 @@ def plan_costs(params: Params, profile: Profile, experiments: Iterable[str], cou
         rows = count_rows(experiment.dataset, source, is_stand_in=profile.data == "embedded")
         own = []
         for run in plan_runs(experiment, profile, source):
-            identity = _identity(experiment, run)
+            # The parts of a run key that are known before the data are packed.
+            identity = canonical_json([experiment.dataset, run.spec().to_dict()])
             if identity not in seen:
                 seen.add(identity)
                 own.append(_cost_of_run(run, rows, source, params.rates, count))
         costs[name] = add_up(own, params.rates)
     return costs
-
-
-def _identity(experiment: Experiment, run: PlannedRun) -> str:
-    """The parts of a run key that are known before the data are packed."""
-    parts = [experiment.dataset, *(dataclasses.asdict(part) for part in (run.model, run.protocol, run.replicate))]
-    return canonical_json(json.loads(json.dumps(parts)))
 
 
 def _cost_of_run(

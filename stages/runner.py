@@ -52,11 +52,8 @@ def assignments(experiment: Experiment, params: Params, data_digest: str) -> lis
     return [
         Assignment(
             planned=planned,
-            spec=RunSpec(
-                model=planned.model,
-                protocol=planned.protocol,
+            spec=planned.spec(
                 data_digest=data_digest,
-                replicate=planned.replicate,
                 code=_code(source.kind, planned.model.path, planned.protocol.optimizer.name),
             ),
         )

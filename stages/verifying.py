@@ -10,11 +10,11 @@ import dataclasses
 import hashlib
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session, contains_eager
@@ -23,7 +23,7 @@ from stages.checkpoint import CheckpointError, read_contract
 from stages.datasets.packed import PackedDataError, digest_images, read_images, read_info
 from stages.evidence import EvidenceError
 from stages.experiment import Params, load_params, plan_runs
-from stages.fingerprint import significant_text
+from stages.fingerprint import source_digest
 from stages.recording import LedgerError, RecordError, record
 from stages.results import Base, Checkpoint, Experiment, Result, UnknownCheckpoint, open_results
 from stages.run import canonical_json
@@ -147,8 +147,8 @@ def check_params(params: Params, result: Result) -> Link:
     profile = dataclasses.replace(params.profiles[result.profile], roles=None)
     for planned in plan_runs(experiment, profile, params.datasets[experiment.dataset]):
         if (planned.arm, planned.replicate_index) == (result.arm, result.replicate):
-            spec = _plain({"model": planned.model, "protocol": planned.protocol, "replicate": planned.replicate})
-            differing = [name for name, value in spec.items() if value != result.spec[name]]
+            spec = planned.spec().to_dict()
+            differing = [name for name in ("model", "protocol", "replicate") if spec[name] != result.spec[name]]
             if differing:
                 what = f"params/{experiment.name}.yaml gives another {' and '.join(differing)} now"
                 return Link("params", "broken", what)
@@ -156,17 +156,6 @@ def check_params(params: Params, result: Result) -> Link:
     return Link(
         "params", "broken", f"params/{experiment.name}.yaml plans no replicate {result.replicate} of {result.arm}"
     )
-
-
-def _plain(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """As in a spec: plain JSON values, nothing that isn't set."""
-    return {name: _without_none(dataclasses.asdict(part)) for name, part in parts.items()}
-
-
-def _without_none(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _without_none(item) for name, item in value.items() if item is not None}
-    return [_without_none(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def check_code(root: Path, result: Result) -> Link:
@@ -201,7 +190,7 @@ def _digest_at(root: Path, revision: str | None, module: str) -> str | None:
         else:
             text = file.read_text() if file.is_file() else None
         if text is not None:
-            return hashlib.sha256(significant_text(text).encode()).hexdigest()[:16]
+            return source_digest(text)
     return None
 
 

@@ -32,7 +32,7 @@ from stages.training.environment import (
     peak_memory_bytes,
     reset_peak_memory,
 )
-from stages.training.kinds import read_task
+from stages.training.kinds import make_task, read_rows
 from stages.training.loop import (
     Observer,
     Outcome,
@@ -83,10 +83,10 @@ def train_run(
     keep_freed_memory()
     reset_peak_memory(device)
     protocol = job.spec.protocol
-    task = read_task(job.data, info, "train", protocol, device)
+    task = make_task(read_rows(job.data, info, "train"), info, protocol, device)
     observe = None
     if protocol.observe_test:
-        observe = _test_observer(read_task(job.data, info, "test", protocol, device))
+        observe = _test_observer(make_task(read_rows(job.data, info, "test"), info, protocol, device))
     model = seeded_model(lambda: build_model(job.spec.model), job.spec.replicate).to(device)
     environment = describe_environment(device)
     resume = _ResumeFile(store.work(run_key) / "resume.pt", run_key, environment_digest(environment))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from operator import attrgetter
 
 from fastapi import APIRouter, Request, Response
 
@@ -32,8 +34,8 @@ def show_comparison(
     if dataset is None:
         return show_papers(request, session, templates)
     datasets = queries.list_datasets(session)
-    every = {item.name: _real_first(compare(session, dataset=item.name)) for item in datasets}
-    overview = {name: comparisons for name, comparisons in every.items() if comparisons}
+    by_dataset = itertools.groupby(sorted(compare(session), key=_dataset_of), key=_dataset_of)
+    overview = {name: _real_first(list(comparisons)) for name, comparisons in by_dataset}
     chosen = queries.find_dataset(session, dataset)
     comparisons = _real_first(compare(session, dataset=chosen.name, profile=profile, metric=metric))
     return templates.TemplateResponse(
@@ -54,6 +56,9 @@ def show_comparison(
             "side_of": side_of,
         },
     )
+
+
+_dataset_of = attrgetter("dataset")
 
 
 def _real_first(comparisons: list[ExperimentComparison]) -> list[ExperimentComparison]:

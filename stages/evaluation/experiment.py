@@ -22,6 +22,7 @@ from stages.evidence import (
 from stages.experiment import LatencySpec
 from stages.run import RunSpec
 from stages.runlist import ListedRun, RunList, read_run_list
+from stages.training.kinds import RowSet, read_rows
 
 
 class EvaluationError(ValueError):
@@ -41,6 +42,7 @@ def evaluate_experiment(
         raise EvaluationError(f"data/runs/{name}/runs.json: no such file; run `dvc repro train@{name}` first")
     packed = data / "processed" / run_list.dataset
     info = read_info(packed)
+    test_set = read_rows(packed, info, "test")
     outcomes = [_Outcome(run, data / "runs" / name / run.run_key, device) for run in run_list.runs]
     for outcome in outcomes:
         if outcome.spec["data_digest"] != info.digest:
@@ -49,7 +51,7 @@ def evaluate_experiment(
                 f"trained on {outcome.spec['data_digest'][:12]}; run `dvc repro train@{name}` first"
             )
     latencies = _latencies(outcomes, info, latency, device)
-    results = [outcome.result_line(run_list, packed, info) for outcome in outcomes]
+    results = [outcome.result_line(run_list, test_set, info) for outcome in outcomes]
     return results, [outcome.cost_line(name, info, latencies.get(outcome.run.arm)) for outcome in outcomes]
 
 
@@ -82,11 +84,11 @@ class _Outcome:
         if self.result["status"] == "finished":
             self.predictor = load_predictor(weights, device=device, expected_sha256=self.result["weights_sha256"])
 
-    def result_line(self, run_list: RunList, packed: Path, info: PackedInfo) -> ResultLine:
+    def result_line(self, run_list: RunList, test_set: RowSet, info: PackedInfo) -> ResultLine:
         scores = Scores()
         if self.predictor is not None:
             protocol = RunSpec.from_dict(self.spec).protocol
-            scores = score(self.predictor, packed, info, protocol, self.history)
+            scores = score(self.predictor, test_set, info, protocol, self.history)
         known = {field.name for field in fields(EpochRow)}
         return ResultLine(
             experiment=run_list.experiment,

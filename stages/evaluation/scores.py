@@ -6,11 +6,10 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from stages.checkpoint import Predictor
-from stages.datasets.packed import PackedInfo, read_images
+from stages.datasets.packed import ImageSet, PackedInfo
 from stages.evaluation.cost import count_parameters, flops_per_sample
 from stages.evaluation.metrics import (
     accuracy,
@@ -21,7 +20,7 @@ from stages.evaluation.metrics import (
 )
 from stages.evidence import Measurement, pack_confusion, pack_correct
 from stages.run import Protocol
-from stages.training.kinds import read_task
+from stages.training.kinds import RowSet, make_task
 from stages.training.loop import measure
 
 _LARGEST_EXPONENT = math.log(sys.float_info.max)
@@ -37,13 +36,13 @@ class Scores:
 
 
 def score(
-    predictor: Predictor, folder: Path, info: PackedInfo, protocol: Protocol, history: Sequence[Mapping[str, Any]]
+    predictor: Predictor, test_set: RowSet, info: PackedInfo, protocol: Protocol, history: Sequence[Mapping[str, Any]]
 ) -> Scores:
-    """Scores of `predictor` on the test split of the packed set in `folder`; `history` are the run's epochs."""
+    """Scores of `predictor` on the packed set's test split; `history` are the run's epochs."""
     parameters = Measurement(metric="parameters", split="none", value=count_parameters(predictor.network))
-    if info.kind == "images":
-        return _score_images(predictor, folder, info, history, parameters)
-    task = read_task(folder, info, "test", protocol, predictor.device)
+    if isinstance(test_set, ImageSet):
+        return _score_images(predictor, test_set, info, history, parameters)
+    task = make_task(test_set, info, protocol, predictor.device)
     loss = measure(predictor.network, task)["loss"]
     measured = _of_table(loss, info) if info.kind == "table" else _of_text(loss, len(task) * info.shape[0])
     per, flops = ("row", 1) if info.kind == "table" else ("token", info.shape[0])
@@ -70,12 +69,11 @@ def _of_text(loss: float, tokens: int) -> list[Measurement]:
 
 def _score_images(
     predictor: Predictor,
-    folder: Path,
+    test_set: ImageSet,
     info: PackedInfo,
     history: Sequence[Mapping[str, Any]],
     parameters: Measurement,
 ) -> Scores:
-    test_set = read_images(folder, "test")
     labels, n = test_set.labels, len(test_set)
     probabilities = predictor.probabilities(test_set.images)
     calibration = expected_calibration_error(probabilities, labels)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -69,8 +70,13 @@ def _in_parts(images: int, work: Callable[[slice], None]) -> None:
     if threads == 1:
         work(parts[0])
         return
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(work, parts))
+    list(_pool(threads).map(work, parts))
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """Kept for the next layer: starting threads takes longer than a small one."""
+    return ThreadPoolExecutor(threads)
 
 
 def _call(name: str, tensors: list[Tensor], weight: Tensor, before: tuple[int, int], size: tuple[int, int]) -> None:

@@ -173,9 +173,9 @@ def _planned(params: Params, name: str, profile: str) -> dict[str, dict[str, Any
     every_role = dataclasses.replace(params.profiles[profile], roles=None)
     planned: dict[str, dict[str, Any]] = {}
     for run in plan_runs(experiment, every_role, params.datasets[experiment.dataset]):
-        spec = RunSpec(model=run.model, protocol=run.protocol, data_digest="", replicate=run.replicate, code={})
-        held = planned.setdefault(run.arm, {**spec.to_dict(), "replicates": {}})
-        held["replicates"][run.replicate_index] = spec.to_dict()["replicate"]
+        spec = run.spec().to_dict()
+        held = planned.setdefault(run.arm, {**spec, "replicates": {}})
+        held["replicates"][run.replicate_index] = spec["replicate"]
     return planned
 
 

@@ -1,4 +1,4 @@
-"""What is learned from each kind of packed data: its task over one split of it."""
+"""What is learned from each kind of packed data: its rows, and the task over them."""
 
 from __future__ import annotations
 
@@ -6,26 +6,41 @@ from pathlib import Path
 
 import torch
 
-from stages.datasets.packed import PackedInfo, Split, read_images, read_table, read_tokens
+from stages.datasets.packed import (
+    ImageSet,
+    PackedInfo,
+    Split,
+    TableSet,
+    TokenSet,
+    read_images,
+    read_table,
+    read_tokens,
+)
 from stages.run import Protocol
 from stages.training.images import ImageClassification, LabelledImages
 from stages.training.loop import Task
 from stages.training.tables import Regression, TableRows
 from stages.training.tokens import NextToken, TokenWindows
 
+RowSet = ImageSet | TableSet | TokenSet
 
-def read_task(folder: Path, info: PackedInfo, split: Split, protocol: Protocol, device: torch.device) -> Task:
-    """The task of a packed set's kind, with its arrays on `device`.
+
+def read_rows(folder: Path, info: PackedInfo, split: Split) -> RowSet:
+    """One split of a packed set.
 
     Raises:
-        PackedDataError: the split's file is missing or damaged.
+        PackedDataError: its file is missing or damaged.
     """
     if info.kind == "table":
-        table = read_table(folder, split)
-        return Regression(TableRows(*(torch.from_numpy(array).to(device) for array in (table.features, table.targets))))
-    if info.kind == "text":
-        tokens = torch.from_numpy(read_tokens(folder, split).tokens).to(device)
-        return NextToken(TokenWindows(tokens, info.shape[0]), protocol)
-    images = read_images(folder, split)
-    data = LabelledImages(torch.from_numpy(images.images).to(device), torch.from_numpy(images.labels).to(device))
+        return read_table(folder, split)
+    return read_tokens(folder, split) if info.kind == "text" else read_images(folder, split)
+
+
+def make_task(rows: RowSet, info: PackedInfo, protocol: Protocol, device: torch.device) -> Task:
+    """The task of the rows' kind, with their arrays on `device`."""
+    if isinstance(rows, TableSet):
+        return Regression(TableRows(*(torch.from_numpy(array).to(device) for array in (rows.features, rows.targets))))
+    if isinstance(rows, TokenSet):
+        return NextToken(TokenWindows(torch.from_numpy(rows.tokens).to(device), info.shape[0]), protocol)
+    data = LabelledImages(torch.from_numpy(rows.images).to(device), torch.from_numpy(rows.labels).to(device))
     return ImageClassification(data, protocol)

@@ -12,6 +12,7 @@ from stages.evaluation.scores import score
 from stages.papers.dac.mlp import MLP
 from stages.run import EarlyStopSpec, ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, SplitSpec
 from stages.store import RunStore
+from stages.training.kinds import read_rows
 from stages.training.loop import fit, measure, seeded_model
 from stages.training.tables import Regression, TableRows
 from stages.worker import Job, train_run
@@ -90,7 +91,7 @@ def test_worker_trains_a_table_and_its_checkpoint_is_scored_by_mean_square(tmp_p
     published = train_run(Job(spec=spec, data=folder, store=tmp_path / "store", device="cpu"))
     assert RunStore(tmp_path / "store").published(spec.run_key) == published
     predictor = load_predictor(published / "weights.safetensors")
-    scores = score(predictor, folder, info, PROTOCOL, [])
+    scores = score(predictor, read_rows(folder, info, "test"), info, PROTOCOL, [])
     values = {measurement.metric: measurement for measurement in scores.metrics}
     rows = line(300)
     with torch.inference_mode():
