@@ -18,6 +18,7 @@ namespace {
 
 constexpr long LANES = 8;
 constexpr float EMPTY = -1e30f;
+constexpr long POINT_PIXELS = 512;   // all maps of so many, and their gradients, fit a core's caches
 constexpr long GROUP_PIXELS = 1024;  // of several images at a time, so that sums over lanes are rare
 
 typedef float Vector __attribute__((vector_size(4 * LANES)));
@@ -39,8 +40,19 @@ inline float sum(Vector value) {
     return total;
 }
 
+// Adds to `to` the sum of each of four vectors.
+inline void add_sums(const Vector* values, float* to) {
+#ifdef __AVX__
+    const __m256 pairs = _mm256_hadd_ps(_mm256_hadd_ps(values[0], values[1]), _mm256_hadd_ps(values[2], values[3]));
+    const __m128 sums = _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1));
+    _mm_storeu_ps(to, _mm_add_ps(_mm_loadu_ps(to), sums));
+#else
+    for (long k = 0; k < 4; ++k) to[k] += sum(values[k]);
+#endif
+}
+
 struct Sizes {
-    long images, inputs, outputs, height, width, top, left, out_height, out_width;
+    long images, inputs, outputs, height, width, top, left, out_height, out_width, is_rows;
 };
 
 // Copies `map` [height, width] so that its first pixel comes to (down, right); what lies outside `to` is cut off.
@@ -84,26 +96,45 @@ void forward(const float* x, const float* w, const float* bias, float* out, cons
     }
 }
 
+// The pixels of an image from `start` on, `count` of them, as `maps` rows of `stride`; `is_rows`: they lie [pixels, maps].
+void gather(const float* image, long maps, long pixels, bool is_rows, long start, long count, float* to, long stride) {
+    if (is_rows)
+        for (long first = 0; first < count; first += LANES)
+            for (long j = 0; j < maps; ++j)
+                for (long p = first; p < std::min(first + LANES, count); ++p)
+                    to[j * stride + p] = image[(start + p) * maps + j];
+    else
+        for (long j = 0; j < maps; ++j) std::memcpy(to + j * stride, image + j * pixels + start, 4 * count);
+}
+
+void scatter(const float* from, long stride, float* image, long maps, long pixels, bool is_rows, long start, long count) {
+    if (is_rows)
+        for (long first = 0; first < count; first += LANES)
+            for (long j = 0; j < maps; ++j)
+                for (long p = first; p < std::min(first + LANES, count); ++p)
+                    image[(start + p) * maps + j] = from[j * stride + p];
+    else
+        for (long j = 0; j < maps; ++j) std::memcpy(image + j * pixels + start, from + j * stride, 4 * count);
+}
+
 // One kernel position: nothing to keep but the sums of four vectors of pixels.
 void forward_point(const float* x, const float* w, const float* bias, float* out, const Sizes& s) {
-    constexpr long BLOCK = 4;
-    const long pixels = s.out_height * s.out_width, size = (pixels + BLOCK * LANES - 1) / (BLOCK * LANES) * BLOCK * LANES;
-    std::vector<float> z(s.inputs * BLOCK * LANES), f(BLOCK * LANES);
+    constexpr long BLOCK = 4, PART = BLOCK * LANES;
+    const long pixels = s.out_height * s.out_width;
+    std::vector<float> z(s.inputs * PART), f(s.outputs * PART);
     for (long image = 0; image < s.images; ++image)
-        for (long start = 0; start < size; start += BLOCK * LANES) {
-            const long count = std::min(BLOCK * LANES, pixels - start);
-            for (long j = 0; j < s.inputs; ++j)
-                std::memcpy(&z[j * BLOCK * LANES], x + (image * s.inputs + j) * pixels + start, 4 * count);
+        for (long start = 0; start < pixels; start += PART) {
+            const long count = std::min(PART, pixels - start);
+            gather(x + image * s.inputs * pixels, s.inputs, pixels, s.is_rows, start, count, z.data(), PART);
             for (long i = 0; i < s.outputs; ++i) {
                 Vector total[BLOCK] = {};
                 for (long j = 0; j < s.inputs; ++j) {
                     const Vector b = Vector{} + bias[i * s.inputs + j], tap = Vector{} + w[i * s.inputs + j];
-                    for (long k = 0; k < BLOCK; ++k)
-                        total[k] += tap * relu(load(&z[(j * BLOCK + k) * LANES]) + b);
+                    for (long k = 0; k < BLOCK; ++k) total[k] += tap * relu(load(&z[j * PART + k * LANES]) + b);
                 }
-                for (long k = 0; k < BLOCK; ++k) store(&f[k * LANES], total[k]);
-                std::memcpy(out + (image * s.outputs + i) * pixels + start, f.data(), 4 * count);
+                for (long k = 0; k < BLOCK; ++k) store(&f[i * PART + k * LANES], total[k]);
             }
+            scatter(f.data(), PART, out + image * s.outputs * pixels, s.outputs, pixels, s.is_rows, start, count);
         }
 }
 
@@ -166,19 +197,19 @@ void backward(const float* x, const float* w, const float* bias, const float* gr
 void backward_point(const float* x, const float* w, const float* bias, const float* grad, float* grad_x, float* grad_w,
                     float* grad_bias, const Sizes& s) {
     constexpr long BLOCK = 4;
-    const long pixels = s.height * s.width, part = std::min(GROUP_PIXELS, whole_vectors(pixels));
-    const long outputs = (s.outputs + BLOCK - 1) / BLOCK * BLOCK;
-    std::vector<float> g(outputs * part), z(part), to_x(part);
+    const long pixels = s.height * s.width, part = std::min(POINT_PIXELS, whole_vectors(pixels));
+    const long outputs = (s.outputs + BLOCK - 1) / BLOCK * BLOCK, stride = part + LANES;
+    std::vector<float> g(outputs * stride), z(s.inputs * stride), to_x(s.inputs * stride);
+    std::vector<float> to_w(s.inputs * outputs), to_b(s.inputs * outputs);  // [inputs, outputs]
     for (long image = 0; image < s.images; ++image)
         for (long start = 0; start < pixels; start += part) {
             const long count = std::min(part, pixels - start), filled = whole_vectors(count);
             std::fill(g.begin(), g.end(), 0.0f);
-            for (long i = 0; i < s.outputs; ++i)
-                std::memcpy(&g[i * part], grad + (image * s.outputs + i) * pixels + start, 4 * count);
+            std::fill(z.begin(), z.end(), EMPTY);
+            std::fill(to_x.begin(), to_x.end(), 0.0f);
+            gather(grad + image * s.outputs * pixels, s.outputs, pixels, s.is_rows, start, count, g.data(), stride);
+            gather(x + image * s.inputs * pixels, s.inputs, pixels, s.is_rows, start, count, z.data(), stride);
             for (long j = 0; j < s.inputs; ++j) {
-                std::fill(z.begin(), z.end(), EMPTY);
-                std::fill(to_x.begin(), to_x.end(), 0.0f);
-                std::memcpy(z.data(), x + (image * s.inputs + j) * pixels + start, 4 * count);
                 for (long first = 0; first < s.outputs; first += BLOCK) {
                     Vector b[BLOCK] = {}, tap[BLOCK] = {}, to_tap[BLOCK] = {}, to_bias[BLOCK] = {};
                     const long block = std::min(BLOCK, s.outputs - first);
@@ -187,23 +218,26 @@ void backward_point(const float* x, const float* w, const float* bias, const flo
                         tap[k] += w[(first + k) * s.inputs + j];
                     }
                     for (long p = 0; p < filled; p += LANES) {
-                        const Vector here = load(&z[p]);
-                        Vector back = load(&to_x[p]);
+                        const Vector here = load(&z[j * stride + p]);
+                        Vector back = load(&to_x[j * stride + p]);
                         for (long k = 0; k < BLOCK; ++k) {
-                            const Vector t = here + b[k], passed = where_positive(t, load(&g[(first + k) * part + p]));
+                            const Vector t = here + b[k], passed = where_positive(t, load(&g[(first + k) * stride + p]));
                             to_tap[k] += passed * t;
                             to_bias[k] += passed;
                             back += tap[k] * passed;
                         }
-                        store(&to_x[p], back);
+                        store(&to_x[j * stride + p], back);
                     }
-                    for (long k = 0; k < block; ++k) {
-                        grad_w[(first + k) * s.inputs + j] += sum(to_tap[k]);
-                        grad_bias[(first + k) * s.inputs + j] += sum(to_bias[k]) * tap[k][0];
-                    }
+                    add_sums(to_tap, &to_w[j * outputs + first]);
+                    add_sums(to_bias, &to_b[j * outputs + first]);
                 }
-                std::memcpy(grad_x + (image * s.inputs + j) * pixels + start, to_x.data(), 4 * count);
             }
+            scatter(to_x.data(), stride, grad_x + image * s.inputs * pixels, s.inputs, pixels, s.is_rows, start, count);
+        }
+    for (long i = 0; i < s.outputs; ++i)
+        for (long j = 0; j < s.inputs; ++j) {
+            grad_w[i * s.inputs + j] += to_w[j * outputs + i];
+            grad_bias[i * s.inputs + j] += to_b[j * outputs + i] * w[i * s.inputs + j];
         }
 }
 
@@ -220,7 +254,9 @@ void backward_point(const float* x, const float* w, const float* bias, const flo
         default: return 1;                           \
     }
 
-// sizes: images, inputs, outputs, height, width, top, left, out_height, out_width.  Returns 1 for an unknown kernel.
+// sizes: images, inputs, outputs, height, width, top, left, out_height, out_width, is_rows: whether x, out and their
+// gradients lie [images, pixels, maps] instead of [images, maps, pixels], for one kernel position only.
+// Returns 1 for an unknown kernel.
 extern "C" int dac_forward(const float* x, const float* w, const float* bias, float* out, const long* sizes,
                            long kernel_height, long kernel_width) {
     Sizes s;

@@ -30,12 +30,13 @@ def applies(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor, before: tuple[int, int], size: tuple[int, int]) -> Tensor:
-    """`dac_taps`, [B, n, *size]."""
-    x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
-    out = x.new_empty(x.shape[0], weight.shape[0], *size)
+    """`dac_taps`, [B, n, *size]; of a dense layer's samples, in their own order of memory."""
+    is_rows = _is_rows(x, weight)
+    x, weight, bias = _laid_out(x, is_rows), weight.contiguous(), bias.contiguous()
+    out = torch.empty(x.shape[0], weight.shape[0], *size, memory_format=_format(is_rows))
 
     def work(part: slice) -> None:
-        _call("dac_forward", [x[part], weight, bias, out[part]], weight, before, size)
+        _call("dac_forward", [x[part], weight, bias, out[part]], weight, before, size, is_rows)
 
     _in_parts(x.shape[0], work)
     return out
@@ -45,14 +46,15 @@ def backward(
     x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor, before: tuple[int, int]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, weight and bias from that of the result, `grad` [B, n, H', W']."""
-    x, weight, bias, grad = x.contiguous(), weight.contiguous(), bias.contiguous(), grad.contiguous()
+    is_rows = _is_rows(x, weight)
+    x, grad, weight, bias = _laid_out(x, is_rows), _laid_out(grad, is_rows), weight.contiguous(), bias.contiguous()
     grad_x = torch.empty_like(x)
     sums: dict[int, tuple[Tensor, Tensor]] = {}
 
     def work(part: slice) -> None:
         sums[part.start] = to_weight, to_bias = torch.zeros_like(weight), torch.zeros_like(bias)
         tensors = [x[part], weight, bias, grad[part], grad_x[part], to_weight, to_bias]
-        _call("dac_backward", tensors, weight, before, (grad.shape[2], grad.shape[3]))
+        _call("dac_backward", tensors, weight, before, (grad.shape[2], grad.shape[3]), is_rows)
 
     _in_parts(x.shape[0], work)
     first, *others = [sums[start] for start in sorted(sums)]
@@ -60,6 +62,19 @@ def backward(
         first[0].add_(to_weight)
         first[1].add_(to_bias)
     return grad_x, *first
+
+
+def _is_rows(x: Tensor, weight: Tensor) -> bool:
+    """Whether these are a dense layer's samples, each in one piece: the kernel turns them as it reads them."""
+    return weight.shape[2:] == (1, 1) and x.shape[2] == 1 and x.permute(0, 2, 3, 1).is_contiguous()
+
+
+def _laid_out(maps: Tensor, is_rows: bool) -> Tensor:
+    return maps.contiguous(memory_format=_format(is_rows))
+
+
+def _format(is_rows: bool) -> torch.memory_format:
+    return torch.channels_last if is_rows else torch.contiguous_format
 
 
 def _in_parts(images: int, work: Callable[[slice], None]) -> None:
@@ -79,12 +94,14 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads)
 
 
-def _call(name: str, tensors: list[Tensor], weight: Tensor, before: tuple[int, int], size: tuple[int, int]) -> None:
+def _call(
+    name: str, tensors: list[Tensor], weight: Tensor, before: tuple[int, int], size: tuple[int, int], is_rows: bool
+) -> None:
     """Call `name` with the tensors' memory; the first tensor is x, whose sizes the kernel is told."""
     library = load_library(_SOURCE)
     assert library is not None, "the caller has asked `applies`"
     images, inputs, height, width = tensors[0].shape
-    sizes = (ctypes.c_long * 9)(images, inputs, weight.shape[0], height, width, *before, *size)
+    sizes = (ctypes.c_long * 10)(images, inputs, weight.shape[0], height, width, *before, *size, is_rows)
     pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
     kernel = (ctypes.c_long(weight.shape[2]), ctypes.c_long(weight.shape[3]))
     status: int = getattr(library, name)(*pointers, sizes, *kernel)
