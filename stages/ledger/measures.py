@@ -1,7 +1,7 @@
 """From results to samples: what each replicate of an arm gave in a claim's metric.
 
 Most metrics stand in a result line or in its cost.  Some belong to an arm as a whole and choose an epoch from the
-curves of all its folds; their sample is the folds' values there.
+curves of all its folds; their sample is each fold's share in it (`pseudo_values`).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ metric.  Needs NumPy and SciPy only.
 """
 
 from stages.rules import Margins, Rules
-from stages.verdicts.curves import ArmMetric, jackknife, min_over_epochs, window_error
+from stages.verdicts.curves import ArmMetric, min_over_epochs, pseudo_values, window_error
 from stages.verdicts.difference import GainClaim, excluded_rows_widening, judge_gain
 from stages.verdicts.families import TableSentence, judge_table, judge_tally
 from stages.verdicts.indicative import Standing, indicate_order, standing
@@ -46,7 +46,6 @@ __all__ = [
     "excluded_rows_widening",
     "fisher_p",
     "indicate_order",
-    "jackknife",
     "judge_consistency",
     "judge_count",
     "judge_gain",
@@ -64,6 +63,7 @@ __all__ = [
     "judge_value",
     "min_over_epochs",
     "not_tested",
+    "pseudo_values",
     "standing",
     "window_error",
 ]

@@ -16,7 +16,11 @@ Curves = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class ArmMetric:
-    """`epoch` counts from 0; `folds` are the folds' own values there, whose mean is `value`."""
+    """`epoch` counts from 0; `stderr` is as the paper has it; `folds` are each fold's `pseudo_values`.
+
+    The mean of `folds` is `value`, their standard error that of the jackknife: the epoch is chosen anew without each
+    fold, so that the choice is part of the error.
+    """
 
     value: float
     stderr: float
@@ -30,11 +34,18 @@ def min_over_epochs(test_error: Curves) -> ArmMetric:
     It chooses the epoch on the test set and so is lower than any epoch's expectation: compare it with its like only.
     """
     _check(test_error)
-    means = test_error.mean(axis=0)
-    epoch = int(np.argmin(means))
-    folds = test_error[:, epoch]
-    stderr = folds.std(ddof=1) / np.sqrt(folds.size)
-    return ArmMetric(value=float(means[epoch]), stderr=float(stderr), epoch=epoch, folds=tuple(map(float, folds)))
+    epoch = int(np.argmin(test_error.mean(axis=0)))
+    at_epoch = test_error[:, epoch]
+    return ArmMetric(
+        value=float(at_epoch.mean()),
+        stderr=float(at_epoch.std(ddof=1) / np.sqrt(at_epoch.size)),
+        epoch=epoch,
+        folds=pseudo_values(_lowest_mean, test_error),
+    )
+
+
+def _lowest_mean(test_error: Curves) -> float:
+    return float(test_error.mean(axis=0).min())
 
 
 def window_error(val_error: Curves, test_error: Curves, *, width: int = 5) -> ArmMetric:
@@ -49,10 +60,9 @@ def window_error(val_error: Curves, test_error: Curves, *, width: int = 5) -> Ar
     if val_error.shape != test_error.shape or width % 2 == 0 or not 1 < width <= test_error.shape[1]:
         shapes = f"{val_error.shape} and {test_error.shape}"
         raise ValueError(f"curves are {shapes}, the window {width}; expected equal shapes and an odd window in them")
-    half = width // 2
-    windows = np.lib.stride_tricks.sliding_window_view(val_error.mean(axis=0), width)
-    epoch = int(np.argmin(windows.mean(axis=1))) + half
-    cells = test_error[:, epoch - half : epoch + half + 1]
+    start = _best_window(val_error, width)
+    epoch = start + width // 2
+    cells = test_error[:, start : start + width]
     folds, value = cells.shape[0], cells.mean()
     over_folds = np.square(test_error[:, epoch] - value).sum() / (folds - 1)
     over_epochs = np.square(cells.mean(axis=0) - value).sum() / (width - 1)
@@ -60,22 +70,33 @@ def window_error(val_error: Curves, test_error: Curves, *, width: int = 5) -> Ar
         value=float(value),
         stderr=float(np.sqrt(over_folds / folds + over_epochs / width)),
         epoch=epoch,
-        folds=tuple(map(float, cells.mean(axis=1))),
+        folds=pseudo_values(lambda val, test: _mean_of_window(val, test, width), val_error, test_error),
     )
 
 
-def jackknife(statistic: Callable[..., float], *curves: Curves) -> tuple[float, float]:
-    """Estimate less its bias, and its standard error, by leaving out one fold at a time (Efron 1982).
+def _best_window(val_error: Curves, width: int) -> int:
+    """The first epoch of the window with the lowest mean of all folds."""
+    windows = np.lib.stride_tricks.sliding_window_view(val_error.mean(axis=0), width)
+    return int(np.argmin(windows.mean(axis=1)))
 
-    For a statistic that chooses its epoch anew without the fold, so that the choice is part of the error.
+
+def _mean_of_window(val_error: Curves, test_error: Curves, width: int) -> float:
+    start = _best_window(val_error, width)
+    return float(test_error[:, start : start + width].mean())
+
+
+def pseudo_values(statistic: Callable[..., float], *curves: Curves) -> tuple[float, ...]:
+    """Each fold's share in a statistic of them all, by leaving out one fold at a time (Efron 1982).
+
+        p_k = θ + (K − 1)(mean_l θ_(l) − θ_(k)),   θ_(k) without fold k
+
+    They take the place of folds' values where a statistic isn't their mean, and equal them where it is.  Tukey's
+    have the mean Kθ − (K − 1) mean_l θ_(l), with less bias; these have θ's bias, which the paper's number has, too.
     """
-    for curve in curves:
-        _check(curve)
     K = curves[0].shape[0]
     whole = statistic(*curves)
     without = np.array([statistic(*(np.delete(curve, k, axis=0) for curve in curves)) for k in range(K)])
-    stderr = np.sqrt((K - 1) / K * np.square(without - without.mean()).sum())
-    return float(K * whole - (K - 1) * without.mean()), float(stderr)
+    return tuple(map(float, whole + (K - 1) * (without.mean() - without)))
 
 
 def _check(curves: Curves) -> None:
