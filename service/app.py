@@ -16,6 +16,7 @@ from fastapi.staticfiles import StaticFiles
 from fastapi.templating import Jinja2Templates
 from sqlalchemy.exc import DBAPIError
 from starlette.concurrency import run_in_threadpool
+from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES
 
 from service import formats, openapi, queries
 from service.access import Gate
@@ -29,7 +30,7 @@ from service.metrics import Metrics
 from service.middleware import AllowedHosts, BodyLimit, HeaderLimit, KeysAndRates, Observed
 from service.predictors import PredictorCache
 from service.readiness import Readiness
-from service.routes import catalogue, claim_pages, comparisons, health, inference, oip, pages, reference, runs
+from service.routes import catalogue, claim_pages, comparisons, export, health, inference, oip, pages, reference, runs
 from service.scripts import ChartScripts
 from service.settings import Settings
 from stages.device import pick_device
@@ -70,7 +71,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     install_error_handlers(app)
     app.add_exception_handler(NotModified, not_modified)
     _add_middleware(app, settings)
-    for module in (comparisons, catalogue, runs, pages, claim_pages):
+    for module in (comparisons, catalogue, runs, export, pages, claim_pages):
         app.include_router(module.router, dependencies=[Depends(conditional)])
     for module in (inference, oip, health, reference):
         app.include_router(module.router)
@@ -103,7 +104,8 @@ def _add_middleware(app: FastAPI, settings: Settings) -> None:
     """The last one added is the outermost."""
     app.add_middleware(BodyLimit, limit=settings.max_body_bytes, seconds=settings.body_seconds)
     app.add_middleware(KeysAndRates, gate=Gate(settings.api_keys, settings.requests_per_minute))
-    app.add_middleware(GZipMiddleware, minimum_size=2048)
+    packed = (*DEFAULT_EXCLUDED_CONTENT_TYPES, export.PARQUET)
+    app.add_middleware(GZipMiddleware, minimum_size=2048, exclude_content_types=packed)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

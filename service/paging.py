@@ -14,19 +14,24 @@ from typing import Annotated, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
 from fastapi import Depends, Query, Request, Response
+from pydantic import BaseModel
 
 from service.errors import Problem
+from service.tabular import ListFormat, csv_response, rows_as_csv
 
 Row = TypeVar("Row")
+Item = TypeVar("Item", bound=BaseModel)
 Limit = Annotated[int, Query(ge=1, le=1000, description="at most this many")]
 Cursor = Annotated[str | None, Query(max_length=200, description="of a Link header: where the next page begins")]
 
 
 class Page:
-    """The part of a list that one request asks for: ask for `limit + 1` rows from `offset`, and `cut` them."""
+    """The part of a list that one request asks for: ask for `limit + 1` rows from `offset`, `cut` and `answer` them."""
 
-    def __init__(self, request: Request, response: Response, limit: Limit = 100, cursor: Cursor = None) -> None:
-        self.limit, self._response, self._path = limit, response, request.url.path
+    def __init__(
+        self, request: Request, response: Response, form: ListFormat, limit: Limit = 100, cursor: Cursor = None
+    ) -> None:
+        self.limit, self._response, self._path, self._form = limit, response, request.url.path, form
         self._query = [(name, value) for name, value in parse_qsl(request.url.query) if name != "cursor"]
         filters = urlencode(sorted(pair for pair in self._query if pair[0] != "limit"))
         self._content: str = request.scope["state"]["content"]
@@ -44,6 +49,15 @@ class Page:
     def slice(self, rows: Sequence[Row]) -> Sequence[Row]:
         """As `cut`, of a whole list."""
         return self.cut(rows[self.offset : self.offset + self.limit + 1])
+
+    def answer(self, kind: type[Item], items: Sequence[Item]) -> Sequence[Item] | Response:
+        """What was cut, in the form that the client wants."""
+        self._response.headers["vary"] = "Accept"
+        if self._form == "json":
+            return items
+        csv = csv_response(rows_as_csv(kind, items), self._path.rpartition("/")[2])
+        csv.headers["link"] = self._response.headers["link"]
+        return csv
 
     def _address(self, cursor: str | None) -> str:
         query = urlencode([*self._query, *([("cursor", cursor)] if cursor else [])])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 
 from service import claim_queries, queries
 from service.claim_schemas import (
@@ -20,6 +21,7 @@ from service.dependencies import ResultsSession
 from service.errors import declared
 from service.paging import Paging
 from service.schemas import DatasetOut, ExperimentOut, PaperOut
+from service.tabular import CSV_TOO
 from stages.results import ClaimFilter, Status, find_judged, list_families
 
 router = APIRouter(prefix="/api/v1")
@@ -30,10 +32,17 @@ ExperimentFilter = Annotated[str | None, Query(description="name of an experimen
 VerdictFilter = Annotated[Status | None, Query(description="a verdict", examples=["reproduced"])]
 
 
-@router.get("/papers", tags=["catalogue"], operation_id="listPapers", responses=declared(410, 422))
-def list_papers(session: ResultsSession, page: Paging) -> list[PaperOut]:
+@router.get(
+    "/papers",
+    tags=["catalogue"],
+    operation_id="listPapers",
+    response_model=list[PaperOut],
+    responses=CSV_TOO | declared(406, 410, 422),
+)
+def list_papers(session: ResultsSession, page: Paging) -> Sequence[PaperOut] | Response:
     """The papers whose claims are tested."""
-    return [PaperOut.model_validate(row) for row in page.slice(queries.list_papers(session))]
+    found = page.slice(queries.list_papers(session))
+    return page.answer(PaperOut, [PaperOut.model_validate(row) for row in found])
 
 
 @router.get("/papers/{name}", tags=["catalogue"], operation_id="getPaper", responses=declared(404))
@@ -42,10 +51,17 @@ def read_paper(name: str, session: ResultsSession) -> PaperOut:
     return PaperOut.model_validate(queries.find_paper(session, name))
 
 
-@router.get("/datasets", tags=["catalogue"], operation_id="listDatasets", responses=declared(410, 422))
-def list_datasets(session: ResultsSession, page: Paging) -> list[DatasetOut]:
+@router.get(
+    "/datasets",
+    tags=["catalogue"],
+    operation_id="listDatasets",
+    response_model=list[DatasetOut],
+    responses=CSV_TOO | declared(406, 410, 422),
+)
+def list_datasets(session: ResultsSession, page: Paging) -> Sequence[DatasetOut] | Response:
     """The data sets that models are trained and tested on."""
-    return [DatasetOut.model_validate(row) for row in page.slice(queries.list_datasets(session))]
+    found = page.slice(queries.list_datasets(session))
+    return page.answer(DatasetOut, [DatasetOut.model_validate(row) for row in found])
 
 
 @router.get("/datasets/{name}", tags=["catalogue"], operation_id="getDataset", responses=declared(404))
@@ -54,13 +70,19 @@ def read_dataset(name: str, session: ResultsSession) -> DatasetOut:
     return DatasetOut.model_validate(queries.find_dataset(session, name))
 
 
-@router.get("/experiments", tags=["catalogue"], operation_id="listExperiments", responses=declared(404, 410, 422))
+@router.get(
+    "/experiments",
+    tags=["catalogue"],
+    operation_id="listExperiments",
+    response_model=list[ExperimentOut],
+    responses=CSV_TOO | declared(404, 406, 410, 422),
+)
 def list_experiments(
     session: ResultsSession, page: Paging, paper: PaperFilter = None, dataset: DatasetFilter = None
-) -> list[ExperimentOut]:
+) -> Sequence[ExperimentOut] | Response:
     """Experiments: one table or figure of one paper on one data set."""
-    found = queries.list_experiments(session, paper=paper, dataset=dataset)
-    return [ExperimentOut.model_validate(row) for row in page.slice(found)]
+    found = page.slice(queries.list_experiments(session, paper=paper, dataset=dataset))
+    return page.answer(ExperimentOut, [ExperimentOut.model_validate(row) for row in found])
 
 
 @router.get("/experiments/{name}", tags=["catalogue"], operation_id="getExperiment", responses=declared(404))
@@ -69,7 +91,13 @@ def read_experiment(name: str, session: ResultsSession) -> ExperimentOut:
     return ExperimentOut.model_validate(queries.find_experiment(session, name))
 
 
-@router.get("/claims", tags=["claims"], operation_id="listClaims", responses=declared(404, 410, 422))
+@router.get(
+    "/claims",
+    tags=["claims"],
+    operation_id="listClaims",
+    response_model=list[ClaimOut],
+    responses=CSV_TOO | declared(404, 406, 410, 422),
+)
 def list_claims(
     session: ResultsSession,
     page: Paging,
@@ -79,11 +107,11 @@ def list_claims(
     kind: Annotated[str | None, Query(examples=["value"])] = None,
     verdict: VerdictFilter = None,
     family: Annotated[str | None, Query(description="a table's orders", examples=["ninformer.table2"])] = None,
-) -> list[ClaimOut]:
+) -> Sequence[ClaimOut] | Response:
     """What the papers state, in their order, each with its verdict."""
     wanted = ClaimFilter(paper=paper, dataset=dataset, experiment=experiment, kind=kind, verdict=verdict, family=family)
     found = claim_queries.list_claims(session, wanted, limit=page.limit + 1, offset=page.offset)
-    return [describe_claim(row) for row in page.cut(found)]
+    return page.answer(ClaimOut, [describe_claim(row) for row in page.cut(found)])
 
 
 @router.get("/claims/{claim_id}", tags=["claims"], operation_id="getClaim", responses=declared(404))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Path, Query, Response
 
 from service import queries
 from service.dependencies import ResultsSession
@@ -23,12 +23,19 @@ from service.schemas import (
     RunDetailOut,
     RunOut,
 )
+from service.tabular import CSV_TOO
 from stages.results import Result, describe_fidelity
 
 router = APIRouter(prefix="/api/v1")
 
 
-@router.get("/runs", tags=["runs"], operation_id="listRuns", responses=declared(404, 410, 422))
+@router.get(
+    "/runs",
+    tags=["runs"],
+    operation_id="listRuns",
+    response_model=list[RunOut],
+    responses=CSV_TOO | declared(404, 406, 410, 422),
+)
 def list_runs(
     session: ResultsSession,
     page: Paging,
@@ -39,13 +46,13 @@ def list_runs(
     source: Literal["evidence", "local"] | None = None,
     selected: Annotated[bool | None, Query(description="enters comparisons")] = None,
     sort: Annotated[queries.RunOrder, Query(description="a minus turns it round", examples=["-accuracy"])] = "position",
-) -> list[RunOut]:
+) -> Sequence[RunOut] | Response:
     """Results, in the order of experiments, arms and replicates or as `sort` says."""
     wanted = queries.RunFilter(
         experiment=experiment, arm=arm, profile=profile, provenance=provenance, source=source, is_selected=selected
     )
     found = queries.list_results(session, wanted, order=sort, limit=page.limit + 1, offset=page.offset)
-    return [RunOut.model_validate(_summary(row)) for row in page.cut(found)]
+    return page.answer(RunOut, [RunOut.model_validate(_summary(row)) for row in page.cut(found)])
 
 
 @router.get("/runs/{run_key}", tags=["runs"], operation_id="getRun", responses=declared(404))
@@ -67,15 +74,21 @@ def read_provenance(
     return describe_provenance(queries.find_run(session, run_key), session)
 
 
-@router.get("/checkpoints", tags=["runs"], operation_id="listCheckpoints", responses=declared(404, 410, 422))
+@router.get(
+    "/checkpoints",
+    tags=["runs"],
+    operation_id="listCheckpoints",
+    response_model=list[CheckpointOut],
+    responses=CSV_TOO | declared(404, 406, 410, 422),
+)
 def list_checkpoints(
     session: ResultsSession, page: Paging, dataset: DatasetFilter = None, experiment: ExperimentFilter = None
-) -> list[CheckpointOut]:
+) -> Sequence[CheckpointOut] | Response:
     """Trained models that can answer."""
     found = queries.list_checkpoints(
         session, dataset=dataset, experiment=experiment, limit=page.limit + 1, offset=page.offset
     )
-    return [_checkpoint(answerer) for answerer in page.cut(found)]
+    return page.answer(CheckpointOut, [_checkpoint(answerer) for answerer in page.cut(found)])
 
 
 @router.get("/checkpoints/{checkpoint_id}", tags=["runs"], operation_id="getCheckpoint", responses=declared(404))

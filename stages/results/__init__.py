@@ -51,7 +51,7 @@ from stages.results.estimates import (
     wilson_interval,
 )
 from stages.results.ledger_tables import ClaimDeviation, ClaimExperiment, Deviation, Family, Verdict, VerdictRun
-from stages.results.table import as_csv
+from stages.results.table import as_csv, no_formula
 from stages.results.tables import (
     SCHEMA_VERSION,
     Arm,
@@ -132,6 +132,7 @@ __all__ = [
     "find_judged",
     "list_families",
     "list_judged",
+    "no_formula",
     "open_results",
     "t_interval",
     "tally",

@@ -21,6 +21,14 @@ COLUMNS = (
 SHARED_COLUMNS = ("experiment", "paper", "dataset", "profile", "provenance", "label")
 
 
+FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
+
+
+def no_formula(text: str) -> str:
+    """With an apostrophe in front where a spreadsheet would take the text for a formula and compute it."""
+    return f"'{text}" if text.startswith(FORMULA_SIGNS) else str(text)
+
+
 def as_csv(comparisons: Sequence[ExperimentComparison]) -> str:
     """A row an arm; None is empty."""
     buffer = io.StringIO()
@@ -31,32 +39,30 @@ def as_csv(comparisons: Sequence[ExperimentComparison]) -> str:
         shared |= {"metric": comparison.metric.name, "unit": comparison.metric.unit}
         for arm in comparison.arms:
             cost = {name: value for name, value in vars(arm.cost).items() if name in COLUMNS}
-            writer.writerow(
-                {**shared, **cost}
-                | {
-                    "arm": arm.arm,
-                    "title": arm.title,
-                    "role": arm.role,
-                    "ours": arm.ours.mean,
-                    "ours_low": arm.ours.low,
-                    "ours_high": arm.ours.high,
-                    "ours_std": arm.ours.std,
-                    "n_replicates": arm.ours.n_replicates,
-                    "n_diverged": arm.ours.n_diverged,
-                    "n_test": arm.ours.n_test,
-                    "paper_value": arm.paper.value if arm.paper else None,
-                    "paper_unit": arm.paper.unit if arm.paper else None,
-                    "paper_claim": arm.paper.claim if arm.paper else None,
-                    "difference": arm.difference.value if arm.difference else None,
-                    "difference_low": arm.difference.low if arm.difference else None,
-                    "difference_high": arm.difference.high if arm.difference else None,
-                    "rank_ours": arm.rank_ours,
-                    "rank_paper": arm.rank_paper,
-                    "checkpoints": " ".join(arm.checkpoints),
-                    "run_keys": " ".join(arm.run_keys),
-                    "sources": " ".join(arm.sources),
-                    "changed_code": " ".join(arm.changed_code),
-                    "verdicts": "; ".join(f"{verdict.claim}: {verdict.status}" for verdict in arm.verdicts),
-                }
-            )
+            row = {**shared, **cost} | {
+                "arm": arm.arm,
+                "title": arm.title,
+                "role": arm.role,
+                "ours": arm.ours.mean,
+                "ours_low": arm.ours.low,
+                "ours_high": arm.ours.high,
+                "ours_std": arm.ours.std,
+                "n_replicates": arm.ours.n_replicates,
+                "n_diverged": arm.ours.n_diverged,
+                "n_test": arm.ours.n_test,
+                "paper_value": arm.paper.value if arm.paper else None,
+                "paper_unit": arm.paper.unit if arm.paper else None,
+                "paper_claim": arm.paper.claim if arm.paper else None,
+                "difference": arm.difference.value if arm.difference else None,
+                "difference_low": arm.difference.low if arm.difference else None,
+                "difference_high": arm.difference.high if arm.difference else None,
+                "rank_ours": arm.rank_ours,
+                "rank_paper": arm.rank_paper,
+                "checkpoints": " ".join(arm.checkpoints),
+                "run_keys": " ".join(arm.run_keys),
+                "sources": " ".join(arm.sources),
+                "changed_code": " ".join(arm.changed_code),
+                "verdicts": "; ".join(f"{verdict.claim}: {verdict.status}" for verdict in arm.verdicts),
+            }
+            writer.writerow({name: no_formula(cell) if isinstance(cell, str) else cell for name, cell in row.items()})
     return buffer.getvalue()

@@ -1,0 +1,122 @@
+"""The whole database as Parquet: a table a file, or all of them in a zip, written while it is being sent.
+
+Columns bear the database's names and types; JSON columns are text.  Each file names the database's content in its
+metadata, so that files from two requests can be told to belong together.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Callable, Iterator
+from typing import IO, Any
+
+import pyarrow as pa
+from pyarrow import parquet
+from sqlalchemy import JSON, BigInteger, Boolean, Double, Integer, Table, select
+from sqlalchemy.orm import Session
+
+from service import queries
+from stages.results import SCHEMA_VERSION, Base, UnknownName
+
+ROWS_AT_ONCE = 10_000
+TABLES: tuple[Table, ...] = tuple(Base.metadata.sorted_tables)
+
+
+class UnknownTable(UnknownName):
+    kind = "table"
+
+
+class _Outgoing(io.RawIOBase):
+    """A file that only grows; `take` gives what was written since the last time."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        part = bytes(content)
+        self._parts.append(part)
+        self._size += len(part)
+        return len(part)
+
+    def tell(self) -> int:
+        return self._size
+
+    def take(self) -> bytes:
+        parts, self._parts = self._parts, []
+        return b"".join(parts)
+
+
+def find_table(name: str) -> Table:
+    """Raises:
+    UnknownTable: the database has none of this name.
+    """
+    for table in TABLES:
+        if table.name == name:
+            return table
+    raise UnknownTable(name[:80], [table.name for table in TABLES])
+
+
+def stream_parquet(session: Session, table: Table) -> Iterator[bytes]:
+    """One table as a Parquet file, piece by piece; at most `ROWS_AT_ONCE` rows are in memory."""
+    outgoing = _Outgoing()
+    for _ in _write_table(session, table, outgoing):
+        yield outgoing.take()
+    yield outgoing.take()
+
+
+def stream_zip(session: Session) -> Iterator[bytes]:
+    """All tables as `<table>.parquet` in a zip, of one state of the database, piece by piece."""
+    outgoing = _Outgoing()
+    with zipfile.ZipFile(outgoing, "w", zipfile.ZIP_STORED) as archive:  # Parquet is compressed already
+        for table in TABLES:
+            with archive.open(f"{table.name}.parquet", "w", force_zip64=True) as file:
+                for _ in _write_table(session, table, file):
+                    yield outgoing.take()
+    yield outgoing.take()
+
+
+def _write_table(session: Session, table: Table, file: IO[bytes] | io.RawIOBase) -> Iterator[None]:
+    """Write a row group at a time, with a halt after each."""
+    schema = _schema(session, table)
+    plain = [_plain(column.type) for column in table.columns]
+    query = select(table).order_by(*_order(table)).execution_options(yield_per=ROWS_AT_ONCE)
+    with parquet.ParquetWriter(pa.PythonFile(file, mode="w"), schema, compression="zstd") as writer:
+        for rows in session.execute(query).partitions():
+            columns = [
+                pa.array([make(value) for value in values], field.type)
+                for make, values, field in zip(plain, zip(*rows, strict=True), schema, strict=True)
+            ]
+            writer.write_batch(pa.record_batch(columns, schema=schema))
+            yield
+
+
+def _order(table: Table) -> list[Any]:
+    """Results in theirs, then what a table numbers itself, then its key."""
+    return [*(table.c[name] for name in ("result_id", "position", "rank") if name in table.c), *table.primary_key]
+
+
+def _schema(session: Session, table: Table) -> pa.Schema:
+    fields = [pa.field(column.name, _type(column.type), nullable=bool(column.nullable)) for column in table.columns]
+    about = {"claimcheck.content": queries.content_digest(session), "claimcheck.schema_version": str(SCHEMA_VERSION)}
+    return pa.schema(fields, metadata=about)
+
+
+def _type(kind: Any) -> pa.DataType:
+    if isinstance(kind, Boolean):
+        return pa.bool_()
+    if isinstance(kind, Double):
+        return pa.float64()
+    return pa.int64() if isinstance(kind, BigInteger | Integer) else pa.string()
+
+
+def _plain(kind: Any) -> Callable[[Any], Any]:
+    """A value of a column as Parquet has it."""
+    if not isinstance(kind, JSON):
+        return lambda value: value
+    return lambda value: None if value is None else json.dumps(value, sort_keys=True, ensure_ascii=False)

@@ -1,0 +1,99 @@
+"""The export, read by those that people read it with."""
+
+from __future__ import annotations
+
+import io
+import json
+import sqlite3
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+from fastapi.testclient import TestClient
+from pyarrow import parquet
+
+from service import export
+from tests.service.test_errors import assert_problem
+
+TABLES = [table.name for table in export.TABLES]
+
+
+def stored(root: Path, table: str) -> list[dict[str, Any]]:
+    """The rows as SQLite has them."""
+    with sqlite3.connect(root / "data" / "results.db") as connection:
+        connection.row_factory = sqlite3.Row
+        rows = [dict(row) for row in connection.execute(f"SELECT * FROM {table}")]
+    connection.close()
+    return rows
+
+
+def plain(table: str, rows: list[dict[str, Any]]) -> list[str]:
+    """Rows without order; JSON texts as what they say, truths as numbers."""
+    json_columns = {column.name for column in export.find_table(table).columns if "JSON" in str(column.type)}
+
+    def value_of(name: str, value: Any) -> Any:
+        if name in json_columns and value is not None:
+            return json.loads(value)
+        return int(value) if isinstance(value, bool) else value
+
+    return sorted(json.dumps({name: value_of(name, row[name]) for name in row}, sort_keys=True) for row in rows)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_table_in_parquet_holds_every_row_of_the_database(client: TestClient, root: Path, table: str) -> None:
+    answer = client.get(f"/api/v1/export/{table}.parquet")
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/vnd.apache.parquet")
+    read = parquet.read_table(io.BytesIO(answer.content))
+    assert plain(table, read.to_pylist()) == plain(table, stored(root, table))
+    assert read.schema.names == [column.name for column in export.find_table(table).columns]
+
+
+def test_pandas_joins_metrics_with_runs(client: TestClient) -> None:
+    frames = {
+        name: pandas.read_parquet(io.BytesIO(client.get(f"/api/v1/export/{name}.parquet").content))
+        for name in ("results", "metrics")
+    }
+    joined = frames["metrics"].merge(frames["results"], left_on="result_id", right_on="id")
+    chosen = joined[(joined.metric == "accuracy") & (joined.profile == "paper") & (joined.arm == "ninformer")]
+    runs = client.get("/api/v1/runs?profile=paper&arm=ninformer").json()
+    ours = [metric["value"] for run in runs for metric in run["metrics"] if metric["metric"] == "accuracy"]
+    assert sorted(chosen.value) == sorted(ours) and len(ours) == 3
+    assert frames["results"].is_selected.dtype == bool and frames["metrics"].value.dtype == float
+
+
+def test_the_zip_holds_every_table_of_one_state(client: TestClient) -> None:
+    answer = client.get("/api/v1/export.zip")
+    assert answer.headers["content-type"] == "application/zip"
+    with zipfile.ZipFile(io.BytesIO(answer.content)) as archive:
+        assert archive.testzip() is None
+        assert sorted(archive.namelist()) == sorted(f"{name}.parquet" for name in TABLES)
+        files = {name: parquet.ParquetFile(io.BytesIO(archive.read(name))) for name in archive.namelist()}
+    about = {file.schema_arrow.metadata[b"claimcheck.content"].decode()[:12] for file in files.values()}
+    assert about == {client.get("/health/ready").json()["detail"].split()[1]}
+    assert files["epochs.parquet"].metadata.num_rows > 100
+
+
+def test_a_large_table_is_written_in_pieces(client: TestClient, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "ROWS_AT_ONCE", 50)
+    file = parquet.ParquetFile(io.BytesIO(client.get("/api/v1/export/epochs.parquet").content))
+    groups = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
+    assert max(groups) == 50 and sum(groups) == len(stored(root, "epochs"))
+
+
+def test_an_export_is_not_sent_twice(client: TestClient) -> None:
+    for address in ("/api/v1/export/claims.parquet", "/api/v1/export.zip"):
+        etag = client.get(address).headers["etag"]
+        assert client.get(address, headers={"if-none-match": etag}).status_code == 304
+
+
+@pytest.mark.parametrize("name", ["nothing", "pg_class", "results;drop", "..%2fresults", "results%00", "x" * 5000])
+def test_what_is_no_table_is_not_found(client: TestClient, name: str) -> None:
+    assert_problem(client.get(f"/api/v1/export/{name}.parquet"), 404)
+
+
+def test_the_export_s_tables_are_named_in_its_reference(client: TestClient) -> None:
+    document = client.get("/api/v1/openapi.json").json()
+    described = document["paths"]["/api/v1/export/{table}.parquet"]["get"]["description"]
+    assert [name for name in TABLES if name not in described] == []

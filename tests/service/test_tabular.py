@@ -1,0 +1,98 @@
+"""Every list as CSV, beside the same list as JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.schemas import PaperOut
+from service.tabular import rows_as_csv
+from tests.service.test_resources import parse_links
+
+LISTS = ("papers", "datasets", "experiments", "claims", "runs", "checkpoints")
+
+
+def read_csv(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def leaf(row: dict[str, Any], column: str) -> Any:
+    """The value in JSON that a column's name leads to; nothing below an object that is null."""
+    value: Any = row
+    for name in column.split("."):
+        value = None if value is None else value[name]
+    return value
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_a_list_s_csv_holds_what_its_json_holds(client: TestClient, name: str) -> None:
+    as_json = client.get(f"/api/v1/{name}?limit=1000").json()
+    answer = client.get(f"/api/v1/{name}?limit=1000", headers={"accept": "text/csv"})
+    assert answer.headers["content-type"] == "text/csv; charset=utf-8"
+    assert "Accept" in [part.strip() for part in answer.headers["vary"].split(",")]
+    assert answer.text == client.get(f"/api/v1/{name}?limit=1000&format=csv").text
+    rows = read_csv(answer.text)
+    assert len(rows) == len(as_json) > 0
+    metrics = [metric["metric"] for metric in as_json[0].get("metrics", [])]
+    checked = 0
+    for row, expected in zip(rows, as_json, strict=True):
+        for column, cell in row.items():
+            if name == "runs" and column not in expected:
+                assert column in metrics or not cell
+                continue
+            value = leaf(expected, column)
+            if isinstance(value, str):
+                assert cell == value or cell == f"'{value}"
+            elif value is None:
+                assert cell == ""
+            elif isinstance(value, bool):
+                assert cell == str(value).lower()
+            elif isinstance(value, int | float):
+                assert float(cell) == value
+            elif isinstance(value, list) and all(isinstance(item, str | int) for item in value):
+                assert cell.split() == [str(item) for item in value]
+            else:
+                assert json.loads(cell) == value
+            checked += 1
+    assert checked > 2 * len(rows)
+
+
+def test_each_metric_of_a_run_is_a_column(client: TestClient) -> None:
+    expected = client.get("/api/v1/runs?profile=paper").json()
+    for row, run in zip(read_csv(client.get("/api/v1/runs?profile=paper&format=csv").text), expected, strict=True):
+        for metric in run["metrics"]:
+            assert float(row[metric["metric"]]) == metric["value"]
+        assert row["perplexity"] == ""
+
+
+def test_pages_of_csv_are_walked_by_link_headers(client: TestClient) -> None:
+    whole = read_csv(client.get("/api/v1/runs?limit=1000&format=csv").text)
+    rows, address = [], "/api/v1/runs?limit=7&format=csv"
+    while address:
+        answer = client.get(address)
+        rows += read_csv(answer.text)
+        address = parse_links(answer.headers["link"]).get("next", "")
+    assert rows == whole
+
+
+def test_csv_has_a_tag_of_its_own(client: TestClient) -> None:
+    etag = client.get("/api/v1/claims?format=csv").headers["etag"]
+    assert client.get("/api/v1/claims?format=csv", headers={"if-none-match": etag}).status_code == 304
+    assert client.get("/api/v1/claims").headers["etag"] != etag
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_a_form_that_no_list_has_is_refused(client: TestClient, name: str) -> None:
+    assert client.get(f"/api/v1/{name}", headers={"accept": "image/png"}).status_code == 406
+    assert client.get(f"/api/v1/{name}?format=xml").status_code == 422
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1 or so", "@SUM(A1)", "\tx"])
+def test_a_text_is_no_formula(text: str) -> None:
+    (row,) = read_csv(rows_as_csv(PaperOut, [PaperOut(name="x", title=text, summary="a=b")]))
+    assert row == {"name": "x", "title": f"'{text}", "summary": "a=b"}
