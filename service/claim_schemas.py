@@ -36,6 +36,7 @@ class ClaimCostOut(Out):
     device_seconds: float | None
     flops: float | None = Field(description="of the trainings, forward and backward")
     peak_memory_bytes: int | None
+    energy_joules: float | None = Field(description="of the devices, where they report it")
     usd: float | None = Field(description="device-hours at the rates of params.yaml")
 
 

@@ -40,6 +40,10 @@ def memory(size_bytes: float | None) -> str:
     return NONE if size_bytes is None else scaled(size_bytes, "B")
 
 
+def energy(joules: float | None) -> str:
+    return NONE if joules is None else scaled(joules, "J")
+
+
 def duration(seconds: float | None) -> str:
     """842.5 → 14 min 2 s"""
     if seconds is None:
@@ -78,7 +82,7 @@ def plain(number: float) -> str:
 
 def install(environment: Environment) -> None:
     """All of the above as filters."""
-    for function in (percent, points, count, flops, memory, duration, ratio):
+    for function in (percent, points, count, flops, memory, energy, duration, ratio):
         environment.filters[function.__name__] = function
     environment.filters["zip"] = zip
     environment.filters["in_unit"] = lambda number, unit: value_in(unit or "")(number)

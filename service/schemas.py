@@ -92,6 +92,7 @@ class RunCostOut(Out):
     epoch_seconds: list[float]
     samples_per_second: float
     peak_memory_bytes: int
+    energy_joules: float | None = Field(description="of the device, where it reports it")
     latency_seconds_per_sample: float | None
     latency_batch_size: int | None
     latency_warmup: int | None

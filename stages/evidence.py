@@ -108,8 +108,8 @@ class CostLine:
     """What a run cost on the machine that trained it, and what inference costs on the one that evaluated it.
 
     `latency_*`: the median of `repeats` passes of a batch after `warmup` uncounted ones, the device synchronised before
-    and after each; None where this replicate was not timed.  Texts are trained on in windows of tokens, so they have
-    `train_tokens_per_second`, too.
+    and after each; None where this replicate was not timed.  `energy_joules`: None where the training's device reports
+    none.  Texts are trained on in windows of tokens, so they have `train_tokens_per_second`, too.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -123,6 +123,7 @@ class CostLine:
     samples_per_second: float
     peak_memory_bytes: int
     train_tokens_per_second: float | None = None
+    energy_joules: float | None = None
     latency_seconds_per_sample: float | None = None
     latency_batch_size: int | None = None
     latency_warmup: int | None = None

@@ -26,6 +26,7 @@ from stages.device import pick_device
 from stages.papers import build_model
 from stages.run import RunSpec, canonical_json
 from stages.store import RunStore, write_atomically
+from stages.training.energy import EnergyMeter, energy_joules
 from stages.training.environment import (
     describe_environment,
     environment_digest,
@@ -89,7 +90,15 @@ def train_run(
         observe = _test_observer(make_task(read_rows(job.data, info, "test"), info, protocol, device))
     model = seeded_model(lambda: build_model(job.spec.model), job.spec.replicate).to(device)
     environment = describe_environment(device)
-    resume = _ResumeFile(store.work(run_key) / "resume.pt", run_key, environment_digest(environment))
+    energy = EnergyMeter(lambda: energy_joules(device))
+    resume = _ResumeFile(
+        path=store.work(run_key) / "resume.pt",
+        run_key=run_key,
+        environment=environment_digest(environment),
+        epochs=protocol.epochs,
+        energy=energy,
+        should_stop=should_stop,
+    )
     started = time.monotonic()
     outcome = fit(
         model,
@@ -102,7 +111,8 @@ def train_run(
         progress=progress,
         should_stop=should_stop,
     )
-    files = _published_files(job, info, model, outcome, environment, time.monotonic() - started)
+    spent = _Spent(time.monotonic() - started, energy.used(), peak_memory_bytes(device))
+    files = _published_files(job, info, model, outcome, environment, spent)
     with publishing():
         return store.publish(run_key, files)
 
@@ -115,18 +125,37 @@ def _test_observer(task: Task) -> Observer:
 
 
 @dataclass(frozen=True)
+class _Spent:
+    seconds: float
+    energy_joules: float | None
+    peak_memory_bytes: int
+
+
+@dataclass(kw_only=True)
 class _ResumeFile:
     """The resume state of one run in one environment: only there does it go on bitwise."""
 
     path: Path
     run_key: str
     environment: str
+    epochs: int
+    energy: EnergyMeter
+    should_stop: Callable[[], bool]
+    saved: float = -math.inf
+    took: float = 0.0
 
     def save(self, state: TrainingState) -> None:
+        """Write `state`, unless the run is over and published next, or writing would take over 5 % of the time."""
+        began = time.monotonic()
+        if state.epoch == self.epochs or (began - self.saved < 20 * self.took and not self.should_stop()):
+            return
         buffer = io.BytesIO()
         fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
-        torch.save({"run_key": self.run_key, "environment": self.environment, "state": fields}, buffer)
+        saved = {"run_key": self.run_key, "environment": self.environment, "energy_joules": self.energy.used()}
+        torch.save(saved | {"state": fields}, buffer)
         write_atomically(self.path, buffer.getvalue())
+        self.saved = time.monotonic()
+        self.took = self.saved - began
 
     def load(self) -> TrainingState | None:
         """None where there is none; one that can't be used is dropped and said so, and the run starts over."""
@@ -138,6 +167,7 @@ class _ResumeFile:
                 raise ValueError("it belongs to another run")
             if saved["environment"] != self.environment:
                 raise ValueError("it was made with another device, number of threads or version")
+            self.energy.earlier = saved.get("energy_joules")
             return TrainingState(**saved["state"])
         except Exception as error:  # noqa: BLE001  (torch.load raises almost anything on a damaged file)
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -160,10 +190,10 @@ def _divergence(model: nn.Module, outcome: Outcome) -> dict[str, Any] | None:
 
 
 def _published_files(
-    job: Job, info: PackedInfo, model: nn.Module, outcome: Outcome, environment: dict[str, Any], seconds: float
+    job: Job, info: PackedInfo, model: nn.Module, outcome: Outcome, environment: dict[str, Any], spent: _Spent
 ) -> dict[str, bytes]:
     divergence = _divergence(model, outcome)
-    train_seconds = sum(outcome.epoch_seconds) or seconds
+    train_seconds = sum(outcome.epoch_seconds) or spent.seconds
     result: dict[str, Any] = {
         "run_key": job.spec.run_key,
         "status": "finished" if divergence is None else "diverged",
@@ -173,7 +203,8 @@ def _published_files(
         "epoch_seconds": outcome.epoch_seconds,
         "train_seconds": train_seconds,
         "samples_per_second": outcome.samples / train_seconds,
-        "peak_memory_bytes": peak_memory_bytes(pick_device(job.device)),
+        "peak_memory_bytes": spent.peak_memory_bytes,
+        "energy_joules": spent.energy_joules,
         "weights_sha256": None,
     }
     files = {

@@ -132,6 +132,7 @@ class _Outcome:
             samples_per_second=rate,
             train_tokens_per_second=rate * info.shape[0] if info.kind == "text" else None,
             peak_memory_bytes=self.result["peak_memory_bytes"],
+            energy_joules=self.result.get("energy_joules"),
             latency_seconds_per_sample=latency.seconds_per_sample if latency else None,
             latency_batch_size=latency.batch_size if latency else None,
             latency_warmup=latency.warmup if latency else None,

@@ -29,11 +29,12 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimCost:
-    """What the runs behind a verdict cost together.  `flops` and `usd` are None where a run doesn't tell."""
+    """What the runs behind a verdict cost together.  Numbers are None where a run doesn't tell its own."""
 
     device_seconds: float
     flops: float | None
     peak_memory_bytes: int
+    energy_joules: float | None
     usd: float | None
 
 

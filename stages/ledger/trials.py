@@ -132,6 +132,7 @@ def price(trials: Collection[Trial], params: Params) -> ClaimCost | None:
         device_seconds=sum(cost.train_seconds for _, cost in costs),
         flops=_total(flops),
         peak_memory_bytes=max(cost.peak_memory_bytes for _, cost in costs),
+        energy_joules=_total([cost.energy_joules for _, cost in costs]),
         usd=_total(dollars),
     )
 

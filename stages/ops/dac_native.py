@@ -1,4 +1,4 @@
-"""The fast path of `dac_recompute` on a CPU, in float32: its sums in C++ (`dac_native.cpp`).
+"""The fast path of `dac_recompute`: on a CPU, in float32, its sums in C++ (`dac_native.cpp`); on a GPU, in Triton.
 
 Without a compiler there is none, and `dac_recompute` does the same with PyTorch's operators.
 """
@@ -23,6 +23,10 @@ _KERNELS = {(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (3, 1), (3, 3)}
 
 def applies(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
     """Whether `forward` and `backward` can take these.  x: [B, m, H, W]; weight: [n, m, La, Lb]; bias: [n, m]."""
+    if _is_on_gpu(x):
+        from stages.ops import dac_triton_native  # Triton is absent where torch has no CUDA
+
+        return dac_triton_native.applies(x, weight, bias)
     is_float = all(tensor.dtype == torch.float32 and tensor.device.type == "cpu" for tensor in (x, weight, bias))
     is_known = tuple(weight.shape[2:]) in _KERNELS and min(x.numel(), weight.numel()) > 0
     is_eager = not torch.compiler.is_compiling()
@@ -31,6 +35,10 @@ def applies(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor, before: tuple[int, int], size: tuple[int, int]) -> Tensor:
     """`dac_taps`, [B, n, *size]; of a dense layer's samples, in their own order of memory."""
+    if _is_on_gpu(x):
+        from stages.ops import dac_triton_native
+
+        return dac_triton_native.forward(x, weight, bias, list(before), list(size))
     is_rows = _is_rows(x, weight)
     x, weight, bias = _laid_out(x, is_rows), weight.contiguous(), bias.contiguous()
     out = torch.empty(x.shape[0], weight.shape[0], *size, memory_format=_format(is_rows))
@@ -46,6 +54,10 @@ def backward(
     x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor, before: tuple[int, int]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, weight and bias from that of the result, `grad` [B, n, H', W']."""
+    if _is_on_gpu(x):
+        from stages.ops import dac_triton_native
+
+        return dac_triton_native.backward(x, weight, bias, grad, list(before))
     is_rows = _is_rows(x, weight)
     x, grad, weight, bias = _laid_out(x, is_rows), _laid_out(grad, is_rows), weight.contiguous(), bias.contiguous()
     grad_x = torch.empty_like(x)
@@ -62,6 +74,10 @@ def backward(
         first[0].add_(to_weight)
         first[1].add_(to_bias)
     return grad_x, *first
+
+
+def _is_on_gpu(x: Tensor) -> bool:
+    return x.is_cuda
 
 
 def _is_rows(x: Tensor, weight: Tensor) -> bool:

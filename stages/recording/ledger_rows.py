@@ -36,6 +36,7 @@ def _verdict(judgement: Judgement, holds_adjusted: bool | None, rules: str) -> t
         device_seconds=cost.device_seconds if cost else None,
         flops=cost.flops if cost else None,
         peak_memory_bytes=cost.peak_memory_bytes if cost else None,
+        energy_joules=cost.energy_joules if cost else None,
         usd=cost.usd if cost else None,
         runs=[
             tables.VerdictRun(

@@ -42,6 +42,7 @@ class Verdict(Base):
     device_seconds: Mapped[float | None]
     flops: Mapped[float | None]
     peak_memory_bytes: Mapped[int | None]
+    energy_joules: Mapped[float | None]
     usd: Mapped[float | None]
     runs: Mapped[list[VerdictRun]] = relationship(order_by="VerdictRun.position")
 

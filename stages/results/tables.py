@@ -177,6 +177,7 @@ class Cost(Base):
     epoch_seconds: Mapped[list[Any]]
     samples_per_second: Mapped[float]
     peak_memory_bytes: Mapped[int]
+    energy_joules: Mapped[float | None]
     train_tokens_per_second: Mapped[float | None]
     latency_seconds_per_sample: Mapped[float | None]
     latency_batch_size: Mapped[int | None]

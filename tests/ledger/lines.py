@@ -114,6 +114,7 @@ def cost(line: ResultLine) -> CostLine:
         epoch_seconds=(),
         samples_per_second=1.0,
         peak_memory_bytes=2**30,
+        energy_joules=700_000.0,
     )
 
 

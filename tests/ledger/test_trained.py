@@ -44,6 +44,7 @@ def test_the_runs_behind_a_verdict_are_named_and_priced_once() -> None:
     assert lead.cost.usd == pytest.approx(params().rates["cuda"].usd_per_hour)
     assert lead.cost.flops == 10 * 3 * 1e6 * 10 * 128, "runs, forward and backward, an image, steps, batch"
     assert lead.cost.peak_memory_bytes == 2**30
+    assert lead.cost.energy_joules == 700_000.0 * len(lead.entries)
 
 
 def test_an_order_and_its_size_are_judged_apart() -> None:
