@@ -14,8 +14,9 @@ from PIL import Image
 from stages.datasets.packed import PackedDataError, read_images, read_info
 from stages.evidence import EvidenceError
 from stages.experiment import Params, ParamsError, Rate, describe_cut, load_params
+from stages.flops import FlopCounts
 from stages.housekeeping import disk_usage, remove_leftovers
-from stages.planning import Cost, FlopCounts, add_up, plan_costs
+from stages.planning import Cost, add_up, plan_costs
 from stages.publishing import PublishError, publish
 from stages.results import ResultsUnavailable, UnknownName
 from stages.runner import assignments, find_experiment

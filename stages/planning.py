@@ -6,22 +6,14 @@ passes.  Hours come from the rates in params.yaml: the time of the FLOPs, and at
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 
 from stages.datasets.rows import Rows, count_rows
 from stages.experiment import DatasetSource, Params, PlannedRun, Profile, Rate, plan_runs
-from stages.fingerprint import code_fingerprint
-from stages.run import ModelSpec, Protocol, Replicate, canonical_json
-from stages.store import home, write_atomically
-
-# Forward FLOPs of one row of a shape; the last argument is the vocabulary of tokens, None where a row is numbers.
-CountFlops = Callable[[ModelSpec, tuple[int, ...], int | None], int]
+from stages.flops import CountFlops
+from stages.run import Protocol, Replicate, canonical_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,50 +95,3 @@ def expected_epochs(protocol: Protocol) -> int:
     if protocol.early_stop is None:
         return protocol.epochs
     return min(protocol.epochs, protocol.early_stop.from_epoch + 2 * protocol.early_stop.patience)
-
-
-class FlopCounts:
-    """Forward FLOPs of models, counted once and kept in `path` for as long as a model's code stays the same."""
-
-    def __init__(self, path: Path | None = None) -> None:
-        self.path = path or home() / "flops.json"
-        self.known = self._read()
-        self.added = 0
-
-    def _read(self) -> dict[str, int]:
-        try:
-            known = json.loads(self.path.read_text())
-        except (OSError, ValueError):  # nothing kept yet, or not by us: counted anew
-            return {}
-        return known if isinstance(known, dict) else {}
-
-    def count(self, model: ModelSpec, shape: tuple[int, ...], vocabulary: int | None) -> int:
-        """Forward FLOPs of one row of `shape`."""
-        parts = [model.path, dict(model.arguments), list(shape), vocabulary, _code(model.path.split(":")[0])]
-        key = hashlib.sha256(canonical_json(parts).encode()).hexdigest()
-        if key not in self.known:
-            self.known[key] = _count_forward(model, shape, vocabulary)
-            self.added += 1
-        return self.known[key]
-
-    def save(self) -> None:
-        """Keep what was counted since it was read."""
-        if self.added:
-            write_atomically(self.path, (json.dumps(self.known, sort_keys=True, indent=0) + "\n").encode())
-            self.added = 0
-
-
-@cache
-def _code(module: str) -> Mapping[str, str]:
-    return code_fingerprint([module])
-
-
-def _count_forward(model: ModelSpec, shape: tuple[int, ...], vocabulary: int | None) -> int:
-    import torch  # only here: a plan whose models were all counted before needs no torch
-
-    from stages.evaluation.cost import flops_per_sample
-    from stages.papers import build_model
-
-    with torch.device("meta"):  # shapes without numbers: a model of any size is built at once
-        network = build_model(model)
-    return flops_per_sample(network, shape, vocabulary)

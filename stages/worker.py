@@ -23,6 +23,7 @@ from torch import nn
 from stages.checkpoint import InputContract, dump_checkpoint
 from stages.datasets.packed import PackedInfo, read_info
 from stages.device import pick_device
+from stages.flops import FlopCounts
 from stages.papers import build_model
 from stages.run import RunSpec, canonical_json
 from stages.store import RunStore, write_atomically
@@ -81,6 +82,10 @@ def train_run(
             f"{job.data}: packed data have digest {info.digest[:12]}, the run asks for {job.spec.data_digest[:12]}"
         )
     store, run_key, device = RunStore(job.store), job.spec.run_key, pick_device(job.device)
+    # For the evaluation: the optimiser loads what counting needs anyway.
+    counts = FlopCounts(job.store.parent / "flops.json")
+    counts.count(job.spec.model, info.shape, info.vocabulary)
+    counts.save()
     keep_freed_memory()
     reset_peak_memory(device)
     protocol = job.spec.protocol

@@ -15,7 +15,8 @@ from stages.datasets.prepare import prepare
 from stages.datasets.rows import count_rows
 from stages.evidence import EvidenceLine, read_lines
 from stages.experiment import Params, load_params
-from stages.planning import Cost, FlopCounts, add_up, expected_epochs, plan_costs, training_counts
+from stages.flops import FlopCounts
+from stages.planning import Cost, add_up, expected_epochs, plan_costs, training_counts
 from stages.run import ModelSpec, Replicate, SplitSpec
 from stages.runner import assignments
 from stages.training.split import training_rows

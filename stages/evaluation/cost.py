@@ -10,15 +10,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
-from torch._ops import OpOverload
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import FlopCounterMode
 
 from stages.device import device_name
 
@@ -58,36 +55,9 @@ def flops_per_sample(model: nn.Module, shape: Shape, vocabulary: int | None = No
     dtype = next(model.parameters()).dtype if vocabulary is None else torch.int64
     samples = torch.zeros(1, *shape, device="meta", dtype=dtype)
     # Attention as two matrix products: every torch version and device counts those alike.
-    with _inference(model), sdpa_kernel(SDPBackend.MATH), _FlopCounter() as counter:
+    with _inference(model), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         functional_call(model, tensors, (samples,))
-    return counter.flops
-
-
-class _FlopCounter(TorchDispatchMode):
-    """What torch's `FlopCounterMode` counts, without loading torch's compiler, which takes longer than torch itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.flops = 0
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # True would import the compiler, only to tell it to stay away from this mode
-
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        formula = flop_registry.get(func.overloadpacket)
-        if formula is None:
-            with self:
-                parts = func.decompose(*args, **kwargs)
-            if parts is not NotImplemented:
-                return parts
-        result = func(*args, **kwargs)
-        if formula is not None:
-            self.flops += int(formula(*args, **kwargs, out_val=result))
-        return result
+    return counter.get_total_flops()
 
 
 def measure_latency(

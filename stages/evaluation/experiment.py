@@ -20,6 +20,7 @@ from stages.evidence import (
     ResultLine,
 )
 from stages.experiment import LatencySpec
+from stages.flops import FlopCounts
 from stages.run import RunSpec
 from stages.runlist import ListedRun, RunList, read_run_list
 from stages.training.kinds import RowSet, read_rows
@@ -51,7 +52,9 @@ def evaluate_experiment(
                 f"trained on {outcome.spec['data_digest'][:12]}; run `dvc repro train@{name}` first"
             )
     latencies = _latencies(outcomes, info, latency, device)
-    results = [outcome.result_line(run_list, test_set, info) for outcome in outcomes]
+    counts = FlopCounts()
+    results = [outcome.result_line(run_list, test_set, info, counts) for outcome in outcomes]
+    counts.save()
     return results, [outcome.cost_line(name, info, latencies.get(outcome.run.arm)) for outcome in outcomes]
 
 
@@ -84,11 +87,12 @@ class _Outcome:
         if self.result["status"] == "finished":
             self.predictor = load_predictor(weights, device=device, expected_sha256=self.result["weights_sha256"])
 
-    def result_line(self, run_list: RunList, test_set: RowSet, info: PackedInfo) -> ResultLine:
+    def result_line(self, run_list: RunList, test_set: RowSet, info: PackedInfo, counts: FlopCounts) -> ResultLine:
         scores = Scores()
         if self.predictor is not None:
-            protocol = RunSpec.from_dict(self.spec).protocol
-            scores = score(self.predictor, test_set, info, protocol, self.history)
+            spec = RunSpec.from_dict(self.spec)
+            flops = counts.count(spec.model, info.shape, info.vocabulary)
+            scores = score(self.predictor, test_set, info, spec.protocol, self.history, flops)
         known = {field.name for field in fields(EpochRow)}
         return ResultLine(
             experiment=run_list.experiment,

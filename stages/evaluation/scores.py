@@ -10,7 +10,7 @@ from typing import Any
 
 from stages.checkpoint import Predictor
 from stages.datasets.packed import ImageSet, PackedInfo
-from stages.evaluation.cost import count_parameters, flops_per_sample
+from stages.evaluation.cost import count_parameters
 from stages.evaluation.metrics import (
     accuracy,
     confusion_matrix,
@@ -36,18 +36,24 @@ class Scores:
 
 
 def score(
-    predictor: Predictor, test_set: RowSet, info: PackedInfo, protocol: Protocol, history: Sequence[Mapping[str, Any]]
+    predictor: Predictor,
+    test_set: RowSet,
+    info: PackedInfo,
+    protocol: Protocol,
+    history: Sequence[Mapping[str, Any]],
+    flops: int,
 ) -> Scores:
-    """Scores of `predictor` on the packed set's test split; `history` are the run's epochs."""
+    """Scores of `predictor` on the packed set's test split; `history` are the run's epochs, `flops` those of a row."""
     parameters = Measurement(metric="parameters", split="none", value=count_parameters(predictor.network))
     if isinstance(test_set, ImageSet):
-        return _score_images(predictor, test_set, info, history, parameters)
+        cost = Measurement(metric="flops_per_image", split="none", value=flops)
+        return _score_images(predictor, test_set, history, (parameters, cost))
     task = make_task(test_set, info, protocol, predictor.device)
     loss = measure(predictor.network, task)["loss"]
     measured = _of_table(loss, info) if info.kind == "table" else _of_text(loss, len(task) * info.shape[0])
-    per, flops = ("row", 1) if info.kind == "table" else ("token", info.shape[0])
-    cost = flops_per_sample(predictor.network, info.shape, vocabulary=info.vocabulary) / flops
-    return Scores(metrics=(*measured, parameters, Measurement(metric=f"flops_per_{per}", split="none", value=cost)))
+    per, parts = ("row", 1) if info.kind == "table" else ("token", info.shape[0])
+    cost = Measurement(metric=f"flops_per_{per}", split="none", value=flops / parts)
+    return Scores(metrics=(*measured, parameters, cost))
 
 
 def _of_table(loss: float, info: PackedInfo) -> list[Measurement]:
@@ -70,9 +76,8 @@ def _of_text(loss: float, tokens: int) -> list[Measurement]:
 def _score_images(
     predictor: Predictor,
     test_set: ImageSet,
-    info: PackedInfo,
     history: Sequence[Mapping[str, Any]],
-    parameters: Measurement,
+    of_the_model: tuple[Measurement, ...],
 ) -> Scores:
     labels, n = test_set.labels, len(test_set)
     probabilities = predictor.probabilities(test_set.images)
@@ -81,8 +86,7 @@ def _score_images(
         Measurement(metric="accuracy", split="test", value=accuracy(probabilities, labels), n=n),
         Measurement(metric="loss", split="test", value=cross_entropy(probabilities, labels), n=n),
         Measurement(metric="calibration_error", split="test", value=calibration, n=n),
-        parameters,
-        Measurement(metric="flops_per_image", split="none", value=flops_per_sample(predictor.network, info.shape)),
+        *of_the_model,
     ]
     observed = [row["test_accuracy"] for row in history if "test_accuracy" in row]
     if observed:

@@ -8,7 +8,9 @@ import torch
 
 from stages.checkpoint import CheckpointError, load_predictor
 from stages.datasets.packed import PackedInfo, TableSet, digest_tables, write_packed
+from stages.evaluation.cost import flops_per_sample
 from stages.evaluation.scores import score
+from stages.flops import FlopCounts
 from stages.papers.dac.mlp import MLP
 from stages.run import EarlyStopSpec, ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, SplitSpec
 from stages.store import RunStore
@@ -91,7 +93,10 @@ def test_worker_trains_a_table_and_its_checkpoint_is_scored_by_mean_square(tmp_p
     published = train_run(Job(spec=spec, data=folder, store=tmp_path / "store", device="cpu"))
     assert RunStore(tmp_path / "store").published(spec.run_key) == published
     predictor = load_predictor(published / "weights.safetensors")
-    scores = score(predictor, read_rows(folder, info, "test"), info, PROTOCOL, [])
+    counts = FlopCounts(tmp_path / "flops.json")
+    flops = counts.count(spec.model, info.shape, None)
+    assert (flops, counts.added) == (flops_per_sample(predictor.network, info.shape), 0), "counted by the training"
+    scores = score(predictor, read_rows(folder, info, "test"), info, PROTOCOL, [], flops)
     values = {measurement.metric: measurement for measurement in scores.metrics}
     rows = line(300)
     with torch.inference_mode():

@@ -1,0 +1,66 @@
+"""Forward FLOPs of models, each counted once: counting loads torch's compiler, which takes longer than torch itself."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+
+from stages.fingerprint import code_fingerprint
+from stages.run import ModelSpec, canonical_json
+from stages.store import home, write_atomically
+
+# Forward FLOPs of one row of a shape; the last argument is the vocabulary of tokens, None where a row is numbers.
+CountFlops = Callable[[ModelSpec, tuple[int, ...], int | None], int]
+
+
+class FlopCounts:
+    """Counted where they aren't known, and kept in `path` for as long as a model's code stays the same.
+
+    Two processes that save at once keep the counts of one: the others are counted again.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or home() / "flops.json"
+        self.known = self._read()
+        self.added = 0
+
+    def _read(self) -> dict[str, int]:
+        try:
+            known = json.loads(self.path.read_text())
+        except (OSError, ValueError):  # nothing kept yet, or not by us: counted anew
+            return {}
+        return known if isinstance(known, dict) else {}
+
+    def count(self, model: ModelSpec, shape: tuple[int, ...], vocabulary: int | None) -> int:
+        """Forward FLOPs of one row of `shape`."""
+        parts = [model.path, dict(model.arguments), list(shape), vocabulary, _code(model.path.split(":")[0])]
+        key = hashlib.sha256(canonical_json(parts).encode()).hexdigest()
+        if key not in self.known:
+            self.known[key] = _count_forward(model, shape, vocabulary)
+            self.added += 1
+        return self.known[key]
+
+    def save(self) -> None:
+        """Keep what was counted since it was read."""
+        if self.added:
+            write_atomically(self.path, (json.dumps(self.known, sort_keys=True, indent=0) + "\n").encode())
+            self.added = 0
+
+
+@cache
+def _code(module: str) -> Mapping[str, str]:
+    return code_fingerprint([module])
+
+
+def _count_forward(model: ModelSpec, shape: tuple[int, ...], vocabulary: int | None) -> int:
+    import torch  # only here: a plan whose models were all counted before needs no torch
+
+    from stages.evaluation.cost import flops_per_sample
+    from stages.papers import build_model
+
+    with torch.device("meta"):  # shapes without numbers: a model of any size is built at once
+        network = build_model(model)
+    return flops_per_sample(network, shape, vocabulary)
