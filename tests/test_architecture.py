@@ -70,8 +70,8 @@ WITHOUT_TORCH = (
     "fetch",
     "preprocess",
 )
-# A worker starts where nothing but these is installed.
-WORKER_PACKAGES = {"torch", "numpy", "safetensors"}
+# A worker starts where nothing but these is installed; Triton comes with a torch for GPUs, and only those need it.
+WORKER_PACKAGES = {"torch", "numpy", "safetensors", "triton"}
 
 
 def python_files(folder: str) -> list[Path]:

@@ -1,0 +1,179 @@
+"""The Triton sums of DAC answer to the PyTorch ones, in Triton's interpreter, and compile for a GPU that isn't here."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+# Said before Triton warns of it: a product followed by a sum may round once.
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+triton = pytest.importorskip("triton", reason="Triton comes with a CUDA build of torch; this one has none")
+
+from stages.ops import dac_native, dac_triton_native  # noqa: E402
+from stages.ops.dac import dac_conv2d, dac_conv2d_reference, dac_linear, dac_linear_reference  # noqa: E402
+from stages.ops.dac_recompute import dac_taps  # noqa: E402
+
+KERNELS = Path(dac_triton_native.kernels.__file__)
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> Iterator[ModuleType]:
+    """The kernels' module as Triton's interpreter runs it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        spec = importlib.util.spec_from_file_location("interpreted_dac_kernels", KERNELS)
+        module = importlib.util.module_from_spec(spec)
+        patch.setitem(sys.modules, spec.name, module)
+        spec.loader.exec_module(module)
+        yield module
+
+
+@pytest.fixture
+def on_gpu(interpreted: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the CPU's tensors lay on a GPU."""
+    monkeypatch.setattr(dac_triton_native, "kernels", interpreted)
+    monkeypatch.setattr(dac_native, "_is_on_gpu", lambda tensor: True)
+
+
+def leaves(*shapes: tuple[int, ...]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(sum(map(sum, shapes)))
+    return [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
+
+
+def value_and_gradients(function: Any, tensors: list[Tensor]) -> list[Tensor]:
+    out = function(*tensors)
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out.dtype)
+    return [out.detach(), *torch.autograd.grad((out * weights).sum(), tensors)]
+
+
+def assert_alike(fast: list[Tensor], plain: list[Tensor], error: float = 1e-5) -> None:
+    for got, wanted in zip(fast, plain, strict=True):
+        torch.testing.assert_close(got.double(), wanted, rtol=error, atol=error * float(wanted.abs().max()))
+
+
+@pytest.mark.usefixtures("on_gpu")
+@pytest.mark.parametrize(
+    ("size", "stride", "padding", "channels", "kernel"),
+    [
+        ((5, 5), 1, 1, (4, 5), 3),
+        ((7, 6), 2, 1, (4, 3), 3),
+        ((4, 3), 1, 0, (18, 9), 3),
+        ((5, 6), 2, 0, (3, 2), 1),
+        ((3, 4), 1, 2, (2, 3), 2),
+    ],
+)
+def test_convolution_equals_the_reference_in_float64(
+    size: tuple[int, int], stride: int, padding: int, channels: tuple[int, int], kernel: int
+) -> None:
+    inputs, outputs = channels
+    tensors = leaves((2, inputs, *size), (outputs, inputs, kernel, kernel), (outputs, inputs))
+    fast = value_and_gradients(lambda x, w, b: dac_conv2d(x, w, b, stride, padding), tensors)
+    doubles = [tensor.detach().double().requires_grad_() for tensor in tensors]
+    assert_alike(fast, value_and_gradients(lambda x, w, b: dac_conv2d_reference(x, w, b, stride, padding), doubles))
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_dense_equals_the_reference_in_float64() -> None:
+    tensors = leaves((9, 17), (6, 17), (6, 17))
+    doubles = [tensor.detach().double().requires_grad_() for tensor in tensors]
+    assert_alike(value_and_gradients(dac_linear, tensors), value_and_gradients(dac_linear_reference, doubles))
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_a_bias_for_each_weight_equals_the_reference_in_float64() -> None:
+    tensors = leaves((1, 3, 4, 4), (2, 3, 3, 3), (2, 3, 3, 3))
+    doubles = [tensor.detach().double().requires_grad_() for tensor in tensors]
+    assert_alike(
+        value_and_gradients(lambda x, w, b: dac_conv2d(x, w, b, 2), tensors),
+        value_and_gradients(lambda x, w, b: dac_conv2d_reference(x, w, b, 2), doubles),
+    )
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_half_precision_errs_no_more_than_twice_what_pytorch_does() -> None:
+    tensors = leaves((2, 20, 6, 5), (9, 20, 3, 3), (9, 20))
+    doubles = [tensor.detach().double().requires_grad_() for tensor in tensors]
+    plain = value_and_gradients(lambda x, w, b: dac_conv2d_reference(x, w, b, 1, 1), doubles)
+    halves = [tensor.detach().half().requires_grad_() for tensor in tensors]
+    fast = value_and_gradients(lambda x, w, b: dac_taps(x, w, b, (1, 1), (6, 5)), halves)
+    ordinary = value_and_gradients(lambda x, w, b: dac_conv2d_reference(x, w, b, 1, 1), halves)
+    assert all(tensor.dtype == torch.float16 for tensor in fast)
+    for got, theirs, wanted in zip(fast, ordinary, plain, strict=True):
+        allowed = 2 * (theirs.double() - wanted).abs().max() + 1e-3 * wanted.abs().max()
+        assert (got.double() - wanted).abs().max() <= allowed
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_derivative_at_the_kink_is_zero() -> None:
+    x, weight, bias = torch.zeros(9, 2).requires_grad_(), *(leaves((3, 2), (3, 2)))
+    dac_linear(x, weight, bias.detach().zero_().requires_grad_()).sum().backward()
+    assert torch.count_nonzero(x.grad) == torch.count_nonzero(weight.grad) == 0
+
+
+@pytest.mark.usefixtures("on_gpu")
+@pytest.mark.parametrize("place", ["x", "weight", "bias"])
+def test_nan_stays_nan(place: str) -> None:
+    tensors = dict(zip(("x", "weight", "bias"), leaves((1, 3, 4, 4), (2, 3, 3, 3), (2, 3)), strict=True))
+    with torch.no_grad():
+        tensors[place].view(-1)[0] = float("nan")
+    assert dac_conv2d(**tensors, padding=1).isnan().any()
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_a_compiler_takes_the_kernels_as_they_are() -> None:
+    tensors = leaves((1, 3, 4, 5), (2, 3, 3, 3), (2, 3))
+    plain = value_and_gradients(lambda x, w, b: dac_conv2d(x, w, b, 1, 1), tensors)
+    compiled = torch.compile(lambda x, w, b: dac_conv2d(x, w, b, 1, 1), backend="aot_eager", fullgraph=True)
+    assert all(torch.equal(*pair) for pair in zip(value_and_gradients(compiled, tensors), plain, strict=True))
+
+
+KINDS = [("bf16", 32), ("fp16", 16), ("fp32", 16)]
+
+
+@pytest.mark.parametrize(("kind", "chunk"), KINDS, ids=[kind for kind, _ in KINDS])
+@pytest.mark.parametrize("name", ["forward_kernel", "input_gradient_kernel", "weight_gradient_kernel"])
+def test_kernels_compile_for_an_h100_without_spilling_in_half_types(name: str, kind: str, chunk: int) -> None:
+    kernel = getattr(dac_triton_native.kernels, name)
+    is_half = kind != "fp32"
+    constants = {"A": 3, "B": 3, "ROWS": 4, "COLS": 2, "TAPS": 16, "ACROSS": 8, "CHUNK": chunk}
+    constants |= (
+        {"PATCHES": 128, "OUTPUTS": 8, "PIXELS": 64} if is_half else {"PATCHES": 32, "OUTPUTS": 2, "PIXELS": 32}
+    )
+    constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
+    pointers = {"z": kind, "w": kind, "bias": kind, "out": kind, "grad": kind, "grad_x": kind}
+    pointers |= {"active_sums": "fp32", "passed_sums": "fp32"}
+    signature = {arg: f"*{pointers[arg]}" if arg in pointers else "i32" for arg in kernel.arg_names}
+    signature |= dict.fromkeys(constants, "constexpr")
+    aligned = [place for place, arg in enumerate(kernel.arg_names) if arg in pointers or arg == "inputs"]
+    source = triton.compiler.ASTSource(
+        kernel, signature, constants, {(place,): [["tt.divisibility", 16]] for place in aligned}
+    )
+    warps = chunk // 16 if name == "weight_gradient_kernel" else 4
+    target = triton.backends.compiler.GPUTarget("cuda", 90, 32)
+    built = triton.compile(source, target=target, options={"num_warps": warps, "num_stages": 1})
+    products = ("wgmma.mma_async", "mma.sync") if is_half else ("fma.rn.f32",)
+    assert any(instruction in built.asm["ptx"] for instruction in products)
+    assert "sm_90" in built.asm["ptx"]
+    used = re.search(r"REG:(\d+) STACK:(\d+)", resources(built.asm["cubin"]))
+    assert used and (int(used[2]) == 0 or not is_half), used
+
+
+def resources(cubin: bytes) -> str:
+    """Registers and bytes of stack of a thread, as NVIDIA's tool beside Triton reads them."""
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        return subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
