@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
@@ -30,10 +30,10 @@ async def _session(request: Request) -> AsyncIterator[Session]:
             await run_in_threadpool(session.close)
 
 
-def _state(name: str) -> Callable[[Request], Any]:
-    """What `create_app` has put on the application under this name."""
+def _state(name: str) -> Callable[[Request], Awaitable[Any]]:
+    """What `create_app` has put on the application under this name; async, as a plain function costs a thread's turn."""
 
-    def read(request: Request) -> Any:
+    async def read(request: Request) -> Any:
         return getattr(request.app.state, name)
 
     return read

@@ -64,7 +64,7 @@ SUCCESS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def require_multipart(content_type: Annotated[str, Header(include_in_schema=False)] = "") -> None:
+async def require_multipart(content_type: Annotated[str, Header(include_in_schema=False)] = "") -> None:
     if content_type.partition(";")[0].strip().lower() != "multipart/form-data":
         raise Problem(415, "images come as multipart/form-data, each in a part named file")
 
