@@ -31,7 +31,7 @@ async def _session(request: Request) -> AsyncIterator[Session]:
 
 
 def _state(name: str) -> Callable[[Request], Awaitable[Any]]:
-    """What `create_app` has put on the application under this name; async, as a plain function costs a thread's turn."""
+    """What `create_app` has put on the application under this name; async, as a plain one costs a turn of a thread."""
 
     async def read(request: Request) -> Any:
         return getattr(request.app.state, name)

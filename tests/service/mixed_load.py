@@ -31,6 +31,7 @@ MULTIPART = f"multipart/form-data; boundary={BOUNDARY}"
 VIT, MIXER = "ninformer-cifar100.vit.0", "ninformer-cifar100.mlp-mixer.0"
 INFER = "/v2/models/ninformer-cifar100.vit/infer"
 LISTS = ("runs?limit=5", "claims?limit=3", "checkpoints", "experiments", "papers", "datasets", "verdicts")
+IDLE_SECONDS = 2.0  # the server closes a connection that nobody has used for 5
 PAGES = ("/", "/docs", "/papers/ninformer", "/claims/ninformer.table2.cifar100.vit", "/compare?format=csv", "/metrics")
 
 
@@ -121,7 +122,7 @@ class Load:
     def _client(self, seed: int, until: float) -> None:
         chance = random.Random(seed)
         good = list(people(seed, self.run_key))
-        connection = self._connect()
+        connection, used = self._connect(), time.monotonic()
         while time.monotonic() < until:
             begun = time.monotonic()
             if chance.random() < 0.05:
@@ -129,9 +130,10 @@ class Load:
             elif chance.random() < 0.4:
                 self._ask(self._connect(), chance.choice(self._attackers), is_kept=False)
             else:
-                if chance.random() < 0.02:
+                if chance.random() < 0.02 or time.monotonic() - used > IDLE_SECONDS:
                     connection.close()
                 self._ask(connection, chance.choice(good), is_kept=True)
+                used = time.monotonic()
             time.sleep(max(0.0, self.pause - (time.monotonic() - begun)))
         connection.close()
 
