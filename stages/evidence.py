@@ -10,13 +10,13 @@ from __future__ import annotations
 import base64
 import dataclasses
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from stages.run import STRICT, canonical_json
 
@@ -54,6 +54,23 @@ class EpochRow:
     val_accuracy: float | None = None
     test_loss: float | None = None
     test_accuracy: float | None = None
+
+
+def _rows(curves: Any) -> Any:
+    """Epochs from the columns of a line; anything else is left for validation to refuse."""
+    if not isinstance(curves, Mapping):
+        return curves
+    rows = zip(*curves.values(), strict=True)
+    return tuple(_EPOCH.validate_python(dict(zip(curves, row, strict=True)), strict=False) for row in rows)
+
+
+def _columns(curves: Sequence[EpochRow]) -> dict[str, list[Any]]:
+    """Curves are most of a line: each name stands once, and what no epoch has is left out."""
+    columns = {field.name: [getattr(row, field.name) for row in curves] for field in dataclasses.fields(EpochRow)}
+    return {name: values for name, values in columns.items() if any(value is not None for value in values)}
+
+
+_EPOCH = TypeAdapter(EpochRow)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +113,7 @@ class ResultLine:
     environment_digest: str
     environment: Mapping[str, Any]
     metrics: tuple[Measurement, ...]
-    curves: tuple[EpochRow, ...]
+    curves: Annotated[tuple[EpochRow, ...], BeforeValidator(_rows)]
     weights_sha256: str | None = None
     correct: str | None = None
     confusion: str | None = None
@@ -172,13 +189,17 @@ class EvidenceLine:
 def write_lines(lines: Iterable[Any]) -> bytes:
     """One canonical JSON object a line, sorted, so that the same lines are the same bytes.
 
-    What is None where it needn't be given is left out: curves are long.
+    What is None where it needn't be given is left out.
     """
     texts = sorted(canonical_json(_plain(line)) for line in lines)
     return "".join(f"{text}\n" for text in texts).encode()
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, ResultLine):
+        parts = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        given = {name: _plain(part) for name, part in parts.items() if part is not None}
+        return given | {"curves": _columns(value.curves)}
     if dataclasses.is_dataclass(value):
         pairs = [(field, getattr(value, field.name)) for field in dataclasses.fields(value)]
         return {field.name: _plain(item) for field, item in pairs if item is not None or field.default is not None}

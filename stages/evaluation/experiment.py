@@ -81,7 +81,9 @@ class _Outcome:
         self.run = run
         self.spec: dict[str, Any] = json.loads((folder / "spec.json").read_text())
         self.result: dict[str, Any] = json.loads((folder / "result.json").read_text())
-        self.history = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+        # Losses are means of single-precision numbers: eight digits are all that they hold.
+        lines = (folder / "history.jsonl").read_text().splitlines()
+        self.history = [json.loads(line, parse_float=lambda text: float(f"{float(text):.8g}")) for line in lines]
         weights = folder / "weights.safetensors"
         self.predictor: Predictor | None = None
         if self.result["status"] == "finished":
@@ -132,7 +134,7 @@ class _Outcome:
             run_key=self.run.run_key,
             environment_digest=self.result["environment_digest"],
             train_seconds=self.result["train_seconds"],
-            epoch_seconds=tuple(self.result["epoch_seconds"]),
+            epoch_seconds=tuple(round(seconds, 4) for seconds in self.result["epoch_seconds"]),
             samples_per_second=rate,
             train_tokens_per_second=rate * info.shape[0] if info.kind == "text" else None,
             peak_memory_bytes=self.result["peak_memory_bytes"],
