@@ -96,23 +96,51 @@ void forward(const float* x, const float* w, const float* bias, float* out, cons
     }
 }
 
+// to[k * to_stride + p] = from[p * from_stride + k] for 8 x 8 numbers.
+inline void transpose(const float* from, long from_stride, float* to, long to_stride) {
+#ifdef __AVX__
+    __m256 a[LANES], b[LANES];
+    for (long p = 0; p < LANES; ++p) a[p] = _mm256_loadu_ps(from + p * from_stride);
+    for (long p = 0; p < LANES; p += 2) {
+        b[p] = _mm256_unpacklo_ps(a[p], a[p + 1]);
+        b[p + 1] = _mm256_unpackhi_ps(a[p], a[p + 1]);
+    }
+    for (long p = 0; p < LANES; p += 4)
+        for (long half = 0; half < 2; ++half) {
+            a[p + 2 * half] = _mm256_shuffle_ps(b[p + half], b[p + 2 + half], 0x44);
+            a[p + 2 * half + 1] = _mm256_shuffle_ps(b[p + half], b[p + 2 + half], 0xee);
+        }
+    for (long k = 0; k < LANES / 2; ++k) {
+        _mm256_storeu_ps(to + k * to_stride, _mm256_permute2f128_ps(a[k], a[k + 4], 0x20));
+        _mm256_storeu_ps(to + (k + 4) * to_stride, _mm256_permute2f128_ps(a[k], a[k + 4], 0x31));
+    }
+#else
+    for (long k = 0; k < LANES; ++k)
+        for (long p = 0; p < LANES; ++p) to[k * to_stride + p] = from[p * from_stride + k];
+#endif
+}
+
+// to[k * to_stride + p] = from[p * from_stride + k] for `rows` p and `columns` k.
+void transpose(const float* from, long rows, long columns, long from_stride, float* to, long to_stride) {
+    const long whole_rows = rows / LANES * LANES, whole_columns = columns / LANES * LANES;
+    for (long p = 0; p < whole_rows; p += LANES)
+        for (long k = 0; k < whole_columns; k += LANES)
+            transpose(from + p * from_stride + k, from_stride, to + k * to_stride + p, to_stride);
+    for (long p = 0; p < rows; ++p)
+        for (long k = p < whole_rows ? whole_columns : 0; k < columns; ++k) to[k * to_stride + p] = from[p * from_stride + k];
+}
+
 // The pixels of an image from `start` on, `count` of them, as `maps` rows of `stride`; `is_rows`: they lie [pixels, maps].
 void gather(const float* image, long maps, long pixels, bool is_rows, long start, long count, float* to, long stride) {
     if (is_rows)
-        for (long first = 0; first < count; first += LANES)
-            for (long j = 0; j < maps; ++j)
-                for (long p = first; p < std::min(first + LANES, count); ++p)
-                    to[j * stride + p] = image[(start + p) * maps + j];
+        transpose(image + start * maps, count, maps, maps, to, stride);
     else
         for (long j = 0; j < maps; ++j) std::memcpy(to + j * stride, image + j * pixels + start, 4 * count);
 }
 
 void scatter(const float* from, long stride, float* image, long maps, long pixels, bool is_rows, long start, long count) {
     if (is_rows)
-        for (long first = 0; first < count; first += LANES)
-            for (long j = 0; j < maps; ++j)
-                for (long p = first; p < std::min(first + LANES, count); ++p)
-                    image[(start + p) * maps + j] = from[j * stride + p];
+        transpose(from, maps, count, stride, image + start * maps, maps);
     else
         for (long j = 0; j < maps; ++j) std::memcpy(image + j * pixels + start, from + j * stride, 4 * count);
 }
