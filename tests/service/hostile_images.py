@@ -76,9 +76,11 @@ def odd_but_fine() -> Iterator[Hostile]:
     for mode in ("L", "RGB", "CMYK"):
         yield Hostile(f"jpeg {mode}", encode("JPEG", picture(mode)), 200)
         yield Hostile(f"progressive jpeg {mode}", encode("JPEG", picture(mode), progressive=True), 200)
-    for mode in ("RGB", "RGBA"):
-        yield Hostile(f"webp {mode}", encode("WEBP", picture(mode)), 200)
-        yield Hostile(f"lossless webp {mode}", encode("WEBP", picture(mode), lossless=True), 200)
+    translucent = picture("RGBA")
+    translucent.putalpha(picture("L"))
+    for image in (picture(), translucent):
+        yield Hostile(f"webp {image.mode}", encode("WEBP", image), 200)
+        yield Hostile(f"lossless webp {image.mode}", encode("WEBP", image, lossless=True), 200)
     for size in ((1, 1), (1, 3000), (3000, 1), (2, 2), (400, 150)):
         yield Hostile(f"png {size}", encode("PNG", picture(size=size)), 200)
         yield Hostile(f"jpeg {size}", encode("JPEG", picture(size=size)), 200)
