@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import hmac
+from types import SimpleNamespace
+
 import pytest
 from fastapi.testclient import TestClient
 
@@ -29,6 +32,22 @@ def test_a_key_opens_inference_and_reading_needs_none(settings: Settings) -> Non
         assert client.post(VIT, files={"file": png()}, headers={"authorization": f"Basic {key}"}).status_code == 401
         assert client.post(OIP, json={}).status_code == 401
         assert client.get("/compare").status_code == client.get("/health/ready").status_code == 200
+
+
+def test_a_key_is_compared_with_every_digest_whichever_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In constant time: neither the place of a key in the list nor a common beginning shows in how long it takes."""
+    compared: list[tuple[str, str]] = []
+
+    def watched(found: str, digest: str) -> bool:
+        compared.append((found, digest))
+        return hmac.compare_digest(found, digest)
+
+    monkeypatch.setattr("service.access.hmac", SimpleNamespace(compare_digest=watched))
+    digests = [digest_of(key) for key in ("first", "second", "third")]
+    for key in ("first", "third"):
+        compared.clear()
+        Gate(digests, None).admit(f"Bearer {key}", "127.0.0.1")
+        assert compared == [(digest_of(key), digest) for digest in digests]
 
 
 def test_a_body_is_not_received_without_a_key(settings: Settings) -> None:
