@@ -53,4 +53,4 @@ def test_processor_time_leaves_waiting_out() -> None:
 
 def test_an_unknown_benchmark_is_named_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dak"]) == 2
-    assert "no benchmark 'dak'; known: batches, dac" in capsys.readouterr().err
+    assert "no benchmark 'dak'; known: batches, cg_fac, dac" in capsys.readouterr().err

@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from stages.ops import similarity_native
+
 Kernel = Callable[[Tensor, Tensor | float], Tensor]
 
 
@@ -132,6 +134,17 @@ def squared_distance(
         return x_norm[..., :, None] + t_norm[..., None, :] - 2 * x_metric @ t.transpose(-2, -1)
 
 
+def _gaussian_values(
+    x: Tensor, t: Tensor, beta: Tensor | float, metric_factor: Tensor | None, metric: Tensor | None
+) -> Tensor | None:
+    """K(‖x - t‖²) for the Gaussian [N, T], where C++ can have it in one pass."""
+    _require_one_metric(metric_factor, metric)
+    with _without_autocast(x.device):
+        x, t = _factored(_at_least_float32(x), metric_factor), _factored(_at_least_float32(t), metric_factor)
+        x_metric, x_norm, t_norm = _terms(x, t, metric)
+        return similarity_native.gaussian(x_metric @ t.mT, x_norm, t_norm, beta)
+
+
 def rbf_feedforward(
     x: Tensor,
     centers: Tensor,
@@ -148,7 +161,12 @@ def rbf_feedforward(
 
     x: [..., E]; centers: [T, E]; weight: [F, T], column i is v_i; bias: [F]; beta: [T] or a number; returns [..., F].
     """
-    d_squared = squared_distance(x.reshape(-1, x.shape[-1]), centers, metric_factor=metric_factor, metric=metric)
+    rows = x.reshape(-1, x.shape[-1])
+    if kernel == "gaussian" and not normalised:
+        fast = _gaussian_values(rows, centers, beta, metric_factor, metric)
+        if fast is not None:
+            return F.linear(fast.to(x.dtype), weight, bias).unflatten(0, x.shape[:-1])
+    d_squared = squared_distance(rows, centers, metric_factor=metric_factor, metric=metric)
     log_k = log_kernel(kernel)(d_squared, beta)
     kernel_values = log_k.softmax(dim=-1) if normalised else log_k.exp()
     return F.linear(kernel_values.to(x.dtype), weight, bias).unflatten(0, x.shape[:-1])
@@ -180,6 +198,9 @@ def rbf_attention(
         q, k = _factored(q, metric_factor), _factored(k, metric_factor)
         q_metric, _, k_norm = _terms(q, k, metric)
         columns = _split(-beta * k_norm, k.dtype)
+        fast = similarity_native.attention(q_metric, k, v, None, k_norm, beta, 0.0, is_causal=False)
+        if fast is not None:
+            return fast
         # The fused kernels ask for one width in all three, a multiple of 8; the query's padding is the ones.
         width = max(k.shape[-1] + columns.shape[-1], v.shape[-1])
         width += -width % 8

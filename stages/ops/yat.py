@@ -24,6 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stages.ops import similarity_native
+
 # Equation 2, equation 3, a constant, or 1.
 ScaleReading = Literal["guide", "multiplier"] | float | None
 Factor = Tensor | float
@@ -53,6 +55,9 @@ def yat_linear(
     """`yat_linear_reference` with equation 4: one matrix product.  x: [..., D]; weight: [N, D]; returns [..., N]."""
     with without_autocast(x.device):
         wide_x, weight, bias = widen(x, weight, bias)
+        fast = similarity_native.yat_linear(wide_x.reshape(-1, x.shape[-1]), weight, bias, scale, epsilon)
+        if fast is not None:
+            return fast.unflatten(0, x.shape[:-1]).to(x.dtype) if x.ndim > 1 else fast[0].to(x.dtype)
         squared_norms = wide_x.square().sum(-1, keepdim=True) + weight.square().sum(-1)
         return yat_ratio(wide_x @ weight.mT, squared_norms, bias, scale, epsilon).to(x.dtype)
 

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stages.ops import similarity_native
 from stages.ops.yat import Factor, YatEpsilon, YatScale, widen, without_autocast, yat_ratio
 
 # s itself is learned, from 1 (the guide), or equation 7.
@@ -48,6 +49,11 @@ def yat_attention(
     A query that sees no key gets zeros.
     """
     with without_autocast(query.device):
+        if attn_mask is None and dropout_p == 0 and not is_spherical and query.ndim > 2:
+            norms = query.square().sum(-1), key.square().sum(-1)
+            fast = similarity_native.attention(query, key, value, *norms, scale, epsilon, is_causal)
+            if fast is not None:
+                return fast
         weights = _attention_weights(query, key, attn_mask, is_causal, scale, epsilon, is_spherical)
         if dropout_p > 0:
             weights = F.dropout(weights, dropout_p)

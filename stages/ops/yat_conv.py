@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.utils import _pair
 
+from stages.ops import similarity_native
 from stages.ops.yat import Factor, ScaleReading, YatEpsilon, YatScale, widen, without_autocast, yat_ratio
 
 Size = int | tuple[int, int]
@@ -68,8 +69,15 @@ def yat_conv2d(
         wide_x, weight, bias = widen(x, weight, bias)
         dot = F.conv2d(wide_x, weight, None, stride, padding, dilation, groups)
         patches = _patch_norms(wide_x, weight.shape[2:], _pair(stride), padding, _pair(dilation), groups)
-        kernels = weight.square().sum((1, 2, 3)).view(groups, -1, 1, 1)
-        squared_norms = (patches.unsqueeze(2) + kernels).flatten(1, 2)
+        kernels = weight.square().sum((1, 2, 3))
+        if groups == 1:
+            row_bias = None if bias is None else bias.repeat(len(x))
+            fast = similarity_native.yat_ratio(
+                dot.flatten(2).flatten(0, 1), kernels.repeat(len(x)), patches.flatten(1), scale, epsilon, row_bias, True
+            )
+            if fast is not None:
+                return fast.view(dot.shape).to(x.dtype)
+        squared_norms = (patches.unsqueeze(2) + kernels.view(groups, -1, 1, 1)).flatten(1, 2)
         bias = None if bias is None else bias.view(-1, 1, 1)
         return yat_ratio(dot, squared_norms, bias, scale, epsilon).to(x.dtype)
 
@@ -86,7 +94,12 @@ def _patch_norms(
 
     A sum of shifted maps: a convolution with ones may run in TF32, which is too coarse for a distance.
     """
-    energy = F.pad(x.unflatten(1, (groups, -1)).square().sum(2), _pads(padding, kernel_size, dilation))
+    energy = similarity_native.energy(x) if groups == 1 else None
+    if energy is None:
+        energy = x.unflatten(1, (groups, -1)).square().sum(2)
+    energy = F.pad(energy, _pads(padding, kernel_size, dilation))
+    if tuple(dilation) == (1, 1):
+        return F.avg_pool2d(energy, tuple(kernel_size), tuple(stride), divisor_override=1)  # the sum: over 1, not all
     height, width = (
         (length - d * (k - 1) - 1) // s + 1
         for length, k, s, d in zip(energy.shape[2:], kernel_size, stride, dilation, strict=True)

@@ -2,20 +2,22 @@
 
     (F + γ I) x = ∇L,   W ← W − lr x                              (equations 17 and 18, the latter with its sign)
 
-No Fisher matrix and, by default, no Kronecker factor is formed.  Differences from the text, each with its reason, are
-in docs/papers/brownian.md.  The public code of the paper keeps running factors: `factor_decay` is that reading.
+No Fisher matrix is formed, and by default no Kronecker factor that is larger than what was captured.  Differences from
+the text, each with its reason, are in docs/papers/brownian.md.  The public code of the paper keeps running factors:
+`factor_decay` is that reading.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from stages.optim.capture import LayerBatch
-from stages.optim.fisher import kronecker_product, per_sample_product, update_factors
+from stages.optim.fisher import kronecker_operator, per_sample_product, update_factors
 from stages.optim.preconditioned import (
     ATTENTION_LAYERS,
     CG_FIELDS,
@@ -27,9 +29,9 @@ from stages.optim.preconditioned import (
 )
 
 Reading = Literal["kronecker", "per-sample"]
-PRODUCTS: dict[Reading, Callable[[LayerBatch, Tensor], Tensor]] = {
-    "kronecker": kronecker_product,
-    "per-sample": per_sample_product,
+OPERATORS: dict[Reading, Callable[[LayerBatch], Callable[[Tensor], Tensor]]] = {
+    "kronecker": kronecker_operator,
+    "per-sample": lambda batch: partial(per_sample_product, batch),
 }
 
 
@@ -98,8 +100,8 @@ class CGFAC(PreconditionedOptimizer):
         rest: Rest = "sgd",
         rest_lr: float | None = None,
     ) -> None:
-        if reading not in PRODUCTS:
-            raise ValueError(f"reading is {reading!r}; known: {', '.join(PRODUCTS)}")
+        if reading not in OPERATORS:
+            raise ValueError(f"reading is {reading!r}; known: {', '.join(OPERATORS)}")
         if cg_iterations < 1:
             raise ValueError(f"cg_iterations is {cg_iterations}; expected at least 1")
         if not 0 <= cg_tolerance < 1:
@@ -122,20 +124,21 @@ class CGFAC(PreconditionedOptimizer):
             rest_lr=rest_lr,
         )
         self.cg_iterations, self.cg_tolerance, self.warm_start = cg_iterations, cg_tolerance, warm_start
-        self.factor_decay, self._product = factor_decay, PRODUCTS[reading]
+        self.factor_decay, self._operator = factor_decay, OPERATORS[reading]
 
-    def fisher_product(self, state: dict[str, Tensor], batch: LayerBatch | None, v: Tensor) -> Tensor:
-        """FV(v) of Algorithm 1: (F + γ I) v."""
+    def fisher_operator(self, state: dict[str, Tensor], batch: LayerBatch | None) -> Callable[[Tensor], Tensor]:
+        """FV of Algorithm 1: (F + γ I) v as a function of v."""
         if self.factor_decay is not None:
-            return state["gradient_factor"] @ v @ state["input_factor"] + self.damping * v
+            return lambda v: state["gradient_factor"] @ v @ state["input_factor"] + self.damping * v
         assert batch is not None, "captured at every step"
-        return self._product(batch, v) + self.damping * v
+        product = self._operator(batch)
+        return lambda v: torch.add(product(v), v, alpha=self.damping)
 
     def direction(self, state: dict[str, Tensor], gradient: Tensor, batch: LayerBatch | None) -> Tensor:
         if self.factor_decay is not None and batch is not None:
             update_factors(state, batch, self.factor_decay)
         x = conjugate_gradient(
-            lambda v: self.fisher_product(state, batch, v),
+            self.fisher_operator(state, batch),
             gradient,
             state.get("update"),
             iterations=self.cg_iterations,

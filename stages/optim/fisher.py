@@ -12,6 +12,8 @@ sample with one token (the "expand" form of Eschenhagen et al. 2023).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from stages.optim.capture import LayerBatch
@@ -28,6 +30,24 @@ def kronecker_product(batch: LayerBatch, v: Tensor) -> Tensor:
     """`kronecker_product_reference` in another order of products: 4 N O I multiplications and nothing N × N."""
     a, g = batch.inputs.flatten(0, 1), batch.gradients.flatten(0, 1)  # [N, I], [N, O]
     return g.T @ (g @ ((v @ a.T) @ a)) / (len(a) * len(batch.inputs))
+
+
+def kronecker_operator(batch: LayerBatch) -> Callable[[Tensor], Tensor]:
+    """`kronecker_product` as a function of v that is called often: columns more than a side has rows are added up once.
+
+    The sum takes less memory than they do, and its product I² O multiplications instead of 2 N I O.
+    """
+    a, g = batch.inputs.flatten(0, 1), batch.gradients.flatten(0, 1)  # [N, I], [N, O]
+    input_side, gradient_side = _side(a / (len(a) * len(batch.inputs)) ** 0.5), _side(g)
+    return lambda v: gradient_side(input_side(v.T).T)
+
+
+def _side(columns: Tensor) -> Callable[[Tensor], Tensor]:
+    """Multiplication by columnsᵀ columns [M, M].  columns: [N, M]; takes and gives [M, K]."""
+    if len(columns) < columns.shape[1]:
+        return lambda v: columns.T @ (columns @ v)
+    gram = columns.T @ columns
+    return lambda v: gram @ v
 
 
 def per_sample_product_reference(batch: LayerBatch, v: Tensor) -> Tensor:

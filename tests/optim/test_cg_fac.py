@@ -163,7 +163,7 @@ def test_warm_start_comes_nearer_with_the_same_iterations() -> None:
             b = gradient_matrix(problem.network.mix)
             optimizer.step()
         x = gradient_matrix(problem.network.mix)
-        residual = b - optimizer.fisher_product({}, problem.captured(), x)
+        residual = b - optimizer.fisher_operator({}, problem.captured())(x)
         return (residual.norm() / b.norm()).item()
 
     assert error(True) < 0.5 * error(False)

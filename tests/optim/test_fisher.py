@@ -13,6 +13,7 @@ from torch import Tensor
 from stages.optim.capture import LayerBatch
 from stages.optim.fisher import (
     kronecker_factors,
+    kronecker_operator,
     kronecker_product,
     kronecker_product_reference,
     per_sample_product,
@@ -85,6 +86,16 @@ def test_product_is_symmetric_and_with_damping_positive_definite(product: Produc
     torch.testing.assert_close(matrix, matrix.T, rtol=0, atol=1e-14)
     assert torch.linalg.eigvalsh(matrix).min() > -1e-14
     torch.linalg.cholesky(matrix + 1e-6 * torch.eye(len(matrix), dtype=matrix.dtype))
+
+
+@pytest.mark.parametrize(("samples", "tokens"), [(1, 4), (2, 4), (7, 13)])
+def test_operator_equals_the_printed_product_whichever_sides_it_adds_up(samples: int, tokens: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    a, g = (torch.randn(samples, tokens, width, generator=generator, dtype=torch.float64) for width in (11, 5))
+    batch, v = LayerBatch(a, g), torch.randn(5, 11, generator=generator, dtype=torch.float64)
+    torch.testing.assert_close(
+        kronecker_operator(batch)(v), kronecker_product_reference(batch, v), rtol=1e-12, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,287 @@
+"""Fast paths of `yat` and `rbf` on a CPU, in float32: what follows their products, in C++ (`similarity_native.cpp`).
+
+Each function says None where it can't: another device or type, no compiler, or under a compiler of torch's own.  The
+caller then does the same with PyTorch's operators.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from stages.ops.native import load_library
+
+_SOURCE = Path(__file__).with_suffix(".cpp")
+_QUERIES = 64  # of causal attention at a time: the later keys of a block are left out of its products
+Factor = Tensor | float
+
+
+def yat_ratio(
+    dot: Tensor, row: Tensor, column: Tensor, scale: Factor, epsilon: Factor, bias: Tensor | None, is_row_bias: bool
+) -> Tensor | None:
+    """The ratio s (dot + bias)² / (max(row + column − 2 dot, 0) + ε).
+
+    dot: [R, L]; row: [R]; column: [C, L], each for R / C rows one after the other; bias: [R] or [L].
+    """
+    scale, epsilon = _as_tensor(scale, dot), _as_tensor(epsilon, dot)
+    if not _applies(dot, row, column, scale, epsilon, *([] if bias is None else [bias])):
+        return None
+    return _YatRatio.apply(dot, row, column, scale, epsilon, bias, is_row_bias)
+
+
+def yat_linear(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Factor, epsilon: Factor) -> Tensor | None:
+    """The same of samples and units.  x: [R, D]; weight: [L, D]; bias: [L]; returns [R, L]."""
+    scale, epsilon = _as_tensor(scale, x), _as_tensor(epsilon, x)
+    if not _applies(x, weight, scale, epsilon, *([] if bias is None else [bias])):
+        return None
+    return _YatLinear.apply(x, weight, bias, scale, epsilon)
+
+
+def energy(x: Tensor) -> Tensor | None:
+    """Sum of squares over channels.  x: [B, C, H, W]; returns [B, 1, H, W]."""
+    return _Energy.apply(x) if _applies(x) else None
+
+
+def gaussian(dot: Tensor, row: Tensor, column: Tensor, beta: Factor) -> Tensor | None:
+    """exp(−β (row + column − 2 dot)).  dot: [R, L]; row: [R]; column: [L]; beta: [L] or a number."""
+    beta = _as_tensor(beta, dot)
+    if not _applies(dot, row, column, beta):
+        return None
+    return _Gaussian.apply(dot, row, column, beta.expand(column.shape))
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    row: Tensor | None,
+    column: Tensor,
+    scale: Factor,
+    epsilon: Factor,
+    is_causal: bool,
+) -> Tensor | None:
+    """Softmax of scores, times values: scores of Yat with the squared norms `row`, else s (2 q·k − column).
+
+    query: [..., T, E]; key: [..., S, E]; value: [..., S, F]; row: [..., T]; column: [..., S]; returns [..., T, F].
+    """
+    scale, epsilon = _as_tensor(scale, query), _as_tensor(epsilon, query)
+    tensors = [query, key, value, column, scale, epsilon, *([] if row is None else [row])]
+    is_single = key.shape[:-2] == query.shape[:-2] == value.shape[:-2] and scale.ndim == epsilon.ndim == 0
+    if not is_single or not _applies(*tensors) or (is_causal and query.shape[-2] > key.shape[-2]):
+        return None
+    outer = query.shape[:-2]
+    query, key, value = (tensor.reshape(-1, *tensor.shape[-2:]) for tensor in (query, key, value))
+    is_yat = row is not None
+    row = query.new_zeros(query.shape[:2]) if row is None else row.reshape(query.shape[:2])
+    mixed = _Attention.apply(query, key, value, row, column.reshape(key.shape[:2]), scale, epsilon, is_causal, is_yat)
+    return mixed.unflatten(0, outer)
+
+
+class _YatRatio(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        dot: Tensor,
+        row: Tensor,
+        column: Tensor,
+        scale: Tensor,
+        epsilon: Tensor,
+        bias: Tensor | None,
+        is_row_bias: bool,
+    ) -> Tensor:
+        dot, row, column = dot.contiguous(), row.contiguous(), column.contiguous()
+        bias = None if bias is None else bias.contiguous()
+        ctx.save_for_backward(dot, row, column, scale, epsilon, bias)
+        ctx.is_row_bias = is_row_bias
+        return _yat(dot, row, column, scale, epsilon, bias, is_row_bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return *_yat_gradients(grad, ctx.saved_tensors, ctx.is_row_bias), None
+
+
+class _YatLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor, epsilon: Tensor) -> Tensor:
+        bias = None if bias is None else bias.contiguous()
+        dot, row, column = x @ weight.mT, x.square().sum(1), weight.square().sum(1)[None]
+        ctx.save_for_backward(x, weight, dot, row, column, scale, epsilon, bias)
+        return _yat(dot, row, column, scale, epsilon, bias, is_row_bias=False)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, *saved = ctx.saved_tensors
+        to_dot, to_row, to_column, to_scale, to_epsilon, to_bias = _yat_gradients(grad, saved, is_row_bias=False)
+        to_x = torch.addmm(x * (2 * to_row[:, None]), to_dot, weight)
+        to_weight = torch.addmm(weight * (2 * to_column.mT), to_dot.mT, x)
+        return to_x, to_weight, to_bias, to_scale, to_epsilon
+
+
+def _yat(
+    dot: Tensor, row: Tensor, column: Tensor, scale: Tensor, epsilon: Tensor, bias: Tensor | None, is_row_bias: bool
+) -> Tensor:
+    out = torch.empty_like(dot)
+    biases = (bias, None) if is_row_bias else (None, bias)
+    _call("yat_forward", dot, row, column, *biases, out, scale.item(), epsilon.item(), *_sizes(dot, column))
+    return out
+
+
+def _yat_gradients(
+    grad: Tensor, saved: Sequence[Tensor], is_row_bias: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """Of dot, row, column, scale, epsilon and bias, the six in `saved`."""
+    dot, row, column, scale, epsilon, bias = saved
+    to_dot, to_row, to_column = torch.empty_like(dot), torch.empty_like(row), torch.zeros_like(column)
+    to_bias = None if bias is None else torch.zeros_like(bias)
+    totals = torch.zeros(2, dtype=torch.float64)
+    biases, to_biases = ((bias, None), (to_bias, None)) if is_row_bias else ((None, bias), (None, to_bias))
+    tensors = (dot, row, column, *biases, grad.contiguous(), to_dot, to_row, to_column, *to_biases, totals)
+    _call("yat_backward", *tensors, scale.item(), epsilon.item(), *_sizes(dot, column))
+    to_scale, to_epsilon = totals.to(dot.dtype)
+    return to_dot, to_row, to_column, to_scale, to_epsilon, to_bias
+
+
+class _Energy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        ctx.save_for_backward(x)
+        out = x.new_empty(len(x), 1, *x.shape[2:])
+        _call("energy_forward", x, out, *x.shape[:2], x[0, 0].numel())
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        to_x = torch.empty_like(x)
+        _call("energy_backward", x, grad.contiguous(), to_x, *x.shape[:2], x[0, 0].numel())
+        return to_x
+
+
+class _Gaussian(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, dot: Tensor, row: Tensor, column: Tensor, beta: Tensor) -> Tensor:
+        dot, row, column, beta = dot.contiguous(), row.contiguous(), column.contiguous(), beta.contiguous()
+        out = torch.empty_like(dot)
+        _call("gaussian_forward", dot, row, column, beta, out, *dot.shape)
+        ctx.save_for_backward(dot, row, column, beta, out)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        dot, row, column, beta, out = ctx.saved_tensors
+        to_dot, to_row, to_column, to_beta = (
+            torch.empty_like(dot),
+            torch.empty_like(row),
+            torch.zeros_like(column),
+            torch.zeros_like(beta),
+        )
+        tensors = (dot, row, column, beta, out, grad.contiguous(), to_dot, to_row, to_column, to_beta)
+        _call("gaussian_backward", *tensors, *dot.shape)
+        return to_dot, to_row, to_column, to_beta
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        row: Tensor,
+        column: Tensor,
+        scale: Tensor,
+        epsilon: Tensor,
+        is_causal: bool,
+        is_yat: bool,
+    ) -> Tensor:
+        ctx.is_causal, ctx.is_yat = is_causal, is_yat
+        out = query.new_empty(*query.shape[:2], value.shape[2])
+        maps = []
+        for first, last, seen in _blocks(query, key, is_causal):
+            dot = query[:, first:last] @ key[:, :seen].mT
+            weights = torch.empty_like(dot)
+            terms = row[:, first:last].contiguous(), column[:, :seen].contiguous()
+            factors = scale.item(), epsilon.item()
+            _call("softmax_forward", dot, *terms, weights, *factors, *dot.shape, first, is_causal, is_yat)
+            torch.bmm(weights, value[:, :seen], out=out[:, first:last])
+            maps += [dot, weights]
+        ctx.save_for_backward(query, key, value, row, column, scale, epsilon, *maps)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, row, column, scale, epsilon, *maps = ctx.saved_tensors
+        totals = torch.zeros(2, dtype=torch.float64)
+        to_query, to_row = torch.empty_like(query), torch.empty_like(row)
+        to_key, to_value, to_column = torch.zeros_like(key), torch.zeros_like(value), torch.zeros_like(column)
+        for index, (first, last, seen) in enumerate(_blocks(query, key, ctx.is_causal)):
+            dot, weights = maps[2 * index : 2 * index + 2]
+            back = grad[:, first:last]
+            to_value[:, :seen] += weights.mT @ back
+            to_dot = (back @ value[:, :seen].mT).contiguous()
+            terms = row[:, first:last].contiguous(), column[:, :seen].contiguous()
+            to_terms = torch.empty_like(terms[0]), torch.zeros_like(terms[1])
+            factors = scale.item(), epsilon.item()
+            _call(
+                "softmax_backward",
+                *(dot, *terms, weights, to_dot, *to_terms, totals, *factors),
+                *(*dot.shape, first, ctx.is_causal, ctx.is_yat),
+            )
+            to_row[:, first:last] = to_terms[0]
+            to_column[:, :seen] += to_terms[1]
+            torch.bmm(to_dot, key[:, :seen], out=to_query[:, first:last])
+            to_key[:, :seen] += to_dot.mT @ query[:, first:last]
+        to_scale, to_epsilon = totals.to(query.dtype)
+        return to_query, to_key, to_value, to_row, to_column, to_scale, to_epsilon, None, None
+
+
+def _blocks(query: Tensor, key: Tensor, is_causal: bool) -> list[tuple[int, int, int]]:
+    """Queries from, queries to, keys that they see."""
+    count, keys = query.shape[1], key.shape[1]
+    if not is_causal:
+        return [(0, count, keys)]
+    starts = range(0, count, _QUERIES)
+    return [(first, min(first + _QUERIES, count), min(first + _QUERIES, count)) for first in starts]
+
+
+def _sizes(dot: Tensor, column: Tensor) -> tuple[int, int, int]:
+    return *dot.shape, len(dot) // len(column)
+
+
+def _as_tensor(factor: Factor, like: Tensor) -> Tensor:
+    return factor if isinstance(factor, Tensor) else torch.full((), factor, dtype=torch.float32, device=like.device)
+
+
+def _applies(*tensors: Tensor) -> bool:
+    is_float = all(tensor.dtype == torch.float32 and tensor.device.type == "cpu" for tensor in tensors)
+    is_plain = not torch.compiler.is_compiling() and all(
+        type(tensor) in (Tensor, torch.nn.Parameter) for tensor in tensors
+    )
+    return is_float and is_plain and tensors[0].numel() > 0 and load_library(_SOURCE) is not None
+
+
+def _call(name: str, *arguments: Tensor | float | None) -> None:
+    """Call `name`: tensors as their memory, None as no memory, whole numbers as `long`."""
+    library = load_library(_SOURCE)
+    assert library is not None, "the caller has asked `_applies`"
+    kinds: dict[type, Any] = {float: ctypes.c_float, int: ctypes.c_long, bool: ctypes.c_long}
+    getattr(library, name)(
+        *(
+            ctypes.c_void_p(None if value is None else value.data_ptr())
+            if value is None or isinstance(value, Tensor)
+            else kinds[type(value)](value)
+            for value in arguments
+        )
+    )

@@ -1,0 +1,160 @@
+"""What C++ makes of inner products answers to the printed formulas, in value and every gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from stages.ops import native, similarity_native
+from stages.ops.rbf import rbf_attention, rbf_attention_reference, rbf_feedforward, rbf_feedforward_reference
+from stages.ops.yat import yat_linear, yat_linear_reference
+from stages.ops.yat_attention import yat_attention, yat_attention_reference
+from stages.ops.yat_conv import yat_conv2d, yat_conv2d_reference
+
+pytestmark = pytest.mark.skipif(native.load_library(similarity_native._SOURCE) is None, reason="no C++ compiler here")
+
+Layer = Callable[..., Tensor]
+
+
+def leaves(*shapes: tuple[int, ...]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(sum(map(sum, shapes)))
+    return [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
+
+
+def positive(*values: float) -> list[Tensor]:
+    return [torch.tensor(value, requires_grad=True) for value in values]
+
+
+def value_and_gradients(layer: Layer, tensors: list[Tensor]) -> list[Tensor]:
+    out = layer(*tensors)
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out.dtype)
+    return [out.detach(), *torch.autograd.grad((out * weights).sum(), tensors)]
+
+
+def in_doubles(tensors: list[Tensor]) -> list[Tensor]:
+    return [tensor.detach().double().requires_grad_() for tensor in tensors]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the C++ functions that were called."""
+    names: list[str] = []
+    real = similarity_native._call
+    monkeypatch.setattr(similarity_native, "_call", lambda name, *rest: (names.append(name), real(name, *rest)))
+    return names
+
+
+def assert_alike(fast: Layer, reference: Layer, tensors: list[Tensor]) -> None:
+    wanted = value_and_gradients(reference, in_doubles(tensors))
+    for got, right in zip(value_and_gradients(fast, tensors), wanted, strict=True):
+        # The gradient of a factor is a sum over everything, in which most of it cancels.
+        error = 2e-5 if right.ndim else 1e-3
+        torch.testing.assert_close(got.double(), right, rtol=error, atol=error * float(right.abs().max()))
+
+
+@pytest.mark.parametrize("shape", [(1,), (9,), (3, 4)], ids=str)
+@pytest.mark.parametrize("units", [1, 8, 13])
+def test_yat_dense(shape: tuple[int, ...], units: int, calls: list[str]) -> None:
+    tensors = [*leaves((*shape, 5), (units, 5), (units,)), *positive(1.3, 0.05)]
+    assert_alike(lambda x, w, b, s, e: yat_linear(x, w, b, scale=s, epsilon=e), yat_linear_reference, tensors)
+    assert calls == ["yat_forward", "yat_backward"]
+
+
+@pytest.mark.parametrize(
+    ("stride", "padding", "dilation", "groups"), [(1, 1, 1, 1), (2, 1, 1, 1), (1, 2, 2, 1), (1, 0, 1, 2)]
+)
+def test_yat_convolution(stride: int, padding: int, dilation: int, groups: int, calls: list[str]) -> None:
+    tensors = [*leaves((2, 4, 7, 6), (6, 4 // groups, 3, 3), (6,)), *positive(0.7, 0.05)]
+
+    def fast(x: Tensor, w: Tensor, b: Tensor, s: Tensor, e: Tensor) -> Tensor:
+        return yat_conv2d(x, w, b, stride, padding, dilation, groups, scale=s, epsilon=e)
+
+    def reference(x: Tensor, w: Tensor, b: Tensor, s: Tensor, e: Tensor) -> Tensor:
+        return yat_conv2d_reference(x, w, b, s, e, stride=stride, padding=padding, dilation=dilation, groups=groups)
+
+    assert_alike(fast, reference, tensors)
+    assert ("yat_backward" in calls) == (groups == 1)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(5, 5), (1, 9), (70, 70)])
+def test_yat_attention(queries: int, keys: int, calls: list[str]) -> None:
+    tensors = [*leaves((2, 2, queries, 6), (2, 2, keys, 6), (2, 2, keys, 3)), *positive(0.4, 0.05)]
+    assert_alike(lambda q, k, v, s, e: yat_attention(q, k, v, scale=s, epsilon=e), yat_attention_reference, tensors)
+    assert calls == ["softmax_forward", "softmax_backward"]
+
+
+@pytest.mark.parametrize("count", [1, 9, 64, 67])
+def test_causal_yat_attention(count: int, calls: list[str]) -> None:
+    tensors = [*leaves((2, count, 6), (2, count, 6), (2, count, 3)), *positive(0.4, 0.05)]
+    seen = torch.ones(count, count, dtype=torch.bool).tril()
+
+    def masked(q: Tensor, k: Tensor, v: Tensor, s: Tensor, e: Tensor) -> Tensor:
+        return yat_attention(q, k, v, seen, scale=s, epsilon=e)
+
+    assert_alike(lambda q, k, v, s, e: yat_attention(q, k, v, is_causal=True, scale=s, epsilon=e), masked, tensors)
+    assert set(calls) == {"softmax_forward", "softmax_backward"}
+
+
+def test_gaussian_attention(calls: list[str]) -> None:
+    tensors = [*leaves((2, 3, 9, 5), (2, 3, 11, 5), (2, 3, 11, 4), (5, 5)), *positive(0.8)]
+
+    def fast(q: Tensor, k: Tensor, v: Tensor, w: Tensor, sigma: Tensor) -> Tensor:
+        return rbf_attention(q, k, v, beta=1 / (2 * sigma**2), metric_factor=w)
+
+    def reference(q: Tensor, k: Tensor, v: Tensor, w: Tensor, sigma: Tensor) -> Tensor:
+        return rbf_attention_reference(q, k, v, sigma, w)
+
+    assert_alike(fast, reference, tensors)
+    assert calls == ["softmax_forward", "softmax_backward"]
+
+
+def test_gaussian_feedforward(calls: list[str]) -> None:
+    x, t, c, w = leaves((3, 4, 5), (11, 5), (11, 2), (5, 5))
+    beta = torch.linspace(-0.01, 0.1, 11).requires_grad_()
+    assert_alike(
+        lambda x, t, c, b, w: rbf_feedforward(x, t, c.mT, beta=b, metric_factor=w),
+        rbf_feedforward_reference,
+        [x, t, c, beta, w],
+    )
+    assert calls == ["gaussian_forward", "gaussian_backward"]
+
+
+@pytest.mark.parametrize("epsilon", [1e-2, 1e-5])
+def test_where_x_meets_w_the_answer_errs_by_the_distances_rounding(epsilon: float) -> None:
+    w = leaves((8, 64))[0].detach()
+    got = yat_linear(w.clone(), w, epsilon=epsilon).diagonal().double()
+    energy = w.double().square().sum(1)
+    rounding = 8 * torch.finfo(torch.float32).eps * 2 * energy  # a few units in the last place of both norms
+    assert ((got <= 1.001 * energy**2 / epsilon) & (got >= 0.999 * energy**2 / (rounding + epsilon))).all()
+
+
+def test_where_x_is_w_gradients_are_finite_and_the_distance_has_none() -> None:
+    w = leaves((4, 16))[0].detach()
+    x = w.clone().requires_grad_()
+    yat_linear(x, w, epsilon=1.0).diagonal().sum().backward()
+    torch.testing.assert_close(x.grad, 2 * w * w.square().sum(1, keepdim=True), rtol=1e-4, atol=1e-3)
+
+
+def test_exponentials_hold_at_their_ends() -> None:
+    dots = torch.tensor([[-1e4, -100.0, -87.0, -1.0, 0.0, 1.0, 88.5, 89.0, float("nan")]]) / 2
+    got = similarity_native.gaussian(dots, torch.zeros(1), torch.zeros(9), 1.0)
+    torch.testing.assert_close(got, (2 * dots).exp(), rtol=3e-7, atol=1e-38, equal_nan=True)
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_nan_stays_nan(place: int) -> None:
+    for layer, shapes in ((yat_linear, [(3, 5), (4, 5), (4,)]), (yat_attention, [(1, 3, 5)] * 3)):
+        tensors = leaves(*shapes)
+        with torch.no_grad():
+            tensors[place].view(-1)[0] = float("nan")
+        assert layer(*tensors).isnan().any()
+
+
+def test_doubles_and_masks_go_to_pytorch(calls: list[str]) -> None:
+    yat_linear(*in_doubles(leaves((3, 5), (4, 5), (4,))))
+    q, k, v = leaves(*[(1, 3, 5)] * 3)
+    yat_attention(q, k, v, torch.ones(3, 3, dtype=torch.bool))
+    assert calls == []
