@@ -1,4 +1,4 @@
-"""Everything that a GPU must show for the training core, in one command that takes a few minutes:
+"""Everything that a GPU must show for the training core and DAC, in one command that takes a few minutes:
 
     python -m benchmarks.gpu_check [--data data/processed/cifar100] [--out results.jsonl]
 
@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import gpu_dac
 from benchmarks.bench_loop import ARMS, build, protocol_for, random_images
 from stages.datasets.packed import read_images
 from stages.device import pick_device
@@ -88,6 +89,11 @@ def main() -> int:
     device = pick_device(options.device)
     lines: list[dict[str, Any]] = [{"environment": describe_environment(device)}]
     failed = False
+    checks = gpu_dac.correctness(device)
+    failed |= not all(check["ok"] for check in checks)
+    for line in [*checks, *gpu_dac.speed(device)]:
+        lines.append(line)
+        print(json.dumps(line), flush=True)
     data = random_images(80, torch.device("cpu"))
     for name in ARMS:
         ours, reference = (train_loss(name, data, protocol_for(8, 10), d) for d in (device, torch.device("cpu")))

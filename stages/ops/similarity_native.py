@@ -135,7 +135,7 @@ def _yat(
 
 
 def _yat_gradients(
-    grad: Tensor, saved: Sequence[Tensor], is_row_bias: bool
+    grad: Tensor, saved: Sequence[Any], is_row_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:
     """Of dot, row, column, scale, epsilon and bias, the six in `saved`."""
     dot, row, column, scale, epsilon, bias = saved
