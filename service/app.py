@@ -23,6 +23,7 @@ from service.access import Gate
 from service.batching import Batcher
 from service.caching import NotModified, conditional, not_modified
 from service.choices import Choices
+from service.comparing import Comparisons
 from service.decoding import Decoder
 from service.errors import install_error_handlers
 from service.inference import Engine
@@ -30,7 +31,19 @@ from service.metrics import Metrics
 from service.middleware import AllowedHosts, BodyLimit, HeaderLimit, KeysAndRates, Observed
 from service.predictors import PredictorCache
 from service.readiness import Readiness
-from service.routes import catalogue, claim_pages, comparisons, export, health, inference, oip, pages, reference, runs
+from service.routes import (
+    catalogue,
+    claim_pages,
+    comparisons,
+    experiment_pages,
+    export,
+    health,
+    inference,
+    oip,
+    pages,
+    reference,
+    runs,
+)
 from service.scripts import ChartScripts
 from service.settings import Settings
 from stages.device import pick_device
@@ -62,7 +75,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.state.settings = settings
     app.state.sessions = open_results(settings.database_place)
-    app.state.choices = Choices(settings.database_place)
+    app.state.choices, app.state.comparisons = Choices(settings.database_place), Comparisons()
     app.state.metrics, app.state.readiness, app.state.scripts = Metrics(), Readiness(), ChartScripts()
     app.state.engine = _engine(settings, app.state.metrics)
     app.state.templates = Jinja2Templates(HERE / "templates")
@@ -71,7 +84,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     install_error_handlers(app)
     app.add_exception_handler(NotModified, not_modified)
     _add_middleware(app, settings)
-    for module in (comparisons, catalogue, runs, export, pages, claim_pages):
+    for module in (comparisons, catalogue, runs, export, pages, claim_pages, experiment_pages):
         app.include_router(module.router, dependencies=[Depends(conditional)])
     for module in (inference, oip, health, reference):
         app.include_router(module.router)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from service.curves import CurvePoint
 from stages.results import ExperimentComparison, JudgedClaim, Result
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
@@ -124,6 +125,137 @@ def forest_chart(title: str, judged: Sequence[JudgedClaim], names: Mapping[str, 
     }
 
 
+COSTS = {
+    "parameters": "parameters",
+    "flops_per_image": "FLOP per image",
+    "train_seconds": "training time (s)",
+    "peak_memory_bytes": "peak memory (B)",
+    "latency_seconds_per_sample": "inference time per sample (s)",
+}
+"""What a result can be held against: fields of `CostSummary` in words."""
+
+ZOOM = {"name": "zoom", "select": {"type": "interval", "zoom": "wheel![event.shiftKey]"}, "bind": "scales"}
+
+
+def cost_chart(comparison: ExperimentComparison, cost: str) -> dict[str, Any] | None:
+    """A point a model: its cost to the right, our result upwards, with the 95 % interval where there is one.
+
+    None where no model has both.
+    """
+    scale = 100 if comparison.metric.unit == "fraction" else 1
+    rows = []
+    for arm in comparison.arms:
+        spent = getattr(arm.cost, cost)
+        if spent is None or arm.ours.mean is None:
+            continue
+        row = {"model": arm.title, "role": arm.role, "cost": spent, "value": scale * arm.ours.mean}
+        if arm.ours.low is not None and arm.ours.high is not None:
+            row |= {"low": scale * arm.ours.low, "high": scale * arm.ours.high}
+        rows.append(row)
+    if not rows:
+        return None
+    unit = " (%)" if comparison.metric.unit == "fraction" else ""
+    x = {"field": "cost", "type": "quantitative", "title": COSTS[cost], "axis": {"format": ".3~s"}}
+    y = {"type": "quantitative", "title": f"{comparison.metric.title}{unit}", "scale": {"zero": False, "padding": 16}}
+    roles = list(dict.fromkeys(str(row["role"]) for row in rows))
+    return {
+        "$schema": SCHEMA,
+        "description": f"{comparison.title}: {comparison.metric.title} over {COSTS[cost]}",
+        "width": "container",
+        "height": 320,
+        "autosize": {"type": "fit-x", "contains": "padding"},
+        "data": {"values": rows},
+        "encoding": {"x": {**x, "scale": {"zero": False, "padding": 60, "nice": True}}},
+        "layer": [
+            {
+                "transform": [{"filter": "isValid(datum.low)"}],
+                "mark": {"type": "rule", "strokeWidth": 2},
+                "encoding": {"y": {"field": "low", **y}, "y2": {"field": "high"}},
+            },
+            {
+                "mark": {"type": "text", "align": "left", "dx": 10, "fontSize": 13},
+                "encoding": {"y": {"field": "value", **y}, "text": {"field": "model"}},
+            },
+            {
+                "params": [ZOOM],
+                "mark": {"type": "point", "filled": True, "size": 110, "opacity": 1},
+                "encoding": {
+                    "y": {"field": "value", **y},
+                    "color": {**_sides(roles, roles), "field": "role"},
+                    "shape": {**_sides(roles, roles), "field": "role"},
+                    "tooltip": [
+                        {"field": "model"},
+                        {"field": "cost", "format": ".4~s", "title": COSTS[cost]},
+                        {"field": "value", "format": ".4~g", "title": comparison.metric.title},
+                    ],
+                },
+            },
+        ],
+    }
+
+
+def band_chart(comparison: ExperimentComparison, points: Sequence[CurvePoint], curve: str) -> dict[str, Any]:
+    """A line an arm, the mean over its replicates; a band from the lowest to the highest of them."""
+    is_fraction = curve.endswith("accuracy")
+    scale = 100 if is_fraction else 1
+    titles = {arm.arm: arm.title for arm in comparison.arms}
+    rows = [
+        {"model": titles[point.arm], "epoch": point.epoch, "replicates": point.replicates}
+        | {name: scale * getattr(point, name) for name in ("mean", "low", "high")}
+        for point in points
+    ]
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    title = curve.replace("_", " ") + (" (%)" if is_fraction else "")
+    y = {"type": "quantitative", "title": title, "scale": {"zero": False}}
+    color = {
+        "field": "model",
+        "type": "nominal",
+        "sort": models,
+        "scale": {"domain": models, "scheme": "tableau10"} if len(models) > 3 else {"domain": models},
+        "legend": {"title": None, "orient": "top", "columns": 4, "symbolType": "stroke", "symbolOpacity": 1},
+    }
+    nearest = {"type": "point", "nearest": True, "on": "pointermove", "clear": "pointerout"}
+    tooltip = [{"field": "model"}, {"field": "epoch"}, {"field": "replicates"}]
+    tooltip += [{"field": name, "format": ".4~g"} for name in ("mean", "low", "high")]
+    layers: list[dict[str, Any]] = [
+        {"mark": {"type": "line", "strokeWidth": 2}, "encoding": {"y": {"field": "mean", **y}}, "params": [ZOOM]},
+        {
+            "params": [{"name": "hover", "select": nearest}],
+            "mark": {"type": "point", "filled": True, "size": 70},
+            "encoding": {
+                "y": {"field": "mean", **y},
+                "opacity": {"condition": {"param": "hover", "empty": False, "value": 1}, "value": 0},
+                "tooltip": tooltip,
+            },
+        },
+    ]
+    if any(point.replicates > 1 for point in points):
+        band = {
+            "mark": {"type": "area", "opacity": 0.2},
+            "encoding": {"y": {"field": "low", **y}, "y2": {"field": "high"}},
+        }
+        layers.insert(0, band)
+    return {
+        "$schema": SCHEMA,
+        "description": f"{comparison.title}: {title} over epochs, mean and span over replicates",
+        "width": "container",
+        "height": 340,
+        "autosize": {"type": "fit-x", "contains": "padding"},
+        "data": {"values": rows},
+        "encoding": {"x": _EPOCHS, "color": color},
+        "layer": layers,
+    }
+
+
+_EPOCHS = {
+    "field": "epoch",
+    "type": "quantitative",
+    "title": "epoch",
+    "axis": {"tickMinStep": 1, "format": "d"},
+    "scale": {"zero": False, "nice": False, "padding": 10},
+}
+
+
 def curves_chart(result: Result) -> dict[str, Any]:
     """Loss and accuracy over epochs, training and test; test values come from the observer."""
     accuracy = {"train": "train_accuracy", "val": "val_accuracy", "test": "test_accuracy"}
@@ -150,15 +282,10 @@ def _curves(result: Result, columns: dict[str, str], title: str, scale: float) -
         "width": "container",
         "height": 190,
         "data": {"values": rows},
+        "params": [{**ZOOM, "name": f"zoom_{title[0]}"}],
         "mark": {"type": "line", "point": {"size": 36}, "strokeWidth": 2},
         "encoding": {
-            "x": {
-                "field": "epoch",
-                "type": "quantitative",
-                "title": "epoch",
-                "axis": {"tickMinStep": 1, "format": "d"},
-                "scale": {"zero": False, "nice": False, "padding": 10},
-            },
+            "x": _EPOCHS,
             "y": {"field": "value", "type": "quantitative", "title": title, "scale": {"zero": False}},
             "color": _sides(sides, sides),
             "tooltip": [{"field": "epoch"}, {"field": "side"}, {"field": "value", "format": ".4~g"}],

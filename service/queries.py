@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session, contains_eager, selectinload
 
 from stages.results import (
     Arm,
     Checkpoint,
     Claim,
-    Cost,
     Dataset,
     Experiment,
     Meta,
@@ -99,24 +98,21 @@ def list_results(
     Raises:
         UnknownExperiment: the filter names an experiment that isn't there.
     """
-    accuracy = select(Metric.value).where(
-        Metric.result_id == Result.id, Metric.metric == "accuracy", Metric.split == "test"
-    )
-    seconds = select(Cost.train_seconds).where(Cost.result_id == Result.id)
-    columns: dict[str, ColumnElement[Any]] = {
-        "position": Result.__table__.c.id,
-        "accuracy": accuracy.scalar_subquery(),
-        "train_seconds": seconds.scalar_subquery(),
-    }
-    column = columns[order.removeprefix("-")]
-    by = (column.desc() if order.startswith("-") else column.asc()).nulls_last()
-    query = select(Result).options(selectinload(Result.metrics)).order_by(by, Result.id).limit(limit).offset(offset)
+    number = {"accuracy": Result.accuracy, "train_seconds": Result.train_seconds}.get(order.removeprefix("-"))
+    is_falling = order.startswith("-")
+    by: tuple[Any, ...] = (Result.id.desc() if is_falling else Result.id.asc(),)
+    if number is not None:
+        by = (number.desc().nulls_last() if is_falling else number.asc().nulls_last(), Result.id)
+    query = select(Result.id).order_by(*by).limit(limit).offset(offset)
     if wanted.experiment is not None:
         find_experiment(session, wanted.experiment)
     for name, value in vars(wanted).items():
         if value is not None:
             query = query.where(getattr(Result, name) == value)
-    return session.scalars(query).all()
+    ids = session.scalars(query).all()  # out of an index alone; only then the wide rows of this page
+    rows = session.scalars(select(Result).where(Result.id.in_(ids)).options(selectinload(Result.metrics)))
+    found = {row.id: row for row in rows}
+    return [found[number] for number in ids]
 
 
 def find_run(session: Session, run_key: str) -> Sequence[Result]:

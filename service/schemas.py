@@ -87,6 +87,17 @@ class EpochOut(Out):
     test_accuracy: float | None
 
 
+class CurvePointOut(Out):
+    """One epoch of an arm, over the replicates that are compared."""
+
+    arm: str = Field(examples=["ninformer"])
+    epoch: int
+    replicates: int
+    mean: float
+    low: float = Field(description="of all replicates the lowest")
+    high: float
+
+
 class RunCostOut(Out):
     train_seconds: float
     epoch_seconds: list[float]

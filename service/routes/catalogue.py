@@ -17,10 +17,12 @@ from service.claim_schemas import (
     describe_claim,
     describe_record,
 )
+from service.comparing import Compare, Question
+from service.curves import Curve, list_curves
 from service.dependencies import ResultsSession
 from service.errors import declared
 from service.paging import Paging
-from service.schemas import DatasetOut, ExperimentOut, PaperOut
+from service.schemas import CurvePointOut, DatasetOut, ExperimentOut, PaperOut
 from service.tabular import CSV_TOO
 from stages.results import ClaimFilter, Status, find_judged, list_families
 
@@ -89,6 +91,31 @@ def list_experiments(
 def read_experiment(name: str, session: ResultsSession) -> ExperimentOut:
     """One experiment: its protocol as printed, and its arms."""
     return ExperimentOut.model_validate(queries.find_experiment(session, name))
+
+
+@router.get(
+    "/experiments/{name}/curves",
+    tags=["catalogue"],
+    operation_id="listCurves",
+    response_model=list[CurvePointOut],
+    responses=CSV_TOO | declared(404, 406, 410, 422),
+)
+def list_experiment_curves(
+    name: str,
+    session: ResultsSession,
+    compare: Compare,
+    page: Paging,
+    curve: Annotated[Curve, Query(description="what is followed over the epochs")] = "test_accuracy",
+    profile: Annotated[str | None, Query(description="pin a profile; else the best", examples=["quick"])] = None,
+    arm: Annotated[list[str], Query(max_length=64, description="only these arms", examples=[["vit"]])] = [],  # noqa: B006
+) -> Sequence[CurvePointOut] | Response:
+    """Learning curves: of each arm and epoch the mean, lowest and highest of the replicates that are compared."""
+    experiment = queries.find_experiment(session, name)
+    found = compare(Question(dataset=experiment.dataset, profile=profile))
+    comparison = next(item for item in found if item.experiment == name)
+    arms = [item.arm for item in comparison.arms if not arm or item.arm in arm]
+    points = page.slice(list_curves(session, comparison, curve, arms))
+    return page.answer(CurvePointOut, [CurvePointOut.model_validate(point) for point in points])
 
 
 @router.get(

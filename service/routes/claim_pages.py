@@ -9,19 +9,20 @@ from sqlalchemy.orm import Session
 
 from service import queries
 from service.charts import forest_chart
+from service.comparing import Compare, Question
 from service.dependencies import ResultsSession, Templates
 from service.errors import declared
 from service.printed import lay_out
 from service.wording import group_by_place, name_claim, print_value, side_of, summarise
-from stages.results import ClaimFilter, Status, compare, find_judged, list_families, list_judged, tally
+from stages.results import ClaimFilter, Status, find_judged, list_families, list_judged, tally
 
 router = APIRouter(include_in_schema=False)
 
 
-def show_papers(request: Request, session: ResultsSession, templates: Templates) -> Response:
+def show_papers(request: Request, session: ResultsSession, compare: Compare, templates: Templates) -> Response:
     """What was tested and what came out, paper by paper, and the data sets that models are compared on."""
     tallies = {counts.paper: counts for counts in tally(session)}
-    trained = [item for item in reversed(compare(session)) if item.provenance]
+    trained = [item for item in reversed(compare(Question())) if item.provenance]
     real = [item for item in trained if item.provenance != "embedded"]
     return templates.TemplateResponse(
         request,

@@ -6,12 +6,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from service.dependencies import ResultsSession
+from service.comparing import Compare, Question
 from service.errors import declared
 from service.routes.catalogue import DatasetFilter, PaperFilter
 from service.schemas import ComparisonOut, ExperimentComparisonOut
 from service.tabular import CSV_TOO, ListFormat, csv_response
-from stages.results import as_csv, compare
+from stages.results import as_csv
 
 router = APIRouter()
 
@@ -24,7 +24,7 @@ router = APIRouter()
     responses=CSV_TOO | declared(404, 406, 422),
 )
 def read_comparison(
-    session: ResultsSession,
+    compare: Compare,
     response: Response,
     form: ListFormat,
     dataset: DatasetFilter = None,
@@ -39,7 +39,7 @@ def read_comparison(
     Shows the best evidence there is: real data before stand-ins, then the stronger profile.  All arms of an experiment
     were trained under the same protocol on the same data.
     """
-    found = compare(session, dataset=dataset, paper=paper, profile=profile, metric=metric)
+    found = compare(Question(dataset=dataset, paper=paper, profile=profile, metric=metric))
     if form == "csv":
         return csv_response(as_csv(found), "compare")
     response.headers["vary"] = "Accept"

@@ -10,11 +10,13 @@ from fastapi import APIRouter, Request, Response
 
 from service import queries
 from service.charts import comparison_chart, curves_chart
+from service.comparing import Compare, Question
 from service.dependencies import ResultsSession, Scripts, ServiceSettings, Templates
 from service.errors import declared
 from service.routes.claim_pages import show_papers
+from service.specs import flatten
 from service.wording import side_of
-from stages.results import METRICS, SHOWN_METRICS, ExperimentComparison, compare, describe_fidelity
+from stages.results import METRICS, SHOWN_METRICS, ExperimentComparison, describe_fidelity
 
 router = APIRouter(include_in_schema=False)
 MONTH = "public, max-age=2592000, immutable"
@@ -24,6 +26,7 @@ MONTH = "public, max-age=2592000, immutable"
 def show_comparison(
     request: Request,
     session: ResultsSession,
+    compare: Compare,
     templates: Templates,
     settings: ServiceSettings,
     dataset: str | None = None,
@@ -32,12 +35,12 @@ def show_comparison(
 ) -> Response:
     """The papers and what came out; with `dataset`, its models side by side and to try."""
     if dataset is None:
-        return show_papers(request, session, templates)
+        return show_papers(request, session, compare, templates)
     datasets = queries.list_datasets(session)
-    by_dataset = itertools.groupby(sorted(compare(session), key=_dataset_of), key=_dataset_of)
+    by_dataset = itertools.groupby(sorted(compare(Question()), key=_dataset_of), key=_dataset_of)
     overview = {name: _real_first(list(comparisons)) for name, comparisons in by_dataset}
     chosen = queries.find_dataset(session, dataset)
-    comparisons = _real_first(compare(session, dataset=chosen.name, profile=profile, metric=metric))
+    comparisons = _real_first(compare(Question(dataset=chosen.name, profile=profile, metric=metric)))
     return templates.TemplateResponse(
         request,
         "index.html",
@@ -53,6 +56,7 @@ def show_comparison(
             "papers": {paper.name: paper for paper in queries.list_papers(session)},
             "answerers": _to_try(queries.list_checkpoints(session, dataset=chosen.name)),
             "max_images": settings.max_images,
+            "needs_key": bool(settings.api_keys),
             "side_of": side_of,
         },
     )
@@ -99,13 +103,6 @@ def show_run(run_key: str, request: Request, session: ResultsSession, templates:
         "run.html",
         {"run_key": run_key, "results": shown, "spec": dict(flatten(results[0].spec)), "flatten": flatten},
     )
-
-
-def flatten(value: object, prefix: str = "") -> list[tuple[str, object]]:
-    """Nested mappings as dotted names and leaves."""
-    if not isinstance(value, dict):
-        return [(prefix, value)]
-    return [pair for key, item in value.items() for pair in flatten(item, f"{prefix}.{key}" if prefix else str(key))]
 
 
 @router.get("/static/vega.js")

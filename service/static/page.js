@@ -20,6 +20,7 @@ function chartConfig() {
     axisY: { labelColor: color("--ink") },
     legend: { labelColor: color("--ink"), labelFontSize: 13, symbolSize: 110 },
     view: { stroke: null },
+    text: { color: color("--ink") },
     rule: { color: color("--ours") }, // the only rules are intervals of ours
   };
 }
@@ -46,8 +47,15 @@ function setUpForm(form) {
   const input = document.getElementById("file");
   const result = document.getElementById("result");
   const status = document.getElementById("status");
+  const key = document.getElementById("key"); // there where the service asks for one
   let underWay = new AbortController();
   document.documentElement.classList.add("has-script");
+
+  function headers() {
+    if (!key) return { Accept: "text/html" };
+    sessionStorage.setItem("api-key", key.value); // this tab's alone, and never in an address or a form
+    return { Accept: "text/html", Authorization: `Bearer ${key.value}` };
+  }
 
   async function ask() {
     underWay.abort(); // an answer that comes late would stand under the next picture
@@ -57,7 +65,7 @@ function setUpForm(form) {
     result.replaceChildren();
     try {
       const response = await fetch("/predict", {
-        method: "POST", body: new FormData(form), headers: { Accept: "text/html" }, signal: mine.signal,
+        method: "POST", body: new FormData(form), headers: headers(), signal: mine.signal,
       });
       if (!response.ok) {
         const { detail } = await response.json();
@@ -75,6 +83,7 @@ function setUpForm(form) {
     }
   }
 
+  if (key) key.value = sessionStorage.getItem("api-key") || "";
   form.addEventListener("submit", (event) => { event.preventDefault(); ask(); });
   input.addEventListener("change", () => { if (input.files.length) ask(); });
   for (const box of form.querySelectorAll("input[type=checkbox]")) {

@@ -246,6 +246,8 @@ def _result_row(number: int, item: Found, is_selected: bool) -> tables.Result:
         train_images=data.train_images,
         test_images=data.test_images,
         excluded_test_images=data.excluded_test_images,
+        accuracy=next((row.value for row in line.metrics if (row.metric, row.split) == ("accuracy", "test")), None),
+        train_seconds=item.cost.train_seconds if item.cost else None,
         weights_sha256=line.weights_sha256,
         spec=dict(line.spec),
         environment=dict(line.environment),

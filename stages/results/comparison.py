@@ -9,21 +9,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import fmean, stdev
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session, selectinload
 
 from stages.results import tables
-from stages.results.claims import arm_verdicts
 from stages.results.database import UnknownDataset, UnknownMetric, UnknownPaper, UnknownProfile
 from stages.results.estimates import (
     COST_COLUMNS,
     METRICS,
     SHOWN_METRICS,
     ArmComparison,
-    ArmVerdict,
     CostSummary,
     Difference,
     Estimate,
@@ -38,6 +36,7 @@ from stages.results.estimates import (
     t_interval,
     wilson_interval,
 )
+from stages.results.facts import ComparedRun, Facts, load_facts
 
 PROVENANCE_RANK = {"embedded": 0, "subset": 1, "full": 2}
 
@@ -73,7 +72,7 @@ def compare(
     experiments = session.scalars(query).all()
     kinds = {row.name: row.kind for row in session.execute(select(tables.Dataset.name, tables.Dataset.kind))}
     chosen = {item.name: METRICS[metric or SHOWN_METRICS[kinds[item.dataset]][0]] for item in experiments}
-    facts = _load_facts(session, chosen)
+    facts = load_facts(session, chosen)
     return [_compare_experiment(item, facts, chosen[item.name], profile) for item in experiments]
 
 
@@ -86,70 +85,22 @@ def _require(
         raise error(name, known)
 
 
-@dataclass(frozen=True)
-class _Facts:
-    """Rows behind a comparison, by experiment."""
-
-    results: Mapping[str, list[tables.Result]]
-    claims: Mapping[tuple[str, str, str], tables.Claim]
-    checkpoints: Mapping[int, list[str]]
-    ranks: Mapping[str, int]
-    verdicts: Mapping[tuple[str, str], tuple[ArmVerdict, ...]]
-
-
-def _load_facts(session: Session, experiments: Mapping[str, MetricInfo]) -> _Facts:
-    """The rows of these experiments, each compared by its metric."""
-    results = defaultdict(list)
-    query = (
-        select(tables.Result)
-        .where(tables.Result.experiment.in_(experiments), tables.Result.is_selected)
-        .options(selectinload(tables.Result.metrics), selectinload(tables.Result.cost))
-        .order_by(tables.Result.id)
-    )
-    for result in session.scalars(query):
-        results[result.experiment].append(result)
-    claims = session.scalars(
-        select(tables.Claim)
-        .where(
-            tables.Claim.experiment.in_(experiments),
-            tables.Claim.metric.in_({"inference_time", *(info.name for info in experiments.values())}),
-            tables.Claim.kind == "value",
-        )
-        .order_by(tables.Claim.position.desc())
-    )
-    checkpoints = defaultdict(list)
-    for row in session.execute(
-        select(tables.Checkpoint.id, tables.Checkpoint.result_id)
-        .join(tables.Result)
-        .where(tables.Result.experiment.in_(experiments))
-        .order_by(tables.Checkpoint.position)
-    ):
-        checkpoints[row.result_id].append(row.id)
-    ranks = {row.name: row.rank for row in session.execute(select(tables.Profile.name, tables.Profile.rank))}
-    return _Facts(
-        results=results,
-        claims={
-            (claim.metric, claim.experiment, claim.arm): claim for claim in claims if claim.experiment and claim.arm
-        },
-        checkpoints=checkpoints,
-        ranks=ranks,
-        verdicts=arm_verdicts(session, list(experiments)),
-    )
-
-
 _PAIR = ("baseline", "proposed")
 
 
 def _compare_experiment(
-    experiment: tables.Experiment, facts: _Facts, metric: MetricInfo, profile: str | None
+    experiment: tables.Experiment, facts: Facts, metric: MetricInfo, profile: str | None
 ) -> ExperimentComparison:
-    groups = _conditions(facts.results.get(experiment.name, []), facts.ranks)
+    groups = _conditions(facts.runs.get(experiment.name, []), facts.ranks)
     profiles = tuple(dict.fromkeys(group[0].profile for group in groups))
     group = next((group for group in groups if profile in (None, group[0].profile)), [])
     first = group[0] if group else None
     shown = {result.arm for result in group} | {arm for _, name, arm in facts.claims if name == experiment.name}
+    by_arm = defaultdict(list)
+    for result in group:
+        by_arm[result.arm].append(result)
     arms = [
-        _compare_arm(experiment, arm, group, facts, metric)
+        _compare_arm(experiment, arm, by_arm, facts, metric)
         for arm in experiment.arms
         # What wasn't trained and has no printed number is no gap in a table.
         if arm.name in shown or (not group and arm.role in _PAIR)
@@ -173,13 +124,13 @@ def _compare_experiment(
     )
 
 
-def _conditions(results: Sequence[tables.Result], ranks: Mapping[str, int]) -> list[list[tables.Result]]:
+def _conditions(results: Sequence[ComparedRun], ranks: Mapping[str, int]) -> list[list[ComparedRun]]:
     """Results grouped by equal conditions, the best group first."""
     groups = defaultdict(list)
     for result in results:
         groups[result.profile, result.conditions].append(result)
 
-    def strength(group: list[tables.Result]) -> tuple[bool, int, int, int, int, int]:
+    def strength(group: list[ComparedRun]) -> tuple[bool, int, int, int, int, int]:
         first = group[0]
         return (
             first.provenance != "embedded",
@@ -196,12 +147,12 @@ def _conditions(results: Sequence[tables.Result], ranks: Mapping[str, int]) -> l
 def _compare_arm(
     experiment: tables.Experiment,
     arm: tables.Arm,
-    group: Sequence[tables.Result],
-    facts: _Facts,
+    by_arm: Mapping[str, Sequence[ComparedRun]],
+    facts: Facts,
     metric: MetricInfo,
 ) -> ArmComparison:
-    mine = [result for result in group if result.arm == arm.name]
     baseline = arm.against
+    mine, theirs = by_arm.get(arm.name, ()), by_arm.get(baseline or "", ())
     claim = facts.claims.get((metric.name, experiment.name, arm.name))
     paper = None
     if claim is not None and claim.value is not None:
@@ -214,7 +165,6 @@ def _compare_arm(
             precision=claim.precision,
             note=claim.note,
         )
-    theirs = [result for result in group if result.arm == baseline]
     is_cost = metric.split is None
     is_stand_in = any(result.provenance == "embedded" for result in mine)
     ours = _estimate(mine, metric, has_population=not is_stand_in)
@@ -239,28 +189,25 @@ def _compare_arm(
     )
 
 
-def _values(results: Sequence[tables.Result], metric: MetricInfo) -> list[tuple[float, int | None]]:
+def _values(results: Sequence[ComparedRun], metric: MetricInfo) -> list[tuple[float, int | None]]:
     if metric.split is None:
         costs = [result.cost for result in results if result.cost is not None]
         found = [getattr(cost, COST_COLUMNS[metric.name]) for cost in costs]
         return [(float(value), None) for value in found if value is not None]
-    return [
-        (row.value, row.n)
-        for result in results
-        for row in result.metrics
-        if row.metric == metric.name and row.split == metric.split
-    ]
+    key = metric.name, metric.split
+    return [result.numbers[key] for result in results if key in result.numbers]
 
 
-def _estimate(results: Sequence[tables.Result], metric: MetricInfo, *, has_population: bool) -> Estimate:
+def _estimate(results: Sequence[ComparedRun], metric: MetricInfo, *, has_population: bool) -> Estimate:
     pairs = _values(results, metric)
     values = [value for value, _ in pairs]
     n_diverged = sum(result.status == "diverged" for result in results)
     sizes = {n for _, n in pairs if n is not None}
     n_test = min(sizes) if sizes else None
-    low = high = population = None
+    std = low = high = population = None
     if len(values) >= 2:
-        low, high = t_interval(values)
+        std = stdev(values)
+        low, high = t_interval(values, std=std)
         missing = None
     else:
         missing = "no finished replicate" if not values else "one replicate: an interval needs two"
@@ -269,7 +216,7 @@ def _estimate(results: Sequence[tables.Result], metric: MetricInfo, *, has_popul
         population = Population(low=bounds[0], high=bounds[1], n_test=n_test)
     return Estimate(
         mean=fmean(values) if values else None,
-        std=stdev(values) if len(values) >= 2 else None,
+        std=std,
         low=low,
         high=high,
         interval_missing=missing,
@@ -294,9 +241,9 @@ def _ratio(
     experiment: str,
     arm: str,
     baseline: str | None,
-    mine: Sequence[tables.Result],
-    theirs: Sequence[tables.Result],
-    facts: _Facts,
+    mine: Sequence[ComparedRun],
+    theirs: Sequence[ComparedRun],
+    facts: Facts,
     metric: MetricInfo,
 ) -> Ratio | None:
     """The cost of an arm over the baseline's: ours where both were measured in the same way, and the paper's."""
@@ -315,12 +262,12 @@ def _ratio(
     )
 
 
-def _timed(results: Sequence[tables.Result]) -> list[tables.Result]:
+def _timed(results: Sequence[ComparedRun]) -> list[ComparedRun]:
     """One replicate of an arm is timed, the others have no inference time."""
     return [result for result in results if result.cost and result.cost.latency_seconds_per_sample is not None]
 
 
-def _stopwatch(result: tables.Result, metric: MetricInfo) -> tuple[object, ...]:
+def _stopwatch(result: ComparedRun, metric: MetricInfo) -> tuple[object, ...]:
     """What must be equal before two costs are divided."""
     if metric.name != "inference_time" or result.cost is None:
         return (result.environment_digest,)
@@ -331,7 +278,7 @@ def _stopwatch(result: tables.Result, metric: MetricInfo) -> tuple[object, ...]:
     )
 
 
-def _cost(mine: Sequence[tables.Result], latency: Ratio | None) -> CostSummary:
+def _cost(mine: Sequence[ComparedRun], latency: Ratio | None) -> CostSummary:
     parameters, flops = (
         [value for value, _ in _values(mine, METRICS[name])] for name in ("parameters", "flops_per_image")
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import fmean, stdev
 
 from scipy import stats
@@ -209,15 +210,26 @@ def describe_stopwatch(
     return f"{counted}, the device synchronised before and after each, on {place}"
 
 
-def t_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Student's interval of the mean; needs two values."""
-    half = float(stats.t.ppf((1 + confidence) / 2, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
+@cache
+def _t_quantile(share: float, freedom: int) -> float:
+    return float(stats.t.ppf(share, freedom))
+
+
+@cache
+def _normal_quantile(share: float) -> float:
+    return float(stats.norm.ppf(share))
+
+
+def t_interval(values: Sequence[float], confidence: float = 0.95, *, std: float | None = None) -> tuple[float, float]:
+    """Student's interval of the mean; needs two values.  `std` is their standard deviation, where it is known."""
+    spread = stdev(values) if std is None else std
+    half = _t_quantile((1 + confidence) / 2, len(values) - 1) * spread / math.sqrt(len(values))
     return fmean(values) - half, fmean(values) + half
 
 
 def wilson_interval(fraction: float, n: int, confidence: float = 0.95) -> tuple[float, float]:
     """Wilson's score interval of a fraction seen in n draws (Wilson 1927)."""
-    z = float(stats.norm.ppf((1 + confidence) / 2))
+    z = _normal_quantile((1 + confidence) / 2)
     centre = (fraction + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(fraction * (1 - fraction) / n + z * z / (4 * n * n))
     return centre - half, centre + half

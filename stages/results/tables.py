@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from sqlalchemy import JSON, BigInteger, Double, ForeignKey, ForeignKeyConstraint, Index, String, Text, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 
 
 class Base(DeclarativeBase):
@@ -96,19 +96,27 @@ class Arm(Base):
     against: Mapped[str | None]
 
 
+_CHOICE = ("experiment", "is_selected", "profile", "arm", "provenance", "source")
+
+
 class Result(Base):
     """What one run gave in one environment, under one arm.
 
     `source` is evidence or local.  `conditions` digests protocol and data: only results under equal conditions are
     compared.  `is_selected` marks the one result of a replicate that enters a comparison.  `changed_code` lists modules
-    whose source is another one now than when the run was trained.
+    whose source is another one now than when the run was trained.  `accuracy`, on the test set, and `train_seconds` are
+    those of `metrics` and `costs`: lists are sorted by them.
     """
 
     __tablename__ = "results"
     __table_args__ = (
         UniqueConstraint("run_key", "environment_digest", "experiment", "arm", "replicate"),
         ForeignKeyConstraint(["experiment", "arm"], ["arms.experiment", "arms.name"]),
-        Index("results_by_experiment", "experiment", "is_selected", "profile"),
+        # Each holds what a list of results is filtered and sorted by, so that the list is found without the rows.
+        Index("results_by_experiment", *_CHOICE[:3], "id", *_CHOICE[3:], "accuracy", "train_seconds"),
+        Index("results_in_order", "id", *_CHOICE),
+        Index("results_by_accuracy", "accuracy", "id", *_CHOICE),
+        Index("results_by_train_seconds", "train_seconds", "id", *_CHOICE),
         Index("results_by_key", "run_key"),
     )
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -129,6 +137,8 @@ class Result(Base):
     train_images: Mapped[int]
     test_images: Mapped[int]
     excluded_test_images: Mapped[int]
+    accuracy: Mapped[float | None]
+    train_seconds: Mapped[float | None]
     weights_sha256: Mapped[str | None]
     spec: Mapped[dict[str, Any]]
     environment: Mapped[dict[str, Any]]
@@ -205,7 +215,7 @@ class Checkpoint(Base):
 
     __tablename__ = "checkpoints"
     id: Mapped[str] = mapped_column(primary_key=True)
-    position: Mapped[int]
+    position: Mapped[int] = mapped_column(index=True)
     path: Mapped[str]
     sha256: Mapped[str]
     size_bytes: Mapped[int]

@@ -1,0 +1,66 @@
+"""Comparisons, computed once for each content of the database, as each of them rests on all runs that are selected."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+from sqlalchemy.orm import Session
+
+from service.dependencies import ResultsSession
+from stages.results import ExperimentComparison, compare
+
+MAX_REMEMBERED = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is compared; None doesn't restrict, the defaults are those of `compare`."""
+
+    dataset: str | None = None
+    paper: str | None = None
+    profile: str | None = None
+    metric: str | None = None
+
+
+class Comparisons:
+    """Remembers the answers of one content; those of the next one take their place."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._content = ""
+        self._found: OrderedDict[Question, list[ExperimentComparison]] = OrderedDict()
+
+    def get(self, session: Session, content: str, question: Question) -> list[ExperimentComparison]:
+        """`compare` on a session that reads `content`; errors are not remembered.
+
+        Raises:
+            UnknownName: a data set, paper, profile or metric that isn't there.
+        """
+        with self._lock:
+            if content != self._content:
+                self._content, self._found = content, OrderedDict()
+            remembered = self._found
+            if question in remembered:
+                remembered.move_to_end(question)
+                return remembered[question]
+        answer = compare(session, **vars(question))
+        with self._lock:
+            remembered[question] = answer
+            if len(remembered) > MAX_REMEMBERED:
+                remembered.popitem(last=False)
+        return answer
+
+
+def _answering(request: Request, session: ResultsSession) -> Callable[[Question], list[ExperimentComparison]]:
+    """On the content that the request's ETag is made of (`caching.conditional`)."""
+    comparisons: Comparisons = request.app.state.comparisons
+    content: str = request.scope["state"]["content"]
+    return lambda question: comparisons.get(session, content, question)
+
+
+Compare = Annotated[Callable[[Question], list[ExperimentComparison]], Depends(_answering)]

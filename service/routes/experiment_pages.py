@@ -1,0 +1,85 @@
+"""An experiment's page: learning curves with their spread, cost against result, and what differs between two arms."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from service import queries
+from service.charts import COSTS, band_chart, cost_chart
+from service.comparing import Compare, Question
+from service.curves import Curve, known_curves, list_curves
+from service.dependencies import ResultsSession, Templates
+from service.errors import declared
+from service.specs import lay_side_by_side
+from stages.results import Arm, Experiment, UnknownArm
+
+router = APIRouter(include_in_schema=False)
+CURVES_AT_ONCE = 8
+
+
+@router.get("/experiments/{name}", responses=declared(404, 422))
+def show_experiment(
+    name: str,
+    request: Request,
+    session: ResultsSession,
+    compare: Compare,
+    templates: Templates,
+    profile: str | None = None,
+    arm: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006
+    curve: Curve | None = None,
+    cost: str | None = None,
+    left: str | None = None,
+    right: str | None = None,
+    everything: bool = False,
+) -> Response:
+    """Everything that is chosen stands in the address."""
+    experiment = queries.find_experiment(session, name)
+    known = [item.name for item in experiment.arms]
+    for wanted in (*arm, left, right):
+        if wanted is not None and wanted not in known:
+            raise UnknownArm(wanted[:80], known)
+    found = compare(Question(dataset=experiment.dataset, profile=profile))
+    comparison = next(item for item in found if item.experiment == name)
+    is_real = comparison.provenance not in (None, "embedded")
+    trained = [item.arm for item in comparison.arms if item.run_keys] if is_real else []
+    shown = [item for item in trained if item in arm] or trained[:CURVES_AT_ONCE]
+    curves = known_curves(session, comparison) if trained else []
+    chosen = curve if curve in curves else next(iter(curves), None)
+    points = list_curves(session, comparison, chosen, shown) if chosen else []
+    spent = {key: {getattr(item.cost, key) for item in comparison.arms} - {None} for key in COSTS}
+    costs = sorted((key for key in COSTS if spent[key]), key=lambda key: len(spent[key]) < 2)  # equal costs last
+    against = cost if cost in costs else next(iter(costs), None)
+    pair = _pair(experiment, left, right)
+    return templates.TemplateResponse(
+        request,
+        "experiment.html",
+        {
+            "experiment": experiment,
+            "comparison": comparison,
+            "paper": queries.find_paper(session, experiment.paper),
+            "trained": trained,
+            "shown": shown,
+            "titles": {item.name: item.title for item in experiment.arms},
+            "curves": curves,
+            "curve": chosen,
+            "curves_chart": band_chart(comparison, points, chosen) if chosen and points else None,
+            "replicates": max((point.replicates for point in points), default=0),
+            "costs": {key: COSTS[key] for key in costs},
+            "cost": against,
+            "cost_chart": cost_chart(comparison, against) if against and is_real else None,
+            "pair": pair,
+            "rows": lay_side_by_side(experiment, *pair) if len(pair) == 2 else [],
+            "everything": everything,
+        },
+    )
+
+
+def _pair(experiment: Experiment, left: str | None, right: str | None) -> list[Arm]:
+    """The two arms to lay side by side: as asked, else the proposed one and what it stands against."""
+    by_name = {item.name: item for item in experiment.arms}
+    proposed = next((item for item in experiment.arms if item.role == "proposed"), experiment.arms[-1])
+    other = by_name.get(proposed.against or "", experiment.arms[0])
+    names = (left or other.name, right or proposed.name)
+    return [by_name[name] for name in names] if len(experiment.arms) > 1 else []

@@ -1,0 +1,110 @@
+"""The rows behind comparisons, read column by column: a comparison of thousands of runs needs few of their numbers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from stages.results import tables
+from stages.results.claims import arm_verdicts
+from stages.results.estimates import ArmVerdict, MetricInfo
+
+COST_OF_EVERY_ARM = ("parameters", "flops_per_image")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedRun:
+    """A selected result.  `numbers` holds value and samples by (metric, split), `cost` its row of `costs`."""
+
+    id: int
+    run_key: str
+    environment_digest: str
+    experiment: str
+    arm: str
+    source: str
+    changed_code: list[str]
+    profile: str
+    provenance: str
+    cut: str
+    conditions: str
+    status: str
+    numbers: Mapping[tuple[str, str], tuple[float, int | None]]
+    cost: Any
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Rows behind comparisons, runs by experiment."""
+
+    runs: Mapping[str, list[ComparedRun]]
+    claims: Mapping[tuple[str, str, str], tables.Claim]
+    checkpoints: Mapping[int, list[str]]
+    ranks: Mapping[str, int]
+    verdicts: Mapping[tuple[str, str], tuple[ArmVerdict, ...]]
+
+
+def load_facts(session: Session, experiments: Mapping[str, MetricInfo]) -> Facts:
+    """The rows of these experiments, each compared by its metric."""
+    metrics = {info.name for info in experiments.values()}
+    claims = session.scalars(
+        select(tables.Claim)
+        .where(
+            tables.Claim.experiment.in_(experiments),
+            tables.Claim.metric.in_({"inference_time", *metrics}),
+            tables.Claim.kind == "value",
+        )
+        .order_by(tables.Claim.position.desc())
+    )
+    return Facts(
+        runs=_runs(session, list(experiments), {*COST_OF_EVERY_ARM, *metrics}),
+        claims={
+            (claim.metric, claim.experiment, claim.arm): claim for claim in claims if claim.experiment and claim.arm
+        },
+        checkpoints=_checkpoints(session, list(experiments)),
+        ranks=load_ranks(session),
+        verdicts=arm_verdicts(session, list(experiments)),
+    )
+
+
+def load_ranks(session: Session) -> dict[str, int]:
+    """How strong the evidence of each profile is."""
+    return {row.name: row.rank for row in session.execute(select(tables.Profile.name, tables.Profile.rank))}
+
+
+def _runs(session: Session, experiments: Sequence[str], metrics: set[str]) -> dict[str, list[ComparedRun]]:
+    selected = tables.Result.experiment.in_(experiments) & tables.Result.is_selected
+    number = tables.Metric
+    query = select(number.result_id, number.metric, number.split, number.value, number.n)
+    numbers = defaultdict[int, dict[tuple[str, str], tuple[float, int | None]]](dict)
+    joined = query.join(tables.Result, tables.Result.id == number.result_id).where(selected, number.metric.in_(metrics))
+    for result_id, metric, split, value, n in session.execute(joined):
+        numbers[result_id][metric, split] = value, n
+    columns = [column for column in tables.Cost.__table__.columns if column.name != "epoch_seconds"]
+    timed = select(*columns).join(tables.Result, tables.Result.id == tables.Cost.result_id).where(selected)
+    costs = {row.result_id: row for row in session.execute(timed)}
+    names = [name for name in ComparedRun.__slots__ if name not in ("numbers", "cost")]
+    found = defaultdict(list)
+    wanted = select(*(getattr(tables.Result, name) for name in names)).where(selected).order_by(tables.Result.id)
+    for row in session.execute(wanted):
+        run = ComparedRun(**row._mapping, numbers=numbers[row.id], cost=costs.get(row.id))
+        found[run.experiment].append(run)
+    return found
+
+
+def _checkpoints(session: Session, experiments: Sequence[str]) -> dict[int, list[str]]:
+    """Ids of checkpoints by result."""
+    found = defaultdict(list)
+    query = (
+        select(tables.Checkpoint.id, tables.Checkpoint.result_id)
+        .join(tables.Result)
+        .where(tables.Result.experiment.in_(experiments), tables.Result.is_selected)
+        .order_by(tables.Checkpoint.position)
+    )
+    for row in session.execute(query):
+        found[row.result_id].append(row.id)
+    return found

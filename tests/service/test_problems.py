@@ -1,0 +1,178 @@
+"""Every status on every route is problem details (RFC 9457); the routes are the application's own list."""
+
+from __future__ import annotations
+
+import ctypes
+import pkgutil
+import threading
+import time
+from collections.abc import Iterator
+from importlib import import_module
+
+import pytest
+from fastapi.routing import APIRoute
+from fastapi.testclient import TestClient
+from httpx import Response
+
+from service import routes
+from service.access import digest_of
+from service.app import create_app
+from service.settings import Settings
+from tests.service.conftest import png, serving
+from tests.service.test_errors import assert_problem
+
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "PROPFIND")
+NAMES = {
+    "name": "ninformer-mnist",
+    "claim_id": "ninformer.table2.mnist.vit",
+    "checkpoint_id": "ninformer-mnist.vit.0",
+    "table": "metrics",
+    "run_key": "0" * 64,
+    "model": "ninformer-mnist.vit",
+    "version": "0",
+}
+ROUTES = [
+    route
+    for module in pkgutil.iter_modules(routes.__path__)
+    for route in import_module(f"service.routes.{module.name}").router.routes
+    if isinstance(route, APIRoute)
+]
+GETS = [route for route in ROUTES if "GET" in route.methods]
+POSTS = [route for route in ROUTES if "POST" in route.methods]
+WITHOUT_DATABASE = ("/docs", "/health/live", "/metrics", "/static/vega.js", "/v2", "/v2/health/live")
+
+
+def address(route: APIRoute) -> str:
+    return route.path_format.format_map(NAMES | {"model_name": "ninformer-mnist.vit", "model_version": "0"})
+
+
+def is_problem(response: Response, status: int) -> None:
+    """In the one shape, without what is inside; below `/v2` the detail is `error`, too."""
+    assert response.status_code == status, (response.request.url, response.text)
+    assert response.headers["content-type"] == "application/problem+json"
+    problem = response.json()
+    assert set(problem) - {"error"} == {"type", "title", "status", "detail", "instance"}
+    assert (problem["status"], problem["type"]) == (status, f"/docs#problem-{status}")
+    assert problem["title"] and problem["detail"] and "Traceback" not in response.text
+    assert problem.get("error", problem["detail"]) == problem["detail"]
+    assert "default-src 'self'" in response.headers["content-security-policy"]
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{sorted(route.methods)[0]} {route.path_format}")
+def test_a_method_that_a_route_has_not_is_405(client: TestClient, route: APIRoute) -> None:
+    taken = {method for other in ROUTES if other.path_format == route.path_format for method in other.methods}
+    for method in METHODS:
+        if method not in taken:
+            response = client.request(method, address(route))
+            is_problem(response, 405)
+            assert set(response.headers["allow"].replace(" ", "").split(",")) & taken
+
+
+@pytest.mark.parametrize("route", [route for route in ROUTES if "{" in route.path_format], ids=lambda r: r.path_format)
+def test_a_name_that_is_not_there_is_404(client: TestClient, route: APIRoute) -> None:
+    method = next(iter(route.methods))
+    unknown = route.path_format.format_map(dict.fromkeys([*NAMES, "model_name", "model_version"], "nothing"))
+    is_problem(client.request(method, unknown, json={"inputs": []} if method == "POST" else None), 404)
+
+
+def test_an_address_that_is_not_there_is_404(client: TestClient) -> None:
+    for path in ("/nothing", "/api", "/api/v1", "/api/v1/nothing", "/v2/nothing", "/v3", "/static", "/static/nothing"):
+        is_problem(client.get(path), 404)
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{sorted(route.methods)[0]} {route.path_format}")
+def test_a_foreign_host_is_421_and_giant_headers_are_431(client: TestClient, route: APIRoute) -> None:
+    method = next(iter(route.methods))
+    is_problem(client.request(method, address(route), headers={"host": "stranger.example"}), 421)
+    is_problem(client.request(method, address(route), headers={"x-junk": "y" * 40_000}), 431)
+
+
+@pytest.mark.parametrize("route", GETS, ids=lambda route: route.path_format)
+def test_parameters_of_the_wrong_kind_are_422(client: TestClient, route: APIRoute) -> None:
+    allowed = {field.name for field in route.dependant.query_params}
+    for dependency in route.dependant.dependencies:
+        allowed |= {field.name for field in dependency.query_params}
+    for name, wrong in (("limit", "many"), ("format", "xml"), ("curve", "x"), ("sort", "x"), ("verdict", "x")):
+        if name in allowed:
+            is_problem(client.get(address(route), params={name: wrong}), 422)
+
+
+@pytest.mark.parametrize("route", POSTS, ids=lambda route: route.path_format)
+def test_bodies_are_413_415_or_422(client: TestClient, settings: Settings, route: APIRoute) -> None:
+    huge = {"content-length": str(settings.max_body_bytes + 1), "content-type": "multipart/form-data; boundary=b"}
+    is_problem(client.post(address(route), content=b"x", headers=huge), 413)
+    wrong = {"content-type": "text/plain"} if route.path == "/predict" else {"content-encoding": "gzip"}
+    is_problem(client.post(address(route), content=b"x", headers=wrong), 415)
+    if route.path == "/predict":
+        is_problem(client.post("/predict", files={"file": png()}), 422)
+    else:
+        is_problem(client.post(address(route), content=b"{"), 400)
+
+
+@pytest.mark.parametrize("route", POSTS, ids=lambda route: route.path_format)
+def test_without_a_key_it_is_401_and_too_often_429(settings: Settings, route: APIRoute) -> None:
+    closed = settings.model_copy(update={"api_keys": (digest_of("key"),), "requests_per_minute": 1})
+    client = TestClient(create_app(closed), base_url="http://127.0.0.1", raise_server_exceptions=False)
+    is_problem(client.post(address(route)), 401)
+    key = {"authorization": "Bearer key"}
+    client.post(address(route), headers=key)
+    response = client.post(address(route), headers=key)
+    is_problem(response, 429)
+    assert int(response.headers["retry-after"]) > 0
+
+
+def database_routes() -> list[APIRoute]:
+    return [route for route in GETS if route.path_format not in WITHOUT_DATABASE]
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """A service without a database."""
+    with serving(Settings(root=tmp_path_factory.mktemp("empty"))) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def broken(settings: Settings) -> Iterator[TestClient]:
+    """A service with a fault of ours in every session."""
+
+    def fail() -> None:
+        raise RuntimeError("SELECT secret FROM internals")
+
+    with serving(settings) as client:
+        client.app.state.sessions = fail  # type: ignore[attr-defined]
+        yield client
+
+
+@pytest.mark.parametrize("route", database_routes(), ids=lambda route: route.path_format)
+def test_without_a_database_it_is_503_and_a_fault_is_500(
+    empty: TestClient, broken: TestClient, route: APIRoute
+) -> None:
+    is_problem(empty.get(address(route)), 503)
+    response = broken.get(address(route))
+    is_problem(response, 500)
+    assert "secret" not in response.text
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_dead_inference_thread_turns_readiness_false(settings: Settings) -> None:
+    """Ended from outside, as by an error of the interpreter: alive says yes, ready and metrics say no, none hangs."""
+    with serving(settings) as client:
+        assert client.get("/health/ready").status_code == 200
+        (thread,) = (found for found in threading.enumerate() if found.name == "inference" and is_of(found, client))
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
+        answer = client.post("/predict?checkpoint=ninformer-cifar100.vit.0", files={"file": png()})
+        thread.join(30)
+        assert not thread.is_alive() and answer.status_code in (200, 503)
+        assert_problem(client.get("/health/ready"), 503, "the inference thread isn't running; restart the service")
+        assert client.get("/v2/health/ready").status_code == 503
+        assert client.get("/health/live").status_code == 200
+        assert "claimcheck_inference_alive 0.0" in client.get("/metrics").text
+        before = time.monotonic()
+        assert_problem(client.post("/predict?checkpoint=ninformer-cifar100.vit.0", files={"file": png()}), 503)
+        assert time.monotonic() - before < 30
+
+
+def is_of(thread: threading.Thread, client: TestClient) -> bool:
+    """The one of this service, beside those of others in this process."""
+    return client.app.state.engine.batcher._thread is thread  # type: ignore[attr-defined]

@@ -1,0 +1,87 @@
+"""What the service asks of the database is found by an index: SQLite's own plans for the very queries that it sends.
+
+Without statistics the planner knows no sizes, so these plans are those of a database of any size.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import Engine, event
+
+GROWING = {"results", "metrics", "epochs", "costs", "arrays", "checkpoints", "verdict_runs"}
+"""Tables that grow with every run; papers, arms and claims are as many as papers print."""
+
+FILTERS = (
+    *("experiment=ninformer-mnist", "arm=vit", "profile=paper", "provenance=full", "source=local", "selected=true"),
+    *("experiment=ninformer-mnist&arm=vit&profile=paper", "source=evidence&provenance=full&selected=false"),
+)
+ORDERS = ("position", "-position", "accuracy", "-accuracy", "train_seconds", "-train_seconds")
+ADDRESSES = (
+    *("/api/v1/papers", "/api/v1/datasets", "/api/v1/experiments?dataset=mnist", "/api/v1/experiments/ninformer-mnist"),
+    *("/api/v1/claims", "/api/v1/claims?dataset=mnist&kind=value", "/api/v1/claims?verdict=reproduced"),
+    *("/api/v1/claims/ninformer.table2.mnist.vit", "/api/v1/verdicts", "/api/v1/runs/{key}"),
+    *("/api/v1/runs/{key}/provenance", "/api/v1/checkpoints", "/api/v1/checkpoints?dataset=mnist&limit=5"),
+    *("/api/v1/checkpoints?experiment=ninformer-mnist", "/api/v1/checkpoints/ninformer-mnist.vit.0"),
+    *("/compare", "/compare?dataset=mnist&metric=loss", "/compare?paper=ninformer&profile=quick&format=csv"),
+    *("/", "/?dataset=cifar100", "/papers/ninformer", "/claims/ninformer.table2.mnist.vit", "/runs/{key}"),
+    *(f"/api/v1/runs?sort={order}" for order in ORDERS),
+    *(f"/api/v1/runs?sort={order}&{chosen}" for order in ("position", "-accuracy") for chosen in FILTERS),
+)
+
+
+class Plans:
+    """Steps of the plan of every SELECT that was sent since the last `clear`, with its SQL."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, str]] = []
+
+    def clear(self) -> None:
+        self.sent.clear()
+
+    def note(
+        self, connection: Any, cursor: Any, statement: str, parameters: Any, _context: Any, _is_many: bool
+    ) -> None:
+        if statement.lstrip().startswith("SELECT"):
+            steps = connection.connection.cursor().execute(f"EXPLAIN QUERY PLAN {statement}", parameters).fetchall()
+            self.sent += [(step[3], statement) for step in steps]
+
+
+@pytest.fixture(scope="module")
+def plans(client: TestClient) -> Iterator[Plans]:
+    plans = Plans()
+    engine: Engine = client.app.state.sessions.kw["bind"]  # type: ignore[attr-defined]
+    event.listen(engine, "before_cursor_execute", plans.note)
+    yield plans
+    event.remove(engine, "before_cursor_execute", plans.note)
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_no_answer_reads_a_growing_table_from_end_to_end(client: TestClient, plans: Plans, address: str) -> None:
+    client.app.state.comparisons.__init__()  # type: ignore[attr-defined]
+    key = client.get("/api/v1/runs?limit=1").json()[0]["run_key"]
+    plans.clear()
+    assert client.get(address.replace("{key}", key)).status_code == 200
+    assert plans.sent, "the database was asked"
+    for step, statement in plans.sent:
+        found = re.match(r"(SCAN|SEARCH) (\w+?)(?:_\d+)?(?: |$)", step)
+        if found is None or found[2] not in GROWING:
+            continue
+        assert "INDEX" in step, (step, statement)
+        assert found[1] == "SEARCH" or "LIMIT" in statement, (step, statement)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("chosen", ["", *FILTERS])
+def test_a_page_of_runs_is_found_without_their_rows(client: TestClient, plans: Plans, order: str, chosen: str) -> None:
+    """Filters and order stand in one index; only the runs of the page are read themselves."""
+    plans.clear()
+    assert client.get(f"/api/v1/runs?limit=3&sort={order}&{chosen}").status_code == 200
+    listed = [step for step, statement in plans.sent if statement.startswith("SELECT results.id \n")]
+    assert listed and "COVERING INDEX" in listed[0], listed
+    by_experiment = "experiment=" in chosen
+    assert by_experiment or "USE TEMP B-TREE FOR ORDER BY" not in listed, "sorted as the index is"
