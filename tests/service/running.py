@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.error import URLError
 from urllib.request import urlopen
 
 
@@ -30,8 +29,11 @@ class Running:
 
 
 @contextmanager
-def running(root: Path, folder: Path, **environment: str) -> Iterator[Running]:
-    """`python -m service` on `root`, ready; ended with the block.  `environment` names settings."""
+def running(root: Path, folder: Path, *, code: Path | None = None, **environment: str) -> Iterator[Running]:
+    """`python -m service` on `root`, ready; ended with the block.
+
+    `environment` names settings; `code` is a copy of this repository to take the place of it.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -41,6 +43,7 @@ def running(root: Path, folder: Path, **environment: str) -> Iterator[Running]:
         process = subprocess.Popen(
             [sys.executable, "-m", "service", "--port", str(port)],
             env={**os.environ, **settings},
+            cwd=code,
             stdout=subprocess.DEVNULL,
             stderr=file,
         )
@@ -54,11 +57,12 @@ def running(root: Path, folder: Path, **environment: str) -> Iterator[Running]:
 
 
 def wait_until_ready(service: Running) -> None:
-    for _ in range(1000):
+    until = time.monotonic() + 400
+    while time.monotonic() < until:
         assert service.process.poll() is None, f"the service ended before it was ready: {service.log.read_text()}"
         try:
             with urlopen(f"{service.address}/health/ready", timeout=5):
                 return
-        except (URLError, ConnectionError):
+        except OSError:  # refused, or not yet as fast as it will be
             time.sleep(0.1)
     raise AssertionError(f"{service.address} is not ready: {service.log.read_text()}")
