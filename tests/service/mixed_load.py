@@ -149,6 +149,10 @@ class Load:
             status = response.status
         except (ConnectionError, http.client.HTTPException) as error:
             connection.close()
+            if is_kept:  # an idle connection that the server has just closed: a client asks once more, on a new one
+                self.answers["kept connection was closed", 0] += 1
+                self._ask(self._connect(), ask, is_kept=False)
+                return
             if ask.status != 413:  # the server may close before all of a body that is too large has been sent
                 self.unexpected.append(f"{ask.kind} {ask.path}: {error!r}")
                 return

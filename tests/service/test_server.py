@@ -39,7 +39,9 @@ def own_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def service(own_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(own_root, tmp_path_factory.mktemp("log"), CLAIMCHECK_BODY_SECONDS="1.5") as service:
+    with running(
+        own_root, tmp_path_factory.mktemp("log"), CLAIMCHECK_BODY_SECONDS="1.5", CLAIMCHECK_MAX_BODY_BYTES="1000000"
+    ) as service:
         yield service
 
 
@@ -101,6 +103,12 @@ def test_two_lengths_are_no_length(service: Running) -> None:
     assert exchange(service, smuggled)[0] == 400
     both = head("POST", PATH, "Content-Length: 5", "Transfer-Encoding: chunked", "Connection: close") + b"0\r\n\r\n"
     assert exchange(service, both)[0] in (400, 415)
+
+
+def test_a_chunk_that_lies_about_its_length_is_refused(service: Running) -> None:
+    start = head("POST", PATH, "Transfer-Encoding: chunked", f"Content-Type: {HEADERS['Content-Type']}")
+    for lie in (b"5\r\nhello world\r\n0\r\n\r\n", b"-1\r\nx\r\n", b"zz\r\nx\r\n", b"f" * 30 + b"\r\nx\r\n"):
+        assert exchange(service, start + lie)[0] == 400, lie
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(service: Running) -> None:
