@@ -39,9 +39,7 @@ def own_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def service(own_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(
-        own_root, tmp_path_factory.mktemp("log"), CLAIMCHECK_BODY_SECONDS="1.5", CLAIMCHECK_MAX_BODY_BYTES="1000000"
-    ) as service:
+    with running(own_root, tmp_path_factory.mktemp("log"), CLAIMCHECK_BODY_SECONDS="1.5") as service:
         yield service
 
 
