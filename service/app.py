@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from fastapi import Depends, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
@@ -70,6 +71,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         redoc_url=None,
         openapi_url="/api/v1/openapi.json",
         lifespan=_lifespan,
+        # traces, where OTEL_EXPORTER_OTLP_ENDPOINT names a collector; metrics and logs are ours
+        telemetry={"auto_configure": True, "metrics": False, "logs": False, "exclude": _is_probe},
         # one file more than is taken, so that our own message says how many came
         form_limits={"max_files": settings.max_images + 1, "max_fields": 256, "max_part_size": 4096},
     )
@@ -91,6 +94,11 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.openapi = lambda: openapi.describe(app)  # type: ignore[method-assign]
     app.mount("/static", StaticFiles(directory=HERE / "static"), name="static")
     return app
+
+
+def _is_probe(scope: Mapping[str, Any]) -> bool:
+    """What asks so often that its traces would bury the others."""
+    return scope["path"].startswith(("/health/", "/v2/health/", "/metrics", "/static/"))
 
 
 def _engine(settings: Settings, metrics: Metrics) -> Engine:
