@@ -12,9 +12,9 @@ from pathlib import Path
 from PIL import Image
 
 from stages.datasets.packed import PackedDataError, read_images, read_info
+from stages.evaluation.flops import FlopCounts
 from stages.evidence import EvidenceError
 from stages.experiment import Params, ParamsError, Rate, describe_cut, load_params
-from stages.flops import FlopCounts
 from stages.housekeeping import disk_usage, remove_leftovers
 from stages.planning import Cost, add_up, plan_costs
 from stages.publishing import PublishError, publish

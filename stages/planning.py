@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from stages.datasets.rows import Rows, count_rows
+from stages.evaluation.flops import CountFlops
 from stages.experiment import DatasetSource, Params, PlannedRun, Profile, Rate, plan_runs
-from stages.flops import CountFlops
 from stages.run import Protocol, Replicate, canonical_json
 
 

@@ -23,7 +23,7 @@ from torch import nn
 from stages.checkpoint import InputContract, dump_checkpoint
 from stages.datasets.packed import PackedInfo, read_info
 from stages.device import pick_device
-from stages.flops import FlopCounts
+from stages.evaluation.flops import FlopCounts
 from stages.papers import build_model
 from stages.run import RunSpec, canonical_json
 from stages.store import RunStore, write_atomically

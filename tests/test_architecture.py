@@ -41,16 +41,19 @@ ALLOWED: dict[str, set[str]] = {
     "papers": {"run", "finding", "models", "ops", "optim"},
     "training": {"run", "device", "datasets", "ops", "optim"},
     "checkpoint": {"run", "ops", "papers"},
-    "evaluation": {"run", "training", "device", "experiment", "evidence", "runlist", "checkpoint", "datasets"},
+    "evaluation": {
+        *("run", "store", "fingerprint", "experiment", "evidence", "runlist"),
+        *("training", "device", "papers", "checkpoint", "datasets"),
+    },
     "engine": {"run", "store", "experiment"},
     "publishing": {"store", "fingerprint", "evidence"},
     "releasing": {"store", "evidence", "checkpoint", "datasets", "evaluation", "publishing"},
     "housekeeping": {"store"},
     "progress": {"engine"},
     "runlist": {"store"},
-    "planning": {"run", "store", "fingerprint", "experiment", "datasets", "papers", "evaluation"},
+    "planning": {"run", "experiment", "datasets", "evaluation"},
     "runner": {"run", "store", "fingerprint", "experiment", "datasets", "engine", "runlist"},
-    "worker": {"run", "device", "store", "papers", "training", "datasets", "checkpoint"},
+    "worker": {"run", "device", "store", "papers", "training", "datasets", "checkpoint", "evaluation"},
 }
 SERVICE_MAY_IMPORT = {"stages.experiment", "stages.results", "stages.checkpoint", "stages.images", "stages.device"}
 WITHOUT_TORCH = (

@@ -13,9 +13,9 @@ from stages.cli import main
 from stages.datasets.manifest import Manifest
 from stages.datasets.prepare import prepare
 from stages.datasets.rows import count_rows
+from stages.evaluation.flops import FlopCounts
 from stages.evidence import EvidenceLine, read_lines
 from stages.experiment import Params, load_params
-from stages.flops import FlopCounts
 from stages.planning import Cost, add_up, expected_epochs, plan_costs, training_counts
 from stages.run import ModelSpec, Replicate, SplitSpec
 from stages.runner import assignments

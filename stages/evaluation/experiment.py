@@ -11,6 +11,7 @@ from typing import Any
 from stages.checkpoint import Predictor, load_predictor
 from stages.datasets.packed import PackedInfo, read_info
 from stages.evaluation.cost import Latency, measure_latencies
+from stages.evaluation.flops import FlopCounts
 from stages.evaluation.scores import Scores, score
 from stages.evidence import (
     CostLine,
@@ -20,7 +21,6 @@ from stages.evidence import (
     ResultLine,
 )
 from stages.experiment import LatencySpec
-from stages.flops import FlopCounts
 from stages.run import RunSpec
 from stages.runlist import ListedRun, RunList, read_run_list
 from stages.training.kinds import RowSet, read_rows

@@ -9,8 +9,8 @@ import torch
 from stages.checkpoint import CheckpointError, load_predictor
 from stages.datasets.packed import PackedInfo, TableSet, digest_tables, write_packed
 from stages.evaluation.cost import flops_per_sample
+from stages.evaluation.flops import FlopCounts
 from stages.evaluation.scores import score
-from stages.flops import FlopCounts
 from stages.papers.dac.mlp import MLP
 from stages.run import EarlyStopSpec, ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, SplitSpec
 from stages.store import RunStore
