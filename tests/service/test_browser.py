@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Page, Route, sync_playwright
 
 from tests.service.conftest import png
@@ -171,3 +172,21 @@ CONTRAST = """element => {
     const [light, dark] = [luminance(ink), luminance(paper)].sort((a, b) => b - a);
     return (light + 0.05) / (dark + 0.05);
 }"""
+
+
+KINDS = (
+    *("/", "/?dataset=mnist", "/?dataset=cifar10", "/papers/ninformer", "/claims/ninformer.table2.mnist.vit"),
+    *("/experiments/ninformer-mnist", "/docs", "run"),
+)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("path", KINDS)
+def test_axe_finds_nothing_serious(page: Page, path: str, scheme: str) -> None:
+    page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+    page.goto("/?dataset=mnist" if path == "run" else path)
+    if path == "run":
+        page.goto(page.locator(".runs a").first.get_attribute("href") or "")
+    found = Axe().run(page).response["violations"]
+    serious = [(item["id"], item["nodes"][0]["target"]) for item in found if item["impact"] in ("serious", "critical")]
+    assert serious == []

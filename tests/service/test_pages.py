@@ -11,6 +11,8 @@ import pytest
 import yaml
 from fastapi.testclient import TestClient
 
+from service.access import digest_of
+from service.app import create_app
 from service.charts import forest_chart
 from service.formats import count, duration, memory, percent, points, ratio, value_in
 from service.printed import lay_out
@@ -184,6 +186,20 @@ def test_the_form_works_without_javascript(client: TestClient) -> None:
     assert response.headers["content-type"] == "text/html; charset=utf-8"
     assert response.text.count('class="card is-stand-in"') == 4
     assert "its answer means nothing" in response.text
+
+
+def test_a_key_field_stands_where_keys_are_asked_for_and_is_no_part_of_the_form(settings: Settings) -> None:
+    """Without a name it can't get into an address or a body."""
+    address = "/?dataset=cifar100"
+    closed = settings.model_copy(update={"api_keys": (digest_of("key"),)})
+    fields = [
+        re.findall(
+            r'<input id="key"[^>]*>', TestClient(create_app(chosen), base_url="http://127.0.0.1").get(address).text
+        )
+        for chosen in (settings, closed)
+    ]
+    assert fields[0] == [] and len(fields[1]) == 1
+    assert 'type="password"' in fields[1][0] and "name=" not in fields[1][0]
 
 
 def test_the_reference_lists_every_operation_and_every_problem(client: TestClient) -> None:
