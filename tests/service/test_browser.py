@@ -10,6 +10,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Page, Route, sync_playwright
 
+from service.access import digest_of
 from tests.service.conftest import png
 from tests.service.running import running
 
@@ -190,3 +191,37 @@ def test_axe_finds_nothing_serious(page: Page, path: str, scheme: str) -> None:
     found = Axe().run(page).response["violations"]
     serious = [(item["id"], item["nodes"][0]["target"]) for item in found if item["impact"] in ("serious", "critical")]
     assert serious == []
+
+
+def test_a_key_is_asked_for_and_sent_and_never_shown(browser: Browser, root: Path, tmp_path: Path) -> None:
+    (tmp_path / "image.png").write_bytes(png())
+    with running(root, tmp_path, CLAIMCHECK_API_KEYS=digest_of("right")) as service:
+        page = browser.new_context(base_url=service.address).new_page()
+        page.set_default_timeout(60_000)
+        page.goto("/?dataset=cifar100")
+        page.get_by_label("API key").fill("wrong")
+        page.set_input_files("#file", tmp_path / "image.png")
+        page.get_by_text("this key is unknown").wait_for()
+        page.get_by_label("API key").fill("right")
+        with page.expect_request("**/predict") as asked:
+            page.get_by_role("button", name="Ask").click()
+        page.locator("#answers .card").first.wait_for()
+        assert asked.value.headers["authorization"] == "Bearer right"
+        assert "right" not in asked.value.url + page.url and b"right\r\n" not in (asked.value.post_data_buffer or b"")
+        page.reload()
+        assert page.get_by_label("API key").input_value() == "right", "kept for this tab"
+        page.context.close()
+
+
+def test_a_reviewer_compares_two_specs_by_keyboard_and_can_send_the_address(page: Page) -> None:
+    page.goto("/experiments/ninformer-mnist")
+    page.locator("#bands canvas").wait_for()
+    page.locator("#cost canvas").wait_for()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.get_by_label("Left").select_option("mlp-mixer")
+    page.get_by_label("what is equal, too").press("Space")
+    page.get_by_label("what is equal, too").press("Enter")
+    page.wait_for_url("**left=mlp-mixer**")
+    assert "everything=true" in page.url and page.get_by_label("Left").input_value() == "mlp-mixer"
+    assert page.get_by_role("row", name="protocol.batch_size").count() == 1
