@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 from service.errors import Problem
+
+_QUALITY = re.compile(r"(0(\.\d{0,3})?|1(\.0{0,3})?)")
 
 
 def preferred(accept: str, offers: dict[str, str]) -> str:
@@ -11,6 +15,7 @@ def preferred(accept: str, offers: dict[str, str]) -> str:
     Raises:
         Problem: none of the offers is acceptable (406).
     """
+    accept = accept if "/" in accept else "*/*"  # names no type at all
     weights = [(_weight(accept, media), name) for name, media in offers.items()]
     best = max(weight for weight, _ in weights)
     if best <= 0:
@@ -30,11 +35,9 @@ def _weight(accept: str, media: str) -> float:
 
 
 def _quality(parameters: list[str]) -> float:
+    """1 where there is none, or none that is a number from 0 to 1."""
     for parameter in parameters:
         key, _, value = parameter.partition("=")
-        if key.strip() == "q":
-            try:
-                return min(max(float(value), 0.0), 1.0)
-            except ValueError:
-                return 0.0
+        if key.strip() == "q" and _QUALITY.fullmatch(value.strip()):
+            return float(value)
     return 1.0

@@ -162,7 +162,7 @@ def rbf_feedforward(
     x: [..., E]; centers: [T, E]; weight: [F, T], column i is v_i; bias: [F]; beta: [T] or a number; returns [..., F].
     """
     rows = x.reshape(-1, x.shape[-1])
-    if kernel == "gaussian" and not normalised:
+    if kernel == "gaussian" and not normalised and similarity_native.applies(centers):
         fast = _gaussian_values(rows, centers, beta, metric_factor, metric)
         if fast is not None:
             return F.linear(fast.to(x.dtype), weight, bias).unflatten(0, x.shape[:-1])

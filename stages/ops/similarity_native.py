@@ -30,7 +30,7 @@ def yat_ratio(
     dot: [R, L]; row: [R]; column: [C, L], each for R / C rows one after the other; bias: [R] or [L].
     """
     scale, epsilon = _as_tensor(scale, dot), _as_tensor(epsilon, dot)
-    if not _applies(dot, row, column, scale, epsilon, *([] if bias is None else [bias])):
+    if not applies(dot, row, column, scale, epsilon, *([] if bias is None else [bias])):
         return None
     return _YatRatio.apply(dot, row, column, scale, epsilon, bias, is_row_bias)
 
@@ -38,20 +38,20 @@ def yat_ratio(
 def yat_linear(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Factor, epsilon: Factor) -> Tensor | None:
     """The same of samples and units.  x: [R, D]; weight: [L, D]; bias: [L]; returns [R, L]."""
     scale, epsilon = _as_tensor(scale, x), _as_tensor(epsilon, x)
-    if not _applies(x, weight, scale, epsilon, *([] if bias is None else [bias])):
+    if not applies(x, weight, scale, epsilon, *([] if bias is None else [bias])):
         return None
     return _YatLinear.apply(x, weight, bias, scale, epsilon)
 
 
 def energy(x: Tensor) -> Tensor | None:
     """Sum of squares over channels.  x: [B, C, H, W]; returns [B, 1, H, W]."""
-    return _Energy.apply(x) if _applies(x) else None
+    return _Energy.apply(x) if applies(x) else None
 
 
 def gaussian(dot: Tensor, row: Tensor, column: Tensor, beta: Factor) -> Tensor | None:
     """exp(−β (row + column − 2 dot)).  dot: [R, L]; row: [R]; column: [L]; beta: [L] or a number."""
     beta = _as_tensor(beta, dot)
-    if not _applies(dot, row, column, beta):
+    if not applies(dot, row, column, beta):
         return None
     return _Gaussian.apply(dot, row, column, beta.expand(column.shape))
 
@@ -73,7 +73,7 @@ def attention(
     scale, epsilon = _as_tensor(scale, query), _as_tensor(epsilon, query)
     tensors = [query, key, value, column, scale, epsilon, *([] if row is None else [row])]
     is_single = key.shape[:-2] == query.shape[:-2] == value.shape[:-2] and scale.ndim == epsilon.ndim == 0
-    if not is_single or not _applies(*tensors) or (is_causal and query.shape[-2] > key.shape[-2]):
+    if not is_single or not applies(*tensors) or (is_causal and query.shape[-2] > key.shape[-2]):
         return None
     outer = query.shape[:-2]
     query, key, value = (tensor.reshape(-1, *tensor.shape[-2:]) for tensor in (query, key, value))
@@ -264,7 +264,8 @@ def _as_tensor(factor: Factor, like: Tensor) -> Tensor:
     return factor if isinstance(factor, Tensor) else torch.full((), factor, dtype=torch.float32, device=like.device)
 
 
-def _applies(*tensors: Tensor) -> bool:
+def applies(*tensors: Tensor) -> bool:
+    """Whether the sums in C++ can take these: float32 on a CPU, outside compilers and transformations."""
     is_float = all(tensor.dtype == torch.float32 and tensor.device.type == "cpu" for tensor in tensors)
     is_plain = not torch.compiler.is_compiling() and all(
         type(tensor) in (Tensor, torch.nn.Parameter) for tensor in tensors
@@ -275,7 +276,7 @@ def _applies(*tensors: Tensor) -> bool:
 def _call(name: str, *arguments: Tensor | float | None) -> None:
     """Call `name`: tensors as their memory, None as no memory, whole numbers as `long`."""
     library = load_library(_SOURCE)
-    assert library is not None, "the caller has asked `_applies`"
+    assert library is not None, "the caller has asked `applies`"
     kinds: dict[type, Any] = {float: ctypes.c_float, int: ctypes.c_long, bool: ctypes.c_long}
     getattr(library, name)(
         *(
