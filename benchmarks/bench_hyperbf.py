@@ -8,13 +8,11 @@ Run: python -m benchmarks hyperbf
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.timing import Line, compare, milliseconds
+from benchmarks.timing import Line, compare, time_line, training_step
 from stages.ops.rbf import rbf_attention
 from stages.ops.rbf_layers import RBFAttention, RBFFeedForward
 from stages.papers.hyperbf.hyperbf import HyperBF
@@ -77,20 +75,6 @@ def with_distances() -> nn.Module:
     return model
 
 
-def step(model: nn.Module) -> Callable[[], None]:
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randn(BATCH, 3, 32, 32, generator=generator)
-    labels = torch.randint(0, 100, (BATCH,), generator=generator)
-
-    def run() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        F.cross_entropy(model(images), labels).backward()
-        optimizer.step()
-
-    return run
-
-
 def attention() -> Line:
     generator = torch.Generator().manual_seed(0)
     leaves = [torch.randn(8, 4, 64, 64, generator=generator).requires_grad_() for _ in range(3)]
@@ -103,19 +87,16 @@ def attention() -> Line:
         F.scaled_dot_product_attention(*leaves).sum().backward()
 
     result = compare(ours, peer, repeats=9)
-    return Line(
-        what="HyperBF attention, 32 heads of 64, 64 tokens",
-        peer=f"scaled_dot_product_attention: {milliseconds(result.peer_seconds)}",
-        ours=milliseconds(result.ours_seconds),
-        value=1 / result.ratio,
-        goal=1.3,
-        at_most=True,
-        unit="× its time",
-    )
+    what = "HyperBF attention, 32 heads of 64, 64 tokens"
+    return time_line(what, "scaled_dot_product_attention", result, goal=1.3)
 
 
 def model_line(name: str, peer: nn.Module, goal: float) -> Line:
-    result = compare(step(hyperbf()), step(peer), repeats=5)
+    steps = [
+        training_step(model, torch.optim.Adam(model.parameters(), lr=1e-4), batch=BATCH, classes=100)
+        for model in (hyperbf(), peer)
+    ]
+    result = compare(*steps, repeats=5)
     return Line(
         what=f"HyperBF, a training step of {BATCH} images",
         peer=f"{name}: {BATCH / result.peer_seconds:.3g} images/s",

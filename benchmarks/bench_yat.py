@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.timing import Line, compare, milliseconds
+from benchmarks.timing import Line, compare, time_line
 from stages.ops.yat import yat_linear
 from stages.ops.yat_attention import yat_attention
 from stages.ops.yat_conv import yat_conv2d
@@ -38,15 +38,7 @@ def line(what: str, goal: float, peer: str, leaves: list[Tensor], ours: Callable
         return run
 
     result = compare(step(ours), step(theirs), repeats=9)
-    return Line(
-        what=what,
-        peer=f"{peer}: {milliseconds(result.peer_seconds)}",
-        ours=milliseconds(result.ours_seconds),
-        value=1 / result.ratio,
-        goal=goal,
-        at_most=True,
-        unit="× its time",
-    )
+    return time_line(what, peer, result, goal=goal)
 
 
 def dense() -> Line:

@@ -11,6 +11,17 @@ from stages.results import ExperimentComparison, JudgedClaim, Result
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 
 
+def _frame(description: str, *, height: int) -> dict[str, Any]:
+    """What every chart begins with: as wide as its place."""
+    return {
+        "$schema": SCHEMA,
+        "description": description,
+        "width": "container",
+        "height": height,
+        "autosize": {"type": "fit-x", "contains": "padding"},
+    }
+
+
 def comparison_chart(comparison: ExperimentComparison) -> dict[str, Any] | None:
     """A row an arm: the paper's value as a diamond, ours as a dot with its 95 % interval.
 
@@ -36,11 +47,10 @@ def comparison_chart(comparison: ExperimentComparison) -> dict[str, Any] | None:
     if any("low" in row for row in rows):
         layers.insert(0, _intervals(x))
     return {
-        "$schema": SCHEMA,
-        "description": f"{comparison.title}: {comparison.metric.title}, ours beside the paper's",
-        "width": "container",
-        "height": 44 * len({row["arm"] for row in rows}),
-        "autosize": {"type": "fit-x", "contains": "padding"},
+        **_frame(
+            f"{comparison.title}: {comparison.metric.title}, ours beside the paper's",
+            height=44 * len({row["arm"] for row in rows}),
+        ),
         "data": {"values": rows},
         "encoding": {"y": {"field": "arm", "type": "nominal", "sort": None, "title": None}},
         "layer": layers,
@@ -89,11 +99,7 @@ def forest_chart(title: str, judged: Sequence[JudgedClaim], names: Mapping[str, 
     x = {"type": "quantitative", "title": "ours − paper, in margins", "scale": {"zero": True}}
     same = {"low": -1, "high": 1}
     return {
-        "$schema": SCHEMA,
-        "description": f"{title}: differences from the paper with intervals, in margins",
-        "width": "container",
-        "height": max(70, 34 * len(rows)),
-        "autosize": {"type": "fit-x", "contains": "padding"},
+        **_frame(f"{title}: differences from the paper with intervals, in margins", height=max(70, 34 * len(rows))),
         "layer": [
             {
                 "data": {"values": [same]},
@@ -159,11 +165,7 @@ def cost_chart(comparison: ExperimentComparison, cost: str) -> dict[str, Any] | 
     y = {"type": "quantitative", "title": f"{comparison.metric.title}{unit}", "scale": {"zero": False, "padding": 16}}
     roles = list(dict.fromkeys(str(row["role"]) for row in rows))
     return {
-        "$schema": SCHEMA,
-        "description": f"{comparison.title}: {comparison.metric.title} over {COSTS[cost]}",
-        "width": "container",
-        "height": 320,
-        "autosize": {"type": "fit-x", "contains": "padding"},
+        **_frame(f"{comparison.title}: {comparison.metric.title} over {COSTS[cost]}", height=320),
         "data": {"values": rows},
         "encoding": {"x": {**x, "scale": {"zero": False, "padding": 60, "nice": True}}},
         "layer": [
@@ -236,11 +238,7 @@ def band_chart(comparison: ExperimentComparison, points: Sequence[CurvePoint], c
         }
         layers.insert(0, band)
     return {
-        "$schema": SCHEMA,
-        "description": f"{comparison.title}: {title} over epochs, mean and span over replicates",
-        "width": "container",
-        "height": 340,
-        "autosize": {"type": "fit-x", "contains": "padding"},
+        **_frame(f"{comparison.title}: {title} over epochs, mean and span over replicates", height=340),
         "data": {"values": rows},
         "encoding": {"x": _EPOCHS, "color": color},
         "layer": layers,

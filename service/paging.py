@@ -10,14 +10,14 @@ import base64
 import binascii
 import hashlib
 from collections.abc import Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
 from fastapi import Depends, Query, Request, Response
 from pydantic import BaseModel
 
-from service.errors import Problem
-from service.tabular import ListFormat, csv_response, rows_as_csv
+from service.errors import Problem, declared
+from service.tabular import CSV_TOO, ListFormat, csv_response, rows_as_csv
 
 Row = TypeVar("Row")
 Item = TypeVar("Item", bound=BaseModel)
@@ -49,6 +49,10 @@ class Page:
     def slice(self, rows: Sequence[Row]) -> Sequence[Row]:
         """As `cut`, of a whole list."""
         return self.cut(rows[self.offset : self.offset + self.limit + 1])
+
+    def answer_with(self, kind: type[Item], rows: Sequence[object]) -> Sequence[Item] | Response:
+        """The page of a whole list whose rows have the fields of `kind`."""
+        return self.answer(kind, [kind.model_validate(row) for row in self.slice(rows)])
 
     def answer(self, kind: type[Item], items: Sequence[Item]) -> Sequence[Item] | Response:
         """What was cut, in the form that the client wants."""
@@ -82,3 +86,8 @@ class Page:
 
 
 Paging = Annotated[Page, Depends(Page)]
+
+
+def list_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """What every list answers with, for OpenAPI: its two forms, its problems and those of `statuses`."""
+    return CSV_TOO | declared(*sorted({406, 410, 422, *statuses}))

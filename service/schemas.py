@@ -31,6 +31,13 @@ class DatasetOut(Out):
     homepage: str
 
 
+class SampleOut(Out):
+    index: int = Field(description="position in the packed test set")
+    true_class: str = Field(examples=["horse"])
+    provenance: str = Field(description="embedded (stand-in), subset or full", examples=["full"])
+    address: str = Field(description="of the image", examples=["/api/v1/datasets/cifar10/samples/13"])
+
+
 class ArmOut(Out):
     name: str = Field(examples=["local-vit"])
     title: str

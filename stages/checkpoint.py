@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,7 @@ import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from stages.ops.normalize import normalize
 from stages.papers import build_model
@@ -83,6 +84,24 @@ class Predictor:
         return np.concatenate(parts)
 
 
+class _Undrawn(TorchFunctionMode):
+    """New parameters stay as memory has them: for a network whose numbers are all loaded next."""
+
+    _DRAWS = frozenset(
+        [nn.init.uniform_, nn.init.normal_, nn.init.kaiming_uniform_, Tensor.uniform_, Tensor.normal_, torch.randn]
+    )
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        keywords = kwargs or {}
+        if func not in self._DRAWS:
+            return func(*args, **keywords)
+        if func is torch.randn:
+            return torch.empty(*args, **keywords)
+        return args[0] if args else keywords["tensor"]
+
+
 def dump_checkpoint(network: nn.Module, contract: InputContract, *, dtype: torch.dtype = torch.float32) -> bytes:
     """The bytes of a checkpoint file: all parameters and buffers, and the contract in the header.
 
@@ -111,7 +130,8 @@ def load_predictor(weights: Path, *, device: str = "cpu", expected_sha256: str |
         raise CheckpointError(f"{weights.name}: expected sha256 {expected_sha256[:12]}…, got {digest[:12]}…")
     contract = read_contract(content, weights.name)
     try:
-        network = build_model(contract.model)
+        with _Undrawn():
+            network = build_model(contract.model)
         network.load_state_dict(safetensors.torch.load(content))
     except (RuntimeError, TypeError, ValueError, safetensors.SafetensorError) as error:
         reason = str(error).splitlines()[0]

@@ -12,6 +12,7 @@ import dataclasses
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -208,6 +209,11 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
+@cache
+def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
 def read_lines(path: Path, kind: type[Line]) -> list[Line]:
     """All lines of `path` as `kind`; an absent file has none.
 
@@ -216,7 +222,7 @@ def read_lines(path: Path, kind: type[Line]) -> list[Line]:
     """
     if not path.is_file():
         return []
-    adapter = TypeAdapter(kind)
+    adapter: TypeAdapter[Line] = _adapter(kind)  # type: ignore[arg-type]  # a class is hashable
     lines = []
     for number, text in enumerate(path.read_text().splitlines(), start=1):
         try:

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from stages.grid import ArmTemplate, Role, expand_arms
 from stages.rules import Rules
@@ -82,7 +82,8 @@ class LatencySpec:
 class Profile:
     """A budget.  `overrides` replace protocol fields; `replicates` keeps the first n seeds (None: all).
 
-    `roles` are those of the arms that it trains (None: all).
+    `roles` are those of the arms that it trains (None: all).  `slots`: how many train at once on a device that is named
+    alone; on a CPU they share its threads.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -91,6 +92,7 @@ class Profile:
     overrides: Mapping[str, Any]
     latency: LatencySpec
     roles: tuple[Role, ...] | None = None
+    slots: Annotated[int, Field(ge=1)] = 1
 
 
 @dataclass(frozen=True, kw_only=True)

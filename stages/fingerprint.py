@@ -59,6 +59,7 @@ def _insignificant_spans(source: str) -> list[Span]:
     return spans
 
 
+@cache
 def imported_modules(module: str) -> set[str]:
     """Our modules that `module` imports anywhere in its file, by reading it."""
     path = source_path(module)
@@ -121,10 +122,5 @@ def code_fingerprint(roots: Iterable[str]) -> dict[str, str]:
 
 def changed_modules(code: Mapping[str, str]) -> list[str]:
     """Modules of a run's fingerprint whose source is another one now, or gone."""
-    now: dict[str, str] = {}
-    for module in code:
-        try:
-            now |= code_fingerprint([module])
-        except ModuleNotFoundError:
-            continue
-    return sorted(module for module, digest in code.items() if now.get(module) != digest)
+    paths = {module: source_path(module) for module in code}
+    return sorted(module for module, path in paths.items() if path is None or module_digest(path) != code[module])

@@ -57,12 +57,11 @@ def stage_inputs(params: Params) -> dict[str, StageInputs]:
     return found
 
 
-_imported = cache(imported_modules)
-
-
 def modules_run(roots: Iterable[str]) -> set[str]:
     """`roots`, all of ours that they import, directly or not, and the packages in which these lie."""
-    return reachable(roots, lambda module: [*_imported(module), *([module.rpartition(".")[0]] * ("." in module))])
+    return reachable(
+        roots, lambda module: [*imported_modules(module), *([module.rpartition(".")[0]] * ("." in module))]
+    )
 
 
 @cache

@@ -38,12 +38,13 @@ def main(arguments: list[str] | None = None) -> int:
         signal.signal(number, lambda *_: stop.set())
     try:
         end_with(dvc_and_shells())
+        params, devices = load_params(), options.device.split(",")
         with ProgressDisplay() as display:
             complete = train_experiment(
                 options.experiment,
-                load_params(),
+                params,
                 data=Path("data"),
-                devices=options.device.split(","),
+                devices=devices if len(devices) > 1 else devices * params.profile.slots,
                 report=display.report,
                 stop=stop,
                 only=options.runs,

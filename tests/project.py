@@ -17,10 +17,11 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 EXPERIMENT = "tiny-mnist"
 
 
-def make_project(folder: Path, *, epochs: int = 3, steps_per_epoch: int | None = 4) -> Path:
+def make_project(folder: Path, *, epochs: int = 3, steps_per_epoch: int | None = 4, slots: int = 1) -> Path:
     """Write params and packed data below `folder`; the code stays where it is."""
     index = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
     index["profiles"]["smoke"]["overrides"] = {"epochs": epochs, "steps_per_epoch": steps_per_epoch, "batch_size": 16}
+    index["profiles"]["smoke"]["slots"] = slots
     index["experiments"] = {EXPERIMENT: {"paper": "ninformer", "dataset": "mnist"}}
     index["profile"] = "smoke"
     experiment = yaml.safe_load((REPOSITORY / "params" / "ninformer-mnist.yaml").read_text())

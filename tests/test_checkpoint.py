@@ -79,6 +79,13 @@ def test_predictor_answers_like_the_network(
     np.testing.assert_allclose(predictor.probabilities(images), expected, atol=1e-6)
 
 
+def test_reading_draws_no_numbers(tmp_path: Path, content: bytes) -> None:
+    """A network's own initialisation takes longer than reading the file, and all of it is replaced."""
+    before = torch.random.get_rng_state()
+    load_predictor(write(tmp_path / "w.safetensors", content))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
 def test_an_image_alone_and_in_a_batch_get_the_same_answer(tmp_path: Path, content: bytes, images: np.ndarray) -> None:
     predictor = load_predictor(write(tmp_path / "w.safetensors", content))
     together = predictor.probabilities(images)

@@ -36,7 +36,7 @@ def test_stand_in_is_composed_where_fetch_said_so(tmp_path: Path) -> None:
     assert fetch.main(["tiny"]) == 0
     assert preprocess.main(["tiny"]) == 0
     assert read_info(tmp_path / "data/processed/tiny").provenance == "embedded"
-    assert len(read_images(tmp_path / "data/processed/tiny", "test")) == 64
+    assert len(read_images(tmp_path / "data/processed/tiny", "test")) == 16
 
 
 def test_fault_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_three_replicates_have_mean_interval_and_difference(root: Path) -> None:
     assert (vit.rank_ours, vit.rank_paper) == (4, 4)
     assert comparison.order.ours == ("ninformer", "local-vit", "mlp-mixer", "vit")
     assert comparison.order.agrees is True
-    assert comparison.label == "as printed in the paper, on official images (profile paper)"
+    assert comparison.label == "as printed in the paper, on official data (profile paper)"
 
 
 def test_one_replicate_has_no_interval_and_says_why(root: Path) -> None:
@@ -216,9 +216,9 @@ def test_comparisons_find_their_results_by_index(root: Path) -> None:
     [
         ("embedded", "2 steps an epoch", "stand-in data"),
         ("subset", "3 of 100 epochs", "cut budget (3 of 100 epochs)"),
-        ("full", "12,500 of 50,000 training images", "(official images) on a cut budget (12,500 of 50,000 training"),
-        ("subset", "", "as printed in the paper, on part of the official images"),
-        ("full", "", "as printed in the paper, on official images"),
+        ("full", "12,500 of 50,000 training images", "official data on a cut budget (12,500 of 50,000 training"),
+        ("subset", "", "as printed in the paper, on part of the official data"),
+        ("full", "", "as printed in the paper, on official data"),
         (None, None, "not run yet"),
     ],
 )

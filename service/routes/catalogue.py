@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Path, Query, Response
 
 from service import claim_queries, queries
 from service.claim_schemas import (
@@ -19,11 +19,11 @@ from service.claim_schemas import (
 )
 from service.comparing import Compare, Question
 from service.curves import Curve, list_curves
-from service.dependencies import ResultsSession
+from service.dependencies import ResultsSession, ServiceSettings
 from service.errors import declared
-from service.paging import Paging
-from service.schemas import CurvePointOut, DatasetOut, ExperimentOut, PaperOut
-from service.tabular import CSV_TOO
+from service.paging import Paging, list_responses
+from service.samples import PNG, Samples
+from service.schemas import CurvePointOut, DatasetOut, ExperimentOut, PaperOut, SampleOut
 from stages.results import ClaimFilter, Status, find_judged, list_families
 
 router = APIRouter(prefix="/api/v1")
@@ -39,12 +39,11 @@ VerdictFilter = Annotated[Status | None, Query(description="a verdict", examples
     tags=["catalogue"],
     operation_id="listPapers",
     response_model=list[PaperOut],
-    responses=CSV_TOO | declared(406, 410, 422),
+    responses=list_responses(),
 )
 def list_papers(session: ResultsSession, page: Paging) -> Sequence[PaperOut] | Response:
     """The papers whose claims are tested."""
-    found = page.slice(queries.list_papers(session))
-    return page.answer(PaperOut, [PaperOut.model_validate(row) for row in found])
+    return page.answer_with(PaperOut, queries.list_papers(session))
 
 
 @router.get("/papers/{name}", tags=["catalogue"], operation_id="getPaper", responses=declared(404))
@@ -58,12 +57,11 @@ def read_paper(name: str, session: ResultsSession) -> PaperOut:
     tags=["catalogue"],
     operation_id="listDatasets",
     response_model=list[DatasetOut],
-    responses=CSV_TOO | declared(406, 410, 422),
+    responses=list_responses(),
 )
 def list_datasets(session: ResultsSession, page: Paging) -> Sequence[DatasetOut] | Response:
     """The data sets that models are trained and tested on."""
-    found = page.slice(queries.list_datasets(session))
-    return page.answer(DatasetOut, [DatasetOut.model_validate(row) for row in found])
+    return page.answer_with(DatasetOut, queries.list_datasets(session))
 
 
 @router.get("/datasets/{name}", tags=["catalogue"], operation_id="getDataset", responses=declared(404))
@@ -73,18 +71,50 @@ def read_dataset(name: str, session: ResultsSession) -> DatasetOut:
 
 
 @router.get(
+    "/datasets/{name}/samples",
+    tags=["catalogue"],
+    operation_id="listSamples",
+    response_model=list[SampleOut],
+    responses=list_responses(404),
+)
+def list_samples(
+    name: str, session: ResultsSession, page: Paging, settings: ServiceSettings
+) -> Sequence[SampleOut] | Response:
+    """Test images to try a model with: a few classes, one image each."""
+    samples = Samples(settings.root, queries.find_dataset(session, name).name)
+    return page.answer_with(SampleOut, samples.chosen())
+
+
+@router.get(
+    "/datasets/{name}/samples/{index}",
+    tags=["catalogue"],
+    operation_id="getSample",
+    response_class=Response,
+    responses=PNG | declared(404, 422),
+)
+def read_sample(
+    name: str,
+    index: Annotated[int, Path(ge=0, lt=1 << 40, description="position in the packed test set")],
+    session: ResultsSession,
+    settings: ServiceSettings,
+) -> Response:
+    """One test image."""
+    samples = Samples(settings.root, queries.find_dataset(session, name).name)
+    return Response(samples.png(index), media_type="image/png")
+
+
+@router.get(
     "/experiments",
     tags=["catalogue"],
     operation_id="listExperiments",
     response_model=list[ExperimentOut],
-    responses=CSV_TOO | declared(404, 406, 410, 422),
+    responses=list_responses(404),
 )
 def list_experiments(
     session: ResultsSession, page: Paging, paper: PaperFilter = None, dataset: DatasetFilter = None
 ) -> Sequence[ExperimentOut] | Response:
     """Experiments: one table or figure of one paper on one data set."""
-    found = page.slice(queries.list_experiments(session, paper=paper, dataset=dataset))
-    return page.answer(ExperimentOut, [ExperimentOut.model_validate(row) for row in found])
+    return page.answer_with(ExperimentOut, queries.list_experiments(session, paper=paper, dataset=dataset))
 
 
 @router.get("/experiments/{name}", tags=["catalogue"], operation_id="getExperiment", responses=declared(404))
@@ -98,7 +128,7 @@ def read_experiment(name: str, session: ResultsSession) -> ExperimentOut:
     tags=["catalogue"],
     operation_id="listCurves",
     response_model=list[CurvePointOut],
-    responses=CSV_TOO | declared(404, 406, 410, 422),
+    responses=list_responses(404),
 )
 def list_experiment_curves(
     name: str,
@@ -114,8 +144,7 @@ def list_experiment_curves(
     found = compare(Question(dataset=experiment.dataset, profile=profile))
     comparison = next(item for item in found if item.experiment == name)
     arms = [item.arm for item in comparison.arms if not arm or item.arm in arm]
-    points = page.slice(list_curves(session, comparison, curve, arms))
-    return page.answer(CurvePointOut, [CurvePointOut.model_validate(point) for point in points])
+    return page.answer_with(CurvePointOut, list_curves(session, comparison, curve, arms))
 
 
 @router.get(
@@ -123,7 +152,7 @@ def list_experiment_curves(
     tags=["claims"],
     operation_id="listClaims",
     response_model=list[ClaimOut],
-    responses=CSV_TOO | declared(404, 406, 410, 422),
+    responses=list_responses(404),
 )
 def list_claims(
     session: ResultsSession,

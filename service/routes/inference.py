@@ -50,7 +50,7 @@ EXAMPLE: dict[str, Any] = {
             "weights_sha256": "51ab…",
             "profile": "quick",
             "provenance": "full",
-            "label": "real data (official images) on a cut budget (3 of 100 epochs): a first look, …",
+            "label": "official data on a cut budget (3 of 100 epochs): a first look, …",
             "our_accuracy": 0.52,
             "paper_accuracy": 0.6574,
             "paper_claim": "ninformer.table2.c10.vit",

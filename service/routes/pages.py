@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from operator import attrgetter
+from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
 
@@ -12,8 +13,10 @@ from service import queries
 from service.charts import comparison_chart, curves_chart
 from service.comparing import Compare, Question
 from service.dependencies import ResultsSession, Scripts, ServiceSettings, Templates
-from service.errors import declared
+from service.errors import Problem, declared
 from service.routes.claim_pages import show_papers
+from service.samples import Samples
+from service.schemas import SampleOut
 from service.specs import flatten
 from service.wording import side_of
 from stages.results import METRICS, SHOWN_METRICS, ExperimentComparison, describe_fidelity
@@ -55,11 +58,20 @@ def show_comparison(
             "charts": [comparison_chart(comparison) for comparison in comparisons],
             "papers": {paper.name: paper for paper in queries.list_papers(session)},
             "answerers": _to_try(queries.list_checkpoints(session, dataset=chosen.name)),
+            "samples": _samples(settings.root, chosen.name),
             "max_images": settings.max_images,
             "needs_key": bool(settings.api_keys),
             "side_of": side_of,
         },
     )
+
+
+def _samples(root: Path, dataset: str) -> list[SampleOut]:
+    """None where the data set was not packed here: its models answer all the same."""
+    try:
+        return Samples(root, dataset).chosen()
+    except Problem:
+        return []
 
 
 _dataset_of = attrgetter("dataset")

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Path, Query, Response
 from service import queries
 from service.dependencies import ResultsSession
 from service.errors import declared
-from service.paging import Paging
+from service.paging import Paging, list_responses
 from service.provenance import ProvenanceOut, describe_provenance
 from service.queries import Answerer
 from service.routes.catalogue import DatasetFilter, ExperimentFilter
@@ -23,7 +23,6 @@ from service.schemas import (
     RunDetailOut,
     RunOut,
 )
-from service.tabular import CSV_TOO
 from stages.results import Result, describe_fidelity
 
 router = APIRouter(prefix="/api/v1")
@@ -34,7 +33,7 @@ router = APIRouter(prefix="/api/v1")
     tags=["runs"],
     operation_id="listRuns",
     response_model=list[RunOut],
-    responses=CSV_TOO | declared(404, 406, 410, 422),
+    responses=list_responses(404),
 )
 def list_runs(
     session: ResultsSession,
@@ -79,7 +78,7 @@ def read_provenance(
     tags=["runs"],
     operation_id="listCheckpoints",
     response_model=list[CheckpointOut],
-    responses=CSV_TOO | declared(404, 406, 410, 422),
+    responses=list_responses(404),
 )
 def list_checkpoints(
     session: ResultsSession, page: Paging, dataset: DatasetFilter = None, experiment: ExperimentFilter = None

@@ -83,11 +83,24 @@ function setUpForm(form) {
     }
   }
 
+  async function trySample(button) {
+    const response = await fetch(button.dataset.sample);
+    if (!response.ok) { status.textContent = "This image is no longer there; load the page again."; return; }
+    const content = await response.blob();
+    const files = new DataTransfer();
+    files.items.add(new File([content], `${button.title}.png`, { type: content.type }));
+    input.files = files.files;
+    ask();
+  }
+
   if (key) key.value = sessionStorage.getItem("api-key") || "";
   form.addEventListener("submit", (event) => { event.preventDefault(); ask(); });
   input.addEventListener("change", () => { if (input.files.length) ask(); });
   for (const box of form.querySelectorAll("input[type=checkbox]")) {
     box.addEventListener("change", () => { if (input.files.length) ask(); });
+  }
+  for (const button of form.querySelectorAll("[data-sample]")) {
+    button.addEventListener("click", () => trySample(button));
   }
   for (const name of ["dragenter", "dragover"]) {
     drop.addEventListener(name, (event) => { event.preventDefault(); drop.classList.add("is-over"); });

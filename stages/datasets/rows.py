@@ -27,7 +27,7 @@ def count_rows(name: str, source: DatasetSource, *, is_stand_in: bool) -> Rows:
     if is_stand_in and source.kind == "table":
         train, test = STAND_IN_ROWS["train"], STAND_IN_ROWS["test"]
     elif is_stand_in:
-        train, test = stand_in_counts(source.shape, source.classes)
+        train, test = stand_in_counts(source.classes)
     return Rows(train=train, test=test, shape=source.shape)
 
 

@@ -58,10 +58,11 @@ Report = Callable[[Event], None]
 def run_groups(
     groups: Sequence[Group], store: Path, devices: Sequence[str], report: Report, stop: threading.Event
 ) -> bool:
-    """Train all groups, one at a time on each device; a failed one does not hold up the rest.
+    """Train all groups, one at a time on each of `devices` (a name twice: two at once); a failed one holds up no other.
 
     Returns whether every group has its outcome in the store.
     """
+    devices = devices[: max(1, len(groups))]
     if len(devices) == 1:
         _slot(groups, store, devices[0], report, stop.is_set)
     else:
@@ -152,7 +153,7 @@ def _spawn_slots(
     groups: Sequence[Group], store: Path, devices: Sequence[str], report: Report, stop: threading.Event
 ) -> None:
     context = multiprocessing.get_context("spawn")
-    threads = max(1, (os.cpu_count() or 1) // max(1, sum(device == "cpu" for device in devices)))
+    threads = max(1, (os.cpu_count() or 1) // max(1, sum(device in ("cpu", "auto") for device in devices)))
     slots: dict[Connection, SpawnProcess] = {}
     for device in devices:
         # A pipe a slot: a shared queue's lock would stay locked for ever when a slot is killed while it writes.

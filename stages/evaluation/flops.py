@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -17,15 +18,12 @@ CountFlops = Callable[[ModelSpec, tuple[int, ...], int | None], int]
 
 
 class FlopCounts:
-    """Counted where they aren't known, and kept in `path` for as long as a model's code stays the same.
-
-    Two processes that save at once keep the counts of one: the others are counted again.
-    """
+    """Counted where they aren't known, and kept in `path` for as long as a model's code stays the same."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or home() / "flops.json"
         self.known = self._read()
-        self.added = 0
+        self.added: dict[str, int] = {}
 
     def _read(self) -> dict[str, int]:
         try:
@@ -39,15 +37,19 @@ class FlopCounts:
         parts = [model.path, dict(model.arguments), list(shape), vocabulary, _code(model.path.split(":")[0])]
         key = hashlib.sha256(canonical_json(parts).encode()).hexdigest()
         if key not in self.known:
-            self.known[key] = _count_forward(model, shape, vocabulary)
-            self.added += 1
+            self.known[key] = self.added[key] = _count_forward(model, shape, vocabulary)
         return self.known[key]
 
     def save(self) -> None:
-        """Keep what was counted since it was read."""
-        if self.added:
+        """Keep what was counted since it was read, beside what other processes have kept since then."""
+        if not self.added:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self.known |= self._read()
             write_atomically(self.path, (json.dumps(self.known, sort_keys=True, indent=0) + "\n").encode())
-            self.added = 0
+        self.added = {}
 
 
 @cache

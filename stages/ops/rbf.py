@@ -119,6 +119,16 @@ def _require_one_metric(metric_factor: Tensor | None, metric: Tensor | None) -> 
         raise ValueError("metric_factor and metric are both given; expected W, or M, or neither")
 
 
+def _expanded(
+    x: Tensor, t: Tensor, metric_factor: Tensor | None, metric: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(xᵀMt [..., N, T], xᵀMx [..., N], tᵀMt [..., T]) for M, or WᵀW, or the identity, in float32 at least."""
+    _require_one_metric(metric_factor, metric)
+    x, t = _factored(_at_least_float32(x), metric_factor), _factored(_at_least_float32(t), metric_factor)
+    x_metric, x_norm, t_norm = _terms(x, t, metric)
+    return x_metric @ t.mT, x_norm, t_norm
+
+
 def squared_distance(
     x: Tensor, t: Tensor, *, metric_factor: Tensor | None = None, metric: Tensor | None = None
 ) -> Tensor:
@@ -127,22 +137,17 @@ def squared_distance(
     x: [..., N, E]; t: [..., T, E]; metric_factor: W [R, E]; metric: M [E, E]; returns [..., N, T].  Close to zero the
     three terms cancel: the error is the rounding of ‖x‖², and may be negative.
     """
-    _require_one_metric(metric_factor, metric)
     with _without_autocast(x.device):
-        x, t = _factored(_at_least_float32(x), metric_factor), _factored(_at_least_float32(t), metric_factor)
-        x_metric, x_norm, t_norm = _terms(x, t, metric)
-        return x_norm[..., :, None] + t_norm[..., None, :] - 2 * x_metric @ t.transpose(-2, -1)
+        inner, x_norm, t_norm = _expanded(x, t, metric_factor, metric)
+        return x_norm[..., :, None] + t_norm[..., None, :] - 2 * inner
 
 
 def _gaussian_values(
     x: Tensor, t: Tensor, beta: Tensor | float, metric_factor: Tensor | None, metric: Tensor | None
 ) -> Tensor | None:
     """K(‖x - t‖²) for the Gaussian [N, T], where C++ can have it in one pass."""
-    _require_one_metric(metric_factor, metric)
     with _without_autocast(x.device):
-        x, t = _factored(_at_least_float32(x), metric_factor), _factored(_at_least_float32(t), metric_factor)
-        x_metric, x_norm, t_norm = _terms(x, t, metric)
-        return similarity_native.gaussian(x_metric @ t.mT, x_norm, t_norm, beta)
+        return similarity_native.gaussian(*_expanded(x, t, metric_factor, metric), beta)
 
 
 def rbf_feedforward(

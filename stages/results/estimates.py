@@ -241,7 +241,7 @@ def describe_fidelity(provenance: str | None, profile: str | None, cut: str | No
         return "not run yet"
     if provenance == "embedded":
         return "stand-in data: shows that the pipeline runs, says nothing about the claim"
-    data = "official images" if provenance == "full" else "part of the official images"
+    data = "official data" if provenance == "full" else "part of the official data"
     if cut:
-        return f"real data ({data}) on a cut budget ({cut}): a first look, not a verdict"
+        return f"{data} on a cut budget ({cut}): a first look, not a verdict"
     return f"as printed in the paper, on {data} (profile {profile})"

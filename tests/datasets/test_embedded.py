@@ -25,11 +25,10 @@ def test_sources_are_the_digits_of_scikit_learn() -> None:
 def test_stand_in_has_the_shape_and_classes_of_its_data_set(kind: Kind) -> None:
     shape, classes = kind
     train, test = compose_stand_in("any", shape, classes)
-    assert train.images.shape == (512, *shape)
-    count = 64 if shape[1] <= 32 else 16
-    assert test.images.shape == (count, *shape)
+    assert train.images.shape == (max(128, classes), *shape)
+    assert test.images.shape == (16, *shape)
     assert set(train.labels.tolist()) == set(range(classes))
-    assert len(set(test.labels.tolist())) == min(classes, count)
+    assert len(set(test.labels.tolist())) == min(classes, 16)
     counts = np.bincount(train.labels)
     assert counts.max() - counts.min() <= 1
 
@@ -43,9 +42,9 @@ def test_classes_are_named_for_what_they_show() -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "digest"),
     [
-        ("mnist", MNIST, "a5ae2eef3514"),
-        ("cifar10", CIFAR10, "e74ddc8bfecf"),
-        ("cifar100", CIFAR100, "99b10a03c5aa"),
+        ("mnist", MNIST, "c2c936e2243d"),
+        ("cifar10", CIFAR10, "1faaea649f59"),
+        ("cifar100", CIFAR100, "81930dbb751a"),
     ],
 )
 def test_stand_in_is_the_same_on_every_machine(name: str, kind: Kind, digest: str) -> None:
@@ -94,4 +93,4 @@ def test_colours_are_seen_in_three_channels_only() -> None:
     grey, _ = compose_stand_in("any", (1, 28, 28), 10)
     coloured, _ = compose_stand_in("any", (3, 32, 32), 10)
     assert (grey.images.min(), grey.images.max()) == (0, 255)
-    assert len({tuple(image[:, 0, 0]) for image in coloured.images}) > 400
+    assert len({tuple(image[:, 0, 0]) for image in coloured.images}) > 100

@@ -93,7 +93,7 @@ def test_stand_in_is_never_taken_for_the_data_set(tmp_path: Path) -> None:
     info = prepare(tiny_cifar10().source, manifest, tmp_path, tmp_path / "packed")
     assert (info.provenance, info.source) == ("embedded", "embedded")
     assert info.classes[3] == "digits-3"
-    assert (info.train_images, info.test_images) == (512, 64)
+    assert (info.train_images, info.test_images) == (128, 16)
 
 
 NINE = np.arange(TRAIN) % 9

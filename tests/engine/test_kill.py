@@ -149,9 +149,14 @@ def children(pid: int) -> list[int]:
         return []
 
 
-def test_two_slots_train_each_run_once(tmp_path: Path) -> None:
-    project = make_project(tmp_path)
-    output = train(project, "--device", "cpu,cpu")
+@pytest.mark.parametrize(("slots", "devices"), [(1, "cpu,cpu"), (2, "cpu"), (3, "auto")])
+def test_several_slots_train_each_run_once(tmp_path: Path, slots: int, devices: str) -> None:
+    """As many as the command names devices, or as the profile says, but no more than there are runs."""
+    project = make_project(tmp_path, slots=slots)
+    process = start_training(project, "--device", devices)
+    wait_for(lambda: sum(b"spawn_main" in command_of(pid) for pid in children(process.pid)) == 2)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
     assert output.count(": trained\n") == 2
     assert len(outcomes(project)) == 2
 

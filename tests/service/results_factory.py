@@ -32,6 +32,7 @@ from stages.experiment import Experiment, describe_cut, load_params, plan_runs
 from stages.fingerprint import code_fingerprint
 from stages.papers import build_model
 from stages.run import ModelSpec, RunSpec
+from tests.project import pack_stand_in
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAPER_ACCURACY = {
@@ -58,6 +59,7 @@ def make_root(root: Path) -> Path:
     add_results(root, "ninformer-cifar100", "quick", "subset", published="2026-11-01T10:00:00Z")
     add_results(root, "ninformer-cifar100", "smoke", "embedded")
     add_results(root, "ninformer-cifar10", "smoke", "embedded")
+    pack_stand_in(root / "data" / "processed" / "cifar100", "cifar100")
     return root
 
 
@@ -191,7 +193,9 @@ def _write_weights(root: Path, experiment: Experiment, arm: str, spec: RunSpec, 
     path = root / "data" / "runs" / experiment.name / spec.run_key / "weights.safetensors"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
-    return hashlib.sha256(content).hexdigest()
+    digest = hashlib.sha256(content).hexdigest()
+    path.with_name("result.json").write_text(json.dumps({"weights_sha256": digest}))
+    return digest
 
 
 def _result_line(experiment, planned, spec, data, profile, cut, weights, is_diverged) -> ResultLine:

@@ -105,6 +105,16 @@ def test_a_dropped_image_is_answered_by_every_arm_side_by_side(page: Page) -> No
     assert page.locator("#answers img").evaluate("image => image.complete && image.naturalWidth") == 32
 
 
+def test_a_sample_is_answered_without_an_image_of_ones_own(page: Page) -> None:
+    page.goto("/?dataset=cifar100")
+    samples = page.get_by_role("group", name="Test images to try").get_by_role("button")
+    assert samples.count() == 12
+    samples.nth(3).click()
+    page.locator("#answers .card").first.wait_for()
+    assert page.locator("#answers .file").all_inner_texts() == [f"{samples.nth(3).get_attribute('title')}.png"]
+    assert page.locator("#answers img").evaluate("image => image.complete && image.naturalWidth") == 32
+
+
 def test_an_answer_never_stands_under_another_picture(page: Page, tmp_path: Path) -> None:
     for name, seed in (("first.png", 1), ("second.png", 2)):
         (tmp_path / name).write_bytes(png(seed))

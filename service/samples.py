@@ -1,0 +1,69 @@
+"""Test images of a data set, for whoever wants to try a model and has no image at hand."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from safetensors import SafetensorError, safe_open
+
+from service.errors import Problem
+from service.schemas import SampleOut
+from stages.datasets.packed import PackedDataError, PackedInfo, read_info
+
+MOST = 12  # a row of the page
+PNG: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"image/png": {"schema": {"type": "string", "format": "binary"}}}},
+}
+"""The answer of one sample, for OpenAPI."""
+
+
+class Samples:
+    """The packed test images of one data set below `root`.
+
+    Raises:
+        Problem: they are not here, or the data set has none (404).
+    """
+
+    def __init__(self, root: Path, dataset: str) -> None:
+        folder = root / "data" / "processed" / dataset
+        try:
+            self.info: PackedInfo = read_info(folder)
+            if self.info.kind != "images":
+                raise Problem(404, f"{dataset} is a {self.info.kind} and has no images")
+            self._file: Any = safe_open(folder / "test.safetensors", framework="numpy")
+        except (PackedDataError, SafetensorError, OSError):
+            raise Problem(
+                404, f"the images of {dataset} are not here; `dvc repro preprocess@{dataset}` packs them"
+            ) from None
+
+    def chosen(self) -> list[SampleOut]:
+        """The first image of a class, for as many classes as a row holds, spread over all that there are."""
+        classes, first = np.unique(self._file.get_tensor("labels"), return_index=True)
+        spread = np.linspace(0, len(classes) - 1, min(MOST, len(classes))).round().astype(int)
+        return [
+            SampleOut(
+                index=int(first[place]),
+                true_class=self.info.classes[classes[place]],
+                provenance=self.info.provenance,
+                address=f"/api/v1/datasets/{self.info.dataset}/samples/{first[place]}",
+            )
+            for place in spread
+        ]
+
+    def png(self, index: int) -> bytes:
+        """One image, in the order of the packed set.
+
+        Raises:
+            Problem: there are fewer (404).
+        """
+        if index >= self.info.test_images:
+            raise Problem(404, f"sample {index}: {self.info.dataset} has {self.info.test_images:,} test images here")
+        pixels = self._file.get_slice("images")[index : index + 1][0]
+        image = Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0))
+        buffer = io.BytesIO()
+        image.save(buffer, "PNG")
+        return buffer.getvalue()
