@@ -1,4 +1,4 @@
-"""Trains groups of runs on this machine: one slot in this process, several slots a spawned process each.
+"""Trains groups of runs on this machine: one slot in this process, several slots a process each.
 
 A group is an ordered list of runs that train together; it is leased, resumed and recorded as one.  Every group here
 has one run until models are stacked.
@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +26,8 @@ from stages.engine.orphan import end_with
 from stages.run import RunSpec
 from stages.store import RunStore
 
-_WAIT_SECONDS = 1.0
+_WORKER = "stages.worker"
+_WAIT_SECONDS = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +67,7 @@ def run_groups(
     if len(devices) == 1:
         _slot(groups, store, devices[0], report, stop.is_set)
     else:
-        _spawn_slots(groups, store, devices, report, stop)
+        _fork_slots(groups, store, devices, report, stop)
     published = RunStore(store).published
     return all(published(spec.run_key) for group in groups for spec in group.specs)
 
@@ -108,7 +109,7 @@ def _train(
     publishing: Callable[[], Any],
 ) -> bool:
     """Train one group; False where another process took it over, which is waited for like one that had it first."""
-    worker = importlib.import_module("stages.worker")  # brings torch, which a parent with nothing to train never needs
+    worker = importlib.import_module(_WORKER)  # brings torch, which a parent with nothing to train never needs
     report(Event(kind="started", label=group.label))
     try:
         for spec in group.specs:
@@ -149,12 +150,14 @@ class _Reporter:
             self._report(Event(kind="progress", label=self._label, progress=dict(vars(progress))))
 
 
-def _spawn_slots(
+def _fork_slots(
     groups: Sequence[Group], store: Path, devices: Sequence[str], report: Report, stop: threading.Event
 ) -> None:
-    context = multiprocessing.get_context("spawn")
+    # A clean process loads torch once, and every slot is a fork of it.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([_WORKER, "torch._dynamo"])  # the optimiser's first step would load the latter
     threads = max(1, (os.cpu_count() or 1) // max(1, sum(device in ("cpu", "auto") for device in devices)))
-    slots: dict[Connection, SpawnProcess] = {}
+    slots: dict[Connection, ForkServerProcess] = {}
     for device in devices:
         # A pipe a slot: a shared queue's lock would stay locked for ever when a slot is killed while it writes.
         reader, writer = context.Pipe(duplex=False)
@@ -164,6 +167,8 @@ def _spawn_slots(
         writer.close()
     processes = list(slots.values())
     told = False
+    elsewhere: dict[str, Event] = {}  # by another slot, or by another process: that is known at the end
+    ours: set[str] = set()
     while slots:
         if stop.is_set() and not told:
             told = True
@@ -172,11 +177,20 @@ def _spawn_slots(
         for ready in wait(list(slots), timeout=0.2):
             assert isinstance(ready, Connection), "only pipes were waited for"
             try:
-                report(ready.recv())
+                event: Event = ready.recv()
             except (EOFError, OSError):
                 del slots[ready]
+                continue
+            if event.kind == "elsewhere":
+                elsewhere[event.label] = event
+            else:
+                ours |= {event.label} if event.kind == "finished" else set()
+                report(event)
     for process in processes:
         process.join()
+    for label, event in elsewhere.items():
+        if label not in ours:
+            report(event)
 
 
 def _slot_process(groups: list[Group], store: Path, device: str, threads: int, events: Connection, parent: int) -> None:
