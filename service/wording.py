@@ -65,9 +65,9 @@ def summarise(tally: Tally) -> str:
         if favour + against:
             words.append(f"{favour} of {favour + against} statements {what} hold")
     if tally.open:
-        words.append(f"{tally.open} have evidence that doesn’t decide yet")
+        words.append(f"{tally.open} {'has' if tally.open == 1 else 'have'} evidence that doesn’t decide yet")
     if tally.waiting:
-        words.append(f"{tally.waiting} wait for full runs")
+        words.append(f"{tally.waiting} {'waits' if tally.waiting == 1 else 'wait'} for full runs")
     return f"{'; '.join(words)}." if words else "Nothing here can decide its claims yet."
 
 

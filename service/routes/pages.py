@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
@@ -57,7 +58,7 @@ def show_comparison(
             "comparisons": comparisons,
             "charts": [comparison_chart(comparison) for comparison in comparisons],
             "papers": {paper.name: paper for paper in queries.list_papers(session)},
-            "answerers": _to_try(queries.list_checkpoints(session, dataset=chosen.name)),
+            "to_try": _to_try(queries.list_checkpoints(session, dataset=chosen.name), comparisons),
             "samples": _samples(settings.root, chosen.name),
             "max_images": settings.max_images,
             "needs_key": bool(settings.api_keys),
@@ -82,11 +83,28 @@ def _real_first(comparisons: list[ExperimentComparison]) -> list[ExperimentCompa
     return sorted(comparisons, key=lambda comparison: comparison.provenance in (None, "embedded"))
 
 
-def _to_try(answerers: Sequence[queries.Answerer]) -> list[queries.Answerer]:
-    """Of each arm of each experiment the strongest model, its lowest replicate."""
+@dataclass(frozen=True)
+class ToTry:
+    """The models of one experiment that can answer, and which of them are asked unless a person chooses others."""
+
+    title: str
+    answerers: list[queries.Answerer]
+    asked: list[queries.Answerer]
+
+
+def _to_try(answerers: Sequence[queries.Answerer], comparisons: Sequence[ExperimentComparison]) -> list[ToTry]:
+    """Of each arm of each experiment the strongest model, its lowest replicate; the first experiment's are asked."""
     weakest_first = sorted(answerers, key=lambda row: (not row.is_stand_in, row.rank, -row.replicate))
     best = {(row.experiment, row.arm): row for row in weakest_first}
-    return [row for row in answerers if best[row.experiment, row.arm] is row]
+    kept = [row for row in answerers if best[row.experiment, row.arm] is row]
+    found: list[ToTry] = []
+    for comparison in comparisons:
+        own = [row for row in kept if row.experiment == comparison.experiment]
+        compared = [row for row in own if row.role in ("baseline", "proposed")] or own
+        asked = [row for row in compared if not row.is_stand_in] or compared
+        if own:
+            found.append(ToTry(comparison.title, own, [] if found else asked))
+    return found
 
 
 @router.get("/runs/{run_key}", responses=declared(404))
