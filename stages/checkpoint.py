@@ -85,7 +85,10 @@ class Predictor:
 
 
 class _Undrawn(TorchFunctionMode):
-    """New parameters stay as memory has them: for a network whose numbers are all loaded next."""
+    """New parameters stay as memory has them: for a network whose numbers are all loaded next.
+
+    Built on the meta device instead, tied weights would come apart.
+    """
 
     _DRAWS = frozenset(
         [nn.init.uniform_, nn.init.normal_, nn.init.kaiming_uniform_, Tensor.uniform_, Tensor.normal_, torch.randn]

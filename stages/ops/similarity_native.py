@@ -224,13 +224,14 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, row, column, scale, epsilon, *maps = ctx.saved_tensors
         totals = torch.zeros(2, dtype=torch.float64)
+        grad = grad.contiguous()  # that of a sum is one number everywhere, which products are slow on
         to_query, to_row = torch.empty_like(query), torch.empty_like(row)
         to_key, to_value, to_column = torch.zeros_like(key), torch.zeros_like(value), torch.zeros_like(column)
         for index, (first, last, seen) in enumerate(_blocks(query, key, ctx.is_causal)):
             dot, weights = maps[2 * index : 2 * index + 2]
             back = grad[:, first:last]
-            to_value[:, :seen] += weights.mT @ back
-            to_dot = (back @ value[:, :seen].mT).contiguous()
+            to_value[:, :seen].baddbmm_(weights.mT, back)
+            to_dot = back @ value[:, :seen].mT
             terms = row[:, first:last].contiguous(), column[:, :seen].contiguous()
             to_terms = torch.empty_like(terms[0]), torch.zeros_like(terms[1])
             factors = scale.item(), epsilon.item()
@@ -242,7 +243,7 @@ class _Attention(torch.autograd.Function):
             to_row[:, first:last] = to_terms[0]
             to_column[:, :seen] += to_terms[1]
             torch.bmm(to_dot, key[:, :seen], out=to_query[:, first:last])
-            to_key[:, :seen] += to_dot.mT @ query[:, first:last]
+            to_key[:, :seen].baddbmm_(to_dot.mT, query[:, first:last])
         to_scale, to_epsilon = totals.to(query.dtype)
         return to_query, to_key, to_value, to_row, to_column, to_scale, to_epsilon, None, None
 

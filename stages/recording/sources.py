@@ -237,15 +237,19 @@ def find_weights(root: Path, found: Sequence[Found]) -> tuple[dict[str, Weights]
     )
     weights: dict[str, Weights] = {}
     notes = []
-    for path in [*committed, *(path for path in local if path.is_file())]:
-        digest = _trained_digest(path) if path in local else hashlib.sha256(path.read_bytes()).hexdigest()
+    digests: list[tuple[Path, str | None]] = [
+        (path, hashlib.sha256(path.read_bytes()).hexdigest()) for path in committed
+    ]
+    digests += [(path, _trained_digest(path.with_name("result.json"))) for path in local if path.is_file()]
+    for path, digest in digests:
         place = path.relative_to(root).as_posix()
         if digest in wanted:
             weights.setdefault(digest, Weights(place, path.stat().st_size))
-        else:
+        elif digest is not None:
             notes.append(f"{place}: no result has these weights (sha256 {digest[:12]}…); left out")
     return weights, notes
 
 
-def _trained_digest(weights: Path) -> str:
-    return str(json.loads((weights.parent / "result.json").read_text())["weights_sha256"])
+def _trained_digest(outcome: Path) -> str | None:
+    """None where the run's folder isn't whole."""
+    return str(json.loads(outcome.read_text())["weights_sha256"]) if outcome.is_file() else None
