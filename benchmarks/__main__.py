@@ -29,14 +29,14 @@ def main(names: list[str]) -> int:
         print(f"benchmarks: no benchmark {unknown[0]!r}; known: {', '.join(known)}", file=sys.stderr)
         return 2
     keep_freed_memory()  # as a training does: what touching memory anew costs is no side's own
+    where = f"{datetime.date.today()}, {machine(torch.device('cpu'))}"
     lines: list[Line] = []
     for name in names or known:
         print(f"{name} …", file=sys.stderr, flush=True)
         lines += import_module(f"benchmarks.bench_{name}").measure()
-    where = f"{datetime.date.today()}, {machine(torch.device('cpu'))}"
+        if not names:  # after each, so that an end on the way leaves what was measured
+            PAGE.write_text(f"{INTRODUCTION}\n{where}.\n\n{table(lines)}")
     print(f"{where}\n\n{table(lines)}", end="")
-    if not names:
-        PAGE.write_text(f"{INTRODUCTION}\n{where}.\n\n{table(lines)}")
     return 0
 
 

@@ -206,18 +206,17 @@ class _Attention(torch.autograd.Function):
         is_yat: bool,
     ) -> Tensor:
         ctx.is_causal, ctx.is_yat = is_causal, is_yat
-        out = query.new_empty(*query.shape[:2], value.shape[2])
-        maps = []
+        mixed, maps = [], []
         for first, last, seen in _blocks(query, key, is_causal):
             dot = query[:, first:last] @ key[:, :seen].mT
             weights = torch.empty_like(dot)
             terms = row[:, first:last].contiguous(), column[:, :seen].contiguous()
             factors = scale.item(), epsilon.item()
             _call("softmax_forward", dot, *terms, weights, *factors, *dot.shape, first, is_causal, is_yat)
-            torch.bmm(weights, value[:, :seen], out=out[:, first:last])
+            mixed.append(weights @ value[:, :seen])  # into a slice of the whole MKL isn't asked
             maps += [dot, weights]
         ctx.save_for_backward(query, key, value, row, column, scale, epsilon, *maps)
-        return out
+        return _joined(mixed)
 
     @staticmethod
     @once_differentiable
@@ -225,12 +224,12 @@ class _Attention(torch.autograd.Function):
         query, key, value, row, column, scale, epsilon, *maps = ctx.saved_tensors
         totals = torch.zeros(2, dtype=torch.float64)
         grad = grad.contiguous()  # that of a sum is one number everywhere, which products are slow on
-        to_query, to_row = torch.empty_like(query), torch.empty_like(row)
+        to_query, to_row = [], torch.empty_like(row)
         to_key, to_value, to_column = torch.zeros_like(key), torch.zeros_like(value), torch.zeros_like(column)
         for index, (first, last, seen) in enumerate(_blocks(query, key, ctx.is_causal)):
             dot, weights = maps[2 * index : 2 * index + 2]
             back = grad[:, first:last]
-            to_value[:, :seen].baddbmm_(weights.mT, back)
+            to_value[:, :seen] += weights.mT @ back
             to_dot = back @ value[:, :seen].mT
             terms = row[:, first:last].contiguous(), column[:, :seen].contiguous()
             to_terms = torch.empty_like(terms[0]), torch.zeros_like(terms[1])
@@ -242,10 +241,14 @@ class _Attention(torch.autograd.Function):
             )
             to_row[:, first:last] = to_terms[0]
             to_column[:, :seen] += to_terms[1]
-            torch.bmm(to_dot, key[:, :seen], out=to_query[:, first:last])
-            to_key[:, :seen].baddbmm_(to_dot.mT, query[:, first:last])
+            to_query.append(to_dot @ key[:, :seen])
+            to_key[:, :seen] += to_dot.mT @ query[:, first:last]
         to_scale, to_epsilon = totals.to(query.dtype)
-        return to_query, to_key, to_value, to_row, to_column, to_scale, to_epsilon, None, None
+        return _joined(to_query), to_key, to_value, to_row, to_column, to_scale, to_epsilon, None, None
+
+
+def _joined(blocks: list[Tensor]) -> Tensor:
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
 
 
 def _blocks(query: Tensor, key: Tensor, is_causal: bool) -> list[tuple[int, int, int]]:
