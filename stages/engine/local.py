@@ -183,9 +183,10 @@ def _fork_slots(
                 continue
             if event.kind == "elsewhere":
                 elsewhere[event.label] = event
-            else:
-                ours |= {event.label} if event.kind == "finished" else set()
-                report(event)
+                continue
+            if event.kind == "finished":
+                ours.add(event.label)
+            report(event)
     for process in processes:
         process.join()
     for label, event in elsewhere.items():

@@ -23,7 +23,7 @@ class FlopCounts:
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or home() / "flops.json"
         self.known = self._read()
-        self.added: dict[str, int] = {}
+        self.added = 0
 
     def _read(self) -> dict[str, int]:
         try:
@@ -37,7 +37,8 @@ class FlopCounts:
         parts = [model.path, dict(model.arguments), list(shape), vocabulary, _code(model.path.split(":")[0])]
         key = hashlib.sha256(canonical_json(parts).encode()).hexdigest()
         if key not in self.known:
-            self.known[key] = self.added[key] = _count_forward(model, shape, vocabulary)
+            self.known[key] = _count_forward(model, shape, vocabulary)
+            self.added += 1
         return self.known[key]
 
     def save(self) -> None:
@@ -49,7 +50,7 @@ class FlopCounts:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self.known |= self._read()
             write_atomically(self.path, (json.dumps(self.known, sort_keys=True, indent=0) + "\n").encode())
-        self.added = {}
+        self.added = 0
 
 
 @cache

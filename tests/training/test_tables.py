@@ -95,7 +95,7 @@ def test_worker_trains_a_table_and_its_checkpoint_is_scored_by_mean_square(tmp_p
     predictor = load_predictor(published / "weights.safetensors")
     counts = FlopCounts(tmp_path / "flops.json")
     flops = counts.count(spec.model, info.shape, None)
-    assert (flops, counts.added) == (flops_per_sample(predictor.network, info.shape), {}), "counted by the training"
+    assert (flops, counts.added) == (flops_per_sample(predictor.network, info.shape), 0), "counted by the training"
     scores = score(predictor, read_rows(folder, info, "test"), info, PROTOCOL, [], flops)
     values = {measurement.metric: measurement for measurement in scores.metrics}
     rows = line(300)
