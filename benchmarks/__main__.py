@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.timing import Line, machine, table
-from stages.training.memory import keep_freed_memory
+from stages.memory import keep_freed_memory
 
 PAGE = Path("docs/performance.md")
 INTRODUCTION = """# Performance

@@ -1,9 +1,10 @@
 """Goals: at 32 connections at least 0.7 of what decoding and model reach without a server, and at least 1.3 times
 LitServe; at one connection at most 2 ms more than decoding and model.
 
-A released MNIST model answers PNG uploads over kept-alive connections, the server in a process of its own; model alone
-and peer run in the same call.  LitServe takes part where it is installed (`pip install litserve`), as it is no
-dependency of ours.  Run: python -m benchmarks serving
+A released MNIST model answers PNG uploads over kept-alive connections.  Model alone and peers take turns with the
+service, round by round, all on the same cores with the one thread that asks.  LitServe takes part where it is installed
+(`pip install litserve`), as it is no dependency of ours: as its documentation starts it, and as it is fastest here.
+Run: python -m benchmarks serving
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ import http.client
 import importlib.util
 import io
 import os
+import selectors
+import signal
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,15 +38,13 @@ ARM = "ninformer"
 MODEL = Path(f"data/models/ninformer-mnist.{ARM}.0.safetensors")
 CONNECTIONS = (1, 8, 32)
 BOUNDARY = "b" * 24
-HEADERS = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
+WORKER_A_CORE = f", workers_per_device={len(os.sched_getaffinity(0))}"
+CONTENT_TYPE = f"multipart/form-data; boundary={BOUNDARY}"
 
 
 @dataclass(frozen=True)
 class Load:
-    """What clients saw: answers a second, and seconds of each answer; what the server's own process worked for one.
-
-    LitServe's model has a process of its own, which isn't counted.
-    """
+    """What clients saw: answers a second, and seconds of each answer; what the server's processes worked for one."""
 
     per_second: float
     seconds: Sequence[float]
@@ -79,7 +79,11 @@ def free_port() -> int:
 def server(command: Sequence[str], port: int, ready: str, **environment: str) -> Iterator[int]:
     """Its process id, once it is ready."""
     process = subprocess.Popen(
-        command, env={**os.environ, **environment}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        command,
+        env={**os.environ, **environment},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
     try:
         for _ in range(1200):
@@ -98,45 +102,86 @@ def server(command: Sequence[str], port: int, ready: str, **environment: str) ->
     finally:
         process.terminate()
         process.wait(60)
+        with suppress(ProcessLookupError):  # LitServe's processes outlive it, and poll
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def processor_seconds(pid: int) -> float:
-    """Of a process and all its threads so far, as Linux counts it."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Of a process, those it has started and all their threads so far, as Linux counts it."""
+    parents, ticks = {}, {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it ended meanwhile
+            fields = path.read_text().rpartition(")")[2].split()
+            parents[int(path.parent.name)], ticks[int(path.parent.name)] = (
+                int(fields[1]),
+                int(fields[11]) + int(fields[12]),
+            )
+    family = {pid}
+    while more := {child for child, parent in parents.items() if parent in family} - family:
+        family |= more
+    return sum(ticks[member] for member in family) / os.sysconf("SC_CLK_TCK")
+
+
+class Asker:
+    """One kept-alive connection that asks again as soon as it is answered."""
+
+    def __init__(self, port: int, requests: Sequence[bytes], first: int) -> None:
+        self.requests, self.number, self.answer, self.asked = requests, first, b"", 0.0
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=60)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def ask(self) -> None:
+        self.answer, self.asked = b"", time.perf_counter()
+        self.socket.sendall(self.requests[self.number % len(self.requests)])
+        self.number += 1
+
+    def is_answered(self) -> bool:
+        """Read what has come."""
+        received = self.socket.recv(1 << 16)
+        assert received, "the server closed the connection"
+        self.answer += received
+        head, end, body = self.answer.partition(b"\r\n\r\n")
+        if not end:
+            return False
+        status, *fields = head.lower().split(b"\r\n")
+        assert status.split()[1] == b"200", head
+        length = next(field for field in fields if field.startswith(b"content-length:"))
+        return len(body) >= int(length.partition(b":")[2])
 
 
 def load(pid: int, port: int, path: str, bodies: Sequence[bytes], connections: int, seconds: float) -> Load:
-    """Ask over so many connections at once, each waiting for its answer before it asks again."""
+    """Ask over so many connections at once, each waiting for its answer before it asks again.
+
+    One thread and ready-made requests: clients share the server's cores, so they should take little of them.
+    """
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: {CONTENT_TYPE}\r\nContent-Length: "
+    requests = [f"{head}{len(body)}\r\n\r\n".encode() + body for body in bodies]
     taken: list[float] = []
-    until = time.perf_counter() + seconds
-
-    def ask(first: int) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        number = first
-        while time.perf_counter() < until:
-            before = time.perf_counter()
-            connection.request("POST", path, bodies[number % len(bodies)], HEADERS)
-            response = connection.getresponse()
-            response.read()
-            assert response.status == 200, response.status
-            taken.append(time.perf_counter() - before)
-            number += 1
-        connection.close()
-
-    started, worked = time.perf_counter(), processor_seconds(pid)
-    clients = [threading.Thread(target=ask, args=(place,)) for place in range(connections)]
-    for client in clients:
-        client.start()
-    for client in clients:
-        client.join()
+    with selectors.DefaultSelector() as selector:
+        askers = [Asker(port, requests, place) for place in range(connections)]
+        for asker in askers:
+            selector.register(asker.socket, selectors.EVENT_READ, asker)
+        started, worked = time.perf_counter(), processor_seconds(pid)
+        for asker in askers:
+            asker.ask()
+        while selector.get_map():
+            for key, _ in selector.select():
+                if not key.data.is_answered():
+                    continue
+                now = time.perf_counter()
+                taken.append(now - key.data.asked)
+                if now < started + seconds:
+                    key.data.ask()
+                else:
+                    selector.unregister(key.data.socket)
+                    key.data.socket.close()
     per_second = len(taken) / (time.perf_counter() - started)
     return Load(per_second, taken, (processor_seconds(pid) - worked) / len(taken))
 
 
 @dataclass(frozen=True)
 class Raw:
-    """Decoding and model, one after the other in one process: images a second, processor seconds of an image."""
+    """Decoding and model, one after the other without a server: images a second, processor seconds of an image."""
 
     per_second: float
     processor_seconds: float
@@ -151,33 +196,92 @@ def raw(predictor: Predictor, images: Sequence[bytes], batch: int, seconds: floa
     return Raw(done / elapsed, (time.process_time() - worked) / done)
 
 
-def ours(images: Sequence[bytes], seconds: float) -> tuple[dict[int, Load], float]:
-    """Load by connections, and the mean number of images in a pass at most connections."""
-    port = free_port()
+ALONE = """
+import sys, torch
+from benchmarks.bench_serving import MODEL, pngs, raw
+from stages.checkpoint import load_predictor
+from stages.memory import keep_freed_memory
+keep_freed_memory()
+torch.set_num_threads(1)
+images, predictor = pngs(64), load_predictor(MODEL)
+raw(predictor, images, 16, 1.0)
+print("ready", flush=True)
+for line in sys.stdin:
+    print(raw(predictor, images, 16, float(line)).per_second, flush=True)
+"""
+
+
+class AloneTogether:
+    """Decoding and model in as many processes of one thread as there are cores: what these cores give at best."""
+
+    def __init__(self) -> None:
+        cores = len(os.sched_getaffinity(0))
+        command = [sys.executable, "-c", ALONE]
+        self.processes = [
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(cores)
+        ]
+        for process in self.processes:
+            self._read(process)
+
+    @staticmethod
+    def _read(process: subprocess.Popen[str]) -> str:
+        assert process.stdout is not None
+        return process.stdout.readline()
+
+    def per_second(self, seconds: float) -> float:
+        for process in self.processes:
+            assert process.stdin is not None
+            process.stdin.write(f"{seconds}\n")
+            process.stdin.flush()
+        return sum(float(self._read(process)) for process in self.processes)
+
+    def end(self) -> None:
+        for process in self.processes:
+            process.communicate()
+
+
+@dataclass(frozen=True)
+class Side:
+    """A server under load; it is stopped while another one is measured, as an idle one may poll."""
+
+    name: str
+    pid: int
+    port: int
+    path: str
+    bodies: Sequence[bytes]
+    found: dict[int, list[Load]]
+
+    def measure(self, seconds: float) -> None:
+        os.killpg(self.pid, signal.SIGCONT)
+        for connections in CONNECTIONS:
+            seen = load(self.pid, self.port, self.path, self.bodies, connections, seconds)
+            self.found.setdefault(connections, []).append(seen)
+        os.killpg(self.pid, signal.SIGSTOP)
+
+    def middle(self, connections: int) -> Load:
+        """The median over rounds of each number; the times of all."""
+        loads = self.found[connections]
+        return Load(
+            statistics.median(seen.per_second for seen in loads),
+            [second for seen in loads for second in seen.seconds],
+            statistics.median(seen.processor_seconds for seen in loads),
+        )
+
+
+@contextmanager
+def ours(images: Sequence[bytes], folder: Path) -> Iterator[Side]:
+    port, database = free_port(), folder / "results.db"
     path = f"/predict?checkpoint=ninformer-mnist.{ARM}.0&top_k=1"
-    with tempfile.TemporaryDirectory() as folder:
-        database = f"{folder}/results.db"
-        record(Path(), database, evidence_only=True)
-        command = [sys.executable, "-m", "service", "--port", str(port)]
-        with server(command, port, "/health/ready", CLAIMCHECK_DATABASE=f"sqlite:///{database}") as pid:
-            bodies = [form("file", image) for image in images]
-            load(pid, port, path, bodies, 4, 1.0)
-            found = {}
-            for connections in CONNECTIONS:
-                before = passes(port)
-                found[connections] = load(pid, port, path, bodies, connections, seconds)
-            after = passes(port)
-    return found, (after[0] - before[0]) / max(after[1] - before[1], 1)
+    record(Path(), str(database), evidence_only=True)
+    command = [sys.executable, "-m", "service", "--port", str(port)]
+    with server(command, port, "/health/ready", CLAIMCHECK_DATABASE=f"sqlite:///{database}") as pid:
+        yield warm(Side("ours", pid, port, path, [form("file", image) for image in images], {}))
 
 
-def passes(port: int) -> tuple[float, float]:
-    """Images and passes so far."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request("GET", "/metrics")
-    lines = connection.getresponse().read().decode().splitlines()
-    connection.close()
-    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-    return float(values["claimcheck_pass_images_sum"]), float(values["claimcheck_pass_images_count"])
+def warm(side: Side) -> Side:
+    load(side.pid, side.port, side.path, side.bodies, 32, 1.0)
+    os.killpg(side.pid, signal.SIGSTOP)
+    return side
 
 
 LITSERVE = """
@@ -201,79 +305,84 @@ class Api(litserve.LitAPI):
         return {"class": int(row.argmax()), "probability": float(row.max())}
 
 if __name__ == "__main__":
-    server = litserve.LitServer(Api(max_batch_size=32, batch_timeout=0.003), accelerator="cpu")
+    server = litserve.LitServer(Api(max_batch_size=32, batch_timeout=0.003), accelerator="cpu"OPTIONS)
     server.run(port=int(sys.argv[2]), generate_client_file=False)
 """
 
 
-def litserve(images: Sequence[bytes], seconds: float) -> dict[int, Load]:
+@contextmanager
+def litserve(images: Sequence[bytes], folder: Path, name: str, options: str, **environment: str) -> Iterator[Side]:
     port = free_port()
-    with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder) / "peer.py"
-        script.write_text(LITSERVE)
-        command = [sys.executable, str(script), str(MODEL.resolve()), str(port)]
-        with server(command, port, "/health", PYTHONPATH=str(Path().resolve())) as pid:
-            bodies = [form("request", image) for image in images]
-            load(pid, port, "/predict", bodies, 4, 1.0)
-            return {count: load(pid, port, "/predict", bodies, count, seconds) for count in CONNECTIONS}
+    script = folder / f"{port}.py"
+    script.write_text(LITSERVE.replace("OPTIONS", options))
+    command = [sys.executable, str(script), str(MODEL.resolve()), str(port)]
+    with server(command, port, "/health", PYTHONPATH=str(Path().resolve()), **environment) as pid:
+        yield warm(Side(name, pid, port, "/predict", [form("request", image) for image in images], {}))
 
 
-def show(name: str, found: dict[int, Load]) -> None:
-    for connections, seen in found.items():
+def show(side: Side) -> None:
+    for connections in CONNECTIONS:
+        seen = side.middle(connections)
         times = ", ".join(f"p{round(100 * share)} {1000 * seen.quantile(share):.1f}" for share in (0.5, 0.95, 0.99))
-        print(f"  {name}, {connections:2} connections: {seen.per_second:7.1f} requests/s; {times} ms")
+        print(f"  {side.name}, {connections:2} connections: {seen.per_second:7.1f} requests/s; {times} ms")
         print(f"    processor time of a request: {milliseconds(seen.processor_seconds)}")
 
 
-def against_raw(found: dict[int, Load], alone: dict[int, Raw]) -> list[Line]:
-    busy, one = found[32], found[1]
+def faster(peer: str, theirs: float, ours: float, goal: float) -> Line:
+    return Line(
+        what="PNG uploads, 32 connections, wall",
+        peer=f"{peer}: {theirs:.0f}/s",
+        ours=f"{ours:.0f}/s",
+        value=ours / theirs,
+        goal=goal,
+    )
+
+
+def measure(seconds: float = 3.0, rounds: int = 5) -> list[Line]:
+    images, predictor = pngs(64), load_predictor(MODEL)
+    raw(predictor, images, 32, 1.0)
+    alone: dict[int, list[Raw]] = {connections: [] for connections in CONNECTIONS}
+    together: list[float] = []
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        processes = AloneTogether()
+        stack.callback(processes.end)
+        sides = [stack.enter_context(ours(images, folder))]
+        if importlib.util.find_spec("litserve") is None:
+            print("  LitServe is not installed: not compared")
+        else:
+            sides.append(stack.enter_context(litserve(images, folder, "LitServe", "")))
+            best = litserve(images, folder, "LitServe, a worker a core", WORKER_A_CORE, OMP_NUM_THREADS="1")
+            sides.append(stack.enter_context(best))
+        for _ in range(rounds):
+            for batch, found in alone.items():
+                found.append(raw(predictor, images, batch, seconds))
+            together.append(processes.per_second(seconds))
+            for side in sides:
+                side.measure(seconds)
+        for side in sides:
+            os.killpg(side.pid, signal.SIGCONT)
+            show(side)
+    return lines(
+        sides,
+        {batch: statistics.median(seen.per_second for seen in found) for batch, found in alone.items()},
+        statistics.median(together),
+    )
+
+
+def lines(sides: Sequence[Side], alone: Mapping[int, float], together: float) -> list[Line]:
+    busy, one = sides[0].middle(32).per_second, statistics.median(sides[0].middle(1).seconds)
     return [
-        Line(
-            what="PNG uploads, 32 connections, wall",
-            peer=f"decoding and model alone: {alone[32].per_second:.0f} images/s",
-            ours=f"{busy.per_second:.0f} requests/s",
-            value=busy.per_second / alone[32].per_second,
-            goal=0.7,
-        ),
-        Line(
-            what="PNG uploads, 32 connections",
-            peer=f"decoding and model alone: {milliseconds(alone[32].processor_seconds)}",
-            ours=milliseconds(busy.processor_seconds),
-            value=alone[32].processor_seconds / busy.processor_seconds,
-            goal=0.7,
-        ),
+        faster("decoding and model alone", alone[32], busy, 0.7),
+        faster("decoding and model alone, a process a core", together, busy, 0.7),
         Line(
             what="PNG uploads, 1 connection, wall",
-            peer=f"decoding and model alone: {1000 / alone[1].per_second:.2f} ms",
-            ours=f"{1000 * statistics.median(one.seconds):.2f} ms",
-            value=1000 * (statistics.median(one.seconds) - 1 / alone[1].per_second),
+            peer=f"decoding and model alone: {1000 / alone[1]:.2f} ms",
+            ours=f"{1000 * one:.2f} ms",
+            value=1000 * (one - 1 / alone[1]),
             goal=2.0,
             at_most=True,
             unit="ms more",
         ),
+        *(faster(side.name, side.middle(32).per_second, busy, 1.3) for side in sides[1:]),
     ]
-
-
-def measure(seconds: float = 5.0) -> list[Line]:
-    images = pngs(64)
-    predictor = load_predictor(MODEL)
-    raw(predictor, images, 1, 1.0)
-    alone = {batch: raw(predictor, images, batch, seconds) for batch in CONNECTIONS}
-    for batch, seen in alone.items():
-        worked = milliseconds(seen.processor_seconds)
-        print(
-            f"  decoding and model, batches of {batch:2}: {seen.per_second:7.1f} images/s; {worked} of processor time"
-        )
-    found, images_a_pass = ours(images, seconds)
-    show("ours", found)
-    print(f"  {images_a_pass:.1f} images a pass at 32 connections")
-    lines = against_raw(found, alone)
-    if importlib.util.find_spec("litserve") is None:
-        print("  LitServe is not installed: not compared")
-        return lines
-    peer = litserve(images, seconds)
-    show("LitServe", peer)
-    against = f"LitServe: {peer[32].per_second:.0f} requests/s"
-    ratio = found[32].per_second / peer[32].per_second
-    busy = f"{found[32].per_second:.0f} requests/s"
-    return [*lines, Line(what="PNG uploads, 32 connections, wall", peer=against, ours=busy, value=ratio, goal=1.3)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -30,7 +31,7 @@ from service.errors import install_error_handlers
 from service.inference import Engine
 from service.metrics import Metrics
 from service.middleware import AllowedHosts, BodyLimit, HeaderLimit, KeysAndRates, Observed
-from service.predictors import PredictorCache
+from service.models import Models
 from service.readiness import Readiness
 from service.routes import (
     catalogue,
@@ -47,11 +48,13 @@ from service.routes import (
 )
 from service.scripts import ChartScripts
 from service.settings import Settings
+from service.workers import Worker
 from stages.device import pick_device
 from stages.results import ResultsUnavailable, open_results
 
 HERE = Path(__file__).parent
 MAX_HEADER_BYTES = 32 * 1024
+MAX_WORKERS = 4  # each is an interpreter of some 300 MB with models of its own
 DESCRIPTION = "Do the numbers of machine-learning papers hold?  Results, comparisons and the trained models themselves."
 logger = logging.getLogger("claimcheck")
 
@@ -102,22 +105,30 @@ def _is_probe(scope: Mapping[str, Any]) -> bool:
 
 
 def _engine(settings: Settings, metrics: Metrics) -> Engine:
+    device = pick_device(settings.device)
+    cores = len(os.sched_getaffinity(0))
+    passes = settings.workers or (min(MAX_WORKERS, cores) if device.type == "cpu" else 1)
+    workers = [
+        Worker(
+            device=str(device),
+            budget_bytes=settings.model_memory_bytes // passes,
+            threads=settings.threads or max(1, cores // passes),
+        )
+        for _ in range(passes)
+    ]
     engine = Engine(
-        PredictorCache(
-            settings.root,
-            device=str(pick_device(settings.device)),
-            budget_bytes=settings.model_memory_bytes,
-            threads=settings.threads,
-        ),
+        Models(settings.root),
         Decoder(seconds=settings.decode_seconds, max_waiting=settings.max_waiting),
+        workers,
         Batcher(
+            workers,
             max_batch=settings.max_batch,
             max_wait_seconds=settings.batch_wait_seconds,
             max_waiting=settings.max_waiting,
             observer=metrics.forward_pass,
         ),
     )
-    metrics.watch(engine.batcher, engine.predictors)
+    metrics.watch(engine)
     return engine
 
 
@@ -143,15 +154,14 @@ def _add_middleware(app: FastAPI, settings: Settings) -> None:
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     engine: Engine = app.state.engine
-    engine.batcher.start()
+    await run_in_threadpool(engine.start)
     app.state.scripts.warm_up()
     warming_up = asyncio.create_task(_warm_up(app))
     yield
     warming_up.cancel()
     with suppress(asyncio.CancelledError):
         await warming_up
-    engine.decoder.stop()
-    await run_in_threadpool(engine.batcher.stop)
+    await run_in_threadpool(engine.stop)
 
 
 async def _warm_up(app: FastAPI) -> None:

@@ -1,13 +1,16 @@
-"""The micro-batcher: one thread a device runs every forward pass, on images of as many requests as are waiting.
+"""The micro-batcher: every forward pass runs on images of as many requests as are waiting.
 
-Requests wait in a bounded queue.  A pass takes images of one model, oldest request first, up to `max_batch`.  It waits
-for more only while announced requests are still being decoded, so a request that is alone is answered at once.
+Requests wait in a bounded queue.  A pass takes images of one model, oldest request first, up to `max_batch` or to its
+share, where other workers have nothing to do.  It waits for more only while announced requests are still being
+decoded, so a request that is alone is answered at once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -19,7 +22,9 @@ from typing import Protocol
 
 import numpy as np
 
-from stages.checkpoint import Predictor
+from service.models import Model
+from service.workers import PassFailed, WorkerGone
+from stages.checkpoint import CheckpointError
 
 logger = logging.getLogger("claimcheck")
 
@@ -29,11 +34,20 @@ class QueueFull(RuntimeError):
 
 
 class InferenceStopped(RuntimeError):
-    """The inference thread is gone, so nothing will be answered any more."""
+    """An inference worker is gone, so nothing will be answered any more."""
 
 
 class AnswerFailed(RuntimeError):
     """The model has no answer to this image: its pass raised an error or gave something that is no probability."""
+
+
+class Runner(Protocol):
+    """What runs passes, one at a time: see `Worker`."""
+
+    @property
+    def is_alive(self) -> bool: ...
+
+    def probabilities(self, model: Model, images: np.ndarray) -> np.ndarray: ...
 
 
 class Observer(Protocol):
@@ -46,42 +60,55 @@ class Observer(Protocol):
 class Job:
     """Images uint8 [N, C, H, W] of one request; `future` gets their probabilities float32 [N, K]."""
 
-    predictor: Predictor
+    model: Model
     images: np.ndarray
     future: Future[np.ndarray] = field(default_factory=Future)
     submitted: float = field(default_factory=time.monotonic)
 
 
 class Batcher:
-    """Safe to use from several threads and event loops.  `start` it before, `stop` it after."""
+    """Safe to use from several threads and event loops.  `start` it before, `stop` it after.
+
+    Every worker has a thread that hands it passes.  Where one of them dies all end, since a service that goes on at
+    half its pace is found out late; readiness says no instead.
+    """
 
     def __init__(
-        self, *, max_batch: int, max_wait_seconds: float, max_waiting: int, observer: Observer | None = None
+        self,
+        workers: Sequence[Runner],
+        *,
+        max_batch: int,
+        max_wait_seconds: float,
+        max_waiting: int,
+        observer: Observer | None = None,
     ) -> None:
+        self.workers = workers
         self.max_batch, self.max_wait_seconds, self.max_waiting = max_batch, max_wait_seconds, max_waiting
         self._observer = observer
         self._jobs: deque[Job] = deque()
         self._changed = threading.Condition()
-        self._announced = 0
+        self._announced = self._idle = 0
         self._is_stopping = False
-        self._thread: threading.Thread | None = None
+        self._threads = [
+            threading.Thread(target=self._run, args=(worker,), name="inference", daemon=True) for worker in workers
+        ]
 
     def start(self) -> None:
-        assert self._thread is None, "a batcher is started once"
-        self._thread = threading.Thread(target=self._run, name="inference", daemon=True)
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
-        """Answer what is waiting, then end the thread."""
+        """Answer what is waiting, then end the threads."""
         with self._changed:
             self._is_stopping = True
             self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join()
+        for thread in self._threads:
+            if thread.ident is not None:  # started
+                thread.join()
 
     @property
     def is_alive(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+        return all(part.is_alive() for part in self._threads) and all(worker.is_alive for worker in self.workers)
 
     @property
     def waiting(self) -> int:
@@ -101,33 +128,32 @@ class Batcher:
                 self._announced -= 1
                 self._changed.notify_all()
 
-    def submit(self, predictor: Predictor, images: np.ndarray) -> list[Job]:
+    def submit(self, model: Model, images: np.ndarray) -> list[Job]:
         """Queue `images`, in jobs of at most `max_batch`.
 
         Raises:
             QueueFull: there is no room for all of them.
-            InferenceStopped: the thread isn't running.
+            InferenceStopped: a worker is gone.
         """
-        jobs = [
-            Job(predictor, images[start : start + self.max_batch]) for start in range(0, len(images), self.max_batch)
-        ]
+        jobs = [Job(model, images[start : start + self.max_batch]) for start in range(0, len(images), self.max_batch)]
         with self._changed:
             if not self.is_alive or self._is_stopping:
-                raise InferenceStopped("the inference thread isn't running")
+                raise InferenceStopped("inference isn't running")
             if self._count() + len(images) > self.max_waiting:
                 raise QueueFull(f"{self._count()} images are waiting already; at most {self.max_waiting} may")
             self._jobs.extend(jobs)
             self._changed.notify_all()
         return jobs
 
-    async def probabilities(self, predictor: Predictor, images: np.ndarray) -> np.ndarray:
+    async def probabilities(self, model: Model, images: np.ndarray) -> np.ndarray:
         """Class probabilities, float32 [N, K], of uint8 images [N, C, H, W]; a cancelled call leaves the queue.
 
         Raises:
             QueueFull, InferenceStopped: as `submit`.
             AnswerFailed: the model has no answer to one of the images.
+            CheckpointError: the weights can't be loaded.
         """
-        jobs = self.submit(predictor, images)
+        jobs = self.submit(model, images)
         try:
             parts = await asyncio.gather(*(asyncio.wrap_future(job.future) for job in jobs))
         finally:
@@ -138,68 +164,80 @@ class Batcher:
     def _count(self) -> int:
         return sum(len(job.images) for job in self._jobs if not job.future.cancelled())
 
-    def _run(self) -> None:
+    def _run(self, worker: Runner) -> None:
         try:
             while batch := self._next_batch():
-                self._answer(batch)
+                self._answer(batch, worker)
+        except WorkerGone as error:
+            logger.error("%s; no image is answered any more", error)
         finally:
             with self._changed:
                 self._is_stopping = True
                 left, self._jobs = self._jobs, deque()
+                self._changed.notify_all()
             for job in left:
                 if job.future.set_running_or_notify_cancel():
-                    job.future.set_exception(InferenceStopped("the inference thread ended"))
+                    job.future.set_exception(InferenceStopped("inference ended"))
 
     def _next_batch(self) -> list[Job]:
         """Jobs of one model that run together; empty once the batcher stops and nothing is left."""
         with self._changed:
-            while True:
-                self._jobs = deque(job for job in self._jobs if not job.future.cancelled())
-                if not self._jobs:
-                    if self._is_stopping:
+            self._idle += 1
+            try:
+                while True:
+                    self._jobs = deque(job for job in self._jobs if not job.future.cancelled())
+                    if not self._jobs and self._is_stopping:
                         return []
-                    self._changed.wait()
-                    continue
-                batch, is_full = self._fitting()
-                time_left = self._jobs[0].submitted + self.max_wait_seconds - time.monotonic()
-                if not is_full and time_left > 0 and self._announced and not self._is_stopping:
-                    self._changed.wait(time_left)
-                    continue
-                for job in batch:
-                    self._jobs.remove(job)
-                if started := [job for job in batch if job.future.set_running_or_notify_cancel()]:
-                    return started
+                    if not self._jobs or (time_left := self._worth_waiting()) > 0:
+                        self._changed.wait(time_left if self._jobs else None)
+                        continue
+                    batch = self._share()
+                    for job in batch:
+                        self._jobs.remove(job)
+                    if started := [job for job in batch if job.future.set_running_or_notify_cancel()]:
+                        return started
+            finally:
+                self._idle -= 1
 
-    def _fitting(self) -> tuple[list[Job], bool]:
-        """The jobs of the oldest one's model that fit into a pass, and whether no further one would."""
-        batch: list[Job] = []
-        size = 0
-        for job in self._jobs:
-            if job.predictor is not self._jobs[0].predictor:
-                continue
-            if size + len(job.images) > self.max_batch:
-                return batch, True
-            batch.append(job)
-            size += len(job.images)
-        return batch, size == self.max_batch
+    def _same_model(self) -> list[Job]:
+        return [job for job in self._jobs if job.model.sha256 == self._jobs[0].model.sha256]
 
-    def _answer(self, batch: Sequence[Job]) -> None:
+    def _worth_waiting(self) -> float:
+        """Seconds in which announced requests may still come along; none where they would find no room."""
+        is_full = sum(len(job.images) for job in self._same_model()) >= self.max_batch * self._idle
+        if is_full or not self._announced or self._is_stopping:
+            return 0.0
+        return self._jobs[0].submitted + self.max_wait_seconds - time.monotonic()
+
+    def _share(self) -> list[Job]:
+        """The oldest jobs of one model for a pass: as many as fit, evenly with the workers that have nothing to do."""
+        jobs = self._same_model()
+        fair = math.ceil(sum(len(job.images) for job in jobs) / self._idle)
+        sizes = itertools.accumulate(len(job.images) for job in jobs)
+        count = sum(size <= min(self.max_batch, fair) for size in sizes)
+        return jobs[: max(count, 1)]
+
+    def _answer(self, batch: Sequence[Job], worker: Runner) -> None:
         """One pass; where it fails, each job has its own, so that one bad image spoils no other's answer."""
         started = time.monotonic()
         try:
             images = np.concatenate([job.images for job in batch])
-            found = batch[0].predictor.probabilities(images, batch_size=self.max_batch)
-        except Exception as error:  # noqa: BLE001  (a network may raise anything, and the thread must live on)
+            found = worker.probabilities(batch[0].model, images)
+        except CheckpointError as error:
+            for job in batch:
+                job.future.set_exception(error)
+            return
+        except PassFailed as error:
             if len(batch) > 1:
                 for job in batch:
-                    self._answer([job])
+                    self._answer([job], worker)
             else:
-                logger.error("a forward pass failed: %s: %s", type(error).__name__, error)
+                logger.error("a forward pass failed: %s", error)
                 batch[0].future.set_exception(AnswerFailed("the model failed on this image"))
             return
         except BaseException:
             for job in batch:
-                job.future.set_exception(InferenceStopped("the inference thread ended"))
+                job.future.set_exception(InferenceStopped("inference ended"))
             raise
         self._hand_out(batch, found)
         if self._observer is not None:

@@ -11,43 +11,66 @@ from dataclasses import dataclass
 import numpy as np
 from starlette.concurrency import run_in_threadpool
 
-from service.batching import Batcher
+from service.batching import AnswerFailed, Batcher, InferenceStopped, QueueFull
 from service.decoding import Decoder, Upload
-from service.predictors import PredictorCache
+from service.models import Model, Models
 from service.queries import Answerer
 from service.schemas import AnswerOut, ClassOut, ImageAnswersOut, ModelOut, PredictionOut
-from stages.checkpoint import CheckpointError, Predictor
+from service.workers import Worker
+from stages.checkpoint import CheckpointError, InputContract
 
 logger = logging.getLogger("claimcheck")
 
 
 @dataclass(frozen=True)
 class Engine:
-    """What answering needs: loaded models, the decoder and the batcher."""
+    """What answering needs: contracts of models, the decoder, the batcher and its workers."""
 
-    predictors: PredictorCache
+    models: Models
     decoder: Decoder
+    workers: Sequence[Worker]
     batcher: Batcher
 
-    async def predictor(self, answerer: Answerer) -> Predictor:
-        """The answerer's model, loaded where it isn't yet.
+    def start(self) -> None:
+        for worker in self.workers:
+            worker.start()
+        self.batcher.start()
+
+    def stop(self) -> None:
+        """Answer what is waiting, then end."""
+        self.decoder.stop()
+        self.batcher.stop()
+        for worker in self.workers:
+            worker.stop()
+
+    async def model(self, answerer: Answerer) -> Model:
+        """The answerer's model, its file checked where it wasn't yet.
 
         Raises:
             CheckpointError: weights are gone, or aren't those that were recorded.
         """
-        if found := self.predictors.loaded(answerer.sha256):
+        if found := self.models.known(answerer.sha256):
             return found
-        return await run_in_threadpool(self.predictors.get, answerer.path, answerer.sha256)
+        return await run_in_threadpool(self.models.get, answerer.path, answerer.sha256)
+
+    async def try_out(self, answerer: Answerer) -> None:
+        """One pass on an empty image.
+
+        Raises:
+            CheckpointError, QueueFull, InferenceStopped, AnswerFailed: the model can't answer now.
+        """
+        model = await self.model(answerer)
+        await self.batcher.probabilities(model, np.zeros((1, *model.contract.shape), dtype=np.uint8))
 
     async def warm_up(self, answerer: Answerer) -> None:
         """The first passes are slow; nobody should wait for them.  A model that can't be loaded stops no service."""
         try:
-            predictor = await self.predictor(answerer)
-        except CheckpointError as error:
+            model = await self.model(answerer)
+            for size in (1, self.batcher.max_batch):
+                images = np.zeros((size, *model.contract.shape), dtype=np.uint8)
+                await asyncio.gather(*(self.batcher.probabilities(model, images) for _ in self.workers))
+        except (CheckpointError, QueueFull, InferenceStopped, AnswerFailed) as error:
             logger.error("warming up with %s: %s", answerer.id, error)
-            return
-        for size in (1, self.batcher.max_batch):
-            await self.batcher.probabilities(predictor, np.zeros((size, *predictor.contract.shape), dtype=np.uint8))
 
 
 async def predict(
@@ -62,20 +85,19 @@ async def predict(
     """
     started = time.perf_counter()
     with engine.batcher.announce():
-        predictors = [await engine.predictor(answerer) for answerer in answerers]
+        models = [await engine.model(answerer) for answerer in answerers]
         images = {}
-        for shape in {predictor.contract.shape for predictor in predictors}:
+        for shape in {model.contract.shape for model in models}:
             decoded = await asyncio.gather(*(engine.decoder.decode(upload, shape) for upload in uploads))
             images[shape] = np.stack(decoded)
         passes = [
-            asyncio.ensure_future(_timed(engine.batcher, predictor, images[predictor.contract.shape]))
-            for predictor in predictors
+            asyncio.ensure_future(_timed(engine.batcher, model, images[model.contract.shape])) for model in models
         ]
         await asyncio.sleep(0)  # each has queued its images before the announcement ends
     answered = await _all_or_none(passes)
     answers = [
-        [_answer(answerer.id, predictor, row, top_k) for row in probabilities]
-        for answerer, predictor, (probabilities, _) in zip(answerers, predictors, answered, strict=True)
+        [_answer(answerer.id, model.contract, row, top_k) for row in probabilities]
+        for answerer, model, (probabilities, _) in zip(answerers, models, answered, strict=True)
     ]
     return PredictionOut(
         images=[
@@ -87,9 +109,9 @@ async def predict(
     )
 
 
-async def _timed(batcher: Batcher, predictor: Predictor, images: np.ndarray) -> tuple[np.ndarray, float]:
+async def _timed(batcher: Batcher, model: Model, images: np.ndarray) -> tuple[np.ndarray, float]:
     before = time.perf_counter()
-    return await batcher.probabilities(predictor, images), time.perf_counter() - before
+    return await batcher.probabilities(model, images), time.perf_counter() - before
 
 
 async def _all_or_none(passes: Sequence[asyncio.Future[tuple[np.ndarray, float]]]) -> list[tuple[np.ndarray, float]]:
@@ -102,10 +124,10 @@ async def _all_or_none(passes: Sequence[asyncio.Future[tuple[np.ndarray, float]]
         await asyncio.gather(*passes, return_exceptions=True)
 
 
-def _answer(checkpoint: str, predictor: Predictor, probabilities: np.ndarray, top_k: int) -> AnswerOut:
+def _answer(checkpoint: str, contract: InputContract, probabilities: np.ndarray, top_k: int) -> AnswerOut:
     """The `top_k` likeliest classes; equal probabilities in the order of the classes."""
     order = np.argsort(-probabilities, kind="stable")[:top_k]
-    names = predictor.contract.classes
+    names = contract.classes
     return AnswerOut(
         checkpoint=checkpoint,
         top=[ClassOut(index=int(k), name=names[k], probability=float(probabilities[k])) for k in order],

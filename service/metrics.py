@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from service.batching import Batcher
-from service.predictors import PredictorCache
+from service.inference import Engine
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -50,14 +49,14 @@ class Metrics:
         self._waited_seconds.observe(waited_seconds)
         self._pass_seconds.observe(pass_seconds)
 
-    def watch(self, batcher: Batcher, predictors: PredictorCache) -> None:
+    def watch(self, engine: Engine) -> None:
         """Gauges that are read when they are asked for."""
         waiting = Gauge("claimcheck_waiting_images", "Images waiting for an answer", registry=self.registry)
-        waiting.set_function(lambda: batcher.waiting)
+        waiting.set_function(lambda: engine.batcher.waiting)
         weights = Gauge("claimcheck_weight_bytes", "Weights in memory", registry=self.registry)
-        weights.set_function(lambda: predictors.size_bytes)
-        alive = Gauge("claimcheck_inference_alive", "1 where the inference thread runs", registry=self.registry)
-        alive.set_function(lambda: batcher.is_alive)
+        weights.set_function(lambda: sum(worker.weight_bytes for worker in engine.workers))
+        alive = Gauge("claimcheck_inference_alive", "1 where all workers run", registry=self.registry)
+        alive.set_function(lambda: engine.batcher.is_alive)
 
     def text(self) -> bytes:
         """The exposition format."""

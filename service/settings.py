@@ -26,8 +26,13 @@ class Settings(BaseSettings):
     database: str = Field(default="data/results.db", description="SQLite file below root, or a SQLAlchemy URL")
 
     device: str = Field(default="cpu", description="where models answer: auto, cpu, cuda, cuda:0; of several the first")
-    threads: int | None = Field(default=None, ge=1, description="torch threads of an answer; unset: torch decides")
-    model_memory_bytes: int = Field(default=1 << 30, ge=1, description="of loaded weights; the least used go first")
+    workers: int | None = Field(
+        default=None, ge=1, description="processes that run models; unset: one a core, at most 4, and on a GPU one"
+    )
+    threads: int | None = Field(default=None, ge=1, description="torch threads of a worker; unset: its share of cores")
+    model_memory_bytes: int = Field(
+        default=1 << 30, ge=1, description="of loaded weights in all workers; the least used go first"
+    )
     max_batch: int = Field(default=32, ge=1, description="images in one forward pass")
     batch_wait_seconds: float = Field(default=0.003, ge=0, description="a pass waits for requests being decoded")
     max_waiting: int = Field(default=512, ge=1, description="images waiting for an answer; more are refused with 503")

@@ -117,12 +117,11 @@ def dump_checkpoint(network: nn.Module, contract: InputContract, *, dtype: torch
     return safetensors.torch.save(tensors, metadata={_METADATA_KEY: canonical_json(dataclasses.asdict(contract))})
 
 
-def load_predictor(weights: Path, *, device: str = "cpu", expected_sha256: str | None = None) -> Predictor:
-    """Read a checkpoint file.
+def read_checkpoint(weights: Path, *, expected_sha256: str | None = None) -> tuple[bytes, InputContract, str]:
+    """A checkpoint file's bytes, contract and sha256.
 
     Raises:
-        CheckpointError: no such file, another digest than `expected_sha256`, not safetensors, without our contract,
-            or weights that don't fit the contract's model.
+        CheckpointError: no such file, another digest than `expected_sha256`, not safetensors, or without our contract.
     """
     try:
         content = weights.read_bytes()
@@ -131,7 +130,16 @@ def load_predictor(weights: Path, *, device: str = "cpu", expected_sha256: str |
     digest = hashlib.sha256(content).hexdigest()
     if expected_sha256 is not None and digest != expected_sha256:
         raise CheckpointError(f"{weights.name}: expected sha256 {expected_sha256[:12]}…, got {digest[:12]}…")
-    contract = read_contract(content, weights.name)
+    return content, read_contract(content, weights.name), digest
+
+
+def load_predictor(weights: Path, *, device: str = "cpu", expected_sha256: str | None = None) -> Predictor:
+    """Read a checkpoint file and build its network.
+
+    Raises:
+        CheckpointError: as `read_checkpoint`, or weights that don't fit the contract's model.
+    """
+    content, contract, digest = read_checkpoint(weights, expected_sha256=expected_sha256)
     try:
         with _Undrawn():
             network = build_model(contract.model)

@@ -24,6 +24,7 @@ from stages.checkpoint import InputContract, dump_checkpoint
 from stages.datasets.packed import PackedInfo, read_info
 from stages.device import pick_device
 from stages.evaluation.flops import FlopCounts
+from stages.memory import keep_freed_memory
 from stages.papers import build_model
 from stages.run import RunSpec, canonical_json
 from stages.store import RunStore, write_atomically
@@ -46,7 +47,6 @@ from stages.training.loop import (
     measure,
     seeded_model,
 )
-from stages.training.memory import keep_freed_memory
 
 __all__ = ["Job", "TrainingStopped", "train_run"]
 

@@ -32,12 +32,12 @@ def ready(session: ResultsSession, engine: InferenceEngine, readiness: ServiceRe
 
 def require_ready(engine: Engine, readiness: Readiness) -> None:
     """Raises:
-    Problem: the service is starting or ending, or its inference thread is gone (503).
+    Problem: the service is starting or ending, or an inference worker is gone (503).
     """
     if readiness.is_draining:
         raise Problem(503, "the service is ending")
     if not engine.batcher.is_alive:
-        raise Problem(503, "the inference thread isn't running; restart the service")
+        raise Problem(503, "inference isn't running; restart the service")
     if not readiness.is_warm:
         raise Problem(503, "the service is warming up")
 

@@ -132,15 +132,15 @@ def read_version(model: ModelName, answerer: Named, session: ResultsSession) -> 
 
 @router.get("/models/{model}/ready", operation_id="modelReady", responses=declared(404, 422))
 async def model_ready(model: ModelName, answerer: Lowest, engine: InferenceEngine) -> ModelReadyOut:
-    """The model is loaded, after this answer if not before; 503 where its weights can't be read."""
-    await engine.predictor(answerer)
+    """The model answers, loaded for it if it wasn't; 503 where its weights can't be read."""
+    await engine.try_out(answerer)
     return ModelReadyOut(name=model, ready=True)
 
 
 @router.get("/models/{model}/versions/{version}/ready", operation_id="modelVersionReady", responses=declared(404, 422))
 async def version_ready(model: ModelName, answerer: Named, engine: InferenceEngine) -> ModelReadyOut:
     """As above, of one version."""
-    await engine.predictor(answerer)
+    await engine.try_out(answerer)
     return ModelReadyOut(name=model, ready=True)
 
 
@@ -164,9 +164,9 @@ async def _infer(
 ) -> Response:
     async def work() -> tuple[InferRequest, Any]:
         with engine.batcher.announce():
-            predictor = await engine.predictor(answerer)
-            asked = read_request(body, header_length, predictor.contract.shape, settings.max_waiting)
-        return asked, await engine.batcher.probabilities(predictor, asked.images)
+            chosen = await engine.model(answerer)
+            asked = read_request(body, header_length, chosen.contract.shape, settings.max_waiting)
+        return asked, await engine.batcher.probabilities(chosen, asked.images)
 
     asked, probabilities = await unless_gone(request, work())
     head = {

@@ -1,19 +1,23 @@
-"""The batcher with real threads, a real event loop and small real networks."""
+"""The batcher with real threads, a real event loop and small real networks; real workers answer for released models."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from service.batching import AnswerFailed, Batcher, InferenceStopped, QueueFull
+from service.batching import AnswerFailed, Batcher, InferenceStopped, QueueFull, Runner
+from service.models import Model, Models
+from service.workers import PassFailed, Worker, WorkerGone
 from stages.checkpoint import InputContract, Predictor, load_predictor
 from stages.run import ModelSpec
 
@@ -42,18 +46,46 @@ class Touchy(nn.Module):
         return torch.where(first[:, None] == NOT_A_NUMBER, torch.nan, logits)
 
 
-def predictor_of(network: nn.Module) -> Predictor:
-    contract = InputContract(
-        model=ModelSpec(path="", arguments={}),
-        shape=(1, 2, 2),
-        mean=(0.0,),
-        std=(1.0,),
-        classes=("mean", "maximum"),
-        run_key="",
-        dataset="",
-        data_digest="",
-    )
-    return Predictor(network.eval(), contract, torch.device("cpu"), "")
+CONTRACT = InputContract(
+    model=ModelSpec(path="", arguments={}),
+    shape=(1, 2, 2),
+    mean=(0.0,),
+    std=(1.0,),
+    classes=("mean", "maximum"),
+    run_key="",
+    dataset="",
+    data_digest="",
+)
+
+
+class Here:
+    """A worker without a process, so that a test sees its networks; a deadly image ends it."""
+
+    networks: ClassVar[dict[str, Touchy]] = {}
+    numbers = itertools.count()
+
+    def __init__(self) -> None:
+        self.is_alive = True
+
+    @classmethod
+    def model_of(cls, network: Touchy) -> Model:
+        digest = str(next(cls.numbers))
+        cls.networks[digest] = network
+        return Model(Path(), digest, CONTRACT)
+
+    def probabilities(self, model: Model, images: np.ndarray) -> np.ndarray:
+        try:
+            return expected_of(model, images)
+        except RuntimeError as error:
+            raise PassFailed(str(error)) from None
+        except SystemExit:
+            self.is_alive = False
+            raise WorkerGone("the worker ended") from None
+
+
+def expected_of(model: Model, images: np.ndarray) -> np.ndarray:
+    network = Here.networks[model.sha256].eval()
+    return Predictor(network, CONTRACT, torch.device("cpu"), "").probabilities(images)
 
 
 def image(first: int) -> np.ndarray:
@@ -61,8 +93,13 @@ def image(first: int) -> np.ndarray:
 
 
 @contextmanager
-def started(*, max_batch: int = 8, max_wait_seconds: float = 0.2, max_waiting: int = 64) -> Iterator[Batcher]:
-    batcher = Batcher(max_batch=max_batch, max_wait_seconds=max_wait_seconds, max_waiting=max_waiting)
+def started(
+    *workers: Runner, max_batch: int = 8, max_wait_seconds: float = 0.2, max_waiting: int = 64
+) -> Iterator[Batcher]:
+    """With one worker where none is given."""
+    batcher = Batcher(
+        workers or [Here()], max_batch=max_batch, max_wait_seconds=max_wait_seconds, max_waiting=max_waiting
+    )
     batcher.start()
     try:
         yield batcher
@@ -70,18 +107,18 @@ def started(*, max_batch: int = 8, max_wait_seconds: float = 0.2, max_waiting: i
         batcher.stop()
 
 
-async def ask(batcher: Batcher, predictor: Predictor, *firsts: int) -> list[np.ndarray | BaseException]:
-    calls = [batcher.probabilities(predictor, image(first)) for first in firsts]
+async def ask(batcher: Batcher, model: Model, *firsts: int) -> list[np.ndarray | BaseException]:
+    calls = [batcher.probabilities(model, image(first)) for first in firsts]
     return await asyncio.gather(*calls, return_exceptions=True)
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 30])
 def test_images_of_many_requests_share_passes_of_at_most_the_maximum(count: int) -> None:
     network = Touchy()
-    predictor = predictor_of(network)
+    model = Here.model_of(network)
     with started() as batcher, batcher.announce():
-        found = asyncio.run(ask(batcher, predictor, *range(count)))
-    expected = predictor.probabilities(np.concatenate([image(first) for first in range(count)]))
+        found = asyncio.run(ask(batcher, model, *range(count)))
+    expected = expected_of(model, np.concatenate([image(first) for first in range(count)]))
     np.testing.assert_allclose(np.concatenate(found), expected, rtol=0, atol=1e-6)
     passes = network.passes[:-1]
     assert sum(passes) == count and max(passes) <= 8
@@ -90,46 +127,46 @@ def test_images_of_many_requests_share_passes_of_at_most_the_maximum(count: int)
 
 def test_a_request_larger_than_a_pass_is_answered_in_order() -> None:
     network = Touchy()
-    predictor = predictor_of(network)
+    model = Here.model_of(network)
     images = np.concatenate([image(first) for first in range(21)])
     with started(max_batch=8) as batcher:
-        found = asyncio.run(batcher.probabilities(predictor, images))
-    np.testing.assert_allclose(found, predictor.probabilities(images), rtol=0, atol=1e-6)
+        found = asyncio.run(batcher.probabilities(model, images))
+    np.testing.assert_allclose(found, expected_of(model, images), rtol=0, atol=1e-6)
     assert max(network.passes[:-1]) <= 8
 
 
 def test_a_lone_request_waits_for_nobody_and_an_announced_one_is_waited_for() -> None:
-    predictor = predictor_of(Touchy())
+    model = Here.model_of(Touchy())
     with started(max_wait_seconds=0.5) as batcher:
-        asyncio.run(ask(batcher, predictor, 0))
+        asyncio.run(ask(batcher, model, 0))
         before = time.monotonic()
-        asyncio.run(ask(batcher, predictor, 0))
+        asyncio.run(ask(batcher, model, 0))
         assert time.monotonic() - before < 0.3
         with batcher.announce():
             before = time.monotonic()
-            asyncio.run(ask(batcher, predictor, 0))
+            asyncio.run(ask(batcher, model, 0))
             assert time.monotonic() - before > 0.4, "the announced request might have come along"
 
 
 def test_one_poison_image_fails_alone() -> None:
-    predictor = predictor_of(Touchy())
+    model = Here.model_of(Touchy())
     with started() as batcher, batcher.announce():
-        found = asyncio.run(ask(batcher, predictor, 1, POISON, 2, NOT_A_NUMBER, 3))
+        found = asyncio.run(ask(batcher, model, 1, POISON, 2, NOT_A_NUMBER, 3))
     assert [isinstance(item, AnswerFailed) for item in found] == [False, True, False, True, False]
     for item, first in zip(found, (1, POISON, 2, NOT_A_NUMBER, 3), strict=True):
         if isinstance(item, np.ndarray):
-            np.testing.assert_allclose(item, predictor.probabilities(image(first)), rtol=0, atol=1e-6)
+            np.testing.assert_allclose(item, expected_of(model, image(first)), rtol=0, atol=1e-6)
 
 
 def test_a_cancelled_request_leaves_the_queue() -> None:
     network = Touchy()
-    predictor = predictor_of(network)
+    model = Here.model_of(network)
 
     async def scene(batcher: Batcher) -> None:
-        slow = asyncio.create_task(batcher.probabilities(predictor, image(SLOW)))
+        slow = asyncio.create_task(batcher.probabilities(model, image(SLOW)))
         await asyncio.sleep(0.05)
-        given_up = [asyncio.create_task(batcher.probabilities(predictor, image(1))) for _ in range(5)]
-        kept = asyncio.create_task(batcher.probabilities(predictor, image(2)))
+        given_up = [asyncio.create_task(batcher.probabilities(model, image(1))) for _ in range(5)]
+        kept = asyncio.create_task(batcher.probabilities(model, image(2)))
         await asyncio.sleep(0.05)
         assert batcher.waiting == 6
         for task in given_up:
@@ -144,17 +181,17 @@ def test_a_cancelled_request_leaves_the_queue() -> None:
 
 
 def test_a_full_queue_refuses_and_recovers() -> None:
-    predictor = predictor_of(Touchy())
+    model = Here.model_of(Touchy())
 
     async def scene(batcher: Batcher) -> None:
-        slow = asyncio.create_task(batcher.probabilities(predictor, image(SLOW)))
+        slow = asyncio.create_task(batcher.probabilities(model, image(SLOW)))
         await asyncio.sleep(0.05)
-        waiting = [asyncio.create_task(batcher.probabilities(predictor, image(1))) for _ in range(4)]
+        waiting = [asyncio.create_task(batcher.probabilities(model, image(1))) for _ in range(4)]
         await asyncio.sleep(0)
         with pytest.raises(QueueFull, match="4 images are waiting already; at most 4 may"):
-            await batcher.probabilities(predictor, image(1))
+            await batcher.probabilities(model, image(1))
         await asyncio.gather(slow, *waiting)
-        await batcher.probabilities(predictor, image(1))
+        await batcher.probabilities(model, image(1))
 
     with started(max_waiting=4) as batcher:
         asyncio.run(scene(batcher))
@@ -162,10 +199,10 @@ def test_a_full_queue_refuses_and_recovers() -> None:
 
 def test_models_take_turns_and_never_share_a_pass() -> None:
     one, other = Touchy(), Touchy()
-    first, second = predictor_of(one), predictor_of(other)
+    first, second = Here.model_of(one), Here.model_of(other)
 
     async def scene(batcher: Batcher) -> None:
-        calls = [batcher.probabilities(predictor, image(1)) for predictor in (first, second) * 6]
+        calls = [batcher.probabilities(model, image(1)) for model in (first, second) * 6]
         await asyncio.gather(*calls)
 
     with started() as batcher, batcher.announce():
@@ -173,14 +210,13 @@ def test_models_take_turns_and_never_share_a_pass() -> None:
     assert sum(one.passes) == sum(other.passes) == 6
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_dead_thread_fails_what_waits_and_refuses_what_comes() -> None:
-    predictor = predictor_of(Touchy())
+    model = Here.model_of(Touchy())
 
     async def scene(batcher: Batcher) -> list[np.ndarray | BaseException]:
-        slow = asyncio.create_task(batcher.probabilities(predictor, image(SLOW)))
+        slow = asyncio.create_task(batcher.probabilities(model, image(SLOW)))
         await asyncio.sleep(0.05)
-        return [*await ask(batcher, predictor_of(Touchy()), DEADLY, 1), *await asyncio.gather(slow)]
+        return [*await ask(batcher, Here.model_of(Touchy()), DEADLY, 1), *await asyncio.gather(slow)]
 
     with started() as batcher:
         deadly, behind, _ = asyncio.run(asyncio.wait_for(scene(batcher), 10))
@@ -191,26 +227,61 @@ def test_a_dead_thread_fails_what_waits_and_refuses_what_comes() -> None:
             time.sleep(0.05)
         assert not batcher.is_alive
         with pytest.raises(InferenceStopped):
-            asyncio.run(batcher.probabilities(predictor, image(1)))
+            asyncio.run(batcher.probabilities(model, image(1)))
 
 
 def test_stopping_answers_what_waits() -> None:
-    predictor = predictor_of(Touchy())
+    model = Here.model_of(Touchy())
 
     async def scene(batcher: Batcher) -> list[np.ndarray | BaseException]:
-        call = asyncio.create_task(ask(batcher, predictor, SLOW, 1, 2))
+        call = asyncio.create_task(ask(batcher, model, SLOW, 1, 2))
         await asyncio.sleep(0.05)
         await asyncio.to_thread(batcher.stop)
         return await call
 
-    batcher = Batcher(max_batch=1, max_wait_seconds=0, max_waiting=8)
+    batcher = Batcher([Here()], max_batch=1, max_wait_seconds=0, max_waiting=8)
     batcher.start()
     assert all(isinstance(item, np.ndarray) for item in asyncio.run(scene(batcher)))
 
 
+def test_workers_share_what_waits_and_answer_at_the_same_time() -> None:
+    network = Touchy()
+    model = Here.model_of(network)
+    with started(Here(), Here(), max_batch=8) as batcher:
+        with batcher.announce():
+            found = asyncio.run(ask(batcher, model, *range(6)))
+        assert network.passes[0] == 3 == max(network.passes), "half of them each"
+        before = time.monotonic()
+        asyncio.run(ask(batcher, model, SLOW, SLOW))
+        assert time.monotonic() - before < 0.35, "two slow passes of 0.2 s at once"
+    expected = expected_of(model, np.concatenate([image(first) for first in range(6)]))
+    np.testing.assert_allclose(np.concatenate(found), expected, rtol=0, atol=1e-6)
+
+
+def test_one_dead_worker_ends_all() -> None:
+    """Otherwise the service would go on at half its pace and call itself ready."""
+    model = Here.model_of(Touchy())
+    with started(Here(), Here()) as batcher:
+        (found,) = asyncio.run(asyncio.wait_for(ask(batcher, model, DEADLY), 10))
+        assert isinstance(found, InferenceStopped) and not batcher.is_alive
+        (refused,) = asyncio.run(asyncio.wait_for(ask(batcher, model, 1), 10))
+        assert isinstance(refused, InferenceStopped)
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[list[Worker]]:
+    found = [Worker(device="cpu", budget_bytes=1 << 30, threads=1) for _ in range(2)]
+    for worker in found:
+        worker.start()
+    yield found
+    for worker in found:
+        worker.stop()
+
+
 @pytest.mark.parametrize("path", sorted(MODELS.glob("*.safetensors")), ids=lambda path: path.stem)
-def test_a_released_model_says_the_same_of_an_image_alone_and_in_any_batch(path: Path) -> None:
+def test_a_released_model_says_the_same_of_an_image_alone_and_in_any_batch(path: Path, workers: list[Worker]) -> None:
     predictor = load_predictor(path)
+    model = Models(path.parent).get(path.name, predictor.weights_sha256)
     generator = np.random.default_rng(0)
     images = generator.integers(0, 256, (24, *predictor.contract.shape), dtype=np.uint8)
     alone = np.concatenate([predictor.probabilities(one[None]) for one in images])
@@ -218,12 +289,12 @@ def test_a_released_model_says_the_same_of_an_image_alone_and_in_any_batch(path:
     async def scene(batcher: Batcher, size: int) -> np.ndarray:
         order = generator.permutation(len(images))
         parts = [order[start : start + size] for start in range(0, len(order), size)]
-        found = await asyncio.gather(*(batcher.probabilities(predictor, images[part]) for part in parts))
+        found = await asyncio.gather(*(batcher.probabilities(model, images[part]) for part in parts))
         result = np.empty_like(alone)
         result[np.concatenate(parts)] = np.concatenate(found)
         return result
 
-    with started(max_batch=16) as batcher, batcher.announce():
+    with started(*workers, max_batch=16) as batcher, batcher.announce():
         for size in (1, 3, 8):
             batched = asyncio.run(scene(batcher, size))
             assert (batched.argmax(1) == alone.argmax(1)).all()

@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import pickle
 import struct
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +12,10 @@ import safetensors.torch
 import torch
 from sqlalchemy.orm import Session
 
+from service.models import Models
 from service.predictors import PredictorCache, weight_bytes
 from service.queries import Answerer, list_checkpoints
-from stages.checkpoint import CheckpointError, InputContract, dump_checkpoint, load_predictor
+from stages.checkpoint import CheckpointError, InputContract, Predictor, dump_checkpoint, load_predictor
 from stages.papers import build_model
 from stages.results import open_results
 from stages.run import ModelSpec, canonical_json
@@ -34,41 +34,31 @@ def by_arm(session: Session) -> dict[str, Answerer]:
     return {answerer.arm: answerer for answerer in found}
 
 
-def cache_of(root: Path, budget_bytes: int) -> PredictorCache:
-    return PredictorCache(root, device="cpu", budget_bytes=budget_bytes, threads=None)
+def cache_of(budget_bytes: int = 1 << 30) -> PredictorCache:
+    return PredictorCache(device="cpu", budget_bytes=budget_bytes)
 
 
 def test_the_models_used_last_stay_within_the_budget(root: Path, answerers: dict[str, Answerer]) -> None:
     sizes = {arm: weight_bytes(load_predictor(root / answerers[arm].path)) for arm in ARMS}
-    cache = cache_of(root, budget_bytes=sum(sizes.values()) - 1)
-    first = cache.get(answerers["vit"].path, answerers["vit"].sha256)
-    cache.get(answerers["mlp-mixer"].path, answerers["mlp-mixer"].sha256)
-    assert cache.get(answerers["vit"].path, answerers["vit"].sha256) is first
-    cache.get(answerers["local-vit"].path, answerers["local-vit"].sha256)
-    assert cache.loaded(answerers["mlp-mixer"].sha256) is None, "used before the ViT was used again"
-    assert cache.loaded(answerers["vit"].sha256) is first
+    cache = cache_of(sum(sizes.values()) - 1)
+
+    def get(arm: str) -> Predictor:
+        return cache.get(root / answerers[arm].path, answerers[arm].sha256)
+
+    first = get("vit")
+    get("mlp-mixer")
+    assert get("vit") is first
+    get("local-vit")
+    assert answerers["mlp-mixer"].sha256 not in cache, "used before the ViT was used again"
+    assert get("vit") is first
     assert cache.size_bytes == sizes["vit"] + sizes["local-vit"]
 
 
 def test_a_model_beyond_the_budget_is_kept_alone(root: Path, answerers: dict[str, Answerer]) -> None:
-    cache = cache_of(root, budget_bytes=1)
+    cache = cache_of(1)
     for arm in ARMS:
-        cache.get(answerers[arm].path, answerers[arm].sha256)
-    assert [arm for arm in ARMS if cache.loaded(answerers[arm].sha256)] == ["local-vit"]
-
-
-def test_many_threads_load_a_model_once(root: Path, answerers: dict[str, Answerer]) -> None:
-    cache = cache_of(root, budget_bytes=1 << 30)
-    found: list[object] = []
-    threads = [
-        threading.Thread(target=lambda: found.append(cache.get(answerers["vit"].path, answerers["vit"].sha256)))
-        for _ in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 8 and len(set(map(id, found))) == 1
+        cache.get(root / answerers[arm].path, answerers[arm].sha256)
+    assert [arm for arm in ARMS if answerers[arm].sha256 in cache] == ["local-vit"]
 
 
 def contract(model: ModelSpec) -> InputContract:
@@ -124,9 +114,9 @@ def test_a_file_that_is_no_checkpoint_is_refused_whatever_it_is_called(
     tmp_path: Path, content: bytes, words: str
 ) -> None:
     (tmp_path / "weights.safetensors").write_bytes(content)
-    cache = cache_of(tmp_path, budget_bytes=1 << 30)
+    cache = cache_of()
     with pytest.raises(CheckpointError, match=words):
-        cache.get("weights.safetensors", hashlib.sha256(content).hexdigest())
+        cache.get(tmp_path / "weights.safetensors", hashlib.sha256(content).hexdigest())
     assert cache.size_bytes == 0
 
 
@@ -141,13 +131,15 @@ def test_one_flipped_byte_is_another_digest(root: Path, tmp_path: Path, answerer
     content[-1] ^= 1
     (tmp_path / "weights.safetensors").write_bytes(content)
     with pytest.raises(CheckpointError, match="expected sha256"):
-        cache_of(tmp_path, 1 << 30).get("weights.safetensors", answerers["vit"].sha256)
+        cache_of().get(tmp_path / "weights.safetensors", answerers["vit"].sha256)
+    with pytest.raises(CheckpointError, match="expected sha256"):
+        Models(tmp_path).get("weights.safetensors", answerers["vit"].sha256)
 
 
 def test_a_failed_load_is_tried_again(root: Path, tmp_path: Path, answerers: dict[str, Answerer]) -> None:
-    cache = cache_of(tmp_path, 1 << 30)
+    cache = cache_of()
     with pytest.raises(CheckpointError, match="can't be read"):
-        cache.get("weights.safetensors", answerers["vit"].sha256)
+        cache.get(tmp_path / "weights.safetensors", answerers["vit"].sha256)
     (tmp_path / "weights.safetensors").write_bytes((root / answerers["vit"].path).read_bytes())
-    predictor = cache.get("weights.safetensors", answerers["vit"].sha256)
+    predictor = cache.get(tmp_path / "weights.safetensors", answerers["vit"].sha256)
     assert predictor.probabilities(np.zeros((1, *predictor.contract.shape), np.uint8)).shape == (1, 100)

@@ -1,0 +1,113 @@
+"""Processes that run forward passes.
+
+A pass is hundreds of small operations, each of which needs the interpreter for a moment.  In the process that answers
+HTTP they would wait for it most of the time, so passes have interpreters, and models, of their own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import signal
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
+from typing import Literal
+
+import numpy as np
+import torch
+
+from service.models import Model
+from service.predictors import PredictorCache
+from stages.checkpoint import CheckpointError
+from stages.memory import keep_freed_memory
+
+Answer = tuple[Literal["probabilities"], np.ndarray, int] | tuple[Literal["refused", "failed"], str, int]
+_END_SECONDS = 30.0
+
+
+class WorkerGone(RuntimeError):
+    """The process has ended, and nobody asked it to."""
+
+
+class PassFailed(RuntimeError):
+    """The network raised an error; the message says which."""
+
+
+class Worker:
+    """One process, asked by one thread at a time.  `start` it before, `stop` it after."""
+
+    def __init__(self, *, device: str, budget_bytes: int, threads: int) -> None:
+        self.device, self.budget_bytes, self.threads = device, budget_bytes, threads
+        self.weight_bytes = 0
+        self._connection: Connection | None = None
+        self._process: ForkServerProcess | None = None
+
+    def start(self) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__])  # torch is loaded once, and every worker is a fork of that
+        self._connection, theirs = context.Pipe()
+        arguments = (theirs, self.device, self.budget_bytes, self.threads)
+        self._process = context.Process(target=_answer_until_closed, args=arguments, name="inference", daemon=True)
+        self._process.start()
+        theirs.close()
+        atexit.register(self.stop)  # where the server is ended without its shutdown
+
+    def stop(self) -> None:
+        """Let it finish the pass that it is at, and end."""
+        atexit.unregister(self.stop)
+        if self._connection is None or self._process is None:
+            return
+        self._connection.close()
+        self._process.join(_END_SECONDS)
+        if self._process.is_alive():
+            self._process.kill()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process is not None and self._process.is_alive()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    def probabilities(self, model: Model, images: np.ndarray) -> np.ndarray:
+        """Class probabilities, float32 [N, K], of uint8 images [N, C, H, W] in one pass; loads the model first.
+
+        Raises:
+            CheckpointError: the weights are gone, or aren't those that were recorded.
+            PassFailed: the network failed on these images.
+            WorkerGone: see there.
+        """
+        assert self._connection is not None, "a worker is started before it is asked"
+        try:
+            self._connection.send((model.path, model.sha256, images))
+            answer: Answer = self._connection.recv()
+        except (EOFError, OSError):
+            raise WorkerGone("an inference process ended") from None
+        self.weight_bytes = answer[2]
+        if answer[0] == "probabilities":
+            return answer[1]
+        raise (CheckpointError if answer[0] == "refused" else PassFailed)(answer[1])
+
+
+def _answer_until_closed(connection: Connection, device: str, budget_bytes: int, threads: int) -> None:
+    """A worker's whole life.  Signals are for the server, which closes the connection when it has finished."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    keep_freed_memory()
+    torch.set_num_threads(threads)
+    predictors = PredictorCache(device=device, budget_bytes=budget_bytes)
+    while True:
+        try:
+            path, sha256, images = connection.recv()
+        except (EOFError, OSError):
+            return
+        answer: Answer
+        try:
+            found = predictors.get(path, sha256).probabilities(images, batch_size=len(images))
+            answer = ("probabilities", found, predictors.size_bytes)
+        except CheckpointError as error:
+            answer = ("refused", str(error), predictors.size_bytes)
+        except Exception as error:  # noqa: BLE001  (a network may raise anything, and the process must live on)
+            answer = ("failed", f"{type(error).__name__}: {error}", predictors.size_bytes)
+        connection.send(answer)

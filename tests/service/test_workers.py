@@ -1,0 +1,123 @@
+"""Real worker processes, killed and told to end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from service.models import Model, Models
+from service.workers import Worker, WorkerGone
+from stages.checkpoint import CheckpointError, load_predictor
+
+MODELS = Path(__file__).resolve().parents[2] / "data" / "models"
+PATH = min(MODELS.glob("*.safetensors"))
+ORPHAN = """
+import sys, time
+from service.workers import Worker
+
+if __name__ == "__main__":
+    worker = Worker(device="cpu", budget_bytes=1, threads=1)
+    worker.start()
+    print(worker.pid, flush=True)
+    {end}
+"""
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    worker = Worker(device="cpu", budget_bytes=1 << 30, threads=1)
+    worker.start()
+    yield worker
+    worker.stop()
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return Models(MODELS).get(PATH.name, load_predictor(PATH).weights_sha256)
+
+
+def images(model: Model, count: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (count, *model.contract.shape), dtype=np.uint8)
+
+
+def happens(what: Callable[[], bool], seconds: float = 30.0) -> bool:
+    until = time.monotonic() + seconds
+    while not what() and time.monotonic() < until:
+        time.sleep(0.02)
+    return what()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_it_answers_as_the_predictor_does_and_says_what_its_weights_take(worker: Worker, model: Model) -> None:
+    found = worker.probabilities(model, images(model, 3))
+    np.testing.assert_allclose(found, load_predictor(PATH).probabilities(images(model, 3)), rtol=0, atol=1e-6)
+    assert worker.weight_bytes > 100_000
+
+
+def test_weights_that_are_gone_are_refused_and_the_worker_lives_on(
+    worker: Worker, model: Model, tmp_path: Path
+) -> None:
+    lost = Model(tmp_path / "lost.safetensors", model.sha256, model.contract)
+    with pytest.raises(CheckpointError, match="can't be read"):
+        worker.probabilities(lost, images(model, 1))
+    assert worker.probabilities(model, images(model, 1)).shape == (1, len(model.contract.classes))
+
+
+def test_signals_are_for_the_server(worker: Worker, model: Model) -> None:
+    worker.probabilities(model, images(model, 1))
+    assert worker.pid is not None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(worker.pid, number)
+    assert worker.probabilities(model, images(model, 1)).shape == (1, len(model.contract.classes))
+
+
+def test_a_worker_killed_within_a_pass_is_noticed(worker: Worker, model: Model) -> None:
+    worker.probabilities(model, images(model, 1))
+    assert worker.pid is not None and worker.is_alive
+    killer = threading.Timer(0.2, os.kill, (worker.pid, signal.SIGKILL))
+    killer.start()
+    with pytest.raises(WorkerGone):
+        worker.probabilities(model, images(model, 4000))
+    assert happens(lambda: not worker.is_alive)
+    with pytest.raises(WorkerGone):
+        worker.probabilities(model, images(model, 1))
+
+
+def test_stopping_ends_the_process(model: Model) -> None:
+    worker = Worker(device="cpu", budget_bytes=1 << 30, threads=1)
+    worker.start()
+    pid = worker.pid
+    assert pid is not None and is_running(pid)
+    worker.stop()
+    assert not is_running(pid) and not worker.is_alive
+
+
+@pytest.mark.parametrize("end", ["time.sleep(600)", "sys.exit(3)"], ids=["killed", "exits"])
+def test_no_worker_outlives_its_server(tmp_path: Path, end: str) -> None:
+    script = tmp_path / "server.py"
+    script.write_text(ORPHAN.format(end=end))
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    server = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment)
+    assert server.stdout is not None
+    pid = int(server.stdout.readline())
+    if "sleep" in end:
+        assert is_running(pid)
+        server.kill()
+    server.wait(30)
+    server.stdout.close()
+    assert happens(lambda: not is_running(pid))
