@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import signal
 import sys
@@ -13,7 +14,8 @@ import uvicorn
 
 from service import logs
 from service.access import new_key
-from service.app import MAX_HEADER_BYTES, create_app
+from service.app import create_app
+from service.protocol import BoundedHttp
 from service.readiness import Readiness
 from service.settings import Settings
 from stages.device import pick_device
@@ -59,6 +61,8 @@ def main() -> None:
     if arguments.openapi:
         print(json.dumps(app.openapi(), indent=1, ensure_ascii=False))
         return
+    gc.collect()
+    gc.freeze()  # what is imported stays, and need not be looked through again and again
     config = uvicorn.Config(
         app,
         host=arguments.host,
@@ -66,8 +70,7 @@ def main() -> None:
         server_header=False,
         access_log=False,
         log_config=logs.configuration(),
-        http="h11",  # the other parser takes headers of any length
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        http=BoundedHttp,
         timeout_graceful_shutdown=30,
     )
     DrainingServer(config, app.state.readiness, settings.drain_seconds).run()

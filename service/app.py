@@ -90,9 +90,10 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     install_error_handlers(app)
     app.add_exception_handler(NotModified, not_modified)
     _add_middleware(app, settings)
+    app.include_router(inference.router)  # searched in this order, and images are what comes most often
     for module in (comparisons, catalogue, runs, export, pages, claim_pages, experiment_pages):
         app.include_router(module.router, dependencies=[Depends(conditional)])
-    for module in (inference, oip, health, reference):
+    for module in (oip, health, reference):
         app.include_router(module.router)
     app.openapi = lambda: openapi.describe(app)  # type: ignore[method-assign]
     app.mount("/static", StaticFiles(directory=HERE / "static"), name="static")

@@ -91,6 +91,33 @@ def test_giant_headers_are_refused(service: Running) -> None:
     assert request(service, "GET", "/health/ready")[0] == 200
 
 
+ENDLESS = {
+    "address": (b"GET /", b"a"),
+    "header": (b"GET / HTTP/1.1\r\nX: ", b"y"),
+    "headers": (b"GET / HTTP/1.1\r\n", b"X: y\r\n"),
+    "chunk extension": (head("POST", PATH, "Transfer-Encoding: chunked") + b"5;", b"y"),
+    "trailer": (head("POST", PATH, "Transfer-Encoding: chunked") + b"5\r\nhello\r\n0\r\nX: ", b"y"),
+    "trailers": (head("POST", PATH, "Transfer-Encoding: chunked") + b"5\r\nhello\r\n0\r\n", b"X: y\r\n"),
+}
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_what_never_ends_is_cut_off(service: Running, kind: str) -> None:
+    start, again = ENDLESS[kind]
+    with socket.create_connection((service.host, service.port), timeout=60) as connection:
+        connection.sendall(start)
+        with pytest.raises(ConnectionError):
+            connection.sendall(again * (50_000_000 // len(again)))
+    assert request(service, "GET", "/health/ready")[0] == 200
+
+
+def test_a_body_in_thousands_of_chunks_is_read(service: Running) -> None:
+    start = head("POST", PATH, "Transfer-Encoding: chunked", f"Content-Type: {HEADERS['Content-Type']}")
+    chunks = b"".join(b"1;name=value\r\n%c\r\n" % byte for byte in FORM)
+    assert len(chunks) > 10_000
+    assert exchange(service, start + chunks + b"0\r\nX-Checksum: none\r\n\r\n")[0] == 200
+
+
 def test_what_is_no_http_is_refused(service: Running) -> None:
     for junk in (b"\x16\x03\x01\x02\x00", b"GET", b"hello world", b"GET / HTTP/1.1\r\nHost 127.0.0.1"):
         assert exchange(service, junk + b"\r\n\r\n")[0] == 400
@@ -160,14 +187,14 @@ def test_each_request_has_a_line_in_the_log_with_its_id(service: Running) -> Non
 
 
 def test_metrics_count_what_happens_under_bounded_labels(service: Running) -> None:
-    for number in range(3):
+    for number, verb in enumerate(("PROPFIND", "MKCOL", "LOCK")):
         request(service, "GET", f"/api/v1/runs/{number}")
-        request(service, f"VERB{number}", f"/path/{number}")
+        request(service, verb, f"/path/{number}")
     request(service, "POST", PATH, FORM, HEADERS)
     text = request(service, "GET", "/metrics")[1].decode()
     assert 'claimcheck_requests_total{method="GET",route="/api/v1/runs/{run_key}",status="404"} 3.0' in text
     assert 'claimcheck_requests_total{method="other",route="other",status="404"} 3.0' in text
-    assert "VERB" not in text and "/path/" not in text
+    assert "MKCOL" not in text and "/path/" not in text
     assert "claimcheck_inference_alive 1.0" in text
     values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     assert float(values["claimcheck_pass_images_count"]) >= 1
