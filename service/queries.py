@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sqlalchemy import select
-from sqlalchemy.orm import Session, contains_eager, selectinload
+from sqlalchemy.orm import Session, contains_eager, defer, selectinload
 
 from stages.results import (
     Arm,
@@ -110,9 +110,21 @@ def list_results(
         if value is not None:
             query = query.where(getattr(Result, name) == value)
     ids = session.scalars(query).all()  # out of an index alone; only then the wide rows of this page
-    rows = session.scalars(select(Result).where(Result.id.in_(ids)).options(selectinload(Result.metrics)))
+    rows = session.scalars(
+        select(Result).where(Result.id.in_(ids)).options(defer(Result.spec), defer(Result.environment))
+    )
     found = {row.id: row for row in rows}
     return [found[number] for number in ids]
+
+
+def metrics_of(session: Session, results: Sequence[Result]) -> dict[int, list[Any]]:
+    """Metric, split, value and n of each result, as plain rows: a list has eight times as many of them as results."""
+    ids = [result.id for result in results]
+    columns = (Metric.result_id, Metric.metric, Metric.split, Metric.value, Metric.n)
+    found: dict[int, list[Any]] = {number: [] for number in ids}
+    for row in session.execute(select(*columns).where(Metric.result_id.in_(ids)).order_by(Metric.position)):
+        found[row.result_id].append(row)
+    return found
 
 
 def find_run(session: Session, run_key: str) -> Sequence[Result]:
@@ -188,7 +200,7 @@ def list_checkpoints(
         .join(Arm, (Arm.experiment == Result.experiment) & (Arm.name == Result.arm))
         .join(Experiment, Experiment.name == Result.experiment)
         .join(Dataset, (Dataset.name == Experiment.dataset) & (Dataset.kind == "images"))
-        .options(contains_eager(Checkpoint.result))
+        .options(contains_eager(Checkpoint.result).options(defer(Result.spec), defer(Result.environment)))
         .order_by(Checkpoint.position)
         .limit(limit)
         .offset(offset)

@@ -18,7 +18,6 @@ from service.schemas import (
     ArmResultOut,
     CheckpointOut,
     EpochOut,
-    MetricOut,
     RunCostOut,
     RunDetailOut,
     RunOut,
@@ -51,7 +50,9 @@ def list_runs(
         experiment=experiment, arm=arm, profile=profile, provenance=provenance, source=source, is_selected=selected
     )
     found = queries.list_results(session, wanted, order=sort, limit=page.limit + 1, offset=page.offset)
-    return page.answer(RunOut, [RunOut.model_validate(_summary(row)) for row in page.cut(found)])
+    shown = page.cut(found)
+    metrics = queries.metrics_of(session, shown)
+    return page.answer(RunOut, [RunOut.model_validate(_summary(row, metrics[row.id])) for row in shown])
 
 
 @router.get("/runs/{run_key}", tags=["runs"], operation_id="getRun", responses=declared(404))
@@ -100,11 +101,11 @@ def _checkpoint(answerer: Answerer) -> CheckpointOut:
     return CheckpointOut.model_validate(answerer)
 
 
-def _summary(result: Result) -> dict[str, object]:
+def _summary(result: Result, metrics: Sequence[object]) -> dict[str, object]:
     names = RunOut.model_fields.keys() - {"label", "metrics"}
     return {name: getattr(result, name) for name in names} | {
         "label": describe_fidelity(result.provenance, result.profile, result.cut),
-        "metrics": [MetricOut.model_validate(row) for row in result.metrics],
+        "metrics": metrics,
     }
 
 
@@ -122,7 +123,7 @@ def _arm_result(result: Result, checkpoint: str | None) -> ArmResultOut:
     own = ("environment_digest", "environment", "data_digest", "train_images", "test_images", "excluded_test_images")
     rest = ("weights_sha256", "divergence", "origin")
     return ArmResultOut.model_validate(
-        _summary(result)
+        _summary(result, result.metrics)
         | {name: getattr(result, name) for name in (*own, *rest)}
         | {
             "curves": [EpochOut.model_validate(row) for row in result.epochs],
