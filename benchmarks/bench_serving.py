@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import psutil
 from PIL import Image
 
 from benchmarks.timing import Line, milliseconds
@@ -107,19 +108,9 @@ def server(command: Sequence[str], port: int, ready: str, **environment: str) ->
 
 
 def processor_seconds(pid: int) -> float:
-    """Of a process, those it has started and all their threads so far, as Linux counts it."""
-    parents, ticks = {}, {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it ended meanwhile
-            fields = path.read_text().rpartition(")")[2].split()
-            parents[int(path.parent.name)], ticks[int(path.parent.name)] = (
-                int(fields[1]),
-                int(fields[11]) + int(fields[12]),
-            )
-    family = {pid}
-    while more := {child for child, parent in parents.items() if parent in family} - family:
-        family |= more
-    return sum(ticks[member] for member in family) / os.sysconf("SC_CLK_TCK")
+    """Of a process and those that it has started, so far."""
+    server = psutil.Process(pid)
+    return sum(sum(member.cpu_times()[:2]) for member in (server, *server.children(recursive=True)))
 
 
 class Asker:

@@ -16,10 +16,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from urllib.parse import quote
 
 import numpy as np
+import psutil
 
 from tests.service.conftest import png
 from tests.service.hostile_images import encode, hostile_images, picture
@@ -176,7 +176,7 @@ class Load:
 
 @dataclass
 class Watch:
-    """Memory, open files and threads of a process, each time that it is looked at."""
+    """Memory, open files and threads of a service and its workers, each time that it is looked at."""
 
     pid: int
     started: float = field(default_factory=time.monotonic)
@@ -186,17 +186,20 @@ class Watch:
     threads: list[int] = field(default_factory=list)
 
     def look(self) -> None:
-        status = Path(f"/proc/{self.pid}/status").read_text()
-        found = {name: int(value) for name, value in re.findall(r"^(VmRSS|Threads):\s+(\d+)", status, re.MULTILINE)}
+        family = self._family()
         self.seconds.append(time.monotonic() - self.started)
-        self.megabytes.append(found["VmRSS"] / 1024)
-        self.threads.append(found["Threads"])
-        self.files.append(len(list(Path(f"/proc/{self.pid}/fd").iterdir())))
+        # what several share counts once
+        self.megabytes.append(sum(member.memory_full_info().pss for member in family) / 2**20)
+        self.threads.append(sum(member.num_threads() for member in family))
+        self.files.append(sum(member.num_fds() for member in family))
 
     @property
     def processor_seconds(self) -> float:
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / 100
+        return sum(sum(member.cpu_times()[:2]) for member in self._family())
+
+    def _family(self) -> list[psutil.Process]:
+        service = psutil.Process(self.pid)
+        return [service, *service.children(recursive=True)]
 
     def growth(self, values: list[float] | list[int]) -> float:
         """From the second quarter's median to the last quarter's: the first one is the service finding its size."""
