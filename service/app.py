@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import torch
 from fastapi import Depends, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.middleware.gzip import GZipMiddleware
@@ -107,15 +107,15 @@ def _is_probe(scope: Mapping[str, Any]) -> bool:
 
 def _engine(settings: Settings, metrics: Metrics) -> Engine:
     device = pick_device(settings.device)
-    cores = len(os.sched_getaffinity(0))
-    passes = settings.workers or (min(MAX_WORKERS, cores) if device.type == "cpu" else 1)
+    cores = torch.get_num_threads()  # those that this process may use, or OMP_NUM_THREADS
+    count = settings.workers or (min(MAX_WORKERS, cores) if device.type == "cpu" else 1)
     workers = [
         Worker(
             device=str(device),
-            budget_bytes=settings.model_memory_bytes // passes,
-            threads=settings.threads or max(1, cores // passes),
+            budget_bytes=settings.model_memory_bytes // count,
+            threads=settings.threads or max(1, cores // count),
         )
-        for _ in range(passes)
+        for _ in range(count)
     ]
     engine = Engine(
         Models(settings.root),
