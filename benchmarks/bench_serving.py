@@ -31,7 +31,7 @@ import psutil
 from PIL import Image
 
 from benchmarks.timing import Line, milliseconds
-from stages.checkpoint import Predictor, load_predictor
+from stages.checkpoint.predictor import Predictor, load_predictor
 from stages.images import decode_image
 from stages.recording import record
 
@@ -190,7 +190,7 @@ def raw(predictor: Predictor, images: Sequence[bytes], batch: int, seconds: floa
 ALONE = """
 import sys, torch
 from benchmarks.bench_serving import MODEL, pngs, raw
-from stages.checkpoint import load_predictor
+from stages.checkpoint.predictor import load_predictor
 from stages.memory import keep_freed_memory
 keep_freed_memory()
 torch.set_num_threads(1)
@@ -278,7 +278,7 @@ def warm(side: Side) -> Side:
 LITSERVE = """
 import io, sys, litserve, numpy
 from pathlib import Path
-from stages.checkpoint import load_predictor
+from stages.checkpoint.predictor import load_predictor
 from stages.images import decode_image
 
 class Api(litserve.LitAPI):

@@ -14,11 +14,11 @@ import uvicorn
 
 from service import logs
 from service.access import new_key
-from service.app import create_app
 from service.protocol import BoundedHttp
 from service.readiness import Readiness
 from service.settings import Settings
-from stages.device import pick_device
+from service.workers import load_ahead
+from stages.device import device_for
 
 
 class DrainingServer(uvicorn.Server):
@@ -54,9 +54,13 @@ def main() -> None:
         return
     settings = Settings()
     try:
-        pick_device(settings.device)
+        device_for(settings.device)
     except ValueError as error:
         sys.exit(f"service: CLAIMCHECK_DEVICE: {error}")
+    if not arguments.openapi:
+        load_ahead()
+    from service.app import create_app  # takes as long as torch, which is loaded meanwhile
+
     app = create_app(settings)
     if arguments.openapi:
         print(json.dumps(app.openapi(), indent=1, ensure_ascii=False))

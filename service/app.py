@@ -10,7 +10,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import torch
 from fastapi import Depends, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.middleware.gzip import GZipMiddleware
@@ -48,8 +47,8 @@ from service.routes import (
 )
 from service.scripts import ChartScripts
 from service.settings import Settings
-from service.workers import Worker
-from stages.device import pick_device
+from service.workers import Worker, cores_here
+from stages.device import device_for
 from stages.results import ResultsUnavailable, open_results
 
 HERE = Path(__file__).parent
@@ -106,12 +105,11 @@ def _is_probe(scope: Mapping[str, Any]) -> bool:
 
 
 def _engine(settings: Settings, metrics: Metrics) -> Engine:
-    device = pick_device(settings.device)
-    cores = torch.get_num_threads()  # those that this process may use, or OMP_NUM_THREADS
-    count = settings.workers or (min(MAX_WORKERS, cores) if device.type == "cpu" else 1)
+    device, cores = device_for(settings.device), cores_here()
+    count = settings.workers or (min(MAX_WORKERS, cores) if device == "cpu" else 1)
     workers = [
         Worker(
-            device=str(device),
+            device=device,
             budget_bytes=settings.model_memory_bytes // count,
             threads=settings.threads or max(1, cores // count),
         )

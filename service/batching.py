@@ -24,7 +24,7 @@ import numpy as np
 
 from service.models import Model
 from service.workers import PassFailed, WorkerGone
-from stages.checkpoint import CheckpointError
+from stages.checkpoint.contract import CheckpointError
 
 logger = logging.getLogger("claimcheck")
 

@@ -20,7 +20,7 @@ from service.batching import AnswerFailed, InferenceStopped, QueueFull
 from service.headers import SECURITY_HEADERS
 from service.queries import AmbiguousCheckpoint, NoRealCheckpoint
 from service.tensors import TensorError
-from stages.checkpoint import CheckpointError
+from stages.checkpoint.contract import CheckpointError
 from stages.images import ImageError, ImageTooLarge
 from stages.results import ResultsUnavailable, UnknownMetric, UnknownName, UnknownProfile
 

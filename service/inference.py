@@ -17,7 +17,7 @@ from service.models import Model, Models
 from service.queries import Answerer
 from service.schemas import AnswerOut, ClassOut, ImageAnswersOut, ModelOut, PredictionOut
 from service.workers import Worker
-from stages.checkpoint import CheckpointError, InputContract
+from stages.checkpoint.contract import CheckpointError, InputContract
 
 logger = logging.getLogger("claimcheck")
 

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 
-from stages.checkpoint import InputContract, read_checkpoint
+from stages.checkpoint.contract import InputContract, read_checkpoint
 
 MAX_KNOWN = 4096
 

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from pathlib import Path
 
-from stages.checkpoint import Predictor, load_predictor
+import torch
+
+from stages.checkpoint.predictor import Predictor, load_predictor
+from stages.memory import keep_freed_memory
 
 
 class PredictorCache:
@@ -39,6 +42,12 @@ class PredictorCache:
     def size_bytes(self) -> int:
         """Of all weights in memory."""
         return sum(weight_bytes(found) for found in self._loaded.values())
+
+
+def settle(threads: int) -> None:
+    """In a process that runs nothing but passes: so many threads each, and memory is kept for the next one."""
+    keep_freed_memory()
+    torch.set_num_threads(threads)
 
 
 def weight_bytes(predictor: Predictor) -> int:

@@ -7,21 +7,26 @@ HTTP they would wait for it most of the time, so passes have interpreters, and m
 from __future__ import annotations
 
 import atexit
+import importlib
 import multiprocessing
+import os
 import signal
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
 
 from service.models import Model
-from service.predictors import PredictorCache
-from stages.checkpoint import CheckpointError
-from stages.memory import keep_freed_memory
+from stages.checkpoint.contract import CheckpointError
+
+if TYPE_CHECKING:
+    from service.predictors import PredictorCache
 
 Answer = tuple[Literal["probabilities"], np.ndarray, int] | tuple[Literal["refused", "failed"], str, int]
+_PREDICTORS = "service.predictors"
 _END_SECONDS = 30.0
 
 
@@ -43,8 +48,8 @@ class Worker:
         self._process: ForkServerProcess | None = None
 
     def start(self) -> None:
+        load_ahead()
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__])  # torch is loaded once, and every worker is a fork of that
         self._connection, theirs = context.Pipe()
         arguments = (theirs, self.device, self.budget_bytes, self.threads)
         self._process = context.Process(target=_answer_until_closed, args=arguments, name="inference", daemon=True)
@@ -90,24 +95,37 @@ class Worker:
         raise (CheckpointError if answer[0] == "refused" else PassFailed)(answer[1])
 
 
+def load_ahead() -> None:
+    """Begin to load torch, once, in the process that every worker will be a fork of; returns at once."""
+    forkserver.set_forkserver_preload([_PREDICTORS])
+    forkserver.ensure_running()
+
+
+def cores_here() -> int:
+    """Cores that this process may use; a container's share of time isn't seen."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _answer_until_closed(connection: Connection, device: str, budget_bytes: int, threads: int) -> None:
     """A worker's whole life.  Signals are for the server, which closes the connection when it has finished."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    keep_freed_memory()
-    torch.set_num_threads(threads)
-    predictors = PredictorCache(device=device, budget_bytes=budget_bytes)
+    module = importlib.import_module(_PREDICTORS)  # brings torch, which the server never needs
+    module.settle(threads)
+    predictors = module.PredictorCache(device=device, budget_bytes=budget_bytes)
     while True:
         try:
             path, sha256, images = connection.recv()
         except (EOFError, OSError):
             return
-        answer: Answer
-        try:
-            found = predictors.get(path, sha256).probabilities(images, batch_size=len(images))
-            answer = ("probabilities", found, predictors.size_bytes)
-        except CheckpointError as error:
-            answer = ("refused", str(error), predictors.size_bytes)
-        except Exception as error:  # noqa: BLE001  (a network may raise anything, and the process must live on)
-            answer = ("failed", f"{type(error).__name__}: {error}", predictors.size_bytes)
-        connection.send(answer)
+        connection.send(_answer(predictors, path, sha256, images))
+
+
+def _answer(predictors: PredictorCache, path: Path, sha256: str, images: np.ndarray) -> Answer:
+    try:
+        found = predictors.get(path, sha256).probabilities(images, batch_size=len(images))
+    except CheckpointError as error:
+        return "refused", str(error), predictors.size_bytes
+    except Exception as error:  # noqa: BLE001  (a network may raise anything, and the process must live on)
+        return "failed", f"{type(error).__name__}: {error}", predictors.size_bytes
+    return "probabilities", found, predictors.size_bytes

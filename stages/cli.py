@@ -11,6 +11,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from stages.checkpoint.contract import CheckpointError
 from stages.datasets.packed import PackedDataError, read_images, read_info
 from stages.evaluation.flops import FlopCounts
 from stages.evidence import EvidenceError
@@ -122,8 +123,7 @@ def publish_all(names: list[str]) -> None:
 
 def release_models(experiment: str, arms: list[str]) -> None:
     """Put the published models of some arms into `data/models/`."""
-    from stages.checkpoint import CheckpointError  # both bring torch, which no other command needs
-    from stages.releasing import release
+    from stages.releasing import release  # brings torch, which no other command needs
 
     try:
         released = release(experiment, arms, Path())
@@ -142,7 +142,7 @@ def show_verdicts() -> None:
 
 def verify_trails(names: list[str]) -> bool:
     """Print each link of each checkpoint's trail; False where one is broken."""
-    from stages.verifying import verify  # brings torch
+    from stages.verifying import verify  # brings the database
 
     recorded, trails = verify(Path(), str(_DATA / "results.db"), names)
     print(f"{recorded.name}: {recorded.status}; {recorded.detail}")

@@ -1,11 +1,22 @@
-"""Which device computes, and what it is called."""
+"""Which device computes, and what it is called.  Who only names the CPU needs no torch."""
 
 from __future__ import annotations
 
 import platform
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
+
+
+def device_for(wanted: str) -> str:
+    """`pick_device` as a string.
+
+    Raises:
+        ValueError: as `pick_device`.
+    """
+    return "cpu" if wanted.split(",")[0].strip() == "cpu" else str(pick_device(wanted))
 
 
 def pick_device(wanted: str) -> torch.device:
@@ -14,6 +25,8 @@ def pick_device(wanted: str) -> torch.device:
     Raises:
         ValueError: no such device here; the message says what would work.
     """
+    import torch
+
     first = wanted.split(",")[0].strip()
     if first == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
@@ -32,6 +45,8 @@ def pick_device(wanted: str) -> torch.device:
 def device_name(device: torch.device) -> str:
     """The GPU or the processor as it calls itself."""
     if device.type == "cuda":
+        import torch
+
         return torch.cuda.get_device_name(device)
     info = Path("/proc/cpuinfo")
     if info.is_file():

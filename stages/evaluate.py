@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from stages.checkpoint import CheckpointError
+from stages.checkpoint.contract import CheckpointError
 from stages.device import pick_device
 from stages.evaluation.experiment import EvaluationError, evaluate_experiment
 from stages.evidence import EpochRow, ResultLine, write_lines

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from stages.checkpoint import dump_checkpoint, load_predictor
+from stages.checkpoint.predictor import dump_checkpoint, load_predictor
 from stages.datasets.packed import read_images
 from stages.evaluation.metrics import accuracy
 from stages.evidence import EvidenceLine, Release, read_lines, write_lines

@@ -19,7 +19,7 @@ from typing import Literal
 from sqlalchemy import select
 from sqlalchemy.orm import Session, contains_eager
 
-from stages.checkpoint import CheckpointError, read_contract
+from stages.checkpoint.contract import CheckpointError, read_contract
 from stages.datasets.packed import PackedDataError, digest_images, read_images, read_info
 from stages.evidence import EvidenceError
 from stages.experiment import Params, load_params, plan_runs

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from stages.checkpoint import InputContract, dump_checkpoint
+from stages.checkpoint.contract import InputContract
+from stages.checkpoint.predictor import dump_checkpoint
 from stages.datasets.packed import PackedInfo, read_info
 from stages.device import pick_device
 from stages.evaluation.flops import FlopCounts

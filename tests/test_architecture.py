@@ -213,6 +213,13 @@ def test_importing_the_light_parts_loads_no_torch_and_prints_nothing() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+def test_the_server_loads_no_torch() -> None:
+    """Its workers do, beside it."""
+    code = "import sys, service.app, service.__main__; sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_four_modules_import_by_name() -> None:
     """A model or findings by their paper's name, an optimiser by its own, the worker by the engine.
 

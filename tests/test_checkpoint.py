@@ -14,7 +14,8 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from stages.checkpoint import CheckpointError, InputContract, dump_checkpoint, load_predictor
+from stages.checkpoint.contract import CheckpointError, InputContract
+from stages.checkpoint.predictor import dump_checkpoint, load_predictor
 from stages.papers import build_model
 from stages.run import ModelSpec
 

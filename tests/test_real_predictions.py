@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from stages.checkpoint import load_predictor
+from stages.checkpoint.predictor import load_predictor
 from stages.datasets import mnist
 from stages.datasets.packed import ImageSet
 from stages.recording import record

@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from stages.checkpoint import Predictor, load_predictor
+from stages.checkpoint.predictor import Predictor, load_predictor
 from stages.datasets.packed import PackedInfo, read_info
 from stages.evaluation.cost import Latency, measure_latencies
 from stages.evaluation.flops import FlopCounts

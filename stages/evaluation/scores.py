@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stages.checkpoint import Predictor
+from stages.checkpoint.predictor import Predictor
 from stages.datasets.packed import ImageSet, PackedInfo
 from stages.evaluation.cost import count_parameters
 from stages.evaluation.metrics import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from statistics import fmean, stdev
 
-from scipy import stats
+from scipy import special
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,12 +212,12 @@ def describe_stopwatch(
 
 @cache
 def _t_quantile(share: float, freedom: int) -> float:
-    return float(stats.t.ppf(share, freedom))
+    return float(special.stdtrit(freedom, share))
 
 
 @cache
 def _normal_quantile(share: float) -> float:
-    return float(stats.norm.ppf(share))
+    return float(special.ndtri(share))
 
 
 def t_interval(values: Sequence[float], confidence: float = 0.95, *, std: float | None = None) -> tuple[float, float]:

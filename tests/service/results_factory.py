@@ -14,7 +14,8 @@ import numpy as np
 import torch
 import yaml
 
-from stages.checkpoint import InputContract, dump_checkpoint
+from stages.checkpoint.contract import InputContract
+from stages.checkpoint.predictor import dump_checkpoint
 from stages.evidence import (
     CostLine,
     DataUsed,

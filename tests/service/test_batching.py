@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from service.batching import AnswerFailed, Batcher, InferenceStopped, QueueFull, Runner
 from service.models import Model, Models
 from service.workers import PassFailed, Worker, WorkerGone
-from stages.checkpoint import InputContract, Predictor, load_predictor
+from stages.checkpoint.contract import InputContract
+from stages.checkpoint.predictor import Predictor, load_predictor
 from stages.run import ModelSpec
 
 MODELS = Path(__file__).resolve().parents[2] / "data" / "models"

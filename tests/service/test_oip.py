@@ -15,7 +15,7 @@ from PIL import Image
 from tritonclient.utils import InferenceServerException
 
 from service.queries import Answerer, list_checkpoints
-from stages.checkpoint import load_predictor
+from stages.checkpoint.predictor import load_predictor
 from stages.results import open_results
 from tests.service.conftest import png
 from tests.service.running import Running, running

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from service.choices import Choices
 from service.queries import Answerer
 from service.settings import Settings
-from stages.checkpoint import load_predictor
+from stages.checkpoint.predictor import load_predictor
 from stages.images import decode_image
 from stages.recording import record
 from stages.results import UnknownCheckpoint, open_results

@@ -15,7 +15,8 @@ from sqlalchemy.orm import Session
 from service.models import Models
 from service.predictors import PredictorCache, weight_bytes
 from service.queries import Answerer, list_checkpoints
-from stages.checkpoint import CheckpointError, InputContract, Predictor, dump_checkpoint, load_predictor
+from stages.checkpoint.contract import CheckpointError, InputContract
+from stages.checkpoint.predictor import Predictor, dump_checkpoint, load_predictor
 from stages.papers import build_model
 from stages.results import open_results
 from stages.run import ModelSpec, canonical_json

@@ -16,7 +16,8 @@ import pytest
 
 from service.models import Model, Models
 from service.workers import Worker, WorkerGone
-from stages.checkpoint import CheckpointError, load_predictor
+from stages.checkpoint.contract import CheckpointError
+from stages.checkpoint.predictor import load_predictor
 
 MODELS = Path(__file__).resolve().parents[2] / "data" / "models"
 PATH = min(MODELS.glob("*.safetensors"))

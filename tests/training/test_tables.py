@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from stages.checkpoint import CheckpointError, load_predictor
+from stages.checkpoint.contract import CheckpointError
+from stages.checkpoint.predictor import load_predictor
 from stages.datasets.packed import PackedInfo, TableSet, digest_tables, write_packed
 from stages.evaluation.cost import flops_per_sample
 from stages.evaluation.flops import FlopCounts

@@ -1,0 +1,87 @@
+"""A checkpoint file and the input contract in its header; without torch, as who only asks needs no network."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from stages.run import ModelSpec
+
+METADATA_KEY = "claimcheck"
+_MAX_HEADER_BYTES = 1 << 20
+
+
+class CheckpointError(ValueError):
+    """A file that is no checkpoint of ours, or not the one that was asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputContract:
+    """What a network expects and what its answers mean.
+
+    Images are uint8 of `shape` [C, H, W], normalised by `mean` and `std` per channel.
+    Tables and texts come as they are packed: rows of `shape` [D] whose columns are `classes`, windows of [T] tokens.
+    """
+
+    model: ModelSpec
+    shape: tuple[Any, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    classes: tuple[str, ...]
+    run_key: str
+    dataset: str
+    data_digest: str
+    kind: Literal["images", "table", "text"] = "images"
+
+
+def read_checkpoint(weights: Path, *, expected_sha256: str | None = None) -> tuple[bytes, InputContract, str]:
+    """A checkpoint file's bytes, contract and sha256.
+
+    Raises:
+        CheckpointError: no such file, another digest than `expected_sha256`, not safetensors, or without our contract.
+    """
+    try:
+        content = weights.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{weights.name}: can't be read ({error.strerror})") from None
+    digest = hashlib.sha256(content).hexdigest()
+    if expected_sha256 is not None and digest != expected_sha256:
+        raise CheckpointError(f"{weights.name}: expected sha256 {expected_sha256[:12]}…, got {digest[:12]}…")
+    return content, read_contract(content, weights.name), digest
+
+
+def read_contract(content: bytes, name: str) -> InputContract:
+    """The contract in a checkpoint's header.
+
+    Raises:
+        CheckpointError: the bytes are not safetensors, or the header holds no contract of ours.
+    """
+    header = _read_header(content, name)
+    metadata = header.get("__metadata__")
+    if not isinstance(metadata, Mapping) or METADATA_KEY not in metadata:
+        raise CheckpointError(f"{name}: a safetensors file without our contract in its header")
+    try:
+        fields: dict[str, Any] = json.loads(metadata[METADATA_KEY])
+        model = ModelSpec(**fields.pop("model"))
+        fields = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+        return InputContract(model=model, **fields)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{name}: contract in the header can't be read: {error}") from None
+
+
+def _read_header(content: bytes, name: str) -> dict[str, Any]:
+    size = struct.unpack("<Q", content[:8])[0] if len(content) >= 8 else 0
+    if not 2 <= size <= min(_MAX_HEADER_BYTES, len(content) - 8):
+        raise CheckpointError(f"{name}: not a safetensors file")
+    try:
+        header = json.loads(content[8 : 8 + size])
+    except (UnicodeDecodeError, json.JSONDecodeError):
+        raise CheckpointError(f"{name}: not a safetensors file") from None
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{name}: not a safetensors file")
+    return header
