@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+import hypothesis
 import psycopg
 import pytest
 
@@ -19,6 +20,8 @@ from tests.postgres import cluster, find_programs
 
 # Before anything brings in torch: threads that wait for each other make small tests crawl on a busy machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+hypothesis.settings.register_profile("claimcheck", deadline=None)  # a busy machine is no fault of an example
+hypothesis.settings.load_profile("claimcheck")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

@@ -23,7 +23,6 @@ DOCUMENT = json.loads((Path(__file__).resolve().parents[2] / "docs" / "openapi.j
 SCHEMA = schemathesis.openapi.from_dict(DOCUMENT)
 GENTLY = settings(
     max_examples=8,
-    deadline=None,
     derandomize=True,
     database=None,
     phases=[Phase.explicit, Phase.generate],

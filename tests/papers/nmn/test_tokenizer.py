@@ -20,7 +20,7 @@ def trained() -> BytePairTokenizer:
     return BytePairTokenizer.train(CORPUS, 280)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.text())
 def test_every_text_comes_back(trained: BytePairTokenizer, text: str) -> None:
     tokens = trained.encode(text)
