@@ -27,6 +27,7 @@ from service.choices import Choices
 from service.comparing import Comparisons
 from service.decoding import Decoder
 from service.errors import install_error_handlers
+from service.headers import MAX_REQUEST_HEADER_BYTES
 from service.inference import Engine
 from service.metrics import Metrics
 from service.middleware import AllowedHosts, BodyLimit, HeaderLimit, KeysAndRates, Observed
@@ -52,7 +53,6 @@ from stages.device import device_for
 from stages.results import ResultsUnavailable, open_results
 
 HERE = Path(__file__).parent
-MAX_HEADER_BYTES = 32 * 1024
 MAX_WORKERS = 4  # each is an interpreter of some 300 MB with models of its own
 DESCRIPTION = "Do the numbers of machine-learning papers hold?  Results, comparisons and the trained models themselves."
 logger = logging.getLogger("claimcheck")
@@ -145,7 +145,7 @@ def _add_middleware(app: FastAPI, settings: Settings) -> None:
             allow_headers=("Authorization", "Content-Type"),
             expose_headers=("ETag", "Link", "X-Request-ID"),
         )
-    app.add_middleware(HeaderLimit, limit=MAX_HEADER_BYTES)
+    app.add_middleware(HeaderLimit, limit=MAX_REQUEST_HEADER_BYTES)
     app.add_middleware(AllowedHosts, hosts=settings.allowed_hosts)
     app.add_middleware(Observed, metrics=app.state.metrics, readiness=app.state.readiness)
 

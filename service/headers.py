@@ -1,5 +1,6 @@
-"""Headers of every answer.  The page runs no inline script, no inline style and nothing from another host."""
+"""Headers of every answer, and how many a request may have.  The page runs no inline script, no inline style and nothing from another host."""
 
+MAX_REQUEST_HEADER_BYTES = 32 * 1024
 SECURITY_HEADERS = {
     "content-security-policy": (
         "default-src 'self'; img-src 'self' data: blob:; object-src 'none'; base-uri 'none'; "

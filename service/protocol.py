@@ -7,16 +7,16 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from service.headers import MAX_REQUEST_HEADER_BYTES
+
 logger = logging.getLogger("claimcheck")
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """Closes a connection with 400 once `MAX_HEAD_BYTES` came that made neither complete headers nor a piece of body.
+    """Closes a connection with 400 once 32 KiB came that made neither complete headers nor a piece of body.
 
     So headers, chunk extensions and trailers have an end, whatever the parser would remember of them.
     """
-
-    MAX_HEAD_BYTES = 32 * 1024
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -25,7 +25,7 @@ class BoundedHttp(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._fruitless_bytes += len(data)
         super().data_received(data)
-        if self._fruitless_bytes > self.MAX_HEAD_BYTES and not self.transport.is_closing():
+        if self._fruitless_bytes > MAX_REQUEST_HEADER_BYTES and not self.transport.is_closing():
             logger.warning("a connection sent %d bytes without an end of its headers", self._fruitless_bytes)
             self.send_400_response("The request's headers are too large.")
 
