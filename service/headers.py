@@ -1,4 +1,7 @@
-"""Headers of every answer, and how many a request may have.  The page runs no inline script, no inline style and nothing from another host."""
+"""Headers of every answer, and how much of them a request may have.
+
+The page runs no inline script, no inline style and nothing from another host.
+"""
 
 MAX_REQUEST_HEADER_BYTES = 32 * 1024
 SECURITY_HEADERS = {
