@@ -19,7 +19,8 @@ PAGE = Path("docs/performance.md")
 INTRODUCTION = """# Performance
 
 Written by `make bench`: each line times us and the peer in turn in one run, and compares medians. A benchmark's file in
-`benchmarks/` says what both sides do. Times on a CPU are processor time; those marked "wall" are by the clock.
+`benchmarks/` says what both sides do. Times on a CPU are processor time; those marked "wall" are by the clock. The
+[log](log.md) has what was tried and what holds back where a goal is missed.
 """
 
 

@@ -31,6 +31,7 @@ import psutil
 from PIL import Image
 
 from benchmarks.timing import Line, milliseconds
+from service.workers import cores_here
 from stages.checkpoint.predictor import Predictor, load_predictor
 from stages.images import decode_image
 from stages.recording import record
@@ -39,7 +40,7 @@ ARM = "ninformer"
 MODEL = Path(f"data/models/ninformer-mnist.{ARM}.0.safetensors")
 CONNECTIONS = (1, 8, 32)
 BOUNDARY = "b" * 24
-WORKER_A_CORE = f", workers_per_device={len(os.sched_getaffinity(0))}"
+WORKER_A_CORE = f", workers_per_device={cores_here()}"
 CONTENT_TYPE = f"multipart/form-data; boundary={BOUNDARY}"
 
 
@@ -99,8 +100,12 @@ def server(command: Sequence[str], port: int, ready: str, **environment: str) ->
             finally:
                 connection.close()
             time.sleep(0.1)
+        else:
+            raise TimeoutError(f"{command} isn't ready")
         yield process.pid
     finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGCONT)
         process.terminate()
         process.wait(60)
         with suppress(ProcessLookupError):  # LitServe's processes outlive it, and poll
@@ -206,7 +211,7 @@ class AloneTogether:
     """Decoding and model in as many processes of one thread as there are cores: what these cores give at best."""
 
     def __init__(self) -> None:
-        cores = len(os.sched_getaffinity(0))
+        cores = cores_here()
         command = [sys.executable, "-c", ALONE]
         self.processes = [
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(cores)

@@ -14,7 +14,7 @@ import uvicorn
 
 from service import logs
 from service.access import new_key
-from service.protocol import BoundedHttp
+from service.headers import MAX_REQUEST_HEADER_BYTES
 from service.readiness import Readiness
 from service.settings import Settings
 from service.workers import load_ahead
@@ -74,7 +74,9 @@ def main() -> None:
         server_header=False,
         access_log=False,
         log_config=logs.configuration(),
-        http=BoundedHttp,
+        http="h11",  # the other parser takes headers of any length, trailers as headers and requests without end
+        h11_max_incomplete_event_size=MAX_REQUEST_HEADER_BYTES,
+        ws="none",
         timeout_graceful_shutdown=30,
     )
     DrainingServer(config, app.state.readiness, settings.drain_seconds).run()

@@ -112,6 +112,7 @@ def _engine(settings: Settings, metrics: Metrics) -> Engine:
             device=device,
             budget_bytes=settings.model_memory_bytes // count,
             threads=settings.threads or max(1, cores // count),
+            pass_seconds=settings.pass_seconds,
         )
         for _ in range(count)
     ]

@@ -97,14 +97,15 @@ class Batcher:
         for thread in self._threads:
             thread.start()
 
-    def stop(self) -> None:
-        """Answer what is waiting, then end the threads."""
+    def stop(self, seconds: float = 5.0) -> None:
+        """Answer what is waiting, then end the threads; a pass that takes longer than that is left behind."""
         with self._changed:
             self._is_stopping = True
             self._changed.notify_all()
+        until = time.monotonic() + seconds
         for thread in self._threads:
             if thread.ident is not None:  # started
-                thread.join()
+                thread.join(max(0.0, until - time.monotonic()))
 
     @property
     def is_alive(self) -> bool:
@@ -165,6 +166,7 @@ class Batcher:
         return sum(len(job.images) for job in self._jobs if not job.future.cancelled())
 
     def _run(self, worker: Runner) -> None:
+        batch: list[Job] = []
         try:
             while batch := self._next_batch():
                 self._answer(batch, worker)
@@ -175,8 +177,9 @@ class Batcher:
                 self._is_stopping = True
                 left, self._jobs = self._jobs, deque()
                 self._changed.notify_all()
-            for job in left:
-                if job.future.set_running_or_notify_cancel():
+            waiting = [job for job in left if job.future.set_running_or_notify_cancel()]
+            for job in (*batch, *waiting):
+                if not job.future.done():
                     job.future.set_exception(InferenceStopped("inference ended"))
 
     def _next_batch(self) -> list[Job]:
@@ -198,6 +201,7 @@ class Batcher:
                         return started
             finally:
                 self._idle -= 1
+                self._changed.notify_all()  # what waits may be enough for those that are left
 
     def _same_model(self) -> list[Job]:
         return [job for job in self._jobs if job.model.sha256 == self._jobs[0].model.sha256]
@@ -235,10 +239,6 @@ class Batcher:
                 logger.error("a forward pass failed: %s", error)
                 batch[0].future.set_exception(AnswerFailed("the model failed on this image"))
             return
-        except BaseException:
-            for job in batch:
-                job.future.set_exception(InferenceStopped("inference ended"))
-            raise
         self._hand_out(batch, found)
         if self._observer is not None:
             waited = started - min(job.submitted for job in batch)

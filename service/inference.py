@@ -49,24 +49,16 @@ class Engine:
         Raises:
             CheckpointError: weights are gone, or aren't those that were recorded.
         """
-        if found := self.models.known(answerer.sha256):
+        if found := self.models.known(answerer.path, answerer.sha256):
             return found
         return await run_in_threadpool(self.models.get, answerer.path, answerer.sha256)
-
-    async def try_out(self, answerer: Answerer) -> None:
-        """One pass on an empty image.
-
-        Raises:
-            CheckpointError, QueueFull, InferenceStopped, AnswerFailed: the model can't answer now.
-        """
-        model = await self.model(answerer)
-        await self.batcher.probabilities(model, np.zeros((1, *model.contract.shape), dtype=np.uint8))
 
     async def warm_up(self, answerer: Answerer) -> None:
         """The first passes are slow; nobody should wait for them.  A model that can't be loaded stops no service."""
         try:
             model = await self.model(answerer)
-            for size in (1, self.batcher.max_batch):
+            most = min(self.batcher.max_batch, self.batcher.max_waiting // len(self.workers))
+            for size in {1, max(1, most)}:
                 images = np.zeros((size, *model.contract.shape), dtype=np.uint8)
                 await asyncio.gather(*(self.batcher.probabilities(model, images) for _ in self.workers))
         except (CheckpointError, QueueFull, InferenceStopped, AnswerFailed) as error:

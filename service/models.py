@@ -25,11 +25,11 @@ class Models:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._known: OrderedDict[str, Model] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str], Model] = OrderedDict()
 
-    def known(self, sha256: str) -> Model | None:
-        """The model of this digest where its file was checked already."""
-        return self._known.get(sha256)
+    def known(self, path: str, sha256: str) -> Model | None:
+        """The checkpoint at `path` where it was checked already."""
+        return self._known.get((path, sha256))
 
     def get(self, path: str, sha256: str) -> Model:
         """The checkpoint at `path`, relative to the root, whose digest must be `sha256`.
@@ -39,7 +39,7 @@ class Models:
         """
         place = self.root / path
         _, contract, _ = read_checkpoint(place, expected_sha256=sha256)
-        found = self._known[sha256] = Model(place, sha256, contract)
+        found = self._known[path, sha256] = Model(place, sha256, contract)
         if len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
         return found

@@ -34,6 +34,9 @@ class Settings(BaseSettings):
         default=1 << 30, ge=1, description="of loaded weights in all workers; the least used go first"
     )
     max_batch: int = Field(default=32, ge=1, description="images in one forward pass")
+    pass_seconds: float = Field(
+        default=120.0, gt=0, description="for a pass with its loading; then a worker is given up"
+    )
     batch_wait_seconds: float = Field(default=0.003, ge=0, description="a pass waits for requests being decoded")
     max_waiting: int = Field(default=512, ge=1, description="images waiting for an answer; more are refused with 503")
 

@@ -11,7 +11,7 @@ import importlib
 import multiprocessing
 import os
 import signal
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 Answer = tuple[Literal["probabilities"], np.ndarray, int] | tuple[Literal["refused", "failed"], str, int]
 _PREDICTORS = "service.predictors"
-_END_SECONDS = 30.0
+_SERVERS_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_END_SECONDS = 1.0
 
 
 class WorkerGone(RuntimeError):
@@ -41,8 +42,9 @@ class PassFailed(RuntimeError):
 class Worker:
     """One process, asked by one thread at a time.  `start` it before, `stop` it after."""
 
-    def __init__(self, *, device: str, budget_bytes: int, threads: int) -> None:
+    def __init__(self, *, device: str, budget_bytes: int, threads: int, pass_seconds: float = 120.0) -> None:
         self.device, self.budget_bytes, self.threads = device, budget_bytes, threads
+        self.pass_seconds = pass_seconds
         self.weight_bytes = 0
         self._connection: Connection | None = None
         self._process: ForkServerProcess | None = None
@@ -58,7 +60,7 @@ class Worker:
         atexit.register(self.stop)  # where the server is ended without its shutdown
 
     def stop(self) -> None:
-        """Let it finish the pass that it is at, and end."""
+        """Let it end; it is killed where it is still at a pass `_END_SECONDS` later."""
         atexit.unregister(self.stop)
         if self._connection is None or self._process is None:
             return
@@ -66,6 +68,7 @@ class Worker:
         self._process.join(_END_SECONDS)
         if self._process.is_alive():
             self._process.kill()
+            self._process.join()
 
     @property
     def is_alive(self) -> bool:
@@ -81,11 +84,13 @@ class Worker:
         Raises:
             CheckpointError: the weights are gone, or aren't those that were recorded.
             PassFailed: the network failed on these images.
-            WorkerGone: see there.
+            WorkerGone: see there; or loading and pass take longer than `pass_seconds`.
         """
         assert self._connection is not None, "a worker is started before it is asked"
         try:
             self._connection.send((model.path, model.sha256, images))
+            if not self._connection.poll(self.pass_seconds):
+                raise WorkerGone(f"an inference process hasn't answered for {self.pass_seconds:g} s")
             answer: Answer = self._connection.recv()
         except (EOFError, OSError):
             raise WorkerGone("an inference process ended") from None
@@ -96,9 +101,17 @@ class Worker:
 
 
 def load_ahead() -> None:
-    """Begin to load torch, once, in the process that every worker will be a fork of; returns at once."""
-    forkserver.set_forkserver_preload([_PREDICTORS])
-    forkserver.ensure_running()
+    """Begin to load torch, once, in the process that every worker will be a fork of; returns at once.
+
+    What ends a whole group of processes is kept from that one too, so that requests under way are finished.
+    """
+    resource_tracker.ensure_running()  # its own start would let these signals through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SERVERS_SIGNALS)
+    try:
+        forkserver.set_forkserver_preload([_PREDICTORS])
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def cores_here() -> int:
@@ -108,24 +121,27 @@ def cores_here() -> int:
 
 def _answer_until_closed(connection: Connection, device: str, budget_bytes: int, threads: int) -> None:
     """A worker's whole life.  Signals are for the server, which closes the connection when it has finished."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _SERVERS_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     module = importlib.import_module(_PREDICTORS)  # brings torch, which the server never needs
     module.settle(threads)
     predictors = module.PredictorCache(device=device, budget_bytes=budget_bytes)
     while True:
         try:
-            path, sha256, images = connection.recv()
+            connection.send(_answer(predictors, *connection.recv()))
         except (EOFError, OSError):
             return
-        connection.send(_answer(predictors, path, sha256, images))
 
 
 def _answer(predictors: PredictorCache, path: Path, sha256: str, images: np.ndarray) -> Answer:
     try:
-        found = predictors.get(path, sha256).probabilities(images, batch_size=len(images))
+        predictor = predictors.get(path, sha256)
     except CheckpointError as error:
         return "refused", str(error), predictors.size_bytes
+    except Exception as error:  # noqa: BLE001  (as below)
+        return "refused", f"{path.name}: can't be loaded: {type(error).__name__}", predictors.size_bytes
+    try:
+        found = predictor.probabilities(images, batch_size=len(images))
     except Exception as error:  # noqa: BLE001  (a network may raise anything, and the process must live on)
         return "failed", f"{type(error).__name__}: {error}", predictors.size_bytes
     return "probabilities", found, predictors.size_bytes

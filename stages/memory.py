@@ -1,4 +1,4 @@
-"""Keeps memory that a training frees for its next step, instead of giving it back to the system.
+"""Keeps memory that a training or a service frees for its next step or pass, instead of giving it back to the system.
 
 A step frees and asks for the same few hundred megabytes; touching pages anew costs a virtual machine up to a third of
 the step (docs/log.md).  Nothing is computed differently.

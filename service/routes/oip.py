@@ -132,15 +132,15 @@ def read_version(model: ModelName, answerer: Named, session: ResultsSession) -> 
 
 @router.get("/models/{model}/ready", operation_id="modelReady", responses=declared(404, 422))
 async def model_ready(model: ModelName, answerer: Lowest, engine: InferenceEngine) -> ModelReadyOut:
-    """The model answers, loaded for it if it wasn't; 503 where its weights can't be read."""
-    await engine.try_out(answerer)
+    """The model may be asked: its weights are those that were recorded; 503 where they can't be read."""
+    await engine.model(answerer)
     return ModelReadyOut(name=model, ready=True)
 
 
 @router.get("/models/{model}/versions/{version}/ready", operation_id="modelVersionReady", responses=declared(404, 422))
 async def version_ready(model: ModelName, answerer: Named, engine: InferenceEngine) -> ModelReadyOut:
     """As above, of one version."""
-    await engine.try_out(answerer)
+    await engine.model(answerer)
     return ModelReadyOut(name=model, ready=True)
 
 

@@ -46,6 +46,7 @@ def running(root: Path, folder: Path, *, code: Path | None = None, **environment
             cwd=code,
             stdout=subprocess.DEVNULL,
             stderr=file,
+            start_new_session=True,
         )
     service = Running("127.0.0.1", port, process, log)
     try:

@@ -231,6 +231,14 @@ def test_a_dead_thread_fails_what_waits_and_refuses_what_comes() -> None:
             asyncio.run(batcher.probabilities(model, image(1)))
 
 
+def test_none_of_a_pass_waits_for_ever_where_its_worker_dies_at_one_image() -> None:
+    """A failing pass is taken apart, and the worker dies on the way: what hasn't had its turn is told so."""
+    model = Here.model_of(Touchy())
+    with started() as batcher, batcher.announce():
+        found = asyncio.run(asyncio.wait_for(ask(batcher, model, POISON, DEADLY, 1, 2), 10))
+    assert [type(item) for item in found] == [AnswerFailed, InferenceStopped, InferenceStopped, InferenceStopped]
+
+
 def test_stopping_answers_what_waits() -> None:
     model = Here.model_of(Touchy())
 

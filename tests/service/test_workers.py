@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from service.models import Model, Models
@@ -58,10 +59,7 @@ def happens(what: Callable[[], bool], seconds: float = 30.0) -> bool:
 
 
 def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def test_it_answers_as_the_predictor_does_and_says_what_its_weights_take(worker: Worker, model: Model) -> None:
@@ -97,6 +95,26 @@ def test_a_worker_killed_within_a_pass_is_noticed(worker: Worker, model: Model) 
     assert happens(lambda: not worker.is_alive)
     with pytest.raises(WorkerGone):
         worker.probabilities(model, images(model, 1))
+
+
+def test_a_worker_that_hangs_is_given_up_and_can_be_stopped(model: Model) -> None:
+    worker = Worker(device="cpu", budget_bytes=1 << 30, threads=1, pass_seconds=0.5)
+    worker.start()
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGSTOP)
+    with pytest.raises(WorkerGone, match="hasn't answered for"):
+        worker.probabilities(model, images(model, 1))
+    before = time.monotonic()
+    worker.stop()
+    assert not worker.is_alive and time.monotonic() - before < 20
+
+
+def test_a_file_that_moved_is_looked_for_where_it_is(tmp_path: Path, model: Model) -> None:
+    models = Models(tmp_path)
+    for name in ("here.safetensors", "there.safetensors"):
+        (tmp_path / name).write_bytes(PATH.read_bytes())
+        assert models.known(name, model.sha256) is None
+        assert models.get(name, model.sha256).path == tmp_path / name
 
 
 def test_stopping_ends_the_process(model: Model) -> None:
