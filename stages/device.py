@@ -16,7 +16,11 @@ def device_for(wanted: str) -> str:
     Raises:
         ValueError: as `pick_device`.
     """
-    return "cpu" if wanted.split(",")[0].strip() == "cpu" else str(pick_device(wanted))
+    return "cpu" if _first(wanted) == "cpu" else str(pick_device(wanted))
+
+
+def _first(wanted: str) -> str:
+    return wanted.split(",")[0].strip()
 
 
 def pick_device(wanted: str) -> torch.device:
@@ -27,7 +31,7 @@ def pick_device(wanted: str) -> torch.device:
     """
     import torch
 
-    first = wanted.split(",")[0].strip()
+    first = _first(wanted)
     if first == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     try:

@@ -211,7 +211,7 @@ def test_models_take_turns_and_never_share_a_pass() -> None:
     assert sum(one.passes) == sum(other.passes) == 6
 
 
-def test_a_dead_thread_fails_what_waits_and_refuses_what_comes() -> None:
+def test_a_dead_worker_fails_what_waits_and_refuses_what_comes() -> None:
     model = Here.model_of(Touchy())
 
     async def scene(batcher: Batcher) -> list[np.ndarray | BaseException]:
