@@ -188,8 +188,8 @@ class Watch:
     def look(self) -> None:
         family = self._family()
         self.seconds.append(time.monotonic() - self.started)
-        # what several share counts once
-        self.megabytes.append(sum(member.memory_full_info().pss for member in family) / 2**20)
+        # what several share counts in each: a share of it would change with whoever else maps the same libraries
+        self.megabytes.append(sum(member.memory_info().rss for member in family) / 2**20)
         self.threads.append(sum(member.num_threads() for member in family))
         self.files.append(sum(member.num_fds() for member in family))
 
