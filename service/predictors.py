@@ -20,7 +20,7 @@ class PredictorCache:
 
     def __init__(self, *, device: str, budget_bytes: int) -> None:
         self.device, self.budget_bytes = device, budget_bytes
-        self._loaded: OrderedDict[str, Predictor] = OrderedDict()
+        self._loaded: OrderedDict[str, tuple[Predictor, int]] = OrderedDict()  # with its bytes, counted once
 
     def get(self, path: Path, sha256: str) -> Predictor:
         """The predictor of the checkpoint at `path`, whose digest must be `sha256`.
@@ -29,11 +29,12 @@ class PredictorCache:
             CheckpointError: the file is gone, isn't the one that was recorded, or holds no model of ours.
         """
         if sha256 not in self._loaded:
-            self._loaded[sha256] = load_predictor(path, device=self.device, expected_sha256=sha256)
+            predictor = load_predictor(path, device=self.device, expected_sha256=sha256)
+            self._loaded[sha256] = predictor, weight_bytes(predictor)
+            while self.size_bytes > self.budget_bytes and len(self._loaded) > 1:
+                self._loaded.popitem(last=False)
         self._loaded.move_to_end(sha256)
-        while self.size_bytes > self.budget_bytes and len(self._loaded) > 1:
-            self._loaded.popitem(last=False)
-        return self._loaded[sha256]
+        return self._loaded[sha256][0]
 
     def __contains__(self, sha256: str) -> bool:
         return sha256 in self._loaded
@@ -41,7 +42,7 @@ class PredictorCache:
     @property
     def size_bytes(self) -> int:
         """Of all weights in memory."""
-        return sum(weight_bytes(found) for found in self._loaded.values())
+        return sum(size for _, size in self._loaded.values())
 
 
 def settle(threads: int) -> None:

@@ -138,7 +138,7 @@ def _answer(predictors: PredictorCache, path: Path, sha256: str, images: np.ndar
         predictor = predictors.get(path, sha256)
     except CheckpointError as error:
         return "refused", str(error), predictors.size_bytes
-    except Exception as error:  # noqa: BLE001  (as below)
+    except Exception as error:  # noqa: BLE001  (no memory, no device: the models that are loaded answer on)
         return "refused", f"{path.name}: can't be loaded: {type(error).__name__}", predictors.size_bytes
     try:
         found = predictor.probabilities(images, batch_size=len(images))
