@@ -175,21 +175,14 @@ def load(pid: int, port: int, path: str, bodies: Sequence[bytes], connections: i
     return Load(per_second, taken, (processor_seconds(pid) - worked) / len(taken))
 
 
-@dataclass(frozen=True)
-class Raw:
-    """Decoding and model, one after the other without a server: images a second, processor seconds of an image."""
-
-    per_second: float
-    processor_seconds: float
-
-
-def raw(predictor: Predictor, images: Sequence[bytes], batch: int, seconds: float) -> Raw:
-    done, started, worked = 0, time.perf_counter(), time.process_time()
+def raw(predictor: Predictor, images: Sequence[bytes], batch: int, seconds: float) -> float:
+    """Images a second that are decoded and answered, one batch after the other, without a server."""
+    done, started = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - started) < seconds:
         chosen = [images[(done + place) % len(images)] for place in range(batch)]
         predictor.probabilities(np.stack([decode_image(image, predictor.contract.shape) for image in chosen]))
         done += batch
-    return Raw(done / elapsed, (time.process_time() - worked) / done)
+    return done / elapsed
 
 
 ALONE = """
@@ -203,7 +196,7 @@ images, predictor = pngs(64), load_predictor(MODEL)
 raw(predictor, images, 16, 1.0)
 print("ready", flush=True)
 for line in sys.stdin:
-    print(raw(predictor, images, 16, float(line)).per_second, flush=True)
+    print(raw(predictor, images, 16, float(line)), flush=True)
 """
 
 
@@ -337,7 +330,7 @@ def faster(peer: str, theirs: float, ours: float, goal: float) -> Line:
 def measure(seconds: float = 3.0, rounds: int = 5) -> list[Line]:
     images, predictor = pngs(64), load_predictor(MODEL)
     raw(predictor, images, 32, 1.0)
-    alone: dict[int, list[Raw]] = {connections: [] for connections in CONNECTIONS}
+    alone: dict[int, list[float]] = {connections: [] for connections in CONNECTIONS}
     together: list[float] = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -361,7 +354,7 @@ def measure(seconds: float = 3.0, rounds: int = 5) -> list[Line]:
             show(side)
     return lines(
         sides,
-        {batch: statistics.median(seen.per_second for seen in found) for batch, found in alone.items()},
+        {batch: statistics.median(found) for batch, found in alone.items()},
         statistics.median(together),
     )
 
