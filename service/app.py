@@ -26,6 +26,7 @@ from service.caching import NotModified, conditional, not_modified
 from service.choices import Choices
 from service.comparing import Comparisons
 from service.decoding import Decoder
+from service.dependencies import Parts
 from service.errors import install_error_handlers
 from service.headers import MAX_REQUEST_HEADER_BYTES
 from service.inference import Engine
@@ -50,9 +51,10 @@ from service.scripts import ChartScripts
 from service.settings import Settings
 from service.workers import Worker, cores_here
 from stages.device import device_for
-from stages.results import ResultsUnavailable, open_results
+from stages.results import ResultsUnavailable, Sessions, open_results
 
 HERE = Path(__file__).parent
+CPU_BATCH, GPU_BATCH = 8, 32  # larger ones are no faster on a CPU, and workers wait for each other
 MAX_WORKERS = 4  # each is an interpreter of some 300 MB with models of its own
 DESCRIPTION = "Do the numbers of machine-learning papers hold?  Results, comparisons and the trained models themselves."
 logger = logging.getLogger("claimcheck")
@@ -78,17 +80,10 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         # one file more than is taken, so that our own message says how many came
         form_limits={"max_files": settings.max_images + 1, "max_fields": 256, "max_part_size": 4096},
     )
-    app.state.settings = settings
-    app.state.sessions = open_results(settings.database_place)
-    app.state.choices, app.state.comparisons = Choices(settings.database_place), Comparisons()
-    app.state.metrics, app.state.readiness, app.state.scripts = Metrics(), Readiness(), ChartScripts()
-    app.state.engine = _engine(settings, app.state.metrics)
-    app.state.templates = Jinja2Templates(HERE / "templates")
-    formats.install(app.state.templates.env)
-    app.state.templates.env.globals["vega_version"] = app.state.scripts.version
+    app.state.parts = parts = _parts(settings)
     install_error_handlers(app)
     app.add_exception_handler(NotModified, not_modified)
-    _add_middleware(app, settings)
+    _add_middleware(app, parts)
     app.include_router(inference.router)  # searched in this order, and images are what comes most often
     for module in (comparisons, catalogue, runs, export, pages, claim_pages, experiment_pages):
         app.include_router(module.router, dependencies=[Depends(conditional)])
@@ -102,6 +97,24 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 def _is_probe(scope: Mapping[str, Any]) -> bool:
     """What asks so often that its traces would bury the others."""
     return scope["path"].startswith(("/health/", "/v2/health/", "/metrics", "/static/"))
+
+
+def _parts(settings: Settings) -> Parts:
+    sessions, metrics, scripts = open_results(settings.database_place), Metrics(), ChartScripts()
+    templates = Jinja2Templates(HERE / "templates")
+    formats.install(templates.env)
+    templates.env.globals["vega_version"] = scripts.version
+    return Parts(
+        settings=settings,
+        sessions=sessions,
+        choices=Choices(settings.database_place, sessions),
+        comparisons=Comparisons(),
+        metrics=metrics,
+        readiness=Readiness(),
+        scripts=scripts,
+        engine=_engine(settings, metrics),
+        templates=templates,
+    )
 
 
 def _engine(settings: Settings, metrics: Metrics) -> Engine:
@@ -122,7 +135,7 @@ def _engine(settings: Settings, metrics: Metrics) -> Engine:
         workers,
         Batcher(
             workers,
-            max_batch=settings.max_batch,
+            max_batch=settings.max_batch or (CPU_BATCH if device == "cpu" else GPU_BATCH),
             max_wait_seconds=settings.batch_wait_seconds,
             max_waiting=settings.max_waiting,
             observer=metrics.forward_pass,
@@ -132,8 +145,9 @@ def _engine(settings: Settings, metrics: Metrics) -> Engine:
     return engine
 
 
-def _add_middleware(app: FastAPI, settings: Settings) -> None:
+def _add_middleware(app: FastAPI, parts: Parts) -> None:
     """The last one added is the outermost."""
+    settings = parts.settings
     app.add_middleware(BodyLimit, limit=settings.max_body_bytes, seconds=settings.body_seconds)
     app.add_middleware(KeysAndRates, gate=Gate(settings.api_keys, settings.requests_per_minute))
     packed = (*DEFAULT_EXCLUDED_CONTENT_TYPES, export.PARQUET)
@@ -148,36 +162,36 @@ def _add_middleware(app: FastAPI, settings: Settings) -> None:
         )
     app.add_middleware(HeaderLimit, limit=MAX_REQUEST_HEADER_BYTES)
     app.add_middleware(AllowedHosts, hosts=settings.allowed_hosts)
-    app.add_middleware(Observed, metrics=app.state.metrics, readiness=app.state.readiness)
+    app.add_middleware(Observed, metrics=parts.metrics, readiness=parts.readiness)
 
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    engine: Engine = app.state.engine
-    await run_in_threadpool(engine.start)
-    app.state.scripts.warm_up()
-    warming_up = asyncio.create_task(_warm_up(app))
+    parts: Parts = app.state.parts
+    await run_in_threadpool(parts.engine.start)
+    parts.scripts.warm_up()
+    warming_up = asyncio.create_task(_warm_up(parts))
     yield
     warming_up.cancel()
     with suppress(asyncio.CancelledError):
         await warming_up
-    await run_in_threadpool(engine.stop)
+    await run_in_threadpool(parts.engine.stop)
 
 
-async def _warm_up(app: FastAPI) -> None:
+async def _warm_up(parts: Parts) -> None:
     """One model's first passes; then the service is ready, with or without a database."""
     try:
-        answerer = await run_in_threadpool(_first_answerer, app)
+        answerer = await run_in_threadpool(_first_answerer, parts.sessions)
         if answerer is not None:
-            await app.state.engine.warm_up(answerer)
+            await parts.engine.warm_up(answerer)
     except (ResultsUnavailable, DBAPIError) as error:
         logger.error("warming up: %s", error)
-    app.state.readiness.is_warm = True
+    parts.readiness.is_warm = True
 
 
-def _first_answerer(app: FastAPI) -> queries.Answerer | None:
+def _first_answerer(sessions: Sessions) -> queries.Answerer | None:
     """The first checkpoint, of real data where there is one."""
-    with app.state.sessions() as session:
+    with sessions() as session:
         found = queries.list_checkpoints(session)
     return min(found, key=lambda answerer: answerer.is_stand_in, default=None)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
@@ -12,42 +13,46 @@ from starlette.concurrency import run_in_threadpool
 
 from service import queries
 from service.queries import Answerer
-from stages.results import database_url
+from stages.results import Sessions, database_url
 
 Question = tuple[object, ...]
+Found = TypeVar("Found")
 MAX_REMEMBERED = 1024
 
 
 class Choices:
     """Remembers answers until the database is another one: another file at its place, or other content behind a URL."""
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, place: str, sessions: Sessions) -> None:
         url = make_url(database_url(place))
         self._file = Path(url.database or "") if url.get_backend_name() == "sqlite" else None
+        self._sessions = sessions
         self._version: object = None
         self._found: OrderedDict[Question, list[Answerer]] = OrderedDict()
 
-    async def get(
-        self, session: Session, question: Question, find: Callable[[Session], list[Answerer]]
-    ) -> list[Answerer]:
+    async def get(self, question: Question, find: Callable[[Session], list[Answerer]]) -> list[Answerer]:
         """What `find` says to `question`; errors are not remembered."""
-        version = await self._current(session)
+        version = await self._current()
         if version != self._version:
             self._version, self._found = version, OrderedDict()
         remembered = self._found
         if question in remembered:
             remembered.move_to_end(question)
             return remembered[question]
-        answer = await run_in_threadpool(find, session)
+        answer = await run_in_threadpool(self._ask, find)
         remembered[question] = answer
         if len(remembered) > MAX_REMEMBERED:
             remembered.popitem(last=False)
         return answer
 
-    async def _current(self, session: Session) -> object:
+    def _ask(self, find: Callable[[Session], Found]) -> Found:
+        with self._sessions() as session:
+            return find(session)
+
+    async def _current(self) -> object:
         """What changes with the content.  Taken before `find`, so an answer is never older than its version."""
         if self._file is None:
-            return await run_in_threadpool(queries.content_digest, session)
+            return await run_in_threadpool(self._ask, queries.content_digest)
         try:
             status = self._file.stat()
         except OSError:

@@ -11,7 +11,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 from sqlalchemy.orm import Session
 
-from service.dependencies import ResultsSession
+from service.dependencies import ResultsSession, parts_of
 from stages.results import ExperimentComparison, compare
 
 MAX_REMEMBERED = 64
@@ -58,7 +58,7 @@ class Comparisons:
 
 def _answering(request: Request, session: ResultsSession) -> Callable[[Question], list[ExperimentComparison]]:
     """On the content that the request's ETag is made of (`caching.conditional`)."""
-    comparisons: Comparisons = request.app.state.comparisons
+    comparisons = parts_of(request).comparisons
     content: str = request.scope["state"]["content"]
     return lambda question: comparisons.get(session, content, question)
 

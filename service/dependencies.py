@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Annotated, Any
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
 from fastapi.templating import Jinja2Templates
@@ -18,11 +19,34 @@ from service.scripts import ChartScripts
 from service.settings import Settings
 from stages.results import Sessions
 
+if TYPE_CHECKING:
+    from service.comparing import Comparisons
+
+
+@dataclass
+class Parts:
+    """One application's parts, each made once."""
+
+    settings: Settings
+    sessions: Sessions
+    choices: Choices
+    comparisons: Comparisons
+    metrics: Metrics
+    readiness: Readiness
+    scripts: ChartScripts
+    engine: Engine
+    templates: Jinja2Templates
+
+
+def parts_of(request: Request) -> Parts:
+    """A call and no dependency: FastAPI takes as long over one of those as over reading a small form."""
+    parts: Parts = request.app.state.parts
+    return parts
+
 
 async def _session(request: Request) -> AsyncIterator[Session]:
     """Connects with its first use, which is never on the event loop."""
-    sessions: Sessions = request.app.state.sessions
-    session = sessions()
+    session = parts_of(request).sessions()
     try:
         yield session
     finally:
@@ -30,20 +54,4 @@ async def _session(request: Request) -> AsyncIterator[Session]:
             await run_in_threadpool(session.close)
 
 
-def _state(name: str) -> Callable[[Request], Awaitable[Any]]:
-    """What `create_app` has put on the application under this name; async, as a plain one costs a turn of a thread."""
-
-    async def read(request: Request) -> Any:
-        return getattr(request.app.state, name)
-
-    return read
-
-
 ResultsSession = Annotated[Session, Depends(_session)]
-ServiceSettings = Annotated[Settings, Depends(_state("settings"))]
-CheckpointChoices = Annotated[Choices, Depends(_state("choices"))]
-InferenceEngine = Annotated[Engine, Depends(_state("engine"))]
-ServiceMetrics = Annotated[Metrics, Depends(_state("metrics"))]
-ServiceReadiness = Annotated[Readiness, Depends(_state("readiness"))]
-Scripts = Annotated[ChartScripts, Depends(_state("scripts"))]
-Templates = Annotated[Jinja2Templates, Depends(_state("templates"))]

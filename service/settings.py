@@ -33,7 +33,9 @@ class Settings(BaseSettings):
     model_memory_bytes: int = Field(
         default=1 << 30, ge=1, description="of loaded weights in all workers; the least used go first"
     )
-    max_batch: int = Field(default=32, ge=1, description="images in one forward pass")
+    max_batch: int | None = Field(
+        default=None, ge=1, description="images in one forward pass; unset: 8, and on a GPU 32"
+    )
     pass_seconds: float = Field(
         default=120.0, gt=0, description="for a pass with its loading; then a worker is given up"
     )

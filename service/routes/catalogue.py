@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 
 from service import claim_queries, queries
 from service.claim_schemas import (
@@ -19,7 +19,7 @@ from service.claim_schemas import (
 )
 from service.comparing import Compare, Question
 from service.curves import Curve, list_curves
-from service.dependencies import ResultsSession, ServiceSettings
+from service.dependencies import ResultsSession, parts_of
 from service.errors import declared
 from service.paging import Paging, list_responses
 from service.samples import PNG, Samples
@@ -77,11 +77,9 @@ def read_dataset(name: str, session: ResultsSession) -> DatasetOut:
     response_model=list[SampleOut],
     responses=list_responses(404),
 )
-def list_samples(
-    name: str, session: ResultsSession, page: Paging, settings: ServiceSettings
-) -> Sequence[SampleOut] | Response:
+def list_samples(name: str, request: Request, session: ResultsSession, page: Paging) -> Sequence[SampleOut] | Response:
     """Test images to try a model with: a few classes, one image each."""
-    samples = Samples(settings.root, queries.find_dataset(session, name).name)
+    samples = Samples(parts_of(request).settings.root, queries.find_dataset(session, name).name)
     return page.answer_with(SampleOut, samples.chosen())
 
 
@@ -95,11 +93,11 @@ def list_samples(
 def read_sample(
     name: str,
     index: Annotated[int, Path(ge=0, lt=1 << 40, description="position in the packed test set")],
+    request: Request,
     session: ResultsSession,
-    settings: ServiceSettings,
 ) -> Response:
     """One test image."""
-    samples = Samples(settings.root, queries.find_dataset(session, name).name)
+    samples = Samples(parts_of(request).settings.root, queries.find_dataset(session, name).name)
     return Response(samples.png(index), media_type="image/png")
 
 

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from service import queries
 from service.charts import forest_chart
 from service.comparing import Compare, Question
-from service.dependencies import ResultsSession, Templates
+from service.dependencies import ResultsSession, parts_of
 from service.errors import declared
 from service.printed import lay_out
 from service.wording import group_by_place, name_claim, print_value, side_of, summarise
@@ -19,12 +19,12 @@ from stages.results import ClaimFilter, Status, find_judged, list_families, list
 router = APIRouter(include_in_schema=False)
 
 
-def show_papers(request: Request, session: ResultsSession, compare: Compare, templates: Templates) -> Response:
+def show_papers(request: Request, session: ResultsSession, compare: Compare) -> Response:
     """What was tested and what came out, paper by paper, and the data sets that models are compared on."""
     tallies = {counts.paper: counts for counts in tally(session)}
     trained = [item for item in reversed(compare(Question())) if item.provenance]
     real = [item for item in trained if item.provenance != "embedded"]
-    return templates.TemplateResponse(
+    return parts_of(request).templates.TemplateResponse(
         request,
         "front.html",
         {
@@ -42,7 +42,6 @@ def show_paper(
     name: str,
     request: Request,
     session: ResultsSession,
-    templates: Templates,
     verdict: Annotated[Status | None, Query()] = None,
 ) -> Response:
     """A paper's claims under the tables and sections where they stand, each with its verdict."""
@@ -51,7 +50,7 @@ def show_paper(
     groups = group_by_place(list_judged(session, ClaimFilter(paper=name, verdict=verdict)))
     titles, arms = _titles(session)
     names = {row.claim.id: name_claim(row, titles, arms) for rows in groups.values() for row in rows}
-    return templates.TemplateResponse(
+    return parts_of(request).templates.TemplateResponse(
         request,
         "paper.html",
         {
@@ -70,11 +69,11 @@ def show_paper(
 
 
 @router.get("/claims/{claim_id}", responses=declared(404))
-def show_claim(claim_id: str, request: Request, session: ResultsSession, templates: Templates) -> Response:
+def show_claim(claim_id: str, request: Request, session: ResultsSession) -> Response:
     """One claim: its verdict, the interval against the margin, deviations, runs, cost."""
     record = find_judged(session, claim_id)
     names = {claim_id: name_claim(record, *_titles(session))}
-    return templates.TemplateResponse(
+    return parts_of(request).templates.TemplateResponse(
         request,
         "claim.html",
         {

@@ -10,7 +10,7 @@ from service import queries
 from service.charts import COSTS, band_chart, cost_chart
 from service.comparing import Compare, Question
 from service.curves import Curve, known_curves, list_curves
-from service.dependencies import ResultsSession, Templates
+from service.dependencies import ResultsSession, parts_of
 from service.errors import declared
 from service.specs import lay_side_by_side
 from stages.results import Arm, Experiment, UnknownArm
@@ -25,7 +25,6 @@ def show_experiment(
     request: Request,
     session: ResultsSession,
     compare: Compare,
-    templates: Templates,
     profile: str | None = None,
     arm: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006
     curve: Curve | None = None,
@@ -52,7 +51,7 @@ def show_experiment(
     costs = sorted((key for key in COSTS if spent[key]), key=lambda key: len(spent[key]) < 2)  # equal costs last
     against = cost if cost in costs else next(iter(costs), None)
     pair = _pair(experiment, left, right)
-    return templates.TemplateResponse(
+    return parts_of(request).templates.TemplateResponse(
         request,
         "experiment.html",
         {

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
 from service import queries
-from service.dependencies import InferenceEngine, ResultsSession, ServiceMetrics, ServiceReadiness
+from service.dependencies import Parts, ResultsSession, parts_of
 from service.errors import Problem, declared
-from service.inference import Engine
-from service.readiness import Readiness
 from service.schemas import HealthOut
 
 router = APIRouter(tags=["health"])
@@ -24,21 +22,21 @@ def live() -> HealthOut:
 
 
 @router.get("/health/ready", operation_id="ready", responses=declared())
-def ready(session: ResultsSession, engine: InferenceEngine, readiness: ServiceReadiness) -> HealthOut:
+def ready(request: Request, session: ResultsSession) -> HealthOut:
     """Requests may be sent here: the results can be read and models can answer; 503 where not."""
-    require_ready(engine, readiness)
+    require_ready(parts_of(request))
     return HealthOut(status="ok", detail=f"results {queries.content_digest(session)[:12]}")
 
 
-def require_ready(engine: Engine, readiness: Readiness) -> None:
+def require_ready(parts: Parts) -> None:
     """Raises:
     Problem: the service is starting or ending, or an inference worker is gone (503).
     """
-    if readiness.is_draining:
+    if parts.readiness.is_draining:
         raise Problem(503, "the service is ending")
-    if not engine.batcher.is_alive:
+    if not parts.engine.batcher.is_alive:
         raise Problem(503, "inference isn't running; restart the service")
-    if not readiness.is_warm:
+    if not parts.readiness.is_warm:
         raise Problem(503, "the service is warming up")
 
 
@@ -48,6 +46,6 @@ def require_ready(engine: Engine, readiness: Readiness) -> None:
     response_class=Response,
     responses=EXPOSITION | declared(),
 )
-def read_metrics(metrics: ServiceMetrics) -> Response:
+def read_metrics(request: Request) -> Response:
     """For Prometheus: requests, forward passes, queue and memory."""
-    return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    return Response(parts_of(request).metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Depends, File, Form, Header, Query, Request, Response, UploadFile
+from fastapi import APIRouter, Depends, File, Form, Query, Request, Response, UploadFile
 from sqlalchemy.orm import Session
 
 from service import queries
 from service.decoding import Upload
-from service.dependencies import CheckpointChoices, InferenceEngine, ResultsSession, ServiceSettings, Templates
+from service.dependencies import parts_of
 from service.errors import Problem, declared
 from service.inference import predict
 from service.negotiation import preferred
@@ -64,14 +64,13 @@ SUCCESS: dict[int | str, dict[str, Any]] = {
 }
 
 
-async def require_multipart(content_type: Annotated[str, Header(include_in_schema=False)] = "") -> None:
-    if content_type.partition(";")[0].strip().lower() != "multipart/form-data":
+async def require_multipart(request: Request) -> None:
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "multipart/form-data":
         raise Problem(415, "images come as multipart/form-data, each in a part named file")
 
 
 async def choose_answerers(
-    session: ResultsSession,
-    choices: CheckpointChoices,
+    request: Request,
     checkpoint: Checkpoints = [],  # noqa: B006
     dataset: DatasetName = None,
     arm: Arms = [],  # noqa: B006
@@ -90,7 +89,7 @@ async def choose_answerers(
             return queries.find_checkpoints(session, names)
         return queries.choose_checkpoints(session, wanted, arms)
 
-    return await choices.get(session, (names, wanted, arms), find)
+    return await parts_of(request).choices.get((names, wanted, arms), find)
 
 
 async def read_uploads(files: list[UploadFile], settings: Settings) -> list[Upload]:
@@ -138,11 +137,7 @@ async def create_prediction(
     request: Request,
     answerers: Annotated[list[queries.Answerer], Depends(choose_answerers)],
     file: Annotated[list[UploadFile], File(description="PNG, JPEG or WebP, any size; repeat it for more images")],
-    engine: InferenceEngine,
-    settings: ServiceSettings,
-    templates: Templates,
     top_k: Annotated[int, Query(ge=1, le=1000)] = 5,
-    accept: Annotated[str, Header(include_in_schema=False)] = "*/*",
 ) -> PredictionOut | Response:
     """The likeliest classes of each image, by one model or by several side by side.
 
@@ -151,9 +146,10 @@ async def create_prediction(
     of several experiments fit, the answer is 409 with their ids.  Images of several requests run through a model
     together; 503 with Retry-After says that too many are waiting.
     """
-    wanted = preferred(accept, {"json": "application/json", "html": "text/html"})
-    uploads = await read_uploads(file, settings)
-    prediction = await unless_gone(request, predict(uploads, answerers, engine, top_k=top_k))
+    parts = parts_of(request)
+    wanted = preferred(request.headers.get("accept", "*/*"), {"json": "application/json", "html": "text/html"})
+    uploads = await read_uploads(file, parts.settings)
+    prediction = await unless_gone(request, predict(uploads, answerers, parts.engine, top_k=top_k))
     if wanted == "html":
-        return templates.TemplateResponse(request, "prediction.html", {"prediction": prediction})
+        return parts.templates.TemplateResponse(request, "prediction.html", {"prediction": prediction})
     return prediction

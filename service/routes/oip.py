@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Path, Request, Response
-from sqlalchemy.orm import Session
 
 from service import queries
-from service.choices import Choices
-from service.dependencies import CheckpointChoices, InferenceEngine, ResultsSession, ServiceReadiness, ServiceSettings
+from service.dependencies import ResultsSession, parts_of
 from service.errors import Problem, declared
 from service.routes.health import require_ready
 from service.routes.inference import unless_gone
@@ -76,30 +74,29 @@ def live() -> ServerLiveOut:
 
 
 @router.get("/health/ready", operation_id="serverReady", responses=declared())
-def ready(session: ResultsSession, engine: InferenceEngine, readiness: ServiceReadiness) -> ServerReadyOut:
+def ready(request: Request, session: ResultsSession) -> ServerReadyOut:
     """As `/health/ready`: 503 where requests shouldn't be sent here."""
-    require_ready(engine, readiness)
+    require_ready(parts_of(request))
     queries.content_digest(session)
     return ServerReadyOut(ready=True)
 
 
-async def lowest_version(model: ModelName, session: ResultsSession, choices: CheckpointChoices) -> queries.Answerer:
+async def lowest_version(model: ModelName, request: Request) -> queries.Answerer:
     """The lowest replicate answers where none is named."""
-    return (await _versions(model, session, choices))[0]
+    return (await _versions(model, request))[0]
 
 
-async def named_version(
-    model: ModelName, version: ModelVersion, session: ResultsSession, choices: CheckpointChoices
-) -> queries.Answerer:
+async def named_version(model: ModelName, version: ModelVersion, request: Request) -> queries.Answerer:
     """The replicate that is named."""
-    for answerer in await _versions(model, session, choices):
+    for answerer in await _versions(model, request):
         if str(answerer.replicate) == version:
             return answerer
     raise UnknownCheckpoint(f"{model}.{version}"[:120])
 
 
-async def _versions(model: str, session: Session, choices: Choices) -> list[queries.Answerer]:
-    return await choices.get(session, ("versions", model), lambda session: queries.find_model_versions(session, model))
+async def _versions(model: str, request: Request) -> list[queries.Answerer]:
+    choices = parts_of(request).choices
+    return await choices.get(("versions", model), lambda session: queries.find_model_versions(session, model))
 
 
 Lowest = Annotated[queries.Answerer, Depends(lowest_version)]
@@ -131,16 +128,16 @@ def read_version(model: ModelName, answerer: Named, session: ResultsSession) -> 
 
 
 @router.get("/models/{model}/ready", operation_id="modelReady", responses=declared(404, 422))
-async def model_ready(model: ModelName, answerer: Lowest, engine: InferenceEngine) -> ModelReadyOut:
+async def model_ready(model: ModelName, answerer: Lowest, request: Request) -> ModelReadyOut:
     """The model may be asked: its weights are those that were recorded; 503 where they can't be read."""
-    await engine.model(answerer)
+    await parts_of(request).engine.model(answerer)
     return ModelReadyOut(name=model, ready=True)
 
 
 @router.get("/models/{model}/versions/{version}/ready", operation_id="modelVersionReady", responses=declared(404, 422))
-async def version_ready(model: ModelName, answerer: Named, engine: InferenceEngine) -> ModelReadyOut:
+async def version_ready(model: ModelName, answerer: Named, request: Request) -> ModelReadyOut:
     """As above, of one version."""
-    await engine.model(answerer)
+    await parts_of(request).engine.model(answerer)
     return ModelReadyOut(name=model, ready=True)
 
 
@@ -159,14 +156,14 @@ async def _infer(
     answerer: queries.Answerer,
     body: bytes,
     header_length: str | None,
-    engine: InferenceEngine,
-    settings: ServiceSettings,
 ) -> Response:
+    parts = parts_of(request)
+
     async def work() -> tuple[InferRequest, Any]:
-        with engine.batcher.announce():
-            chosen = await engine.model(answerer)
-            asked = read_request(body, header_length, chosen.contract.shape, settings.max_waiting)
-        return asked, await engine.batcher.probabilities(chosen, asked.images)
+        with parts.engine.batcher.announce():
+            chosen = await parts.engine.model(answerer)
+            asked = read_request(body, header_length, chosen.contract.shape, parts.settings.max_waiting)
+        return asked, await parts.engine.batcher.probabilities(chosen, asked.images)
 
     asked, probabilities = await unless_gone(request, work())
     head = {
@@ -193,12 +190,10 @@ async def infer(
     request: Request,
     answerer: Lowest,
     body: Body,
-    engine: InferenceEngine,
-    settings: ServiceSettings,
     header_length: HeaderLength = None,
 ) -> Response:
     """Probabilities and classes of images by a model's lowest replicate; tensors as JSON or as raw bytes behind it."""
-    return await _infer(request, answerer, body, header_length, engine, settings)
+    return await _infer(request, answerer, body, header_length)
 
 
 @router.post("/models/{model}/versions/{version}/infer", operation_id="modelVersionInfer", **INFER)
@@ -206,9 +201,7 @@ async def infer_version(
     request: Request,
     answerer: Named,
     body: Body,
-    engine: InferenceEngine,
-    settings: ServiceSettings,
     header_length: HeaderLength = None,
 ) -> Response:
     """As above, by one version."""
-    return await _infer(request, answerer, body, header_length, engine, settings)
+    return await _infer(request, answerer, body, header_length)

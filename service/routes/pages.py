@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 from service import queries
 from service.charts import comparison_chart, curves_chart
 from service.comparing import Compare, Question
-from service.dependencies import ResultsSession, Scripts, ServiceSettings, Templates
+from service.dependencies import ResultsSession, parts_of
 from service.errors import Problem, declared
 from service.routes.claim_pages import show_papers
 from service.samples import Samples
@@ -31,21 +31,19 @@ def show_comparison(
     request: Request,
     session: ResultsSession,
     compare: Compare,
-    templates: Templates,
-    settings: ServiceSettings,
     dataset: str | None = None,
     profile: str | None = None,
     metric: str | None = None,
 ) -> Response:
     """The papers and what came out; with `dataset`, its models side by side and to try."""
     if dataset is None:
-        return show_papers(request, session, compare, templates)
-    datasets = queries.list_datasets(session)
+        return show_papers(request, session, compare)
+    parts, datasets = parts_of(request), queries.list_datasets(session)
     by_dataset = itertools.groupby(sorted(compare(Question()), key=_dataset_of), key=_dataset_of)
     overview = {name: _real_first(list(comparisons)) for name, comparisons in by_dataset}
     chosen = queries.find_dataset(session, dataset)
     comparisons = _real_first(compare(Question(dataset=chosen.name, profile=profile, metric=metric)))
-    return templates.TemplateResponse(
+    return parts.templates.TemplateResponse(
         request,
         "index.html",
         {
@@ -59,9 +57,9 @@ def show_comparison(
             "charts": [comparison_chart(comparison) for comparison in comparisons],
             "papers": {paper.name: paper for paper in queries.list_papers(session)},
             "to_try": _to_try(queries.list_checkpoints(session, dataset=chosen.name), comparisons),
-            "samples": _samples(settings.root, chosen.name),
-            "max_images": settings.max_images,
-            "needs_key": bool(settings.api_keys),
+            "samples": _samples(parts.settings.root, chosen.name),
+            "max_images": parts.settings.max_images,
+            "needs_key": bool(parts.settings.api_keys),
             "side_of": side_of,
         },
     )
@@ -108,7 +106,7 @@ def _to_try(answerers: Sequence[queries.Answerer], comparisons: Sequence[Experim
 
 
 @router.get("/runs/{run_key}", responses=declared(404))
-def show_run(run_key: str, request: Request, session: ResultsSession, templates: Templates) -> Response:
+def show_run(run_key: str, request: Request, session: ResultsSession) -> Response:
     """One run: curves, numbers, spec, environment and provenance."""
     results = queries.find_run(session, run_key)
     names = {
@@ -128,7 +126,7 @@ def show_run(run_key: str, request: Request, session: ResultsSession, templates:
         }
         for result in results
     ]
-    return templates.TemplateResponse(
+    return parts_of(request).templates.TemplateResponse(
         request,
         "run.html",
         {"run_key": run_key, "results": shown, "spec": dict(flatten(results[0].spec)), "flatten": flatten},
@@ -136,6 +134,6 @@ def show_run(run_key: str, request: Request, session: ResultsSession, templates:
 
 
 @router.get("/static/vega.js")
-def read_vega(scripts: Scripts) -> Response:
+def read_vega(request: Request) -> Response:
     """Vega, Vega-Lite and vega-embed, out of the installed vl-convert-python."""
-    return Response(scripts.vega(), media_type="text/javascript", headers={"cache-control": MONTH})
+    return Response(parts_of(request).scripts.vega(), media_type="text/javascript", headers={"cache-control": MONTH})

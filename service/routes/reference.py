@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from service.dependencies import Templates
+from service.dependencies import parts_of
 
 router = APIRouter(include_in_schema=False)
 METHODS = ("get", "post", "put", "patch", "delete")
@@ -34,7 +34,7 @@ PROBLEMS = {
 
 
 @router.get("/docs")
-def show_reference(request: Request, templates: Templates) -> Response:
+def show_reference(request: Request) -> Response:
     """Every operation with parameters, an example answer and its errors."""
     document = request.app.openapi()
     operations = [
@@ -46,7 +46,7 @@ def show_reference(request: Request, templates: Templates) -> Response:
     groups: dict[str, list[dict[str, Any]]] = {}
     for operation in operations:
         groups.setdefault(operation["tag"], []).append(operation)
-    return templates.TemplateResponse(
+    return parts_of(request).templates.TemplateResponse(
         request, "reference.html", {"document": document, "groups": groups, "problems": PROBLEMS}
     )
 

@@ -227,7 +227,7 @@ def test_a_table_that_breaks_under_the_service_is_unavailable(own_root: Path) ->
 
 def test_a_fault_of_ours_is_a_problem_without_internals(settings: Settings) -> None:
     with serving(settings) as client:
-        del client.app.state.templates  # type: ignore[attr-defined]
+        del client.app.state.parts.templates  # type: ignore[attr-defined]
         assert_problem(client.get("/"), 500, "the service failed; its log says why")
 
 

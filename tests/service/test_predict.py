@@ -144,12 +144,12 @@ def test_a_question_without_an_answer_is_asked_again(root: Path) -> None:
         return []
 
     async def scene() -> None:
-        choices = Choices(str(root / "data" / "results.db"))
-        with open_results(str(root / "data" / "results.db"))() as session:
-            with pytest.raises(UnknownCheckpoint):
-                await choices.get(session, ("x",), find)
-            assert await choices.get(session, ("x",), find) == []
-            assert await choices.get(session, ("x",), find) == []
+        place = str(root / "data" / "results.db")
+        choices = Choices(place, open_results(place))
+        with pytest.raises(UnknownCheckpoint):
+            await choices.get(("x",), find)
+        assert await choices.get(("x",), find) == []
+        assert await choices.get(("x",), find) == []
         assert len(asked) == 2, "an answer is remembered, an error is not"
 
     asyncio.run(scene())

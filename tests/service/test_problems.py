@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Iterator
 from importlib import import_module
+from typing import Any
 
 import pytest
 from fastapi.routing import APIRoute
@@ -17,6 +18,7 @@ from httpx import Response
 from service import routes
 from service.access import digest_of
 from service.app import create_app
+from service.choices import Choices
 from service.settings import Settings
 from tests.service.conftest import png, serving
 from tests.service.test_errors import assert_problem
@@ -138,11 +140,12 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
 def broken(settings: Settings) -> Iterator[TestClient]:
     """A service with a fault of ours in every session."""
 
-    def fail() -> None:
+    def fail() -> Any:
         raise RuntimeError("SELECT secret FROM internals")
 
     with serving(settings) as client:
-        client.app.state.sessions = fail  # type: ignore[attr-defined]
+        parts = client.app.state.parts  # type: ignore[attr-defined]
+        parts.sessions, parts.choices = fail, Choices(settings.database_place, fail)
         yield client
 
 
@@ -160,7 +163,7 @@ def test_a_dead_worker_turns_readiness_false(settings: Settings) -> None:
     """Killed from outside, as by a system without memory: alive says yes, ready and metrics say no, none hangs."""
     with serving(settings) as client:
         assert client.get("/health/ready").status_code == 200
-        victim = client.app.state.engine.workers[-1]  # type: ignore[attr-defined]
+        victim = client.app.state.parts.engine.workers[-1]  # type: ignore[attr-defined]
         os.kill(victim.pid, signal.SIGKILL)
         while victim.is_alive:
             time.sleep(0.01)
