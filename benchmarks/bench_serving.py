@@ -28,6 +28,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+import torch
 from PIL import Image
 
 from benchmarks.timing import Line, milliseconds
@@ -175,8 +176,9 @@ def load(pid: int, port: int, path: str, bodies: Sequence[bytes], connections: i
     return Load(per_second, taken, (processor_seconds(pid) - worked) / len(taken))
 
 
-def raw(predictor: Predictor, images: Sequence[bytes], batch: int, seconds: float) -> float:
+def raw(predictor: Predictor, images: Sequence[bytes], batch: int, seconds: float, threads: int) -> float:
     """Images a second that are decoded and answered, one batch after the other, without a server."""
+    torch.set_num_threads(threads)
     done, started = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - started) < seconds:
         chosen = [images[(done + place) % len(images)] for place in range(batch)]
@@ -186,17 +188,16 @@ def raw(predictor: Predictor, images: Sequence[bytes], batch: int, seconds: floa
 
 
 ALONE = """
-import sys, torch
+import sys
 from benchmarks.bench_serving import MODEL, pngs, raw
 from stages.checkpoint.predictor import load_predictor
 from stages.memory import keep_freed_memory
 keep_freed_memory()
-torch.set_num_threads(1)
 images, predictor = pngs(64), load_predictor(MODEL)
-raw(predictor, images, 16, 1.0)
+raw(predictor, images, 16, 1.0, 1)
 print("ready", flush=True)
 for line in sys.stdin:
-    print(raw(predictor, images, 16, float(line)), flush=True)
+    print(raw(predictor, images, 16, float(line), 1), flush=True)
 """
 
 
@@ -329,7 +330,7 @@ def faster(peer: str, theirs: float, ours: float, goal: float) -> Line:
 
 def measure(seconds: float = 3.0, rounds: int = 5) -> list[Line]:
     images, predictor = pngs(64), load_predictor(MODEL)
-    raw(predictor, images, 32, 1.0)
+    raw(predictor, images, 32, 1.0, cores_here())
     alone: dict[int, list[float]] = {connections: [] for connections in CONNECTIONS}
     together: list[float] = []
     with ExitStack() as stack:
@@ -345,7 +346,8 @@ def measure(seconds: float = 3.0, rounds: int = 5) -> list[Line]:
             sides.append(stack.enter_context(best))
         for _ in range(rounds):
             for batch, found in alone.items():
-                found.append(raw(predictor, images, batch, seconds))
+                threads = 1 if batch == 1 else cores_here()  # one image is answered sooner by one
+                found.append(raw(predictor, images, batch, seconds, threads))
             together.append(processes.per_second(seconds))
             for side in sides:
                 side.measure(seconds)
