@@ -51,8 +51,9 @@ def stage_inputs(params: Params) -> dict[str, StageInputs]:
         found[f"preprocess@{name}"] = StageInputs(("stages.preprocess",), {"dataset": source})
     for name, experiment in everything["experiments"].items():
         package = f"stages.papers.{experiment['paper']}"
+        fast = tuple(f"{package}.{path.stem}" for path in _FOLDER.glob(f"papers/{experiment['paper']}/*_native.py"))
         trained = {"profile": profile, "experiment": experiment}
-        found[f"train@{name}"] = StageInputs(("stages.train", "stages.worker", package, *optimizers), trained)
+        found[f"train@{name}"] = StageInputs(("stages.train", "stages.worker", package, *fast, *optimizers), trained)
         found[f"evaluate@{name}"] = StageInputs(("stages.evaluate", package), {"latency": profile["latency"]})
     return found
 

@@ -23,6 +23,7 @@ from stages.experiment import Experiment, Params, ParamsError, PlannedRun, descr
 from stages.fingerprint import code_fingerprint, source_path
 from stages.run import RunSpec, changed_parts
 from stages.runlist import ListedRun, RunList, read_run_list, write_run_list
+from stages.stacking.grouping import form_groups
 from stages.store import RunStore, home, write_atomically
 
 # What a run executes besides its model, each with everything that it imports: the loop and the task of its data.
@@ -89,7 +90,8 @@ def train_experiment(
     experiment = find_experiment(params, name)
     folder = data / "runs" / name
     store = RunStore(home() / "store")
-    wanted = assignments(experiment, params, _packed(experiment, params, data).digest)
+    packed = _packed(experiment, params, data)
+    wanted = assignments(experiment, params, packed.digest)
     if only is not None:
         wanted = _chosen(wanted, only, name)
     adopt(folder, store)
@@ -101,20 +103,29 @@ def train_experiment(
         else:
             missing.append(assignment)
             print(f"  {assignment.label}: to train, {_why(assignment, previous)}")
-    complete = run_groups(
-        [
-            Group(label=f"{name} {a.label}", specs=(a.spec,), data=data / "processed" / experiment.dataset)
-            for a in missing
-        ],
-        store.root,
-        devices,
-        report,
-        stop,
-    )
+    labels = {assignment.spec.run_key: assignment.label for assignment in wanted}
+    groups = [
+        Group(
+            label=f"{name} {_label([labels.get(spec.run_key, spec.run_key[:12]) for spec in specs])}",
+            specs=specs,
+            data=data / "processed" / experiment.dataset,
+            is_stack=is_stack,
+        )
+        for specs, is_stack in form_groups([a.spec for a in missing], packed.train_images, store, len(devices))
+    ]
+    complete = run_groups(groups, store.root, devices, report, stop)
     if complete:
         _write_folder(folder, experiment, params, wanted, store)
     print(f"{name}: {len(wanted)} runs, {len(wanted) - len(missing)} from the store, {len(missing)} to train")
     return complete
+
+
+def _label(labels: Sequence[str]) -> str:
+    """Of runs that train together: the arm with the replicates, or the first label and how many more."""
+    arms = {label.rpartition(".")[0] for label in labels}
+    if len(arms) == 1:
+        return f"{arms.pop()}.{','.join(label.rpartition('.')[2] for label in labels)}"
+    return f"{labels[0]} and {len(labels) - 1} more"
 
 
 def _chosen(wanted: Sequence[Assignment], patterns: Sequence[str], experiment: str) -> list[Assignment]:

@@ -1,6 +1,6 @@
 """One training from spec to published outcome; needs torch, numpy and safetensors only, no DVC, YAML, SQL or schema.
 
-Engines call `train_run`, which is found by name, so that a parent with nothing to train never loads torch.
+Engines call `train_run` and `train_stack`, which are found by name: a parent with nothing to train never loads torch.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ import dataclasses
 import hashlib
 import io
 import math
+import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
@@ -26,8 +28,11 @@ from stages.datasets.packed import PackedInfo, read_info
 from stages.device import pick_device
 from stages.evaluation.flops import FlopCounts
 from stages.memory import keep_freed_memory
+from stages.ops.native import find_compiler
 from stages.papers import build_model
 from stages.run import RunSpec, canonical_json
+from stages.stacking.grouping import remember, stack_id
+from stages.stacking.loop import StackState, fit_stack, stack_class
 from stages.store import RunStore, write_atomically
 from stages.training.energy import EnergyMeter, energy_joules
 from stages.training.environment import (
@@ -48,8 +53,9 @@ from stages.training.loop import (
     measure,
     seeded_model,
 )
+from stages.training.tables import Regression
 
-__all__ = ["Job", "TrainingStopped", "train_run"]
+__all__ = ["Job", "TrainingStopped", "train_run", "train_stack"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,19 +83,8 @@ def train_run(
         ValueError: the packed data are not those of the spec.
         TrainingStopped: asked to stop; the resume state is saved.
     """
-    info = read_info(job.data)
-    if info.digest != job.spec.data_digest:
-        raise ValueError(
-            f"{job.data}: packed data have digest {info.digest[:12]}, the run asks for {job.spec.data_digest[:12]}"
-        )
-    store, run_key, device = RunStore(job.store), job.spec.run_key, pick_device(job.device)
-    # For the evaluation: the optimiser loads what counting needs anyway.
-    counts = FlopCounts(job.store.parent / "flops.json")
-    counts.count(job.spec.model, info.shape, info.vocabulary)
-    counts.save()
-    keep_freed_memory()
-    reset_peak_memory(device)
-    protocol = job.spec.protocol
+    store, run_key, protocol = RunStore(job.store), job.spec.run_key, job.spec.protocol
+    info, device = _prepare(job)
     task = make_task(read_rows(job.data, info, "train"), info, protocol, device)
     observe = None
     if protocol.observe_test:
@@ -99,6 +94,7 @@ def train_run(
     energy = EnergyMeter(lambda: energy_joules(device))
     resume = _ResumeFile(
         path=store.work(run_key) / "resume.pt",
+        kind=TrainingState,
         run_key=run_key,
         environment=environment_digest(environment),
         epochs=protocol.epochs,
@@ -123,6 +119,83 @@ def train_run(
         return store.publish(run_key, files)
 
 
+def train_stack(
+    jobs: Sequence[Job],
+    *,
+    progress: Callable[[Progress], None] = lambda progress: None,
+    should_stop: Callable[[], bool] = lambda: False,
+    publishing: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> list[Path]:
+    """Train runs of one network as one stacked model (`stages.stacking`), and publish each as `train_run` does.
+
+    Where stacks are not faster, on a GPU or without a compiler, they are trained one after the other.
+
+    Raises:
+        ValueError, TrainingStopped: as `train_run`.
+    """
+    job, specs = jobs[0], [job.spec for job in jobs]
+    store, protocol = RunStore(job.store), job.spec.protocol
+    info, device = _prepare(job)
+    if device.type != "cpu" or find_compiler() is None:
+        alone = partial(train_run, progress=progress, should_stop=should_stop, publishing=publishing)
+        return [store.published(one.spec.run_key) or alone(one) for one in jobs]
+    task = make_task(read_rows(job.data, info, "train"), info, protocol, device)
+    assert isinstance(task, Regression), "only networks of tables are stacked"
+    networks = [seeded_model(lambda: build_model(job.spec.model), spec.replicate) for spec in specs]
+    environment = describe_environment(device) | {"stacked": len(specs)}
+    energy = EnergyMeter(lambda: energy_joules(device))
+    folder = remember(specs, store)
+    resume = _ResumeFile(
+        path=folder / "resume.pt",
+        kind=StackState,
+        run_key=stack_id(specs),
+        environment=environment_digest(environment),
+        epochs=protocol.epochs,
+        energy=energy,
+        should_stop=should_stop,
+    )
+    started = time.monotonic()
+    outcomes = fit_stack(
+        networks,
+        stack_class(job.spec.model),
+        task,
+        protocol,
+        [spec.replicate for spec in specs],
+        is_compiled=True,
+        state=resume.load(),
+        save=resume.save,
+        progress=progress,
+        should_stop=should_stop,
+    )
+    used = energy.used()
+    share = None if used is None else used / len(jobs)
+    spent = _Spent((time.monotonic() - started) / len(jobs), share, peak_memory_bytes(device))
+    published = []
+    for one, network, outcome in zip(jobs, networks, outcomes, strict=True):
+        files = _published_files(one, info, network, outcome, environment, spent)
+        with publishing():
+            published.append(store.publish(one.spec.run_key, files))
+    shutil.rmtree(folder, ignore_errors=True)
+    return published
+
+
+def _prepare(job: Job) -> tuple[PackedInfo, torch.device]:
+    """The packed data's description and the device, checked; operations counted, memory settled."""
+    info = read_info(job.data)
+    if info.digest != job.spec.data_digest:
+        raise ValueError(
+            f"{job.data}: packed data have digest {info.digest[:12]}, the run asks for {job.spec.data_digest[:12]}"
+        )
+    device = pick_device(job.device)
+    # For the evaluation: the optimiser loads what counting needs anyway.
+    counts = FlopCounts(job.store.parent / "flops.json")
+    counts.count(job.spec.model, info.shape, info.vocabulary)
+    counts.save()
+    keep_freed_memory()
+    reset_peak_memory(device)
+    return info, device
+
+
 def _test_observer(task: Task) -> Observer:
     def observe(model: nn.Module) -> dict[str, float]:
         return {f"test_{name}": value for name, value in measure(model, task).items()}
@@ -137,11 +210,15 @@ class _Spent:
     peak_memory_bytes: int
 
 
+State = TypeVar("State", TrainingState, StackState)
+
+
 @dataclass(kw_only=True)
-class _ResumeFile:
-    """The resume state of one run in one environment: only there does it go on bitwise."""
+class _ResumeFile(Generic[State]):
+    """The resume state of one run or stack in one environment: only there does it go on bitwise."""
 
     path: Path
+    kind: type[State]
     run_key: str
     environment: str
     epochs: int
@@ -150,7 +227,7 @@ class _ResumeFile:
     saved: float = -math.inf
     took: float = 0.0
 
-    def save(self, state: TrainingState) -> None:
+    def save(self, state: State) -> None:
         """Write `state`, unless the run is over and published next, or writing would take over 5 % of the time."""
         began = time.monotonic()
         if state.epoch == self.epochs or (began - self.saved < 20 * self.took and not self.should_stop()):
@@ -163,7 +240,7 @@ class _ResumeFile:
         self.saved = time.monotonic()
         self.took = self.saved - began
 
-    def load(self) -> TrainingState | None:
+    def load(self) -> State | None:
         """None where there is none; one that can't be used is dropped and said so, and the run starts over."""
         if not self.path.is_file():
             return None
@@ -174,7 +251,7 @@ class _ResumeFile:
             if saved["environment"] != self.environment:
                 raise ValueError("it was made with another device, number of threads or version")
             self.energy.earlier = saved.get("energy_joules")
-            return TrainingState(**saved["state"])
+            return self.kind(**saved["state"])
         except Exception as error:  # noqa: BLE001  (torch.load raises almost anything on a damaged file)
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             print(f"run {self.run_key[:12]}: resume state can't be used ({reason}); starting over", file=sys.stderr)

@@ -53,8 +53,12 @@ ALLOWED: dict[str, set[str]] = {
     "progress": {"engine"},
     "runlist": {"store"},
     "planning": {"run", "experiment", "datasets", "evaluation"},
-    "runner": {"run", "store", "fingerprint", "experiment", "datasets", "engine", "runlist"},
-    "worker": {"run", "device", "memory", "store", "papers", "training", "datasets", "checkpoint", "evaluation"},
+    "stacking": {"run", "store", "training"},
+    "runner": {"run", "store", "fingerprint", "experiment", "datasets", "engine", "runlist", "stacking"},
+    "worker": {
+        *("run", "device", "memory", "store", "ops", "papers", "training", "stacking"),
+        *("datasets", "checkpoint", "evaluation"),
+    },
 }
 SERVICE_MAY_IMPORT = {
     *("stages.experiment", "stages.results", "stages.checkpoint", "stages.images", "stages.device"),
@@ -220,10 +224,11 @@ def test_the_server_loads_no_torch() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_four_modules_import_by_name() -> None:
-    """A model or findings by their paper's name, an optimiser by its own, the worker by the engine.
+def test_five_modules_import_by_name() -> None:
+    """A model or findings by their paper's name, an optimiser and a model's stack by theirs, the worker by the engine.
 
     The static closure sees the rest; the runner adds model and optimiser to a run's fingerprint.
     """
     users = {module_name(path) for path in python_files("stages") if "import_module" in path.read_text()}
-    assert users == {"stages.papers", "stages.analyse", "stages.training.optimizer", "stages.engine.local"}
+    papers = {"stages.papers", "stages.analyse", "stages.stacking.loop"}
+    assert users == papers | {"stages.training.optimizer", "stages.engine.local"}

@@ -25,6 +25,7 @@ IMPORT_BY_NAME = {
     "analyse.py",  # the papers' findings
     "engine/local.py",  # the worker
     "papers/__init__.py",  # the paper's models
+    "stacking/loop.py",  # what stacks a model's networks
     "training/optimizer.py",  # the optimisers
 }
 

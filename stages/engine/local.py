@@ -1,7 +1,6 @@
 """Trains groups of runs on this machine: one slot in this process, several slots a process each.
 
-A group is an ordered list of runs that train together; it is leased, resumed and recorded as one.  Every group here
-has one run until models are stacked.
+A group is an ordered list of runs that train together; it is leased, resumed and recorded as one.
 """
 
 from __future__ import annotations
@@ -32,11 +31,12 @@ _WAIT_SECONDS = 0.25
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Runs that train together, under a name for whoever watches."""
+    """Runs that train together, under a name for whoever watches; a stack is one model, even of one run."""
 
     label: str
     specs: tuple[RunSpec, ...]
     data: Path
+    is_stack: bool = False
 
     @property
     def group_id(self) -> str:
@@ -112,9 +112,12 @@ def _train(
     worker = importlib.import_module(_WORKER)  # brings torch, which a parent with nothing to train never needs
     report(Event(kind="started", label=group.label))
     try:
-        for spec in group.specs:
-            worker.train_run(
-                worker.Job(spec=spec, data=group.data, store=store, device=device),
+        jobs = [worker.Job(spec=spec, data=group.data, store=store, device=device) for spec in group.specs]
+        trainings = (
+            [partial(worker.train_stack, jobs)] if group.is_stack else [partial(worker.train_run, job) for job in jobs]
+        )
+        for train in trainings:
+            train(
                 progress=_Reporter(group.label, report),
                 should_stop=lambda: should_stop() or lost.is_set(),
                 publishing=publishing,

@@ -14,6 +14,7 @@ def resume_file(folder: Path, *, joules: list | None = None, is_stopping: bool =
     counter = iter(joules or [])
     return _ResumeFile(
         path=folder / "resume.pt",
+        kind=TrainingState,
         run_key="k",
         environment="e",
         epochs=3,

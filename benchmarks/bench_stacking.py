@@ -1,0 +1,125 @@
+"""Goals for SGEMM's networks on a CPU, in steps of one network a second: 16 stacked and compiled at least 2.2 times the
+same networks one after the other at 25 units, 1.3 times at 50, and what is stacked never slower.
+
+Batches of 1,024 rows, Adam, one thread, as a slot a core trains.  Compiling is not in the rate; the line says what it
+takes, into an empty cache and out of a full one, and `stages.stacking.grouping` when it pays.
+Run: python -m benchmarks stacking
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from unittest.mock import patch
+
+import torch
+
+from benchmarks.timing import Line
+from stages.papers.dac.mlp import DACMLP, MLP
+from stages.papers.dac.mlp_native import Stack
+from stages.run import OptimizerSpec, Protocol, Replicate
+from stages.stacking.loop import fit_stack
+from stages.training.loop import Progress, fit, seeded_model
+from stages.training.tables import Regression, TableRows
+
+BATCH, COLUMNS, ROUNDS = 1024, 14, 3
+Train = Callable[[Callable[[Progress], None]], object]
+
+
+@dataclass(frozen=True)
+class Case:
+    kind: type[MLP | DACMLP]
+    width: int
+    depth: int
+    count: int
+    steps: int
+    goal: float
+
+
+CASES = (
+    Case(MLP, 25, 6, 16, 20, 2.2),
+    Case(MLP, 50, 6, 16, 15, 1.3),
+    Case(MLP, 50, 8, 5, 20, 1.3),
+    Case(MLP, 100, 8, 5, 10, 1.0),
+    Case(MLP, 200, 8, 5, 8, 1.0),
+    Case(MLP, 25, 6, 1, 100, 1.0),
+    Case(DACMLP, 18, 6, 5, 20, 1.0),
+    Case(DACMLP, 25, 6, 5, 20, 1.0),
+)
+
+
+def measure() -> list[Line]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with tempfile.TemporaryDirectory() as cache, patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=cache):
+            return [beside_one_after_the_other(case) for case in CASES]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def beside_one_after_the_other(case: Case) -> Line:
+    generator = torch.Generator().manual_seed(0)
+    rows = case.steps * BATCH
+    task = Regression(
+        TableRows(torch.randn(rows, COLUMNS, generator=generator), torch.randn(rows, generator=generator))
+    )
+    replicates = [Replicate(seed=seed) for seed in range(case.count)]
+
+    def networks(chosen: Sequence[Replicate]) -> list[torch.nn.Module]:
+        return [
+            seeded_model(lambda: case.kind(in_features=COLUMNS, depth=case.depth, width=case.width), one)
+            for one in chosen
+        ]
+
+    def stacked(progress: Callable[[Progress], None]) -> object:
+        built = networks(replicates)
+        return fit_stack(built, Stack, task, protocol(1), replicates, is_compiled=True, progress=progress)
+
+    def alone(progress: Callable[[Progress], None]) -> object:
+        return fit(networks(replicates[:1])[0], task, protocol(4), replicates[0], progress=progress)
+
+    pairs = [(rate(stacked), rate(alone)) for _ in range(ROUNDS)]
+    ours, peer = (statistics.median(pair[side].steps_per_second for pair in pairs) for side in (0, 1))
+    first, later = pairs[0][0].first_step, statistics.median(pair[0].first_step for pair in pairs[1:])
+    name = "DAC" if case.kind is DACMLP else "base"
+    return Line(
+        what=f"SGEMM, {case.count} {name} network{'s' * (case.count > 1)} of {case.depth} x {case.width} units stacked",
+        peer=f"one after the other: {peer:.0f} steps/s",
+        ours=f"{case.count * ours:.0f} steps/s; first step {first:.0f} s, from the cache {later:.1f} s",
+        value=statistics.median(case.count * pair[0].steps_per_second / pair[1].steps_per_second for pair in pairs),
+        goal=case.goal,
+    )
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Steps in a second of processor time, and the seconds by the clock until the first step was over."""
+
+    steps_per_second: float
+    first_step: float
+
+
+def rate(train: Train) -> Rate:
+    began, times, first = time.perf_counter(), [], 0.0
+
+    def progress(_: Progress) -> None:
+        nonlocal first
+        first = first or time.perf_counter() - began
+        times.append(time.process_time())
+
+    train(progress)
+    return Rate((len(times) - 1) / (times[-1] - times[0]), first)
+
+
+def protocol(epochs: int) -> Protocol:
+    return Protocol(
+        optimizer=OptimizerSpec(name="adam", lr=0.01, weight_decay=0.00002, decay="kernels"),
+        batch_size=BATCH,
+        epochs=epochs,
+        observe_test=False,
+    )

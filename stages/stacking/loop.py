@@ -1,0 +1,307 @@
+"""The training loop for a stack: the one of `stages.training.loop`, each number of which is here one of M networks.
+
+A network's rows come in its own order, its epochs have their own history, and it stops when its own early stopping or
+divergence says so; the rest go on.  Where half of a stack is over, it is made smaller.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+from typing import Protocol as Interface
+
+import torch
+from torch import Tensor, nn
+
+from stages.run import ModelSpec, Protocol, Replicate
+from stages.training.loop import Outcome, Progress, TrainingStopped
+from stages.training.optimizer import build_optimizer
+from stages.training.schedule import learning_rate
+from stages.training.seeding import generator_for
+from stages.training.split import training_rows
+from stages.training.stopping import stops_early
+from stages.training.tables import Regression
+
+Step = Callable[[Tensor, Tensor], Tensor]
+
+
+class Stack(Interface):
+    """M networks as one `nn.Module`; tensors have the networks' own names, with `/` for the dots."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Features [M, B, F] -> predictions [M, B]."""
+        ...
+
+    def losses(self, features: Tensor, targets: Tensor) -> Tensor:
+        """Mean squared error of each network, [M]."""
+        ...
+
+    def weights(self, place: int) -> dict[str, Tensor]:
+        """A copy of one network's state, under its own names."""
+        ...
+
+    def train(self, mode: bool = True) -> Any: ...
+
+    def eval(self) -> Any: ...
+
+    def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]: ...
+
+    def state_dict(self) -> dict[str, Tensor]: ...
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> Any: ...
+
+
+MakeStack = Callable[[Sequence[nn.Module]], Stack]
+
+
+def stack_class(model: ModelSpec) -> MakeStack:
+    """What makes one of several networks of `model`: `Stack` in the module of fast paths beside the model's own."""
+    found: MakeStack = import_module(f"{model.path.partition(':')[0]}_native").Stack
+    return found
+
+
+@dataclass
+class StackState:
+    """All that a stack needs to go on bitwise from the end of an epoch.
+
+    `members` are the networks in the stack, by their place in the group; `finished` has the weights of those that are
+    over, some of which may still be among the members, as ballast.
+    """
+
+    epoch: int
+    members: list[int]
+    histories: list[list[dict[str, Any]]]
+    epoch_seconds: list[list[float]]
+    divergences: list[dict[str, Any] | None]
+    last_losses: list[float | None]
+    finished: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    stack: dict[str, Tensor] | None = None
+    optimizer: dict[str, Any] | None = None
+
+
+def fit_stack(
+    networks: Sequence[nn.Module],
+    make_stack: MakeStack,
+    task: Regression,
+    protocol: Protocol,
+    replicates: Sequence[Replicate],
+    *,
+    is_compiled: bool,
+    state: StackState | None = None,
+    save: Callable[[StackState], None] = lambda state: None,
+    progress: Callable[[Progress], None] = lambda progress: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> list[Outcome]:
+    """Train `networks` in place, all of them by one protocol, and return their curves.
+
+    Raises:
+        TrainingStopped: `should_stop` said so; the same call goes on from the last state that was saved.
+    """
+    training = _StackTraining(
+        networks, make_stack, task, protocol, replicates, is_compiled, save, progress, should_stop
+    )
+    return training.run(state)
+
+
+class _StackTraining:
+    def __init__(
+        self,
+        networks: Sequence[nn.Module],
+        make_stack: MakeStack,
+        task: Regression,
+        protocol: Protocol,
+        replicates: Sequence[Replicate],
+        is_compiled: bool,
+        save: Callable[[StackState], None],
+        progress: Callable[[Progress], None],
+        should_stop: Callable[[], bool],
+    ) -> None:
+        self.networks, self.make_stack, self.replicates = networks, make_stack, replicates
+        self.task, self.protocol = task, protocol
+        self.is_compiled = is_compiled
+        self.save, self.progress, self.should_stop = save, progress, should_stop
+        self.rows, self.validation = training_rows(len(task), protocol, replicates[0])  # the same for every seed
+        full = math.ceil(len(self.rows) / protocol.batch_size)
+        self.steps_per_epoch = min(full, protocol.steps_per_epoch or full)
+        self.total_steps = self.steps_per_epoch * protocol.epochs
+        self.drawn = torch.Generator()  # for a table's batches, which draw nothing
+
+    def run(self, state: StackState | None) -> list[Outcome]:
+        if state is None:
+            count = len(self.networks)
+            state = StackState(
+                epoch=0,
+                members=[*range(count)],
+                histories=[[] for _ in range(count)],
+                epoch_seconds=[[] for _ in range(count)],
+                divergences=[None] * count,
+                last_losses=[None] * count,
+            )
+        self._build(state.members)
+        if state.stack is not None:
+            self.stack.load_state_dict(state.stack)
+            self.optimizer.load_state_dict(state.optimizer or {})
+        while self._open(state):
+            self._epoch(state)
+        for place, network in enumerate(self.networks):
+            network.load_state_dict(state.finished[place])
+        return [
+            Outcome(
+                history=history,
+                epoch_seconds=seconds,
+                samples=sum(row["samples"] for row in history),
+                divergence=divergence,
+            )
+            for history, seconds, divergence in zip(
+                state.histories, state.epoch_seconds, state.divergences, strict=True
+            )
+        ]
+
+    def _build(self, members: Sequence[int]) -> None:
+        self.stack = self.make_stack([self.networks[place] for place in members])
+        reference = self.networks[members[0]]
+        names = {id(parameter): name for name, parameter in reference.named_parameters()}
+        own = dict(self.stack.named_parameters())
+        plain: Any = build_optimizer(reference, self.protocol.optimizer)
+        groups = [
+            group | {"fused": True, "params": [own[names[id(item)].replace(".", "/")] for item in group["params"]]}
+            for group in plain.param_groups
+        ]
+        self.optimizer = type(plain)(groups)
+        torch.compiler.reset()  # a process compiles for eight modules of a class, then goes on without
+        self.losses: Step = self._compile(self.stack.losses)
+        self.predict: Callable[[Tensor], Tensor] = self._compile(self.stack.forward)
+
+    def _compile(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return torch.compile(function, dynamic=False) if self.is_compiled else function
+
+    @staticmethod
+    def _open(state: StackState) -> list[int]:
+        """Members that train on."""
+        return [place for place in state.members if place not in state.finished]
+
+    def _epoch(self, state: StackState) -> None:
+        """Train all members for an epoch; close it for those that are still open."""
+        self.stack.train()
+        started, total = time.monotonic(), 0.0
+        losses = torch.zeros(self.steps_per_epoch, len(state.members), dtype=torch.float64)
+        samples = 0
+        for index, rows in enumerate(self._batches(state)):
+            if self.should_stop():
+                raise TrainingStopped(f"stopped within epoch {state.epoch + 1} of {self.protocol.epochs}")
+            step = state.epoch * self.steps_per_epoch + index
+            losses[index] = self._step(rows, step)
+            samples += rows.shape[1]
+            total += float(losses[index].nanmean()) * rows.shape[1]
+            elapsed = time.monotonic() - started
+            self._report(state.epoch, step + 1, total / samples, samples * len(state.members) / max(elapsed, 1e-9))
+        seconds = (time.monotonic() - started) / len(self._open(state))
+        self._close(state, losses, seconds)
+        self._shrink(state)
+        if self._open(state):
+            self.save(dataclasses.replace(state, stack=self.stack.state_dict(), optimizer=self.optimizer.state_dict()))
+            if self.should_stop():
+                raise TrainingStopped(f"stopped after epoch {state.epoch} of {self.protocol.epochs}")
+
+    def _batches(self, state: StackState) -> Iterator[Tensor]:
+        """Rows [M, B] of each step: every network's training rows in its own order of this epoch."""
+        orders = [
+            torch.randperm(len(self.rows), generator=generator_for(self.replicates[place], "order", state.epoch))
+            for place in state.members
+        ]
+        yield from self.rows[torch.stack(orders)].split(self.protocol.batch_size, dim=1)[: self.steps_per_epoch]
+
+    def _step(self, rows: Tensor, step: int) -> Tensor:
+        """One optimiser step of all networks; their losses [M]."""
+        rate = learning_rate(self.protocol.schedule, self.protocol.optimizer.lr, step, self.total_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        features, targets = self.task.training_batch(rows.flatten(), self.drawn)
+        # what is left over at the end of an epoch is too little to compile for
+        losses_of = self.losses if rows.shape[1] == self.protocol.batch_size else self.stack.losses
+        losses = losses_of(features.view(*rows.shape, -1), targets.view(rows.shape))
+        self.optimizer.zero_grad(set_to_none=True)
+        losses.sum().backward()
+        self.optimizer.step()
+        return losses.detach()
+
+    def _close(self, state: StackState, losses: Tensor, seconds: float) -> None:
+        sizes = torch.full((len(losses), 1), self.protocol.batch_size, dtype=torch.float64)
+        samples = min(len(self.rows), self.steps_per_epoch * self.protocol.batch_size)
+        sizes[-1] = samples - (len(losses) - 1) * self.protocol.batch_size
+        means = ((losses * sizes).sum(0) / samples).tolist()
+        validation = self._validate() if len(self.validation) else None
+        for column, place in enumerate(state.members):
+            if place in state.finished:
+                continue
+            if not math.isfinite(means[column]):
+                state.divergences[place] = self._divergence(state, place, losses[:, column].tolist())
+                state.finished[place] = self.stack.weights(column)
+                continue
+            row: dict[str, Any] = {
+                "epoch": state.epoch + 1,
+                "steps": (state.epoch + 1) * self.steps_per_epoch,
+                "samples": samples,
+                "lr": self.optimizer.param_groups[0]["lr"],
+                "train_loss": means[column],
+            }
+            if validation is not None:
+                row["val_loss"] = validation[column]
+            state.histories[place].append(row)
+            state.epoch_seconds[place].append(seconds)
+            state.last_losses[place] = float(losses[-1, column])
+            is_over = state.epoch + 1 >= self.protocol.epochs
+            if is_over or stops_early(state.histories[place], self.protocol.early_stop):
+                state.finished[place] = self.stack.weights(column)
+        state.epoch += 1
+
+    def _divergence(self, state: StackState, place: int, losses: Sequence[float]) -> dict[str, Any]:
+        """Where a network's loss stopped being finite, counted as in a training alone."""
+        index = next(index for index, loss in enumerate(losses) if not math.isfinite(loss))
+        step = state.epoch * self.steps_per_epoch + index + 1
+        last = losses[index - 1] if index else state.last_losses[place]
+        return {"step": step, "last_finite_step": step - 1, "last_finite_loss": last}
+
+    def _validate(self) -> list[float]:
+        """Mean squared error over the validation rows, of each network."""
+        self.stack.eval()
+        count = len(next(iter(self.stack.named_parameters()))[1])
+        sums, whole = torch.zeros(count, dtype=torch.float64), 0
+        with torch.no_grad():
+            for features, targets in self.task.plain_batches(self.validation, self.protocol.batch_size):
+                whole = whole or len(targets)
+                predict = self.predict if len(targets) == whole else self.stack.forward
+                predicted = predict(features.expand(count, *features.shape))
+                sums += (predicted - targets).square().sum(1, dtype=torch.float64)
+        return (sums / len(self.validation)).tolist()
+
+    def _shrink(self, state: StackState) -> None:
+        """Leave the networks that are over behind, once they are half of the stack."""
+        left = self._open(state)
+        if not left or 2 * len(left) > len(state.members):
+            return
+        kept = torch.tensor([state.members.index(place) for place in left])
+        tensors, optimizer = self.stack.state_dict(), self.optimizer.state_dict()
+        for values in optimizer["state"].values():
+            values |= {name: value[kept] for name, value in values.items() if value.ndim}
+        state.members = left
+        self._build(left)
+        self.stack.load_state_dict({name: tensor[kept] for name, tensor in tensors.items()})
+        self.optimizer.load_state_dict(optimizer)
+
+    def _report(self, epoch: int, step: int, loss: float, samples_per_second: float) -> None:
+        self.progress(
+            Progress(
+                epoch=epoch + 1,
+                epochs=self.protocol.epochs,
+                step=step,
+                total_steps=self.total_steps,
+                scores={"loss": loss},
+                samples_per_second=samples_per_second,
+            )
+        )

@@ -1,0 +1,98 @@
+"""Which runs train together, and that a stack which was cut off is taken up as it was."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages.run import EarlyStopSpec, ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, SplitSpec
+from stages.stacking.grouping import MIN_STEPS, form_groups, is_worth_stacking, remember
+from stages.store import RunStore
+
+ROWS = 100_000
+PROTOCOL = Protocol(
+    optimizer=OptimizerSpec(name="adam", lr=0.01),
+    batch_size=1000,
+    epochs=1000,
+    early_stop=EarlyStopSpec(from_epoch=250, patience=50, min_delta=0.0),
+    observe_test=False,
+)
+
+
+def spec(width: int = 18, seed: int = 0, path: str = "stages.papers.dac.mlp:MLP", **protocol: Any) -> RunSpec:
+    return RunSpec(
+        model=ModelSpec(path=path, arguments={"in_features": 14, "depth": 5, "width": width}),
+        protocol=dataclasses.replace(PROTOCOL, **protocol),
+        data_digest="0" * 64,
+        replicate=Replicate(seed=seed),
+        code={"stages.run": "0"},
+    )
+
+
+def shape(groups: Sequence[tuple[tuple[RunSpec, ...], bool]]) -> list[tuple[list[int], int, bool]]:
+    return [
+        ([one.replicate.seed for one in specs], specs[0].model.arguments["width"], is_stack)
+        for specs, is_stack in groups
+    ]
+
+
+@pytest.mark.parametrize(
+    ("one", "is_worth_it"),
+    [
+        (spec(), True),
+        (spec(width=200), True),
+        (spec(path="stages.papers.dac.mlp:DACMLP"), True),
+        (spec(path="stages.papers.dac.mlp:DACMLP", width=35), False),
+        (spec(path="stages.papers.nmn.vit:ViT"), False),
+        (spec(epochs=3), False),
+        (spec(epochs=3, early_stop=None), False),
+        (spec(train_images=2000), False),
+        (spec(steps_per_epoch=2), False),
+        (spec(epochs=MIN_STEPS // 100, early_stop=None), True),
+        (spec(epochs=MIN_STEPS // 100 - 1, early_stop=None), False),
+        (spec(precision="bfloat16"), False),
+        (spec(observe_test=True), False),
+        (spec(optimizer=OptimizerSpec(name="sgd", lr=0.1)), False),
+        (spec(split=SplitSpec(kind="folds", folds=5)), False),
+    ],
+)
+def test_only_long_trainings_of_small_networks_are_stacked(one: RunSpec, is_worth_it: bool) -> None:
+    assert is_worth_stacking(one, ROWS) is is_worth_it
+
+
+def test_replicates_of_one_network_go_together(tmp_path: Path) -> None:
+    specs = [spec(width, seed) for width in (18, 25) for seed in range(5)]
+    specs.insert(3, spec(18, 0, path="stages.papers.dac.mlp:DACMLP", epochs=1))
+    found = form_groups(specs, ROWS, RunStore(tmp_path), slots=2)
+    assert shape(found) == [([0, 1, 2, 3, 4], 18, True), ([0], 18, False), ([0, 1, 2, 3, 4], 25, True)]
+
+
+def test_every_slot_gets_a_stack(tmp_path: Path) -> None:
+    found = form_groups([spec(18, seed) for seed in range(5)], ROWS, RunStore(tmp_path), slots=2)
+    assert shape(found) == [([0, 1, 2], 18, True), ([3, 4], 18, True)]
+
+
+def test_a_stack_has_a_largest_size(tmp_path: Path) -> None:
+    found = form_groups([spec(18, seed) for seed in range(20)], ROWS, RunStore(tmp_path), slots=1)
+    assert [len(specs) for specs, _ in found] == [16, 4]
+
+
+def test_a_stack_that_was_cut_off_is_taken_up_with_those_that_are_published(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    begun = tuple(spec(18, seed) for seed in (3, 1, 4))
+    remember(begun, store)
+    store.publish(begun[0].run_key, {"result.json": b"{}"})
+    found = form_groups([spec(18, seed) for seed in (0, 1, 2, 4)], ROWS, store, slots=1)
+    assert shape(found) == [([0, 2], 18, True), ([3, 1, 4], 18, True)]
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b"[1]", b'[{"model": 1}]'])
+def test_a_list_that_cannot_be_read_is_none(tmp_path: Path, damage: bytes) -> None:
+    store = RunStore(tmp_path)
+    begun = (spec(18, 0), spec(18, 1))
+    (remember(begun, store) / "group.json").write_bytes(damage)
+    assert shape(form_groups(begun, ROWS, store, slots=1)) == [([0, 1], 18, True)]

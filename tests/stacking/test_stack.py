@@ -1,0 +1,176 @@
+"""A stack against its reference, the same networks trained one by one."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+
+import pytest
+import torch
+from torch import nn
+
+from stages.papers.dac.mlp import DACMLP, MLP
+from stages.papers.dac.mlp_native import Stack
+from stages.run import EarlyStopSpec, OptimizerSpec, Protocol, Replicate, SplitSpec
+from stages.stacking.loop import StackState, fit_stack
+from stages.training.loop import Outcome, TrainingStopped, fit, seeded_model
+from stages.training.tables import Regression, TableRows
+
+NETWORKS = pytest.mark.parametrize("network", [MLP, DACMLP])
+PROTOCOL = Protocol(
+    optimizer=OptimizerSpec(name="adam", lr=0.01, weight_decay=0.01, decay="kernels"),
+    batch_size=32,
+    epochs=4,
+    split=SplitSpec(kind="fraction", fraction=0.2, seed=0),
+    observe_test=False,
+)
+REPLICATES = [Replicate(seed=seed) for seed in range(3)]
+
+
+def table(rows: int = 500) -> Regression:
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(rows, 3, generator=generator)
+    return Regression(TableRows(features, (features.sum(1) + features[:, 0].abs()).sin()))
+
+
+def networks(kind: type[MLP | DACMLP]) -> list[MLP | DACMLP]:
+    built = [seeded_model(lambda: kind(in_features=3, depth=3, width=9, last_width=5), one) for one in REPLICATES]
+    assert all(isinstance(network, kind) for network in built)
+    return built  # type: ignore[return-value]
+
+
+def alone(kind: type[MLP | DACMLP], protocol: Protocol = PROTOCOL) -> tuple[list[Outcome], list[nn.Module]]:
+    built = networks(kind)
+    return [fit(network, table(), protocol, one) for network, one in zip(built, REPLICATES, strict=True)], built
+
+
+def assert_like(ours: list[Outcome], expected: list[Outcome], relative: float) -> None:
+    for stacked, single in zip(ours, expected, strict=True):
+        assert len(stacked.history) == len(single.history) == len(stacked.epoch_seconds)
+        assert (stacked.samples, stacked.divergence) == (single.samples, single.divergence)
+        for row, wanted in zip(stacked.history, single.history, strict=True):
+            assert row == pytest.approx(wanted, rel=relative)
+
+
+@NETWORKS
+def test_outputs_gradients_and_statistics_are_those_of_the_networks(network: type[MLP | DACMLP]) -> None:
+    built = [one.double() for one in networks(network)]
+    stack = Stack(built)
+    features = torch.randn(3, 40, 3, dtype=torch.float64)
+    targets = torch.randn(3, 40, dtype=torch.float64)
+    losses = stack.losses(features, targets)
+    losses.sum().backward()
+    losses = losses.detach()
+    gradients = {name: parameter.grad for name, parameter in stack.named_parameters()}
+    for place, one in enumerate(built):
+        loss = nn.functional.mse_loss(one(features[place]).squeeze(1), targets[place])
+        loss.backward()
+        assert float(losses[place]) == pytest.approx(float(loss.detach()), rel=1e-12)
+        for name, parameter in one.named_parameters():
+            torch.testing.assert_close(gradients[name.replace(".", "/")][place], parameter.grad, rtol=1e-9, atol=1e-12)
+        state = one.state_dict()
+        ours = stack.weights(place)
+        assert {name: value.dtype for name, value in ours.items()} == {k: value.dtype for k, value in state.items()}
+        for name, value in state.items():
+            torch.testing.assert_close(ours[name], value, rtol=1e-12, atol=1e-14)
+    stack.eval()
+    for place, one in enumerate(built):
+        torch.testing.assert_close(stack(features)[place], one.eval()(features[place]).squeeze(1))
+
+
+@NETWORKS
+def test_a_stack_trains_as_its_networks_do_alone(network: type[MLP | DACMLP]) -> None:
+    expected, singles = alone(network)
+    built = networks(network)
+    outcomes = fit_stack(built, Stack, table(), PROTOCOL, REPLICATES, is_compiled=False)
+    assert_like(outcomes, expected, relative=2e-3)
+    for one, single in zip(built, singles, strict=True):
+        for name, value in single.state_dict().items():
+            torch.testing.assert_close(one.state_dict()[name], value, rtol=0.05, atol=0.005)
+
+
+def test_compiled_it_is_the_same() -> None:
+    expected, _ = alone(MLP)
+    assert_like(
+        fit_stack(networks(MLP), Stack, table(), PROTOCOL, REPLICATES, is_compiled=True), expected, relative=2e-3
+    )
+
+
+def test_each_network_stops_by_its_own_losses_and_the_rest_go_on() -> None:
+    stopping = dataclasses.replace(
+        PROTOCOL, epochs=40, early_stop=EarlyStopSpec(from_epoch=1, patience=1, min_delta=0.005)
+    )
+    expected, singles = alone(MLP, stopping)
+    lengths = [len(outcome.history) for outcome in expected]
+    assert len(set(lengths)) == 3 and max(lengths) < 40, "none stops with another, so the stack shrinks"
+    built = networks(MLP)
+    assert_like(fit_stack(built, Stack, table(), stopping, REPLICATES, is_compiled=False), expected, relative=0.02)
+    for one, single in zip(built, singles, strict=True):
+        torch.testing.assert_close(one.head.weight, single.get_parameter("head.weight"), rtol=0.1, atol=0.02)
+
+
+def test_one_that_diverges_harms_no_other_and_says_where() -> None:
+    built = networks(MLP)
+    expected, _ = alone(MLP)
+    with torch.no_grad():
+        built[1].head.weight.mul_(1e30)
+    outcomes = fit_stack(built, Stack, table(), PROTOCOL, REPLICATES, is_compiled=False)
+    assert outcomes[1].divergence == {"step": 1, "last_finite_step": 0, "last_finite_loss": None}
+    assert outcomes[1].history == []
+    assert_like([outcomes[0], outcomes[2]], [expected[0], expected[2]], relative=2e-3)
+
+
+def test_stopped_anywhere_it_goes_on_bitwise() -> None:
+    stopping = dataclasses.replace(
+        PROTOCOL, epochs=12, early_stop=EarlyStopSpec(from_epoch=1, patience=1, min_delta=0.005)
+    )
+    whole = networks(MLP)
+    expected = fit_stack(whole, Stack, table(), stopping, REPLICATES, is_compiled=False)
+    saved: list[StackState] = []
+    built = networks(MLP)
+    steps = 0
+
+    def should_stop() -> bool:
+        nonlocal steps
+        steps += 1
+        return steps % 31 == 0
+
+    def save(state: StackState) -> None:
+        saved[:] = [torch.load(_stored(state), weights_only=True)]
+
+    outcomes = None
+    while outcomes is None:
+        try:
+            state = StackState(**saved[-1]) if saved else None  # type: ignore[arg-type]
+            outcomes = fit_stack(
+                built,
+                Stack,
+                table(),
+                stopping,
+                REPLICATES,
+                is_compiled=False,
+                state=state,
+                save=save,
+                should_stop=should_stop,
+            )
+        except TrainingStopped:
+            built = networks(MLP)
+    assert steps > 62, "it was stopped at least twice"
+    assert [outcome.history for outcome in outcomes] == [outcome.history for outcome in expected]
+    for one, other in zip(built, whole, strict=True):
+        assert all(torch.equal(value, other.state_dict()[name]) for name, value in one.state_dict().items())
+
+
+def _stored(state: StackState) -> io.BytesIO:
+    buffer = io.BytesIO()
+    torch.save({field.name: getattr(state, field.name) for field in dataclasses.fields(state)}, buffer)
+    buffer.seek(0)
+    return buffer
+
+
+def test_a_layer_that_it_does_not_know_is_refused() -> None:
+    built = networks(MLP)
+    for one in built:
+        one.layers[2] = nn.GELU()
+    with pytest.raises(TypeError, match=r"layers/2 is a GELU"):
+        Stack(built)

@@ -1,0 +1,122 @@
+"""Stacks from the engine to the store: what is published, where it is stopped, and without a compiler."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stages.checkpoint.predictor import load_predictor
+from stages.datasets.packed import PackedInfo, TableSet, digest_tables, write_packed
+from stages.engine.local import Event, Group, run_groups
+from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, SplitSpec
+from stages.store import RunStore
+from stages.worker import Job, train_run
+
+PROTOCOL = Protocol(
+    optimizer=OptimizerSpec(name="adam", lr=0.01),
+    batch_size=64,
+    epochs=3,
+    split=SplitSpec(kind="fraction", fraction=0.2),
+    observe_test=False,
+)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    features = torch.randn(300, 3, generator=torch.Generator().manual_seed(0))
+    table = TableSet(features.numpy(), features.sum(1).numpy())
+    test = TableSet(table.features[:40] * 2, table.targets[:40])
+    info = PackedInfo(
+        dataset="line",
+        kind="table",
+        provenance="embedded",
+        digest=digest_tables(table, test, ("a", "b", "c")),
+        classes=("a", "b", "c"),
+        shape=(3,),
+        train_images=300,
+        test_images=40,
+        test_rows=None,
+        excluded_test_images=0,
+        source="embedded",
+    )
+    write_packed(tmp_path / "line", {"train": table, "test": test}, info)
+    return tmp_path / "line"
+
+
+def specs(data: Path) -> tuple[RunSpec, ...]:
+    model = ModelSpec(path="stages.papers.dac.mlp:MLP", arguments={"in_features": 3, "depth": 2, "width": 8})
+    digest = json.loads((data / "dataset.json").read_text())["digest"]
+    return tuple(
+        RunSpec(model=model, protocol=PROTOCOL, data_digest=digest, replicate=Replicate(seed=seed), code={})
+        for seed in (4, 2)
+    )
+
+
+def train(data: Path, store: Path, stop: threading.Event | None = None, stop_after: int | None = None) -> list[Event]:
+    """The stack as one group; told to stop once `stop_after` epochs are reported."""
+    stop = stop or threading.Event()
+    events: list[Event] = []
+
+    def report(event: Event) -> None:
+        events.append(event)
+        if stop_after is not None and event.progress and event.progress["epoch"] > stop_after:
+            stop.set()
+
+    run_groups([Group(label="stack", specs=specs(data), data=data, is_stack=True)], store, ["cpu"], report, stop)
+    return events
+
+
+def outcome(store: Path, spec: RunSpec) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    folder = RunStore(store).published(spec.run_key)
+    assert folder is not None
+    assert json.loads((folder / "spec.json").read_text()) == spec.to_dict()
+    assert load_predictor(folder / "weights.safetensors").contract.run_key == spec.run_key
+    history = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    return json.loads((folder / "result.json").read_text()), history
+
+
+def test_every_run_of_a_stack_is_published_as_if_it_was_alone(data: Path, tmp_path: Path) -> None:
+    store = tmp_path / "stacked" / "store"
+    assert [event.kind for event in train(data, store) if event.kind != "progress"] == ["started", "finished"]
+    for spec in specs(data):
+        result, history = outcome(store, spec)
+        train_run(Job(spec=spec, data=data, store=tmp_path / "alone" / "store", device="cpu"))
+        alone, expected = outcome(tmp_path / "alone" / "store", spec)
+        assert [row.keys() for row in history] == [row.keys() for row in expected]
+        for row, wanted in zip(history, expected, strict=True):
+            assert row == pytest.approx(wanted, rel=1e-3)
+        assert result.keys() == alone.keys() and result["status"] == alone["status"]
+        assert result["environment"] == alone["environment"] | {"stacked": 2}, "a reader sees how it was trained"
+        assert len(result["epoch_seconds"]) == 3
+    assert list((store / "work").iterdir()) == []
+
+
+def test_stopped_it_goes_on_where_it_was(data: Path, tmp_path: Path) -> None:
+    whole, stopped = tmp_path / "whole" / "store", tmp_path / "stopped" / "store"
+    train(data, whole)
+    assert train(data, stopped, stop_after=1)[-1].kind == "stopped"
+    assert [RunStore(stopped).published(spec.run_key) for spec in specs(data)] == [None, None]
+    (folder,) = (stopped / "work").iterdir()
+    assert {path.name for path in folder.iterdir()} == {"group.json", "resume.pt"}
+    events = train(data, stopped)
+    assert min(event.progress["epoch"] for event in events if event.progress) > 1, "not from the beginning"
+    for spec in specs(data):
+        (result, history), (expected, curve) = outcome(stopped, spec), outcome(whole, spec)
+        assert (result["weights_sha256"], history) == (expected["weights_sha256"], curve)
+
+
+def test_without_a_compiler_they_are_trained_one_by_one(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    store = tmp_path / "store"
+    assert train(data, store)[-1].kind == "finished"
+    for spec in specs(data):
+        result, history = outcome(store, spec)
+        assert "stacked" not in result["environment"] and len(history) == 3
