@@ -2,8 +2,8 @@
 ViT 2.0 times, Mixer and NiNformer 3.2, HyperBF 2.0, ResNet20 1.6.
 
 They come from a processor with matrix units for bfloat16, where that, compiled, made 1.7 to 3.6 times, and compiled
-float32 1.06 times.  Ours is `fit` with augmentation and all, in float32 eager (as evidence is trained) and compiled, and
-compiled in bfloat16 where the processor has it; the best one counts.  Compiling isn't in the rate.
+float32 1.06 times.  Ours is `fit` with augmentation and all, in float32 eager (as evidence is trained) and compiled,
+and compiled in bfloat16 where the processor has it; the best one counts.  Compiling isn't in the rate.
 Run: python -m benchmarks training
 """
 
