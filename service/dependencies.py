@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from service.comparing import Comparisons
 
 
-@dataclass
+@dataclass(frozen=True)
 class Parts:
     """One application's parts, each made once."""
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from stages.stacking.grouping import STACK_PREFIX, members_of
 from stages.store import RunStore, home
 
 # Nothing is written for this long: what is still called partial then belongs to a process that was killed.
@@ -38,13 +39,21 @@ def _new_bytes(folder: Path, seen: set[tuple[int, int]]) -> Iterator[int]:
                 yield status.st_size
 
 
+def _is_done(work: Path, store: RunStore) -> bool:
+    """Whether the run of this scratch folder is published; of a stack, all of its runs."""
+    if not work.name.startswith(STACK_PREFIX):
+        return store.published(work.name) is not None
+    members = members_of(work)
+    return bool(members) and all(store.published(spec.run_key) for spec in members)
+
+
 def remove_leftovers(root: Path) -> list[Path]:
     """Remove and return what a killed process left: half-written files, staged outcomes, states of runs that are done.
 
     No outcome goes, and no state from which a training could go on.
     """
     store = RunStore(root / home() / "store")
-    found = [path for path in (store.root / "work").glob("*") if store.published(path.name) is not None]
+    found = [path for path in (store.root / "work").glob("*") if _is_done(path, store)]
     abandoned = [*(store.root / "staged").glob("*"), *(root / "data").rglob(".*.partial")]
     if not (root / home()).is_relative_to(root / "data"):
         abandoned += store.root.rglob(".*.partial")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from stages.datasets.rows import Rows, count_rows
 from stages.evaluation.flops import CountFlops
 from stages.experiment import DatasetSource, Params, PlannedRun, Profile, Rate, plan_runs
-from stages.run import Protocol, Replicate, canonical_json
+from stages.run import Protocol, canonical_json, training_counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,16 +78,6 @@ def _cost_of_run(
         for device, rate in rates.items()
     }
     return Cost(runs=1, epochs=epochs, steps=steps, flops=flops, seconds=seconds)
-
-
-def training_counts(n: int, protocol: Protocol, replicate: Replicate) -> tuple[int, int]:
-    """Rows of n that train and that validate: the sizes of what `stages.training.split` chooses."""
-    split, held_out = protocol.split, 0
-    if split.kind == "fraction" and split.fraction is not None:
-        held_out = round(n * split.fraction)
-    elif split.kind == "folds" and split.folds is not None and replicate.fold is not None:
-        held_out = n // split.folds + (replicate.fold < n % split.folds)
-    return min(n - held_out, protocol.train_images or n), held_out
 
 
 def expected_epochs(protocol: Protocol) -> int:

@@ -181,6 +181,16 @@ def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
 
 
+def training_counts(n: int, protocol: Protocol, replicate: Replicate) -> tuple[int, int]:
+    """Rows of n that train and that validate: the sizes of what `stages.training.split` chooses."""
+    split, held_out = protocol.split, 0
+    if split.kind == "fraction" and split.fraction is not None:
+        held_out = round(n * split.fraction)
+    elif split.kind == "folds" and split.folds is not None and replicate.fold is not None:
+        held_out = n // split.folds + (replicate.fold < n % split.folds)
+    return min(n - held_out, protocol.train_images or n), held_out
+
+
 def canonical_json(value: Any) -> str:
     """One text for one value: sorted keys, no spaces, no NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)

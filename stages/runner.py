@@ -106,12 +106,12 @@ def train_experiment(
     labels = {assignment.spec.run_key: assignment.label for assignment in wanted}
     groups = [
         Group(
-            label=f"{name} {_label([labels.get(spec.run_key, spec.run_key[:12]) for spec in specs])}",
+            label=f"{name} {_label([labels[spec.run_key] for spec in specs if spec.run_key in labels])}",
             specs=specs,
             data=data / "processed" / experiment.dataset,
             is_stack=is_stack,
         )
-        for specs, is_stack in form_groups([a.spec for a in missing], packed.train_images, store, len(devices))
+        for specs, is_stack in form_groups([a.spec for a in missing], packed.train_images, store)
     ]
     complete = run_groups(groups, store.root, devices, report, stop)
     if complete:

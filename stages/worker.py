@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -28,11 +28,10 @@ from stages.datasets.packed import PackedInfo, read_info
 from stages.device import pick_device
 from stages.evaluation.flops import FlopCounts
 from stages.memory import keep_freed_memory
-from stages.ops.native import find_compiler
 from stages.papers import build_model
 from stages.run import RunSpec, canonical_json
 from stages.stacking.grouping import remember, stack_id
-from stages.stacking.loop import StackState, fit_stack, stack_class
+from stages.stacking.loop import StackState, code_of_stack, fit_stack, stack_class
 from stages.store import RunStore, write_atomically
 from stages.training.energy import EnergyMeter, energy_joules
 from stages.training.environment import (
@@ -55,7 +54,7 @@ from stages.training.loop import (
 )
 from stages.training.tables import Regression
 
-__all__ = ["Job", "TrainingStopped", "train_run", "train_stack"]
+__all__ = ["Job", "TrainingStopped", "can_stack", "train_run", "train_stack"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +118,23 @@ def train_run(
         return store.publish(run_key, files)
 
 
+def can_stack(device: str) -> bool:
+    """Whether stacks are faster on this device, or can be trained at all."""
+    return pick_device(device).type == "cpu" and _compiles()
+
+
+@cache
+def _compiles() -> bool:
+    """Tried once: Inductor wants its compiler and Python's headers."""
+    try:
+        torch.compile(lambda x: x.sin() + 1)(torch.zeros(8))
+    except Exception as error:  # noqa: BLE001  (whatever it is, the networks can be trained without)
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        print(f"torch.compile fails here, so networks are trained one by one: {reason}", file=sys.stderr)
+        return False
+    return True
+
+
 def train_stack(
     jobs: Sequence[Job],
     *,
@@ -128,21 +144,14 @@ def train_stack(
 ) -> list[Path]:
     """Train runs of one network as one stacked model (`stages.stacking`), and publish each as `train_run` does.
 
-    Where stacks are not faster, on a GPU or without a compiler, they are trained one after the other.
-
     Raises:
-        ValueError, TrainingStopped: as `train_run`.
+        ValueError: the packed data are not those of the specs.
+        TrainingStopped: asked to stop; the state at the end of an earlier epoch is saved, where there was one.
     """
     job, specs = jobs[0], [job.spec for job in jobs]
     store, protocol = RunStore(job.store), job.spec.protocol
     info, device = _prepare(job)
-    if device.type != "cpu" or find_compiler() is None:
-        alone = partial(train_run, progress=progress, should_stop=should_stop, publishing=publishing)
-        return [store.published(one.spec.run_key) or alone(one) for one in jobs]
-    task = make_task(read_rows(job.data, info, "train"), info, protocol, device)
-    assert isinstance(task, Regression), "only networks of tables are stacked"
-    networks = [seeded_model(lambda: build_model(job.spec.model), spec.replicate) for spec in specs]
-    environment = describe_environment(device) | {"stacked": len(specs)}
+    environment = describe_environment(device) | {"stacked": code_of_stack(job.spec.model)}
     energy = EnergyMeter(lambda: energy_joules(device))
     folder = remember(specs, store)
     resume = _ResumeFile(
@@ -154,24 +163,30 @@ def train_stack(
         energy=energy,
         should_stop=should_stop,
     )
-    started = time.monotonic()
-    outcomes = fit_stack(
+    state = resume.load()
+    missing = [one for one in jobs if store.published(one.spec.run_key) is None]
+    if state is None and len(missing) < len(jobs):
+        shutil.rmtree(folder, ignore_errors=True)
+        return train_stack(missing, progress=progress, should_stop=should_stop, publishing=publishing)
+    task = make_task(read_rows(job.data, info, "train"), info, protocol, device)
+    assert isinstance(task, Regression), "only networks of tables are stacked"
+    networks = [seeded_model(lambda: build_model(job.spec.model), spec.replicate) for spec in specs]
+    stacked = fit_stack(
         networks,
         stack_class(job.spec.model),
         task,
         protocol,
         [spec.replicate for spec in specs],
         is_compiled=True,
-        state=resume.load(),
+        state=state,
         save=resume.save,
         progress=progress,
         should_stop=should_stop,
     )
-    used = energy.used()
-    share = None if used is None else used / len(jobs)
-    spent = _Spent((time.monotonic() - started) / len(jobs), share, peak_memory_bytes(device))
+    used, peak = energy.used(), peak_memory_bytes(device)
     published = []
-    for one, network, outcome in zip(jobs, networks, outcomes, strict=True):
+    for one, network, (outcome, seconds) in zip(jobs, networks, stacked, strict=True):
+        spent = _Spent(seconds, None if used is None else used / len(jobs), peak)
         files = _published_files(one, info, network, outcome, environment, spent)
         with publishing():
             published.append(store.publish(one.spec.run_key, files))

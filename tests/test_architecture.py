@@ -49,14 +49,14 @@ ALLOWED: dict[str, set[str]] = {
     "engine": {"run", "store", "experiment"},
     "publishing": {"store", "fingerprint", "evidence"},
     "releasing": {"store", "evidence", "checkpoint", "datasets", "evaluation", "publishing"},
-    "housekeeping": {"store"},
+    "housekeeping": {"store", "stacking"},
     "progress": {"engine"},
     "runlist": {"store"},
     "planning": {"run", "experiment", "datasets", "evaluation"},
-    "stacking": {"run", "store", "training"},
+    "stacking": {"run", "store", "fingerprint", "training"},
     "runner": {"run", "store", "fingerprint", "experiment", "datasets", "engine", "runlist", "stacking"},
     "worker": {
-        *("run", "device", "memory", "store", "ops", "papers", "training", "stacking"),
+        *("run", "device", "memory", "store", "papers", "training", "stacking"),
         *("datasets", "checkpoint", "evaluation"),
     },
 }

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from stages.housekeeping import ABANDONED_SECONDS, disk_usage, remove_leftovers
+from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec
+from stages.stacking.grouping import remember
 from stages.store import RunStore
 
 OUTCOME = {"result.json": b"{}", "weights.safetensors": b"w" * 1000}
@@ -60,3 +62,22 @@ def test_a_store_elsewhere_is_cleaned_too(root: Path, tmp_path: Path, monkeypatc
     half.write_bytes(b"half")
     os.utime(half, (0, 0))
     assert remove_leftovers(root) == [half]
+
+
+def test_the_scratch_folder_of_a_stack_goes_once_all_its_runs_are_published(root: Path) -> None:
+    store = RunStore(root / "data" / "store")
+    specs = tuple(
+        RunSpec(
+            model=ModelSpec(path="m:M", arguments={}),
+            protocol=Protocol(optimizer=OptimizerSpec(name="adam", lr=0.1), batch_size=1, epochs=1),
+            data_digest="",
+            replicate=Replicate(seed=seed),
+            code={},
+        )
+        for seed in (0, 1)
+    )
+    folder = remember(specs, store)
+    store.publish(specs[0].run_key, OUTCOME)
+    assert remove_leftovers(root) == []
+    store.publish(specs[1].run_key, OUTCOME)
+    assert remove_leftovers(root) == [folder]

@@ -16,8 +16,8 @@ from stages.datasets.rows import count_rows
 from stages.evaluation.flops import FlopCounts
 from stages.evidence import EvidenceLine, read_lines
 from stages.experiment import Params, load_params
-from stages.planning import Cost, add_up, expected_epochs, plan_costs, training_counts
-from stages.run import ModelSpec, Replicate, SplitSpec
+from stages.planning import Cost, add_up, expected_epochs, plan_costs
+from stages.run import ModelSpec, Replicate, SplitSpec, training_counts
 from stages.runner import assignments
 from stages.training.split import training_rows
 

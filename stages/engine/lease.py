@@ -1,8 +1,8 @@
-"""Leases on groups of runs, in one SQLite file: who trains what, and who may publish.
+"""Leases on runs, in one SQLite file: who trains what, and who may publish.  Runs of a group are leased at once.
 
 A lease is taken over when its owner says so, has not been heard of for `EXPIRY_SECONDS`, or is a dead process of this
-machine.  Each take-over raises the group's token; a publication is made while holding the file's write lock and only
-with the newest token (fencing), so a process that wakes up late can't publish over its successor.
+machine.  Each take-over raises the run's token; a publication is made while holding the file's write lock and only
+with the newest tokens (fencing), so a process that wakes up late can't publish over its successor.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ EXPIRY_SECONDS = 60.0
 _HEARTBEAT_SECONDS = 10.0
 
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS leases (
-    group_id TEXT PRIMARY KEY,
+CREATE TABLE IF NOT EXISTS run_leases (
+    run_key TEXT PRIMARY KEY,
     owner TEXT,
     token INTEGER NOT NULL,
     heartbeat REAL NOT NULL
@@ -32,15 +32,19 @@ CREATE TABLE IF NOT EXISTS leases (
 
 
 class LeaseLost(RuntimeError):
-    """Another process has taken the group over; this one must drop its outcome."""
+    """Another process has taken a run over; this one must drop its outcome."""
 
 
 @dataclass(frozen=True)
 class Lease:
-    """The right to train `group_id`, as long as `token` is the newest."""
+    """The right to train some runs, `(run key, token)` each, as long as all tokens are the newest."""
 
-    group_id: str
-    token: int
+    tokens: tuple[tuple[str, int], ...]
+
+    @property
+    def name(self) -> str:
+        more = f" and {len(self.tokens) - 1} more" if len(self.tokens) > 1 else ""
+        return f"{self.tokens[0][0][:12]}{more}"
 
 
 def process_identity(pid: int) -> str:
@@ -89,56 +93,59 @@ class LeaseTable:
         finally:
             connection.close()
 
-    def claim(self, group_id: str) -> Lease | None:
-        """The lease if the group is free, its owner is dead or its heartbeat too old; None while someone trains it."""
+    def claim(self, *run_keys: str) -> Lease | None:
+        """The lease if all runs are free, their owners dead or their heartbeats too old; None while one is trained."""
         now = time.time()
         with self._transaction() as connection:
-            row = connection.execute(
-                "SELECT owner, token, heartbeat FROM leases WHERE group_id = ?", (group_id,)
-            ).fetchone()
-            owner, token, heartbeat = row or (None, 0, 0.0)
-            if owner is not None and now - heartbeat < EXPIRY_SECONDS and not _is_dead(owner):
-                return None
-            connection.execute(
-                "INSERT INTO leases VALUES (?, ?, ?, ?) ON CONFLICT (group_id) DO UPDATE SET"
+            tokens = []
+            for run_key in run_keys:
+                row = connection.execute(
+                    "SELECT owner, token, heartbeat FROM run_leases WHERE run_key = ?", (run_key,)
+                ).fetchone()
+                owner, token, heartbeat = row or (None, 0, 0.0)
+                if owner is not None and now - heartbeat < EXPIRY_SECONDS and not _is_dead(owner):
+                    return None
+                tokens.append((run_key, token + 1))
+            connection.executemany(
+                "INSERT INTO run_leases VALUES (?, ?, ?, ?) ON CONFLICT (run_key) DO UPDATE SET"
                 " owner = excluded.owner, token = excluded.token, heartbeat = excluded.heartbeat",
-                (group_id, self.owner, token + 1, now),
+                [(run_key, self.owner, token, now) for run_key, token in tokens],
             )
-        return Lease(group_id, token + 1)
+        return Lease(tuple(tokens))
 
     @contextmanager
     def held(self, lease: Lease) -> Iterator[None]:
-        """Nobody can take the group over inside this block.
+        """Nobody can take a run over inside this block.
 
         Raises:
             LeaseLost: somebody already has.
         """
         with self._transaction() as connection:
-            row = connection.execute("SELECT token FROM leases WHERE group_id = ?", (lease.group_id,)).fetchone()
-            if row is None or row[0] != lease.token:
-                raise LeaseLost(f"group {lease.group_id[:12]} was taken over while it trained; its outcome is dropped")
+            for run_key, token in lease.tokens:
+                row = connection.execute("SELECT token FROM run_leases WHERE run_key = ?", (run_key,)).fetchone()
+                if row is None or row[0] != token:
+                    raise LeaseLost(f"run {run_key[:12]} was taken over while it trained; its outcome is dropped")
             yield
 
     def _renew(self, lease: Lease) -> bool:
         with self._transaction() as connection:
-            renewed = connection.execute(
-                "UPDATE leases SET heartbeat = ? WHERE group_id = ? AND token = ?",
-                (time.time(), lease.group_id, lease.token),
+            now = time.time()
+            renewed = connection.executemany(
+                "UPDATE run_leases SET heartbeat = ? WHERE run_key = ? AND token = ?",
+                [(now, run_key, token) for run_key, token in lease.tokens],
             )
-            return renewed.rowcount == 1
+            return renewed.rowcount == len(lease.tokens)
 
     def release(self, lease: Lease) -> None:
-        """Give the group back; the token stays, so that it only ever grows."""
+        """Give the runs back; the tokens stay, so that they only ever grow."""
         with self._transaction() as connection:
-            connection.execute(
-                "UPDATE leases SET owner = NULL WHERE group_id = ? AND token = ?", (lease.group_id, lease.token)
-            )
+            connection.executemany("UPDATE run_leases SET owner = NULL WHERE run_key = ? AND token = ?", lease.tokens)
 
     @contextmanager
     def kept_alive(self, lease: Lease) -> Iterator[threading.Event]:
         """Renews the heartbeat from a thread for as long as the block lasts, then releases the lease.
 
-        Gives an event that is set when another process has taken the group over.
+        Gives an event that is set when another process has taken a run over.
         """
         finished, lost = threading.Event(), threading.Event()
 
@@ -148,7 +155,7 @@ class LeaseTable:
                     if not self._renew(lease):
                         lost.set()
                 except sqlite3.Error as error:  # a full disk, say: the next beat may succeed before the lease expires
-                    print(f"lease of {lease.group_id[:12]}: can't be renewed now ({error})", file=sys.stderr)
+                    print(f"lease of {lease.name}: can't be renewed now ({error})", file=sys.stderr)
 
         thread = threading.Thread(target=beat, name="lease-heartbeat", daemon=True)
         thread.start()

@@ -39,8 +39,8 @@ class Group:
     is_stack: bool = False
 
     @property
-    def group_id(self) -> str:
-        return "+".join(spec.run_key for spec in self.specs)
+    def run_keys(self) -> tuple[str, ...]:
+        return tuple(spec.run_key for spec in self.specs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ def _slot(groups: Sequence[Group], store: Path, device: str, report: Report, sho
         for group in waiting:
             if should_stop():
                 return
-            lease = leases.claim(group.group_id)
+            lease = leases.claim(*group.run_keys)
             if lease is None:
                 held_elsewhere.append(group)
                 continue
@@ -108,34 +108,39 @@ def _train(
     lost: threading.Event,
     publishing: Callable[[], Any],
 ) -> bool:
-    """Train one group; False where another process took it over, which is waited for like one that had it first."""
+    """Train one group; False where another process took it over, which is waited for like one that had it first.
+
+    Where a stack isn't faster, its runs are trained one after the other.
+    """
     worker = importlib.import_module(_WORKER)  # brings torch, which a parent with nothing to train never needs
     report(Event(kind="started", label=group.label))
-    try:
-        jobs = [worker.Job(spec=spec, data=group.data, store=store, device=device) for spec in group.specs]
-        trainings = (
-            [partial(worker.train_stack, jobs)] if group.is_stack else [partial(worker.train_run, job) for job in jobs]
-        )
-        for train in trainings:
+    missing = [spec for spec in group.specs if RunStore(store).published(spec.run_key) is None]
+    is_stack = group.is_stack and worker.can_stack(device)
+    for specs in [group.specs] if is_stack else [(spec,) for spec in missing]:
+        if should_stop():
+            return True
+        jobs = [worker.Job(spec=spec, data=group.data, store=store, device=device) for spec in specs]
+        train = partial(worker.train_stack, jobs) if is_stack else partial(worker.train_run, *jobs)
+        try:
             train(
                 progress=_Reporter(group.label, report),
                 should_stop=lambda: should_stop() or lost.is_set(),
                 publishing=publishing,
             )
-    except LeaseLost as taken_over:
-        report(Event(kind="elsewhere", label=group.label, message=str(taken_over)))
-        return False
-    except worker.TrainingStopped as stopped:
-        if lost.is_set():
-            report(Event(kind="elsewhere", label=group.label, message="(taken over)"))
+        except LeaseLost as taken_over:
+            report(Event(kind="elsewhere", label=group.label, message=str(taken_over)))
             return False
-        report(Event(kind="stopped", label=group.label, message=str(stopped)))
-    except (TypeError, ValueError) as error:
-        report(Event(kind="failed", label=group.label, message=str(error)))
-    except Exception:  # noqa: BLE001  (one run's fault must not hold up the rest; the report carries the trace)
-        report(Event(kind="failed", label=group.label, message=traceback.format_exc()))
-    else:
-        report(Event(kind="finished", label=group.label))
+        except worker.TrainingStopped as stopped:
+            if lost.is_set():
+                report(Event(kind="elsewhere", label=group.label, message="(taken over)"))
+                return False
+            report(Event(kind="stopped", label=group.label, message=str(stopped)))
+        except (TypeError, ValueError) as error:
+            report(Event(kind="failed", label=group.label, message=str(error)))
+        except Exception:  # noqa: BLE001  (one run's fault must not hold up the rest; the report carries the trace)
+            report(Event(kind="failed", label=group.label, message=traceback.format_exc()))
+        else:
+            report(Event(kind="finished", label=group.label))
     return True
 
 

@@ -21,15 +21,10 @@ _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 
 
-def find_compiler() -> str | None:
-    """The C++ compiler's name; None where there is none."""
-    return os.environ.get("CXX") or next((name for name in _COMPILERS if shutil.which(name)), None)
-
-
 @cache
 def load_library(source: Path) -> ctypes.CDLL | None:
     """The shared library of a C++ file without dependencies; None where it can't be had."""
-    compiler = find_compiler()
+    compiler = os.environ.get("CXX") or next((name for name in _COMPILERS if shutil.which(name)), None)
     if compiler is None:
         return None
     try:

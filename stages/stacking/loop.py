@@ -7,6 +7,7 @@ divergence says so; the rest go on.  Where half of a stack is over, it is made s
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,8 @@ from typing import Protocol as Interface
 import torch
 from torch import Tensor, nn
 
-from stages.run import ModelSpec, Protocol, Replicate
+from stages.fingerprint import module_digest, source_path
+from stages.run import ModelSpec, Protocol, Replicate, canonical_json
 from stages.training.loop import Outcome, Progress, TrainingStopped
 from stages.training.optimizer import build_optimizer
 from stages.training.schedule import learning_rate
@@ -61,8 +63,19 @@ MakeStack = Callable[[Sequence[nn.Module]], Stack]
 
 def stack_class(model: ModelSpec) -> MakeStack:
     """What makes one of several networks of `model`: `Stack` in the module of fast paths beside the model's own."""
-    found: MakeStack = import_module(f"{model.path.partition(':')[0]}_native").Stack
+    found: MakeStack = import_module(_native(model)).Stack
     return found
+
+
+def _native(model: ModelSpec) -> str:
+    return f"{model.path.partition(':')[0]}_native"
+
+
+def code_of_stack(model: ModelSpec) -> str:
+    """Digest of what trains a stack of `model` and stands in no run key: this loop and the stack's own module."""
+    paths = {name: source_path(name) for name in (__name__, _native(model))}
+    digests = {name: module_digest(path) for name, path in paths.items() if path is not None}
+    return hashlib.sha256(canonical_json(digests).encode()).hexdigest()[:12]
 
 
 @dataclass
@@ -79,6 +92,7 @@ class StackState:
     epoch_seconds: list[list[float]]
     divergences: list[dict[str, Any] | None]
     last_losses: list[float | None]
+    seconds: list[float]
     finished: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     stack: dict[str, Tensor] | None = None
     optimizer: dict[str, Any] | None = None
@@ -96,10 +110,11 @@ def fit_stack(
     save: Callable[[StackState], None] = lambda state: None,
     progress: Callable[[Progress], None] = lambda progress: None,
     should_stop: Callable[[], bool] = lambda: False,
-) -> list[Outcome]:
-    """Train `networks` in place, all of them by one protocol, and return their curves.
+) -> list[tuple[Outcome, float]]:
+    """Train `networks` in place, all of them by one protocol; of each its curves, and its share of the seconds.
 
     Raises:
+        ValueError: an epoch's last batch is a single row, whose variance BatchNorm can't take.
         TrainingStopped: `should_stop` said so; the same call goes on from the last state that was saved.
     """
     training = _StackTraining(
@@ -128,10 +143,13 @@ class _StackTraining:
         self.rows, self.validation = training_rows(len(task), protocol, replicates[0])  # the same for every seed
         full = math.ceil(len(self.rows) / protocol.batch_size)
         self.steps_per_epoch = min(full, protocol.steps_per_epoch or full)
+        if self._samples() - (self.steps_per_epoch - 1) * protocol.batch_size == 1:
+            detail = f"{len(self.rows)} rows in batches of {protocol.batch_size} leave one for the last"
+            raise ValueError(f"{detail}; BatchNorm takes two or more")
         self.total_steps = self.steps_per_epoch * protocol.epochs
         self.drawn = torch.Generator()  # for a table's batches, which draw nothing
 
-    def run(self, state: StackState | None) -> list[Outcome]:
+    def run(self, state: StackState | None) -> list[tuple[Outcome, float]]:
         if state is None:
             count = len(self.networks)
             state = StackState(
@@ -141,6 +159,7 @@ class _StackTraining:
                 epoch_seconds=[[] for _ in range(count)],
                 divergences=[None] * count,
                 last_losses=[None] * count,
+                seconds=[0.0] * count,
             )
         self._build(state.members)
         if state.stack is not None:
@@ -150,17 +169,21 @@ class _StackTraining:
             self._epoch(state)
         for place, network in enumerate(self.networks):
             network.load_state_dict(state.finished[place])
-        return [
-            Outcome(
-                history=history,
-                epoch_seconds=seconds,
-                samples=sum(row["samples"] for row in history),
-                divergence=divergence,
-            )
-            for history, seconds, divergence in zip(
-                state.histories, state.epoch_seconds, state.divergences, strict=True
-            )
-        ]
+        return [(self._outcome(state, place), state.seconds[place]) for place in range(len(self.networks))]
+
+    @staticmethod
+    def _outcome(state: StackState, place: int) -> Outcome:
+        history = state.histories[place]
+        return Outcome(
+            history=history,
+            epoch_seconds=state.epoch_seconds[place],
+            samples=sum(row["samples"] for row in history),
+            divergence=state.divergences[place],
+        )
+
+    def _samples(self) -> int:
+        """Rows of an epoch."""
+        return min(len(self.rows), self.steps_per_epoch * self.protocol.batch_size)
 
     def _build(self, members: Sequence[int]) -> None:
         self.stack = self.make_stack([self.networks[place] for place in members])
@@ -191,16 +214,17 @@ class _StackTraining:
         started, total = time.monotonic(), 0.0
         losses = torch.zeros(self.steps_per_epoch, len(state.members), dtype=torch.float64)
         samples = 0
+        still_open = [state.members.index(place) for place in self._open(state)]
         for index, rows in enumerate(self._batches(state)):
             if self.should_stop():
-                raise TrainingStopped(f"stopped within epoch {state.epoch + 1} of {self.protocol.epochs}")
+                raise TrainingStopped(f"stopped in epoch {state.epoch + 1} of {self.protocol.epochs}")
             step = state.epoch * self.steps_per_epoch + index
             losses[index] = self._step(rows, step)
             samples += rows.shape[1]
-            total += float(losses[index].nanmean()) * rows.shape[1]
+            total += float(losses[index, still_open].mean()) * rows.shape[1]
             elapsed = time.monotonic() - started
-            self._report(state.epoch, step + 1, total / samples, samples * len(state.members) / max(elapsed, 1e-9))
-        seconds = (time.monotonic() - started) / len(self._open(state))
+            self._report(state.epoch, step + 1, total / samples, samples * len(still_open) / max(elapsed, 1e-9))
+        seconds = (time.monotonic() - started) / len(still_open)
         self._close(state, losses, seconds)
         self._shrink(state)
         if self._open(state):
@@ -232,13 +256,14 @@ class _StackTraining:
 
     def _close(self, state: StackState, losses: Tensor, seconds: float) -> None:
         sizes = torch.full((len(losses), 1), self.protocol.batch_size, dtype=torch.float64)
-        samples = min(len(self.rows), self.steps_per_epoch * self.protocol.batch_size)
+        samples = self._samples()
         sizes[-1] = samples - (len(losses) - 1) * self.protocol.batch_size
         means = ((losses * sizes).sum(0) / samples).tolist()
         validation = self._validate() if len(self.validation) else None
         for column, place in enumerate(state.members):
             if place in state.finished:
                 continue
+            state.seconds[place] += seconds
             if not math.isfinite(means[column]):
                 state.divergences[place] = self._divergence(state, place, losses[:, column].tolist())
                 state.finished[place] = self.stack.weights(column)

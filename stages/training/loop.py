@@ -1,4 +1,4 @@
-"""The only training loop.
+"""The training loop (`stages.stacking` has the same for several small networks at once).
 
 It knows rows, steps and epochs; a `Task` knows what the rows are.  Data live on the device; every random draw has a
 generator of its own, seeded by purpose, epoch and step, so that a training stopped anywhere goes on as if it had not

@@ -18,6 +18,22 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "leases.db"
 
 
+def test_several_runs_are_leased_together_or_not_at_all(path: Path) -> None:
+    mine, other = LeaseTable(path), LeaseTable(path)
+    lease = mine.claim("a", "b")
+    assert lease is not None
+    assert other.claim("c", "b") is None, "b is taken"
+    free = other.claim("c")
+    assert free is not None, "and c wasn't taken with it"
+    with mine.held(lease):
+        pass
+    mine.release(lease)
+    later = other.claim("b")
+    assert later is not None
+    with pytest.raises(LeaseLost, match="run b was taken over"), mine.held(lease):
+        pass
+
+
 def test_one_owner_at_a_time(path: Path) -> None:
     mine = LeaseTable(path)
     lease = mine.claim("g")
@@ -26,7 +42,7 @@ def test_one_owner_at_a_time(path: Path) -> None:
     assert LeaseTable(path).claim("other") is not None
     mine.release(lease)
     again = LeaseTable(path).claim("g")
-    assert again is not None and again.token == lease.token + 1
+    assert again is not None and again.tokens == (("g", lease.tokens[0][1] + 1),)
 
 
 def test_a_dead_owner_is_followed_at_once(path: Path) -> None:

@@ -174,7 +174,7 @@ def test_dense_compiles_into_one_graph() -> None:
     layer, x = YatLinear(4, 3, learnable_epsilon=True), draw(2, 4).float()
     torch.compiler.reset()
     compiled = torch.compile(layer, backend="eager", fullgraph=True)
-    assert torch.equal(compiled(x), layer(x))
+    torch.testing.assert_close(compiled(x), layer(x))  # eager has the fast path, whose sums are in another order
 
 
 @pytest.mark.parametrize(

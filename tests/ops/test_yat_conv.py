@@ -143,4 +143,4 @@ def test_conv_compiles_into_one_graph() -> None:
     layer, x = YatConv2d(4, 6, 3, 2, 1), draw(2, 4, 7, 7).float()
     torch.compiler.reset()
     compiled = torch.compile(layer, backend="eager", fullgraph=True)
-    assert torch.equal(compiled(x), layer(x))
+    torch.testing.assert_close(compiled(x), layer(x))  # eager has the fast path, whose sums are in another order

@@ -4,6 +4,7 @@ import shutil
 import sqlite3
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -227,7 +228,8 @@ def test_a_table_that_breaks_under_the_service_is_unavailable(own_root: Path) ->
 
 def test_a_fault_of_ours_is_a_problem_without_internals(settings: Settings) -> None:
     with serving(settings) as client:
-        del client.app.state.parts.templates  # type: ignore[attr-defined]
+        parts = client.app.state.parts  # type: ignore[attr-defined]
+        client.app.state.parts = replace(parts, templates=None)  # type: ignore[attr-defined]
         assert_problem(client.get("/"), 500, "the service failed; its log says why")
 
 

@@ -7,6 +7,7 @@ import pkgutil
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -145,7 +146,8 @@ def broken(settings: Settings) -> Iterator[TestClient]:
 
     with serving(settings) as client:
         parts = client.app.state.parts  # type: ignore[attr-defined]
-        parts.sessions, parts.choices = fail, Choices(settings.database_place, fail)
+        choices = Choices(settings.database_place, fail)
+        client.app.state.parts = replace(parts, sessions=fail, choices=choices)  # type: ignore[attr-defined]
         yield client
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stages.run import EarlyStopSpec, ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, SplitSpec
-from stages.stacking.grouping import MIN_STEPS, form_groups, is_worth_stacking, remember
+from stages.stacking.grouping import MIN_STEPS, form_groups, is_worth_stacking, members_of, remember, stack_id
 from stages.store import RunStore
 
 ROWS = 100_000
@@ -58,6 +58,7 @@ def shape(groups: Sequence[tuple[tuple[RunSpec, ...], bool]]) -> list[tuple[list
         (spec(observe_test=True), False),
         (spec(optimizer=OptimizerSpec(name="sgd", lr=0.1)), False),
         (spec(split=SplitSpec(kind="folds", folds=5)), False),
+        (spec(epochs=MIN_STEPS // 100, early_stop=None, split=SplitSpec(kind="fraction", fraction=0.1)), False),
     ],
 )
 def test_only_long_trainings_of_small_networks_are_stacked(one: RunSpec, is_worth_it: bool) -> None:
@@ -67,32 +68,45 @@ def test_only_long_trainings_of_small_networks_are_stacked(one: RunSpec, is_wort
 def test_replicates_of_one_network_go_together(tmp_path: Path) -> None:
     specs = [spec(width, seed) for width in (18, 25) for seed in range(5)]
     specs.insert(3, spec(18, 0, path="stages.papers.dac.mlp:DACMLP", epochs=1))
-    found = form_groups(specs, ROWS, RunStore(tmp_path), slots=2)
+    found = form_groups(specs, ROWS, RunStore(tmp_path))
     assert shape(found) == [([0, 1, 2, 3, 4], 18, True), ([0], 18, False), ([0, 1, 2, 3, 4], 25, True)]
 
 
-def test_every_slot_gets_a_stack(tmp_path: Path) -> None:
-    found = form_groups([spec(18, seed) for seed in range(5)], ROWS, RunStore(tmp_path), slots=2)
-    assert shape(found) == [([0, 1, 2], 18, True), ([3, 4], 18, True)]
-
-
 def test_a_stack_has_a_largest_size(tmp_path: Path) -> None:
-    found = form_groups([spec(18, seed) for seed in range(20)], ROWS, RunStore(tmp_path), slots=1)
+    found = form_groups([spec(18, seed) for seed in range(20)], ROWS, RunStore(tmp_path))
     assert [len(specs) for specs, _ in found] == [16, 4]
+
+
+def begun(store: RunStore, *seeds: int) -> tuple[RunSpec, ...]:
+    """A stack of these seeds that was cut off after an epoch."""
+    specs = tuple(spec(18, seed) for seed in seeds)
+    (remember(specs, store) / "resume.pt").write_bytes(b"state")
+    return specs
 
 
 def test_a_stack_that_was_cut_off_is_taken_up_with_those_that_are_published(tmp_path: Path) -> None:
     store = RunStore(tmp_path)
-    begun = tuple(spec(18, seed) for seed in (3, 1, 4))
-    remember(begun, store)
-    store.publish(begun[0].run_key, {"result.json": b"{}"})
-    found = form_groups([spec(18, seed) for seed in (0, 1, 2, 4)], ROWS, store, slots=1)
+    store.publish(begun(store, 3, 1, 4)[0].run_key, {"result.json": b"{}"})
+    found = form_groups([spec(18, seed) for seed in (0, 1, 2, 4)], ROWS, store)
     assert shape(found) == [([0, 2], 18, True), ([3, 1, 4], 18, True)]
+
+
+def test_a_stack_is_not_taken_up_where_that_trains_what_nobody_wants(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    begun(store, 0, 1, 2)
+    assert shape(form_groups([spec(18, 1)], ROWS, store)) == [([1], 18, True)]
+
+
+def test_a_stack_that_has_no_state_yet_is_formed_anew(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    (store.work(stack_id(begun(store, 1, 0))) / "resume.pt").unlink()
+    assert shape(form_groups([spec(18, seed) for seed in range(3)], ROWS, store)) == [([0, 1, 2], 18, True)]
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", b"[1]", b'[{"model": 1}]'])
 def test_a_list_that_cannot_be_read_is_none(tmp_path: Path, damage: bytes) -> None:
     store = RunStore(tmp_path)
-    begun = (spec(18, 0), spec(18, 1))
-    (remember(begun, store) / "group.json").write_bytes(damage)
-    assert shape(form_groups(begun, ROWS, store, slots=1)) == [([0, 1], 18, True)]
+    folder = store.work(stack_id(begun(store, 1, 0)))
+    (folder / "group.json").write_bytes(damage)
+    assert members_of(folder) == ()
+    assert shape(form_groups([spec(18, seed) for seed in range(2)], ROWS, store)) == [([0, 1], 18, True)]

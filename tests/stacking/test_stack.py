@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+from functools import partial
 
 import pytest
 import torch
@@ -44,8 +45,9 @@ def alone(kind: type[MLP | DACMLP], protocol: Protocol = PROTOCOL) -> tuple[list
     return [fit(network, table(), protocol, one) for network, one in zip(built, REPLICATES, strict=True)], built
 
 
-def assert_like(ours: list[Outcome], expected: list[Outcome], relative: float) -> None:
-    for stacked, single in zip(ours, expected, strict=True):
+def assert_like(ours: list[tuple[Outcome, float]], expected: list[Outcome], relative: float) -> None:
+    for (stacked, seconds), single in zip(ours, expected, strict=True):
+        assert seconds == pytest.approx(sum(stacked.epoch_seconds))
         assert len(stacked.history) == len(single.history) == len(stacked.epoch_seconds)
         assert (stacked.samples, stacked.divergence) == (single.samples, single.divergence)
         for row, wanted in zip(stacked.history, single.history, strict=True):
@@ -115,8 +117,10 @@ def test_one_that_diverges_harms_no_other_and_says_where() -> None:
     with torch.no_grad():
         built[1].head.weight.mul_(1e30)
     outcomes = fit_stack(built, Stack, table(), PROTOCOL, REPLICATES, is_compiled=False)
-    assert outcomes[1].divergence == {"step": 1, "last_finite_step": 0, "last_finite_loss": None}
-    assert outcomes[1].history == []
+    diverged, seconds = outcomes[1]
+    assert diverged.divergence == {"step": 1, "last_finite_step": 0, "last_finite_loss": None}
+    assert diverged.history == diverged.epoch_seconds == []
+    assert 0 < seconds < outcomes[0][1], "what it cost is its share of the one epoch"
     assert_like([outcomes[0], outcomes[2]], [expected[0], expected[2]], relative=2e-3)
 
 
@@ -156,7 +160,7 @@ def test_stopped_anywhere_it_goes_on_bitwise() -> None:
         except TrainingStopped:
             built = networks(MLP)
     assert steps > 62, "it was stopped at least twice"
-    assert [outcome.history for outcome in outcomes] == [outcome.history for outcome in expected]
+    assert [outcome.history for outcome, _ in outcomes] == [outcome.history for outcome, _ in expected]
     for one, other in zip(built, whole, strict=True):
         assert all(torch.equal(value, other.state_dict()[name]) for name, value in one.state_dict().items())
 
@@ -174,3 +178,11 @@ def test_a_layer_that_it_does_not_know_is_refused() -> None:
         one.layers[2] = nn.GELU()
     with pytest.raises(TypeError, match=r"layers/2 is a GELU"):
         Stack(built)
+
+
+def test_a_last_batch_of_one_row_is_refused_as_by_the_networks() -> None:
+    train = partial(fit_stack, networks(MLP), Stack, table(321))
+    with pytest.raises(ValueError, match="257 rows in batches of 32 leave one for the last"):
+        train(PROTOCOL, REPLICATES, is_compiled=False)
+    cut = dataclasses.replace(PROTOCOL, steps_per_epoch=3)
+    assert [outcome.samples for outcome, _ in train(cut, REPLICATES, is_compiled=False)] == [4 * 96] * 3

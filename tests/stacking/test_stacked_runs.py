@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from stages import worker
 from stages.checkpoint.predictor import load_predictor
 from stages.datasets.packed import PackedInfo, TableSet, digest_tables, write_packed
 from stages.engine.local import Event, Group, run_groups
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, SplitSpec
+from stages.stacking.loop import code_of_stack
 from stages.store import RunStore
 from stages.worker import Job, train_run
 
@@ -91,7 +94,8 @@ def test_every_run_of_a_stack_is_published_as_if_it_was_alone(data: Path, tmp_pa
         for row, wanted in zip(history, expected, strict=True):
             assert row == pytest.approx(wanted, rel=1e-3)
         assert result.keys() == alone.keys() and result["status"] == alone["status"]
-        assert result["environment"] == alone["environment"] | {"stacked": 2}, "a reader sees how it was trained"
+        code = code_of_stack(spec.model)
+        assert result["environment"] == alone["environment"] | {"stacked": code}, "a reader sees how it was trained"
         assert len(result["epoch_seconds"]) == 3
     assert list((store / "work").iterdir()) == []
 
@@ -110,13 +114,61 @@ def test_stopped_it_goes_on_where_it_was(data: Path, tmp_path: Path) -> None:
         assert (result["weights_sha256"], history) == (expected["weights_sha256"], curve)
 
 
-def test_without_a_compiler_they_are_trained_one_by_one(
+def test_killed_between_two_publications_the_rest_is_published_later(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    store = tmp_path / "store"
+    whole, store = tmp_path / "whole" / "store", tmp_path / "killed" / "store"
+    train(data, whole)
+    first, second = specs(data)
+    publish = RunStore.publish
+
+    def killed(self: RunStore, run_key: str, files: Mapping[str, bytes]) -> Path:
+        if run_key == second.run_key:
+            raise KeyboardInterrupt
+        return publish(self, run_key, files)
+
+    monkeypatch.setattr(RunStore, "publish", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train(data, store)
+    monkeypatch.undo()
+    kept = RunStore(store).published(first.run_key)
+    assert kept is not None
+    before = (kept / "result.json").stat().st_mtime_ns
     assert train(data, store)[-1].kind == "finished"
+    assert (kept / "result.json").stat().st_mtime_ns == before
+    for spec in (first, second):
+        assert outcome(store, spec)[0]["weights_sha256"] == outcome(whole, spec)[0]["weights_sha256"]
+
+
+@pytest.fixture
+def broken_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("/bin/false",))
+    torch.compiler.reset()
+    worker._compiles.cache_clear()
+    yield
+    worker._compiles.cache_clear()
+
+
+@pytest.mark.usefixtures("broken_compiler")
+def test_where_nothing_can_be_compiled_they_are_trained_one_by_one(
+    data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    store = tmp_path / "store"
+    events = [event.kind for event in train(data, store) if event.kind != "progress"]
+    assert events == ["started", "finished", "finished"]
+    assert "torch.compile fails here, so networks are trained one by one" in capfd.readouterr().err
     for spec in specs(data):
         result, history = outcome(store, spec)
         assert "stacked" not in result["environment"] and len(history) == 3
+
+
+def test_one_that_fails_alone_holds_up_no_other(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "can_stack", lambda device: False)
+    first, second = specs(data)
+    work = tmp_path / "store" / "work"
+    work.mkdir(parents=True)
+    (work / first.run_key).write_text("a file where its scratch folder should be")
+    events = [event.kind for event in train(data, tmp_path / "store") if event.kind != "progress"]
+    assert events == ["started", "failed", "finished"]
+    assert RunStore(tmp_path / "store").published(second.run_key)

@@ -159,7 +159,7 @@ def test_model_compiles_into_one_graph(small_model: SmallModel) -> None:
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     inputs = small_model.inputs(2)
     with torch.no_grad():
-        assert torch.equal(compiled(inputs), model(inputs))
+        torch.testing.assert_close(compiled(inputs), model(inputs))  # eager has fast paths, in another order of sums
 
 
 def test_aether_models_have_no_normalisation_and_no_activation(small_models: dict[str, SmallModel]) -> None:
