@@ -152,7 +152,7 @@ def _cost(item: Planned) -> dict[str, object]:
 def _checkpoint(item: Planned) -> dict[str, object]:
     name = f"{item.experiment}.{item.arm}.{item.replicate}"
     content = {"sha256": f"{item.id:064x}", "size_bytes": 8_000_000, "path": f"data/runs/{name}.safetensors"}
-    return {"id": name, "position": item.id, "result_id": item.id, **content}
+    return {"id": name, "position": item.id, "experiment": item.experiment, "result_id": item.id, **content}
 
 
 def _verdict_runs(connection: sqlite3.Connection) -> list[dict[str, object]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy.orm import Session
 
-from service.queries import find_dataset, find_experiment, find_paper
+from service.queries import find_dataset, find_paper, require_experiment
 from stages.results import ClaimFilter, JudgedClaim, Tally, list_judged, tally
 
 
@@ -31,4 +31,4 @@ def check_filter(session: Session, wanted: ClaimFilter) -> None:
     if wanted.dataset is not None:
         find_dataset(session, wanted.dataset)
     if wanted.experiment is not None:
-        find_experiment(session, wanted.experiment)
+        require_experiment(session, wanted.experiment)

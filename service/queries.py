@@ -69,9 +69,22 @@ def list_experiments(session: Session, *, paper: str | None, dataset: str | None
 def find_experiment(session: Session, name: str) -> Experiment:
     experiment = session.get(Experiment, name, options=[selectinload(Experiment.arms)])
     if experiment is None:
-        known = session.scalars(select(Experiment.name).order_by(Experiment.position))
-        raise UnknownExperiment(name, known)
+        raise _unknown_experiment(session, name)
     return experiment
+
+
+def require_experiment(session: Session, name: str) -> None:
+    """Without its arms, of which there may be hundreds.
+
+    Raises:
+        UnknownExperiment: there is none of this name.
+    """
+    if session.scalar(select(Experiment.name).where(Experiment.name == name)) is None:
+        raise _unknown_experiment(session, name)
+
+
+def _unknown_experiment(session: Session, name: str) -> UnknownExperiment:
+    return UnknownExperiment(name, session.scalars(select(Experiment.name).order_by(Experiment.position)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +118,7 @@ def list_results(
         by = (number.desc().nulls_last() if is_falling else number.asc().nulls_last(), Result.id)
     query = select(Result.id).order_by(*by).limit(limit).offset(offset)
     if wanted.experiment is not None:
-        find_experiment(session, wanted.experiment)
+        require_experiment(session, wanted.experiment)
     for name, value in vars(wanted).items():
         if value is not None:
             query = query.where(getattr(Result, name) == value)
@@ -206,9 +219,11 @@ def list_checkpoints(
         .offset(offset)
     )
     if dataset is not None:
-        query = query.where(Experiment.dataset == find_dataset(session, dataset).name)
+        name = find_dataset(session, dataset).name
+        query = query.where(Checkpoint.experiment.in_(select(Experiment.name).where(Experiment.dataset == name)))
     if experiment is not None:
-        query = query.where(Experiment.name == find_experiment(session, experiment).name)
+        require_experiment(session, experiment)
+        query = query.where(Checkpoint.experiment == experiment)
     if arm_of is not None:
         query = query.where(Result.experiment == arm_of[0], Result.arm == arm_of[1])
     if ids is not None:

@@ -179,6 +179,7 @@ class Rows:
         return tables.Checkpoint(
             id=name,
             position=position,
+            experiment=item.result.experiment,
             path=self.weights[digest].path,
             sha256=digest,
             size_bytes=self.weights[digest].size_bytes,

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from sqlalchemy import JSON, BigInteger, Double, ForeignKey, ForeignKeyConstraint, Index, String, Text, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 
 
 class Base(DeclarativeBase):
@@ -214,8 +214,10 @@ class Checkpoint(Base):
     """
 
     __tablename__ = "checkpoints"
+    __table_args__ = (Index("checkpoints_by_experiment", "experiment", "position"),)
     id: Mapped[str] = mapped_column(primary_key=True)
     position: Mapped[int] = mapped_column(index=True)
+    experiment: Mapped[str] = mapped_column(ForeignKey("experiments.name"))
     path: Mapped[str]
     sha256: Mapped[str]
     size_bytes: Mapped[int]
