@@ -267,7 +267,7 @@ def test_a_swapped_database_is_noticed_and_no_request_fails(service: Running, ow
 
 @pytest.mark.parametrize("told", [os.kill, os.killpg], ids=["the server", "its whole group"])
 def test_sigterm_under_load_fails_no_request(own_root: Path, tmp_path: Path, told: Callable[[int, int], None]) -> None:
-    with running(own_root, tmp_path, CLAIMCHECK_DRAIN_SECONDS="1.5") as service:
+    with running(own_root, tmp_path, CLAIMCHECK_DRAIN_SECONDS="3") as service:
         outcomes: list[str] = []
         is_told = threading.Event()
 
