@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from benchmarks.timing import Line, milliseconds
+from benchmarks.timing import Line, milliseconds, one_thread
 from stages.experiment import load_params, plan_runs
 from stages.papers import build_model
 
@@ -136,12 +136,8 @@ def measure_network(
 
 
 def measure() -> list[Line]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         return measure_all()
-    finally:
-        torch.set_num_threads(threads)
 
 
 def measure_all() -> list[Line]:

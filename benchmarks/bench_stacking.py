@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks.timing import Line
+from benchmarks.timing import Line, one_thread
 from stages.papers.dac.mlp import DACMLP, MLP
 from stages.papers.dac.mlp_native import Stack
 from stages.run import OptimizerSpec, Protocol, Replicate
@@ -53,13 +53,8 @@ CASES = (
 
 
 def measure() -> list[Line]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with tempfile.TemporaryDirectory() as cache, patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=cache):
-            return [beside_one_after_the_other(case) for case in CASES]
-    finally:
-        torch.set_num_threads(threads)
+    with one_thread(), tempfile.TemporaryDirectory() as cache, patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=cache):
+        return [beside_one_after_the_other(case) for case in CASES]
 
 
 def beside_one_after_the_other(case: Case) -> Line:

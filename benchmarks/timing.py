@@ -9,7 +9,8 @@ from __future__ import annotations
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -122,6 +123,17 @@ def _seconds(call: Callable[[], object], device: torch.device | None, clock: Cal
 def _wait(device: torch.device | None) -> None:
     if device is not None and device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """PyTorch has a single thread inside this block."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def milliseconds(seconds: float) -> str:

@@ -6,14 +6,13 @@ passes.  Hours come from the rates in params.yaml: the time of the FLOPs, and at
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from stages.datasets.rows import Rows, count_rows
 from stages.evaluation.flops import CountFlops
 from stages.experiment import DatasetSource, Params, PlannedRun, Profile, Rate, plan_runs
-from stages.run import Protocol, canonical_json, training_counts
+from stages.run import Protocol, canonical_json, steps_per_epoch, training_counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,13 +65,12 @@ def _cost_of_run(
 ) -> Cost:
     protocol = run.protocol
     train, validation = training_counts(rows.train, protocol, run.replicate)
-    full = math.ceil(train / protocol.batch_size)
-    steps_per_epoch = min(full, protocol.steps_per_epoch or full)
+    steps = steps_per_epoch(train, protocol)
     epochs = expected_epochs(protocol)
-    trained = epochs * min(train, steps_per_epoch * protocol.batch_size)
+    trained = epochs * min(train, steps * protocol.batch_size)
     measured = epochs * (validation + (rows.test if protocol.observe_test else 0)) + rows.test
     forward = count(run.model, rows.shape, source.classes if source.kind == "text" else None)
-    steps, flops = epochs * steps_per_epoch, forward * (3 * trained + measured)
+    steps, flops = epochs * steps, forward * (3 * trained + measured)
     seconds = {
         device: max(flops / rate.flops_per_second[protocol.precision], steps * rate.step_seconds)
         for device, rate in rates.items()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -189,6 +190,12 @@ def training_counts(n: int, protocol: Protocol, replicate: Replicate) -> tuple[i
     elif split.kind == "folds" and split.folds is not None and replicate.fold is not None:
         held_out = n // split.folds + (replicate.fold < n % split.folds)
     return min(n - held_out, protocol.train_images or n), held_out
+
+
+def steps_per_epoch(train_rows: int, protocol: Protocol) -> int:
+    """Batches of an epoch, the last one smaller where they don't come out even; fewer where the protocol cuts them."""
+    full = math.ceil(train_rows / protocol.batch_size)
+    return min(full, protocol.steps_per_epoch or full)
 
 
 def canonical_json(value: Any) -> str:

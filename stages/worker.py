@@ -123,13 +123,17 @@ def can_stack(device: str) -> bool:
     return pick_device(device).type == "cpu" and _compiles()
 
 
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
 @cache
 def _compiles() -> bool:
     """Tried once: Inductor wants its compiler and Python's headers."""
     try:
         torch.compile(lambda x: x.sin() + 1)(torch.zeros(8))
     except Exception as error:  # noqa: BLE001  (whatever it is, the networks can be trained without)
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = _first_line(error)
         print(f"torch.compile fails here, so networks are trained one by one: {reason}", file=sys.stderr)
         return False
     return True
@@ -268,7 +272,7 @@ class _ResumeFile(Generic[State]):
             self.energy.earlier = saved.get("energy_joules")
             return self.kind(**saved["state"])
         except Exception as error:  # noqa: BLE001  (torch.load raises almost anything on a damaged file)
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            reason = _first_line(error)
             print(f"run {self.run_key[:12]}: resume state can't be used ({reason}); starting over", file=sys.stderr)
             self.path.unlink()
             return None

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from stages.run import Replicate, RunSpec, canonical_json, training_counts
+from stages.run import Replicate, RunSpec, canonical_json, steps_per_epoch, training_counts
 from stages.store import RunStore, write_atomically
 
 Specs = tuple[RunSpec, ...]
@@ -37,8 +37,7 @@ def _least_steps(spec: RunSpec, rows: int) -> int:
     """At least so many, whatever early stopping says."""
     protocol, stop = spec.protocol, spec.protocol.early_stop
     epochs = protocol.epochs if stop is None else min(protocol.epochs, stop.from_epoch + stop.patience)
-    full = math.ceil(training_counts(rows, protocol, spec.replicate)[0] / protocol.batch_size)
-    return epochs * min(full, protocol.steps_per_epoch or full)
+    return epochs * steps_per_epoch(training_counts(rows, protocol, spec.replicate)[0], protocol)
 
 
 def form_groups(specs: Sequence[RunSpec], rows: int, store: RunStore) -> list[tuple[Specs, bool]]:

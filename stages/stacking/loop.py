@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.fingerprint import module_digest, source_path
-from stages.run import ModelSpec, Protocol, Replicate, canonical_json
+from stages.run import ModelSpec, Protocol, Replicate, canonical_json, steps_per_epoch
 from stages.training.loop import Outcome, Progress, TrainingStopped
 from stages.training.optimizer import build_optimizer
 from stages.training.schedule import learning_rate
@@ -141,8 +141,7 @@ class _StackTraining:
         self.is_compiled = is_compiled
         self.save, self.progress, self.should_stop = save, progress, should_stop
         self.rows, self.validation = training_rows(len(task), protocol, replicates[0])  # the same for every seed
-        full = math.ceil(len(self.rows) / protocol.batch_size)
-        self.steps_per_epoch = min(full, protocol.steps_per_epoch or full)
+        self.steps_per_epoch = steps_per_epoch(len(self.rows), protocol)
         if self._samples() - (self.steps_per_epoch - 1) * protocol.batch_size == 1:
             detail = f"{len(self.rows)} rows in batches of {protocol.batch_size} leave one for the last"
             raise ValueError(f"{detail}; BatchNorm takes two or more")
