@@ -7,11 +7,9 @@ Run: python -m benchmarks loop
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.timing import Line, compare
-from stages.ops.normalize import normalize
+from benchmarks.timing import Line, compare, training_step
 from stages.papers import build_model, model_paths
 from stages.run import AugmentationSpec, ModelSpec, OptimizerSpec, Protocol, Replicate
 from stages.training.images import ImageClassification, LabelledImages
@@ -65,14 +63,11 @@ def beside_the_bare_loop(name: str, batch_size: int = 16, steps: int = 3) -> Lin
     data = random_images(batch_size * steps, torch.device("cpu"))
     protocol = protocol_for(batch_size, steps)
     model = build(name)
-    optimizer = build_optimizer(model, protocol.optimizer)
-    inputs, labels = normalize(data.images[:batch_size], protocol.mean, protocol.std), data.labels[:batch_size]
+    step = training_step(model, build_optimizer(model, protocol.optimizer), batch=batch_size, classes=100)
 
     def bare() -> None:
         for _ in range(steps):
-            optimizer.zero_grad(set_to_none=True)
-            F.cross_entropy(model(inputs), labels).backward()
-            optimizer.step()
+            step()
 
     def ours() -> None:
         fit(model, ImageClassification(data, protocol), protocol, Replicate(seed=0))

@@ -13,13 +13,11 @@ import time
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.bench_hyperbf import hyperbf
 from benchmarks.bench_loop import build, protocol_for, random_images
-from benchmarks.timing import Comparison, Line, compare
-from stages.ops.normalize import normalize
+from benchmarks.timing import Comparison, Line, compare, training_step
 from stages.papers.dac.resnet_v1 import ResNetV1
 from stages.run import Protocol, Replicate
 from stages.training.images import ImageClassification
@@ -78,14 +76,11 @@ def against_eager(name: str, protocol: Protocol) -> tuple[Comparison, float]:
     torch.compiler.reset()
     data = random_images(BATCH * STEPS, torch.device("cpu"))
     task, model, plain = ImageClassification(data, protocol), network(name), network(name)
-    optimizer = build_optimizer(plain, protocol.optimizer)
-    inputs, labels = normalize(data.images[:BATCH], protocol.mean, protocol.std), data.labels[:BATCH]
+    step = training_step(plain, build_optimizer(plain, protocol.optimizer), batch=BATCH, classes=100)
 
     def bare() -> None:
         for _ in range(STEPS):
-            optimizer.zero_grad(set_to_none=True)
-            F.cross_entropy(plain(inputs), labels).backward()
-            optimizer.step()
+            step()
 
     def ours() -> None:
         fit(model, task, protocol, Replicate(seed=0))
