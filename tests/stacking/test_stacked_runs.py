@@ -13,12 +13,12 @@ import torch
 
 from stages import worker
 from stages.checkpoint.predictor import load_predictor
-from stages.datasets.packed import PackedInfo, TableSet, digest_tables, write_packed
 from stages.engine.local import Event, Group, run_groups
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, SplitSpec
 from stages.stacking.loop import code_of_stack
 from stages.store import RunStore
 from stages.worker import Job, train_run
+from tests.packed_table import pack_table
 
 PROTOCOL = Protocol(
     optimizer=OptimizerSpec(name="adam", lr=0.01),
@@ -32,22 +32,7 @@ PROTOCOL = Protocol(
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     features = torch.randn(300, 3, generator=torch.Generator().manual_seed(0))
-    table = TableSet(features.numpy(), features.sum(1).numpy())
-    test = TableSet(table.features[:40] * 2, table.targets[:40])
-    info = PackedInfo(
-        dataset="line",
-        kind="table",
-        provenance="embedded",
-        digest=digest_tables(table, test, ("a", "b", "c")),
-        classes=("a", "b", "c"),
-        shape=(3,),
-        train_images=300,
-        test_images=40,
-        test_rows=None,
-        excluded_test_images=0,
-        source="embedded",
-    )
-    write_packed(tmp_path / "line", {"train": table, "test": test}, info)
+    pack_table(tmp_path / "line", features.numpy(), features.sum(1).numpy())
     return tmp_path / "line"
 
 

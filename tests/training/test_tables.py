@@ -8,7 +8,6 @@ import torch
 
 from stages.checkpoint.contract import CheckpointError
 from stages.checkpoint.predictor import load_predictor
-from stages.datasets.packed import PackedInfo, TableSet, digest_tables, write_packed
 from stages.evaluation.cost import flops_per_sample
 from stages.evaluation.flops import FlopCounts
 from stages.evaluation.scores import score
@@ -19,6 +18,7 @@ from stages.training.kinds import read_rows
 from stages.training.loop import fit, measure, seeded_model
 from stages.training.tables import Regression, TableRows
 from stages.worker import Job, train_run
+from tests.packed_table import pack_table
 
 PROTOCOL = Protocol(
     optimizer=OptimizerSpec(name="adam", lr=0.01),
@@ -63,22 +63,7 @@ def test_training_stops_early_once_validation_no_longer_falls() -> None:
 @pytest.fixture
 def packed(tmp_path):
     rows = line(300)
-    table = TableSet(rows.features.numpy(), rows.targets.numpy())
-    test = TableSet(table.features[:40] * 2, table.targets[:40])
-    info = PackedInfo(
-        dataset="line",
-        kind="table",
-        provenance="embedded",
-        digest=digest_tables(table, test, ("a", "b", "c")),
-        classes=("a", "b", "c"),
-        shape=(3,),
-        train_images=300,
-        test_images=40,
-        test_rows=None,
-        excluded_test_images=0,
-        source="embedded",
-    )
-    write_packed(tmp_path / "line", {"train": table, "test": test}, info)
+    info = pack_table(tmp_path / "line", rows.features.numpy(), rows.targets.numpy())
     return tmp_path / "line", info
 
 
