@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
+from benchmarks.bench_loop import protocol_for, random_images
 from benchmarks.timing import Line, compare
-from stages.ops.normalize import normalize
-from stages.run import AugmentationSpec
-from stages.training.augment import BatchAugmenter
+from stages.training.images import ImageClassification
+from stages.training.images_native import with_fast_batches
 
 GOAL, IMAGES, BATCH = 15.0, 12_800, 128
 MEAN = STD = (0.5, 0.5, 0.5)
@@ -42,14 +42,14 @@ class Transformed(Dataset[Tensor]):
 
 
 def measure() -> list[Line]:
-    images = torch.randint(0, 256, (IMAGES, 3, 32, 32), dtype=torch.uint8)
-    augmenter = BatchAugmenter(images, AugmentationSpec(crop_padding=4, horizontal_flip=True))
-    loader = DataLoader(Transformed(images), BATCH, shuffle=True, num_workers=2, persistent_workers=True)
+    data = random_images(IMAGES, torch.device("cpu"))
+    task = with_fast_batches(ImageClassification(data, protocol_for(BATCH, IMAGES // BATCH)))
+    loader = DataLoader(Transformed(data.images), BATCH, shuffle=True, num_workers=2, persistent_workers=True)
     generator = torch.Generator().manual_seed(0)
 
     def ours() -> None:
         for rows in torch.randperm(IMAGES, generator=generator).split(BATCH):
-            normalize(augmenter.batch(rows, generator), MEAN, STD)
+            task.training_batch(rows, generator)
 
     def peer() -> None:
         for _ in loader:

@@ -10,9 +10,11 @@ import torch
 from torch import nn
 
 from benchmarks.timing import Line, compare, training_step
+from stages.ops.dropout_native import with_fast_dropout
 from stages.papers import build_model, model_paths
 from stages.run import AugmentationSpec, ModelSpec, OptimizerSpec, Protocol, Replicate
 from stages.training.images import ImageClassification, LabelledImages
+from stages.training.images_native import with_fast_batches
 from stages.training.loop import fit
 from stages.training.optimizer import build_optimizer
 
@@ -62,7 +64,7 @@ def beside_the_bare_loop(name: str, batch_size: int = 16, steps: int = 3) -> Lin
     """An arm's training against its bare forward, backward and step."""
     data = random_images(batch_size * steps, torch.device("cpu"))
     protocol = protocol_for(batch_size, steps)
-    model = build(name)
+    task, model = with_fast_batches(ImageClassification(data, protocol)), with_fast_dropout(build(name))
     step = training_step(model, build_optimizer(model, protocol.optimizer), batch=batch_size, classes=100)
 
     def bare() -> None:
@@ -70,7 +72,7 @@ def beside_the_bare_loop(name: str, batch_size: int = 16, steps: int = 3) -> Lin
             step()
 
     def ours() -> None:
-        fit(model, ImageClassification(data, protocol), protocol, Replicate(seed=0))
+        fit(model, task, protocol, Replicate(seed=0))
 
     result = compare(ours, bare, repeats=3)
     return Line(

@@ -18,9 +18,11 @@ from torch import nn
 from benchmarks.bench_hyperbf import hyperbf
 from benchmarks.bench_loop import build, protocol_for, random_images
 from benchmarks.timing import Comparison, Line, compare, training_step
+from stages.ops.dropout_native import with_fast_dropout
 from stages.papers.dac.resnet_v1 import ResNetV1
 from stages.run import Protocol, Replicate
 from stages.training.images import ImageClassification
+from stages.training.images_native import with_fast_batches
 from stages.training.loop import fit
 from stages.training.optimizer import build_optimizer
 
@@ -75,7 +77,8 @@ def against_eager(name: str, protocol: Protocol) -> tuple[Comparison, float]:
     """Both in turn, and the seconds by the clock that our first step took."""
     torch.compiler.reset()
     data = random_images(BATCH * STEPS, torch.device("cpu"))
-    task, model, plain = ImageClassification(data, protocol), network(name), network(name)
+    task = with_fast_batches(ImageClassification(data, protocol))
+    model, plain = with_fast_dropout(network(name)), network(name)
     step = training_step(plain, build_optimizer(plain, protocol.optimizer), batch=BATCH, classes=100)
 
     def bare() -> None:

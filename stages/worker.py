@@ -28,6 +28,7 @@ from stages.datasets.packed import PackedInfo, read_info
 from stages.device import pick_device
 from stages.evaluation.flops import FlopCounts
 from stages.memory import keep_freed_memory
+from stages.ops.dropout_native import with_fast_dropout
 from stages.papers import build_model
 from stages.run import RunSpec, canonical_json
 from stages.stacking.grouping import remember, stack_id
@@ -40,6 +41,7 @@ from stages.training.environment import (
     peak_memory_bytes,
     reset_peak_memory,
 )
+from stages.training.images_native import with_fast_batches
 from stages.training.kinds import make_task, read_rows
 from stages.training.loop import (
     Observer,
@@ -84,11 +86,12 @@ def train_run(
     """
     store, run_key, protocol = RunStore(job.store), job.spec.run_key, job.spec.protocol
     info, device = _prepare(job)
-    task = make_task(read_rows(job.data, info, "train"), info, protocol, device)
+    task = with_fast_batches(make_task(read_rows(job.data, info, "train"), info, protocol, device))
     observe = None
     if protocol.observe_test:
-        observe = _test_observer(make_task(read_rows(job.data, info, "test"), info, protocol, device))
-    model = seeded_model(lambda: build_model(job.spec.model), job.spec.replicate).to(device)
+        test = make_task(read_rows(job.data, info, "test"), info, protocol, device)
+        observe = _test_observer(with_fast_batches(test))
+    model = seeded_model(lambda: with_fast_dropout(build_model(job.spec.model)), job.spec.replicate).to(device)
     environment = describe_environment(device)
     energy = EnergyMeter(lambda: energy_joules(device))
     resume = _ResumeFile(

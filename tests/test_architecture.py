@@ -56,7 +56,7 @@ ALLOWED: dict[str, set[str]] = {
     "stacking": {"run", "store", "fingerprint", "training"},
     "runner": {"run", "store", "fingerprint", "experiment", "datasets", "engine", "runlist", "stacking"},
     "worker": {
-        *("run", "device", "memory", "store", "papers", "training", "stacking"),
+        *("run", "device", "memory", "store", "ops", "papers", "training", "stacking"),
         *("datasets", "checkpoint", "evaluation"),
     },
 }

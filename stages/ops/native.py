@@ -15,6 +15,9 @@ import sys
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+from torch import Tensor
 
 _COMPILERS = ("c++", "g++", "clang++")
 # No -ffast-math: a NaN has to stay one, or a training that diverges would go on.
@@ -38,6 +41,21 @@ def load_library(source: Path) -> ctypes.CDLL | None:
         reason = error.stderr.decode(errors="replace") if isinstance(error, subprocess.CalledProcessError) else error
         print(f"{source.name}: can't be compiled, using PyTorch's operators: {reason}", file=sys.stderr)
         return None
+
+
+def call(source: Path, name: str, *arguments: Tensor | float | None) -> None:
+    """Call a function of a library that is there: a tensor as its memory, None as no memory, an integer as `long`."""
+    library = load_library(source)
+    assert library is not None, "the caller has asked for it"
+    kinds: dict[type, Any] = {float: ctypes.c_float, int: ctypes.c_long, bool: ctypes.c_long}
+    getattr(library, name)(
+        *(
+            ctypes.c_void_p(None if value is None else value.data_ptr())
+            if value is None or isinstance(value, Tensor)
+            else kinds[type(value)](value)
+            for value in arguments
+        )
+    )
 
 
 def _compile(compiler: str, source: Path, built: Path) -> None:

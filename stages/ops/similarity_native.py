@@ -6,7 +6,6 @@ caller then does the same with PyTorch's operators.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from stages.ops.native import load_library
+from stages.ops.native import call, load_library
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
 _QUERIES = 64  # of causal attention at a time: the later keys of a block are left out of its products
@@ -278,15 +277,4 @@ def applies(*tensors: Tensor) -> bool:
 
 
 def _call(name: str, *arguments: Tensor | float | None) -> None:
-    """Call `name`: tensors as their memory, None as no memory, whole numbers as `long`."""
-    library = load_library(_SOURCE)
-    assert library is not None, "the caller has asked `applies`"
-    kinds: dict[type, Any] = {float: ctypes.c_float, int: ctypes.c_long, bool: ctypes.c_long}
-    getattr(library, name)(
-        *(
-            ctypes.c_void_p(None if value is None else value.data_ptr())
-            if value is None or isinstance(value, Tensor)
-            else kinds[type(value)](value)
-            for value in arguments
-        )
-    )
+    call(_SOURCE, name, *arguments)

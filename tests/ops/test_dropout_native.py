@@ -1,0 +1,116 @@
+"""The fast dropout is PyTorch's, bit by bit: values, gradients, and the generator afterwards."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from stages.ops import dropout_native, native
+from stages.ops.dropout_native import Dropout, with_fast_dropout
+from stages.papers.ninformer.mlp_mixer import MLPMixer
+
+pytestmark = pytest.mark.skipif(native.load_library(dropout_native._SOURCE) is None, reason="no C++ compiler here")
+
+LAYOUTS = {
+    "rows": torch.randn(7, 5, 11),
+    "one": torch.randn(1),
+    "long": torch.randn(3, 4001),
+    "transposed": torch.randn(4, 9, 6).transpose(1, 2),
+    "channels last": torch.randn(2, 3, 5, 7).to(memory_format=torch.channels_last),
+    "of size one": torch.randn(1, 8, 1, 3).transpose(0, 3),
+}
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the C++ functions that were called."""
+    assert dropout_native._draws_alike()
+    names: list[str] = []
+    real = dropout_native.call
+    monkeypatch.setattr(dropout_native, "call", lambda at, name, *rest: (names.append(name), real(at, name, *rest)))
+    return names
+
+
+def everything(layer: nn.Module, x: Tensor, drawn_before: int) -> list[Tensor]:
+    """Value, gradient and what the generator gives next, after it gave some numbers."""
+    torch.manual_seed(3)
+    torch.rand(drawn_before)
+    x = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+    out = layer(x)
+    out.backward(torch.linspace(-1, 1, x.numel()).view(x.shape))
+    return [out.detach(), x.grad, torch.default_generator.get_state(), torch.rand(3), torch.randn(20)]
+
+
+@pytest.mark.parametrize("drawn_before", [0, 1, 2, 623, 624, 625])
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.7])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_same_bits_as_pytorch(layout: str, p: float, drawn_before: int, calls: list[str]) -> None:
+    x = LAYOUTS[layout]
+    fast, plain = everything(Dropout(p), x, drawn_before), everything(nn.Dropout(p), x, drawn_before)
+    assert calls == ["dropout_forward", "dropout_backward"]
+    assert fast[0].stride() == plain[0].stride()
+    assert all(map(torch.equal, fast, plain))
+
+
+def test_what_is_no_number_stays_none(calls: list[str]) -> None:
+    x = torch.tensor([float("inf"), float("nan"), -1.0, -0.0]).repeat(50)
+    fast, plain = everything(Dropout(0.5), x, 0), everything(nn.Dropout(0.5), x, 0)
+    assert calls
+    torch.testing.assert_close(fast[0], plain[0], rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("layer", "x"),
+    [
+        (Dropout(0.5).eval(), torch.randn(8)),
+        (Dropout(0.0), torch.randn(8)),
+        (Dropout(1.0), torch.randn(8)),
+        (Dropout(0.5), torch.randn(8, 4)[:, ::2]),
+        (Dropout(0.5), torch.randn(8, 1).expand(8, 3)),
+        (Dropout(0.5), torch.randn(8, dtype=torch.float64)),
+        (Dropout(0.5), torch.randn(8, dtype=torch.bfloat16)),
+        (Dropout(0.5), torch.randn(0, 4)),
+    ],
+)
+def test_everything_else_is_left_to_pytorch(layer: Dropout, x: Tensor, calls: list[str]) -> None:
+    torch.manual_seed(0)
+    fast = layer(x), torch.rand(1)
+    torch.manual_seed(0)
+    plain = F.dropout(x, layer.p, layer.training), torch.rand(1)
+    assert not calls
+    assert all(map(torch.equal, fast, plain))
+
+
+def test_in_place_stays_in_place(calls: list[str]) -> None:
+    x = torch.ones(100)
+    assert Dropout(0.5, inplace=True)(x) is x and x.sum() != 100 and not calls
+
+
+def test_another_generator_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.default_generator.get_state()
+    assert dropout_native._draws_alike.__wrapped__()
+    monkeypatch.setattr(torch.nn.functional, "dropout", lambda x, p: x * (torch.rand_like(x) >= p) / (1 - p))
+    assert not dropout_native._draws_alike.__wrapped__()
+    assert torch.equal(torch.default_generator.get_state(), before)
+
+
+def test_a_network_trains_to_the_same_bits(calls: list[str]) -> None:
+    torch.manual_seed(1)
+    sizes = {"image_size": 8, "in_channels": 1, "num_classes": 3, "patch_size": 4, "dim": 16, "depth": 2}
+    plain = MLPMixer(**sizes, token_dim=8, channel_dim=32, dropout=0.3)
+    fast = with_fast_dropout(copy.deepcopy(plain))
+    assert list(fast.state_dict()) == list(plain.state_dict())
+    images, labels = torch.randn(6, 1, 8, 8), torch.tensor([0, 1, 2, 0, 1, 2])
+    for model in (plain, fast):
+        torch.manual_seed(2)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        for _ in range(3):
+            optimizer.zero_grad()
+            F.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+    assert "dropout_backward" in calls
+    assert all(map(torch.equal, plain.state_dict().values(), fast.state_dict().values()))
