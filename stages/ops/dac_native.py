@@ -5,17 +5,12 @@ Without a compiler there is none, and `dac_recompute` does the same with PyTorch
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from itertools import pairwise
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from stages.ops.native import load_library
+from stages.ops.native import call, in_parts, load_library
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
 _KERNELS = {(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (3, 1), (3, 3)}
@@ -46,7 +41,7 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor, before: tuple[int, int], si
     def work(part: slice) -> None:
         _call("dac_forward", [x[part], weight, bias, out[part]], weight, before, size, is_rows)
 
-    _in_parts(x.shape[0], work)
+    in_parts(x.shape[0], work)
     return out
 
 
@@ -68,7 +63,7 @@ def backward(
         tensors = [x[part], weight, bias, grad[part], grad_x[part], to_weight, to_bias]
         _call("dac_backward", tensors, weight, before, (grad.shape[2], grad.shape[3]), is_rows)
 
-    _in_parts(x.shape[0], work)
+    in_parts(x.shape[0], work)
     first, *others = [sums[start] for start in sorted(sums)]
     for to_weight, to_bias in others:
         first[0].add_(to_weight)
@@ -93,32 +88,11 @@ def _format(is_rows: bool) -> torch.memory_format:
     return torch.channels_last if is_rows else torch.contiguous_format
 
 
-def _in_parts(images: int, work: Callable[[slice], None]) -> None:
-    """Some images on each of torch's threads; which ones depends on their number alone."""
-    threads = min(torch.get_num_threads(), images)
-    bounds = [images * index // threads for index in range(threads + 1)]
-    parts = [slice(start, end) for start, end in pairwise(bounds)]
-    if threads == 1:
-        work(parts[0])
-        return
-    list(_pool(threads).map(work, parts))
-
-
-@cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    """Kept for the next layer: starting threads takes longer than a small one."""
-    return ThreadPoolExecutor(threads)
-
-
 def _call(
     name: str, tensors: list[Tensor], weight: Tensor, before: tuple[int, int], size: tuple[int, int], is_rows: bool
 ) -> None:
     """Call `name` with the tensors' memory; the first tensor is x, whose sizes the kernel is told."""
-    library = load_library(_SOURCE)
-    assert library is not None, "the caller has asked `applies`"
     images, inputs, height, width = tensors[0].shape
-    sizes = (ctypes.c_long * 10)(images, inputs, weight.shape[0], height, width, *before, *size, is_rows)
-    pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
-    kernel = (ctypes.c_long(weight.shape[2]), ctypes.c_long(weight.shape[3]))
-    status: int = getattr(library, name)(*pointers, sizes, *kernel)
+    sizes = (images, inputs, weight.shape[0], height, width, *before, *size, is_rows)
+    status = call(_SOURCE, name, *tensors, sizes, *weight.shape[2:])
     assert status == 0, f"no kernel of {[*weight.shape[2:]]}; `applies` lists them"

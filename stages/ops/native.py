@@ -13,10 +13,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 _COMPILERS = ("c++", "g++", "clang++")
@@ -43,19 +47,45 @@ def load_library(source: Path) -> ctypes.CDLL | None:
         return None
 
 
-def call(source: Path, name: str, *arguments: Tensor | float | None) -> None:
-    """Call a function of a library that is there: a tensor as its memory, None as no memory, an integer as `long`."""
+def call(source: Path, name: str, *arguments: Tensor | float | Sequence[int] | None) -> int:
+    """Call a function of a library that is there, and return its answer, if it has one.
+
+    Tensors come as their memory, None as no memory, an integer as `long`, several as an array of these.
+    """
     library = load_library(source)
     assert library is not None, "the caller has asked for it"
-    kinds: dict[type, Any] = {float: ctypes.c_float, int: ctypes.c_long, bool: ctypes.c_long}
-    getattr(library, name)(
-        *(
-            ctypes.c_void_p(None if value is None else value.data_ptr())
-            if value is None or isinstance(value, Tensor)
-            else kinds[type(value)](value)
-            for value in arguments
-        )
-    )
+    answer: int = getattr(library, name)(*map(_as_c, arguments))
+    return answer
+
+
+def _as_c(argument: Tensor | float | Sequence[int] | None) -> Any:
+    match argument:
+        case None:
+            return ctypes.c_void_p(None)
+        case Tensor():
+            return ctypes.c_void_p(argument.data_ptr())
+        case float():
+            return ctypes.c_float(argument)
+        case int():
+            return ctypes.c_long(argument)
+    return (ctypes.c_long * len(argument))(*argument)
+
+
+def in_parts(count: int, work: Callable[[slice], None]) -> None:
+    """`work` on slices of 0 to `count`, one for each of PyTorch's threads; which ones depends on their number alone."""
+    parts = min(torch.get_num_threads(), count)
+    edges = [count * index // parts for index in range(parts + 1)]
+    slices = [slice(start, end) for start, end in pairwise(edges)]
+    if parts > 1:
+        list(_pool(parts).map(work, slices))
+    else:
+        work(slices[0])
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """Kept for the next layer: starting threads takes longer than a small one."""
+    return ThreadPoolExecutor(threads)
 
 
 def _compile(compiler: str, source: Path, built: Path) -> None:

@@ -201,11 +201,15 @@ def rbf_attention(
             return weights.to(v.dtype) @ v
         # The norm is that of the rounded key, so that the score is the exact distance of rounded vectors.
         q, k = _factored(q, metric_factor), _factored(k, metric_factor)
+        if similarity_native.applies(q, k, v):
+            q_metric, k_norm = q, None  # the squared norm, which C++ makes on its way
+            if metric is not None:
+                q_metric, _, k_norm = _terms(q, k, metric)
+            fast = similarity_native.attention(q_metric, k, v, beta, None, key_terms=k_norm)
+            if fast is not None:
+                return fast
         q_metric, _, k_norm = _terms(q, k, metric)
         columns = _split(-beta * k_norm, k.dtype)
-        fast = similarity_native.attention(q_metric, k, v, None, k_norm, beta, 0.0, is_causal=False)
-        if fast is not None:
-            return fast
         # The fused kernels ask for one width in all three, a multiple of 8; the query's padding is the ones.
         width = max(k.shape[-1] + columns.shape[-1], v.shape[-1])
         width += -width % 8

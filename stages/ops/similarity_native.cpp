@@ -4,18 +4,23 @@
 //     Gaussian  y = exp(−β d),                        d = row + column − 2 dot
 //
 // A map has `rows` of `length`; each row has a term of its own, and `per` rows in a row share the terms of the columns.
-// Attention takes the softmax of the scores s dot² / (d + ε) (Yat) or s (2 dot − column) (Gaussian) over a row, whose
-// first `first + 1`, `first + 2`, … numbers count where it is causal.  A NaN stays a NaN.
+// Attention takes the softmax of the scores s dot² / (d + ε) (Yat) or s (2 dot − column) (Gaussian) over the keys, of
+// which query i sees the first i + 1 where it is causal; its products are made here, too.  A NaN stays a NaN.
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <vector>
 
 namespace {
 
+#ifdef __AVX512F__
+constexpr long LANES = 16;
+#else
 constexpr long LANES = 8;
+#endif
 typedef float Vector __attribute__((vector_size(4 * LANES)));
 typedef float Unaligned __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef int Integers __attribute__((vector_size(4 * LANES)));
@@ -81,6 +86,216 @@ inline YatGradient yat_gradient(Vector dot, Vector a, Vector norms, Vector back,
     g.distance = raw > 0.0f ? g.epsilon : Vector{};
     g.dot = g.aligned - 2.0f * g.distance;
     return g;
+}
+
+// ---- attention ----
+
+constexpr long WIDTH = 2 * LANES;  // of a tile; buffers' rows are multiples of it
+constexpr long MOST_ROWS = 64;
+
+inline long padded(long count) { return (count + WIDTH - 1) / WIDTH * WIDTH; }
+
+// Queries of a block: its scores stay in the cache next to the core.
+inline long rows_at_once(long queries, long wide) { return std::min({queries, MOST_ROWS, std::max(8L, 16384 / wide)}); }
+
+struct Sizes {
+    long heads, queries, keys, width, depth;
+};
+
+class Buffer {
+   public:
+    explicit Buffer(long count) : count(count), data(static_cast<float*>(std::aligned_alloc(64, (4 * count + 63) / 64 * 64))) {
+        if (!data) std::abort();
+        clear();
+    }
+    Buffer(const Buffer&) = delete;
+    ~Buffer() { std::free(data); }
+    operator float*() const { return data; }
+    void clear() { std::memset(data, 0, 4 * count); }
+
+   private:
+    long count;
+    float* data;
+};
+
+template <typename Number>
+struct Rows {
+    Number* data;
+    long stride;
+
+    Rows(Number* data, long stride) : data(data), stride(stride) {}
+    Rows(Number* tensor, const long* strides, long map, long heads)
+        : data(tensor + map / heads * strides[0] + map % heads * strides[1]), stride(strides[2]) {}
+    Number* operator[](long row) const { return data + row * stride; }
+    Rows from(long row) const { return {data + row * stride, stride}; }
+};
+
+#if defined(__clang__) || __GNUC__ >= 12
+typedef float Eight __attribute__((vector_size(32)));
+typedef float EightUnaligned __attribute__((vector_size(32), aligned(4)));
+
+// Eight rows of eight numbers, a step apart, to eight rows that lie `wide` apart.
+inline void transpose_eight(const float* from, long step, float* to, long wide) {
+    Eight r[8], pairs[8], fours[8];
+    for (int i = 0; i < 8; ++i) r[i] = *reinterpret_cast<const EightUnaligned*>(from + i * step);
+    for (int i = 0; i < 8; i += 2) {
+        pairs[i] = __builtin_shufflevector(r[i], r[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+        pairs[i + 1] = __builtin_shufflevector(r[i], r[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+    }
+    for (int i = 0; i < 8; i += 4)
+        for (int k = 0; k < 2; ++k) {
+            fours[i + 2 * k] = __builtin_shufflevector(pairs[i + k], pairs[i + k + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+            fours[i + 2 * k + 1] = __builtin_shufflevector(pairs[i + k], pairs[i + k + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+        }
+    for (int i = 0; i < 4; ++i) {
+        const Eight near = __builtin_shufflevector(fours[i], fours[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+        const Eight far = __builtin_shufflevector(fours[i], fours[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+        *reinterpret_cast<EightUnaligned*>(to + i * wide) = near;
+        *reinterpret_cast<EightUnaligned*>(to + (i + 4) * wide) = far;
+    }
+}
+#else
+inline void transpose_eight(const float* from, long step, float* to, long wide) {
+    for (long e = 0; e < 8; ++e)
+        for (long s = 0; s < 8; ++s) to[e * wide + s] = from[s * step + e];
+}
+#endif
+
+void transpose(const Rows<const float>& rows, long count, long width, float* to, long wide) {
+    const long down = count / 8 * 8, across = width / 8 * 8;
+    for (long s = 0; s < down; s += 8)
+        for (long e = 0; e < across; e += 8) transpose_eight(rows[s] + e, rows.stride, to + e * wide + s, wide);
+    for (long s = 0; s < count; ++s)
+        for (long e = s < down ? across : 0; e < width; ++e) to[e * wide + s] = rows[s][e];
+}
+
+void copy(const Rows<const float>& rows, long count, long width, float* to, long broad) {
+    for (long s = 0; s < count; ++s) std::copy(rows[s], rows[s] + width, to + s * broad);
+}
+
+float energy(const float* row, long width) {
+    Vector total = {};
+    for (long e = 0; e < width; e += LANES) {
+        const Vector x = load(row + e, width - e);
+        total += x * x;
+    }
+    return sum(total);
+}
+
+void fill_terms(float* terms, const float* column, const Rows<const float>& k, long map, long keys, long width) {
+    for (long s = 0; s < keys; ++s) terms[s] = column ? column[map * keys + s] : energy(k[s], width);
+}
+
+// M rows and WIDTH columns of c = a b, or c += a b, with c in registers.
+template <int M, bool ADD>
+inline void tile(const float* a, long a_row, long a_step, const float* b, long b_row, float* c, long c_row, long depth) {
+    Vector left[M], right[M];
+    for (int i = 0; i < M; ++i) {
+        left[i] = ADD ? load(c + i * c_row, LANES) : Vector{};
+        right[i] = ADD ? load(c + i * c_row + LANES, LANES) : Vector{};
+    }
+    for (long p = 0; p < depth; ++p, a += a_step, b += b_row) {
+        const Vector b_left = load(b, LANES), b_right = load(b + LANES, LANES);
+        for (int i = 0; i < M; ++i) {
+            const float x = a[i * a_row];
+            left[i] += x * b_left, right[i] += x * b_right;
+        }
+    }
+    for (int i = 0; i < M; ++i) {
+        store(c + i * c_row, left[i], LANES);
+        store(c + i * c_row + LANES, right[i], LANES);
+    }
+}
+
+// c [rows, columns] = a b, or c += a b; columns are a multiple of WIDTH, and so much of b and c is there.
+template <bool ADD>
+void product(long rows, long columns, long depth, const float* a, long a_row, long a_step, const float* b, long b_row,
+             float* c, long c_row) {
+    for (long j = 0; j < columns; j += WIDTH) {
+        long i = 0;
+        for (; i + 6 <= rows; i += 6) tile<6, ADD>(a + i * a_row, a_row, a_step, b + j, b_row, c + i * c_row + j, c_row, depth);
+        const float* rest = a + i * a_row;
+        float* to = c + i * c_row + j;
+        switch (rows - i) {
+            case 5: tile<5, ADD>(rest, a_row, a_step, b + j, b_row, to, c_row, depth); break;
+            case 4: tile<4, ADD>(rest, a_row, a_step, b + j, b_row, to, c_row, depth); break;
+            case 3: tile<3, ADD>(rest, a_row, a_step, b + j, b_row, to, c_row, depth); break;
+            case 2: tile<2, ADD>(rest, a_row, a_step, b + j, b_row, to, c_row, depth); break;
+            case 1: tile<1, ADD>(rest, a_row, a_step, b + j, b_row, to, c_row, depth); break;
+        }
+    }
+}
+
+// Of a query and keys with their inner product and the keys' terms; `row` is the query's squared norm.
+struct Score {
+    float scale, epsilon, row;
+    bool is_yat;
+
+    Vector operator()(Vector dot, Vector term) const {
+        if (!is_yat) return scale * (2.0f * dot - term);
+        const Vector raw = term + row - 2.0f * dot, d = raw < 0.0f ? Vector{} : raw;
+        return scale * dot * dot / (d + epsilon);
+    }
+};
+
+// Scores in place of inner products, and the greatest of them.
+float greatest_score(float* row, const float* terms, long count, const Score& score) {
+    Vector greatest = Vector{} - std::numeric_limits<float>::infinity();
+    for (long p = 0; p < count; p += LANES) {
+        Vector value = score(load(row + p, LANES), load(terms + p, LANES));
+        store(row + p, value, LANES);
+        if (count - p < LANES)
+            for (long lane = count - p; lane < LANES; ++lane) value[lane] = greatest[lane];
+        greatest = value > greatest ? value : greatest;
+    }
+    float most = greatest[0];
+    for (long lane = 1; lane < LANES; ++lane) most = std::max(most, greatest[lane]);
+    return most;
+}
+
+// exp(score - greatest) in place of scores, and their sum.
+float exponentials(float* row, long count, float greatest) {
+    Vector total = {};
+    for (long p = 0; p < count; p += LANES) {
+        const Vector power = exponential(load(row + p, LANES) - greatest);
+        store(row + p, power, LANES);
+        total += count - p < LANES ? kept(power, count - p) : power;
+    }
+    return sum(total);
+}
+
+// Weights from inner products, gradients of those in place of the weights' (`back`), and that of the query's norm.
+float score_gradients(const float* dot, float* weights, float* back, const float* terms, float* of_terms, long count,
+                      const Score& score, float log_sum, double* totals) {
+    Vector mean = {};
+    for (long p = 0; p < count; p += LANES) {
+        const Vector weight = exponential(score(load(dot + p, LANES), load(terms + p, LANES)) - log_sum);
+        store(weights + p, count - p < LANES ? kept(weight, count - p) : weight, LANES);
+        mean += load(weights + p, LANES) * load(back + p, LANES);
+    }
+    const float middle = sum(mean);
+    Vector of_row = {}, of_scale = {}, of_epsilon = {};
+    for (long p = 0; p < count; p += LANES) {
+        const Vector t = load(dot + p, LANES), term = load(terms + p, LANES);
+        const Vector to_score = load(weights + p, LANES) * (load(back + p, LANES) - middle);
+        Vector to_dot = 2.0f * score.scale * to_score, to_term = -score.scale * to_score;
+        if (score.is_yat) {
+            YatGradient g = yat_gradient(t, t, term + score.row, to_score, score.scale, score.epsilon);
+            if (count - p < LANES) {  // what stands behind the last may be a NaN
+                g.distance = kept(g.distance, count - p);
+                g.scale = kept(g.scale, count - p), g.epsilon = kept(g.epsilon, count - p);
+            }
+            to_dot = g.dot, to_term = g.distance;
+            of_scale += g.scale, of_epsilon += g.epsilon, of_row += to_term;
+        } else {
+            of_scale += to_score * (2.0f * t - term);
+        }
+        store(back + p, to_dot, LANES);
+        store(of_terms + p, load(of_terms + p, LANES) + to_term, LANES);
+    }
+    totals[0] += sum(of_scale);
+    totals[1] += sum(of_epsilon);
+    return sum(of_row);
 }
 
 }  // namespace
@@ -180,79 +395,94 @@ void gaussian_backward(const float* dot, const float* row, const float* column, 
     }
 }
 
-// weights = softmax of the scores of `dot` [maps, rows, length]; row [maps, rows], unused for the Gaussian's; column
-// [maps, length].
-void softmax_forward(const float* dot, const float* row, const float* column, float* weights, float scale, float epsilon,
-                     long maps, long rows, long length, long first, long is_causal, long is_yat) {
-    for (long map = 0; map < maps; ++map)
-        for (long i = 0; i < rows; ++i) {
-            const long place = (map * rows + i) * length, seen = is_causal ? std::min(length, first + i + 1) : length;
-            const float* terms = column + map * length;
-            Vector greatest = Vector{} - std::numeric_limits<float>::infinity();
-            for (long p = 0; p < seen; p += LANES) {
-                const long count = seen - p;
-                const Vector t = load(dot + place + p, count), c = load(terms + p, count);
-                Vector score = scale * (2.0f * t - c);
-                if (is_yat) {
-                    const Vector raw = c + row[map * rows + i] - 2.0f * t, d = raw < 0.0f ? Vector{} : raw;
-                    score = scale * t * t / (d + epsilon);
-                }
-                store(weights + place + p, score, count);
-                if (count < LANES)
-                    for (long lane = count; lane < LANES; ++lane) score[lane] = greatest[lane];
-                greatest = score > greatest ? score : greatest;
+// Attention of maps `first` to `last`; a map is a head of a sample.  sizes: heads, queries, keys, their width, that of
+// values; strides: of a sample, a head and a row, for query, key, value and `out`; the numbers of a row stand side by
+// side.  column [maps, keys], or none: the squared norms of the keys.  log_sums [maps, queries] is for the backward pass.
+void attention_forward(const float* query, const float* key, const float* value, const float* column, float* out,
+                       float* log_sums, const long* sizes, const long* strides, float scale, float epsilon,
+                       long is_causal, long is_yat, long first, long last) {
+    const auto [heads, queries, keys, width, depth] = *reinterpret_cast<const Sizes*>(sizes);
+    const long wide = padded(keys), deep = padded(depth), block = rows_at_once(queries, wide);
+    Buffer turned(width * wide), terms(wide), values(keys * deep), weights(block * wide), mixed(block * deep);
+    for (long map = first; map < last; ++map) {
+        const Rows<const float> q(query, strides, map, heads), k(key, strides + 3, map, heads), v(value, strides + 6, map, heads);
+        const Rows<float> to(out, strides + 9, map, heads);
+        transpose(k, keys, width, turned, wide);
+        fill_terms(terms, column, k, map, keys, width);
+        copy(v, keys, depth, values, deep);
+        for (long start = 0; start < queries; start += block) {
+            const long count = std::min(block, queries - start), seen = is_causal ? std::min(keys, start + count) : keys;
+            product<false>(count, padded(seen), width, q[start], q.stride, 1, turned, wide, weights, wide);
+            float shares[MOST_ROWS];
+            for (long i = 0; i < count; ++i) {
+                float* row = weights + i * wide;
+                const long own = is_causal ? std::min(keys, start + i + 1) : keys;
+                const Score score{scale, epsilon, is_yat ? energy(q[start + i], width) : 0.0f, is_yat != 0};
+                const float greatest = greatest_score(row, terms, own, score);
+                const float total = exponentials(row, own, greatest);
+                std::fill(row + own, row + seen, 0.0f);
+                shares[i] = 1.0f / total;
+                log_sums[map * queries + start + i] = greatest + std::log(total);
             }
-            float most = greatest[0];
-            for (long lane = 1; lane < LANES; ++lane) most = std::max(most, greatest[lane]);
-            Vector total = {};
-            for (long p = 0; p < seen; p += LANES) {
-                const Vector power = exponential(load(weights + place + p, seen - p) - most);
-                store(weights + place + p, power, seen - p);
-                total += seen - p < LANES ? kept(power, seen - p) : power;
-            }
-            const float share = 1.0f / sum(total);
-            for (long p = 0; p < seen; p += LANES)
-                store(weights + place + p, share * load(weights + place + p, seen - p), seen - p);
-            std::fill(weights + place + seen, weights + place + length, 0.0f);
+            product<false>(count, deep, seen, weights, wide, 1, values, deep, mixed, deep);
+            for (long i = 0; i < count; ++i)
+                for (long e = 0; e < depth; ++e) to[start + i][e] = shares[i] * mixed[i * deep + e];
         }
+    }
 }
 
-// `grad`, of the weights, becomes that of `dot`.
-void softmax_backward(const float* dot, const float* row, const float* column, const float* weights, float* grad,
-                      float* to_row, float* to_column, double* totals, float scale, float epsilon, long maps, long rows,
-                      long length, long first, long is_causal, long is_yat) {
-    for (long map = 0; map < maps; ++map)
-        for (long i = 0; i < rows; ++i) {
-            const long place = (map * rows + i) * length, seen = is_causal ? std::min(length, first + i + 1) : length;
-            const float* terms = column + map * length;
-            float* back_column = to_column + map * length;
-            Vector mean = {};
-            for (long p = 0; p < seen; p += LANES)
-                mean += load(weights + place + p, seen - p) * load(grad + place + p, seen - p);
-            const float middle = sum(mean);
-            Vector of_row = {}, of_scale = {}, of_epsilon = {};
-            for (long p = 0; p < seen; p += LANES) {
-                const long count = seen - p;
-                const Vector t = load(dot + place + p, count), c = load(terms + p, count);
-                const Vector back = load(weights + place + p, count) * (load(grad + place + p, count) - middle);
-                Vector to_dot = 2.0f * scale * back, to_term = -scale * back;
-                if (is_yat) {
-                    YatGradient g = yat_gradient(t, t, c + row[map * rows + i], back, scale, epsilon);
-                    to_dot = g.dot, to_term = g.distance;
-                    of_scale += count < LANES ? kept(g.scale, count) : g.scale;
-                    of_epsilon += count < LANES ? kept(g.epsilon, count) : g.epsilon;
-                    of_row += count < LANES ? kept(to_term, count) : to_term;
-                } else {
-                    of_scale += back * (2.0f * t - c);
-                }
-                store(grad + place + p, to_dot, count);
-                store(back_column + p, load(back_column + p, count) + to_term, count);
+// Gradients, of contiguous tensors; `to_column` where a column came; totals [maps, 2]: of scale and epsilon, added to.
+// The scores are made again: that takes less than to write them down and read them.
+void attention_backward(const float* query, const float* key, const float* value, const float* column,
+                        const float* grad, const float* log_sums, float* to_query, float* to_key, float* to_value,
+                        float* to_column, double* totals, const long* sizes, const long* strides, float scale,
+                        float epsilon, long is_causal, long is_yat, long first, long last) {
+    const auto [heads, queries, keys, width, depth] = *reinterpret_cast<const Sizes*>(sizes);
+    const long wide = padded(keys), broad = padded(width), deep = padded(depth), block = rows_at_once(queries, wide);
+    Buffer turned(width * wide), turned_values(depth * wide), terms(wide), own_keys(keys * broad);
+    Buffer dots(block * wide), weights(block * wide), backs(block * wide), of_terms(wide);
+    Buffer of_queries(block * broad), of_keys(keys * broad), of_values(keys * deep);
+    Buffer own_queries(block * broad), own_grads(block * deep);
+    for (long map = first; map < last; ++map) {
+        const Rows<const float> q(query, strides, map, heads), k(key, strides + 3, map, heads), v(value, strides + 6, map, heads);
+        const Rows<const float> g(grad, strides + 9, map, heads);
+        transpose(k, keys, width, turned, wide);
+        transpose(v, keys, depth, turned_values, wide);
+        fill_terms(terms, column, k, map, keys, width);
+        copy(k, keys, width, own_keys, broad);
+        of_keys.clear(), of_values.clear(), of_terms.clear();
+        for (long start = 0; start < queries; start += block) {
+            const long count = std::min(block, queries - start), seen = is_causal ? std::min(keys, start + count) : keys;
+            copy(q.from(start), count, width, own_queries, broad);
+            copy(g.from(start), count, depth, own_grads, deep);
+            product<false>(count, padded(seen), width, own_queries, broad, 1, turned, wide, dots, wide);
+            product<false>(count, padded(seen), depth, own_grads, deep, 1, turned_values, wide, backs, wide);
+            float of_rows[MOST_ROWS];
+            for (long i = 0; i < count; ++i) {
+                const long own = is_causal ? std::min(keys, start + i + 1) : keys;
+                const Score score{scale, epsilon, is_yat ? energy(q[start + i], width) : 0.0f, is_yat != 0};
+                const float log_sum = log_sums[map * queries + start + i];
+                of_rows[i] = score_gradients(dots + i * wide, weights + i * wide, backs + i * wide, terms, of_terms, own,
+                                             score, log_sum, totals + 2 * map);
+                std::fill(weights + i * wide + own, weights + i * wide + seen, 0.0f);
+                std::fill(backs + i * wide + own, backs + i * wide + seen, 0.0f);
             }
-            std::fill(grad + place + seen, grad + place + length, 0.0f);
-            to_row[map * rows + i] = sum(of_row);
-            totals[0] += sum(of_scale);
-            totals[1] += sum(of_epsilon);
+            product<true>(seen, deep, count, weights, 1, wide, own_grads, deep, of_values, deep);
+            product<true>(seen, broad, count, backs, 1, wide, own_queries, broad, of_keys, broad);
+            product<false>(count, broad, seen, backs, wide, 1, own_keys, broad, of_queries, broad);
+            float* to = to_query + (map * queries + start) * width;
+            for (long i = 0; i < count; ++i)
+                for (long e = 0; e < width; ++e)
+                    to[i * width + e] = of_queries[i * broad + e] + 2.0f * of_rows[i] * own_queries[i * broad + e];
         }
+        for (long s = 0; s < keys; ++s) {
+            const float of_norm = column ? 0.0f : 2.0f * of_terms[s];
+            for (long e = 0; e < width; ++e)
+                to_key[(map * keys + s) * width + e] = of_keys[s * broad + e] + of_norm * own_keys[s * broad + e];
+            for (long e = 0; e < depth; ++e) to_value[(map * keys + s) * depth + e] = of_values[s * deep + e];
+            if (column) to_column[map * keys + s] = of_terms[s];
+        }
+    }
 }
 
 }

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from stages.ops.native import call, load_library
+from stages.ops.native import call, in_parts, load_library
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
-_QUERIES = 64  # of causal attention at a time: the later keys of a block are left out of its products
 Factor = Tensor | float
 
 
@@ -59,27 +58,27 @@ def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    row: Tensor | None,
-    column: Tensor,
     scale: Factor,
-    epsilon: Factor,
-    is_causal: bool,
+    epsilon: Factor | None,
+    *,
+    key_terms: Tensor | None = None,
+    is_causal: bool = False,
 ) -> Tensor | None:
-    """Softmax of scores, times values: scores of Yat with the squared norms `row`, else s (2 q·k − column).
+    """Softmax of scores, times values: those of Yat, or without an `epsilon` s (2 q·k − t), t the keys' terms.
 
-    query: [..., T, E]; key: [..., S, E]; value: [..., S, F]; row: [..., T]; column: [..., S]; returns [..., T, F].
+    query: [..., T, E]; key: [..., S, E]; value: [..., S, F]; key_terms: [..., S], else ‖k‖²; returns [..., T, F].
     """
-    scale, epsilon = _as_tensor(scale, query), _as_tensor(epsilon, query)
-    tensors = [query, key, value, column, scale, epsilon, *([] if row is None else [row])]
+    scale, is_yat = _as_tensor(scale, query), epsilon is not None
+    epsilon = _as_tensor(0.0 if epsilon is None else epsilon, query)
+    tensors = [query, key, value, scale, epsilon, *([] if key_terms is None else [key_terms])]
     is_single = key.shape[:-2] == query.shape[:-2] == value.shape[:-2] and scale.ndim == epsilon.ndim == 0
-    if not is_single or not applies(*tensors) or (is_causal and query.shape[-2] > key.shape[-2]):
+    if not is_single or not applies(*tensors) or key.numel() == 0 or value.numel() == 0:
         return None
     outer = query.shape[:-2]
-    query, key, value = (tensor.reshape(-1, *tensor.shape[-2:]) for tensor in (query, key, value))
-    is_yat = row is not None
-    row = query.new_zeros(query.shape[:2]) if row is None else row.reshape(query.shape[:2])
-    mixed = _Attention.apply(query, key, value, row, column.reshape(key.shape[:2]), scale, epsilon, is_causal, is_yat)
-    return mixed.unflatten(0, outer)
+    if len(outer) != 2:
+        query, key, value = (tensor.reshape(1, -1, *tensor.shape[-2:]) for tensor in (query, key, value))
+    mixed = _Attention.apply(query, key, value, key_terms, scale, epsilon, is_causal, is_yat)
+    return mixed if len(outer) == 2 else mixed.reshape(*outer, *mixed.shape[-2:])
 
 
 class _YatRatio(torch.autograd.Function):
@@ -191,72 +190,64 @@ class _Gaussian(torch.autograd.Function):
 
 
 class _Attention(torch.autograd.Function):
+    """query: [B, H, T, E]; key: [B, H, S, E]; value: [B, H, S, F]; returns [B, H, T, F], in memory [B, T, H, F]."""
+
     @staticmethod
     def forward(
         ctx: Any,
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        row: Tensor,
-        column: Tensor,
+        key_terms: Tensor | None,
         scale: Tensor,
         epsilon: Tensor,
         is_causal: bool,
         is_yat: bool,
     ) -> Tensor:
-        ctx.is_causal, ctx.is_yat = is_causal, is_yat
-        mixed, maps = [], []
-        for first, last, seen in _blocks(query, key, is_causal):
-            dot = query[:, first:last] @ key[:, :seen].mT
-            weights = torch.empty_like(dot)
-            terms = row[:, first:last].contiguous(), column[:, :seen].contiguous()
-            factors = scale.item(), epsilon.item()
-            _call("softmax_forward", dot, *terms, weights, *factors, *dot.shape, first, is_causal, is_yat)
-            mixed.append(weights @ value[:, :seen])  # into a slice of the whole MKL isn't asked
-            maps += [dot, weights]
-        ctx.save_for_backward(query, key, value, row, column, scale, epsilon, *maps)
-        return _joined(mixed)
+        query, key, value = map(_in_rows, (query, key, value))
+        key_terms = None if key_terms is None else key_terms.contiguous()
+        samples, heads, queries, width = query.shape
+        out = query.new_empty(samples, queries, heads, value.shape[3]).transpose(1, 2)
+        log_sums = query.new_empty(samples * heads, queries)
+        sizes = heads, queries, key.shape[2], width, value.shape[3]
+        options = scale.item(), epsilon.item(), is_causal, is_yat
+        strides = _strides(query, key, value, out)
+
+        def work(maps: slice) -> None:
+            tensors = query, key, value, key_terms, out, log_sums
+            _call("attention_forward", *tensors, sizes, strides, *options, maps.start, maps.stop)
+
+        in_parts(samples * heads, work)
+        ctx.save_for_backward(query, key, value, key_terms, log_sums)
+        ctx.sizes, ctx.options = sizes, options
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, row, column, scale, epsilon, *maps = ctx.saved_tensors
-        totals = torch.zeros(2, dtype=torch.float64)
-        grad = grad.contiguous()  # that of a sum is one number everywhere, which products are slow on
-        to_query, to_row = [], torch.empty_like(row)
-        to_key, to_value, to_column = torch.zeros_like(key), torch.zeros_like(value), torch.zeros_like(column)
-        for index, (first, last, seen) in enumerate(_blocks(query, key, ctx.is_causal)):
-            dot, weights = maps[2 * index : 2 * index + 2]
-            back = grad[:, first:last]
-            to_value[:, :seen] += weights.mT @ back
-            to_dot = back @ value[:, :seen].mT
-            terms = row[:, first:last].contiguous(), column[:, :seen].contiguous()
-            to_terms = torch.empty_like(terms[0]), torch.zeros_like(terms[1])
-            factors = scale.item(), epsilon.item()
-            _call(
-                "softmax_backward",
-                *(dot, *terms, weights, to_dot, *to_terms, totals, *factors),
-                *(*dot.shape, first, ctx.is_causal, ctx.is_yat),
-            )
-            to_row[:, first:last] = to_terms[0]
-            to_column[:, :seen] += to_terms[1]
-            to_query.append(to_dot @ key[:, :seen])
-            to_key[:, :seen] += to_dot.mT @ query[:, first:last]
-        to_scale, to_epsilon = totals.to(query.dtype)
-        return _joined(to_query), to_key, to_value, to_row, to_column, to_scale, to_epsilon, None, None
+        query, key, value, key_terms, log_sums = ctx.saved_tensors
+        grad = _in_rows(grad)
+        to_query, to_key, to_value = (torch.empty(tensor.shape) for tensor in (query, key, value))
+        to_terms = None if key_terms is None else torch.empty_like(key_terms)
+        strides, totals = _strides(query, key, value, grad), torch.zeros(len(log_sums), 2, dtype=torch.float64)
+
+        def work(maps: slice) -> None:
+            tensors = query, key, value, key_terms, grad, log_sums, to_query, to_key, to_value, to_terms, totals
+            _call("attention_backward", *tensors, ctx.sizes, strides, *ctx.options, maps.start, maps.stop)
+
+        in_parts(len(log_sums), work)
+        to_scale, to_epsilon = totals.sum(0).to(query.dtype)
+        return to_query, to_key, to_value, to_terms, to_scale, to_epsilon, None, None
 
 
-def _joined(blocks: list[Tensor]) -> Tensor:
-    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
+def _in_rows(tensor: Tensor) -> Tensor:
+    """With the numbers of a row side by side."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def _blocks(query: Tensor, key: Tensor, is_causal: bool) -> list[tuple[int, int, int]]:
-    """Queries from, queries to, keys that they see."""
-    count, keys = query.shape[1], key.shape[1]
-    if not is_causal:
-        return [(0, count, keys)]
-    starts = range(0, count, _QUERIES)
-    return [(first, min(first + _QUERIES, count), min(first + _QUERIES, count)) for first in starts]
+def _strides(*tensors: Tensor) -> list[int]:
+    """Of sample, head and row of each."""
+    return [stride for tensor in tensors for stride in tensor.stride()[:3]]
 
 
 def _sizes(dot: Tensor, column: Tensor) -> tuple[int, int, int]:
@@ -276,5 +267,5 @@ def applies(*tensors: Tensor) -> bool:
     return is_float and is_plain and tensors[0].numel() > 0 and load_library(_SOURCE) is not None
 
 
-def _call(name: str, *arguments: Tensor | float | None) -> None:
+def _call(name: str, *arguments: Tensor | float | Sequence[int] | None) -> None:
     call(_SOURCE, name, *arguments)

@@ -49,9 +49,8 @@ def yat_attention(
     A query that sees no key gets zeros.
     """
     with without_autocast(query.device):
-        if attn_mask is None and dropout_p == 0 and not is_spherical and query.ndim > 2:
-            norms = query.square().sum(-1), key.square().sum(-1)
-            fast = similarity_native.attention(query, key, value, *norms, scale, epsilon, is_causal)
+        if attn_mask is None and dropout_p == 0 and not is_spherical:
+            fast = similarity_native.attention(query, key, value, scale, epsilon, is_causal=is_causal)
             if fast is not None:
                 return fast
         weights = _attention_weights(query, key, attn_mask, is_causal, scale, epsilon, is_spherical)

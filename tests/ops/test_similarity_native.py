@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
 from stages.ops import native, similarity_native
-from stages.ops.rbf import rbf_attention, rbf_attention_reference, rbf_feedforward, rbf_feedforward_reference
+from stages.ops.rbf import (
+    free_metric_reference,
+    rbf_attention,
+    rbf_attention_reference,
+    rbf_feedforward,
+    rbf_feedforward_reference,
+)
 from stages.ops.yat import yat_linear, yat_linear_reference
 from stages.ops.yat_attention import yat_attention, yat_attention_reference
 from stages.ops.yat_conv import yat_conv2d, yat_conv2d_reference
@@ -79,14 +86,14 @@ def test_yat_convolution(stride: int, padding: int, dilation: int, groups: int, 
     assert ("yat_backward" in calls) == (groups == 1)
 
 
-@pytest.mark.parametrize(("queries", "keys"), [(5, 5), (1, 9), (70, 70)])
+@pytest.mark.parametrize(("queries", "keys"), [(5, 5), (1, 9), (70, 70), (66, 300)])
 def test_yat_attention(queries: int, keys: int, calls: list[str]) -> None:
     tensors = [*leaves((2, 2, queries, 6), (2, 2, keys, 6), (2, 2, keys, 3)), *positive(0.4, 0.05)]
     assert_alike(lambda q, k, v, s, e: yat_attention(q, k, v, scale=s, epsilon=e), yat_attention_reference, tensors)
-    assert calls == ["softmax_forward", "softmax_backward"]
+    assert set(calls) == {"attention_forward", "attention_backward"}
 
 
-@pytest.mark.parametrize("count", [1, 9, 64, 67])
+@pytest.mark.parametrize("count", [1, 9, 64, 67, 200])
 def test_causal_yat_attention(count: int, calls: list[str]) -> None:
     tensors = [*leaves((2, count, 6), (2, count, 6), (2, count, 3)), *positive(0.4, 0.05)]
     seen = torch.ones(count, count, dtype=torch.bool).tril()
@@ -95,7 +102,7 @@ def test_causal_yat_attention(count: int, calls: list[str]) -> None:
         return yat_attention(q, k, v, seen, scale=s, epsilon=e)
 
     assert_alike(lambda q, k, v, s, e: yat_attention(q, k, v, is_causal=True, scale=s, epsilon=e), masked, tensors)
-    assert set(calls) == {"softmax_forward", "softmax_backward"}
+    assert set(calls) == {"attention_forward", "attention_backward"}
 
 
 def test_gaussian_attention(calls: list[str]) -> None:
@@ -108,7 +115,51 @@ def test_gaussian_attention(calls: list[str]) -> None:
         return rbf_attention_reference(q, k, v, sigma, w)
 
     assert_alike(fast, reference, tensors)
-    assert calls == ["softmax_forward", "softmax_backward"]
+    assert set(calls) == {"attention_forward", "attention_backward"}
+
+
+def test_gaussian_attention_with_a_free_metric(calls: list[str]) -> None:
+    q, k, v, m = leaves((2, 3, 70, 17), (2, 3, 83, 17), (2, 3, 83, 4), (17, 17))
+    tensors = [q, k, v, (m.detach() / 17).requires_grad_(), *positive(0.3)]
+
+    def fast(q: Tensor, k: Tensor, v: Tensor, m: Tensor, beta: Tensor) -> Tensor:
+        return rbf_attention(q, k, v, beta=beta, metric=m)
+
+    def reference(q: Tensor, k: Tensor, v: Tensor, m: Tensor, beta: Tensor) -> Tensor:
+        return (-beta * free_metric_reference(q, k, m)).softmax(-1) @ v
+
+    assert_alike(fast, reference, tensors)
+    assert set(calls) == {"attention_forward", "attention_backward"}
+
+
+@pytest.mark.parametrize("attention", [yat_attention, partial(rbf_attention, beta=0.2)])
+def test_attention_reads_heads_where_they_lie_and_answers_alike_on_any_threads(attention: Layer) -> None:
+    packed = leaves((2, 9, 3 * 4 * 6))[0]
+
+    def heads(packed: Tensor) -> list[Tensor]:
+        return list(packed.unflatten(-1, (3, 4, 6)).permute(2, 0, 3, 1, 4))
+
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            found.append(value_and_gradients(lambda packed: attention(*heads(packed)), [packed]))
+    finally:
+        torch.set_num_threads(before)
+    copied = value_and_gradients(lambda packed: attention(*(x.contiguous() for x in heads(packed))), [packed])
+    assert found[0][0].transpose(1, 2).is_contiguous(), (
+        "heads of a token lie side by side, as the projection reads them"
+    )
+    for one, three, contiguous in zip(*found, copied, strict=True):
+        assert torch.equal(one, three) and torch.equal(one, contiguous)
+
+
+def test_the_gradient_of_a_sum_lies_nowhere(calls: list[str]) -> None:
+    q, k, v = leaves(*[(1, 2, 5, 6)] * 3)
+    whole = torch.autograd.grad(yat_attention(q, k, v), (q, k, v), torch.ones(1, 2, 5, 6))
+    sums = torch.autograd.grad(yat_attention(q, k, v).sum(), (q, k, v))
+    assert all(map(torch.equal, whole, sums)) and "attention_backward" in calls
 
 
 def test_gaussian_feedforward(calls: list[str]) -> None:
