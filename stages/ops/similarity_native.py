@@ -1,5 +1,7 @@
 """Fast paths of `yat` and `rbf` on a CPU, in float32: what follows their products, in C++ (`similarity_native.cpp`).
 
+Yat attention on a GPU is Triton's (`yat_triton_native`).
+
 Each function says None where it can't: another device or type, no compiler, or under a compiler of torch's own.  The
 caller then does the same with PyTorch's operators.
 """
@@ -70,15 +72,27 @@ def attention(
     """
     scale, is_yat = _as_tensor(scale, query), epsilon is not None
     epsilon = _as_tensor(0.0 if epsilon is None else epsilon, query)
-    tensors = [query, key, value, scale, epsilon, *([] if key_terms is None else [key_terms])]
-    is_single = key.shape[:-2] == query.shape[:-2] == value.shape[:-2] and scale.ndim == epsilon.ndim == 0
-    if not is_single or not applies(*tensors) or key.numel() == 0 or value.numel() == 0:
-        return None
     outer = query.shape[:-2]
+    if not key.shape[:-2] == outer == value.shape[:-2] or not scale.ndim == epsilon.ndim == 0:
+        return None
+    queries, keys, values = query, key, value
     if len(outer) != 2:
-        query, key, value = (tensor.reshape(1, -1, *tensor.shape[-2:]) for tensor in (query, key, value))
-    mixed = _Attention.apply(query, key, value, key_terms, scale, epsilon, is_causal, is_yat)
+        queries, keys, values = (tensor.reshape(1, -1, *tensor.shape[-2:]) for tensor in (query, key, value))
+    if is_yat and _is_on_gpu(query):
+        from stages.ops import yat_triton_native  # Triton is absent where torch has no CUDA
+
+        if not yat_triton_native.applies(queries, keys, values):
+            return None
+        mixed = yat_triton_native.attention(queries, keys, values, scale, epsilon, is_causal)
+    elif applies(queries, keys, values, scale, epsilon, *([] if key_terms is None else [key_terms])):
+        mixed = _Attention.apply(queries, keys, values, key_terms, scale, epsilon, is_causal, is_yat)
+    else:
+        return None
     return mixed if len(outer) == 2 else mixed.reshape(*outer, *mixed.shape[-2:])
+
+
+def _is_on_gpu(tensor: Tensor) -> bool:
+    return tensor.is_cuda
 
 
 class _YatRatio(torch.autograd.Function):
@@ -264,7 +278,8 @@ def applies(*tensors: Tensor) -> bool:
     is_plain = not torch.compiler.is_compiling() and all(
         type(tensor) in (Tensor, torch.nn.Parameter) for tensor in tensors
     )
-    return is_float and is_plain and tensors[0].numel() > 0 and load_library(_SOURCE) is not None
+    is_full = all(tensor.numel() > 0 for tensor in tensors)
+    return is_float and is_plain and is_full and load_library(_SOURCE) is not None
 
 
 def _call(name: str, *arguments: Tensor | float | Sequence[int] | None) -> None:

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import re
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -17,26 +11,18 @@ import pytest
 import torch
 from torch import Tensor
 
-# Said before Triton warns of it: a product followed by a sum may round once.
-os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
-triton = pytest.importorskip("triton", reason="Triton comes with a CUDA build of torch; this one has none")
+from tests.ops import on_triton
 
-from stages.ops import dac_native, dac_triton_native  # noqa: E402
-from stages.ops.dac import dac_conv2d, dac_conv2d_reference, dac_linear, dac_linear_reference  # noqa: E402
-from stages.ops.dac_recompute import dac_taps  # noqa: E402
+pytest.importorskip("triton", reason="Triton comes with a CUDA build of torch; this one has none")
 
-KERNELS = Path(dac_triton_native.kernels.__file__)
+from stages.ops import dac_native, dac_triton_native
+from stages.ops.dac import dac_conv2d, dac_conv2d_reference, dac_linear, dac_linear_reference
+from stages.ops.dac_recompute import dac_taps
 
 
 @pytest.fixture(scope="module")
 def interpreted() -> Iterator[ModuleType]:
-    """The kernels' module as Triton's interpreter runs it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        spec = importlib.util.spec_from_file_location("interpreted_dac_kernels", KERNELS)
-        module = importlib.util.module_from_spec(spec)
-        patch.setitem(sys.modules, spec.name, module)
-        spec.loader.exec_module(module)
+    with on_triton.interpreted(Path(dac_triton_native.kernels.__file__)) as module:
         yield module
 
 
@@ -154,26 +140,8 @@ def test_kernels_compile_for_an_h100_without_spilling_in_half_types(name: str, k
     constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
     pointers = {"z": kind, "w": kind, "bias": kind, "out": kind, "grad": kind, "grad_x": kind}
     pointers |= {"active_sums": "fp32", "passed_sums": "fp32"}
-    signature = {arg: f"*{pointers[arg]}" if arg in pointers else "i32" for arg in kernel.arg_names}
-    signature |= dict.fromkeys(constants, "constexpr")
-    aligned = [place for place, arg in enumerate(kernel.arg_names) if arg in pointers or arg == "inputs"]
-    source = triton.compiler.ASTSource(
-        kernel, signature, constants, {(place,): [["tt.divisibility", 16]] for place in aligned}
-    )
     warps = chunk // 16 if name == "weight_gradient_kernel" else 4
-    target = triton.backends.compiler.GPUTarget("cuda", 90, 32)
-    built = triton.compile(source, target=target, options={"num_warps": warps, "num_stages": 1})
+    ptx, stack = on_triton.built_for_h100(kernel, pointers, constants, aligned=("inputs",), num_warps=warps)
     products = ("wgmma.mma_async", "mma.sync") if is_half else ("fma.rn.f32",)
-    assert any(instruction in built.asm["ptx"] for instruction in products)
-    assert "sm_90" in built.asm["ptx"]
-    used = re.search(r"REG:(\d+) STACK:(\d+)", resources(built.asm["cubin"]))
-    assert used and (int(used[2]) == 0 or not is_half), used
-
-
-def resources(cubin: bytes) -> str:
-    """Registers and bytes of stack of a thread, as NVIDIA's tool beside Triton reads them."""
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        return subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    assert any(instruction in ptx for instruction in products)
+    assert stack == 0 or not is_half
