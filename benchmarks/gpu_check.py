@@ -1,4 +1,4 @@
-"""Everything that a GPU must show for the training core and DAC, in one command that takes a few minutes:
+"""Everything that a GPU must show for the training core and its operators, in one command that takes a few minutes:
 
     python -m benchmarks.gpu_check [--data data/processed/cifar100] [--out results.jsonl]
 
@@ -14,12 +14,13 @@ import dataclasses
 import json
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks import gpu_dac
+from benchmarks import gpu_operators, gpu_training
 from benchmarks.bench_loop import ARMS, build, protocol_for, random_images
 from stages.datasets.packed import read_images
 from stages.device import pick_device
@@ -87,29 +88,34 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("gpu_check.jsonl"))
     options = parser.parse_args()
     device = pick_device(options.device)
-    lines: list[dict[str, Any]] = [{"environment": describe_environment(device)}]
-    failed = False
-    checks = gpu_dac.correctness(device)
-    failed |= not all(check["ok"] for check in checks)
-    for line in [*checks, *gpu_dac.speed(device)]:
-        lines.append(line)
-        print(json.dumps(line), flush=True)
+    failed, count = False, 0
+    with options.out.open("w") as file:
+        for line in lines(device, options.steps, options.data):
+            print(json.dumps(line), file=file, flush=True)
+            print(json.dumps(line), flush=True)
+            failed |= not line.get("ok", True)
+            count += 1
+    print(f"{options.out}: {count} lines, {'a check FAILED' if failed else 'all checks hold'}")
+    return int(failed)
+
+
+def lines(device: torch.device, steps: int, folder: Path | None) -> Iterator[dict[str, Any]]:
+    """One by one, so that what was measured is there if the rest is cut off."""
+    yield {"environment": describe_environment(device)}
+    yield from gpu_operators.correctness(device)
+    yield from gpu_operators.speed(device)
     data = random_images(80, torch.device("cpu"))
     for name in ARMS:
         ours, reference = (train_loss(name, data, protocol_for(8, 10), d) for d in (device, torch.device("cpu")))
         agrees = abs(ours - reference) <= TOLERANCE * abs(reference)
-        failed |= not agrees
-        lines.append({"check": "loss follows the CPU's", "arm": name, "ours": ours, "cpu": reference, "ok": agrees})
+        yield {"check": "loss follows the CPU's", "arm": name, "ours": ours, "cpu": reference, "ok": agrees}
+    yield from gpu_training.stacks(device)
+    yield from gpu_training.training_steps(device)
+    if folder:
+        yield real_epochs(folder, device)
     for name in ARMS:
         for precision, compiled in (("float32", False), ("float32", True), ("bfloat16", False), ("bfloat16", True)):
-            line = images_per_second(name, device, precision=precision, compiled=compiled, steps=options.steps)
-            lines.append(line)
-            print(json.dumps(line), flush=True)
-    if options.data:
-        lines.append(real_epochs(options.data, device))
-    options.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    print(f"{options.out}: {len(lines)} lines, {'a check FAILED' if failed else 'all checks hold'}")
-    return int(failed)
+            yield images_per_second(name, device, precision=precision, compiled=compiled, steps=steps)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,153 @@
+"""What a GPU must show for whole training steps: eager, compiled, and compiled into CUDA graphs.
+
+Goals on an H100, bfloat16: ResNet20 at most 1.2 ms a step of 128 images, its DAC version 4 ms; a hundred epochs of the
+ViT on CIFAR within 90 s; GPT-2 small at 40 % of the tensor cores' peak; 64 of SGEMM's networks as one stack at least 15
+times as fast as one after the other.  Part of `benchmarks.gpu_check`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks.bench_loop import build
+from stages.papers.dac.mlp import MLP
+from stages.papers.dac.mlp_native import Stack
+from stages.papers.dac.resnet_v1 import DACResNetV1, ResNetV1
+from stages.papers.nmn.aether_gpt import AetherGPT
+from stages.papers.nmn.gpt2 import GPT2
+
+PEAK = 989e12  # bfloat16 products on an H100, of its data sheet
+# Of a token, forward and backward: 6 for each weight of a product, and causal attention's halves of T x T.
+GPT2_FLOPS = 6 * (12 * 12 * 768**2 + 768 * 50257 + 12 * 1024 * 768)
+WAYS: dict[str, Callable[[nn.Module], Any]] = {
+    "eager": lambda model: model,
+    "compiled": torch.compile,
+    "compiled into graphs": lambda model: torch.compile(model, mode="reduce-overhead"),
+}
+Step = Callable[[], object]
+
+
+def training_steps(
+    device: torch.device, *, batch: int = 128, texts: int = 16, repeats: int = 20
+) -> Iterator[dict[str, Any]]:
+    """Milliseconds of a step of each network in each way."""
+    image = {"image_size": 32, "in_channels": 3, "num_classes": 100, "depth": 20, "width": 16}
+    text = {"vocabulary_size": 50257, "context": 1024, "width": 768, "depth": 12, "num_heads": 12, "dropout": 0.0}
+    pictures = torch.randn(batch, 3, 32, 32), torch.randint(0, 100, (batch,))
+    tokens = torch.randint(0, 50257, (texts, 1024)), torch.randint(0, 50257, (texts, 1024))
+    networks: list[tuple[str, Callable[[], nn.Module], tuple[Tensor, Tensor]]] = [
+        ("ResNet20", lambda: ResNetV1(**image), pictures),
+        ("DAC ResNet20", lambda: DACResNetV1(**image), pictures),
+        ("ViT", lambda: build("ViT"), pictures),
+        ("GPT-2 small", lambda: GPT2(**text), tokens),
+        ("AetherGPT", lambda: AetherGPT(**text, attention="yat", scale="guide", epsilon=0.1), tokens),
+    ]
+    for name, make, (inputs, targets) in networks:
+        # A text model's steps are long enough to hide what graphs save.
+        for way in WAYS if inputs is pictures[0] else ("eager", "compiled"):
+
+            def measured(make: Callable[[], nn.Module] = make, way: str = way, rows: Any = (inputs, targets)) -> float:
+                return median_seconds(whole_step(make(), way, *rows, device), device, repeats)
+
+            line = attempt({"measurement": "training step, bfloat16, ms", "network": name, "way": way}, measured)
+            seconds = line.pop("seconds", None)
+            if seconds is not None:
+                line["value"] = 1000 * seconds
+                if name == "ViT":
+                    line["hundred_epochs_of_50000_seconds"] = 100 * 50_000 / len(inputs) * seconds
+                if name == "GPT-2 small":
+                    line["share_of_peak"] = GPT2_FLOPS * inputs.numel() / seconds / PEAK
+            yield line
+
+
+def attempt(line: dict[str, Any], measured: Callable[[], float]) -> dict[str, Any]:
+    """`line` with what was measured; a way that fails on this device is a finding, too."""
+    try:
+        return line | {"seconds": measured()}
+    except Exception as error:  # noqa: BLE001  (whatever a compiler may raise)
+        return line | {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
+    finally:
+        torch.compiler.reset()
+
+
+def whole_step(model: nn.Module, way: str, inputs: Tensor, targets: Tensor, device: torch.device) -> Step:
+    """Forward, loss, backward and update."""
+    model = model.to(device)
+    inputs, targets = inputs.to(device), targets.to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    forward = WAYS[way](model)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(device.type, torch.bfloat16):
+            logits = forward(inputs)
+        F.cross_entropy(logits.float().flatten(0, -2), targets.flatten()).backward()
+        optimizer.step()
+
+    return step
+
+
+def stacks(device: torch.device, *, count: int = 64, repeats: int = 20) -> Iterator[dict[str, Any]]:
+    """Steps of one network a second, of SGEMM's: one alone, and `count` as a stack in each way."""
+    features, targets = torch.randn(1024, 14, device=device), torch.randn(1024, device=device)
+    for width in (25, 100):
+        networks = [MLP(in_features=14, depth=6, width=width).to(device) for _ in range(count)]
+        line = {"measurement": "SGEMM, steps of one network a second", "width": width}
+        alone = 1 / median_seconds(single_step(networks[0], features, targets), device, repeats)
+        yield line | {"way": "alone, eager", "value": alone}
+        for way in WAYS:
+
+            def measured(networks: list[MLP] = networks, way: str = way) -> float:
+                return median_seconds(stacked_step(networks, way, features, targets), device, repeats)
+
+            found = attempt(line | {"way": way, "networks": count}, measured)
+            seconds = found.pop("seconds", None)
+            if seconds is not None:
+                found |= {"value": count / seconds, "times_alone": count / seconds / alone, "goal": 15.0}
+            yield found
+
+
+def single_step(model: MLP, features: Tensor, targets: Tensor) -> Step:
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        F.mse_loss(model(features).flatten(), targets).backward()
+        optimizer.step()
+
+    return step
+
+
+def stacked_step(networks: list[MLP], way: str, features: Tensor, targets: Tensor) -> Step:
+    stack = Stack(networks).to(features.device)
+    optimizer = torch.optim.Adam(stack.parameters(), lr=0.01, fused=True)
+    losses = WAYS[way](stack.losses)
+    inputs = features.expand(len(networks), *features.shape).contiguous()
+    wanted = targets.expand(len(networks), *targets.shape).contiguous()
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        losses(inputs, wanted).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def median_seconds(step: Step, device: torch.device, repeats: int) -> float:
+    """After three steps that compile, record graphs and warm up."""
+    times = []
+    for index in range(repeats + 3):
+        started = time.perf_counter()
+        step()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        if index >= 3:
+            times.append(time.perf_counter() - started)
+    return statistics.median(times)
