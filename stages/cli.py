@@ -37,19 +37,29 @@ def show_plan(names: list[str]) -> None:
     costs = plan_costs(params, params.profile, names, counts.count)
     lines = [[name, *_cells(cost, params.rates), *_in_store(name, params)] for name, cost in costs.items()]
     print_table([f"profile {params.profile_name}", *heading, "in store", "cut"], lines)
-    lines = []
+    lines, totals = [], {}
     for profile_name, profile in params.profiles.items():
         costs = plan_costs(params, profile, names, counts.count)
         for paper in dict.fromkeys(papers.values()):
             total = add_up((cost for name, cost in costs.items() if papers[name] == paper), params.rates)
-            lines.append([f"{profile_name}, {paper}", *_cells(total, params.rates)])
-        lines.append([f"{profile_name}, all", *_cells(add_up(costs.values(), params.rates), params.rates)])
+            lines.append([f"{profile_name}, {paper}", *_cells(total, params.rates), *_limits(total, params.rates)])
+        totals[profile_name] = total = add_up(costs.values(), params.rates)
+        lines.append([f"{profile_name}, all", *_cells(total, params.rates), *_limits(total, params.rates)])
     counts.save()
     print()
-    print_table(["profile, paper", *heading], lines)
+    print_table(["profile, paper", *heading, *(f"{device} limit" for device in params.rates)], lines)
     print("\nA training that two experiments share is counted with the first.  Each runs alone on its device:")
     for kind, rate in params.rates.items():
         print(f"  {kind}: {rate.device}, {rate.usd_per_hour:.2f} USD an hour (params.yaml, rates)")
+    print("A limit is the hours of the FLOPs alone at the peak of the device.")
+    for kind, rate in params.rates.items():
+        if rate.goal_hours and "paper" in totals and names == list(params.experiments):
+            planned, limit = totals["paper"].hours(kind), totals["paper"].limit_hours(kind)
+            print(
+                f"Goal: everything as printed within {rate.goal_hours:g} hours of {rate.device}; "
+                f"planned are {_two_digits(planned)}, {planned / rate.goal_hours:.1f} times as many, "
+                f"the limit is {_two_digits(limit)}."
+            )
 
 
 def _cells(cost: Cost, rates: Mapping[str, Rate]) -> list[str]:
@@ -57,6 +67,10 @@ def _cells(cost: Cost, rates: Mapping[str, Rate]) -> list[str]:
     for device, rate in rates.items():
         cells += [_two_digits(cost.hours(device)), _two_digits(cost.hours(device) * rate.usd_per_hour)]
     return cells
+
+
+def _limits(cost: Cost, rates: Mapping[str, Rate]) -> list[str]:
+    return [_two_digits(cost.limit_hours(device)) for device in rates]
 
 
 def _two_digits(value: float) -> str:

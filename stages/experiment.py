@@ -133,14 +133,17 @@ class Experiment:
 class Rate:
     """What an hour of a device costs, and how fast it trains.
 
-    `flops_per_second` are those of whole training steps, by precision; no step takes less than `step_seconds`.
+    `flops_per_second` are those of whole training steps, by precision, `peak_flops_per_second` those of its data sheet;
+    no step takes less than `step_seconds`.  `goal_hours` is what we want all experiments as printed to take.
     """
 
     __pydantic_config__: ClassVar = STRICT
     device: str
     usd_per_hour: float
     flops_per_second: Mapping[Precision, float]
+    peak_flops_per_second: Mapping[Precision, float]
     step_seconds: float
+    goal_hours: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

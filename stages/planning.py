@@ -1,7 +1,8 @@
 """What trainings will cost, before anything trains: steps, FLOPs, hours on a device, money.
 
 FLOPs are 2 x multiply-accumulates of matrix products, convolutions and attention; a backward pass counts as two forward
-passes.  Hours come from the rates in params.yaml: the time of the FLOPs, and at least that of starting each step.
+passes.  Hours come from the rates in params.yaml: the time of the FLOPs, and at least that of starting each step; the
+limit is that of the FLOPs at the device's peak.
 """
 
 from __future__ import annotations
@@ -17,27 +18,34 @@ from stages.run import Protocol, canonical_json, steps_per_epoch, training_count
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Of some trainings together.  `seconds` by the kind of device: each training alone on one."""
+    """Of some trainings together, by the kind of device: `seconds` of each training alone on one, and what their FLOPs
+    alone would take at its peak.
+    """
 
     runs: int
     epochs: int
     steps: int
     flops: int
     seconds: Mapping[str, float]
+    limit_seconds: Mapping[str, float]
 
     def hours(self, device: str) -> float:
         return self.seconds[device] / 3600
 
+    def limit_hours(self, device: str) -> float:
+        return self.limit_seconds[device] / 3600
+
 
 def add_up(costs: Iterable[Cost], devices: Iterable[str]) -> Cost:
     """The sum; of nothing, zero."""
-    costs = list(costs)
+    costs, devices = list(costs), list(devices)
     return Cost(
         runs=sum(cost.runs for cost in costs),
         epochs=sum(cost.epochs for cost in costs),
         steps=sum(cost.steps for cost in costs),
         flops=sum(cost.flops for cost in costs),
         seconds={device: sum(cost.seconds[device] for cost in costs) for device in devices},
+        limit_seconds={device: sum(cost.limit_seconds[device] for cost in costs) for device in devices},
     )
 
 
@@ -75,7 +83,8 @@ def _cost_of_run(
         device: max(flops / rate.flops_per_second[protocol.precision], steps * rate.step_seconds)
         for device, rate in rates.items()
     }
-    return Cost(runs=1, epochs=epochs, steps=steps, flops=flops, seconds=seconds)
+    limits = {device: flops / rate.peak_flops_per_second[protocol.precision] for device, rate in rates.items()}
+    return Cost(runs=1, epochs=epochs, steps=steps, flops=flops, seconds=seconds, limit_seconds=limits)
 
 
 def expected_epochs(protocol: Protocol) -> int:

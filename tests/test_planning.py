@@ -33,6 +33,10 @@ def one_flop(model: ModelSpec, shape: tuple[int, ...], vocabulary: int | None) -
     return 1
 
 
+def one_flop_of_any(self: FlopCounts, model: ModelSpec, shape: tuple[int, ...], vocabulary: int | None) -> int:
+    return one_flop(model, shape, vocabulary)
+
+
 def test_flops_of_a_model_are_those_of_its_published_results(params: Params, tmp_path: Path) -> None:
     (line,) = (
         line.result
@@ -105,6 +109,8 @@ def test_hours_are_those_of_the_flops_and_at_least_those_of_the_steps(params: Pa
         assert small.seconds[device] == pytest.approx(small.steps * rate.step_seconds)
         assert large.seconds[device] == pytest.approx(large.flops / rate.flops_per_second["float32"])
         assert large.hours(device) == large.seconds[device] / 3600
+        assert large.limit_hours(device) == pytest.approx(large.flops / rate.peak_flops_per_second["float32"] / 3600)
+        assert large.limit_hours(device) < large.hours(device)
 
 
 def test_a_training_that_may_stop_early_is_expected_to(params: Params) -> None:
@@ -175,7 +181,23 @@ def test_command_prints_each_experiment_and_each_paper_under_every_profile(
     assert [line.split()[0] for line in lines[1:3]] == ["ninformer-mnist", "brownian-cifar10"]
     table = [line.split(", ")[1].split()[0] for line in lines if line.startswith(("smoke, ", "quick, ", "paper, "))]
     assert table == ["ninformer", "brownian", "all"] * 3
-    assert "one NVIDIA H100, 2.50 USD an hour" in lines[-1]
+    assert any("one NVIDIA H100, 2.50 USD an hour" in line for line in lines)
+    assert not any(line.startswith("Goal") for line in lines), "the goal is for all experiments together"
+    assert lines[4].endswith("cpu limit  cuda limit")
+
+
+def test_command_says_how_far_the_goal_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], params: Params
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("CLAIMCHECK_HOME", str(tmp_path))
+    monkeypatch.setattr(FlopCounts, "count", one_flop_of_any)
+    assert main(["plan"]) == 0
+    total = add_up(
+        plan_costs(params, params.profiles["paper"], params.experiments, one_flop).values(), params.rates
+    ).hours("cuda")
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said.startswith(f"Goal: everything as printed within 40 hours of one NVIDIA H100; planned are {total:.0f}, ")
 
 
 def test_an_unknown_experiment_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
