@@ -131,11 +131,7 @@ class Experiment:
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """What an hour of a device costs, and how fast it trains.
-
-    `flops_per_second` are those of whole training steps, by precision, `peak_flops_per_second` those of its data sheet;
-    no step takes less than `step_seconds`.  `goal_hours` is what we want all experiments as printed to take.
-    """
+    """What an hour of a device costs, how fast whole steps are, and its peak.  `goal_hours`: for all as printed."""
 
     __pydantic_config__: ClassVar = STRICT
     device: str

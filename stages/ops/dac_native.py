@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from stages.ops.native import call, in_parts, load_library
+from stages.ops.native import call, in_parts, is_plain, load_library
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
 _KERNELS = {(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (3, 1), (3, 3)}
@@ -22,10 +22,8 @@ def applies(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
         from stages.ops import dac_triton_native  # Triton is absent where torch has no CUDA
 
         return dac_triton_native.applies(x, weight, bias)
-    is_float = all(tensor.dtype == torch.float32 and tensor.device.type == "cpu" for tensor in (x, weight, bias))
-    is_known = tuple(weight.shape[2:]) in _KERNELS and min(x.numel(), weight.numel()) > 0
-    is_eager = not torch.compiler.is_compiling()
-    return is_float and is_known and is_eager and load_library(_SOURCE) is not None
+    is_known = tuple(weight.shape[2:]) in _KERNELS
+    return is_known and is_plain(x, weight, bias) and load_library(_SOURCE) is not None
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor, before: tuple[int, int], size: tuple[int, int]) -> Tensor:

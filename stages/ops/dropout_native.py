@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-from stages.ops.native import call, load_library
+from stages.ops.native import call, is_plain, load_library
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
 
@@ -43,7 +42,7 @@ class _Dropout(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
         out, kept = torch.empty_like(x), torch.empty_like(x, dtype=torch.uint8)
         # The reference multiplies with 1 / (1 - p), rounded to float32.
-        ctx.scale = float(torch.ones(()).div(1 - p))
+        ctx.scale = float(torch.ones((), dtype=torch.float32, device="cpu").div(1 - p))
         state = torch.default_generator.get_state()
         threshold = math.ceil((1 - p) * 2**53)
         call(_SOURCE, "dropout_forward", x, out, kept, state, ctx.scale, threshold, x.numel())
@@ -52,27 +51,19 @@ class _Dropout(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (kept,) = ctx.saved_tensors
+        if torch.is_grad_enabled() or grad.stride() != kept.stride() or not is_plain(grad):
+            # As the reference has it: the layout of what comes back decides in which order later sums are added.
+            return grad * kept.to(grad.dtype).mul_(ctx.scale), None
         to_x = torch.empty_like(kept, dtype=grad.dtype)
-        if grad.stride() != kept.stride():
-            grad = torch.empty_like(to_x).copy_(grad)
         call(_SOURCE, "dropout_backward", grad, kept, to_x, ctx.scale, grad.numel())
         return to_x, None
 
 
 def _applies(x: Tensor) -> bool:
-    """float32 on a CPU without gaps in memory, outside compilers and transformations, where the draws are known."""
-    return (
-        x.dtype == torch.float32
-        and x.device.type == "cpu"
-        and type(x) in (Tensor, nn.Parameter)
-        and not torch.compiler.is_compiling()
-        and x.numel() > 0
-        and _is_dense(x)
-        and _draws_alike()
-    )
+    """Whether C++ can take it: without gaps in memory, and where PyTorch's draws are known."""
+    return is_plain(x) and _is_dense(x) and _draws_alike()
 
 
 def _is_dense(x: Tensor) -> bool:
@@ -91,8 +82,9 @@ def _draws_alike() -> bool:
     try:
         found = []
         for draw in (_Dropout.apply, torch.nn.functional.dropout):
-            torch.manual_seed(0)
-            values = [draw(torch.ones(count), p) for count, p in ((1, 0.5), (311, 0.1), (2500, 0.7))]
+            torch.default_generator.manual_seed(0)
+            ones = torch.ones(2500, dtype=torch.float32, device="cpu")
+            values = [draw(ones[:count], p) for count, p in ((1, 0.5), (311, 0.1), (2500, 0.7))]
             found.append(torch.cat([*values, torch.default_generator.get_state().float()]))
         return torch.equal(*found)
     finally:

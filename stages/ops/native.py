@@ -71,6 +71,36 @@ def _as_c(argument: Tensor | float | Sequence[int] | None) -> Any:
     return (ctypes.c_long * len(argument))(*argument)
 
 
+def is_plain(*tensors: Tensor) -> bool:
+    """Whether all are float32 on a CPU with numbers in them, in eager PyTorch with its backward pass and nothing else.
+
+    Compilers, `torch.func`, forward-mode differentiation and views that are negative only by name want operators.
+    """
+    is_watched = (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0
+    )
+    return not is_watched and all(
+        tensor.dtype == torch.float32
+        and tensor.device.type == "cpu"
+        and tensor.numel() > 0
+        and type(tensor) in (Tensor, torch.nn.Parameter)
+        and not tensor.is_neg()
+        for tensor in tensors
+    )
+
+
+def in_rows(tensor: Tensor) -> Tensor:
+    """With the numbers of its last dimension side by side."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def head_strides(*tensors: Tensor) -> list[int]:
+    """Of sample, head and row of each [B, H, T, E]."""
+    return [stride for tensor in tensors for stride in tensor.stride()[:3]]
+
+
 def in_parts(count: int, work: Callable[[slice], None]) -> None:
     """`work` on slices of 0 to `count`, one for each of PyTorch's threads; which ones depends on their number alone."""
     parts = min(torch.get_num_threads(), count)
@@ -86,6 +116,10 @@ def in_parts(count: int, work: Callable[[slice], None]) -> None:
 def _pool(threads: int) -> ThreadPoolExecutor:
     """Kept for the next layer: starting threads takes longer than a small one."""
     return ThreadPoolExecutor(threads)
+
+
+# A fork has none of its threads.
+os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 def _compile(compiler: str, source: Path, built: Path) -> None:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stages.ops import similarity_native
+from stages.ops import attention_native, similarity_native
 
 Kernel = Callable[[Tensor, Tensor | float], Tensor]
 
@@ -201,14 +201,14 @@ def rbf_attention(
             return weights.to(v.dtype) @ v
         # The norm is that of the rounded key, so that the score is the exact distance of rounded vectors.
         q, k = _factored(q, metric_factor), _factored(k, metric_factor)
-        if similarity_native.applies(q, k, v):
-            q_metric, k_norm = q, None  # the squared norm, which C++ makes on its way
-            if metric is not None:
-                q_metric, _, k_norm = _terms(q, k, metric)
-            fast = similarity_native.attention(q_metric, k, v, beta, None, key_terms=k_norm)
-            if fast is not None:
-                return fast
-        q_metric, _, k_norm = _terms(q, k, metric)
+        q_metric, k_norm = q, None  # the squared norm, which the fast path makes on its way
+        if metric is not None:
+            q_metric, _, k_norm = _terms(q, k, metric)
+        fast = attention_native.attention(q_metric, k, v, beta, None, key_terms=k_norm)
+        if fast is not None:
+            return fast
+        if k_norm is None:
+            q_metric, _, k_norm = _terms(q, k, None)
         columns = _split(-beta * k_norm, k.dtype)
         # The fused kernels ask for one width in all three, a multiple of 8; the query's padding is the ones.
         width = max(k.shape[-1] + columns.shape[-1], v.shape[-1])

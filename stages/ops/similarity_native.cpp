@@ -266,10 +266,10 @@ float exponentials(float* row, long count, float greatest) {
 
 // Weights from inner products, gradients of those in place of the weights' (`back`), and that of the query's norm.
 float score_gradients(const float* dot, float* weights, float* back, const float* terms, float* of_terms, long count,
-                      const Score& score, float log_sum, double* totals) {
+                      const Score& score, float greatest, float share, double* totals) {
     Vector mean = {};
     for (long p = 0; p < count; p += LANES) {
-        const Vector weight = exponential(score(load(dot + p, LANES), load(terms + p, LANES)) - log_sum);
+        const Vector weight = share * exponential(score(load(dot + p, LANES), load(terms + p, LANES)) - greatest);
         store(weights + p, count - p < LANES ? kept(weight, count - p) : weight, LANES);
         mean += load(weights + p, LANES) * load(back + p, LANES);
     }
@@ -397,9 +397,10 @@ void gaussian_backward(const float* dot, const float* row, const float* column, 
 
 // Attention of maps `first` to `last`; a map is a head of a sample.  sizes: heads, queries, keys, their width, that of
 // values; strides: of a sample, a head and a row, for query, key, value and `out`; the numbers of a row stand side by
-// side.  column [maps, keys], or none: the squared norms of the keys.  log_sums [maps, queries] is for the backward pass.
+// side.  column [maps, keys], or none: the squared norms of the keys.  peaks [maps, queries, 2], for the backward pass:
+// the greatest score, and one over the sum of exponentials; their logarithm would lose the sum beside a large score.
 void attention_forward(const float* query, const float* key, const float* value, const float* column, float* out,
-                       float* log_sums, const long* sizes, const long* strides, float scale, float epsilon,
+                       float* peaks, const long* sizes, const long* strides, float scale, float epsilon,
                        long is_causal, long is_yat, long first, long last) {
     const auto [heads, queries, keys, width, depth] = *reinterpret_cast<const Sizes*>(sizes);
     const long wide = padded(keys), deep = padded(depth), block = rows_at_once(queries, wide);
@@ -422,7 +423,8 @@ void attention_forward(const float* query, const float* key, const float* value,
                 const float total = exponentials(row, own, greatest);
                 std::fill(row + own, row + seen, 0.0f);
                 shares[i] = 1.0f / total;
-                log_sums[map * queries + start + i] = greatest + std::log(total);
+                peaks[2 * (map * queries + start + i)] = greatest;
+                peaks[2 * (map * queries + start + i) + 1] = shares[i];
             }
             product<false>(count, deep, seen, weights, wide, 1, values, deep, mixed, deep);
             for (long i = 0; i < count; ++i)
@@ -434,7 +436,7 @@ void attention_forward(const float* query, const float* key, const float* value,
 // Gradients, of contiguous tensors; `to_column` where a column came; totals [maps, 2]: of scale and epsilon, added to.
 // The scores are made again: that takes less than to write them down and read them.
 void attention_backward(const float* query, const float* key, const float* value, const float* column,
-                        const float* grad, const float* log_sums, float* to_query, float* to_key, float* to_value,
+                        const float* grad, const float* peaks, float* to_query, float* to_key, float* to_value,
                         float* to_column, double* totals, const long* sizes, const long* strides, float scale,
                         float epsilon, long is_causal, long is_yat, long first, long last) {
     const auto [heads, queries, keys, width, depth] = *reinterpret_cast<const Sizes*>(sizes);
@@ -461,9 +463,9 @@ void attention_backward(const float* query, const float* key, const float* value
             for (long i = 0; i < count; ++i) {
                 const long own = is_causal ? std::min(keys, start + i + 1) : keys;
                 const Score score{scale, epsilon, is_yat ? energy(q[start + i], width) : 0.0f, is_yat != 0};
-                const float log_sum = log_sums[map * queries + start + i];
+                const float* peak = peaks + 2 * (map * queries + start + i);
                 of_rows[i] = score_gradients(dots + i * wide, weights + i * wide, backs + i * wide, terms, of_terms, own,
-                                             score, log_sum, totals + 2 * map);
+                                             score, peak[0], peak[1], totals + 2 * map);
                 std::fill(weights + i * wide + own, weights + i * wide + seen, 0.0f);
                 std::fill(backs + i * wide + own, backs + i * wide + seen, 0.0f);
             }

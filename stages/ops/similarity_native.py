@@ -1,7 +1,5 @@
 """Fast paths of `yat` and `rbf` on a CPU, in float32: what follows their products, in C++ (`similarity_native.cpp`).
 
-Yat attention on a GPU is Triton's (`yat_triton_native`).
-
 Each function says None where it can't: another device or type, no compiler, or under a compiler of torch's own.  The
 caller then does the same with PyTorch's operators.
 """
@@ -16,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from stages.ops.native import call, in_parts, load_library
+from stages.ops.native import call, is_plain, load_library
 
-_SOURCE = Path(__file__).with_suffix(".cpp")
+SOURCE = Path(__file__).with_suffix(".cpp")
 Factor = Tensor | float
 
 
@@ -29,7 +27,7 @@ def yat_ratio(
 
     dot: [R, L]; row: [R]; column: [C, L], each for R / C rows one after the other; bias: [R] or [L].
     """
-    scale, epsilon = _as_tensor(scale, dot), _as_tensor(epsilon, dot)
+    scale, epsilon = as_tensor(scale, dot), as_tensor(epsilon, dot)
     if not applies(dot, row, column, scale, epsilon, *([] if bias is None else [bias])):
         return None
     return _YatRatio.apply(dot, row, column, scale, epsilon, bias, is_row_bias)
@@ -37,7 +35,7 @@ def yat_ratio(
 
 def yat_linear(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Factor, epsilon: Factor) -> Tensor | None:
     """The same of samples and units.  x: [R, D]; weight: [L, D]; bias: [L]; returns [R, L]."""
-    scale, epsilon = _as_tensor(scale, x), _as_tensor(epsilon, x)
+    scale, epsilon = as_tensor(scale, x), as_tensor(epsilon, x)
     if not applies(x, weight, scale, epsilon, *([] if bias is None else [bias])):
         return None
     return _YatLinear.apply(x, weight, bias, scale, epsilon)
@@ -50,49 +48,10 @@ def energy(x: Tensor) -> Tensor | None:
 
 def gaussian(dot: Tensor, row: Tensor, column: Tensor, beta: Factor) -> Tensor | None:
     """exp(−β (row + column − 2 dot)).  dot: [R, L]; row: [R]; column: [L]; beta: [L] or a number."""
-    beta = _as_tensor(beta, dot)
+    beta = as_tensor(beta, dot)
     if not applies(dot, row, column, beta):
         return None
     return _Gaussian.apply(dot, row, column, beta.expand(column.shape))
-
-
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scale: Factor,
-    epsilon: Factor | None,
-    *,
-    key_terms: Tensor | None = None,
-    is_causal: bool = False,
-) -> Tensor | None:
-    """Softmax of scores, times values: those of Yat, or without an `epsilon` s (2 q·k − t), t the keys' terms.
-
-    query: [..., T, E]; key: [..., S, E]; value: [..., S, F]; key_terms: [..., S], else ‖k‖²; returns [..., T, F].
-    """
-    scale, is_yat = _as_tensor(scale, query), epsilon is not None
-    epsilon = _as_tensor(0.0 if epsilon is None else epsilon, query)
-    outer = query.shape[:-2]
-    if not key.shape[:-2] == outer == value.shape[:-2] or not scale.ndim == epsilon.ndim == 0:
-        return None
-    queries, keys, values = query, key, value
-    if len(outer) != 2:
-        queries, keys, values = (tensor.reshape(1, -1, *tensor.shape[-2:]) for tensor in (query, key, value))
-    if is_yat and _is_on_gpu(query):
-        from stages.ops import yat_triton_native  # Triton is absent where torch has no CUDA
-
-        if not yat_triton_native.applies(queries, keys, values):
-            return None
-        mixed = yat_triton_native.attention(queries, keys, values, scale, epsilon, is_causal)
-    elif applies(queries, keys, values, scale, epsilon, *([] if key_terms is None else [key_terms])):
-        mixed = _Attention.apply(queries, keys, values, key_terms, scale, epsilon, is_causal, is_yat)
-    else:
-        return None
-    return mixed if len(outer) == 2 else mixed.reshape(*outer, *mixed.shape[-2:])
-
-
-def _is_on_gpu(tensor: Tensor) -> bool:
-    return tensor.is_cuda
 
 
 class _YatRatio(torch.autograd.Function):
@@ -203,84 +162,19 @@ class _Gaussian(torch.autograd.Function):
         return to_dot, to_row, to_column, to_beta
 
 
-class _Attention(torch.autograd.Function):
-    """query: [B, H, T, E]; key: [B, H, S, E]; value: [B, H, S, F]; returns [B, H, T, F], in memory [B, T, H, F]."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_terms: Tensor | None,
-        scale: Tensor,
-        epsilon: Tensor,
-        is_causal: bool,
-        is_yat: bool,
-    ) -> Tensor:
-        query, key, value = map(_in_rows, (query, key, value))
-        key_terms = None if key_terms is None else key_terms.contiguous()
-        samples, heads, queries, width = query.shape
-        out = query.new_empty(samples, queries, heads, value.shape[3]).transpose(1, 2)
-        log_sums = query.new_empty(samples * heads, queries)
-        sizes = heads, queries, key.shape[2], width, value.shape[3]
-        options = scale.item(), epsilon.item(), is_causal, is_yat
-        strides = _strides(query, key, value, out)
-
-        def work(maps: slice) -> None:
-            tensors = query, key, value, key_terms, out, log_sums
-            _call("attention_forward", *tensors, sizes, strides, *options, maps.start, maps.stop)
-
-        in_parts(samples * heads, work)
-        ctx.save_for_backward(query, key, value, key_terms, log_sums)
-        ctx.sizes, ctx.options = sizes, options
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, key_terms, log_sums = ctx.saved_tensors
-        grad = _in_rows(grad)
-        to_query, to_key, to_value = (torch.empty(tensor.shape) for tensor in (query, key, value))
-        to_terms = None if key_terms is None else torch.empty_like(key_terms)
-        strides, totals = _strides(query, key, value, grad), torch.zeros(len(log_sums), 2, dtype=torch.float64)
-
-        def work(maps: slice) -> None:
-            tensors = query, key, value, key_terms, grad, log_sums, to_query, to_key, to_value, to_terms, totals
-            _call("attention_backward", *tensors, ctx.sizes, strides, *ctx.options, maps.start, maps.stop)
-
-        in_parts(len(log_sums), work)
-        to_scale, to_epsilon = totals.sum(0).to(query.dtype)
-        return to_query, to_key, to_value, to_terms, to_scale, to_epsilon, None, None
-
-
-def _in_rows(tensor: Tensor) -> Tensor:
-    """With the numbers of a row side by side."""
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
-
-
-def _strides(*tensors: Tensor) -> list[int]:
-    """Of sample, head and row of each."""
-    return [stride for tensor in tensors for stride in tensor.stride()[:3]]
-
-
 def _sizes(dot: Tensor, column: Tensor) -> tuple[int, int, int]:
     return *dot.shape, len(dot) // len(column)
 
 
-def _as_tensor(factor: Factor, like: Tensor) -> Tensor:
+def as_tensor(factor: Factor, like: Tensor) -> Tensor:
+    """A number as float32 on the device of `like`."""
     return factor if isinstance(factor, Tensor) else torch.full((), factor, dtype=torch.float32, device=like.device)
 
 
 def applies(*tensors: Tensor) -> bool:
     """Whether the sums in C++ can take these: float32 on a CPU, outside compilers and transformations."""
-    is_float = all(tensor.dtype == torch.float32 and tensor.device.type == "cpu" for tensor in tensors)
-    is_plain = not torch.compiler.is_compiling() and all(
-        type(tensor) in (Tensor, torch.nn.Parameter) for tensor in tensors
-    )
-    is_full = all(tensor.numel() > 0 for tensor in tensors)
-    return is_float and is_plain and is_full and load_library(_SOURCE) is not None
+    return is_plain(*tensors) and load_library(SOURCE) is not None
 
 
-def _call(name: str, *arguments: Tensor | float | Sequence[int] | None) -> None:
-    call(_SOURCE, name, *arguments)
+def _call(name: str, *arguments: Tensor | float | None) -> None:
+    call(SOURCE, name, *arguments)

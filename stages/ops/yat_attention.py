@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stages.ops import similarity_native
+from stages.ops import attention_native
 from stages.ops.yat import Factor, YatEpsilon, YatScale, widen, without_autocast, yat_ratio
 
 # s itself is learned, from 1 (the guide), or equation 7.
@@ -50,7 +50,7 @@ def yat_attention(
     """
     with without_autocast(query.device):
         if attn_mask is None and dropout_p == 0 and not is_spherical:
-            fast = similarity_native.attention(query, key, value, scale, epsilon, is_causal=is_causal)
+            fast = attention_native.attention(query, key, value, scale, epsilon, is_causal=is_causal)
             if fast is not None:
                 return fast
         weights = _attention_weights(query, key, attn_mask, is_causal, scale, epsilon, is_spherical)

@@ -3,9 +3,9 @@
     a_ij = q_i·k_j,  d_ij = max(‖q_i‖² + ‖k_j‖² − 2 a_ij, 0),  z_ij = s a_ij² / (d_ij + ε)
     y_i = Σ_j softmax(z_i)_j v_j
 
-Forwards the softmax goes along with its greatest score so far; backwards weights are made again from the scores and the
-logarithm of their sum, once with the queries in hand and once with the keys.  Products of half types are of tensor
-cores and added in float32, those of float32 are exact; everything between is float32.  A NaN stays a NaN.
+Forwards the softmax goes along with its greatest score so far; backwards weights are made again from the scores, that
+greatest one and the sum of exponentials, once with the queries in hand and once with the keys.  Products of half types
+are of tensor cores and added in float32, those of float32 are exact; the rest is float32.  A NaN stays a NaN.
 
 Numbers of a row lie side by side; strides are those of sample, head and row.  Only builtin functions of Triton's
 language stand here, as in `dac_kernels_native`.
@@ -46,14 +46,22 @@ def _rows(base, pair, heads, sample_stride, head_stride, row_stride, row, rows, 
 
 
 @triton.jit
+def _scores(dot, raw, s, eps):
+    """Bit by bit the same forwards and backwards: a large score's rounding is a factor of its weight."""
+    d = tl.maximum(raw, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    ratio = dot / (d + eps)
+    return s * dot * ratio, ratio
+
+
+@triton.jit
 def forward_kernel(
     query,
     key,
     value,
     scale,  # one number
     epsilon,  # one number
-    out,  # [samples, queries, heads, depth]
-    log_sums,  # [pairs, queries], float32
+    out,  # [samples, queries, heads, depth], float32: backwards its rounding would be one of large scores
+    peaks,  # [pairs, queries, 2], float32: the greatest score, and one over the sum of exponentials
     heads,
     queries,
     keys,
@@ -75,8 +83,8 @@ def forward_kernel(
     DEPTH: tl.constexpr,
 ):
     """QUERIES queries of one head, all keys that they see one block after the other."""
-    pair = tl.program_id(1)
-    i = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
+    pair = tl.program_id(0)
+    i = tl.program_id(1) * QUERIES + tl.arange(0, QUERIES)
     q = _rows(query, pair, heads, q_sample, q_head, q_row, i, queries, width, WIDTH)
     q_norm = _norms(q)
     s = tl.load(scale).to(tl.float32)
@@ -86,18 +94,18 @@ def forward_kernel(
     mixed = tl.full([QUERIES, DEPTH], 0.0, tl.float32)
     last = keys
     if CAUSAL:
-        last = tl.minimum(keys, (tl.program_id(0) + 1) * QUERIES)
+        last = tl.minimum(keys, (tl.program_id(1) + 1) * QUERIES)
     for start in range(0, last, KEYS):
         j = start + tl.arange(0, KEYS)
         k = _rows(key, pair, heads, k_sample, k_head, k_row, j, keys, width, WIDTH)
         v = _rows(value, pair, heads, v_sample, v_head, v_row, j, keys, depth, DEPTH)
         dot = tl.dot(q, tl.trans(k), input_precision="ieee")
         raw = q_norm[:, None] + _norms(k)[None, :] - 2.0 * dot
-        d = tl.maximum(raw, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        score, _ = _scores(dot, raw, s, eps)
         seen = (j < keys)[None, :]
         if CAUSAL:
             seen = seen & (j[None, :] <= i[:, None])
-        score = tl.where(seen, s * dot * dot / (d + eps), -float("inf"))
+        score = tl.where(seen, score, -float("inf"))
         most = _greater(greatest, tl.reduce(score, 1, _greater))
         weight = tl.exp(score - most[:, None])
         shrunk = tl.exp(greatest - most)
@@ -108,19 +116,33 @@ def forward_kernel(
     to = out + (((pair // heads) * queries + i) * heads + pair % heads)[:, None] * depth + f[None, :]
     mixed = mixed / total[:, None]
     tl.store(to, mixed.to(out.dtype.element_ty), mask=(i < queries)[:, None] & (f < depth)[None, :])
-    tl.store(log_sums + pair * queries + i, greatest + tl.log(total), mask=i < queries)
+    peak = peaks + 2 * (pair * queries + i)
+    tl.store(peak, greatest, mask=i < queries)
+    tl.store(peak + 1, 1.0 / total, mask=i < queries)
 
 
 @triton.jit
-def _gradients(dot, raw, seen, log_sum, mean, back, s, eps):
-    """Weights, and gradients of inner product, distance, scale and ε for each pair; `back` is that of the weights."""
-    d = tl.maximum(raw, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    ratio = dot / (d + eps)
-    weight = tl.where(seen, tl.exp(s * dot * ratio - log_sum[:, None]), 0.0)
+def _gradients(dot, raw, seen, peak, mean, back, s, eps, like):
+    """Weights, and gradients of inner product, distance, scale and ε for each pair; `back` is that of the weights.
+
+    The first two gradients go into a query as Σ t_j k_j + 2 q Σ d_j, whose terms nearly cancel where q and k_j are
+    near: so t is rounded to the type of `like`, as its product wants, and d makes up for the rounding.
+    """
+    greatest, share = peak
+    score, ratio = _scores(dot, raw, s, eps)
+    weight = tl.where(seen, tl.exp(score - greatest[:, None]) * share[:, None], 0.0)
     to_score = weight * (back - mean[:, None])
     to_epsilon = -s * to_score * ratio * ratio
-    to_distance = tl.where(raw > 0.0, to_epsilon, 0.0)
-    return weight, 2.0 * s * to_score * ratio - 2.0 * to_distance, to_distance, to_score * ratio * dot, to_epsilon
+    aligned = 2.0 * s * to_score * ratio
+    to_dot = tl.where(raw > 0.0, aligned - 2.0 * to_epsilon, aligned).to(like.dtype)
+    to_distance = tl.where(raw > 0.0, 0.5 * (aligned - to_dot.to(tl.float32)), 0.0)
+    return weight, to_dot, to_distance, to_score * ratio * dot, to_epsilon
+
+
+@triton.jit
+def _peaks(peaks, pair, queries, i):
+    place = peaks + 2 * (pair * queries + i)
+    return tl.load(place, mask=i < queries, other=0.0), tl.load(place + 1, mask=i < queries, other=0.0)
 
 
 @triton.jit
@@ -131,7 +153,7 @@ def query_gradient_kernel(
     scale,
     epsilon,
     grad,
-    log_sums,  # [pairs, queries], float32
+    peaks,  # [pairs, queries, 2], float32
     means,  # [pairs, queries], float32: inner products of `grad` and the result
     to_query,  # [pairs, queries, width]
     to_factors,  # [pairs, blocks of queries, 2], float32: of scale and ε
@@ -159,12 +181,12 @@ def query_gradient_kernel(
     DEPTH: tl.constexpr,
 ):
     """QUERIES queries of one head, all keys that they see one block after the other."""
-    pair = tl.program_id(1)
-    i = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
+    pair = tl.program_id(0)
+    i = tl.program_id(1) * QUERIES + tl.arange(0, QUERIES)
     q = _rows(query, pair, heads, q_sample, q_head, q_row, i, queries, width, WIDTH)
     g = _rows(grad, pair, heads, g_sample, g_head, g_row, i, queries, depth, DEPTH)
     q_norm = _norms(q)
-    log_sum = tl.load(log_sums + pair * queries + i, mask=i < queries, other=0.0)
+    peak = _peaks(peaks, pair, queries, i)
     mean = tl.load(means + pair * queries + i, mask=i < queries, other=0.0)
     s = tl.load(scale).to(tl.float32)
     eps = tl.load(epsilon).to(tl.float32)
@@ -174,7 +196,7 @@ def query_gradient_kernel(
     to_eps = tl.full([QUERIES], 0.0, tl.float32)
     last = keys
     if CAUSAL:
-        last = tl.minimum(keys, (tl.program_id(0) + 1) * QUERIES)
+        last = tl.minimum(keys, (tl.program_id(1) + 1) * QUERIES)
     for start in range(0, last, KEYS):
         j = start + tl.arange(0, KEYS)
         k = _rows(key, pair, heads, k_sample, k_head, k_row, j, keys, width, WIDTH)
@@ -185,8 +207,8 @@ def query_gradient_kernel(
         seen = (i < queries)[:, None] & (j < keys)[None, :]
         if CAUSAL:
             seen = seen & (j[None, :] <= i[:, None])
-        _, to_dot, to_distance, of_scale, of_eps = _gradients(dot, raw, seen, log_sum, mean, back, s, eps)
-        to_q += tl.dot(to_dot.to(k.dtype), k, input_precision="ieee")
+        _, to_dot, to_distance, of_scale, of_eps = _gradients(dot, raw, seen, peak, mean, back, s, eps, k)
+        to_q += tl.dot(to_dot, k, input_precision="ieee")
         to_norm += tl.reduce(to_distance, 1, _plus)
         to_scale += tl.reduce(of_scale, 1, _plus)
         to_eps += tl.reduce(of_eps, 1, _plus)
@@ -194,7 +216,7 @@ def query_gradient_kernel(
     to_q += 2.0 * q.to(tl.float32) * to_norm[:, None]
     to = to_query + (pair * queries + i)[:, None] * width + e[None, :]
     tl.store(to, to_q.to(to_query.dtype.element_ty), mask=(i < queries)[:, None] & (e < width)[None, :])
-    factors = to_factors + (pair * tl.num_programs(0) + tl.program_id(0)) * 2
+    factors = to_factors + (pair * tl.num_programs(1) + tl.program_id(1)) * 2
     tl.store(factors, tl.reduce(to_scale, 0, _plus))
     tl.store(factors + 1, tl.reduce(to_eps, 0, _plus))
 
@@ -207,7 +229,7 @@ def key_gradient_kernel(
     scale,
     epsilon,
     grad,
-    log_sums,  # [pairs, queries], float32
+    peaks,  # [pairs, queries, 2], float32
     means,  # [pairs, queries], float32
     to_key,  # [pairs, keys, width]
     to_value,  # [pairs, keys, depth]
@@ -235,8 +257,8 @@ def key_gradient_kernel(
     DEPTH: tl.constexpr,
 ):
     """KEYS keys of one head, all queries that see them one block after the other."""
-    pair = tl.program_id(1)
-    j = tl.program_id(0) * KEYS + tl.arange(0, KEYS)
+    pair = tl.program_id(0)
+    j = tl.program_id(1) * KEYS + tl.arange(0, KEYS)
     k = _rows(key, pair, heads, k_sample, k_head, k_row, j, keys, width, WIDTH)
     v = _rows(value, pair, heads, v_sample, v_head, v_row, j, keys, depth, DEPTH)
     k_norm = _norms(k)
@@ -247,12 +269,12 @@ def key_gradient_kernel(
     to_norm = tl.full([KEYS], 0.0, tl.float32)
     first = 0
     if CAUSAL:
-        first = tl.program_id(0) * KEYS // QUERIES * QUERIES
+        first = tl.program_id(1) * KEYS // QUERIES * QUERIES
     for start in range(first, queries, QUERIES):
         i = start + tl.arange(0, QUERIES)
         q = _rows(query, pair, heads, q_sample, q_head, q_row, i, queries, width, WIDTH)
         g = _rows(grad, pair, heads, g_sample, g_head, g_row, i, queries, depth, DEPTH)
-        log_sum = tl.load(log_sums + pair * queries + i, mask=i < queries, other=0.0)
+        peak = _peaks(peaks, pair, queries, i)
         mean = tl.load(means + pair * queries + i, mask=i < queries, other=0.0)
         dot = tl.dot(q, tl.trans(k), input_precision="ieee")
         back = tl.dot(g, tl.trans(v), input_precision="ieee")
@@ -260,9 +282,9 @@ def key_gradient_kernel(
         seen = (i < queries)[:, None] & (j < keys)[None, :]
         if CAUSAL:
             seen = seen & (j[None, :] <= i[:, None])
-        weight, to_dot, to_distance, _, _ = _gradients(dot, raw, seen, log_sum, mean, back, s, eps)
+        weight, to_dot, to_distance, _, _ = _gradients(dot, raw, seen, peak, mean, back, s, eps, k)
         to_v += tl.dot(tl.trans(weight.to(g.dtype)), g, input_precision="ieee")
-        to_k += tl.dot(tl.trans(to_dot.to(q.dtype)), q, input_precision="ieee")
+        to_k += tl.dot(tl.trans(to_dot), q, input_precision="ieee")
         to_norm += tl.reduce(to_distance, 0, _plus)
     e = tl.arange(0, WIDTH)
     f = tl.arange(0, DEPTH)

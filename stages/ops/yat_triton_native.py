@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from stages.ops import yat_kernels_native as kernels
+from stages.ops.native import head_strides, in_rows
 
 _HALF = (torch.bfloat16, torch.float16)
 _COUNTED = 2**31  # numbers that a kernel's 32 bits can count
@@ -24,12 +25,15 @@ _WIDEST = 128  # features of a head: a block of each operand stays on chip
 _BLOCKS = {"forward": (64, 64, 4), "query gradient": (64, 32, 4), "key gradient": (32, 64, 8)}
 
 
-def applies(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether `attention` can take these: one type, heads that fit, and addresses that can be counted."""
+def applies(query: Tensor, key: Tensor, value: Tensor, scale: Tensor, epsilon: Tensor) -> bool:
+    """Whether `attention` can take these: one device and type, heads that fit, and addresses that can be counted."""
     tensors = (query, key, value)
     is_known = {tensor.dtype for tensor in tensors} in ({torch.float32}, {torch.bfloat16}, {torch.float16})
-    fits = max(query.shape[-1], value.shape[-1]) <= _WIDEST and all(map(_is_countable, tensors))
-    return is_known and fits and all(tensor.numel() > 0 for tensor in tensors)
+    is_together = len({tensor.device for tensor in (*tensors, scale, epsilon)}) == 1
+    numbers = [query.shape[:3].numel() * value.shape[3], *(tensor.numel() for tensor in tensors)]
+    spans = [sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True)) for t in tensors]
+    fits = max(query.shape[3], value.shape[3]) <= _WIDEST and max(*numbers, *spans) < _COUNTED
+    return is_known and is_together and fits and min(numbers) > 0
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, scale: Tensor, epsilon: Tensor, is_causal: bool) -> Tensor:
@@ -42,18 +46,18 @@ class _Attention(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: Tensor, epsilon: Tensor, is_causal: bool
     ) -> Tensor:
-        out, log_sums = forward(query, key, value, scale, epsilon, is_causal)
-        ctx.save_for_backward(query, key, value, scale, epsilon, out, log_sums)
+        out, peaks = forward(query, key, value, scale, epsilon, is_causal)
+        ctx.save_for_backward(query, key, value, scale, epsilon, out, peaks)
         ctx.is_causal = is_causal
-        return out.transpose(1, 2)
+        return out.to(query.dtype).transpose(1, 2)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, scale, epsilon, out, log_sums = ctx.saved_tensors
-        means = (grad.float() * out.transpose(1, 2).float()).sum(-1)
+        query, key, value, scale, epsilon, out, peaks = ctx.saved_tensors
+        means = (grad.float() * out.transpose(1, 2)).sum(-1)
         to_query, to_key, to_value, to_factors = backward(
-            query, key, value, scale, epsilon, grad, log_sums, means, ctx.is_causal
+            query, key, value, scale, epsilon, grad, peaks, means, ctx.is_causal
         )
         to_scale, to_epsilon = to_factors.sum((0, 1)).unbind()
         return to_query, to_key, to_value, to_scale.to(scale.dtype), to_epsilon.to(epsilon.dtype), None
@@ -63,24 +67,25 @@ class _Attention(torch.autograd.Function):
 def forward(
     query: Tensor, key: Tensor, value: Tensor, scale: Tensor, epsilon: Tensor, is_causal: bool
 ) -> tuple[Tensor, Tensor]:
-    """The result [B, T, H, F], and of each query the logarithm of its scores' exponentials' sum [B·H, T], float32."""
-    query, key, value = map(_in_rows, (query, key, value))
+    """The result [B, T, H, F], and of each query the greatest score and one over the sum [B·H, T, 2]; float32."""
+    query, key, value = map(in_rows, (query, key, value))
     (samples, heads, queries, width), (keys, depth) = query.shape, value.shape[2:]
-    out, log_sums = _results(query, value)
+    out, peaks = _results(query, value)
     options = _options("forward", query, value, is_causal)
-    kernels.forward_kernel[(-(-queries // options["QUERIES"]), samples * heads)](
-        query,
-        key,
-        value,
-        scale,
-        epsilon,
-        out,
-        log_sums,
-        *(heads, queries, keys, width, depth),
-        *_strides(query, key, value),
-        **options,
-    )
-    return out, log_sums
+    with torch.cuda.device_of(query):
+        kernels.forward_kernel[(samples * heads, -(-queries // options["QUERIES"]))](
+            query,
+            key,
+            value,
+            scale,
+            epsilon,
+            out,
+            peaks,
+            *(heads, queries, keys, width, depth),
+            *head_strides(query, key, value),
+            **options,
+        )
+    return out, peaks
 
 
 @torch.library.custom_op("claimcheck::yat_attention_backward", mutates_args=())
@@ -91,20 +96,21 @@ def backward(
     scale: Tensor,
     epsilon: Tensor,
     grad: Tensor,
-    log_sums: Tensor,
+    peaks: Tensor,
     means: Tensor,
     is_causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of query, key and value, and parts of those of scale and epsilon [B·H, parts, 2] to be added."""
-    query, key, value, grad = map(_in_rows, (query, key, value, grad.to(value.dtype)))
+    query, key, value, grad = map(in_rows, (query, key, value, grad.to(value.dtype)))
     (samples, heads, queries, width), (keys, depth) = query.shape, value.shape[2:]
     by_query, by_key = (_options(f"{name} gradient", query, value, is_causal) for name in ("query", "key"))
     to_query, to_key, to_value, to_factors = _gradients(query, key, value, by_query["QUERIES"])
-    operands = query, key, value, scale, epsilon, grad, log_sums, means.contiguous()
-    sizes = heads, queries, keys, width, depth, *_strides(query, key, value, grad)
+    operands = query, key, value, scale, epsilon, grad, peaks, means.contiguous()
+    sizes = heads, queries, keys, width, depth, *head_strides(query, key, value, grad)
     pairs = samples * heads
-    kernels.query_gradient_kernel[(to_factors.shape[1], pairs)](*operands, to_query, to_factors, *sizes, **by_query)
-    kernels.key_gradient_kernel[(-(-keys // by_key["KEYS"]), pairs)](*operands, to_key, to_value, *sizes, **by_key)
+    with torch.cuda.device_of(query):
+        kernels.query_gradient_kernel[(pairs, to_factors.shape[1])](*operands, to_query, to_factors, *sizes, **by_query)
+        kernels.key_gradient_kernel[(pairs, -(-keys // by_key["KEYS"]))](*operands, to_key, to_value, *sizes, **by_key)
     return to_query, to_key, to_value, to_factors
 
 
@@ -123,7 +129,7 @@ def _(
     scale: Tensor,
     epsilon: Tensor,
     grad: Tensor,
-    log_sums: Tensor,
+    peaks: Tensor,
     means: Tensor,
     is_causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -132,8 +138,8 @@ def _(
 
 def _results(query: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     samples, heads, queries, _ = query.shape
-    out = query.new_empty(samples, queries, heads, value.shape[3])
-    return out, query.new_empty(samples * heads, queries, dtype=torch.float32)
+    out = query.new_empty(samples, queries, heads, value.shape[3], dtype=torch.float32)
+    return out, query.new_empty(samples * heads, queries, 2, dtype=torch.float32)
 
 
 def _gradients(query: Tensor, key: Tensor, value: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -150,17 +156,3 @@ def _options(kernel: str, query: Tensor, value: Tensor, is_causal: bool) -> dict
     wide, deep = (max(16, 2 ** (tensor.shape[3] - 1).bit_length()) for tensor in (query, value))
     sizes = {"QUERIES": queries, "KEYS": keys, "WIDTH": wide, "DEPTH": deep}
     return {"CAUSAL": is_causal, **sizes, "num_warps": warps, "num_stages": 2 if is_half else 1}
-
-
-def _is_countable(tensor: Tensor) -> bool:
-    return sum((size - 1) * abs(stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) < _COUNTED
-
-
-def _in_rows(tensor: Tensor) -> Tensor:
-    """With the numbers of a row side by side."""
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
-
-
-def _strides(*tensors: Tensor) -> list[int]:
-    """Of sample, head and row of each."""
-    return [stride for tensor in tensors for stride in tensor.stride()[:3]]

@@ -12,7 +12,6 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from stages.ops.native import call, load_library
@@ -25,9 +24,10 @@ _SOURCE = Path(__file__).with_suffix(".cpp")
 
 def with_fast_batches(task: Task) -> Task:
     """`task`, or one that makes the same batches faster where there is one."""
-    if not isinstance(task, ImageClassification) or task.device.type != "cpu" or len(task) == 0:
+    if not isinstance(task, ImageClassification) or type(task) is not ImageClassification or len(task) == 0:
         return task
-    return task if load_library(_SOURCE) is None else FastImageClassification(task.data, task.protocol)
+    is_known = task.device.type == "cpu" and task.data.images.dtype == torch.uint8
+    return FastImageClassification(task.data, task.protocol) if is_known and load_library(_SOURCE) else task
 
 
 class FastImageClassification(ImageClassification):
@@ -42,7 +42,7 @@ class FastImageClassification(ImageClassification):
             top, left = torch.randint(0, 2 * spec.crop_padding + 1, (2, count, 1), generator=generator).unbind()
         if spec.horizontal_flip:
             mirrored = torch.rand(count, 1, generator=generator) < 0.5
-        return self._windows(self._padded, rows, top, left, mirrored), self.data.labels[rows]
+        return self._windows(self._augmenter.padded, rows, top, left, mirrored), self.data.labels[rows]
 
     def plain_batches(self, rows: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The same without augmentation, in order."""
@@ -51,21 +51,17 @@ class FastImageClassification(ImageClassification):
             yield self._windows(self.data.images, part, zeros, zeros, None), self.data.labels[part]
 
     @cached_property
-    def _padded(self) -> Tensor:
-        padding = self.protocol.augmentation.crop_padding
-        return F.pad(self.data.images, [padding] * 4) if padding else self.data.images
-
-    @cached_property
     def _numbers(self) -> Tensor:
         """What each value of a pixel becomes.  [C, 256]."""
-        values = torch.arange(256, dtype=torch.uint8).expand(1, self.data.images.shape[1], 256)
+        values = torch.arange(256, dtype=torch.uint8, device="cpu").expand(1, self.data.images.shape[1], 256)
         return self._normalize(values[..., None]).view(-1, 256).contiguous()
 
     def _windows(self, images: Tensor, rows: Tensor, top: Tensor, left: Tensor, mirrored: Tensor | None) -> Tensor:
-        if len(rows) and not 0 <= rows.min() <= rows.max() < len(images):
+        if len(rows) and not -len(images) <= rows.min() <= rows.max() < len(images):
             raise IndexError(f"rows go from {rows.min()} to {rows.max()}; there are {len(images)} images")
+        rows = torch.where(rows < 0, rows + len(images), rows.long())
         size = self.data.images.shape[1:]
-        out = torch.empty(len(rows), *size)
+        out = torch.empty(len(rows), *size, dtype=torch.float32, device="cpu")
         images, rows, top, left = (tensor.contiguous() for tensor in (images, rows, top, left))
         sizes = (len(rows), *images.shape[1:], *size[1:])
         call(_SOURCE, "windows", images, rows, top, left, mirrored, self._numbers, out, *sizes)

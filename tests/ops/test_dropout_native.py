@@ -51,7 +51,8 @@ def everything(layer: nn.Module, x: Tensor, drawn_before: int) -> list[Tensor]:
 def test_same_bits_as_pytorch(layout: str, p: float, drawn_before: int, calls: list[str]) -> None:
     x = LAYOUTS[layout]
     fast, plain = everything(Dropout(p), x, drawn_before), everything(nn.Dropout(p), x, drawn_before)
-    assert calls == ["dropout_forward", "dropout_backward"]
+    # A gradient that lies otherwise than its input is PyTorch's business.
+    assert calls == ["dropout_forward", *["dropout_backward"] * (layout in ("rows", "one", "long"))]
     assert fast[0].stride() == plain[0].stride()
     assert all(map(torch.equal, fast, plain))
 
@@ -61,6 +62,51 @@ def test_what_is_no_number_stays_none(calls: list[str]) -> None:
     fast, plain = everything(Dropout(0.5), x, 0), everything(nn.Dropout(0.5), x, 0)
     assert calls
     torch.testing.assert_close(fast[0], plain[0], rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_sums_before_it_are_added_in_the_same_order(p: float) -> None:
+    """A gradient that comes back in another layout goes on in that layout, as PyTorch's does."""
+    found = []
+    for layer in (Dropout(p), nn.Dropout(p)):
+        torch.manual_seed(0)
+        x, bias = torch.randn(8, 33, 40), torch.zeros(40, requires_grad=True)
+        h = x + bias
+        (layer(h).transpose(1, 2) * torch.randn(8, 40, 33)).sum().backward()
+        found.append(bias.grad)
+    assert torch.equal(*found)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:FutureWarning")  # of torch.func itself
+def test_transformations_and_second_derivatives_are_pytorchs(calls: list[str]) -> None:
+    x, layer = torch.randn(50), Dropout(0.5)
+    torch.manual_seed(0)
+    wanted = F.dropout(x, 0.5)
+    for ours in (
+        lambda: torch.func.vmap(layer, randomness="same")(x[None])[0],
+        lambda: torch.func.jvp(layer, (x,), (x,))[0],
+        lambda: layer(torch._neg_view(-x)),
+    ):
+        torch.manual_seed(0)
+        torch.testing.assert_close(ours(), wanted)
+    assert not calls
+    x.requires_grad_()
+    (first,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    assert set(second.tolist()) == {0.0, 8.0}  # 2 / (1 - p)² where kept
+
+
+@pytest.mark.parametrize("p", [0.1, 0.3])
+def test_the_default_type_is_nobodys_business(p: float) -> None:
+    x = torch.randn(300)
+    plain = everything(nn.Dropout(p), x, 0)
+    torch.set_default_dtype(torch.float64)
+    try:
+        torch.manual_seed(3)
+        fast = Dropout(p)(x)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(fast, plain[0])
 
 
 @pytest.mark.parametrize(

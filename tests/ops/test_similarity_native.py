@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 
@@ -9,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from stages.ops import native, similarity_native
+from stages.ops import attention_native, native, similarity_native
 from stages.ops.rbf import (
     free_metric_reference,
     rbf_attention,
@@ -21,7 +23,7 @@ from stages.ops.yat import yat_linear, yat_linear_reference
 from stages.ops.yat_attention import yat_attention, yat_attention_reference
 from stages.ops.yat_conv import yat_conv2d, yat_conv2d_reference
 
-pytestmark = pytest.mark.skipif(native.load_library(similarity_native._SOURCE) is None, reason="no C++ compiler here")
+pytestmark = pytest.mark.skipif(native.load_library(similarity_native.SOURCE) is None, reason="no C++ compiler here")
 
 Layer = Callable[..., Tensor]
 
@@ -49,8 +51,9 @@ def in_doubles(tensors: list[Tensor]) -> list[Tensor]:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the C++ functions that were called."""
     names: list[str] = []
-    real = similarity_native._call
-    monkeypatch.setattr(similarity_native, "_call", lambda name, *rest: (names.append(name), real(name, *rest)))
+    for module in (similarity_native, attention_native):
+        real = module._call
+        monkeypatch.setattr(module, "_call", lambda name, *rest, real=real: (names.append(name), real(name, *rest)))
     return names
 
 
@@ -153,6 +156,77 @@ def test_attention_reads_heads_where_they_lie_and_answers_alike_on_any_threads(a
     )
     for one, three, contiguous in zip(*found, copied, strict=True):
         assert torch.equal(one, three) and torch.equal(one, contiguous)
+
+
+@pytest.mark.parametrize("size", [0.5, 2.0])
+@pytest.mark.parametrize("causal", [False, True])
+def test_large_scores_of_equal_keys_share_their_weight(size: float, causal: bool, calls: list[str]) -> None:
+    token = size * leaves((1, 1, 1, 16))[0].detach()
+    q = k = token.expand(1, 1, 6, 16).contiguous()
+    v = leaves((1, 1, 6, 5))[0]
+    out = yat_attention(q.clone().requires_grad_(), k, v, is_causal=causal, epsilon=1e-5)
+    (to_v,) = torch.autograd.grad(out.sum(), v)
+    weights = torch.ones(6, 6).tril() if causal else torch.ones(6, 6)
+    weights /= weights.sum(1, keepdim=True)
+    torch.testing.assert_close(out[0, 0], weights @ v[0, 0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(to_v[0, 0], weights.sum(0)[:, None].expand(6, 5), rtol=1e-5, atol=1e-5)
+    assert "attention_backward" in calls
+
+
+@pytest.mark.parametrize("shapes", [((2, 4, 64), (2, 4, 16), (2, 4, 8)), ((2, 4, 6), (2, 9, 6), (2, 4, 8))], ids=str)
+def test_tensors_that_do_not_fit_are_pytorchs_to_refuse(shapes: tuple[tuple[int, ...], ...], calls: list[str]) -> None:
+    tensors = [torch.randn(shape) for shape in shapes]
+    with pytest.raises(RuntimeError, match="size"):
+        yat_attention(*tensors)
+    for terms in (None, torch.randn(2, 5)):
+        assert attention_native.attention(*tensors, 1.0, None, key_terms=terms) is None
+    assert calls == []
+
+
+@pytest.mark.parametrize("shapes", [((2, 0, 6), (2, 3, 6), (2, 3, 4)), ((0, 2, 6), (0, 3, 6), (0, 3, 4))], ids=str)
+def test_nothing_in_is_nothing_out(shapes: tuple[tuple[int, ...], ...]) -> None:
+    q, k, v = (torch.randn(shape) for shape in shapes)
+    assert yat_attention(q, k, v).shape == (*q.shape[:-1], v.shape[-1])
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:FutureWarning")  # of torch.func itself
+def test_transformations_go_to_pytorch(calls: list[str]) -> None:
+    q, k, v = (x.detach() for x in leaves(*[(1, 2, 5, 6)] * 3))
+    plain = yat_attention(q, k, v)
+    calls.clear()
+    torch.testing.assert_close(torch.func.vmap(yat_attention)(q, k, v), plain)
+    value, _ = torch.func.jvp(lambda q: yat_attention(q, k, v), (q,), (q,))
+    torch.testing.assert_close(value, plain)
+    torch.testing.assert_close(yat_attention(torch._neg_view(-q), k, v), plain)
+    assert calls == []
+
+
+def test_the_default_type_is_nobodys_business() -> None:
+    tensors = leaves(*[(1, 2, 5, 6)] * 3)
+    before = value_and_gradients(yat_attention, tensors)
+    torch.set_default_dtype(torch.float64)
+    try:
+        after = torch.autograd.grad(yat_attention(*tensors).square().sum(), tensors)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    wanted = torch.autograd.grad(yat_attention(*tensors).square().sum(), tensors)
+    assert before[0].dtype == torch.float32 and all(map(torch.equal, after, wanted))
+
+
+def test_a_fork_has_threads_of_its_own() -> None:
+    code = """
+import os, sys, torch
+from stages.ops.yat_attention import yat_attention
+torch.set_num_threads(2)
+q = torch.randn(1, 4, 8, 8)
+yat_attention(q, q, q)
+child = os.fork()
+if child == 0:
+    yat_attention(q, q, q)
+    os._exit(0)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 
 def test_the_gradient_of_a_sum_lies_nowhere(calls: list[str]) -> None:

@@ -56,7 +56,16 @@ def test_plain_batches_have_the_same_bits_and_no_augmentation() -> None:
         assert torch.equal(got, wanted) and torch.equal(own, labels)
 
 
-@pytest.mark.parametrize("rows", [[40], [0, -1]])
+def test_rows_may_count_from_the_end_and_in_any_integer() -> None:
+    plain = task(3, padding=2, flip=True)
+    rows = torch.tensor([-1, 3, -40], dtype=torch.int32)
+    wanted, got = (
+        each.training_batch(rows, torch.Generator().manual_seed(5)) for each in (plain, with_fast_batches(plain))
+    )
+    assert all(map(torch.equal, got, wanted))
+
+
+@pytest.mark.parametrize("rows", [[40], [0, -41]])
 def test_a_row_that_is_not_there_is_an_error(rows: list[int]) -> None:
     with pytest.raises(IndexError, match="there are 40 images"):
         with_fast_batches(task(1)).training_batch(torch.tensor(rows), torch.Generator())
@@ -66,5 +75,14 @@ def test_what_it_does_not_know_is_left_alone(monkeypatch: pytest.MonkeyPatch) ->
     plain, empty = task(1), task(1)
     empty.data = dataclasses.replace(empty.data, labels=torch.arange(0))
     assert with_fast_batches(empty) is empty
+    floats = task(1)
+    floats.data = dataclasses.replace(floats.data, images=floats.data.images.float())
+    assert with_fast_batches(floats) is floats
+
+    class Other(ImageClassification):
+        """Has ideas of its own."""
+
+    other = Other(plain.data, plain.protocol)
+    assert with_fast_batches(other) is other
     monkeypatch.setattr(images_native, "load_library", lambda source: None)
     assert with_fast_batches(plain) is plain
