@@ -43,24 +43,25 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor, before: list[int], size: li
     patches = len(x) * down * across
     outputs = 8 if laid.is_half else 2
     together = (128 if patches >= 8192 else 64) if laid.is_half else 32
-    kernels.forward_kernel[(-(-patches // together), -(-len(weight) // outputs))](
-        *laid.operands,
-        out,
-        len(x),
-        laid.z.shape[3],
-        len(weight),
-        *laid.z.shape[1:3],
-        *size,
-        A=weight.shape[2],
-        B=weight.shape[3],
-        ROWS=laid.patch[0],
-        COLS=laid.patch[1],
-        PATCHES=together,
-        CHUNK=laid.chunk,
-        OUTPUTS=outputs,
-        num_warps=4,
-        num_stages=1,
-    )
+    with torch.cuda.device_of(x):
+        kernels.forward_kernel[(-(-patches // together), -(-len(weight) // outputs))](
+            *laid.operands,
+            out,
+            len(x),
+            laid.z.shape[3],
+            len(weight),
+            *laid.z.shape[1:3],
+            *size,
+            A=weight.shape[2],
+            B=weight.shape[3],
+            ROWS=laid.patch[0],
+            COLS=laid.patch[1],
+            PATCHES=together,
+            CHUNK=laid.chunk,
+            OUTPUTS=outputs,
+            num_warps=4,
+            num_stages=1,
+        )
     return out
 
 
@@ -82,22 +83,23 @@ def backward(x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor, before: list
     sizes = (*laid.z.shape[1:3], *grad.shape[2:], *used.shape[2:], *laid.before)
     options: dict[str, Any] = {"A": weight.shape[2], "B": weight.shape[3], "TAPS": _TAPS, "PIXELS": pixels}
     options |= {"CHUNK": laid.chunk, "num_stages": 1}
-    kernels.input_gradient_kernel[(-(-to_used[:, 0].numel() // pixels), chunks)](
-        *laid.operands, grad, to_used, len(x), x.shape[1], inputs, n, *sizes, **options, num_warps=4
-    )
-    kernels.weight_gradient_kernel[(n, chunks, parts)](
-        laid.z,
-        laid.bias,
-        grad,
-        *sums,
-        len(x),
-        inputs,
-        n,
-        *sizes,
-        **options,
-        ACROSS=_across(pixels, *used.shape[2:]),
-        num_warps=laid.chunk // 16,
-    )
+    with torch.cuda.device_of(x):
+        kernels.input_gradient_kernel[(-(-to_used[:, 0].numel() // pixels), chunks)](
+            *laid.operands, grad, to_used, len(x), x.shape[1], inputs, n, *sizes, **options, num_warps=4
+        )
+        kernels.weight_gradient_kernel[(n, chunks, parts)](
+            laid.z,
+            laid.bias,
+            grad,
+            *sums,
+            len(x),
+            inputs,
+            n,
+            *sizes,
+            **options,
+            ACROSS=_across(pixels, *used.shape[2:]),
+            num_warps=laid.chunk // 16,
+        )
     used.copy_(to_used)
     active, passed = sums.sum(1)[:, :, : x.shape[1]].unflatten(3, weight.shape[2:])
     return grad_x, active.to(weight.dtype), (passed * weight).sum((2, 3)).to(bias.dtype)
