@@ -100,7 +100,7 @@ class _Attention(torch.autograd.Function):
         grad = in_rows(grad)
         to_query, to_key, to_value = (tensor.new_empty(tensor.shape) for tensor in (query, key, value))
         to_terms = None if key_terms is None else torch.empty_like(key_terms)
-        strides, totals = head_strides(query, key, value, grad), torch.zeros(len(peaks), 2, dtype=torch.float64)
+        strides, totals = head_strides(query, key, value, grad), peaks.new_zeros(len(peaks), 2, dtype=torch.float64)
 
         def work(maps: slice) -> None:
             tensors = query, key, value, key_terms, grad, peaks, to_query, to_key, to_value, to_terms, totals

@@ -25,7 +25,7 @@ _SOURCE = Path(__file__).with_suffix(".cpp")
 def with_fast_batches(task: Task) -> Task:
     """`task`, or one that makes the same batches faster where there is one."""
     if not isinstance(task, ImageClassification) or type(task) is not ImageClassification or len(task) == 0:
-        return task
+        return task  # a subclass may have batches of its own
     is_known = task.device.type == "cpu" and task.data.images.dtype == torch.uint8
     return FastImageClassification(task.data, task.protocol) if is_known and load_library(_SOURCE) else task
 
@@ -36,7 +36,7 @@ class FastImageClassification(ImageClassification):
     def training_batch(self, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Inputs float32 [B, C, H, W] and labels int64 [B] of `rows` (int64 [B])."""
         spec, count = self.protocol.augmentation, len(rows)
-        top = left = torch.zeros(count, dtype=torch.int64)
+        top = left = rows.new_zeros(count, dtype=torch.int64)
         mirrored = None
         if spec != AugmentationSpec():
             top, left = torch.randint(0, 2 * spec.crop_padding + 1, (2, count, 1), generator=generator).unbind()
@@ -47,7 +47,7 @@ class FastImageClassification(ImageClassification):
     def plain_batches(self, rows: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The same without augmentation, in order."""
         for part in rows.split(batch_size):
-            zeros = torch.zeros_like(part)
+            zeros = torch.zeros_like(part, dtype=torch.int64)
             yield self._windows(self.data.images, part, zeros, zeros, None), self.data.labels[part]
 
     @cached_property

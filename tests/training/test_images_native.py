@@ -63,6 +63,8 @@ def test_rows_may_count_from_the_end_and_in_any_integer() -> None:
         each.training_batch(rows, torch.Generator().manual_seed(5)) for each in (plain, with_fast_batches(plain))
     )
     assert all(map(torch.equal, got, wanted))
+    wanted, got = (next(each.plain_batches(rows, 3)) for each in (plain, with_fast_batches(plain)))
+    assert all(map(torch.equal, got, wanted))
 
 
 @pytest.mark.parametrize("rows", [[40], [0, -41]])
