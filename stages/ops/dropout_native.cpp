@@ -1,11 +1,13 @@
-// Dropout with the draws of PyTorch's CPU generator, single precision.
+// Dropout with the draws of PyTorch's CPU generator, in single precision and in bfloat16.
 //
 // PyTorch keeps x where u < p, u = the low 53 bits of two numbers of its Mersenne twister over 2^53, in the order of
 // memory.  The same numbers are made here block by block: 624 of them are independent but for one shift of 227, which
 // lets the processor make eight or sixteen at once.
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <cstring>
 
 namespace {
 
@@ -66,28 +68,69 @@ class Twister {
     }
 };
 
+struct Half {  // bfloat16: the upper half of a float
+    uint16_t bits;
+};
+
+inline float widened(float x) { return x; }
+
+inline float widened(Half x) {
+    const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
+    float out;
+    std::memcpy(&out, &bits, sizeof out);
+    return out;
+}
+
+inline void put(float x, float* out) { *out = x; }
+
+// To the nearest, ties to even, as PyTorch rounds.
+inline void put(float x, Half* out) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    out->bits = std::isnan(x) ? 0x7fc0 : static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+template <typename T>
+void scale_kept(const T* x, const uint8_t* kept, T* out, float scale, long count) {
+    for (long i = 0; i < count; ++i) put(widened(x[i]) * (kept[i] ? scale : 0.0f), &out[i]);
+}
+
+template <typename T>
+void forward(const T* x, T* out, uint8_t* kept, void* state, float scale, long keep, long count) {
+    constexpr long CHUNK = 2048;
+    uint32_t words[2 * CHUNK];
+    const auto keep_high = static_cast<uint32_t>(keep >> 32), keep_low = static_cast<uint32_t>(keep);
+    Twister twister(static_cast<State*>(state));
+    for (long first = 0; first < count; first += CHUNK) {
+        const long size = std::min(CHUNK, count - first);
+        twister.draw(words, 2 * size);
+        for (long i = 0; i < size; ++i) {
+            const uint32_t high = words[2 * i] & 0x1fffffu, low = words[2 * i + 1];
+            kept[first + i] = (high < keep_high) | ((high == keep_high) & (low < keep_low));
+        }
+        scale_kept(x + first, kept + first, out + first, scale, size);
+    }
+}
+
 }  // namespace
 
 extern "C" {
 
 // out = x / p where kept, else 0 x.  `kept` [count] is written; keep p·2^53, rounded up; scale 1 / p.
 void dropout_forward(const float* x, float* out, uint8_t* kept, void* state, float scale, long keep, long count) {
-    constexpr long CHUNK = 2048;
-    uint32_t words[2 * CHUNK];
-    Twister twister(static_cast<State*>(state));
-    for (long first = 0; first < count; first += CHUNK) {
-        const long size = std::min(CHUNK, count - first);
-        twister.draw(words, 2 * size);
-        for (long i = 0; i < size; ++i) {
-            const int64_t number = static_cast<int64_t>(words[2 * i] & 0x1fffffu) << 32 | words[2 * i + 1];
-            kept[first + i] = number < keep;
-        }
-        for (long i = first; i < first + size; ++i) out[i] = x[i] * (kept[i] ? scale : 0.0f);
-    }
+    forward(x, out, kept, state, scale, keep, count);
+}
+
+void dropout_forward_half(const Half* x, Half* out, uint8_t* kept, void* state, float scale, long keep, long count) {
+    forward(x, out, kept, state, scale, keep, count);
 }
 
 void dropout_backward(const float* grad, const uint8_t* kept, float* to_x, float scale, long count) {
-    for (long i = 0; i < count; ++i) to_x[i] = grad[i] * (kept[i] ? scale : 0.0f);
+    scale_kept(grad, kept, to_x, scale, count);
+}
+
+void dropout_backward_half(const Half* grad, const uint8_t* kept, Half* to_x, float scale, long count) {
+    scale_kept(grad, kept, to_x, scale, count);
 }
 
 }

@@ -24,8 +24,10 @@ import torch
 from torch import Tensor
 
 _COMPILERS = ("c++", "g++", "clang++")
+# GCC takes half of a wide register unless told otherwise.
+_WIDE = ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()
 # No -ffast-math: a NaN has to stay one, or a training that diverges would go on.
-_FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
+_FLAGS = ("-std=c++17", "-O3", "-march=native", *_WIDE, "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 
 
 @cache
@@ -71,8 +73,8 @@ def _as_c(argument: Tensor | float | Sequence[int] | None) -> Any:
     return (ctypes.c_long * len(argument))(*argument)
 
 
-def is_plain(*tensors: Tensor) -> bool:
-    """Whether all are float32 on a CPU with numbers in them, in eager PyTorch with its backward pass and nothing else.
+def is_plain(*tensors: Tensor, dtype: torch.dtype = torch.float32) -> bool:
+    """Whether all are of `dtype` on a CPU with numbers in them, in eager PyTorch with its backward pass and no more.
 
     Compilers, `torch.func`, forward-mode differentiation and views that are negative only by name want operators.
     """
@@ -82,7 +84,7 @@ def is_plain(*tensors: Tensor) -> bool:
         or torch.autograd.forward_ad._current_level >= 0
     )
     return not is_watched and all(
-        tensor.dtype == torch.float32
+        tensor.dtype == dtype
         and tensor.device.type == "cpu"
         and tensor.numel() > 0
         and type(tensor) in (Tensor, torch.nn.Parameter)

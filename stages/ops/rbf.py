@@ -8,7 +8,8 @@
 
 The fast forms use ‖x - t‖²_M = x·M x + t·M t - 2 x·M t.  M is WᵀW where W is given (`metric_factor`), or any matrix
 (`metric`), as the authors' code has it: without symmetry it is no quadratic form of x - t, and may be negative.
-Distances are computed in float32 at least, autocast or not.  N queries or samples, T keys or centres, E their width,
+Distances are computed in float32 at least, autocast or not; W x before them is a linear layer's product, and attention
+takes it in the dtype of its queries.  N queries or samples, T keys or centres, E their width,
 F width of values.
 """
 
@@ -101,9 +102,7 @@ def _at_least_float32(x: Tensor) -> Tensor:
 
 def _factored(x: Tensor, metric_factor: Tensor | None) -> Tensor:
     """W x, in the dtype of x."""
-    if metric_factor is None:
-        return x
-    return F.linear(_at_least_float32(x), _at_least_float32(metric_factor)).to(x.dtype)
+    return x if metric_factor is None else F.linear(x, metric_factor.to(x.dtype))
 
 
 def _terms(x: Tensor, t: Tensor, metric: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -41,24 +41,28 @@ def everything(layer: nn.Module, x: Tensor, drawn_before: int) -> list[Tensor]:
     torch.rand(drawn_before)
     x = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
     out = layer(x)
-    out.backward(torch.linspace(-1, 1, x.numel()).view(x.shape))
+    out.backward(torch.linspace(-1, 1, x.numel(), dtype=x.dtype).view(x.shape))
     return [out.detach(), x.grad, torch.default_generator.get_state(), torch.rand(3), torch.randn(20)]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("drawn_before", [0, 1, 2, 623, 624, 625])
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.7])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_same_bits_as_pytorch(layout: str, p: float, drawn_before: int, calls: list[str]) -> None:
-    x = LAYOUTS[layout]
+def test_same_bits_as_pytorch(layout: str, p: float, drawn_before: int, dtype: torch.dtype, calls: list[str]) -> None:
+    x = LAYOUTS[layout].to(dtype)
     fast, plain = everything(Dropout(p), x, drawn_before), everything(nn.Dropout(p), x, drawn_before)
     # A gradient that lies otherwise than its input is PyTorch's business.
-    assert calls == ["dropout_forward", *["dropout_backward"] * (layout in ("rows", "one", "long"))]
+    half = "_half" * (dtype == torch.bfloat16)
+    both_lie_alike = layout in ("rows", "one", "long")
+    assert calls == [f"dropout_forward{half}", *[f"dropout_backward{half}"] * both_lie_alike]
     assert fast[0].stride() == plain[0].stride()
     assert all(map(torch.equal, fast, plain))
 
 
-def test_what_is_no_number_stays_none(calls: list[str]) -> None:
-    x = torch.tensor([float("inf"), float("nan"), -1.0, -0.0]).repeat(50)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_no_number_stays_none(dtype: torch.dtype, calls: list[str]) -> None:
+    x = torch.tensor([float("inf"), float("nan"), -1.0, -0.0, torch.finfo(dtype).max], dtype=dtype).repeat(50)
     fast, plain = everything(Dropout(0.5), x, 0), everything(nn.Dropout(0.5), x, 0)
     assert calls
     torch.testing.assert_close(fast[0], plain[0], rtol=0, atol=0, equal_nan=True)
@@ -118,7 +122,7 @@ def test_the_default_type_is_nobodys_business(p: float) -> None:
         (Dropout(0.5), torch.randn(8, 4)[:, ::2]),
         (Dropout(0.5), torch.randn(8, 1).expand(8, 3)),
         (Dropout(0.5), torch.randn(8, dtype=torch.float64)),
-        (Dropout(0.5), torch.randn(8, dtype=torch.bfloat16)),
+        (Dropout(0.5), torch.randn(8, dtype=torch.float16)),
         (Dropout(0.5), torch.randn(0, 4)),
     ],
 )
@@ -129,6 +133,27 @@ def test_everything_else_is_left_to_pytorch(layer: Dropout, x: Tensor, calls: li
     plain = F.dropout(x, layer.p, layer.training), torch.rand(1)
     assert not calls
     assert all(map(torch.equal, fast, plain))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", ["rows", "long", "transposed"])
+def test_compiled_code_draws_the_same(layout: str, dtype: torch.dtype, calls: list[str]) -> None:
+    """Two layers, as one graph: they draw in turn, and what they drew isn't drawn again on the way back."""
+    torch.compiler.reset()
+    x, two = LAYOUTS[layout].to(dtype), nn.Sequential(Dropout(0.3), nn.ReLU(), Dropout(0.5))
+    plain = everything(nn.Sequential(nn.Dropout(0.3), nn.ReLU(), nn.Dropout(0.5)), x, 2)
+    assert not calls
+    fast = everything(torch.compile(two, fullgraph=True), x, 2)
+    assert sum(name.startswith("dropout_forward") for name in calls) == 2
+    assert all(map(torch.equal, fast, plain))
+
+
+def test_compiled_code_takes_what_isnt_c_pluspluss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dropout_native, "_applies", lambda x: False)
+    torch.compiler.reset()
+    x = LAYOUTS["long"]
+    plain = everything(nn.Dropout(0.3), x, 0)
+    assert all(map(torch.equal, everything(torch.compile(Dropout(0.3)), x, 0), plain))
 
 
 def test_in_place_stays_in_place(calls: list[str]) -> None:

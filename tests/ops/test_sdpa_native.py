@@ -1,0 +1,78 @@
+"""Attention in bfloat16 on a CPU goes by way of float32; float32 and all other types stay as they are."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from stages.ops.sdpa_native import keep_attention_in_float32
+from stages.papers.ninformer.vit import ViT
+
+Attention = Callable[..., Tensor]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _kept() -> None:
+    keep_attention_in_float32()
+
+
+def draw(dtype: torch.dtype) -> list[Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(2, 3, 17, 8).to(dtype).requires_grad_() for _ in range(3)]
+
+
+def value_and_gradients(attention: Attention, leaves: list[Tensor], **options: object) -> list[Tensor]:
+    out = attention(*leaves, **options)
+    back = torch.linspace(-1, 1, out.numel()).view(out.shape).bfloat16()
+    return [out, *torch.autograd.grad(out, leaves, back.to(out.dtype))]
+
+
+OPTIONS = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "scaled": {"scale": 0.3},
+    "added": {"attn_mask": torch.randn(17, 17).bfloat16()},
+    "kept": {"attn_mask": torch.randn(17, 17) > -1},
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_bfloat16_is_that_of_float32_rounded(option: str, is_compiled: bool) -> None:
+    torch.compiler.reset()
+    plain, options = F.scaled_dot_product_attention, OPTIONS[option]
+    halves = draw(torch.bfloat16)
+    found = value_and_gradients(torch.compile(plain) if is_compiled else plain, halves, **options)
+    mask = options.get("attn_mask")
+    if mask is not None and mask.is_floating_point():
+        options = {"attn_mask": mask.float()}
+    wanted = value_and_gradients(plain, [half.detach().float().requires_grad_() for half in halves], **options)
+    assert all(got.dtype == torch.bfloat16 for got in found)
+    assert all(torch.equal(got, want.bfloat16()) for got, want in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_other_types_are_left_to_pytorch(dtype: torch.dtype) -> None:
+    leaves = draw(dtype)
+    ours = value_and_gradients(F.scaled_dot_product_attention, leaves, is_causal=True)
+    out, *_ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*leaves, is_causal=True)
+    assert torch.equal(ours[0], out)
+
+
+def test_a_network_in_autocast_follows_float32() -> None:
+    torch.manual_seed(1)
+    sizes = {"image_size": 8, "in_channels": 1, "num_classes": 3, "patch_size": 4, "dim": 16, "depth": 2}
+    wide = ViT(**sizes, num_heads=2, mlp_dim=32, dropout=0.0)
+    half = copy.deepcopy(wide)
+    images, labels = torch.randn(6, 1, 8, 8), torch.tensor([0, 1, 2, 0, 1, 2])
+    for model in (wide, half):
+        with torch.autocast("cpu", torch.bfloat16, enabled=model is half):
+            loss = F.cross_entropy(model(images), labels)
+        loss.backward()
+    for got, want in zip(half.parameters(), wide.parameters(), strict=True):
+        assert (got.grad - want.grad).norm() <= 3e-2 * want.grad.norm()
