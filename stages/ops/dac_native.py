@@ -1,5 +1,6 @@
 """The fast path of `dac_recompute`: on a CPU, in float32, its sums in C++ (`dac_native.cpp`); on a GPU, in Triton.
 
+On a CPU, bfloat16 maps, as autocast gives them, are widened before and their gradient is rounded.
 Without a compiler there is none, and `dac_recompute` does the same with PyTorch's operators.
 """
 
@@ -23,7 +24,8 @@ def applies(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
 
         return dac_triton_native.applies(x, weight, bias)
     is_known = tuple(weight.shape[2:]) in _KERNELS
-    return is_known and is_plain(x, weight, bias) and load_library(_SOURCE) is not None
+    maps_are_plain = x.dtype in (torch.float32, torch.bfloat16) and is_plain(x, dtype=x.dtype)
+    return is_known and maps_are_plain and is_plain(weight, bias) and load_library(_SOURCE) is not None
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor, before: tuple[int, int], size: tuple[int, int]) -> Tensor:
@@ -33,7 +35,7 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor, before: tuple[int, int], si
 
         return dac_triton_native.forward(x, weight, bias, list(before), list(size))
     is_rows = _is_rows(x, weight)
-    x, weight, bias = _laid_out(x, is_rows), weight.contiguous(), bias.contiguous()
+    x, weight, bias = _laid_out(x.float(), is_rows), weight.contiguous(), bias.contiguous()
     out = torch.empty(x.shape[0], weight.shape[0], *size, memory_format=_format(is_rows))
 
     def work(part: slice) -> None:
@@ -51,8 +53,9 @@ def backward(
         from stages.ops import dac_triton_native
 
         return dac_triton_native.backward(x, weight, bias, grad, list(before))
-    is_rows = _is_rows(x, weight)
-    x, grad, weight, bias = _laid_out(x, is_rows), _laid_out(grad, is_rows), weight.contiguous(), bias.contiguous()
+    is_rows, dtype = _is_rows(x, weight), x.dtype
+    x, grad = _laid_out(x.float(), is_rows), _laid_out(grad, is_rows)
+    weight, bias = weight.contiguous(), bias.contiguous()
     grad_x = torch.empty_like(x)
     sums: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -66,7 +69,7 @@ def backward(
     for to_weight, to_bias in others:
         first[0].add_(to_weight)
         first[1].add_(to_bias)
-    return grad_x, *first
+    return grad_x.to(dtype), *first
 
 
 def _is_on_gpu(x: Tensor) -> bool:

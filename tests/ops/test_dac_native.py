@@ -52,6 +52,20 @@ def test_convolution_equals_the_reference_in_float64(
     assert_alike(fast, plain)
 
 
+@pytest.mark.parametrize("stride", [1, 2])
+def test_maps_in_bfloat16_are_widened_and_their_gradient_rounded(stride: int, calls: list[str]) -> None:
+    x, w, b = leaves((3, 4, 9, 7), (5, 4, 3, 3), (5, 4))
+    x = x.detach().bfloat16().requires_grad_()
+    halves = value_and_gradients(lambda *tensors: dac_conv2d(*tensors, stride, 1), [x, w, b])
+    assert {"dac_forward", "dac_backward"} <= set(calls)
+    wide = value_and_gradients(
+        lambda *tensors: dac_conv2d(*tensors, stride, 1), [x.detach().float().requires_grad_(), w, b]
+    )
+    assert [tensor.dtype for tensor in halves] == [torch.float32, torch.bfloat16, torch.float32, torch.float32]
+    assert torch.equal(halves[1], wide[1].bfloat16())
+    assert all(map(torch.equal, [halves[0], *halves[2:]], [wide[0], *wide[2:]]))
+
+
 @pytest.mark.parametrize(("samples", "inputs", "outputs"), [(1, 1, 1), (7, 14, 18), (1100, 18, 5), (64, 35, 33)])
 def test_dense_equals_the_reference_in_float64(samples: int, inputs: int, outputs: int, calls: list[str]) -> None:
     tensors = leaves((samples, inputs), (outputs, inputs), (outputs, inputs))
