@@ -384,6 +384,7 @@ def describe_cut(experiment: Experiment, profile: Profile, source: DatasetSource
         "steps_per_epoch": f"{protocol.steps_per_epoch} steps an epoch",
         "observe_test": "no test curves",
         "batch_size": f"batches of {protocol.batch_size} instead of {printed.batch_size}",
+        "precision": f"{protocol.precision} instead of {printed.precision}",
     }
     changed = [
         field.name

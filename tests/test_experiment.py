@@ -62,10 +62,15 @@ def test_cut_is_stated() -> None:
 
 
 def test_every_other_departure_is_named(project: Path) -> None:
-    edit(project / "params.yaml", lambda p: p["profiles"]["paper"]["overrides"].update(precision="bfloat16"))
+    changes = {"precision": "bfloat16", "compile": True}
+    edit(project / "params.yaml", lambda p: p["profiles"]["paper"]["overrides"].update(changes))
     params = load_params(project)
     cut = describe_cut(params.experiments["ninformer-mnist"], params.profiles["paper"], params.datasets["mnist"])
-    assert cut == "another precision"
+    assert cut == "bfloat16 instead of float32, another compile"
+    (gpt,) = [name for name in params.experiments if name.endswith("gpt")]
+    assert describe_cut(params.experiments[gpt], params.profiles["paper"], params.datasets["openwebtext"]) == (
+        "another compile"
+    )
 
 
 def test_arms_of_an_experiment_differ_in_their_model_and_where_they_say_so() -> None:
@@ -92,6 +97,14 @@ def test_quick_trains_the_arms_of_the_table_only() -> None:
     }
     assert planned["quick"] == {"vit", "mlp-mixer", "local-vit", "ninformer"}
     assert planned["smoke"] == planned["paper"] == set(experiment.arms)
+
+
+def test_quick_in_bfloat16_is_quick_but_for_its_precision() -> None:
+    params = load_params(REPOSITORY)
+    half, quick = params.profiles["quick-bfloat16"], params.profiles["quick"]
+    assert half == dataclasses.replace(quick, overrides={**quick.overrides, "precision": "bfloat16"})
+    # Where both have results, those in the printed precision are shown.
+    assert list(params.profiles).index("quick-bfloat16") < list(params.profiles).index("quick")
 
 
 def test_an_arm_may_set_protocol_fields_of_its_own(project: Path) -> None:
