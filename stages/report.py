@@ -28,8 +28,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (EvidenceError, LedgerError, ParamsError, RecordError, ResultsUnavailable) as error:
         print(f"report: {error}", file=sys.stderr)
         return 1
-    for path in written:
-        print(f"report: {path}")
+    others = f" and {len(written) - 1} files beside it" if len(written) > 1 else ""
+    print(f"report: {written[0]}{others}")
     return 0
 
 
