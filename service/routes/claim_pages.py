@@ -73,6 +73,7 @@ def show_claim(claim_id: str, request: Request, session: ResultsSession) -> Resp
     """One claim: its verdict, the interval against the margin, deviations, runs, cost."""
     record = find_judged(session, claim_id)
     names = {claim_id: name_claim(record, *_titles(session))}
+    experiments = queries.list_experiments(session, paper=record.claim.paper, dataset=None)
     return parts_of(request).templates.TemplateResponse(
         request,
         "claim.html",
@@ -83,6 +84,7 @@ def show_claim(claim_id: str, request: Request, session: ResultsSession) -> Resp
             "paper": next(item for item in queries.list_papers(session) if item.name == record.claim.paper),
             "chart": forest_chart(record.claim.place, [record], names),
             "side": side_of(record.verdict.status),
+            "experiments": [item for item in experiments if item.name in record.experiments],
         },
     )
 

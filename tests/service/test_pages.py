@@ -103,6 +103,17 @@ def test_a_claim_s_page_says_what_was_computed_and_by_which_rules(client: TestCl
     assert "contradicted" in html and "141.6 ns" in html and claim["verdict"]["rules"][:12] in html
 
 
+def test_a_claim_that_no_run_speaks_for_leads_to_what_was_run(client: TestClient) -> None:
+    first = client.get("/api/v1/claims", params={"verdict": "not tested", "paper": "ninformer"}).json()[0]["id"]
+    claim, html = client.get(f"/api/v1/claims/{first}").json(), client.get(f"/claims/{first}").text
+    assert not claim["runs"]
+    links = set(re.findall(r'href="(/experiments/[^"]+)"', html))
+    assert links == {f"/experiments/{name}" for name in claim["experiments"]} != set()
+    assert client.get(links.pop()).status_code == 200
+    computed = client.get("/claims/ninformer.table3.mnist.vit").text
+    assert not re.search(r'href="/experiments/', computed), "computed without training"
+
+
 def test_the_forest_is_drawn_in_margins() -> None:
     judged = [judge("a", 0.002, 0.001, 0.003, margin=0.002), judge("b", 0.5, 0.4, 0.6, margin=None)]
     chart = forest_chart("Table 1", judged, {"a": "A", "b": "B"})
