@@ -77,7 +77,7 @@ def against_eager(name: str, protocol: Protocol) -> tuple[Comparison, float]:
     """Both in turn, and the seconds by the clock that our first step took."""
     torch.compiler.reset()
     if protocol.precision == "bfloat16":
-        keep_attention_in_float32()  # changes nothing of what the peer does
+        keep_attention_in_float32()  # of the peer, in float32, it changes nothing
     data = random_images(BATCH * STEPS, torch.device("cpu"))
     task = with_fast_batches(ImageClassification(data, protocol))
     model, plain = with_fast_dropout(network(name)), network(name)

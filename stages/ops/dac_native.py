@@ -36,7 +36,9 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor, before: tuple[int, int], si
         return dac_triton_native.forward(x, weight, bias, list(before), list(size))
     is_rows = _is_rows(x, weight)
     x, weight, bias = _laid_out(x.float(), is_rows), weight.contiguous(), bias.contiguous()
-    out = torch.empty(x.shape[0], weight.shape[0], *size, memory_format=_format(is_rows))
+    out = torch.empty(
+        x.shape[0], weight.shape[0], *size, dtype=x.dtype, device=x.device, memory_format=_format(is_rows)
+    )
 
     def work(part: slice) -> None:
         _call("dac_forward", [x[part], weight, bias, out[part]], weight, before, size, is_rows)

@@ -25,11 +25,8 @@ class Dropout(nn.Dropout):
 
     def forward(self, x: Tensor) -> Tensor:
         """[...] -> [...]."""
-        if self.training and 0 < self.p < 1 and not self.inplace:
-            if torch.compiler.is_compiling() and x.device.type == "cpu" and x.dtype in _NAMES:
-                return _compiled_dropout(x, self.p)[0]
-            if _applies(x):
-                return _Dropout.apply(x, self.p)
+        if self.training and 0 < self.p < 1 and not self.inplace and _applies(x):
+            return _Dropout.apply(x, self.p)
         return super().forward(x)
 
 
@@ -44,73 +41,29 @@ def with_fast_dropout(model: nn.Module) -> nn.Module:
 class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
-        ctx.p = p
-        out, kept = _forward(x, p)
+        out, kept = torch.empty_like(x), torch.empty_like(x, dtype=torch.uint8)
+        ctx.scale = _scale(p, x.dtype)
+        state = torch.default_generator.get_state()
+        name, threshold = _NAMES[x.dtype].format("forward"), math.ceil((1 - p) * 2**53)
+        call(_SOURCE, name, x, out, kept, state, ctx.scale, threshold, x.numel())
+        torch.default_generator.set_state(state)
         ctx.save_for_backward(kept)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (kept,) = ctx.saved_tensors
-        return _backward(grad, kept, ctx.p), None
-
-
-def _forward(x: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    out, kept = torch.empty_like(x), torch.empty_like(x, dtype=torch.uint8)
-    state = torch.default_generator.get_state()
-    name, threshold = _NAMES[x.dtype].format("forward"), math.ceil((1 - p) * 2**53)
-    call(_SOURCE, name, x, out, kept, state, _scale(p, x.dtype), threshold, x.numel())
-    torch.default_generator.set_state(state)
-    return out, kept
-
-
-def _backward(grad: Tensor, kept: Tensor, p: float) -> Tensor:
-    scale = _scale(p, grad.dtype)
-    if torch.is_grad_enabled() or grad.stride() != kept.stride() or not _is_plain(grad):
-        # As the reference has it: the layout of what comes back decides in which order later sums are added.
-        return grad * kept.to(grad.dtype).mul_(scale)
-    to_x = torch.empty_like(kept, dtype=grad.dtype)
-    call(_SOURCE, _NAMES[grad.dtype].format("backward"), grad, kept, to_x, scale, grad.numel())
-    return to_x
+        if torch.is_grad_enabled() or grad.stride() != kept.stride() or not _is_plain(grad):
+            # As the reference has it: the layout of what comes back decides in which order later sums are added.
+            return grad * kept.to(grad.dtype).mul_(ctx.scale), None
+        to_x = torch.empty_like(kept, dtype=grad.dtype)
+        call(_SOURCE, _NAMES[grad.dtype].format("backward"), grad, kept, to_x, ctx.scale, grad.numel())
+        return to_x, None
 
 
 def _scale(p: float, dtype: torch.dtype) -> float:
     """What the reference multiplies with: 1 / (1 - p), rounded."""
     return float(torch.ones((), dtype=dtype, device="cpu").div(1 - p))
-
-
-@torch.library.custom_op("claimcheck::dropout", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
-def _compiled_dropout(x: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """For compiled code, whose own dropout has another generator, slower than PyTorch's: values, and what was kept."""
-    if _applies(x):
-        return _forward(x, p)
-    kept = torch.empty_like(x).bernoulli_(1 - p)
-    return x * (kept * _scale(p, x.dtype)), kept.to(torch.uint8)
-
-
-@torch.library.custom_op("claimcheck::dropout_backward", mutates_args=())
-def _compiled_backward(grad: Tensor, kept: Tensor, p: float) -> Tensor:
-    return _backward(grad, kept, p)
-
-
-@_compiled_dropout.register_fake
-def _(x: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x), torch.empty_like(x, dtype=torch.uint8)
-
-
-@_compiled_backward.register_fake
-def _(grad: Tensor, kept: Tensor, p: float) -> Tensor:
-    return torch.empty_like(grad)
-
-
-def _keep_for_backward(ctx: Any, inputs: tuple[Tensor, float], output: tuple[Tensor, Tensor]) -> None:
-    ctx.p = inputs[1]
-    ctx.save_for_backward(output[1])
-
-
-_compiled_dropout.register_autograd(
-    lambda ctx, grad, _: (_compiled_backward(grad, *ctx.saved_tensors, ctx.p), None), setup_context=_keep_for_backward
-)
 
 
 def _applies(x: Tensor) -> bool:

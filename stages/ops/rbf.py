@@ -8,8 +8,8 @@
 
 The fast forms use ‖x - t‖²_M = x·M x + t·M t - 2 x·M t.  M is WᵀW where W is given (`metric_factor`), or any matrix
 (`metric`), as the authors' code has it: without symmetry it is no quadratic form of x - t, and may be negative.
-Distances are computed in float32 at least, autocast or not; W x before them is a linear layer's product, and attention
-takes it in the dtype of its queries.  N queries or samples, T keys or centres, E their width,
+Distances are computed in float32 at least, autocast or not; W x before them is a linear layer's product, and Gaussian
+attention takes it in the dtype of its queries.  N queries or samples, T keys or centres, E their width,
 F width of values.
 """
 

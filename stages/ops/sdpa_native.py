@@ -12,10 +12,12 @@ from torch import Tensor
 def keep_attention_in_float32() -> torch.library.Library:
     """From now on `scaled_dot_product_attention` widens bfloat16 on a CPU and rounds what comes out, for good.
 
-    Only where gradients may be wanted: inference mode goes by PyTorch's own way, which is as fast there.
+    In inference mode it goes by PyTorch's own way, which is as fast there.
     """
     library = torch.library.Library("aten", "IMPL")
     library.impl("scaled_dot_product_attention", _attention, "AutogradCPU")
+    # Compiled code is kept on disk under a key that doesn't know of this.
+    torch.compiler.config.cache_key_tag += "attention in float32"
     return library
 
 
@@ -31,7 +33,8 @@ def _attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     dtype = query.dtype
-    if dtype == torch.bfloat16 and key.dtype == value.dtype == dtype:
+    is_known_mask = attn_mask is None or attn_mask.dtype in (torch.bool, torch.bfloat16)
+    if dtype == torch.bfloat16 and key.dtype == value.dtype == dtype and is_known_mask:
         query, key, value = query.float(), key.float(), value.float()
         if attn_mask is not None and attn_mask.dtype == dtype:
             attn_mask = attn_mask.float()

@@ -66,6 +66,19 @@ def test_maps_in_bfloat16_are_widened_and_their_gradient_rounded(stride: int, ca
     assert all(map(torch.equal, [halves[0], *halves[2:]], [wide[0], *wide[2:]]))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_default_type_is_nobodys_business(dtype: torch.dtype, calls: list[str]) -> None:
+    x, w, b = leaves((3, 4, 9, 7), (5, 4, 3, 3), (5, 4))
+    tensors = [x.detach().to(dtype).requires_grad_(), w, b]
+    plain = value_and_gradients(lambda *tensors: dac_conv2d(*tensors, 1, 1), tensors)
+    torch.set_default_dtype(torch.float64)
+    try:
+        out = dac_conv2d(*tensors, 1, 1)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert out.dtype == torch.float32 and torch.equal(out, plain[0])
+
+
 @pytest.mark.parametrize(("samples", "inputs", "outputs"), [(1, 1, 1), (7, 14, 18), (1100, 18, 5), (64, 35, 33)])
 def test_dense_equals_the_reference_in_float64(samples: int, inputs: int, outputs: int, calls: list[str]) -> None:
     tensors = leaves((samples, inputs), (outputs, inputs), (outputs, inputs))
