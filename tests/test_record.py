@@ -198,7 +198,13 @@ def test_a_diverged_run_is_recorded_with_where_it_stopped(root: Path) -> None:
     [
         ("results/ninformer-cifar10.jsonl", '"arm":', '"arn":', EvidenceError, "cifar10.jsonl, line 1: ar[mn]"),
         ("results/ninformer-cifar10.jsonl", '"arm":"vit"', '"arm":"vat"', RecordError, "known: vit, mlp-mixer"),
-        ("evidence/ninformer-mnist.jsonl", '"profile":"paper"', '"profile":"huge"', RecordError, "smoke, quick, paper"),
+        (
+            "evidence/ninformer-mnist.jsonl",
+            '"profile":"paper"',
+            '"profile":"huge"',
+            RecordError,
+            "smoke, quick-bfloat16, quick, paper",
+        ),
         ("claims.csv", "0.5378", "54 %", LedgerError, "claims.csv, line 13: value"),
         ("claims.csv", "cifar100.ninformer", "cifar100.vit", LedgerError, "stands twice"),
     ],

@@ -46,14 +46,11 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("option", "is_compiled"), [*((option, False) for option in OPTIONS), ("plain", True), ("added", True)]
-)
-def test_bfloat16_is_that_of_float32_rounded(option: str, is_compiled: bool) -> None:
-    torch.compiler.reset()
+@pytest.mark.parametrize("option", OPTIONS)
+def test_bfloat16_is_that_of_float32_rounded(option: str) -> None:
     plain, options = F.scaled_dot_product_attention, OPTIONS[option]
     halves = draw(torch.bfloat16)
-    found = value_and_gradients(torch.compile(plain) if is_compiled else plain, halves, **options)
+    found = value_and_gradients(plain, halves, **options)
     mask = options.get("attn_mask")
     if mask is not None and mask.is_floating_point():
         options = {"attn_mask": mask.float()}
