@@ -1,8 +1,8 @@
 """Goals: a `dvc repro` with nothing to do takes at most 2 s; a stage costs at most 0.3 s besides its own command.
 
 The graph of this clone in a folder of its own, with an empty file or folder for every output, which `dvc commit` takes
-as it is.  Processor time of `dvc` and all that it starts; a stage is what each of the forced ones adds, which
-all fetch.
+as it is.  Processor time of `dvc` and all that it starts; a stage is what each
+of those that fetch adds when they are forced to run.
 Run: python -m benchmarks pipeline
 """
 

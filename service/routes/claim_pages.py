@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
@@ -15,6 +16,7 @@ from service.errors import declared
 from service.printed import lay_out
 from service.wording import group_by_place, name_claim, print_value, side_of, summarise
 from stages.results import ClaimFilter, Status, find_judged, list_families, list_judged, tally
+from stages.results.tables import Experiment
 
 router = APIRouter(include_in_schema=False)
 
@@ -48,7 +50,7 @@ def show_paper(
     paper = queries.find_paper(session, name)
     counts = next((counts for counts in tally(session, ClaimFilter(paper=name)) if counts.paper == name), None)
     groups = group_by_place(list_judged(session, ClaimFilter(paper=name, verdict=verdict)))
-    titles, arms = _titles(session)
+    titles, arms = _titles(session, queries.list_experiments(session, paper=None, dataset=None))
     names = {row.claim.id: name_claim(row, titles, arms) for rows in groups.values() for row in rows}
     return parts_of(request).templates.TemplateResponse(
         request,
@@ -72,8 +74,8 @@ def show_paper(
 def show_claim(claim_id: str, request: Request, session: ResultsSession) -> Response:
     """One claim: its verdict, the interval against the margin, deviations, runs, cost."""
     record = find_judged(session, claim_id)
-    names = {claim_id: name_claim(record, *_titles(session))}
-    experiments = queries.list_experiments(session, paper=record.claim.paper, dataset=None)
+    experiments = queries.list_experiments(session, paper=None, dataset=None)
+    names = {claim_id: name_claim(record, *_titles(session, experiments))}
     return parts_of(request).templates.TemplateResponse(
         request,
         "claim.html",
@@ -89,9 +91,8 @@ def show_claim(claim_id: str, request: Request, session: ResultsSession) -> Resp
     )
 
 
-def _titles(session: Session) -> tuple[dict[str, str], dict[tuple[str, str], str]]:
+def _titles(session: Session, experiments: Sequence[Experiment]) -> tuple[dict[str, str], dict[tuple[str, str], str]]:
     """Of the data sets, and of each (experiment, arm)."""
-    experiments = queries.list_experiments(session, paper=None, dataset=None)
     return (
         {item.name: item.title for item in queries.list_datasets(session)},
         {(experiment.name, arm.name): arm.title for experiment in experiments for arm in experiment.arms},

@@ -79,7 +79,7 @@ def test_a_unit_of_integers_that_meets_its_input_is_exact() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_units_that_meet_their_inputs_stay_between_zero_and_the_peak(dtype: torch.dtype) -> None:
-    """Unclamped, equation 4 gives no zero here, on most processors negative distances and with them such responses."""
+    """Unclamped, equation 4 gives no zero here, on some processors negative distances and with them such responses."""
     x = draw(256, 768).to(dtype)
     norms = x.double().square().sum(-1)
     unclamped = 2 * x.float().square().sum(-1) - 2 * (x.float() @ x.float().T).diagonal()
