@@ -15,12 +15,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from benchmarks.bench_hyperbf import hyperbf
-from benchmarks.bench_loop import build, protocol_for, random_images
+from benchmarks.bench_loop import protocol_for, random_images
 from benchmarks.timing import Comparison, Line, compare, training_step
+from stages.experiment import load_params, plan_runs
+from stages.ops.bfloat16_native import use_fast_bfloat16
 from stages.ops.dropout_native import with_fast_dropout
-from stages.ops.sdpa_native import keep_attention_in_float32
-from stages.papers.dac.resnet_v1 import ResNetV1
+from stages.papers import build_model
 from stages.run import Protocol, Replicate
 from stages.training.images import ImageClassification
 from stages.training.images_native import with_fast_batches
@@ -28,7 +28,14 @@ from stages.training.loop import fit
 from stages.training.optimizer import build_optimizer
 
 BATCH, STEPS, REPEATS = 32, 1, 3
-GOALS = {"ViT": 2.0, "MLPMixer": 3.2, "NiNformer": 3.2, "HyperBF": 2.0, "ResNet20": 1.6}
+# Goals of networks as their papers ran them on CIFAR-100.
+GOALS = {
+    "ninformer-cifar100.vit": 2.0,
+    "ninformer-cifar100.mlp-mixer": 3.2,
+    "ninformer-cifar100.ninformer": 3.2,
+    "hyperbf-cifar100.hyperbf": 2.0,
+    "dac-resnet-cifar100.resnet20-v1": 1.6,
+}
 
 
 def measure() -> list[Line]:
@@ -36,12 +43,12 @@ def measure() -> list[Line]:
 
 
 def network(name: str) -> nn.Module:
+    experiment, arm = name.split(".")
+    params = load_params()
+    source = params.datasets[params.experiments[experiment].dataset]
+    runs = plan_runs(params.experiments[experiment], params.profiles["paper"], source)
     torch.manual_seed(0)
-    if name == "HyperBF":
-        return hyperbf()
-    if name == "ResNet20":
-        return ResNetV1(image_size=32, in_channels=3, num_classes=100, depth=20, width=16)
-    return build(name)
+    return build_model(next(run.model for run in runs if run.arm == arm))
 
 
 def ways() -> dict[str, Protocol]:
@@ -78,7 +85,7 @@ def against_eager(name: str, protocol: Protocol) -> tuple[Comparison, float]:
     """Both in turn, and the seconds by the clock that our first step took."""
     torch.compiler.reset()
     if protocol.precision == "bfloat16":
-        keep_attention_in_float32()  # of the peer, in float32, it changes nothing
+        use_fast_bfloat16()  # nothing of the peer, which is in float32
     data = random_images(BATCH * STEPS, torch.device("cpu"))
     task = with_fast_batches(ImageClassification(data, protocol))
     model, plain = with_fast_dropout(network(name)), network(name)

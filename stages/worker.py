@@ -28,8 +28,8 @@ from stages.datasets.packed import PackedInfo, read_info
 from stages.device import pick_device
 from stages.evaluation.flops import FlopCounts
 from stages.memory import keep_freed_memory
+from stages.ops.bfloat16_native import use_fast_bfloat16
 from stages.ops.dropout_native import with_fast_dropout
-from stages.ops.sdpa_native import keep_attention_in_float32
 from stages.papers import build_model
 from stages.run import RunSpec, canonical_json
 from stages.stacking.grouping import remember, stack_id
@@ -93,7 +93,7 @@ def train_run(
         test = make_task(read_rows(job.data, info, "test"), info, protocol, device)
         observe = _test_observer(with_fast_batches(test))
     if device.type == "cpu" and protocol.precision == "bfloat16":
-        keep_attention_in_float32()
+        use_fast_bfloat16()
     model = seeded_model(lambda: with_fast_dropout(build_model(job.spec.model)), job.spec.replicate).to(device)
     environment = describe_environment(device)
     energy = EnergyMeter(lambda: energy_joules(device))

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from stages.ops.native import call, head_strides, in_parts, in_rows
+from stages.ops.native import call, head_strides, in_parts, in_rows, is_plain
 from stages.ops.similarity_native import SOURCE, Factor, applies, as_tensor
+
+_NAMES = {torch.float32: "attention_{}", torch.bfloat16: "attention_{}_half"}
 
 
 def attention(
@@ -43,7 +45,7 @@ def attention(
         if not yat_triton_native.applies(queries, keys, values, scale, epsilon):
             return None
         mixed = yat_triton_native.attention(queries, keys, values, scale, epsilon, is_causal)
-    elif applies(*tensors, scale, epsilon):
+    elif _can_attend(query, key, value) and applies(scale, epsilon, *tensors[3:]):
         mixed = _Attention.apply(queries, keys, values, key_terms, scale, epsilon, is_causal, is_yat)
     else:
         return None
@@ -56,12 +58,20 @@ def _fit(query: Tensor, key: Tensor, value: Tensor, key_terms: Tensor | None = N
     return is_one and key.shape[:-1] == value.shape[:-1] and (key_terms is None or key_terms.shape == key.shape[:-1])
 
 
+def _can_attend(*tensors: Tensor) -> bool:
+    dtype = tensors[0].dtype
+    return dtype in _NAMES and is_plain(*tensors, dtype=dtype)
+
+
 def _is_on_gpu(tensor: Tensor) -> bool:
     return tensor.is_cuda
 
 
 class _Attention(torch.autograd.Function):
-    """query: [B, H, T, E]; key: [B, H, S, E]; value: [B, H, S, F]; returns [B, H, T, F], in memory [B, T, H, F]."""
+    """query: [B, H, T, E]; key: [B, H, S, E]; value: [B, H, S, F]; returns [B, H, T, F], in memory [B, T, H, F].
+
+    These in float32 or bfloat16, all else in float32.
+    """
 
     @staticmethod
     def forward(
@@ -79,14 +89,14 @@ class _Attention(torch.autograd.Function):
         key_terms = None if key_terms is None else key_terms.contiguous()
         samples, heads, queries, width = query.shape
         out = query.new_empty(samples, queries, heads, value.shape[3]).transpose(1, 2)
-        peaks = query.new_empty(samples * heads, queries, 2)
+        peaks = query.new_empty(samples * heads, queries, 2, dtype=torch.float32)
         sizes = heads, queries, key.shape[2], width, value.shape[3]
         options = scale.item(), epsilon.item(), is_causal, is_yat
         strides = head_strides(query, key, value, out)
 
         def work(maps: slice) -> None:
             tensors = query, key, value, key_terms, out, peaks
-            _call("attention_forward", *tensors, sizes, strides, *options, maps.start, maps.stop)
+            _call(_NAMES[query.dtype].format("forward"), *tensors, sizes, strides, *options, maps.start, maps.stop)
 
         in_parts(samples * heads, work)
         ctx.save_for_backward(query, key, value, key_terms, peaks)
@@ -104,10 +114,18 @@ class _Attention(torch.autograd.Function):
 
         def work(maps: slice) -> None:
             tensors = query, key, value, key_terms, grad, peaks, to_query, to_key, to_value, to_terms, totals
-            _call("attention_backward", *tensors, ctx.sizes, strides, *ctx.options, maps.start, maps.stop)
+            _call(
+                _NAMES[query.dtype].format("backward"),
+                *tensors,
+                ctx.sizes,
+                strides,
+                *ctx.options,
+                maps.start,
+                maps.stop,
+            )
 
         in_parts(len(peaks), work)
-        to_scale, to_epsilon = totals.sum(0).to(query.dtype)
+        to_scale, to_epsilon = totals.sum(0).float()
         return to_query, to_key, to_value, to_terms, to_scale, to_epsilon, None, None
 
 

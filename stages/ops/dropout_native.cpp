@@ -4,10 +4,10 @@
 // memory.  The same numbers are made here block by block: 624 of them are independent but for one shift of 227, which
 // lets the processor make eight or sixteen at once.
 
+#include "native.h"
+
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
-#include <cstring>
 
 namespace {
 
@@ -67,28 +67,6 @@ class Twister {
         left = WORDS + 1, next = 0;
     }
 };
-
-struct Half {  // bfloat16: the upper half of a float
-    uint16_t bits;
-};
-
-inline float widened(float x) { return x; }
-
-inline float widened(Half x) {
-    const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
-    float out;
-    std::memcpy(&out, &bits, sizeof out);
-    return out;
-}
-
-inline void put(float x, float* out) { *out = x; }
-
-// To the nearest, ties to even, as PyTorch rounds.
-inline void put(float x, Half* out) {
-    uint32_t bits;
-    std::memcpy(&bits, &x, sizeof bits);
-    out->bits = std::isnan(x) ? 0x7fc0 : static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
 
 template <typename T>
 void scale_kept(const T* x, const uint8_t* kept, T* out, float scale, long count) {

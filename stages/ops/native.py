@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_HEADER = Path(__file__).with_suffix(".h")
 _COMPILERS = ("c++", "g++", "clang++")
 # GCC takes half of a wide register unless told otherwise.
 _WIDE = ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()
@@ -32,13 +33,14 @@ _FLAGS = ("-std=c++17", "-O3", "-march=native", *_WIDE, "-ffp-contract=fast", "-
 
 @cache
 def load_library(source: Path) -> ctypes.CDLL | None:
-    """The shared library of a C++ file without dependencies; None where it can't be had."""
+    """The shared library of a C++ file, which may include `native.h` and no other; None where it can't be had."""
     compiler = os.environ.get("CXX") or next((name for name in _COMPILERS if shutil.which(name)), None)
     if compiler is None:
         return None
     try:
         version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
-        parts = [source.read_bytes(), version, " ".join(_FLAGS).encode(), _processor().encode()]
+        code = [path.read_bytes() for path in (source, _HEADER)]
+        parts = [*code, version, " ".join(_FLAGS).encode(), _processor().encode()]
         built = _cache_folder() / f"{source.stem}-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:16]}.so"
         if not built.is_file():
             _compile(compiler, source, built)
@@ -129,7 +131,7 @@ def _compile(compiler: str, source: Path, built: Path) -> None:
     with tempfile.TemporaryDirectory(dir=built.parent) as folder:
         part = Path(folder) / built.name
         subprocess.run(
-            [compiler, *_FLAGS, "-shared", "-fPIC", str(source), "-o", str(part)], capture_output=True, check=True
+            [compiler, *_FLAGS, f"-I{_HEADER.parent}", "-shared", "-fPIC", str(source), "-o", str(part)], capture_output=True, check=True
         )
         part.replace(built)
 

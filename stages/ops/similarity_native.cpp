@@ -4,15 +4,17 @@
 //     Gaussian  y = exp(−β d),                        d = row + column − 2 dot
 //
 // A map has `rows` of `length`; each row has a term of its own, and `per` rows in a row share the terms of the columns.
-// Attention takes the softmax of the scores s dot² / (d + ε) (Yat) or s (2 dot − column) (Gaussian) over the keys, of
+// Attention, in single precision or of bfloat16 with all inside in single, takes the softmax of the scores s dot² / (d + ε) (Yat) or s (2 dot − column) (Gaussian) over the keys, of
 // which query i sees the first i + 1 where it is causal; its products are made here, too.  A NaN stays a NaN.
+
+#include "native.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
-#include <vector>
+#include <type_traits>
 
 namespace {
 
@@ -90,10 +92,9 @@ inline YatGradient yat_gradient(Vector dot, Vector a, Vector norms, Vector back,
 
 // ---- attention ----
 
-constexpr long WIDTH = 2 * LANES;  // of a tile; buffers' rows are multiples of it
 constexpr long MOST_ROWS = 64;
 
-inline long padded(long count) { return (count + WIDTH - 1) / WIDTH * WIDTH; }
+inline long padded(long count) { return (count + LANES - 1) / LANES * LANES; }
 
 // Queries of a block: its scores stay in the cache next to the core.
 inline long rows_at_once(long queries, long wide) { return std::min({queries, MOST_ROWS, std::max(8L, 16384 / wide)}); }
@@ -129,6 +130,22 @@ struct Rows {
     Number* operator[](long row) const { return data + row * stride; }
     Rows from(long row) const { return {data + row * stride, stride}; }
 };
+
+// The rows of a map in single precision: where they lie, or bfloat16 widened into `own`.
+template <typename Number>
+Rows<const float> floats(const Rows<const Number>& rows, long count, long width, Buffer& own) {
+    if constexpr (std::is_same_v<Number, float>) {
+        return rows;
+    } else {
+        for (long s = 0; s < count; ++s)
+            for (long e = 0; e < width; ++e) own[s * width + e] = widened(rows[s][e]);
+        return {own, width};
+    }
+}
+
+// Numbers that `floats` needs of its own.
+template <typename Number>
+constexpr long widened_size(long count) { return std::is_same_v<Number, float> ? 0 : count; }
 
 #if defined(__clang__) || __GNUC__ >= 12
 typedef float Eight __attribute__((vector_size(32)));
@@ -186,44 +203,43 @@ void fill_terms(float* terms, const float* column, const Rows<const float>& k, l
     for (long s = 0; s < keys; ++s) terms[s] = column ? column[map * keys + s] : energy(k[s], width);
 }
 
-// M rows and WIDTH columns of c = a b, or c += a b, with c in registers.
-template <int M, bool ADD>
+// M rows and N vectors of columns of c = a b, or c += a b, with c in registers.
+template <int M, int N, bool ADD>
 inline void tile(const float* a, long a_row, long a_step, const float* b, long b_row, float* c, long c_row, long depth) {
-    Vector left[M], right[M];
-    for (int i = 0; i < M; ++i) {
-        left[i] = ADD ? load(c + i * c_row, LANES) : Vector{};
-        right[i] = ADD ? load(c + i * c_row + LANES, LANES) : Vector{};
-    }
+    Vector sums[M][N];
+    for (int i = 0; i < M; ++i)
+        for (int j = 0; j < N; ++j) sums[i][j] = ADD ? load(c + i * c_row + j * LANES, LANES) : Vector{};
     for (long p = 0; p < depth; ++p, a += a_step, b += b_row) {
-        const Vector b_left = load(b, LANES), b_right = load(b + LANES, LANES);
-        for (int i = 0; i < M; ++i) {
-            const float x = a[i * a_row];
-            left[i] += x * b_left, right[i] += x * b_right;
-        }
+        Vector row[N];
+        for (int j = 0; j < N; ++j) row[j] = load(b + j * LANES, LANES);
+        for (int i = 0; i < M; ++i)
+            for (int j = 0; j < N; ++j) sums[i][j] += a[i * a_row] * row[j];
     }
-    for (int i = 0; i < M; ++i) {
-        store(c + i * c_row, left[i], LANES);
-        store(c + i * c_row + LANES, right[i], LANES);
+    for (int i = 0; i < M; ++i)
+        for (int j = 0; j < N; ++j) store(c + i * c_row + j * LANES, sums[i][j], LANES);
+}
+
+// All rows of N vectors of columns.
+template <int N, bool ADD>
+void strip(long rows, const float* a, long a_row, long a_step, const float* b, long b_row, float* c, long c_row, long depth) {
+    for (; rows >= 6; rows -= 6, a += 6 * a_row, c += 6 * c_row)
+        tile<6, N, ADD>(a, a_row, a_step, b, b_row, c, c_row, depth);
+    switch (rows) {
+        case 5: return tile<5, N, ADD>(a, a_row, a_step, b, b_row, c, c_row, depth);
+        case 4: return tile<4, N, ADD>(a, a_row, a_step, b, b_row, c, c_row, depth);
+        case 3: return tile<3, N, ADD>(a, a_row, a_step, b, b_row, c, c_row, depth);
+        case 2: return tile<2, N, ADD>(a, a_row, a_step, b, b_row, c, c_row, depth);
+        case 1: return tile<1, N, ADD>(a, a_row, a_step, b, b_row, c, c_row, depth);
     }
 }
 
-// c [rows, columns] = a b, or c += a b; columns are a multiple of WIDTH, and so much of b and c is there.
+// c [rows, columns] = a b, or c += a b; columns are a multiple of LANES, and so much of b and c is there.
 template <bool ADD>
 void product(long rows, long columns, long depth, const float* a, long a_row, long a_step, const float* b, long b_row,
              float* c, long c_row) {
-    for (long j = 0; j < columns; j += WIDTH) {
-        long i = 0;
-        for (; i + 6 <= rows; i += 6) tile<6, ADD>(a + i * a_row, a_row, a_step, b + j, b_row, c + i * c_row + j, c_row, depth);
-        const float* rest = a + i * a_row;
-        float* to = c + i * c_row + j;
-        switch (rows - i) {
-            case 5: tile<5, ADD>(rest, a_row, a_step, b + j, b_row, to, c_row, depth); break;
-            case 4: tile<4, ADD>(rest, a_row, a_step, b + j, b_row, to, c_row, depth); break;
-            case 3: tile<3, ADD>(rest, a_row, a_step, b + j, b_row, to, c_row, depth); break;
-            case 2: tile<2, ADD>(rest, a_row, a_step, b + j, b_row, to, c_row, depth); break;
-            case 1: tile<1, ADD>(rest, a_row, a_step, b + j, b_row, to, c_row, depth); break;
-        }
-    }
+    long j = 0;
+    for (; j + 2 * LANES <= columns; j += 2 * LANES) strip<2, ADD>(rows, a, a_row, a_step, b + j, b_row, c + j, c_row, depth);
+    if (j < columns) strip<1, ADD>(rows, a, a_row, a_step, b + j, b_row, c + j, c_row, depth);
 }
 
 // Of a query and keys with their inner product and the keys' terms; `row` is the query's squared norm.
@@ -298,9 +314,140 @@ float score_gradients(const float* dot, float* weights, float* back, const float
     return sum(of_row);
 }
 
+// Attention of maps `first` to `last`; a map is a head of a sample.  sizes: heads, queries, keys, their width, that of
+// values; strides: of a sample, a head and a row, for query, key, value and `out`; the numbers of a row stand side by
+// side.  column [maps, keys], or none: the squared norms of the keys.  peaks [maps, queries, 2], for the backward pass:
+// the greatest score, and one over the sum of exponentials; their logarithm would lose the sum beside a large score.
+template <typename Number>
+void attend(const Number* query, const Number* key, const Number* value, const float* column, Number* out, float* peaks,
+            const long* sizes, const long* strides, float scale, float epsilon, bool is_causal, bool is_yat, long first,
+            long last) {
+    const auto [heads, queries, keys, width, depth] = *reinterpret_cast<const Sizes*>(sizes);
+    const long wide = padded(keys), deep = padded(depth), block = rows_at_once(queries, wide);
+    Buffer turned(width * wide), terms(wide), values(keys * deep), weights(block * wide), mixed(block * deep);
+    Buffer wide_queries(widened_size<Number>(queries * width)), wide_keys(widened_size<Number>(keys * width));
+    Buffer wide_values(widened_size<Number>(keys * depth));
+    for (long map = first; map < last; ++map) {
+        const auto q = floats<Number>({query, strides, map, heads}, queries, width, wide_queries);
+        const auto k = floats<Number>({key, strides + 3, map, heads}, keys, width, wide_keys);
+        const auto v = floats<Number>({value, strides + 6, map, heads}, keys, depth, wide_values);
+        const Rows<Number> to(out, strides + 9, map, heads);
+        transpose(k, keys, width, turned, wide);
+        fill_terms(terms, column, k, map, keys, width);
+        copy(v, keys, depth, values, deep);
+        for (long start = 0; start < queries; start += block) {
+            const long count = std::min(block, queries - start), seen = is_causal ? std::min(keys, start + count) : keys;
+            product<false>(count, padded(seen), width, q[start], q.stride, 1, turned, wide, weights, wide);
+            float shares[MOST_ROWS];
+            for (long i = 0; i < count; ++i) {
+                float* row = weights + i * wide;
+                const long own = is_causal ? std::min(keys, start + i + 1) : keys;
+                const Score score{scale, epsilon, is_yat ? energy(q[start + i], width) : 0.0f, is_yat};
+                const float greatest = greatest_score(row, terms, own, score);
+                const float total = exponentials(row, own, greatest);
+                std::fill(row + own, row + seen, 0.0f);
+                shares[i] = 1.0f / total;
+                peaks[2 * (map * queries + start + i)] = greatest;
+                peaks[2 * (map * queries + start + i) + 1] = shares[i];
+            }
+            product<false>(count, deep, seen, weights, wide, 1, values, deep, mixed, deep);
+            for (long i = 0; i < count; ++i)
+                for (long e = 0; e < depth; ++e) put(shares[i] * mixed[i * deep + e], &to[start + i][e]);
+        }
+    }
+}
+
+// Gradients, of contiguous tensors; `to_column` where a column came; totals [maps, 2]: of scale and epsilon, added to.
+// The scores are made again: that takes less than to write them down and read them.
+template <typename Number>
+void attend_back(const Number* query, const Number* key, const Number* value, const float* column, const Number* grad,
+                 const float* peaks, Number* to_query, Number* to_key, Number* to_value, float* to_column,
+                 double* totals, const long* sizes, const long* strides, float scale, float epsilon, bool is_causal,
+                 bool is_yat, long first, long last) {
+    const auto [heads, queries, keys, width, depth] = *reinterpret_cast<const Sizes*>(sizes);
+    const long wide = padded(keys), broad = padded(width), deep = padded(depth), block = rows_at_once(queries, wide);
+    Buffer turned(width * wide), turned_values(depth * wide), terms(wide), own_keys(keys * broad);
+    Buffer dots(block * wide), weights(block * wide), backs(block * wide), of_terms(wide);
+    Buffer of_queries(block * broad), of_keys(keys * broad), of_values(keys * deep);
+    Buffer own_queries(block * broad), own_grads(block * deep);
+    Buffer wide_queries(widened_size<Number>(queries * width)), wide_keys(widened_size<Number>(keys * width));
+    Buffer wide_values(widened_size<Number>(keys * depth)), wide_grads(widened_size<Number>(queries * depth));
+    for (long map = first; map < last; ++map) {
+        const auto q = floats<Number>({query, strides, map, heads}, queries, width, wide_queries);
+        const auto k = floats<Number>({key, strides + 3, map, heads}, keys, width, wide_keys);
+        const auto v = floats<Number>({value, strides + 6, map, heads}, keys, depth, wide_values);
+        const auto g = floats<Number>({grad, strides + 9, map, heads}, queries, depth, wide_grads);
+        transpose(k, keys, width, turned, wide);
+        transpose(v, keys, depth, turned_values, wide);
+        fill_terms(terms, column, k, map, keys, width);
+        copy(k, keys, width, own_keys, broad);
+        of_keys.clear(), of_values.clear(), of_terms.clear();
+        for (long start = 0; start < queries; start += block) {
+            const long count = std::min(block, queries - start), seen = is_causal ? std::min(keys, start + count) : keys;
+            copy(q.from(start), count, width, own_queries, broad);
+            copy(g.from(start), count, depth, own_grads, deep);
+            product<false>(count, padded(seen), width, own_queries, broad, 1, turned, wide, dots, wide);
+            product<false>(count, padded(seen), depth, own_grads, deep, 1, turned_values, wide, backs, wide);
+            float of_rows[MOST_ROWS];
+            for (long i = 0; i < count; ++i) {
+                const long own = is_causal ? std::min(keys, start + i + 1) : keys;
+                const Score score{scale, epsilon, is_yat ? energy(q[start + i], width) : 0.0f, is_yat};
+                const float* peak = peaks + 2 * (map * queries + start + i);
+                of_rows[i] = score_gradients(dots + i * wide, weights + i * wide, backs + i * wide, terms, of_terms, own,
+                                             score, peak[0], peak[1], totals + 2 * map);
+                std::fill(weights + i * wide + own, weights + i * wide + seen, 0.0f);
+                std::fill(backs + i * wide + own, backs + i * wide + seen, 0.0f);
+            }
+            product<true>(seen, deep, count, weights, 1, wide, own_grads, deep, of_values, deep);
+            product<true>(seen, broad, count, backs, 1, wide, own_queries, broad, of_keys, broad);
+            product<false>(count, broad, seen, backs, wide, 1, own_keys, broad, of_queries, broad);
+            Number* to = to_query + (map * queries + start) * width;
+            for (long i = 0; i < count; ++i)
+                for (long e = 0; e < width; ++e)
+                    put(of_queries[i * broad + e] + 2.0f * of_rows[i] * own_queries[i * broad + e], &to[i * width + e]);
+        }
+        for (long s = 0; s < keys; ++s) {
+            const float of_norm = column ? 0.0f : 2.0f * of_terms[s];
+            for (long e = 0; e < width; ++e)
+                put(of_keys[s * broad + e] + of_norm * own_keys[s * broad + e], &to_key[(map * keys + s) * width + e]);
+            for (long e = 0; e < depth; ++e) put(of_values[s * deep + e], &to_value[(map * keys + s) * depth + e]);
+            if (column) to_column[map * keys + s] = of_terms[s];
+        }
+    }
+}
+
 }  // namespace
 
 extern "C" {
+
+void attention_forward(const float* query, const float* key, const float* value, const float* column, float* out,
+                       float* peaks, const long* sizes, const long* strides, float scale, float epsilon, long is_causal,
+                       long is_yat, long first, long last) {
+    attend(query, key, value, column, out, peaks, sizes, strides, scale, epsilon, is_causal, is_yat, first, last);
+}
+
+void attention_forward_half(const Half* query, const Half* key, const Half* value, const float* column, Half* out,
+                            float* peaks, const long* sizes, const long* strides, float scale, float epsilon,
+                            long is_causal, long is_yat, long first, long last) {
+    attend(query, key, value, column, out, peaks, sizes, strides, scale, epsilon, is_causal, is_yat, first, last);
+}
+
+void attention_backward(const float* query, const float* key, const float* value, const float* column,
+                        const float* grad, const float* peaks, float* to_query, float* to_key, float* to_value,
+                        float* to_column, double* totals, const long* sizes, const long* strides, float scale,
+                        float epsilon, long is_causal, long is_yat, long first, long last) {
+    attend_back(query, key, value, column, grad, peaks, to_query, to_key, to_value, to_column, totals, sizes, strides,
+                scale, epsilon, is_causal, is_yat, first, last);
+}
+
+void attention_backward_half(const Half* query, const Half* key, const Half* value, const float* column,
+                             const Half* grad, const float* peaks, Half* to_query, Half* to_key, Half* to_value,
+                             float* to_column, double* totals, const long* sizes, const long* strides, float scale,
+                             float epsilon, long is_causal, long is_yat, long first, long last) {
+    attend_back(query, key, value, column, grad, peaks, to_query, to_key, to_value, to_column, totals, sizes, strides,
+                scale, epsilon, is_causal, is_yat, first, last);
+}
+
 
 // row_bias [rows] or column_bias [length], or neither.
 void yat_forward(const float* dot, const float* row, const float* column, const float* row_bias, const float* column_bias,
@@ -392,98 +539,6 @@ void gaussian_backward(const float* dot, const float* row, const float* column, 
             of_row += to_distance;
         }
         to_row[i] = sum(of_row);
-    }
-}
-
-// Attention of maps `first` to `last`; a map is a head of a sample.  sizes: heads, queries, keys, their width, that of
-// values; strides: of a sample, a head and a row, for query, key, value and `out`; the numbers of a row stand side by
-// side.  column [maps, keys], or none: the squared norms of the keys.  peaks [maps, queries, 2], for the backward pass:
-// the greatest score, and one over the sum of exponentials; their logarithm would lose the sum beside a large score.
-void attention_forward(const float* query, const float* key, const float* value, const float* column, float* out,
-                       float* peaks, const long* sizes, const long* strides, float scale, float epsilon,
-                       long is_causal, long is_yat, long first, long last) {
-    const auto [heads, queries, keys, width, depth] = *reinterpret_cast<const Sizes*>(sizes);
-    const long wide = padded(keys), deep = padded(depth), block = rows_at_once(queries, wide);
-    Buffer turned(width * wide), terms(wide), values(keys * deep), weights(block * wide), mixed(block * deep);
-    for (long map = first; map < last; ++map) {
-        const Rows<const float> q(query, strides, map, heads), k(key, strides + 3, map, heads), v(value, strides + 6, map, heads);
-        const Rows<float> to(out, strides + 9, map, heads);
-        transpose(k, keys, width, turned, wide);
-        fill_terms(terms, column, k, map, keys, width);
-        copy(v, keys, depth, values, deep);
-        for (long start = 0; start < queries; start += block) {
-            const long count = std::min(block, queries - start), seen = is_causal ? std::min(keys, start + count) : keys;
-            product<false>(count, padded(seen), width, q[start], q.stride, 1, turned, wide, weights, wide);
-            float shares[MOST_ROWS];
-            for (long i = 0; i < count; ++i) {
-                float* row = weights + i * wide;
-                const long own = is_causal ? std::min(keys, start + i + 1) : keys;
-                const Score score{scale, epsilon, is_yat ? energy(q[start + i], width) : 0.0f, is_yat != 0};
-                const float greatest = greatest_score(row, terms, own, score);
-                const float total = exponentials(row, own, greatest);
-                std::fill(row + own, row + seen, 0.0f);
-                shares[i] = 1.0f / total;
-                peaks[2 * (map * queries + start + i)] = greatest;
-                peaks[2 * (map * queries + start + i) + 1] = shares[i];
-            }
-            product<false>(count, deep, seen, weights, wide, 1, values, deep, mixed, deep);
-            for (long i = 0; i < count; ++i)
-                for (long e = 0; e < depth; ++e) to[start + i][e] = shares[i] * mixed[i * deep + e];
-        }
-    }
-}
-
-// Gradients, of contiguous tensors; `to_column` where a column came; totals [maps, 2]: of scale and epsilon, added to.
-// The scores are made again: that takes less than to write them down and read them.
-void attention_backward(const float* query, const float* key, const float* value, const float* column,
-                        const float* grad, const float* peaks, float* to_query, float* to_key, float* to_value,
-                        float* to_column, double* totals, const long* sizes, const long* strides, float scale,
-                        float epsilon, long is_causal, long is_yat, long first, long last) {
-    const auto [heads, queries, keys, width, depth] = *reinterpret_cast<const Sizes*>(sizes);
-    const long wide = padded(keys), broad = padded(width), deep = padded(depth), block = rows_at_once(queries, wide);
-    Buffer turned(width * wide), turned_values(depth * wide), terms(wide), own_keys(keys * broad);
-    Buffer dots(block * wide), weights(block * wide), backs(block * wide), of_terms(wide);
-    Buffer of_queries(block * broad), of_keys(keys * broad), of_values(keys * deep);
-    Buffer own_queries(block * broad), own_grads(block * deep);
-    for (long map = first; map < last; ++map) {
-        const Rows<const float> q(query, strides, map, heads), k(key, strides + 3, map, heads), v(value, strides + 6, map, heads);
-        const Rows<const float> g(grad, strides + 9, map, heads);
-        transpose(k, keys, width, turned, wide);
-        transpose(v, keys, depth, turned_values, wide);
-        fill_terms(terms, column, k, map, keys, width);
-        copy(k, keys, width, own_keys, broad);
-        of_keys.clear(), of_values.clear(), of_terms.clear();
-        for (long start = 0; start < queries; start += block) {
-            const long count = std::min(block, queries - start), seen = is_causal ? std::min(keys, start + count) : keys;
-            copy(q.from(start), count, width, own_queries, broad);
-            copy(g.from(start), count, depth, own_grads, deep);
-            product<false>(count, padded(seen), width, own_queries, broad, 1, turned, wide, dots, wide);
-            product<false>(count, padded(seen), depth, own_grads, deep, 1, turned_values, wide, backs, wide);
-            float of_rows[MOST_ROWS];
-            for (long i = 0; i < count; ++i) {
-                const long own = is_causal ? std::min(keys, start + i + 1) : keys;
-                const Score score{scale, epsilon, is_yat ? energy(q[start + i], width) : 0.0f, is_yat != 0};
-                const float* peak = peaks + 2 * (map * queries + start + i);
-                of_rows[i] = score_gradients(dots + i * wide, weights + i * wide, backs + i * wide, terms, of_terms, own,
-                                             score, peak[0], peak[1], totals + 2 * map);
-                std::fill(weights + i * wide + own, weights + i * wide + seen, 0.0f);
-                std::fill(backs + i * wide + own, backs + i * wide + seen, 0.0f);
-            }
-            product<true>(seen, deep, count, weights, 1, wide, own_grads, deep, of_values, deep);
-            product<true>(seen, broad, count, backs, 1, wide, own_queries, broad, of_keys, broad);
-            product<false>(count, broad, seen, backs, wide, 1, own_keys, broad, of_queries, broad);
-            float* to = to_query + (map * queries + start) * width;
-            for (long i = 0; i < count; ++i)
-                for (long e = 0; e < width; ++e)
-                    to[i * width + e] = of_queries[i * broad + e] + 2.0f * of_rows[i] * own_queries[i * broad + e];
-        }
-        for (long s = 0; s < keys; ++s) {
-            const float of_norm = column ? 0.0f : 2.0f * of_terms[s];
-            for (long e = 0; e < width; ++e)
-                to_key[(map * keys + s) * width + e] = of_keys[s * broad + e] + of_norm * own_keys[s * broad + e];
-            for (long e = 0; e < depth; ++e) to_value[(map * keys + s) * depth + e] = of_values[s * deep + e];
-            if (column) to_column[map * keys + s] = of_terms[s];
-        }
     }
 }
 

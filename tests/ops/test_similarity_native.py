@@ -135,6 +135,35 @@ def test_gaussian_attention_with_a_free_metric(calls: list[str]) -> None:
     assert set(calls) == {"attention_forward", "attention_backward"}
 
 
+@pytest.mark.parametrize("width", [5, 16, 17, 33])
+@pytest.mark.parametrize("epsilon", [None, 0.05], ids=["gaussian", "yat"])
+def test_attention_in_bfloat16_is_that_of_float32_rounded(epsilon: float | None, width: int, calls: list[str]) -> None:
+    """Everything between is float32."""
+    shapes = (2, 70, 3, width), (2, 83, 3, width), (2, 83, 3, 4)
+    halves = [leaf.detach().bfloat16().transpose(1, 2).requires_grad_() for leaf in leaves(*shapes)]
+    floats = [half.detach().float().requires_grad_() for half in halves]
+    back = torch.randn(2, 3, 70, 4, generator=torch.Generator().manual_seed(1)).bfloat16()
+    found, wanted = [], []
+    for tensors, results in ((halves, found), (floats, wanted)):
+        scale = torch.tensor(0.3, requires_grad=True)
+        out = attention_native.attention(*tensors, scale, epsilon)
+        results += [out, *torch.autograd.grad(out, [*tensors, scale], back.to(out.dtype))]
+    assert calls == [
+        "attention_forward_half", "attention_backward_half", "attention_forward", "attention_backward"
+    ]  # fmt: skip
+    assert found[0].stride() == wanted[0].stride()
+    assert [result.dtype for result in found] == [*[torch.bfloat16] * 4, torch.float32]
+    assert all(torch.equal(got, right.to(got.dtype)) for got, right in zip(found, wanted, strict=True))
+
+
+def test_attention_of_two_types_is_left_to_pytorch(calls: list[str]) -> None:
+    q, k, v = leaves((2, 5, 6), (2, 5, 6), (2, 5, 6))
+    assert attention_native.attention(q.bfloat16(), k, v, 0.3, None) is None
+    assert attention_native.attention(q, k, v.bfloat16(), 0.3, None) is None
+    assert attention_native.attention(*(leaf.half() for leaf in (q, k, v)), 0.3, None) is None
+    assert not calls
+
+
 @pytest.mark.parametrize("attention", [yat_attention, partial(rbf_attention, beta=0.2)])
 def test_attention_reads_heads_where_they_lie_and_answers_alike_on_any_threads(attention: Layer) -> None:
     packed = leaves((2, 9, 3 * 4 * 6))[0]

@@ -8,7 +8,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stages.ops.yat import ScaleReading, YatEpsilon, YatLinear, YatScale, guide_scale, yat_linear, yat_linear_reference
+from stages.ops.yat import (
+    ScaleReading,
+    YatEpsilon,
+    YatLinear,
+    YatScale,
+    guide_scale,
+    yat_linear,
+    yat_linear_reference,
+    yat_ratio,
+)
 from tests.ops.yat_evidence import check_form, check_half, check_layer
 
 WIDE = torch.float64
@@ -79,11 +88,8 @@ def test_a_unit_of_integers_that_meets_its_input_is_exact() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_units_that_meet_their_inputs_stay_between_zero_and_the_peak(dtype: torch.dtype) -> None:
-    """Unclamped, equation 4 gives no zero here, on some processors negative distances and with them such responses."""
     x = draw(256, 768).to(dtype)
     norms = x.double().square().sum(-1)
-    unclamped = 2 * x.float().square().sum(-1) - 2 * (x.float() @ x.float().T).diagonal()
-    assert (unclamped != 0).any()
     leaf = x.clone().requires_grad_()
     response = yat_linear(leaf, x, epsilon=1e-5)
     response.sum().backward()
@@ -93,6 +99,24 @@ def test_units_that_meet_their_inputs_stay_between_zero_and_the_peak(dtype: torc
     assert (met <= norms.square() / 1e-5 * (1 + 2**-7)).all()
     # The error of the distance is within 16 units in the last place of the norms; how large depends on the processor.
     assert (met >= norms.square() / (1e-5 + 32 * torch.finfo(torch.float32).eps * norms) * (1 - 2**-7)).all()
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+def test_a_distance_that_rounding_makes_negative_counts_as_zero(is_native: bool) -> None:
+    """One feature: every product is rounded once, in the same way on every processor."""
+    x = 1 + torch.rand(256, generator=torch.Generator().manual_seed(0))
+    w = torch.nextafter(x, torch.tensor(2.0))
+    unclamped = x.square() + w.square() - 2 * (x * w)
+    x, w, epsilon = x[unclamped < 0, None], w[unclamped < 0, None], 1e-8
+    assert len(x) > 10 and (unclamped + epsilon < 0).any()
+    leaf = x.clone().requires_grad_()
+    if is_native:
+        response = yat_linear(leaf, w, epsilon=epsilon)
+    else:
+        response = yat_ratio(leaf @ w.T, leaf.square() + w.T.square(), None, 1.0, epsilon)
+    torch.testing.assert_close(response.diagonal(), (x * w).square().flatten() / epsilon)
+    response.diagonal().sum().backward()
+    torch.testing.assert_close(leaf.grad, 2 * x * w.square() / epsilon)
 
 
 def test_responses_do_not_decay_far_away() -> None:

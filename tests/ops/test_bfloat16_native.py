@@ -1,0 +1,154 @@
+"""In bfloat16 on a CPU attention goes by way of float32 and GELU's gradient by a table; all other types stay alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from stages.ops import bfloat16_native, native
+from stages.ops.bfloat16_native import use_fast_bfloat16
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _kept() -> Iterator[None]:
+    """For these tests alone."""
+    before = torch.compiler.config.cache_key_tag
+    library = use_fast_bfloat16()
+    assert use_fast_bfloat16() is library and torch.compiler.config.cache_key_tag != before
+    yield
+    library._destroy()
+    use_fast_bfloat16.cache_clear()
+    torch.compiler.config.cache_key_tag = before
+
+
+def draw(dtype: torch.dtype) -> list[Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(2, 3, 17, 8).to(dtype).requires_grad_() for _ in range(3)]
+
+
+def value_and_gradients(leaves: list[Tensor], **options: object) -> list[Tensor]:
+    out = F.scaled_dot_product_attention(*leaves, **options)
+    back = torch.linspace(-1, 1, out.numel()).view(out.shape).bfloat16()
+    return [out, *torch.autograd.grad(out, leaves, back.to(out.dtype))]
+
+
+OPTIONS = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "scaled": {"scale": 0.3},
+    "added": {"attn_mask": torch.randn(17, 17).bfloat16()},
+    "kept": {"attn_mask": torch.randn(17, 17) > -1},
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_bfloat16_is_that_of_float32_rounded(option: str) -> None:
+    options = OPTIONS[option]
+    halves = draw(torch.bfloat16)
+    found = value_and_gradients(halves, **options)
+    mask = options.get("attn_mask")
+    if mask is not None and mask.is_floating_point():
+        options = {"attn_mask": mask.float()}
+    wanted = value_and_gradients([half.detach().float().requires_grad_() for half in halves], **options)
+    assert all(got.dtype == torch.bfloat16 for got in found)
+    assert all(torch.equal(got, want.bfloat16()) for got, want in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_other_types_are_left_to_pytorch(dtype: torch.dtype) -> None:
+    leaves = draw(dtype)
+    ours = value_and_gradients(leaves, is_causal=True)
+    out, *_ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*leaves, is_causal=True)
+    assert torch.equal(ours[0], out)
+
+
+def test_a_mask_of_another_type_is_refused_as_before() -> None:
+    with pytest.raises(RuntimeError, match="BFloat16"):
+        F.scaled_dot_product_attention(*draw(torch.bfloat16), attn_mask=torch.zeros(17, 17, dtype=torch.float64))
+
+
+def test_inference_is_left_to_pytorch() -> None:
+    leaves = draw(torch.bfloat16)
+    with torch.inference_mode():
+        plain, *_ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*leaves)
+        assert torch.equal(F.scaled_dot_product_attention(*leaves), plain)
+
+
+ALL_NUMBERS = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+
+
+@pytest.fixture
+def looked_up(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the C++ functions that were called."""
+    if native.load_library(bfloat16_native._SOURCE) is None:
+        pytest.skip("no C++ compiler here")
+    names: list[str] = []
+    real = bfloat16_native.call
+    monkeypatch.setattr(bfloat16_native, "call", lambda at, name, *rest: (names.append(name), real(at, name, *rest)))
+    return names
+
+
+def gelu_gradient(x: Tensor, grad: Tensor, approximate: str = "none") -> Tensor:
+    leaf = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+    return torch.autograd.grad(F.gelu(leaf, approximate=approximate), leaf, grad)[0]
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_gelus_gradient_is_pytorchs_bit_by_bit(approximate: str, threads: int, looked_up: list[str]) -> None:
+    x = ALL_NUMBERS[: 1 << 16].repeat(3)
+    grad = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).bfloat16()
+    grad[:3] = torch.tensor([torch.inf, torch.nan, 0.0])
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = gelu_gradient(x, grad, approximate)
+    finally:
+        torch.set_num_threads(before)
+    wanted = torch.empty_like(x)
+    torch.ops.aten.gelu_backward.grad_input(grad, x, approximate=approximate, grad_input=wanted)
+    assert len(looked_up) == threads
+    assert torch.equal(found.nan_to_num(7.0), wanted.nan_to_num(7.0)) and torch.equal(found.isnan(), wanted.isnan())
+
+
+@pytest.mark.parametrize("count", [1, 3, 63, 64, 65, 131])
+def test_gelus_gradient_of_any_count(count: int, looked_up: list[str]) -> None:
+    x, grad = torch.randn(2, count).bfloat16()
+    wanted = torch.empty_like(x)
+    torch.ops.aten.gelu_backward.grad_input(grad, x, grad_input=wanted)
+    # PyTorch's last few numbers, less than a register, are made by another routine.
+    torch.testing.assert_close(gelu_gradient(x, grad), wanted, rtol=2**-8, atol=0)
+    assert looked_up == ["gelu_backward"]
+
+
+@pytest.mark.parametrize(
+    ("x", "grad"),
+    [
+        (torch.randn(8, 5), torch.randn(8, 5)),
+        (torch.randn(8, 5, dtype=torch.float64), torch.randn(8, 5, dtype=torch.float64)),
+        (torch.randn(8, 5).bfloat16().T, torch.randn(8, 5).bfloat16().T),
+        (torch.randn(8, 5).bfloat16(), torch.ones(1, 1).bfloat16().expand(8, 5)),
+        (torch.randn(0, 5).bfloat16(), torch.randn(0, 5).bfloat16()),
+    ],
+)
+def test_other_gradients_of_gelu_are_left_to_pytorch(x: Tensor, grad: Tensor, looked_up: list[str]) -> None:
+    wanted = torch.empty_like(x)
+    torch.ops.aten.gelu_backward.grad_input(grad, x, grad_input=wanted)
+    found = gelu_gradient(x, grad)
+    assert torch.equal(found, wanted) and found.stride() == wanted.stride() and not looked_up
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:FutureWarning")  # of torch.func itself
+def test_gelu_differentiated_twice_and_transformed(looked_up: list[str]) -> None:
+    x = torch.randn(3, 4).bfloat16().requires_grad_()
+    (first,) = torch.autograd.grad(F.gelu(x).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    wide = x.detach().double()
+    slope_of_slope = (2 - wide.square()) * (-wide.square() / 2).exp() / (2 * torch.pi) ** 0.5
+    torch.testing.assert_close(second.double(), slope_of_slope, rtol=0.02, atol=0.02)
+    mapped = torch.func.vmap(torch.func.grad(lambda row: F.gelu(row).sum()))(x.detach())
+    torch.testing.assert_close(mapped, first.detach())
