@@ -2,7 +2,8 @@
 whole model at least 0.85 times as fast as the ViT's, and 1.5 times as fast as with `torch.cdist` in both units.
 
 Attention has 64 tokens in heads of 64.  The models have the width of 256 in 4 blocks, 4 heads, 64 tokens; both
-feed-forwards are 512 wide.  A step is forward, backward and Adam, in float32.
+feed-forwards are 512 wide.  A step is forward, backward and Adam, in float32, and beside `torch.cdist` in bfloat16,
+too, where the processor multiplies in it.
 Run: python -m benchmarks hyperbf
 """
 
@@ -12,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.timing import Line, compare, time_line, training_step
+from benchmarks.timing import Line, compare, has_bfloat16, time_line, training_step
+from stages.ops.bfloat16_native import use_fast_bfloat16
 from stages.ops.rbf import rbf_attention
 from stages.ops.rbf_layers import RBFAttention, RBFFeedForward
 from stages.papers.hyperbf.hyperbf import HyperBF
@@ -91,14 +93,22 @@ def attention() -> Line:
     return time_line(what, "scaled_dot_product_attention", result, goal=1.3)
 
 
-def model_line(name: str, peer: nn.Module, goal: float) -> Line:
+def model_line(name: str, peer: nn.Module, goal: float, *, in_bfloat16: bool = False) -> Line:
     steps = [
-        training_step(model, torch.optim.Adam(model.parameters(), lr=1e-4), batch=BATCH, classes=100)
+        training_step(
+            model,
+            torch.optim.Adam(model.parameters(), lr=1e-4),
+            batch=BATCH,
+            classes=100,
+            in_bfloat16=in_bfloat16,
+        )
         for model in (hyperbf(), peer)
     ]
+    if in_bfloat16:
+        use_fast_bfloat16()
     result = compare(*steps, repeats=5)
     return Line(
-        what=f"HyperBF, a training step of {BATCH} images",
+        what=f"HyperBF, a training step of {BATCH} images{', bfloat16' * in_bfloat16}",
         peer=f"{name}: {BATCH / result.peer_seconds:.3g} images/s",
         ours=f"{BATCH / result.ours_seconds:.3g} images/s",
         value=result.ratio,
@@ -108,4 +118,7 @@ def model_line(name: str, peer: nn.Module, goal: float) -> Line:
 
 
 def measure() -> list[Line]:
-    return [attention(), model_line("ViT", vit(), 0.85), model_line("with torch.cdist", with_distances(), 1.5)]
+    lines = [attention(), model_line("ViT", vit(), 0.85), model_line("with torch.cdist", with_distances(), 1.5)]
+    if has_bfloat16():
+        lines.append(model_line("with torch.cdist", with_distances(), 1.5, in_bfloat16=True))
+    return lines

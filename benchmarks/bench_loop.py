@@ -74,7 +74,7 @@ def beside_the_bare_loop(name: str, batch_size: int = 16, steps: int = 3) -> Lin
     def ours() -> None:
         fit(model, task, protocol, Replicate(seed=0))
 
-    result = compare(ours, bare, repeats=3)
+    result = compare(ours, bare, repeats=7)
     return Line(
         what=f"share of a training beside forward, backward, step: {name}",
         peer=f"these three on one batch: {batch_size * steps / result.peer_seconds:,.0f} images/s",

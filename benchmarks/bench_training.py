@@ -10,13 +10,12 @@ Run: python -m benchmarks training
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import torch
 from torch import nn
 
 from benchmarks.bench_loop import protocol_for, random_images
-from benchmarks.timing import Comparison, Line, compare, training_step
+from benchmarks.timing import Comparison, Line, compare, has_bfloat16, training_step
 from stages.experiment import load_params, plan_runs
 from stages.ops.bfloat16_native import use_fast_bfloat16
 from stages.ops.dropout_native import with_fast_dropout
@@ -59,11 +58,6 @@ def ways() -> dict[str, Protocol]:
         f"{way}, bfloat16": protocol_for(BATCH, STEPS, precision="bfloat16", compiled=way == "compiled")
         for way in ("eager", "compiled")
     }
-
-
-def has_bfloat16() -> bool:
-    """Whether the processor multiplies in bfloat16; without it that is an emulation, and slower."""
-    return any(unit in Path("/proc/cpuinfo").read_text() for unit in ("avx512_bf16", "amx_bf16"))
 
 
 def beside_the_plain_model(name: str) -> Line:

@@ -109,11 +109,11 @@ def in_parts(count: int, work: Callable[[slice], None]) -> None:
     """`work` on slices of 0 to `count`, one for each of PyTorch's threads; which ones depends on their number alone."""
     parts = min(torch.get_num_threads(), count)
     edges = [count * index // parts for index in range(parts + 1)]
-    slices = [slice(start, end) for start, end in pairwise(edges)]
-    if parts > 1:
-        list(_pool(parts).map(work, slices))
-    else:
-        work(slices[0])
+    own, *others = (slice(start, end) for start, end in pairwise(edges))
+    futures = [_pool(parts - 1).submit(work, other) for other in others]
+    work(own)
+    for future in futures:
+        future.result()
 
 
 @cache
@@ -131,7 +131,9 @@ def _compile(compiler: str, source: Path, built: Path) -> None:
     with tempfile.TemporaryDirectory(dir=built.parent) as folder:
         part = Path(folder) / built.name
         subprocess.run(
-            [compiler, *_FLAGS, f"-I{_HEADER.parent}", "-shared", "-fPIC", str(source), "-o", str(part)], capture_output=True, check=True
+            [compiler, *_FLAGS, f"-I{_HEADER.parent}", "-shared", "-fPIC", str(source), "-o", str(part)],
+            capture_output=True,
+            check=True,
         )
         part.replace(built)
 

@@ -190,6 +190,16 @@ void copy(const Rows<const float>& rows, long count, long width, float* to, long
     for (long s = 0; s < count; ++s) std::copy(rows[s], rows[s] + width, to + s * broad);
 }
 
+template <typename Number>
+void scale_row(float factor, const float* __restrict from, Number* __restrict to, long width) {
+    for (long e = 0; e < width; ++e) put(factor * from[e], &to[e]);
+}
+
+template <typename Number>
+void add_row(const float* __restrict from, float factor, const float* __restrict other, Number* __restrict to, long width) {
+    for (long e = 0; e < width; ++e) put(from[e] + factor * other[e], &to[e]);
+}
+
 float energy(const float* row, long width) {
     Vector total = {};
     for (long e = 0; e < width; e += LANES) {
@@ -352,7 +362,7 @@ void attend(const Number* query, const Number* key, const Number* value, const f
             }
             product<false>(count, deep, seen, weights, wide, 1, values, deep, mixed, deep);
             for (long i = 0; i < count; ++i)
-                for (long e = 0; e < depth; ++e) put(shares[i] * mixed[i * deep + e], &to[start + i][e]);
+                scale_row(shares[i], mixed + i * deep, to[start + i], depth);
         }
     }
 }
@@ -403,14 +413,12 @@ void attend_back(const Number* query, const Number* key, const Number* value, co
             product<false>(count, broad, seen, backs, wide, 1, own_keys, broad, of_queries, broad);
             Number* to = to_query + (map * queries + start) * width;
             for (long i = 0; i < count; ++i)
-                for (long e = 0; e < width; ++e)
-                    put(of_queries[i * broad + e] + 2.0f * of_rows[i] * own_queries[i * broad + e], &to[i * width + e]);
+                add_row(of_queries + i * broad, 2.0f * of_rows[i], own_queries + i * broad, to + i * width, width);
         }
         for (long s = 0; s < keys; ++s) {
             const float of_norm = column ? 0.0f : 2.0f * of_terms[s];
-            for (long e = 0; e < width; ++e)
-                put(of_keys[s * broad + e] + of_norm * own_keys[s * broad + e], &to_key[(map * keys + s) * width + e]);
-            for (long e = 0; e < depth; ++e) put(of_values[s * deep + e], &to_value[(map * keys + s) * depth + e]);
+            add_row(of_keys + s * broad, of_norm, own_keys + s * broad, to_key + (map * keys + s) * width, width);
+            scale_row(1.0f, of_values + s * deep, to_value + (map * keys + s) * depth, depth);
             if (column) to_column[map * keys + s] = of_terms[s];
         }
     }

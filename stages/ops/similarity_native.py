@@ -91,8 +91,8 @@ class _YatLinear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, *saved = ctx.saved_tensors
         to_dot, to_row, to_column, to_scale, to_epsilon, to_bias = _yat_gradients(grad, saved, is_row_bias=False)
-        to_x = torch.addmm(x * (2 * to_row[:, None]), to_dot, weight)
-        to_weight = torch.addmm(weight * (2 * to_column.mT), to_dot.mT, x)
+        to_x = (x * (2 * to_row[:, None])).addmm_(to_dot, weight)
+        to_weight = (weight * (2 * to_column.mT)).addmm_(to_dot.mT, x)
         return to_x, to_weight, to_bias, to_scale, to_epsilon
 
 
