@@ -79,7 +79,7 @@ def against_eager(name: str, protocol: Protocol) -> tuple[Comparison, float]:
     """Both in turn, and the seconds by the clock that our first step took."""
     torch.compiler.reset()
     if protocol.precision == "bfloat16":
-        use_fast_bfloat16()  # nothing of the peer, which is in float32
+        use_fast_bfloat16()  # leaves the peer's float32 as it is
     data = random_images(BATCH * STEPS, torch.device("cpu"))
     task = with_fast_batches(ImageClassification(data, protocol))
     model, plain = with_fast_dropout(network(name)), network(name)

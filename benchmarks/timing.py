@@ -129,8 +129,9 @@ def _wait(device: torch.device | None) -> None:
 
 
 def has_bfloat16() -> bool:
-    """Whether the processor multiplies in bfloat16; without it that is an emulation, and slower."""
-    return any(unit in Path("/proc/cpuinfo").read_text() for unit in ("avx512_bf16", "amx_bf16"))
+    """Whether Linux says that the processor multiplies in bfloat16; without it that is an emulation, and slower."""
+    flags = Path("/proc/cpuinfo")
+    return flags.is_file() and not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags.read_text().split())
 
 
 @contextmanager

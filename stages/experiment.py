@@ -146,7 +146,7 @@ class Rate:
 class Params:
     """Everything under `params.yaml` and `params/`, checked.
 
-    `verdicts`: the rules by which claims are judged.  `rates`: by the kind of device that a result names.
+    `verdicts`: the rules by which claims are judged.  `rates`: by kind of device; `cpu` and `cuda` price results.
     """
 
     profile_name: str

@@ -183,7 +183,7 @@ def test_command_prints_each_experiment_and_each_paper_under_every_profile(
     assert table == ["ninformer", "brownian", "all"] * 3
     assert any("one NVIDIA H100, 2.50 USD an hour" in line for line in lines)
     assert not any(line.startswith("Goal") for line in lines), "the goal is for all experiments together"
-    assert lines[4].endswith("cpu limit  cuda limit")
+    assert lines[4].endswith("cpu limit  cpu-amx limit  cuda limit")
 
 
 def test_command_says_how_far_the_goal_is(

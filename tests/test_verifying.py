@@ -43,12 +43,18 @@ def trail_of(root: Path) -> tuple[Link, Trail]:
     return recorded, trail
 
 
+@pytest.fixture(scope="module")
+def intact(clone: Path) -> tuple[Link, Trail]:
+    """What `verify` says while nothing is damaged."""
+    return trail_of(clone)
+
+
 def statuses(trail: Trail) -> dict[str, str]:
     return {link.name: link.status for link in trail.links}
 
 
-def test_the_trail_of_a_released_model_holds(clone: Path) -> None:
-    recorded, trail = trail_of(clone)
+def test_the_trail_of_a_released_model_holds(clone: Path, intact: tuple[Link, Trail]) -> None:
+    recorded, trail = intact
     assert recorded.status == "holds", recorded.detail
     found = statuses(trail)
     assert found.pop("data") == "not here"
@@ -120,11 +126,12 @@ def flip_thread_count(root: Path) -> None:
         (flip_thread_count, "environment"),
     ],
 )
-def test_one_flipped_byte_breaks_the_link_it_is_in(root: Path, damage: Callable[[Path], None], broken: str) -> None:
-    before = statuses(trail_of(root)[1])
+def test_one_flipped_byte_breaks_the_link_it_is_in(
+    root: Path, intact: tuple[Link, Trail], damage: Callable[[Path], None], broken: str
+) -> None:
     damage(root)
     _, trail = trail_of(root)
-    if broken == "code" and before["code"] == "not here":
+    if broken == "code" and statuses(intact[1])["code"] == "not here":
         pytest.skip("a shallow clone has no history to look a revision up in")
     assert trail.broken is not None and trail.broken.name == broken, trail
     assert statuses(trail)[broken] == "broken"

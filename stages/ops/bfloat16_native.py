@@ -1,5 +1,8 @@
 """Backward passes that PyTorch is slow at in bfloat16 on a CPU: attention's goes by way of float32, since PyTorch's own
-takes four times as long, and GELU's by a table (`bfloat16_native.cpp`), in half of the time and bit by bit the same.
+takes four times as long, and GELU's by a table (`bfloat16_native.cpp`), in half of the time.
+
+The table holds what PyTorch computes for full registers, so the numbers are PyTorch's; the last few of a tensor, which
+fill no register, PyTorch makes by another routine, and far from zero rounds some otherwise.
 """
 
 from __future__ import annotations
@@ -69,8 +72,8 @@ def _gelu_backward(grad: Tensor, x: Tensor, *, approximate: str = "none") -> Ten
 
 
 def _plain_gelu_backward(grad: Tensor, x: Tensor, approximate: str) -> Tensor:
-    """PyTorch's, by the form of the operator that stays as it is."""
-    to_x = torch.empty_like(x)
+    """PyTorch's, by the form of the operator that stays as it is; it gives an empty tensor its shape and strides."""
+    to_x = torch.empty(0, dtype=torch.result_type(grad, x), device="cpu")
     return torch.ops.aten.gelu_backward.grad_input(grad, x, approximate=approximate, grad_input=to_x)
 
 

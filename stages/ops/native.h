@@ -21,7 +21,7 @@ inline float widened(Half x) {
 
 inline void put(float x, float* out) { *out = x; }
 
-// To the nearest, ties to even, as PyTorch rounds.
+// To the nearest, ties to even, as PyTorch rounds; all that is no number becomes one NaN.
 inline void put(float x, Half* out) {
     uint32_t bits;
     std::memcpy(&bits, &x, sizeof bits);

@@ -33,7 +33,7 @@ _FLAGS = ("-std=c++17", "-O3", "-march=native", *_WIDE, "-ffp-contract=fast", "-
 
 @cache
 def load_library(source: Path) -> ctypes.CDLL | None:
-    """The shared library of a C++ file, which may include `native.h` and no other; None where it can't be had."""
+    """The shared library of a C++ file, with `native.h` as its only header of ours; None where it can't be had."""
     compiler = os.environ.get("CXX") or next((name for name in _COMPILERS if shutil.which(name)), None)
     if compiler is None:
         return None

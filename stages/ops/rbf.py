@@ -189,8 +189,8 @@ def rbf_attention(
     """HyperBF attention (eq. 6), beta = 1 / 2σ²; the dtype of q decides the precision of the products.
 
     q: [..., N, E]; k: [..., T, E]; v: [..., T, F]; metric_factor: W [R, E]; metric: M [E, E]; returns [..., N, F].
-    The Gaussian runs as torch's fused attention: what depends on the query alone cancels in the normalisation, so
-    -β‖q - k‖² is the inner product of (2βq, 1) and (k, -β‖k‖²).  The Laplacian has no such form.
+    The Gaussian runs in C++, or as torch's fused attention: what depends on the query alone cancels in the
+    normalisation, so -β‖q - k‖² is the inner product of (2βq, 1) and (k, -β‖k‖²).  The Laplacian has no such form.
     """
     _require_one_metric(metric_factor, metric)
     log_k = log_kernel(kernel)

@@ -367,7 +367,7 @@ void attend(const Number* query, const Number* key, const Number* value, const f
     }
 }
 
-// Gradients, of contiguous tensors; `to_column` where a column came; totals [maps, 2]: of scale and epsilon, added to.
+// Gradients, written to contiguous tensors; `to_column` where a column came; totals [maps, 2]: of scale and epsilon, added to.
 // The scores are made again: that takes less than to write them down and read them.
 template <typename Number>
 void attend_back(const Number* query, const Number* key, const Number* value, const float* column, const Number* grad,

@@ -5,7 +5,7 @@
     its spherical option:    q / √(‖q‖² + ε) for q, the same for k, and 2 − 2 q·k for the distance         (8)
 
 B samples, H heads, T queries, S keys, E features of a head, D = H·E.  Scores, softmax and distances are float32 at
-least; the weights are rounded to the values' type before they mix them.
+least; where PyTorch's operators mix the values, the weights are rounded to the values' type before.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -154,6 +155,56 @@ def test_attention_in_bfloat16_is_that_of_float32_rounded(epsilon: float | None,
     assert found[0].stride() == wanted[0].stride()
     assert [result.dtype for result in found] == [*[torch.bfloat16] * 4, torch.float32]
     assert all(torch.equal(got, right.to(got.dtype)) for got, right in zip(found, wanted, strict=True))
+
+
+def test_a_key_that_meets_its_query_is_at_distance_zero(calls: list[str]) -> None:
+    """One feature, so that products are rounded alike everywhere: equation 4 gives negative distances here."""
+    q = 1 + torch.rand(256, generator=torch.Generator().manual_seed(0))
+    k = torch.nextafter(q, torch.tensor(2.0))
+    unclamped = q.square() + k.square() - 2 * (q * k)
+    q, k = q[unclamped < -1e-7], k[unclamped < -1e-7]
+    assert len(q) > 10
+    epsilon, far = 1e-8, torch.full_like(k, 100.0)
+    queries, keys = q.view(-1, 1, 1, 1).requires_grad_(), torch.stack([k, far], dim=1).view(-1, 1, 2, 1)
+    values = torch.tensor([1.0, 0]).view(1, 1, 2, 1).expand(len(q), -1, -1, -1).contiguous()
+    mixed = attention_native.attention(queries, keys, values, epsilon / 8, epsilon)
+    score = (q * k).double().square() / 8  # that of the far key is below 1e-7
+    torch.testing.assert_close(mixed.flatten().double(), score.sigmoid(), rtol=1e-5, atol=0)
+    (to_queries,) = torch.autograd.grad(mixed.sum(), queries)
+    weight = score.sigmoid()
+    slope = weight * (1 - weight) * (q * k).double() * k / 4
+    torch.testing.assert_close(to_queries.flatten().double(), slope, rtol=1e-4, atol=0)
+    assert calls == ["attention_forward", "attention_backward"]
+
+
+@pytest.mark.parametrize("keys", [1, 15, 17, 33])
+def test_what_stands_behind_the_last_key_is_in_no_sum(keys: int, calls: list[str]) -> None:
+    """For a query of zeros without an epsilon it is 0 / 0."""
+    q, k, v = leaves((2, 1, 5, 6), (2, 1, keys, 6), (2, 1, keys, 3))
+    with torch.no_grad():
+        q[..., 0, :] = 0
+
+    def reference(q: Tensor, k: Tensor, v: Tensor, scale: Tensor) -> Tensor:
+        return yat_attention_reference(q, k, v, scale, torch.tensor(0.0))
+
+    def fast(q: Tensor, k: Tensor, v: Tensor, scale: Tensor) -> Tensor:
+        return attention_native.attention(q, k, v, scale, 0.0)
+
+    assert_alike(fast, reference, [q, k, v, *positive(0.4)])
+    assert calls == ["attention_forward", "attention_backward"]
+
+
+def test_a_library_is_compiled_again_when_its_header_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source, built = Path(similarity_native.SOURCE).with_name("bfloat16_native.cpp"), []
+    for addition in ("", "", "// another"):
+        header = tmp_path / "native.h"
+        header.write_text(native._HEADER.read_text() + addition)
+        with monkeypatch.context() as patch:
+            patch.setattr(native, "_HEADER", header)
+            assert native.load_library.__wrapped__(source) is not None
+        built.append(len(list(tmp_path.rglob("*.so"))))
+    assert built == [1, 1, 2]
 
 
 def test_attention_of_two_types_is_left_to_pytorch(calls: list[str]) -> None:
