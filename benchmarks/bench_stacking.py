@@ -49,6 +49,8 @@ CASES = (
     Case(MLP, 25, 6, 1, 100, 1.0),
     Case(DACMLP, 18, 6, 5, 20, 1.0),
     Case(DACMLP, 25, 6, 5, 20, 1.0),
+    Case(DACMLP, 141, 8, 5, 8, 1.0),
+    Case(DACMLP, 25, 6, 1, 60, 1.0),
 )
 
 

@@ -16,40 +16,84 @@
 
 namespace {
 
-constexpr long LANES = 8;
 constexpr float EMPTY = -1e30f;
-constexpr long POINT_PIXELS = 512;   // all maps of so many, and their gradients, fit a core's caches
+constexpr long POINT_PIXELS = 256;   // all maps of so many, and their gradients, fit a core's caches
 constexpr long GROUP_PIXELS = 1024;  // of several images at a time, so that sums over lanes are rare
 
-typedef float Vector __attribute__((vector_size(4 * LANES)));
-typedef float Unaligned __attribute__((vector_size(4 * LANES), aligned(4)));
-
-inline Vector load(const float* from) { return *reinterpret_cast<const Unaligned*>(from); }
-inline void store(float* to, Vector value) { *reinterpret_cast<Unaligned*>(to) = value; }
-#ifdef __AVX__
-inline Vector relu(Vector t) { return _mm256_max_ps(Vector{}, t); }  // of 0 and NaN it takes the second
+typedef float Narrow __attribute__((vector_size(32)));  // for maps up to eight pixels wide
+#ifdef __AVX512F__
+typedef float Wide __attribute__((vector_size(64)));
 #else
-inline Vector relu(Vector t) { return t < 0.0f ? Vector{} : t; }
+typedef Narrow Wide;
 #endif
-inline Vector where_positive(Vector t, Vector value) { return t > 0.0f ? value : Vector{}; }
-inline long whole_vectors(long width) { return (width + LANES - 1) / LANES * LANES; }
 
+template <typename Vector>
+constexpr long LANES = sizeof(Vector) / 4;
+
+template <typename Vector>
+inline Vector load(const float* from) {
+    Vector value;
+    std::memcpy(&value, from, sizeof value);
+    return value;
+}
+template <typename Vector>
+inline void store(float* to, Vector value) {
+    std::memcpy(to, &value, sizeof value);
+}
+// `value` in every lane.
+template <typename Vector>
+inline Vector all(float value) {
+    return value - Vector{};
+}
+template <typename Vector>
+inline Vector relu(Vector t) {
+    return t < 0.0f ? Vector{} : t;
+}
+template <typename Vector>
+inline Vector where_positive(Vector t, Vector value) {
+    return t > 0.0f ? value : Vector{};
+}
+template <typename Vector>
+inline long whole_vectors(long width) {
+    return (width + LANES<Vector> - 1) / LANES<Vector> * LANES<Vector>;
+}
+template <typename Vector>
 inline float sum(Vector value) {
     float total = 0;
-    for (long lane = 0; lane < LANES; ++lane) total += value[lane];
+    for (long lane = 0; lane < LANES<Vector>; ++lane) total += value[lane];
     return total;
 }
 
 // Adds to `to` the sum of each of four vectors.
+template <typename Vector>
 inline void add_sums(const Vector* values, float* to) {
+    for (long k = 0; k < 4; ++k) to[k] += sum(values[k]);
+}
+
 #ifdef __AVX__
+inline Narrow relu(Narrow t) { return _mm256_max_ps(Narrow{}, t); }  // of 0 and NaN it takes the second
+
+inline void add_sums(const Narrow* values, float* to) {
     const __m256 pairs = _mm256_hadd_ps(_mm256_hadd_ps(values[0], values[1]), _mm256_hadd_ps(values[2], values[3]));
     const __m128 sums = _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1));
     _mm_storeu_ps(to, _mm_add_ps(_mm_loadu_ps(to), sums));
-#else
-    for (long k = 0; k < 4; ++k) to[k] += sum(values[k]);
-#endif
 }
+#endif
+
+#ifdef __AVX512F__
+inline Wide relu(Wide t) { return _mm512_max_ps(Wide{}, t); }
+inline Wide where_positive(Wide t, Wide value) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(t, Wide{}, _CMP_GT_OQ), value);
+}
+
+inline void add_sums(const Wide* values, float* to) {
+    Narrow halves[4];
+    for (long k = 0; k < 4; ++k)
+        halves[k] = _mm256_add_ps(_mm512_castps512_ps256(values[k]),
+                                  _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(values[k]), 1)));
+    add_sums(halves, to);
+}
+#endif
 
 struct Sizes {
     long images, inputs, outputs, height, width, top, left, out_height, out_width, is_rows;
@@ -63,10 +107,10 @@ void place(const float* map, long height, long width, float* to, long rows, long
             std::memcpy(to + (row + down) * stride + first + right, map + row * width + first, 4 * (last - first));
 }
 
-template <long A, long B>
+template <typename Vector, long A, long B>
 void forward(const float* x, const float* w, const float* bias, float* out, const Sizes& s) {
-    const long columns = whole_vectors(s.out_width), rows = s.out_height + A - 1;
-    const long stride = columns + B - 1, size = whole_vectors(rows * stride);
+    const long columns = whole_vectors<Vector>(s.out_width), rows = s.out_height + A - 1;
+    const long stride = columns + B - 1, size = whole_vectors<Vector>(rows * stride);
     std::vector<float> z(s.inputs * size), active(size), f(s.out_height * columns);
     for (long image = 0; image < s.images; ++image) {
         std::fill(z.begin(), z.end(), EMPTY);
@@ -76,16 +120,17 @@ void forward(const float* x, const float* w, const float* bias, float* out, cons
         for (long i = 0; i < s.outputs; ++i) {
             std::fill(f.begin(), f.end(), 0.0f);
             for (long j = 0; j < s.inputs; ++j) {
-                const Vector b = Vector{} + bias[i * s.inputs + j];
-                for (long p = 0; p < size; p += LANES) store(&active[p], relu(load(&z[j * size + p]) + b));
+                const Vector b = all<Vector>(bias[i * s.inputs + j]);
+                for (long p = 0; p < size; p += LANES<Vector>)
+                    store(&active[p], relu(load<Vector>(&z[j * size + p]) + b));
                 Vector taps[A * B];
-                for (long t = 0; t < A * B; ++t) taps[t] = Vector{} + w[(i * s.inputs + j) * A * B + t];
+                for (long t = 0; t < A * B; ++t) taps[t] = all<Vector>(w[(i * s.inputs + j) * A * B + t]);
                 for (long row = 0; row < s.out_height; ++row)
-                    for (long column = 0; column < columns; column += LANES) {
-                        Vector total = load(&f[row * columns + column]);
+                    for (long column = 0; column < columns; column += LANES<Vector>) {
+                        Vector total = load<Vector>(&f[row * columns + column]);
                         for (long a = 0; a < A; ++a)
                             for (long b_ = 0; b_ < B; ++b_)
-                                total += taps[a * B + b_] * load(&active[(row + a) * stride + column + b_]);
+                                total += taps[a * B + b_] * load<Vector>(&active[(row + a) * stride + column + b_]);
                         store(&f[row * columns + column], total);
                     }
             }
@@ -96,35 +141,37 @@ void forward(const float* x, const float* w, const float* bias, float* out, cons
     }
 }
 
-// to[k * to_stride + p] = from[p * from_stride + k] for 8 x 8 numbers.
+constexpr long SIDE = 8;
+
+// to[k * to_stride + p] = from[p * from_stride + k] for SIDE x SIDE numbers.
 inline void transpose(const float* from, long from_stride, float* to, long to_stride) {
 #ifdef __AVX__
-    __m256 a[LANES], b[LANES];
-    for (long p = 0; p < LANES; ++p) a[p] = _mm256_loadu_ps(from + p * from_stride);
-    for (long p = 0; p < LANES; p += 2) {
+    __m256 a[SIDE], b[SIDE];
+    for (long p = 0; p < SIDE; ++p) a[p] = _mm256_loadu_ps(from + p * from_stride);
+    for (long p = 0; p < SIDE; p += 2) {
         b[p] = _mm256_unpacklo_ps(a[p], a[p + 1]);
         b[p + 1] = _mm256_unpackhi_ps(a[p], a[p + 1]);
     }
-    for (long p = 0; p < LANES; p += 4)
+    for (long p = 0; p < SIDE; p += 4)
         for (long half = 0; half < 2; ++half) {
             a[p + 2 * half] = _mm256_shuffle_ps(b[p + half], b[p + 2 + half], 0x44);
             a[p + 2 * half + 1] = _mm256_shuffle_ps(b[p + half], b[p + 2 + half], 0xee);
         }
-    for (long k = 0; k < LANES / 2; ++k) {
+    for (long k = 0; k < SIDE / 2; ++k) {
         _mm256_storeu_ps(to + k * to_stride, _mm256_permute2f128_ps(a[k], a[k + 4], 0x20));
         _mm256_storeu_ps(to + (k + 4) * to_stride, _mm256_permute2f128_ps(a[k], a[k + 4], 0x31));
     }
 #else
-    for (long k = 0; k < LANES; ++k)
-        for (long p = 0; p < LANES; ++p) to[k * to_stride + p] = from[p * from_stride + k];
+    for (long k = 0; k < SIDE; ++k)
+        for (long p = 0; p < SIDE; ++p) to[k * to_stride + p] = from[p * from_stride + k];
 #endif
 }
 
 // to[k * to_stride + p] = from[p * from_stride + k] for `rows` p and `columns` k.
 void transpose(const float* from, long rows, long columns, long from_stride, float* to, long to_stride) {
-    const long whole_rows = rows / LANES * LANES, whole_columns = columns / LANES * LANES;
-    for (long p = 0; p < whole_rows; p += LANES)
-        for (long k = 0; k < whole_columns; k += LANES)
+    const long whole_rows = rows / SIDE * SIDE, whole_columns = columns / SIDE * SIDE;
+    for (long p = 0; p < whole_rows; p += SIDE)
+        for (long k = 0; k < whole_columns; k += SIDE)
             transpose(from + p * from_stride + k, from_stride, to + k * to_stride + p, to_stride);
     for (long p = 0; p < rows; ++p)
         for (long k = p < whole_rows ? whole_columns : 0; k < columns; ++k) to[k * to_stride + p] = from[p * from_stride + k];
@@ -147,7 +194,8 @@ void scatter(const float* from, long stride, float* image, long maps, long pixel
 
 // One kernel position: nothing to keep but the sums of four vectors of pixels.
 void forward_point(const float* x, const float* w, const float* bias, float* out, const Sizes& s) {
-    constexpr long BLOCK = 4, PART = BLOCK * LANES;
+    using Vector = Wide;
+    constexpr long BLOCK = 4, LANES = ::LANES<Vector>, PART = BLOCK * LANES;
     const long pixels = s.out_height * s.out_width;
     std::vector<float> z(s.inputs * PART), f(s.outputs * PART);
     for (long image = 0; image < s.images; ++image)
@@ -157,8 +205,8 @@ void forward_point(const float* x, const float* w, const float* bias, float* out
             for (long i = 0; i < s.outputs; ++i) {
                 Vector total[BLOCK] = {};
                 for (long j = 0; j < s.inputs; ++j) {
-                    const Vector b = Vector{} + bias[i * s.inputs + j], tap = Vector{} + w[i * s.inputs + j];
-                    for (long k = 0; k < BLOCK; ++k) total[k] += tap * relu(load(&z[j * PART + k * LANES]) + b);
+                    const Vector b = all<Vector>(bias[i * s.inputs + j]), tap = all<Vector>(w[i * s.inputs + j]);
+                    for (long k = 0; k < BLOCK; ++k) total[k] += tap * relu(load<Vector>(&z[j * PART + k * LANES]) + b);
                 }
                 for (long k = 0; k < BLOCK; ++k) store(&f[i * PART + k * LANES], total[k]);
             }
@@ -167,10 +215,10 @@ void forward_point(const float* x, const float* w, const float* bias, float* out
 }
 
 // Gradients; those of w and bias are added to what stands there, that of x is written.
-template <long A, long B>
+template <typename Vector, long A, long B>
 void backward(const float* x, const float* w, const float* bias, const float* grad, float* grad_x, float* grad_w,
               float* grad_bias, const Sizes& s) {
-    const long columns = whole_vectors(s.width), map = s.height * columns;
+    const long columns = whole_vectors<Vector>(s.width), map = s.height * columns;
     const long rows = s.height + A - 1, stride = columns + B - 1, size = rows * stride;
     const long group = std::max(1L, GROUP_PIXELS / map);
     std::vector<float> z(group * map), to_x(group * map), g(group * s.outputs * size);
@@ -188,26 +236,26 @@ void backward(const float* x, const float* w, const float* bias, const float* gr
                 place(x + ((start + image) * s.inputs + j) * s.height * s.width, s.height, s.width, &z[image * map],
                       s.height, columns, 0, 0);
             for (long i = 0; i < s.outputs; ++i) {
-                const Vector b = Vector{} + bias[i * s.inputs + j];
+                const Vector b = all<Vector>(bias[i * s.inputs + j]);
                 Vector taps[A * B], to_taps[A * B] = {}, to_bias{};
-                for (long t = 0; t < A * B; ++t) taps[t] = Vector{} + w[(i * s.inputs + j) * A * B + t];
+                for (long t = 0; t < A * B; ++t) taps[t] = all<Vector>(w[(i * s.inputs + j) * A * B + t]);
                 for (long image = 0; image < images; ++image) {
                     const float* around = &g[(i * group + image) * size];
                     for (long row = 0; row < s.height; ++row)
-                        for (long column = 0; column < columns; column += LANES) {
+                        for (long column = 0; column < columns; column += LANES<Vector>) {
                             const long p = image * map + row * columns + column;
-                            const Vector t = load(&z[p]) + b, active = relu(t);
+                            const Vector t = load<Vector>(&z[p]) + b, active = relu(t);
                             Vector back{};
                             for (long a = 0; a < A; ++a)
                                 for (long b_ = 0; b_ < B; ++b_) {
                                     const Vector shifted =
-                                        load(around + (row + A - 1 - a) * stride + column + B - 1 - b_);
+                                        load<Vector>(around + (row + A - 1 - a) * stride + column + B - 1 - b_);
                                     back += taps[a * B + b_] * shifted;
                                     to_taps[a * B + b_] += active * shifted;
                                 }
                             back = where_positive(t, back);
                             to_bias += back;
-                            store(&to_x[p], load(&to_x[p]) + back);
+                            store(&to_x[p], load<Vector>(&to_x[p]) + back);
                         }
                 }
                 for (long t = 0; t < A * B; ++t) grad_w[(i * s.inputs + j) * A * B + t] += sum(to_taps[t]);
@@ -224,14 +272,15 @@ void backward(const float* x, const float* w, const float* bias, const float* gr
 // One kernel position: four outputs at a time share what is read of z and written of its gradient.
 void backward_point(const float* x, const float* w, const float* bias, const float* grad, float* grad_x, float* grad_w,
                     float* grad_bias, const Sizes& s) {
-    constexpr long BLOCK = 4;
-    const long pixels = s.height * s.width, part = std::min(POINT_PIXELS, whole_vectors(pixels));
+    using Vector = Wide;
+    constexpr long BLOCK = 4, LANES = ::LANES<Vector>;
+    const long pixels = s.height * s.width, part = std::min(POINT_PIXELS, whole_vectors<Vector>(pixels));
     const long outputs = (s.outputs + BLOCK - 1) / BLOCK * BLOCK, stride = part + LANES;
     std::vector<float> g(outputs * stride), z(s.inputs * stride), to_x(s.inputs * stride);
     std::vector<float> to_w(s.inputs * outputs), to_b(s.inputs * outputs);  // [inputs, outputs]
     for (long image = 0; image < s.images; ++image)
         for (long start = 0; start < pixels; start += part) {
-            const long count = std::min(part, pixels - start), filled = whole_vectors(count);
+            const long count = std::min(part, pixels - start), filled = whole_vectors<Vector>(count);
             std::fill(g.begin(), g.end(), 0.0f);
             std::fill(z.begin(), z.end(), EMPTY);
             std::fill(to_x.begin(), to_x.end(), 0.0f);
@@ -242,14 +291,15 @@ void backward_point(const float* x, const float* w, const float* bias, const flo
                     Vector b[BLOCK] = {}, tap[BLOCK] = {}, to_tap[BLOCK] = {}, to_bias[BLOCK] = {};
                     const long block = std::min(BLOCK, s.outputs - first);
                     for (long k = 0; k < block; ++k) {
-                        b[k] += bias[(first + k) * s.inputs + j];
-                        tap[k] += w[(first + k) * s.inputs + j];
+                        b[k] = all<Vector>(bias[(first + k) * s.inputs + j]);
+                        tap[k] = all<Vector>(w[(first + k) * s.inputs + j]);
                     }
                     for (long p = 0; p < filled; p += LANES) {
-                        const Vector here = load(&z[j * stride + p]);
-                        Vector back = load(&to_x[j * stride + p]);
+                        const Vector here = load<Vector>(&z[j * stride + p]);
+                        Vector back = load<Vector>(&to_x[j * stride + p]);
                         for (long k = 0; k < BLOCK; ++k) {
-                            const Vector t = here + b[k], passed = where_positive(t, load(&g[(first + k) * stride + p]));
+                            const Vector t = here + b[k];
+                            const Vector passed = where_positive(t, load<Vector>(&g[(first + k) * stride + p]));
                             to_tap[k] += passed * t;
                             to_bias[k] += passed;
                             back += tap[k] * passed;
@@ -292,7 +342,7 @@ extern "C" int dac_forward(const float* x, const float* w, const float* bias, fl
     const bool is_point = kernel_height * kernel_width == 1 && s.top == 0 && s.left == 0 && s.out_height == s.height &&
                           s.out_width == s.width;
     if (is_point) return forward_point(x, w, bias, out, s), 0;
-#define CALL(A, B) forward<A, B>(x, w, bias, out, s)
+#define CALL(A, B) (s.out_width > LANES<Narrow> ? forward<Wide, A, B> : forward<Narrow, A, B>)(x, w, bias, out, s)
     if (kernel_height * kernel_width == 1) return CALL(1, 1), 0;
     FOR_KERNEL(CALL)
 #undef CALL
@@ -305,8 +355,29 @@ extern "C" int dac_backward(const float* x, const float* w, const float* bias, c
     const bool is_point = kernel_height * kernel_width == 1 && s.top == 0 && s.left == 0 && s.out_height == s.height &&
                           s.out_width == s.width;
     if (is_point) return backward_point(x, w, bias, grad, grad_x, grad_w, grad_bias, s), 0;
-#define CALL(A, B) backward<A, B>(x, w, bias, grad, grad_x, grad_w, grad_bias, s)
+#define CALL(A, B)                                                             \
+    (s.width > LANES<Narrow> ? backward<Wide, A, B> : backward<Narrow, A, B>)( \
+        x, w, bias, grad, grad_x, grad_w, grad_bias, s)
     if (kernel_height * kernel_width == 1) return CALL(1, 1), 0;
     FOR_KERNEL(CALL)
 #undef CALL
+}
+
+// Dense layers of networks with weights of their own, those from `part[0]` to before `part[1]`: x [networks, inputs,
+// samples], w and bias [networks, outputs, inputs], out [networks, outputs, samples].  sizes: samples, inputs, outputs.
+extern "C" void dac_stack_forward(const float* x, const float* w, const float* bias, float* out, const long* part,
+                                  const long* sizes) {
+    const long samples = sizes[0], inputs = sizes[1], outputs = sizes[2], weights = inputs * outputs;
+    const Sizes s = {1, inputs, outputs, 1, samples, 0, 0, 1, samples, false};
+    for (long m = part[0]; m < part[1]; ++m)
+        forward_point(x + m * samples * inputs, w + m * weights, bias + m * weights, out + m * samples * outputs, s);
+}
+
+extern "C" void dac_stack_backward(const float* x, const float* w, const float* bias, const float* grad, float* grad_x,
+                                   float* grad_w, float* grad_bias, const long* part, const long* sizes) {
+    const long samples = sizes[0], inputs = sizes[1], outputs = sizes[2], weights = inputs * outputs;
+    const Sizes s = {1, inputs, outputs, 1, samples, 0, 0, 1, samples, false};
+    for (long m = part[0]; m < part[1]; ++m)
+        backward_point(x + m * samples * inputs, w + m * weights, bias + m * weights, grad + m * samples * outputs,
+                       grad_x + m * samples * inputs, grad_w + m * weights, grad_bias + m * weights, s);
 }

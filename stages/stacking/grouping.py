@@ -17,8 +17,9 @@ from stages.store import RunStore, write_atomically
 
 Specs = tuple[RunSpec, ...]
 
-# The widest layer, in units, up to which a stack was faster here than one network after the other (bench_stacking).
-WIDEST = {"stages.papers.dac.mlp:MLP": 256, "stages.papers.dac.mlp:DACMLP": 25}
+# Networks with a `Stack` beside them, which was faster than one after the other up to so many units (bench_stacking).
+STACKED = ("stages.papers.dac.mlp:MLP", "stages.papers.dac.mlp:DACMLP")
+WIDEST = 256
 MAX_MODELS = 16
 MIN_STEPS = 10_000  # a step alone takes 6 to 40 ms; compiling takes up to 20 s, and again where a stack shrinks
 STACK_PREFIX, _MANIFEST = "stack-", "group.json"
@@ -29,7 +30,7 @@ def is_worth_stacking(spec: RunSpec, rows: int) -> bool:
     protocol = spec.protocol
     is_plain = protocol.precision == "float32" and not (protocol.compile or protocol.observe_test)
     has_known_parts = protocol.optimizer.name in ("adam", "adamw") and protocol.split.kind != "folds"
-    is_narrow = spec.model.arguments.get("width", math.inf) <= WIDEST.get(spec.model.path, 0)
+    is_narrow = spec.model.path in STACKED and spec.model.arguments.get("width", math.inf) <= WIDEST
     return is_plain and has_known_parts and is_narrow and _least_steps(spec, rows) >= MIN_STEPS
 
 

@@ -46,7 +46,7 @@ def shape(groups: Sequence[tuple[tuple[RunSpec, ...], bool]]) -> list[tuple[list
         (spec(), True),
         (spec(width=200), True),
         (spec(path="stages.papers.dac.mlp:DACMLP"), True),
-        (spec(path="stages.papers.dac.mlp:DACMLP", width=35), False),
+        (spec(path="stages.papers.dac.mlp:DACMLP", width=141), True),
         (spec(path="stages.papers.nmn.vit:ViT"), False),
         (spec(epochs=3), False),
         (spec(epochs=3, early_stop=None), False),

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from stages.ops.dac_stack_native import _SOURCE
+from stages.ops.native import load_library
 from stages.papers.dac.mlp import DACMLP, MLP
 from stages.papers.dac.mlp_native import Stack
 from stages.run import EarlyStopSpec, OptimizerSpec, Protocol, Replicate, SplitSpec
@@ -58,6 +60,7 @@ def assert_like(ours: list[tuple[Outcome, float]], expected: list[Outcome], rela
 def test_outputs_gradients_and_statistics_are_those_of_the_networks(network: type[MLP | DACMLP]) -> None:
     built = [one.double() for one in networks(network)]
     stack = Stack(built)
+    assert not stack.is_summed_in_cpp
     features = torch.randn(3, 40, 3, dtype=torch.float64)
     targets = torch.randn(3, 40, dtype=torch.float64)
     losses = stack.losses(features, targets)
@@ -78,6 +81,21 @@ def test_outputs_gradients_and_statistics_are_those_of_the_networks(network: typ
     stack.eval()
     for place, one in enumerate(built):
         torch.testing.assert_close(stack(features)[place], one.eval()(features[place]).squeeze(1))
+
+
+@pytest.mark.skipif(load_library(_SOURCE) is None, reason="no C++ compiler here")
+def test_dac_layers_are_summed_in_cpp_in_float32() -> None:
+    built = networks(DACMLP)
+    fast, plain = Stack(built), Stack([one.double() for one in networks(DACMLP)])
+    assert fast.is_summed_in_cpp
+    features, targets = torch.randn(3, 40, 3), torch.randn(3, 40)
+    losses = [fast.losses(features, targets), plain.losses(features.double(), targets.double())]
+    for loss in losses:
+        loss.sum().backward()
+    torch.testing.assert_close(losses[0].double(), losses[1], rtol=1e-5, atol=0)
+    for (name, ours), (_, wanted) in zip(fast.named_parameters(), plain.named_parameters(), strict=True):
+        largest = float(wanted.grad.abs().max())
+        torch.testing.assert_close(ours.grad.double(), wanted.grad, rtol=1e-4, atol=1e-5 * largest, msg=name)
 
 
 @NETWORKS

@@ -1,6 +1,7 @@
 """The fast path of `mlp` for several runs: networks of one architecture as one, found by name (`stages.stacking`).
 
-Every tensor of a network has a first dimension of M networks here.
+Every tensor of a network has a first dimension of M networks here, and maps have a unit's samples side by side, over
+which BatchNorm takes its means.
 M networks, B batch, F input features, U units, I inputs of a layer.
 """
 
@@ -12,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stages.ops import dac_stack_native
 from stages.ops.dac import DACLinear
 from stages.papers.dac.mlp import DACMLP, MLP
 
@@ -33,6 +35,7 @@ class Stack(nn.Module):
         for name, layer in self.plan:
             if not isinstance(layer, nn.Linear | DACLinear | nn.BatchNorm1d | nn.ReLU):
                 raise TypeError(f"{name} is a {type(layer).__name__}, which can't be stacked")
+        self.is_summed_in_cpp = dac_stack_native.is_available(networks[0].head.weight)
         parameters = [dict(network.named_parameters()) for network in networks]
         for name in parameters[0]:
             stacked = torch.stack([own[name].detach() for own in parameters])
@@ -42,17 +45,17 @@ class Stack(nn.Module):
             self.register_buffer(name.replace(".", "/"), torch.stack([own[name] for own in buffers]))
 
     def forward(self, features: Tensor) -> Tensor:
-        x = features
+        x = features.transpose(1, 2).contiguous()  # [M, F, B]
         for name, layer in self.plan:
             if isinstance(layer, nn.Linear):
-                x = self._shifted(torch.bmm(x, getattr(self, f"{name}/weight").transpose(1, 2)), f"{name}/bias")
+                x = self._shifted(torch.bmm(getattr(self, f"{name}/weight"), x), f"{name}/bias")
             elif isinstance(layer, DACLinear):
                 x = self._dac(x, name)
             elif isinstance(layer, nn.BatchNorm1d):
                 x = self._batch_norm(x, name, layer)
             else:
                 x = F.relu(x)
-        return self._shifted(x, "output_bias").squeeze(2)
+        return self._shifted(x, "output_bias").squeeze(1)
 
     def losses(self, features: Tensor, targets: Tensor) -> Tensor:
         """Mean squared error of each network, [M], on features [M, B, F] and targets [M, B]."""
@@ -63,26 +66,28 @@ class Stack(nn.Module):
         return {name.replace("/", "."): tensor[place].clone() for name, tensor in self.state_dict().items()}
 
     def _shifted(self, x: Tensor, bias: str) -> Tensor:
-        """X [M, B, U] with this bias [M, U], where there is one."""
+        """X [M, U, B] with this bias [M, U], where there is one."""
         shift: Tensor | None = getattr(self, bias, None)
-        return x if shift is None else x + shift[:, None]
+        return x if shift is None else x + shift[..., None]
 
     def _dac(self, x: Tensor, name: str) -> Tensor:
         """DAC paper, equation 4: a sum over inputs of w · max(0, x + b), each product with a bias of its own."""
         weight, bias = getattr(self, f"{name}/weight"), getattr(self, f"{name}/bias")
-        return (F.relu(x[:, :, None] + bias[:, None]) * weight[:, None]).sum(3)
+        if self.is_summed_in_cpp:
+            return dac_stack_native.dac_stack(x, weight, bias)
+        return (F.relu(x[:, None] + bias[..., None]) * weight[..., None]).sum(2)
 
     def _batch_norm(self, x: Tensor, name: str, layer: nn.BatchNorm1d) -> Tensor:
         """Of each network's own batch; the running variance is the unbiased one, as PyTorch's."""
         mean, variance = getattr(self, f"{name}/running_mean"), getattr(self, f"{name}/running_var")
         if self.training:
-            batch_mean = x.mean(1)
-            batch_variance = (x - batch_mean[:, None]).square().mean(1)
-            momentum, size = layer.momentum or 0.0, x.shape[1]
+            batch_mean = x.mean(2)
+            batch_variance = (x - batch_mean[..., None]).square().mean(2)
+            momentum, size = layer.momentum or 0.0, x.shape[2]
             with torch.no_grad():
                 mean.lerp_(batch_mean, momentum)
                 variance.lerp_(batch_variance * (size / (size - 1)), momentum)
                 getattr(self, f"{name}/num_batches_tracked").add_(1)
             mean, variance = batch_mean, batch_variance
         scale = torch.rsqrt(variance + layer.eps) * getattr(self, f"{name}/weight")
-        return self._shifted((x - mean[:, None]) * scale[:, None], f"{name}/bias")
+        return self._shifted((x - mean[..., None]) * scale[..., None], f"{name}/bias")
