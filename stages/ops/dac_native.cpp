@@ -1,4 +1,5 @@
-// The sums of dac_recompute.py in single precision, one image after the other, for one thread.
+// The sums of dac_recompute.py in single precision, one image after the other, for one thread; at the end, those of a
+// dense layer of several networks.
 //
 //     f_i(h)  = Σ_j Σ_t w_tij φ(b_ij + z_j(h + t - before))
 //     ∂E/∂w   = Σ_q φ(b_ij + z_j(q)) g_i(q - t + before)

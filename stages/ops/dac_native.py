@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stages.ops.native import call, in_parts, is_plain, load_library
 
-_SOURCE = Path(__file__).with_suffix(".cpp")
+SOURCE = Path(__file__).with_suffix(".cpp")
 _KERNELS = {(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (3, 1), (3, 3)}
 
 
@@ -25,7 +25,7 @@ def applies(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
         return dac_triton_native.applies(x, weight, bias)
     is_known = tuple(weight.shape[2:]) in _KERNELS
     maps_are_plain = x.dtype in (torch.float32, torch.bfloat16) and is_plain(x, dtype=x.dtype)
-    return is_known and maps_are_plain and is_plain(weight, bias) and load_library(_SOURCE) is not None
+    return is_known and maps_are_plain and is_plain(weight, bias) and load_library(SOURCE) is not None
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor, before: tuple[int, int], size: tuple[int, int]) -> Tensor:
@@ -97,5 +97,5 @@ def _call(
     """Call `name` with the tensors' memory; the first tensor is x, whose sizes the kernel is told."""
     images, inputs, height, width = tensors[0].shape
     sizes = (images, inputs, weight.shape[0], height, width, *before, *size, is_rows)
-    status = call(_SOURCE, name, *tensors, sizes, *weight.shape[2:])
+    status = call(SOURCE, name, *tensors, sizes, *weight.shape[2:])
     assert status == 0, f"no kernel of {[*weight.shape[2:]]}; `applies` lists them"

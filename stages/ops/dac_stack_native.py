@@ -6,57 +6,66 @@ M networks, I inputs, U units, B batch.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from stages.ops.dac_native import SOURCE
 from stages.ops.native import call, in_parts, load_library
 
-_SOURCE = Path(__file__).with_name("dac_native.cpp")
-_library = torch.library.Library("claimcheck", "DEF")
-_library.define("dac_stack(Tensor x, Tensor weight, Tensor bias) -> Tensor")
-_library.define("dac_stack_backward(Tensor x, Tensor weight, Tensor bias, Tensor grad) -> (Tensor, Tensor, Tensor)")
+
+def is_available() -> bool:
+    """Whether there is a compiler for the operators' C++."""
+    return load_library(SOURCE) is not None
 
 
-def is_available(weight: Tensor) -> bool:
-    """Whether `dac_stack` can take networks of this type on this device."""
-    return weight.device.type == "cpu" and weight.dtype == torch.float32 and load_library(_SOURCE) is not None
+def applies(x: Tensor) -> bool:
+    """Whether the operators take tensors like this one."""
+    return x.device.type == "cpu" and x.dtype == torch.float32
 
 
+@torch.library.custom_op("claimcheck::dac_stack", mutates_args=(), device_types="cpu")
 def dac_stack(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Equation 4 of the DAC paper for each network, float32.
+    """Equation 4 of the DAC paper for each network, float32 on a CPU; has no second derivatives.
 
     x: [M, I, B], a unit's samples side by side; weight, bias: [M, U, I]; returns [M, U, B].
 
     Raises:
+        TypeError: another type.
         ValueError: the shapes don't fit each other.
     """
     if x.ndim != 3 or weight.shape != bias.shape or weight.shape[::2] != x.shape[:2]:
         shapes = f"{[*x.shape]}, {[*weight.shape]}, {[*bias.shape]}"
         raise ValueError(f"x, weight, bias have shapes {shapes}; expected [M, I, B], [M, U, I], [M, U, I]")
-    out: Tensor = torch.ops.claimcheck.dac_stack(x, weight, bias)
-    return out
-
-
-@torch.library.impl(_library, "dac_stack", "CPU")
-def _forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    operands = [tensor.contiguous() for tensor in (x, weight, bias)]
     out = x.new_empty(len(x), weight.shape[1], x.shape[2])
-    _call("dac_stack_forward", [*operands, out], weight)
+    _call("dac_stack_forward", [x.contiguous(), weight.contiguous(), bias.contiguous(), out], weight)
     return out
 
 
-@torch.library.impl(_library, "dac_stack_backward", "CPU")
+@torch.library.custom_op("claimcheck::dac_stack_backward", mutates_args=(), device_types="cpu")
 def _backward(x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, weight and bias from that of the result, `grad` [M, U, B]."""
     operands = [tensor.contiguous() for tensor in (x, weight, bias, grad)]
     gradients = torch.empty_like(operands[0]), torch.zeros_like(operands[1]), torch.zeros_like(operands[2])
     _call("dac_stack_backward", [*operands, *gradients], weight)
     return gradients
 
 
-def _fake_forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def _call(name: str, tensors: list[Tensor], weight: Tensor) -> None:
+    """Call `name` with the tensors' memory, x first."""
+    unfit = [f"{tensor.dtype} on {tensor.device}" for tensor in tensors if not applies(tensor)]
+    if unfit:
+        raise TypeError(f"{name} got {', '.join(unfit)}; expected torch.float32 on cpu alone")
+    sizes = (tensors[0].shape[2], *weight.shape[:0:-1])
+
+    def work(part: slice) -> None:
+        call(SOURCE, name, *tensors, (part.start, part.stop), sizes)
+
+    in_parts(len(weight), work)
+
+
+def _fake(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return x.new_empty(len(x), weight.shape[1], x.shape[2])
 
 
@@ -69,20 +78,15 @@ def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> No
 
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.claimcheck.dac_stack_backward(*ctx.saved_tensors, grad)
+    gradients: tuple[Tensor, Tensor, Tensor] = _backward(*ctx.saved_tensors, grad)
     return gradients
 
 
-torch.library.register_fake("claimcheck::dac_stack", _fake_forward)
-torch.library.register_fake("claimcheck::dac_stack_backward", _fake_backward)
-torch.library.register_autograd("claimcheck::dac_stack", _differentiate, setup_context=_save)
+def _refuse(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    raise NotImplementedError("a DAC layer has no second derivatives")
 
 
-def _call(name: str, tensors: list[Tensor], weight: Tensor) -> None:
-    """Call `name` with the tensors' memory, x first."""
-    sizes = (tensors[0].shape[2], *weight.shape[:0:-1])
-
-    def work(part: slice) -> None:
-        call(_SOURCE, name, *tensors, (part.start, part.stop), sizes)
-
-    in_parts(len(weight), work)
+dac_stack.register_fake(_fake)
+dac_stack.register_autograd(_differentiate, setup_context=_save)
+_backward.register_fake(_fake_backward)
+_backward.register_autograd(_refuse)

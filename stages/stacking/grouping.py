@@ -17,7 +17,7 @@ from stages.store import RunStore, write_atomically
 
 Specs = tuple[RunSpec, ...]
 
-# Networks with a `Stack` beside them, which was faster than one after the other up to so many units (bench_stacking).
+# Networks with a `Stack` beside them, which is faster than one after the other (bench_stacking, up to 200 units).
 STACKED = ("stages.papers.dac.mlp:MLP", "stages.papers.dac.mlp:DACMLP")
 WIDEST = 256
 MAX_MODELS = 16

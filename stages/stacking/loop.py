@@ -13,13 +13,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 from typing import Protocol as Interface
 
 import torch
 from torch import Tensor, nn
 
-from stages.fingerprint import module_digest, source_path
+from stages.fingerprint import imported_modules, module_digest, reachable, source_path
 from stages.run import ModelSpec, Protocol, Replicate, canonical_json, steps_per_epoch
 from stages.training.loop import Outcome, Progress, TrainingStopped
 from stages.training.optimizer import build_optimizer
@@ -71,10 +72,22 @@ def _native(model: ModelSpec) -> str:
     return f"{model.path.partition(':')[0]}_native"
 
 
+def files_of_stack(model: ModelSpec) -> list[Path]:
+    """What trains a stack of `model` and is in no run key: this loop, the stack's own module and the fast paths behind it.
+
+    With what bears a module's name (C++).
+    """
+    fast = reachable([_native(model)], lambda name: [one for one in imported_modules(name) if one.endswith("_native")])
+    modules = [path for name in (__name__, *sorted(fast)) if (path := source_path(name)) is not None]
+    return [path for module in modules for path in sorted(module.parent.glob(f"{module.stem}.*")) if path.is_file()]
+
+
 def code_of_stack(model: ModelSpec) -> str:
-    """Digest of what trains a stack of `model` and stands in no run key: this loop and the stack's own module."""
-    paths = {name: source_path(name) for name in (__name__, _native(model))}
-    digests = {name: module_digest(path) for name, path in paths.items() if path is not None}
+    """Digest of `files_of_stack`."""
+    digests = {
+        path.name: module_digest(path) if path.suffix == ".py" else hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files_of_stack(model)
+    }
     return hashlib.sha256(canonical_json(digests).encode()).hexdigest()[:12]
 
 
@@ -146,6 +159,7 @@ class _StackTraining:
             detail = f"{len(self.rows)} rows in batches of {protocol.batch_size} leave one for the last"
             raise ValueError(f"{detail}; BatchNorm takes two or more")
         self.total_steps = self.steps_per_epoch * protocol.epochs
+        self.drawn = torch.Generator()  # for a table's batches, which draw nothing
 
     def run(self, state: StackState | None) -> list[tuple[Outcome, float]]:
         if state is None:
@@ -243,8 +257,7 @@ class _StackTraining:
         rate = learning_rate(self.protocol.schedule, self.protocol.optimizer.lr, step, self.total_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        taken = rows.flatten()  # `training_batch`'s rows, a ninth of the time: [] copies number by number
-        features, targets = (part.index_select(0, taken) for part in (self.task.data.features, self.task.data.targets))
+        features, targets = self.task.training_batch(rows.flatten(), self.drawn)
         # what is left over at the end of an epoch is too little to compile for
         losses_of = self.losses if rows.shape[1] == self.protocol.batch_size else self.stack.losses
         losses = losses_of(features.view(*rows.shape, -1), targets.view(rows.shape))

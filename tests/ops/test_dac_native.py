@@ -10,7 +10,7 @@ from torch import Tensor
 from stages.ops import dac_native, native
 from stages.ops.dac import dac_conv2d, dac_conv2d_reference, dac_linear, dac_linear_reference
 
-pytestmark = pytest.mark.skipif(native.load_library(dac_native._SOURCE) is None, reason="no C++ compiler here")
+pytestmark = pytest.mark.skipif(native.load_library(dac_native.SOURCE) is None, reason="no C++ compiler here")
 
 
 def leaves(*shapes: tuple[int, ...]) -> list[Tensor]:

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from stages.ops import dac_stack_native, native
+from stages.ops import dac_stack_native
 from stages.ops.dac import dac_linear_reference
 from stages.ops.dac_stack_native import dac_stack
 
-pytestmark = pytest.mark.skipif(native.load_library(dac_stack_native._SOURCE) is None, reason="no C++ compiler here")
+pytestmark = pytest.mark.skipif(not dac_stack_native.is_available(), reason="no C++ compiler here")
 
 
 def operands(networks: int, samples: int, inputs: int, units: int) -> list[Tensor]:
@@ -68,8 +68,19 @@ def test_a_nan_stays_in_its_network(place: int) -> None:
     tensors = operands(3, 20, 5, 4)
     with torch.no_grad():
         tensors[place][1].view(-1)[0] = float("nan")
-    out, *_ = value_and_gradients(dac_stack, tensors)
-    assert out[1].isnan().any() and not out[[0, 2]].isnan().any()
+    for tensor in value_and_gradients(dac_stack, tensors)[:3]:
+        assert not tensor[[0, 2]].isnan().any()
+    assert dac_stack(*tensors)[1].isnan().any()
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_nan_reaches_the_gradients_of_its_network(place: int) -> None:
+    tensors = operands(3, 20, 5, 4)
+    grad = torch.ones(3, 4, 20)
+    with torch.no_grad():
+        (tensors[1] if place else grad)[1].view(-1)[0] = float("nan")
+    to_x, *_ = torch.autograd.grad(dac_stack(*tensors), tensors, grad)
+    assert to_x[1].isnan().any() and not to_x[[0, 2]].isnan().any()
 
 
 def test_derivative_at_the_kink_is_zero() -> None:
@@ -86,10 +97,20 @@ def test_compilers_are_told_what_the_operators_give() -> None:
     torch.library.opcheck(torch.ops.claimcheck.dac_stack_backward, [*(tensor.detach() for tensor in tensors), grad])
 
 
-def test_only_float32_on_a_cpu() -> None:
-    weight = torch.ones(1, 2, 2)
-    answers = [dac_stack_native.is_available(one) for one in (weight, weight.double(), weight.to("meta"))]
-    assert answers == [True, False, False]
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_types_are_refused(dtype: torch.dtype, place: int) -> None:
+    tensors = operands(2, 20, 5, 4)
+    tensors[place] = tensors[place].to(dtype)
+    with pytest.raises(TypeError, match=rf"{dtype} on cpu; expected torch.float32 on cpu alone|{dtype} on cpu, "):
+        dac_stack(*tensors)
+
+
+def test_second_derivatives_are_refused() -> None:
+    tensors = operands(2, 20, 5, 4)
+    (to_x,) = torch.autograd.grad(dac_stack(*tensors).sum(), tensors[:1], create_graph=True)
+    with pytest.raises(NotImplementedError, match="no second derivatives"):
+        to_x.square().sum().backward()
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])

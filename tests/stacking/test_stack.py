@@ -10,12 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from stages.ops.dac_stack_native import _SOURCE
-from stages.ops.native import load_library
+from stages.ops.dac_stack_native import is_available
 from stages.papers.dac.mlp import DACMLP, MLP
 from stages.papers.dac.mlp_native import Stack
-from stages.run import EarlyStopSpec, OptimizerSpec, Protocol, Replicate, SplitSpec
-from stages.stacking.loop import StackState, fit_stack
+from stages.run import EarlyStopSpec, ModelSpec, OptimizerSpec, Protocol, Replicate, SplitSpec
+from stages.stacking.loop import StackState, files_of_stack, fit_stack
 from stages.training.loop import Outcome, TrainingStopped, fit, seeded_model
 from stages.training.tables import Regression, TableRows
 
@@ -60,7 +59,6 @@ def assert_like(ours: list[tuple[Outcome, float]], expected: list[Outcome], rela
 def test_outputs_gradients_and_statistics_are_those_of_the_networks(network: type[MLP | DACMLP]) -> None:
     built = [one.double() for one in networks(network)]
     stack = Stack(built)
-    assert not stack.is_summed_in_cpp
     features = torch.randn(3, 40, 3, dtype=torch.float64)
     targets = torch.randn(3, 40, dtype=torch.float64)
     losses = stack.losses(features, targets)
@@ -83,11 +81,11 @@ def test_outputs_gradients_and_statistics_are_those_of_the_networks(network: typ
         torch.testing.assert_close(stack(features)[place], one.eval()(features[place]).squeeze(1))
 
 
-@pytest.mark.skipif(load_library(_SOURCE) is None, reason="no C++ compiler here")
+@pytest.mark.skipif(not is_available(), reason="no C++ compiler here")
 def test_dac_layers_are_summed_in_cpp_in_float32() -> None:
     built = networks(DACMLP)
     fast, plain = Stack(built), Stack([one.double() for one in networks(DACMLP)])
-    assert fast.is_summed_in_cpp
+    assert fast.has_sums and not Stack(networks(MLP)).has_sums
     features, targets = torch.randn(3, 40, 3), torch.randn(3, 40)
     losses = [fast.losses(features, targets), plain.losses(features.double(), targets.double())]
     for loss in losses:
@@ -96,6 +94,14 @@ def test_dac_layers_are_summed_in_cpp_in_float32() -> None:
     for (name, ours), (_, wanted) in zip(fast.named_parameters(), plain.named_parameters(), strict=True):
         largest = float(wanted.grad.abs().max())
         torch.testing.assert_close(ours.grad.double(), wanted.grad, rtol=1e-4, atol=1e-5 * largest, msg=name)
+    shared = torch.randn(40, 3).expand(3, 40, 3)
+    torch.testing.assert_close(fast.eval()(shared).double(), plain.eval()(shared.double()), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(fast.double()(shared.double()), plain(shared.double()), rtol=1e-5, atol=1e-5)
+
+
+def test_its_code_is_all_that_is_in_no_run_key() -> None:
+    names = {path.name for path in files_of_stack(ModelSpec(path="stages.papers.dac.mlp:DACMLP", arguments={}))}
+    assert {"loop.py", "mlp_native.py", "dac_stack_native.py", "dac_native.py", "dac_native.cpp"} <= names
 
 
 @NETWORKS
@@ -109,11 +115,11 @@ def test_a_stack_trains_as_its_networks_do_alone(network: type[MLP | DACMLP]) ->
             torch.testing.assert_close(one.state_dict()[name], value, rtol=0.05, atol=0.005)
 
 
-def test_compiled_it_is_the_same() -> None:
-    expected, _ = alone(MLP)
-    assert_like(
-        fit_stack(networks(MLP), Stack, table(), PROTOCOL, REPLICATES, is_compiled=True), expected, relative=2e-3
-    )
+@NETWORKS
+def test_compiled_it_is_the_same(network: type[MLP | DACMLP]) -> None:
+    expected, _ = alone(network)
+    compiled = fit_stack(networks(network), Stack, table(), PROTOCOL, REPLICATES, is_compiled=True)
+    assert_like(compiled, expected, relative=2e-3)
 
 
 def test_each_network_stops_by_its_own_losses_and_the_rest_go_on() -> None:

@@ -35,7 +35,7 @@ class Stack(nn.Module):
         for name, layer in self.plan:
             if not isinstance(layer, nn.Linear | DACLinear | nn.BatchNorm1d | nn.ReLU):
                 raise TypeError(f"{name} is a {type(layer).__name__}, which can't be stacked")
-        self.is_summed_in_cpp = dac_stack_native.is_available(networks[0].head.weight)
+        self.has_sums = isinstance(networks[0].head, DACLinear) and dac_stack_native.is_available()
         parameters = [dict(network.named_parameters()) for network in networks]
         for name in parameters[0]:
             stacked = torch.stack([own[name].detach() for own in parameters])
@@ -73,7 +73,7 @@ class Stack(nn.Module):
     def _dac(self, x: Tensor, name: str) -> Tensor:
         """DAC paper, equation 4: a sum over inputs of w · max(0, x + b), each product with a bias of its own."""
         weight, bias = getattr(self, f"{name}/weight"), getattr(self, f"{name}/bias")
-        if self.is_summed_in_cpp:
+        if self.has_sums and dac_stack_native.applies(x):
             return dac_stack_native.dac_stack(x, weight, bias)
         return (F.relu(x[:, None] + bias[..., None]) * weight[..., None]).sum(2)
 
