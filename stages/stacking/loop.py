@@ -73,7 +73,7 @@ def _native(model: ModelSpec) -> str:
 
 
 def files_of_stack(model: ModelSpec) -> list[Path]:
-    """What trains a stack of `model` and is in no run key: this loop, the stack's own module and the fast paths behind it.
+    """What trains a stack of `model` and is in no run key: this loop, the stack's module, the fast paths behind it.
 
     With what bears a module's name (C++).
     """
