@@ -83,7 +83,7 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _refuse(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    raise NotImplementedError("a DAC layer has no second derivatives")
+    raise RuntimeError("a DAC layer has no second derivatives")
 
 
 dac_stack.register_fake(_fake)
