@@ -17,7 +17,7 @@ from stages.engine.local import Event, Group, run_groups
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, SplitSpec
 from stages.stacking.loop import code_of_stack
 from stages.store import RunStore
-from stages.worker import Job, train_run
+from stages.worker import Job, train_run, train_stack
 from tests.packed_table import pack_table
 
 PROTOCOL = Protocol(
@@ -83,6 +83,23 @@ def test_every_run_of_a_stack_is_published_as_if_it_was_alone(data: Path, tmp_pa
         assert result["environment"] == alone["environment"] | {"stacked": code}, "a reader sees how it was trained"
         assert len(result["epoch_seconds"]) == 3
     assert list((store / "work").iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["stack", "alone"])
+def test_denormals_are_zero_while_it_trains_and_not_afterwards(kind: str, data: Path, tmp_path: Path) -> None:
+    jobs = [Job(spec=spec, data=data, store=tmp_path / "store", device="cpu") for spec in specs(data)]
+    seen = []
+    probe = torch.full((64,), 1e-39)
+
+    def look(_: object) -> None:
+        seen.append(bool((probe * 1.5 == 0).all()))
+
+    if kind == "stack":
+        train_stack(jobs, progress=look)
+    else:
+        train_run(jobs[0], progress=look)
+    assert seen and all(seen)
+    assert (probe * 1.5 > 0).all()
 
 
 def test_stopped_it_goes_on_where_it_was(data: Path, tmp_path: Path) -> None:
