@@ -37,7 +37,7 @@ def line(what: str, goal: float, peer: str, leaves: list[Tensor], ours: Callable
 
         return run
 
-    result = compare(step(ours), step(theirs), repeats=9)
+    result = compare(step(ours), step(theirs), repeats=101)
     return time_line(what, peer, result, goal=goal)
 
 

@@ -89,7 +89,7 @@ def log_kernel(kernel: str) -> Kernel:
     return _LOG_KERNELS[kernel]
 
 
-def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """Some devices, such as meta, have no autocast to switch off."""
     if torch.amp.is_autocast_available(device.type):
         return torch.autocast(device.type, enabled=False)
@@ -136,7 +136,7 @@ def squared_distance(
     x: [..., N, E]; t: [..., T, E]; metric_factor: W [R, E]; metric: M [E, E]; returns [..., N, T].  Close to zero the
     three terms cancel: the error is the rounding of ‖x‖², and may be negative.
     """
-    with _without_autocast(x.device):
+    with without_autocast(x.device):
         inner, x_norm, t_norm = _expanded(x, t, metric_factor, metric)
         return x_norm[..., :, None] + t_norm[..., None, :] - 2 * inner
 
@@ -145,8 +145,11 @@ def _gaussian_values(
     x: Tensor, t: Tensor, beta: Tensor | float, metric_factor: Tensor | None, metric: Tensor | None
 ) -> Tensor | None:
     """K(‖x - t‖²) for the Gaussian [N, T], where C++ can have it in one pass."""
-    with _without_autocast(x.device):
-        return similarity_native.gaussian(*_expanded(x, t, metric_factor, metric), beta)
+    with without_autocast(x.device):
+        if metric is not None:
+            return similarity_native.gaussian(*_expanded(x, t, metric_factor, metric), beta)
+        x, t = _factored(_at_least_float32(x), metric_factor), _factored(_at_least_float32(t), metric_factor)
+        return similarity_native.gaussian_linear(x, t, beta)
 
 
 def rbf_feedforward(
@@ -194,7 +197,7 @@ def rbf_attention(
     """
     _require_one_metric(metric_factor, metric)
     log_k = log_kernel(kernel)
-    with _without_autocast(q.device):
+    with without_autocast(q.device):
         if kernel != "gaussian":
             weights = log_k(squared_distance(q, k, metric_factor=metric_factor, metric=metric), beta).softmax(dim=-1)
             return weights.to(v.dtype) @ v

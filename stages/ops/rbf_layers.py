@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from stages.ops.rbf import log_kernel, rbf_attention, rbf_feedforward
+from stages.ops.rbf import log_kernel, rbf_attention, rbf_feedforward, without_autocast
 
 Device = torch.device | str | None
 METRICS = ("euclidean", "factored", "free")
@@ -64,11 +65,24 @@ class RBFAttention(nn.Module):
         _register_metric(self, metric, head_dim, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)  # each [B, H, N, E]
+        weight, bias, metric_factor = self.qkv.weight, self.qkv.bias, self.metric_factor
+        if metric_factor is not None and x.numel() > x.shape[-1] ** 2:  # with more tokens than D, (W Q) x is cheaper
+            weight, metric_factor = self._with_metric(weight), None
+            bias = None if bias is None else self._with_metric(bias)
+        q, k, v = F.linear(x, weight, bias).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         mixed = rbf_attention(
-            q, k, v, beta=self.beta, metric_factor=self.metric_factor, metric=self.metric, kernel=self.kernel
-        )
+            q, k, v, beta=self.beta, metric_factor=metric_factor, metric=self.metric, kernel=self.kernel
+        )  # of q, k, v [B, H, N, E]
         return self.projection(mixed.transpose(1, 2).flatten(2))
+
+    def _with_metric(self, parameter: Tensor) -> Tensor:
+        """W times what makes the queries and keys in `parameter` of `qkv`, [3 D, ...], in its own precision."""
+        assert self.metric_factor is not None
+        with without_autocast(parameter.device):
+            heads = parameter.reshape(3 * self.num_heads, len(self.metric_factor), -1)
+            queries_and_keys, values = heads.split([2 * self.num_heads, self.num_heads])
+            measured = torch.bmm(self.metric_factor.expand(len(queries_and_keys), -1, -1), queries_and_keys)
+            return torch.cat([measured, values]).reshape(parameter.shape)
 
 
 class RBFFeedForward(nn.Module):

@@ -54,10 +54,9 @@ inline float sum(Vector value) {
 inline Vector exponential(Vector x) {
     const Vector low = Vector{} - 87.33f, high = Vector{} + 88.72f;
     const Vector inside = x > high ? high : (x < low ? low : x);
-    const Vector scaled = inside * 1.44269504f;
-    const Vector half = scaled < 0.0f ? Vector{} - 0.5f : Vector{} + 0.5f;
-    const Integers whole = __builtin_convertvector(scaled + half, Integers);
-    const Vector n = __builtin_convertvector(whole, Vector);
+    const float rounding = 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded to a whole number
+    const Vector shifted = inside * 1.44269504f + rounding;
+    const Vector n = shifted - rounding;
     const Vector r = (inside - n * 0.693359375f) + n * 2.12194440e-4f;
     Vector p = Vector{} + 1.9875691500e-4f;
     p = p * r + 1.3981999507e-3f;
@@ -66,10 +65,9 @@ inline Vector exponential(Vector x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
-    // 2^n in two factors: n may be 128.
-    const Integers first = whole / 2, second = whole - first;
-    const Vector result = p * (Vector)((first + 127) << 23) * (Vector)((second + 127) << 23);
-    const Vector large = x > high ? Vector{} + std::numeric_limits<float>::infinity() : result;
+    // n is the lower part of `shifted`; the result is a normal number, so it goes into the exponent as it is.
+    const Vector result = (Vector)((Integers)p + ((Integers)shifted << 23));
+    const Vector large = x <= high ? result : x + std::numeric_limits<float>::infinity();  // a NaN stays one
     return x < low ? Vector{} : large;
 }
 
@@ -186,8 +184,11 @@ void transpose(const Rows<const float>& rows, long count, long width, float* to,
         for (long e = s < down ? across : 0; e < width; ++e) to[e * wide + s] = rows[s][e];
 }
 
-void copy(const Rows<const float>& rows, long count, long width, float* to, long broad) {
-    for (long s = 0; s < count; ++s) std::copy(rows[s], rows[s] + width, to + s * broad);
+// Rows with `broad` numbers each: where they lie if they have as many, or copied to `own`, behind whose `width` are zeros.
+Rows<const float> broadened(const Rows<const float>& rows, long count, long width, float* own, long broad) {
+    if (width == broad) return rows;
+    for (long s = 0; s < count; ++s) std::copy(rows[s], rows[s] + width, own + s * broad);
+    return {own, broad};
 }
 
 template <typename Number>
@@ -248,6 +249,8 @@ template <bool ADD>
 void product(long rows, long columns, long depth, const float* a, long a_row, long a_step, const float* b, long b_row,
              float* c, long c_row) {
     long j = 0;
+    if constexpr (LANES == 16)  // twice as many registers, too
+        for (; j + 4 * LANES <= columns; j += 4 * LANES) strip<4, ADD>(rows, a, a_row, a_step, b + j, b_row, c + j, c_row, depth);
     for (; j + 2 * LANES <= columns; j += 2 * LANES) strip<2, ADD>(rows, a, a_row, a_step, b + j, b_row, c + j, c_row, depth);
     if (j < columns) strip<1, ADD>(rows, a, a_row, a_step, b + j, b_row, c + j, c_row, depth);
 }
@@ -344,7 +347,7 @@ void attend(const Number* query, const Number* key, const Number* value, const f
         const Rows<Number> to(out, strides + 9, map, heads);
         transpose(k, keys, width, turned, wide);
         fill_terms(terms, column, k, map, keys, width);
-        copy(v, keys, depth, values, deep);
+        const auto rows = broadened(v, keys, depth, values, deep);
         for (long start = 0; start < queries; start += block) {
             const long count = std::min(block, queries - start), seen = is_causal ? std::min(keys, start + count) : keys;
             product<false>(count, padded(seen), width, q[start], q.stride, 1, turned, wide, weights, wide);
@@ -360,7 +363,7 @@ void attend(const Number* query, const Number* key, const Number* value, const f
                 peaks[2 * (map * queries + start + i)] = greatest;
                 peaks[2 * (map * queries + start + i) + 1] = shares[i];
             }
-            product<false>(count, deep, seen, weights, wide, 1, values, deep, mixed, deep);
+            product<false>(count, deep, seen, weights, wide, 1, rows[0], rows.stride, mixed, deep);
             for (long i = 0; i < count; ++i)
                 scale_row(shares[i], mixed + i * deep, to[start + i], depth);
         }
@@ -390,14 +393,14 @@ void attend_back(const Number* query, const Number* key, const Number* value, co
         transpose(k, keys, width, turned, wide);
         transpose(v, keys, depth, turned_values, wide);
         fill_terms(terms, column, k, map, keys, width);
-        copy(k, keys, width, own_keys, broad);
+        const auto k_rows = broadened(k, keys, width, own_keys, broad);
         of_keys.clear(), of_values.clear(), of_terms.clear();
         for (long start = 0; start < queries; start += block) {
             const long count = std::min(block, queries - start), seen = is_causal ? std::min(keys, start + count) : keys;
-            copy(q.from(start), count, width, own_queries, broad);
-            copy(g.from(start), count, depth, own_grads, deep);
-            product<false>(count, padded(seen), width, own_queries, broad, 1, turned, wide, dots, wide);
-            product<false>(count, padded(seen), depth, own_grads, deep, 1, turned_values, wide, backs, wide);
+            const auto q_rows = broadened(q.from(start), count, width, own_queries, broad);
+            const auto g_rows = broadened(g.from(start), count, depth, own_grads, deep);
+            product<false>(count, padded(seen), width, q_rows[0], q_rows.stride, 1, turned, wide, dots, wide);
+            product<false>(count, padded(seen), depth, g_rows[0], g_rows.stride, 1, turned_values, wide, backs, wide);
             float of_rows[MOST_ROWS];
             for (long i = 0; i < count; ++i) {
                 const long own = is_causal ? std::min(keys, start + i + 1) : keys;
@@ -408,20 +411,43 @@ void attend_back(const Number* query, const Number* key, const Number* value, co
                 std::fill(weights + i * wide + own, weights + i * wide + seen, 0.0f);
                 std::fill(backs + i * wide + own, backs + i * wide + seen, 0.0f);
             }
-            product<true>(seen, deep, count, weights, 1, wide, own_grads, deep, of_values, deep);
-            product<true>(seen, broad, count, backs, 1, wide, own_queries, broad, of_keys, broad);
-            product<false>(count, broad, seen, backs, wide, 1, own_keys, broad, of_queries, broad);
+            product<true>(seen, deep, count, weights, 1, wide, g_rows[0], g_rows.stride, of_values, deep);
+            product<true>(seen, broad, count, backs, 1, wide, q_rows[0], q_rows.stride, of_keys, broad);
+            product<false>(count, broad, seen, backs, wide, 1, k_rows[0], k_rows.stride, of_queries, broad);
             Number* to = to_query + (map * queries + start) * width;
             for (long i = 0; i < count; ++i)
-                add_row(of_queries + i * broad, 2.0f * of_rows[i], own_queries + i * broad, to + i * width, width);
+                add_row(of_queries + i * broad, 2.0f * of_rows[i], q_rows[i], to + i * width, width);
         }
         for (long s = 0; s < keys; ++s) {
             const float of_norm = column ? 0.0f : 2.0f * of_terms[s];
-            add_row(of_keys + s * broad, of_norm, own_keys + s * broad, to_key + (map * keys + s) * width, width);
+            add_row(of_keys + s * broad, of_norm, k_rows[s], to_key + (map * keys + s) * width, width);
             scale_row(1.0f, of_values + s * deep, to_value + (map * keys + s) * depth, depth);
             if (column) to_column[map * keys + s] = of_terms[s];
         }
     }
+}
+
+// Gradients of some rows at once, which spares the columns' sums most of their way to memory and back.
+template <int ROWS>
+inline void gaussian_rows_back(const float* dot, const float* row, const float* column, const float* beta,
+                               const float* out, const float* grad, float* to_dot, float* to_row, float* to_column,
+                               float* to_beta, long first, long length) {
+    Vector of_rows[ROWS] = {};
+    for (long p = 0; p < length; p += LANES) {
+        const long count = length - p;
+        const Vector term = load(column + p, count), factor = load(beta + p, count);
+        Vector of_column = load(to_column + p, count), of_beta = load(to_beta + p, count);
+        for (int i = 0; i < ROWS; ++i) {
+            const long place = (first + i) * length + p;
+            const Vector d = term + row[first + i] - 2.0f * load(dot + place, count);
+            const Vector back = -load(grad + place, count) * load(out + place, count);  // zeros behind the last
+            const Vector to_distance = factor * back;
+            store(to_dot + place, -2.0f * to_distance, count);
+            of_column += to_distance, of_beta += back * d, of_rows[i] += to_distance;
+        }
+        store(to_column + p, of_column, count), store(to_beta + p, of_beta, count);
+    }
+    for (int i = 0; i < ROWS; ++i) to_row[first + i] = sum(of_rows[i]);
 }
 
 }  // namespace
@@ -534,20 +560,11 @@ void gaussian_forward(const float* dot, const float* row, const float* column, c
 void gaussian_backward(const float* dot, const float* row, const float* column, const float* beta, const float* out,
                        const float* grad, float* to_dot, float* to_row, float* to_column, float* to_beta, long rows,
                        long length) {
-    for (long i = 0; i < rows; ++i) {
-        Vector of_row = {};
-        for (long p = 0; p < length; p += LANES) {
-            const long count = length - p, place = i * length + p;
-            const Vector d = load(column + p, count) + row[i] - 2.0f * load(dot + place, count);
-            const Vector back = -load(grad + place, count) * load(out + place, count);  // zeros behind the last
-            const Vector to_distance = load(beta + p, count) * back;
-            store(to_dot + place, -2.0f * to_distance, count);
-            store(to_column + p, load(to_column + p, count) + to_distance, count);
-            store(to_beta + p, load(to_beta + p, count) + back * d, count);
-            of_row += to_distance;
-        }
-        to_row[i] = sum(of_row);
-    }
+    long i = 0;
+    for (; i + 4 <= rows; i += 4)
+        gaussian_rows_back<4>(dot, row, column, beta, out, grad, to_dot, to_row, to_column, to_beta, i, length);
+    for (; i < rows; ++i)
+        gaussian_rows_back<1>(dot, row, column, beta, out, grad, to_dot, to_row, to_column, to_beta, i, length);
 }
 
 }

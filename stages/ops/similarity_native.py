@@ -54,6 +54,14 @@ def gaussian(dot: Tensor, row: Tensor, column: Tensor, beta: Factor) -> Tensor |
     return _Gaussian.apply(dot, row, column, beta.expand(column.shape))
 
 
+def gaussian_linear(x: Tensor, centers: Tensor, beta: Factor) -> Tensor | None:
+    """The same of samples and centres.  x: [R, D]; centers: [L, D]; beta: [L] or a number; returns [R, L]."""
+    beta = as_tensor(beta, x)
+    if not applies(x, centers, beta):
+        return None
+    return _GaussianLinear.apply(x, centers, beta.expand(len(centers)))
+
+
 class _YatRatio(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -141,25 +149,48 @@ class _Energy(torch.autograd.Function):
 class _Gaussian(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, dot: Tensor, row: Tensor, column: Tensor, beta: Tensor) -> Tensor:
-        dot, row, column, beta = dot.contiguous(), row.contiguous(), column.contiguous(), beta.contiguous()
-        out = torch.empty_like(dot)
-        _call("gaussian_forward", dot, row, column, beta, out, *dot.shape)
-        ctx.save_for_backward(dot, row, column, beta, out)
+        saved = dot.contiguous(), row.contiguous(), column.contiguous(), beta.contiguous()
+        out = _gaussian(*saved)
+        ctx.save_for_backward(*saved, out)
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        dot, row, column, beta, out = ctx.saved_tensors
-        to_dot, to_row, to_column, to_beta = (
-            torch.empty_like(dot),
-            torch.empty_like(row),
-            torch.zeros_like(column),
-            torch.zeros_like(beta),
-        )
-        tensors = (dot, row, column, beta, out, grad.contiguous(), to_dot, to_row, to_column, to_beta)
-        _call("gaussian_backward", *tensors, *dot.shape)
-        return to_dot, to_row, to_column, to_beta
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        return _gaussian_gradients(grad, ctx.saved_tensors)
+
+
+class _GaussianLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, centers: Tensor, beta: Tensor) -> Tensor:
+        saved = x @ centers.mT, x.square().sum(1), centers.square().sum(1), beta.contiguous()
+        out = _gaussian(*saved)
+        ctx.save_for_backward(x, centers, *saved, out)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, centers, *saved = ctx.saved_tensors
+        to_dot, to_row, to_column, to_beta = _gaussian_gradients(grad, saved)
+        to_x = (x * (2 * to_row[:, None])).addmm_(to_dot, centers)
+        to_centers = (centers * (2 * to_column[:, None])).addmm_(to_dot.mT, x)
+        return to_x, to_centers, to_beta
+
+
+def _gaussian(dot: Tensor, row: Tensor, column: Tensor, beta: Tensor) -> Tensor:
+    out = torch.empty_like(dot)
+    _call("gaussian_forward", dot, row, column, beta, out, *dot.shape)
+    return out
+
+
+def _gaussian_gradients(grad: Tensor, saved: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of dot, row, column and beta, the first four in `saved`; the last is the result."""
+    dot, row, column, beta, _ = saved
+    to_dot, to_row = torch.empty_like(dot), torch.empty_like(row)
+    to_column, to_beta = torch.zeros_like(column), torch.zeros_like(beta)
+    _call("gaussian_backward", *saved, grad.contiguous(), to_dot, to_row, to_column, to_beta, *dot.shape)
+    return to_dot, to_row, to_column, to_beta
 
 
 def _sizes(dot: Tensor, column: Tensor) -> tuple[int, int, int]:

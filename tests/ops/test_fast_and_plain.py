@@ -86,8 +86,11 @@ def plain_yat_attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **fa
     return yat_attention.yat_attention_reference(query, key, value, factors["scale"], factors["epsilon"])
 
 
-def plain_rbf_attention(q: Tensor, k: Tensor, v: Tensor, *, beta: Tensor, metric_factor: Tensor, **_: Any) -> Tensor:
-    return rbf_attention_reference(q, k, v, (2 * beta).rsqrt(), metric_factor)
+def plain_rbf_unit(unit: rbf_layers.RBFAttention, x: Tensor) -> Tensor:
+    q, k, v = unit.qkv(x).unflatten(-1, (3, unit.num_heads, -1)).permute(2, 0, 3, 1, 4)
+    assert unit.metric_factor is not None
+    mixed = rbf_attention_reference(q, k, v, (2 * unit.beta).rsqrt(), unit.metric_factor)
+    return unit.projection(mixed.transpose(1, 2).flatten(2))
 
 
 def plain_rbf_feedforward(x: Tensor, t: Tensor, weight: Tensor, bias: Tensor, *, beta: Tensor, **_: Any) -> Tensor:
@@ -111,7 +114,7 @@ CASES = {
     "hyperbf": Case(
         hyperbf_net,
         (
-            (rbf_layers, "rbf_attention", plain_rbf_attention),
+            (rbf_layers.RBFAttention, "forward", plain_rbf_unit),
             (rbf_layers, "rbf_feedforward", plain_rbf_feedforward),
         ),
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from torch import Tensor
 
 from stages.ops import attention_native, native, similarity_native
 from stages.ops.rbf import (
+    free_metric_reference,
+    gaussian_reference,
     free_metric_reference,
     rbf_attention,
     rbf_attention_reference,
@@ -316,13 +319,17 @@ def test_the_gradient_of_a_sum_lies_nowhere(calls: list[str]) -> None:
     assert all(map(torch.equal, whole, sums)) and "attention_backward" in calls
 
 
-def test_gaussian_feedforward(calls: list[str]) -> None:
+@pytest.mark.parametrize("metric", ["metric_factor", "metric"])
+def test_gaussian_feedforward(metric: str, calls: list[str]) -> None:
+    def printed(x: Tensor, t: Tensor, c: Tensor, beta: Tensor, w: Tensor) -> Tensor:
+        if metric == "metric_factor":
+            return rbf_feedforward_reference(x, t, c, beta, w)
+        return gaussian_reference(free_metric_reference(x, t, w), beta) @ c
+
     x, t, c, w = leaves((3, 4, 5), (11, 5), (11, 2), (5, 5))
     beta = torch.linspace(-0.01, 0.1, 11).requires_grad_()
     assert_alike(
-        lambda x, t, c, b, w: rbf_feedforward(x, t, c.mT, beta=b, metric_factor=w),
-        rbf_feedforward_reference,
-        [x, t, c, beta, w],
+        lambda x, t, c, b, w: rbf_feedforward(x, t, c.mT, beta=b, **{metric: w}), printed, [x, t, c, beta, w]
     )
     assert calls == ["gaussian_forward", "gaussian_backward"]
 
@@ -343,10 +350,19 @@ def test_where_x_is_w_gradients_are_finite_and_the_distance_has_none() -> None:
     torch.testing.assert_close(x.grad, 2 * w * w.square().sum(1, keepdim=True), rtol=1e-4, atol=1e-3)
 
 
-def test_exponentials_hold_at_their_ends() -> None:
-    dots = torch.tensor([[-1e4, -100.0, -87.0, -1.0, 0.0, 1.0, 88.5, 89.0, float("nan")]]) / 2
-    got = similarity_native.gaussian(dots, torch.zeros(1), torch.zeros(9), 1.0)
-    torch.testing.assert_close(got, (2 * dots).exp(), rtol=3e-7, atol=1e-38, equal_nan=True)
+def test_exponentials_hold_to_their_ends() -> None:
+    ends = [-1e4, -100.0, -87.4, -87.33, -87.32, 88.5, 88.7, 88.72, 89.0, float("inf"), -float("inf"), float("nan")]
+    powers = torch.cat([torch.tensor(ends), torch.linspace(-87.3, 88.7, 20_001), math.log(2) * torch.arange(-125.5, 128)])
+    dots = powers[None] / 2
+    got = similarity_native.gaussian(dots, torch.zeros(1), torch.zeros(dots.shape[1]), 1.0)
+    torch.testing.assert_close(got[0].double(), powers.double().exp().float().double(), rtol=3e-7, atol=2e-38, equal_nan=True)
+
+
+@pytest.mark.parametrize("bits", [0x7F800001, 0x7FC00000, 0x7FC00001, 0x7FFFFFFF, -0x7FFFFF, -1])
+def test_the_exponential_of_every_nan_is_one(bits: int) -> None:
+    nans = torch.full((1, 20), bits, dtype=torch.int32).view(torch.float32)
+    assert nans.isnan().all()
+    assert similarity_native.gaussian(nans, torch.zeros(1), torch.zeros(20), 1.0).isnan().all()
 
 
 @pytest.mark.parametrize("place", range(3))
