@@ -1,12 +1,16 @@
 """`python -m benchmarks [name …]`: every benchmark, or those named, as one table; without names also into docs.
 
-Each `bench_<name>.py` has `measure()`, which gives the lines of its claim.  The table goes to docs/performance.md.
+Each `bench_<name>.py` has `measure()`, which gives the lines of its claim, in a process of its own: none inherits
+another's memory, threads or replaced operators.  The table goes to docs/performance.md.
 """
 
 from __future__ import annotations
 
 import datetime
+import multiprocessing
+import os
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
 from pathlib import Path
 
@@ -29,12 +33,14 @@ def main(names: list[str]) -> int:
     if unknown := [name for name in names if name not in known]:
         print(f"benchmarks: no benchmark {unknown[0]!r}; known: {', '.join(known)}", file=sys.stderr)
         return 2
-    keep_freed_memory()  # as a training does: what touching memory anew costs is no side's own
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as for a training: threads that wait use no processor time
     where = f"{datetime.date.today()}, {machine(torch.device('cpu'))}"
     lines: list[Line] = []
     for name in names or known:
         print(f"{name} …", file=sys.stderr, flush=True)
-        lines += import_module(f"benchmarks.bench_{name}").measure()
+        # It keeps freed memory, as a training does: what touching memory anew costs is no side's own.
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), keep_freed_memory) as process:
+            lines += process.submit(import_module(f"benchmarks.bench_{name}").measure).result()
         if not names:  # after each, so that an end on the way leaves what was measured
             PAGE.write_text(f"{INTRODUCTION}\n{where}.\n\n{table(lines)}")
     print(f"{where}\n\n{table(lines)}", end="")

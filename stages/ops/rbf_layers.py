@@ -65,18 +65,20 @@ class RBFAttention(nn.Module):
         _register_metric(self, metric, head_dim, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        weight, bias, metric_factor = self.qkv.weight, self.qkv.bias, self.metric_factor
-        if metric_factor is not None and x.numel() > x.shape[-1] ** 2:  # with more tokens than D, (W Q) x is cheaper
-            weight, metric_factor = self._with_metric(weight), None
-            bias = None if bias is None else self._with_metric(bias)
-        q, k, v = F.linear(x, weight, bias).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        metric_factor = self.metric_factor
+        if metric_factor is None or x.numel() <= x.shape[-1] ** 2:
+            projected = self.qkv(x)
+        else:  # with more tokens than D, (W Q) x takes less than W (Q x)
+            projected = F.linear(x, *map(self._with_metric, self.qkv.parameters()))
+            metric_factor = None
+        q, k, v = projected.unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)  # each [B, H, N, E]
         mixed = rbf_attention(
             q, k, v, beta=self.beta, metric_factor=metric_factor, metric=self.metric, kernel=self.kernel
-        )  # of q, k, v [B, H, N, E]
+        )
         return self.projection(mixed.transpose(1, 2).flatten(2))
 
     def _with_metric(self, parameter: Tensor) -> Tensor:
-        """W times what makes the queries and keys in `parameter` of `qkv`, [3 D, ...], in its own precision."""
+        """W times what makes queries and keys in a parameter [3 D, ...] of `qkv`, in the parameter's precision."""
         assert self.metric_factor is not None
         with without_autocast(parameter.device):
             heads = parameter.reshape(3 * self.num_heads, len(self.metric_factor), -1)

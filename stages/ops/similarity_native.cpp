@@ -427,7 +427,44 @@ void attend_back(const Number* query, const Number* key, const Number* value, co
     }
 }
 
-// Gradients of some rows at once, which spares the columns' sums most of their way to memory and back.
+// Gradients of some rows at once, which spares the columns' sums most of their way to memory and back; how many rows.
+template <int ROWS>
+long yat_rows_back(const float* dot, const float* row, const float* column, const float* row_bias,
+                   const float* column_bias, const float* grad, float* to_dot, float* to_row, float* to_column,
+                   float* to_row_bias, float* to_column_bias, double* totals, float scale, float epsilon, long first,
+                   long length, long terms) {
+    Vector of_rows[ROWS] = {}, of_biases[ROWS] = {}, of_scale = {}, of_epsilon = {};
+    long own[ROWS];
+    for (int i = 0; i < ROWS; ++i) own[i] = (first + i) % terms;
+    for (long p = 0; p < length; p += LANES) {
+        const long count = length - p;
+        const Vector term = load(column + p, count), bias = column_bias ? load(column_bias + p, count) : Vector{};
+        Vector of_column = load(to_column + p, count), of_bias = {};
+        for (int i = 0; i < ROWS; ++i) {
+            const long place = (first + i) * length + p;
+            const Vector t = load(dot + place, count);
+            const Vector a = t + (row_bias ? bias + row_bias[own[i]] : bias), norms = term + row[own[i]];
+            YatGradient g = yat_gradient(t, a, norms, load(grad + place, count), scale, epsilon);
+            store(to_dot + place, g.dot, count);
+            if (count < LANES) {  // what stands behind the last may be a NaN
+                g.distance = kept(g.distance, count), g.aligned = kept(g.aligned, count);
+                g.scale = kept(g.scale, count), g.epsilon = kept(g.epsilon, count);
+            }
+            of_column += g.distance, of_bias += g.aligned, of_rows[i] += g.distance, of_biases[i] += g.aligned;
+            of_scale += g.scale, of_epsilon += g.epsilon;
+        }
+        store(to_column + p, of_column, count);
+        if (column_bias) store(to_column_bias + p, load(to_column_bias + p, count) + of_bias, count);
+    }
+    for (int i = 0; i < ROWS; ++i) {
+        to_row[own[i]] += sum(of_rows[i]);
+        if (row_bias) to_row_bias[own[i]] += sum(of_biases[i]);
+    }
+    totals[0] += sum(of_scale);
+    totals[1] += sum(of_epsilon);
+    return ROWS;
+}
+
 template <int ROWS>
 inline void gaussian_rows_back(const float* dot, const float* row, const float* column, const float* beta,
                                const float* out, const float* grad, float* to_dot, float* to_row, float* to_column,
@@ -448,6 +485,48 @@ inline void gaussian_rows_back(const float* dot, const float* row, const float* 
         store(to_column + p, of_column, count), store(to_beta + p, of_beta, count);
     }
     for (int i = 0; i < ROWS; ++i) to_row[first + i] = sum(of_rows[i]);
+}
+
+// ---- sums over the windows of a convolution ----
+
+struct Window {
+    long size, step, gap, before, behind;
+};
+
+struct Windows {
+    long images, channels, height, width, high, wide;
+    Window rows, columns;
+    long tall, broad;  // of the map with its zeros around
+
+    explicit Windows(const long* s)
+        : images(s[0]), channels(s[1]), height(s[2]), width(s[3]), high(s[4]), wide(s[5]),
+          rows{s[6], s[7], s[8], s[9], s[10]}, columns{s[11], s[12], s[13], s[14], s[15]},
+          tall(height + rows.before + rows.behind), broad(width + columns.before + columns.behind) {}
+
+    // Row y of the map within its zeros.
+    float* inside(float* map, long y) const { return map + (y + rows.before) * broad + columns.before; }
+};
+
+inline void add_squares(const float* __restrict x, float* __restrict to, long count) {
+    for (long p = 0; p < count; ++p) to[p] += x[p] * x[p];
+}
+
+inline void twice_product(const float* __restrict x, const float* __restrict factor, float* __restrict to, long count) {
+    for (long p = 0; p < count; ++p) to[p] = 2.0f * x[p] * factor[p];
+}
+
+inline void gather(const float* __restrict from, long step, float* __restrict to, long count) {
+    if (step == 1)
+        for (long p = 0; p < count; ++p) to[p] += from[p];
+    else
+        for (long p = 0; p < count; ++p) to[p] += from[p * step];
+}
+
+inline void scatter(const float* __restrict from, float* __restrict to, long step, long count) {
+    if (step == 1)
+        for (long p = 0; p < count; ++p) to[p] += from[p];
+    else
+        for (long p = 0; p < count; ++p) to[p * step] += from[p];
 }
 
 }  // namespace
@@ -483,67 +562,73 @@ void attention_backward_half(const Half* query, const Half* key, const Half* val
 }
 
 
-// row_bias [rows] or column_bias [length], or neither.
+// Rows have the terms of row [terms] one after the other, again and again, and so for row_bias [terms] where it is
+// given; column_bias [length], or neither.
 void yat_forward(const float* dot, const float* row, const float* column, const float* row_bias, const float* column_bias,
-                 float* out, float scale, float epsilon, long rows, long length, long per) {
-    for (long i = 0; i < rows; ++i)
+                 float* out, float scale, float epsilon, long rows, long length, long per, long terms) {
+    for (long i = 0; i < rows; ++i) {
+        const long own = i % terms;
         for (long p = 0; p < length; p += LANES) {
             const long count = length - p;
             const Vector t = load(dot + i * length + p, count);
-            const Vector raw = load(column + i / per * length + p, count) + row[i] - 2.0f * t;
+            const Vector raw = load(column + i / per * length + p, count) + row[own] - 2.0f * t;
             const Vector d = raw < 0.0f ? Vector{} : raw;
             Vector a = t;
-            if (row_bias) a += row_bias[i];
+            if (row_bias) a += row_bias[own];
             if (column_bias) a += load(column_bias + p, count);
             store(out + i * length + p, scale * a * a / (d + epsilon), count);
         }
+    }
 }
 
-// Sums of columns are added to, those of rows written; `totals`: of scale and epsilon, added to.
+// All sums are added to; `totals`: of scale and epsilon.
 void yat_backward(const float* dot, const float* row, const float* column, const float* row_bias,
                   const float* column_bias, const float* grad, float* to_dot, float* to_row, float* to_column,
                   float* to_row_bias, float* to_column_bias, double* totals, float scale, float epsilon, long rows,
-                  long length, long per) {
-    for (long i = 0; i < rows; ++i) {
-        Vector of_row = {}, of_bias = {}, of_scale = {}, of_epsilon = {};
-        float* back_column = to_column + i / per * length;
-        for (long p = 0; p < length; p += LANES) {
-            const long count = length - p;
-            const Vector t = load(dot + i * length + p, count);
-            Vector a = t;
-            if (row_bias) a += row_bias[i];
-            if (column_bias) a += load(column_bias + p, count);
-            const Vector norms = load(column + i / per * length + p, count) + row[i];
-            YatGradient g = yat_gradient(t, a, norms, load(grad + i * length + p, count), scale, epsilon);
-            store(to_dot + i * length + p, g.dot, count);
-            store(back_column + p, load(back_column + p, count) + g.distance, count);
-            if (column_bias) store(to_column_bias + p, load(to_column_bias + p, count) + g.aligned, count);
-            if (count < LANES) {  // what stands behind the last may be a NaN
-                g.distance = kept(g.distance, count), g.aligned = kept(g.aligned, count);
-                g.scale = kept(g.scale, count), g.epsilon = kept(g.epsilon, count);
-            }
-            of_row += g.distance, of_bias += g.aligned, of_scale += g.scale, of_epsilon += g.epsilon;
-        }
-        to_row[i] = sum(of_row);
-        if (row_bias) to_row_bias[i] = sum(of_bias);
-        totals[0] += sum(of_scale);
-        totals[1] += sum(of_epsilon);
+                  long length, long per, long terms) {
+    for (long i = 0; i < rows;) {
+        const auto some = i / per == (i + 3) / per && i + 4 <= rows ? yat_rows_back<4> : yat_rows_back<1>;
+        i += some(dot, row, column + i / per * length, row_bias, column_bias, grad, to_dot, to_row,
+                  to_column + i / per * length, to_row_bias, to_column_bias, totals, scale, epsilon, i, length, terms);
     }
 }
 
-// out [images, pixels] = the sum of x² over channels; x [images, channels, pixels].
-void energy_forward(const float* x, float* out, long images, long channels, long pixels) {
-    for (long image = 0; image < images; ++image, out += pixels) {
-        std::fill(out, out + pixels, 0.0f);
-        for (long channel = 0; channel < channels; ++channel, x += pixels)
-            for (long p = 0; p < pixels; ++p) out[p] += x[p] * x[p];
+// out [images, high, wide] = the sum of x² over channels and the window of each place; x [images, channels, height,
+// width], with zeros around.  shape: images, channels, height, width, high, wide, then of rows and of columns: the
+// window's size, step, gap between its places, zeros before, zeros behind.
+void patch_norms_forward(const float* x, float* out, const long* shape) {
+    const Windows w(shape);
+    Buffer energy(w.tall * w.broad), sums(w.tall * w.wide);
+    for (long image = 0; image < w.images; ++image, out += w.high * w.wide) {
+        energy.clear(), sums.clear();
+        for (long channel = 0; channel < w.channels; ++channel)
+            for (long y = 0; y < w.height; ++y, x += w.width) add_squares(x, w.inside(energy, y), w.width);
+        for (long y = 0; y < w.tall; ++y)
+            for (long j = 0; j < w.columns.size; ++j)
+                gather(energy + y * w.broad + j * w.columns.gap, w.columns.step, sums + y * w.wide, w.wide);
+        std::fill(out, out + w.high * w.wide, 0.0f);
+        for (long i = 0; i < w.high; ++i)
+            for (long k = 0; k < w.rows.size; ++k)
+                gather(sums + (i * w.rows.step + k * w.rows.gap) * w.wide, 1, out + i * w.wide, w.wide);
     }
 }
 
-void energy_backward(const float* x, const float* grad, float* to_x, long images, long channels, long pixels) {
-    for (long image = 0; image < images; ++image, grad += pixels)
-        for (long channel = 0; channel < channels; ++channel, x += pixels, to_x += pixels)
-            for (long p = 0; p < pixels; ++p) to_x[p] = 2.0f * x[p] * grad[p];
+// to_x [images, channels, height, width] = 2 x times the sum of grad [images, high, wide] over the windows it is in.
+void patch_norms_backward(const float* x, const float* grad, float* to_x, const long* shape) {
+    const Windows w(shape);
+    Buffer energy(w.tall * w.broad), sums(w.tall * w.wide);
+    for (long image = 0; image < w.images; ++image, grad += w.high * w.wide) {
+        energy.clear(), sums.clear();
+        for (long i = 0; i < w.high; ++i)
+            for (long k = 0; k < w.rows.size; ++k)
+                gather(grad + i * w.wide, 1, sums + (i * w.rows.step + k * w.rows.gap) * w.wide, w.wide);
+        for (long y = 0; y < w.tall; ++y)
+            for (long j = 0; j < w.columns.size; ++j)
+                scatter(sums + y * w.wide, energy + y * w.broad + j * w.columns.gap, w.columns.step, w.wide);
+        for (long channel = 0; channel < w.channels; ++channel)
+            for (long y = 0; y < w.height; ++y, x += w.width, to_x += w.width)
+                twice_product(x, w.inside(energy, y), to_x, w.width);
+    }
 }
 
 // beta [length].

@@ -25,7 +25,8 @@ def yat_ratio(
 ) -> Tensor | None:
     """The ratio s (dot + bias)² / (max(row + column − 2 dot, 0) + ε).
 
-    dot: [R, L]; row: [R]; column: [C, L], each for R / C rows one after the other; bias: [R] or [L].
+    dot: [R, L]; row: [N], for N rows one after the other, R / N times; column: [C, L], each for R / C rows one after
+    the other; bias: [N] or [L].
     """
     scale, epsilon = as_tensor(scale, dot), as_tensor(epsilon, dot)
     if not applies(dot, row, column, scale, epsilon, *([] if bias is None else [bias])):
@@ -41,9 +42,26 @@ def yat_linear(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Factor, ep
     return _YatLinear.apply(x, weight, bias, scale, epsilon)
 
 
-def energy(x: Tensor) -> Tensor | None:
-    """Sum of squares over channels.  x: [B, C, H, W]; returns [B, 1, H, W]."""
-    return _Energy.apply(x) if applies(x) else None
+def patch_norms(
+    x: Tensor, kernel_size: Sequence[int], stride: Sequence[int], pads: Sequence[int], dilation: Sequence[int]
+) -> Tensor | None:
+    """Sum of squares of the patch at each place.  x: [B, C, H, W]; returns [B, 1, H', W'].
+
+    `pads` are zeros left, right, above and below, as `F.pad` has them.
+    """
+    if not applies(x) or min(pads) < 0:
+        return None
+    rows, columns = (
+        (size, step, gap, before, behind)
+        for size, step, gap, before, behind in zip(
+            kernel_size, stride, dilation, (pads[2], pads[0]), (pads[3], pads[1]), strict=True
+        )
+    )
+    places = [
+        (length + before + behind - gap * (size - 1) - 1) // step + 1
+        for length, (size, step, gap, before, behind) in zip(x.shape[2:], (rows, columns), strict=True)
+    ]
+    return _PatchNorms.apply(x, [*places, *rows, *columns])
 
 
 def gaussian(dot: Tensor, row: Tensor, column: Tensor, beta: Factor) -> Tensor | None:
@@ -109,7 +127,7 @@ def _yat(
 ) -> Tensor:
     out = torch.empty_like(dot)
     biases = (bias, None) if is_row_bias else (None, bias)
-    _call("yat_forward", dot, row, column, *biases, out, scale.item(), epsilon.item(), *_sizes(dot, column))
+    _call("yat_forward", dot, row, column, *biases, out, scale.item(), epsilon.item(), *_sizes(dot, row, column))
     return out
 
 
@@ -118,32 +136,33 @@ def _yat_gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:
     """Of dot, row, column, scale, epsilon and bias, the six in `saved`."""
     dot, row, column, scale, epsilon, bias = saved
-    to_dot, to_row, to_column = torch.empty_like(dot), torch.empty_like(row), torch.zeros_like(column)
+    to_dot, to_row, to_column = torch.empty_like(dot), torch.zeros_like(row), torch.zeros_like(column)
     to_bias = None if bias is None else torch.zeros_like(bias)
     totals = torch.zeros(2, dtype=torch.float64)
     biases, to_biases = ((bias, None), (to_bias, None)) if is_row_bias else ((None, bias), (None, to_bias))
     tensors = (dot, row, column, *biases, grad.contiguous(), to_dot, to_row, to_column, *to_biases, totals)
-    _call("yat_backward", *tensors, scale.item(), epsilon.item(), *_sizes(dot, column))
+    _call("yat_backward", *tensors, scale.item(), epsilon.item(), *_sizes(dot, row, column))
     to_scale, to_epsilon = totals.to(dot.dtype)
     return to_dot, to_row, to_column, to_scale, to_epsilon, to_bias
 
 
-class _Energy(torch.autograd.Function):
+class _PatchNorms(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, windows: list[int]) -> Tensor:
         x = x.contiguous()
         ctx.save_for_backward(x)
-        out = x.new_empty(len(x), 1, *x.shape[2:])
-        _call("energy_forward", x, out, *x.shape[:2], x[0, 0].numel())
+        ctx.shape = [*x.shape, *windows]
+        out = x.new_empty(len(x), 1, *windows[:2])
+        _call("patch_norms_forward", x, out, ctx.shape)
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
         to_x = torch.empty_like(x)
-        _call("energy_backward", x, grad.contiguous(), to_x, *x.shape[:2], x[0, 0].numel())
-        return to_x
+        _call("patch_norms_backward", x, grad.contiguous(), to_x, ctx.shape)
+        return to_x, None
 
 
 class _Gaussian(torch.autograd.Function):
@@ -193,8 +212,8 @@ def _gaussian_gradients(grad: Tensor, saved: Sequence[Tensor]) -> tuple[Tensor, 
     return to_dot, to_row, to_column, to_beta
 
 
-def _sizes(dot: Tensor, column: Tensor) -> tuple[int, int, int]:
-    return *dot.shape, len(dot) // len(column)
+def _sizes(dot: Tensor, row: Tensor, column: Tensor) -> tuple[int, int, int, int]:
+    return *dot.shape, len(dot) // len(column), len(row)
 
 
 def as_tensor(factor: Factor, like: Tensor) -> Tensor:
@@ -207,5 +226,5 @@ def applies(*tensors: Tensor) -> bool:
     return is_plain(*tensors) and load_library(SOURCE) is not None
 
 
-def _call(name: str, *arguments: Tensor | float | None) -> None:
+def _call(name: str, *arguments: Tensor | float | Sequence[int] | None) -> None:
     call(SOURCE, name, *arguments)

@@ -71,9 +71,8 @@ def yat_conv2d(
         patches = _patch_norms(wide_x, weight.shape[2:], _pair(stride), padding, _pair(dilation), groups)
         kernels = weight.square().sum((1, 2, 3))
         if groups == 1:
-            row_bias = None if bias is None else bias.repeat(len(x))
             fast = similarity_native.yat_ratio(
-                dot.flatten(2).flatten(0, 1), kernels.repeat(len(x)), patches.flatten(1), scale, epsilon, row_bias, True
+                dot.flatten(2).flatten(0, 1), kernels, patches.flatten(1), scale, epsilon, bias, True
             )
             if fast is not None:
                 return fast.view(dot.shape).to(x.dtype)
@@ -94,10 +93,11 @@ def _patch_norms(
 
     A sum of shifted maps: a convolution with ones may run in TF32, which is too coarse for a distance.
     """
-    energy = similarity_native.energy(x) if groups == 1 else None
-    if energy is None:
-        energy = x.unflatten(1, (groups, -1)).square().sum(2)
-    energy = F.pad(energy, _pads(padding, kernel_size, dilation))
+    pads = _pads(padding, kernel_size, dilation)
+    fast = similarity_native.patch_norms(x, kernel_size, stride, pads, dilation) if groups == 1 else None
+    if fast is not None:
+        return fast
+    energy = F.pad(x.unflatten(1, (groups, -1)).square().sum(2), pads)
     if tuple(dilation) == (1, 1):
         return F.avg_pool2d(energy, tuple(kernel_size), tuple(stride), divisor_override=1)  # the sum: over 1, not all
     height, width = (

@@ -29,10 +29,11 @@ def count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def test_attention_layer_is_the_equation_in_every_head() -> None:
+@pytest.mark.parametrize("samples", [1, 2], ids=["fewer tokens than width", "more"])
+def test_attention_layer_is_the_equation_in_every_head(samples: int) -> None:
     layer = RBFAttention(12, 3, bias=True, dtype=torch.float64)
     perturb(layer)
-    x = draw(2, 7, 12)
+    x = draw(samples, 7, 12)
     q, k, v = (x @ layer.qkv.weight.T + layer.qkv.bias).split(12, dim=-1)
     sigma, w = (1 / (2 * layer.beta)).sqrt(), layer.metric_factor
     heads = [slice(4 * head, 4 * head + 4) for head in range(3)]

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from stages.ops import attention_native, native, similarity_native
 from stages.ops.rbf import (
     free_metric_reference,
     gaussian_reference,
-    free_metric_reference,
     rbf_attention,
     rbf_attention_reference,
     rbf_feedforward,
@@ -328,9 +328,7 @@ def test_gaussian_feedforward(metric: str, calls: list[str]) -> None:
 
     x, t, c, w = leaves((3, 4, 5), (11, 5), (11, 2), (5, 5))
     beta = torch.linspace(-0.01, 0.1, 11).requires_grad_()
-    assert_alike(
-        lambda x, t, c, b, w: rbf_feedforward(x, t, c.mT, beta=b, **{metric: w}), printed, [x, t, c, beta, w]
-    )
+    assert_alike(lambda x, t, c, b, w: rbf_feedforward(x, t, c.mT, beta=b, **{metric: w}), printed, [x, t, c, beta, w])
     assert calls == ["gaussian_forward", "gaussian_backward"]
 
 
@@ -352,10 +350,11 @@ def test_where_x_is_w_gradients_are_finite_and_the_distance_has_none() -> None:
 
 def test_exponentials_hold_to_their_ends() -> None:
     ends = [-1e4, -100.0, -87.4, -87.33, -87.32, 88.5, 88.7, 88.72, 89.0, float("inf"), -float("inf"), float("nan")]
-    powers = torch.cat([torch.tensor(ends), torch.linspace(-87.3, 88.7, 20_001), math.log(2) * torch.arange(-125.5, 128)])
+    halves = math.log(2) * torch.arange(-125.5, 128)
+    powers = torch.cat([torch.tensor(ends), halves, torch.linspace(-87.3, 88.7, 20_001)])
     dots = powers[None] / 2
     got = similarity_native.gaussian(dots, torch.zeros(1), torch.zeros(dots.shape[1]), 1.0)
-    torch.testing.assert_close(got[0].double(), powers.double().exp().float().double(), rtol=3e-7, atol=2e-38, equal_nan=True)
+    torch.testing.assert_close(got[0], powers.double().exp().float(), rtol=3e-7, atol=2e-38, equal_nan=True)
 
 
 @pytest.mark.parametrize("bits", [0x7F800001, 0x7FC00000, 0x7FC00001, 0x7FFFFFFF, -0x7FFFFF, -1])
@@ -363,6 +362,27 @@ def test_the_exponential_of_every_nan_is_one(bits: int) -> None:
     nans = torch.full((1, 20), bits, dtype=torch.int32).view(torch.float32)
     assert nans.isnan().all()
     assert similarity_native.gaussian(nans, torch.zeros(1), torch.zeros(20), 1.0).isnan().all()
+
+
+@pytest.mark.parametrize("pads", [(0, 0, 0, 0), (1, 2, 3, 0)])
+@pytest.mark.parametrize(
+    ("size", "stride", "dilation"), [((1, 1), (1, 1), (1, 1)), ((3, 2), (2, 3), (2, 1)), ((2, 5), (1, 2), (1, 2))]
+)
+def test_norms_of_patches(
+    size: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int], pads: tuple[int, ...], calls: list[str]
+) -> None:
+    def printed(x: Tensor) -> Tensor:
+        squares = F.pad(x, pads).square()
+        height, width = (
+            (length - gap * (places - 1) - 1) // step + 1
+            for length, places, step, gap in zip(squares.shape[2:], size, stride, dilation, strict=True)
+        )
+        patches = F.unfold(squares, size, dilation=dilation, stride=stride)
+        return patches.sum(1).reshape(len(x), 1, height, width)
+
+    x = leaves((2, 3, 11, 17))
+    assert_alike(lambda x: similarity_native.patch_norms(x, size, stride, pads, dilation), printed, x)
+    assert calls == ["patch_norms_forward", "patch_norms_backward"]
 
 
 @pytest.mark.parametrize("place", range(3))
