@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -197,19 +194,6 @@ def test_what_stands_behind_the_last_key_is_in_no_sum(keys: int, calls: list[str
     assert calls == ["attention_forward", "attention_backward"]
 
 
-def test_a_library_is_compiled_again_when_its_header_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    source, built = Path(similarity_native.SOURCE).with_name("bfloat16_native.cpp"), []
-    for addition in ("", "", "// another"):
-        header = tmp_path / "native.h"
-        header.write_text(native._HEADER.read_text() + addition)
-        with monkeypatch.context() as patch:
-            patch.setattr(native, "_HEADER", header)
-            assert native.load_library.__wrapped__(source) is not None
-        built.append(len(list(tmp_path.rglob("*.so"))))
-    assert built == [1, 1, 2]
-
-
 def test_attention_of_two_types_is_left_to_pytorch(calls: list[str]) -> None:
     q, k, v = leaves((2, 5, 6), (2, 5, 6), (2, 5, 6))
     assert attention_native.attention(q.bfloat16(), k, v, 0.3, None) is None
@@ -294,22 +278,6 @@ def test_the_default_type_is_nobodys_business() -> None:
         torch.set_default_dtype(torch.float32)
     wanted = torch.autograd.grad(yat_attention(*tensors).square().sum(), tensors)
     assert before[0].dtype == torch.float32 and all(map(torch.equal, after, wanted))
-
-
-def test_a_fork_has_threads_of_its_own() -> None:
-    code = """
-import os, sys, torch
-from stages.ops.yat_attention import yat_attention
-torch.set_num_threads(2)
-q = torch.randn(1, 4, 8, 8)
-yat_attention(q, q, q)
-child = os.fork()
-if child == 0:
-    yat_attention(q, q, q)
-    os._exit(0)
-sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 
 def test_the_gradient_of_a_sum_lies_nowhere(calls: list[str]) -> None:
