@@ -29,6 +29,12 @@ def _register_metric(module: nn.Module, metric: str, dim: int, device: Device, d
         )
 
 
+def _is_plain(layer: nn.Module) -> bool:
+    """Whether a Linear is its parameters alone: nothing replaces them, and no hook (as K-FAC's) looks at its pass."""
+    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
+    return type(layer) is nn.Linear and not any(hooks)
+
+
 class RBFAttention(nn.Module):
     """Self-attention of HyperBF units in H heads side by side, then a Linear over the joined heads (eq. 6).
 
@@ -66,11 +72,11 @@ class RBFAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         metric_factor = self.metric_factor
-        if metric_factor is None or x.numel() <= x.shape[-1] ** 2:
+        if metric_factor is None or x.numel() <= x.shape[-1] ** 2 or not _is_plain(self.qkv):
             projected = self.qkv(x)
-        else:  # with more tokens than D, (W Q) x takes less than W (Q x)
-            projected = F.linear(x, *map(self._with_metric, self.qkv.parameters()))
-            metric_factor = None
+        else:  # with more tokens than D, (W Q) x takes less than W (Q x), from which it differs by rounding
+            folded = {name: self._with_metric(parameter) for name, parameter in self.qkv.named_parameters()}
+            projected, metric_factor = F.linear(x, **folded), None
         q, k, v = projected.unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)  # each [B, H, N, E]
         mixed = rbf_attention(
             q, k, v, beta=self.beta, metric_factor=metric_factor, metric=self.metric, kernel=self.kernel
@@ -83,7 +89,8 @@ class RBFAttention(nn.Module):
         with without_autocast(parameter.device):
             heads = parameter.reshape(3 * self.num_heads, len(self.metric_factor), -1)
             queries_and_keys, values = heads.split([2 * self.num_heads, self.num_heads])
-            measured = torch.bmm(self.metric_factor.expand(len(queries_and_keys), -1, -1), queries_and_keys)
+            metric_factors = self.metric_factor.to(parameter.dtype).expand(len(queries_and_keys), -1, -1)
+            measured = torch.bmm(metric_factors, queries_and_keys)
             return torch.cat([measured, values]).reshape(parameter.shape)
 
 

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
+from torch.nn.utils.parametrizations import weight_norm
 
 from stages.ops.rbf import free_metric_reference, mahalanobis_reference, rbf_attention_reference
 from stages.ops.rbf import rbf_feedforward_reference as feedforward_reference
@@ -40,6 +44,28 @@ def test_attention_layer_is_the_equation_in_every_head(samples: int) -> None:
     joined = torch.cat([rbf_attention_reference(q[..., h], k[..., h], v[..., h], sigma, w) for h in heads], dim=-1)
     expected = joined @ layer.projection.weight.T + layer.projection.bias
     torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("change", [partial(prune.l1_unstructured, name="weight", amount=0.5), weight_norm])
+def test_what_is_done_to_the_projection_holds_with_many_tokens(change: Callable[[nn.Linear], Any]) -> None:
+    layer = RBFAttention(4, 1, bias=True, dtype=torch.float64)
+    perturb(layer)
+    change(layer.qkv)
+    x = draw(3, 3, 4)
+    torch.testing.assert_close(layer(x), torch.cat([layer(one[None]) for one in x]))
+
+
+def test_the_projections_pass_can_be_watched() -> None:
+    layer, seen = RBFAttention(4, 1), []
+    layer.qkv.register_forward_hook(lambda *_: seen.append(True))
+    layer(draw(3, 3, 4).float())
+    assert seen == [True]
+
+
+def test_a_projection_of_another_type_keeps_it() -> None:
+    layer = RBFAttention(4, 1)
+    layer.qkv.bfloat16(), layer.projection.bfloat16()
+    assert layer(draw(3, 3, 4).bfloat16()).dtype == torch.bfloat16
 
 
 def test_attention_layer_with_a_free_metric_is_the_authors_form() -> None:
