@@ -3,9 +3,12 @@
 //     Yat       y = s a² / (d + ε),  a = dot + bias,  d = max(row + column − 2 dot, 0)
 //     Gaussian  y = exp(−β d),                        d = row + column − 2 dot
 //
-// A map has `rows` of `length`; each row has a term of its own, and `per` rows in a row share the terms of the columns.
-// Attention, in single precision or of bfloat16 with all inside in single, takes the softmax of the scores s dot² / (d + ε) (Yat) or s (2 dot − column) (Gaussian) over the keys, of
-// which query i sees the first i + 1 where it is causal; its products are made here, too.  A NaN stays a NaN.
+// A map has `rows` of `length`; each row has a term, which those of Yat may share in turn, and `per` rows in a row share
+// the terms of the columns.  For a convolution these are the norms of its patches, which are made here.
+//
+// Attention, in single precision or of bfloat16 with all inside in single, takes the softmax of the scores
+// s dot² / (d + ε) (Yat) or s (2 dot − column) (Gaussian) over the keys, of which query i sees the first i + 1 where it
+// is causal; its products are made here, too.  A NaN stays a NaN.
 
 #include "native.h"
 
@@ -427,7 +430,7 @@ void attend_back(const Number* query, const Number* key, const Number* value, co
     }
 }
 
-// Gradients of some rows at once, which spares the columns' sums most of their way to memory and back; how many rows.
+// Gradients of some rows at once, which spares the columns' sums most of their way to memory and back; returns how many.
 template <int ROWS>
 long yat_rows_back(const float* dot, const float* row, const float* column, const float* row_bias,
                    const float* column_bias, const float* grad, float* to_dot, float* to_row, float* to_column,
@@ -494,9 +497,10 @@ struct Window {
 };
 
 struct Windows {
-    long images, channels, height, width, high, wide;
+    long images, channels, height, width;
+    long high, wide;  // places of the window
     Window rows, columns;
-    long tall, broad;  // of the map with its zeros around
+    long tall, broad;  // the map with its zeros around
 
     explicit Windows(const long* s)
         : images(s[0]), channels(s[1]), height(s[2]), width(s[3]), high(s[4]), wide(s[5]),

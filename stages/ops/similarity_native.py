@@ -1,4 +1,5 @@
-"""Fast paths of `yat` and `rbf` on a CPU, in float32: what follows their products, in C++ (`similarity_native.cpp`).
+"""Fast paths of `yat` and `rbf` on a CPU, in float32: what stands around their products, in C++
+(`similarity_native.cpp`).
 
 Each function says None where it can't: another device or type, no compiler, or under a compiler of torch's own.  The
 caller then does the same with PyTorch's operators.
@@ -51,12 +52,8 @@ def patch_norms(
     """
     if not applies(x) or min(pads) < 0:
         return None
-    rows, columns = (
-        (size, step, gap, before, behind)
-        for size, step, gap, before, behind in zip(
-            kernel_size, stride, dilation, (pads[2], pads[0]), (pads[3], pads[1]), strict=True
-        )
-    )
+    befores, behinds = (pads[2], pads[0]), (pads[3], pads[1])
+    rows, columns = zip(kernel_size, stride, dilation, befores, behinds, strict=True)  # `Window` in C++
     places = [
         (length + before + behind - gap * (size - 1) - 1) // step + 1
         for length, (size, step, gap, before, behind) in zip(x.shape[2:], (rows, columns), strict=True)
@@ -117,8 +114,7 @@ class _YatLinear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, *saved = ctx.saved_tensors
         to_dot, to_row, to_column, to_scale, to_epsilon, to_bias = _yat_gradients(grad, saved, is_row_bias=False)
-        to_x = (x * (2 * to_row[:, None])).addmm_(to_dot, weight)
-        to_weight = (weight * (2 * to_column.mT)).addmm_(to_dot.mT, x)
+        to_x, to_weight = _linear_gradients(x, weight, to_dot, to_row, to_column[0])
         return to_x, to_weight, to_bias, to_scale, to_epsilon
 
 
@@ -192,9 +188,15 @@ class _GaussianLinear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x, centers, *saved = ctx.saved_tensors
         to_dot, to_row, to_column, to_beta = _gaussian_gradients(grad, saved)
-        to_x = (x * (2 * to_row[:, None])).addmm_(to_dot, centers)
-        to_centers = (centers * (2 * to_column[:, None])).addmm_(to_dot.mT, x)
-        return to_x, to_centers, to_beta
+        return *_linear_gradients(x, centers, to_dot, to_row, to_column), to_beta
+
+
+def _linear_gradients(
+    x: Tensor, weight: Tensor, to_dot: Tensor, to_row: Tensor, to_column: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Of x and weight, from those of their inner products [R, L] and of their squared norms [R] and [L]."""
+    to_x = (x * (2 * to_row[:, None])).addmm_(to_dot, weight)
+    return to_x, (weight * (2 * to_column[:, None])).addmm_(to_dot.mT, x)
 
 
 def _gaussian(dot: Tensor, row: Tensor, column: Tensor, beta: Tensor) -> Tensor:
