@@ -75,14 +75,17 @@ def value_in(unit: str) -> Callable[[float | None], str]:
     return known.get(unit, lambda number: NONE if number is None else f"{plain(number)}{suffix}")
 
 
-def plain(number: float) -> str:
-    """60000 → 60,000; 0.00123456 → 0.001235"""
-    return f"{number:,.0f}" if number == round(number) and abs(number) < 1e15 else f"{number:.4g}"
+def plain(number: float | None) -> str:
+    """60000 → 60,000; −0.00123456 → −0.001235"""
+    if number is None:
+        return NONE
+    text = f"{number:,.0f}" if float(number).is_integer() and abs(number) < 1e15 else f"{number:.4g}"
+    return text.replace("-", "−")
 
 
 def install(environment: Environment) -> None:
     """All of the above as filters."""
-    for function in (percent, points, count, flops, memory, energy, duration, ratio):
+    for function in (percent, points, count, flops, memory, energy, duration, ratio, plain):
         environment.filters[function.__name__] = function
     environment.filters["zip"] = zip
     environment.filters["in_unit"] = lambda number, unit: value_in(unit or "")(number)

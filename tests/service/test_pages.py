@@ -280,7 +280,7 @@ def test_claims_that_fill_no_table_keep_their_order_beside_it() -> None:
     ("text", "expected"),
     [
         (value_in("images")(60_000), "60,000 images"),
-        (value_in("relative gain")(-0.0123456), "-0.01235 relative gain"),
+        (value_in("relative gain")(-0.0123456), "−0.01235 relative gain"),
         (percent(0.5378), "53.78 %"),
         (percent(None), "–"),
         (points(-0.1345), "−13.45 pp"),
