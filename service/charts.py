@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from service.curves import CurvePoint
@@ -140,7 +140,17 @@ COSTS = {
 }
 """What a result can be held against: fields of `CostSummary` in words."""
 
+MOST_NAMED = 8  # points that have room for their names beside them
+MOST_TICKS = 12
+
 ZOOM = {"name": "zoom", "select": {"type": "interval", "zoom": "wheel![event.shiftKey]"}, "bind": "scales"}
+
+
+def _scale(values: Iterable[float]) -> dict[str, Any]:
+    """Logarithmic where positive values reach over more than a decade, else linear without the zero."""
+    numbers = list(values)
+    is_wide = min(numbers) > 0 and max(numbers) > 10 * min(numbers)
+    return {"type": "log", "nice": False} if is_wide else {"zero": False}
 
 
 def cost_chart(comparison: ExperimentComparison, cost: str) -> dict[str, Any] | None:
@@ -164,27 +174,29 @@ def cost_chart(comparison: ExperimentComparison, cost: str) -> dict[str, Any] | 
     x = {"field": "cost", "type": "quantitative", "title": COSTS[cost], "axis": {"format": ".3~s"}}
     y = {"type": "quantitative", "title": f"{comparison.metric.title}{unit}", "scale": {"zero": False, "padding": 16}}
     roles = list(dict.fromkeys(str(row["role"]) for row in rows))
+    color = {**_sides(roles, roles), "field": "role"}
+    named = {
+        "mark": {"type": "text", "align": "left", "dx": 10, "fontSize": 13},
+        "encoding": {"y": {"field": "value", **y}, "text": {"field": "model"}},
+    }
     return {
         **_frame(f"{comparison.title}: {comparison.metric.title} over {COSTS[cost]}", height=320),
         "data": {"values": rows},
-        "encoding": {"x": {**x, "scale": {"zero": False, "padding": 60, "nice": True}}},
+        "encoding": {"x": {**x, "scale": {"nice": True, **_scale(row["cost"] for row in rows), "padding": 60}}},
         "layer": [
             {
                 "transform": [{"filter": "isValid(datum.low)"}],
                 "mark": {"type": "rule", "strokeWidth": 2},
-                "encoding": {"y": {"field": "low", **y}, "y2": {"field": "high"}},
+                "encoding": {"y": {"field": "low", **y}, "y2": {"field": "high"}, "color": color},
             },
-            {
-                "mark": {"type": "text", "align": "left", "dx": 10, "fontSize": 13},
-                "encoding": {"y": {"field": "value", **y}, "text": {"field": "model"}},
-            },
+            *([named] if len(rows) <= MOST_NAMED else []),
             {
                 "params": [ZOOM],
                 "mark": {"type": "point", "filled": True, "size": 110, "opacity": 1},
                 "encoding": {
                     "y": {"field": "value", **y},
-                    "color": {**_sides(roles, roles), "field": "role"},
-                    "shape": {**_sides(roles, roles), "field": "role"},
+                    "color": color,
+                    "shape": color,
                     "tooltip": [
                         {"field": "model"},
                         {"field": "cost", "format": ".4~s", "title": COSTS[cost]},
@@ -201,14 +213,15 @@ def band_chart(comparison: ExperimentComparison, points: Sequence[CurvePoint], c
     is_fraction = curve.endswith("accuracy")
     scale = 100 if is_fraction else 1
     titles = {arm.arm: arm.title for arm in comparison.arms}
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"model": titles[point.arm], "epoch": point.epoch, "replicates": point.replicates}
         | {name: scale * getattr(point, name) for name in ("mean", "low", "high")}
         for point in points
     ]
     models = list(dict.fromkeys(row["model"] for row in rows))
     title = curve.replace("_", " ") + (" (%)" if is_fraction else "")
-    y = {"type": "quantitative", "title": title, "scale": {"zero": False}}
+    ends = [row[name] for row in rows for name in ("low", "high")]
+    y = {"type": "quantitative", "title": title, "scale": {"zero": False} if is_fraction else _scale(ends)}
     color = {
         "field": "model",
         "type": "nominal",
@@ -240,18 +253,21 @@ def band_chart(comparison: ExperimentComparison, points: Sequence[CurvePoint], c
     return {
         **_frame(f"{comparison.title}: {title} over epochs, mean and span over replicates", height=340),
         "data": {"values": rows},
-        "encoding": {"x": _EPOCHS, "color": color},
+        "encoding": {"x": _epochs(rows), "color": color},
         "layer": layers,
     }
 
 
-_EPOCHS = {
-    "field": "epoch",
-    "type": "quantitative",
-    "title": "epoch",
-    "axis": {"tickMinStep": 1, "format": "d"},
-    "scale": {"zero": False, "nice": False, "padding": 10},
-}
+def _epochs(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The axis of epochs, whole ones alone where they are few."""
+    epochs = sorted({row["epoch"] for row in rows})
+    return {
+        "field": "epoch",
+        "type": "quantitative",
+        "title": "epoch",
+        "axis": {"format": "d", **({"values": epochs} if len(epochs) <= MOST_TICKS else {"tickMinStep": 1})},
+        "scale": {"zero": False, "nice": False, "padding": 10},
+    }
 
 
 def curves_chart(result: Result) -> dict[str, Any]:
@@ -283,7 +299,7 @@ def _curves(result: Result, columns: dict[str, str], title: str, scale: float) -
         "params": [{**ZOOM, "name": f"zoom_{title[0]}"}],
         "mark": {"type": "line", "point": {"size": 36}, "strokeWidth": 2},
         "encoding": {
-            "x": _EPOCHS,
+            "x": _epochs(rows),
             "y": {"field": "value", "type": "quantitative", "title": title, "scale": {"zero": False}},
             "color": _sides(sides, sides),
             "tooltip": [{"field": "epoch"}, {"field": "side"}, {"field": "value", "format": ".4~g"}],

@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 
 from service.access import digest_of
 from service.app import create_app
-from service.charts import forest_chart
+from service.charts import MOST_TICKS, _epochs, _scale, forest_chart
 from service.formats import count, duration, memory, percent, points, ratio, value_in
 from service.printed import lay_out
 from service.settings import Settings
@@ -121,6 +121,19 @@ def test_the_forest_is_drawn_in_margins() -> None:
     (row,) = chart["layer"][1]["data"]["values"]
     assert (row["claim"], row["estimate"], row["low"], row["high"]) == ("A", 1.0, 0.5, 1.5)
     assert forest_chart("Table 1", judged[1:], {"b": "B"}) is None, "no margin, nothing to hold it against"
+
+
+@pytest.mark.parametrize(
+    ("values", "scale"),
+    [([0.01, 0.2], "log"), ([1.0, 9.0], None), ([0.0, 5.0], None), ([-3.0, 90.0], None), ([7], None)],
+)
+def test_what_reaches_over_more_than_a_decade_has_a_logarithmic_axis(values: list[float], scale: str | None) -> None:
+    assert _scale(values).get("type") == scale
+
+
+def test_a_few_epochs_are_whole_on_their_axis() -> None:
+    assert _epochs([{"epoch": epoch} for epoch in (1, 2, 3, 2)])["axis"]["values"] == [1, 2, 3]
+    assert "values" not in _epochs([{"epoch": epoch} for epoch in range(MOST_TICKS + 1)])["axis"]
 
 
 def judge(name: str, estimate: float, low: float, high: float, margin: float | None) -> JudgedClaim:
