@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -273,27 +273,27 @@ def test_sigterm_under_load_fails_no_request(own_root: Path, tmp_path: Path, tol
 
         def ask() -> None:
             """One connection after the other, kept alive as long as the server likes."""
-            connection = http.client.HTTPConnection(service.host, service.port, timeout=60)
-            while True:
-                is_new = connection.sock is None
-                if is_new:
+            with closing(http.client.HTTPConnection(service.host, service.port, timeout=60)) as connection:
+                while True:
+                    is_new = connection.sock is None
+                    if is_new:
+                        try:
+                            connection.connect()
+                        except ConnectionError:
+                            outcomes.append("refused" if is_told.is_set() else "refused before the end")
+                            return
                     try:
-                        connection.connect()
-                    except ConnectionError:
-                        outcomes.append("refused" if is_told.is_set() else "refused before the end")
+                        connection.request("POST", PATH, FORM, HEADERS)
+                        response = connection.getresponse()
+                        response.read()
+                        outcomes.append(str(response.status))
+                    except (ConnectionResetError, BrokenPipeError):  # which one, says how much was sent by then
+                        # The kernel had taken the connection, the service never had: its socket closed in between.
+                        outcomes.append("refused" if is_new and is_told.is_set() else "reset in mid-connection")
                         return
-                try:
-                    connection.request("POST", PATH, FORM, HEADERS)
-                    response = connection.getresponse()
-                    response.read()
-                    outcomes.append(str(response.status))
-                except (ConnectionResetError, BrokenPipeError):  # which one, says how much was sent by then
-                    # The kernel had taken the connection, the service never had: its socket closed in between.
-                    outcomes.append("refused" if is_new and is_told.is_set() else "reset in mid-connection")
-                    return
-                except (ConnectionError, http.client.HTTPException) as error:
-                    outcomes.append(f"failed: {error!r}")
-                    connection.close()
+                    except (ConnectionError, http.client.HTTPException) as error:
+                        outcomes.append(f"failed: {error!r}")
+                        connection.close()
 
         clients = [threading.Thread(target=ask) for _ in range(6)]
         for client in clients:
