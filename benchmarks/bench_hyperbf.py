@@ -3,8 +3,8 @@ whole model at least 0.85 times as fast as the ViT's, and 1.5 times as fast as w
 
 Attention has 64 tokens in heads of 64.  The models have the width of 256 in 4 blocks, 4 heads, 64 tokens; both
 feed-forwards are 512 wide.  A step is forward, backward and Adam, in float32, and beside `torch.cdist` in bfloat16,
-too, where the processor multiplies in it, of 64 images: the protocol has 256, and with few of them Adam, which all
-have in common, is much of a step.
+too, where the processor multiplies in it, of 64 images: the protocol has 256, and with few of them what a step costs
+whatever their number weighs more than it does there (Adam, W in the projections).
 Run: python -m benchmarks hyperbf
 """
 

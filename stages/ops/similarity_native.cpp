@@ -194,6 +194,9 @@ Rows<const float> broadened(const Rows<const float>& rows, long count, long widt
     return {own, broad};
 }
 
+// Numbers that `broadened` needs of its own.
+inline long broadened_size(long count, long width, long broad) { return width == broad ? 0 : count * broad; }
+
 template <typename Number>
 void scale_row(float factor, const float* __restrict from, Number* __restrict to, long width) {
     for (long e = 0; e < width; ++e) put(factor * from[e], &to[e]);
@@ -340,7 +343,8 @@ void attend(const Number* query, const Number* key, const Number* value, const f
             long last) {
     const auto [heads, queries, keys, width, depth] = *reinterpret_cast<const Sizes*>(sizes);
     const long wide = padded(keys), deep = padded(depth), block = rows_at_once(queries, wide);
-    Buffer turned(width * wide), terms(wide), values(keys * deep), weights(block * wide), mixed(block * deep);
+    Buffer turned(width * wide), terms(wide), weights(block * wide), mixed(block * deep);
+    Buffer values(broadened_size(keys, depth, deep));
     Buffer wide_queries(widened_size<Number>(queries * width)), wide_keys(widened_size<Number>(keys * width));
     Buffer wide_values(widened_size<Number>(keys * depth));
     for (long map = first; map < last; ++map) {
@@ -382,10 +386,10 @@ void attend_back(const Number* query, const Number* key, const Number* value, co
                  bool is_yat, long first, long last) {
     const auto [heads, queries, keys, width, depth] = *reinterpret_cast<const Sizes*>(sizes);
     const long wide = padded(keys), broad = padded(width), deep = padded(depth), block = rows_at_once(queries, wide);
-    Buffer turned(width * wide), turned_values(depth * wide), terms(wide), own_keys(keys * broad);
+    Buffer turned(width * wide), turned_values(depth * wide), terms(wide), own_keys(broadened_size(keys, width, broad));
     Buffer dots(block * wide), weights(block * wide), backs(block * wide), of_terms(wide);
     Buffer of_queries(block * broad), of_keys(keys * broad), of_values(keys * deep);
-    Buffer own_queries(block * broad), own_grads(block * deep);
+    Buffer own_queries(broadened_size(block, width, broad)), own_grads(broadened_size(block, depth, deep));
     Buffer wide_queries(widened_size<Number>(queries * width)), wide_keys(widened_size<Number>(keys * width));
     Buffer wide_values(widened_size<Number>(keys * depth)), wide_grads(widened_size<Number>(queries * depth));
     for (long map = first; map < last; ++map) {
@@ -519,18 +523,18 @@ inline void twice_product(const float* __restrict x, const float* __restrict fac
     for (long p = 0; p < count; ++p) to[p] = 2.0f * x[p] * factor[p];
 }
 
+inline void add(const float* __restrict from, float* __restrict to, long count) {
+    for (long p = 0; p < count; ++p) to[p] += from[p];
+}
+
 inline void gather(const float* __restrict from, long step, float* __restrict to, long count) {
-    if (step == 1)
-        for (long p = 0; p < count; ++p) to[p] += from[p];
-    else
-        for (long p = 0; p < count; ++p) to[p] += from[p * step];
+    if (step == 1) return add(from, to, count);
+    for (long p = 0; p < count; ++p) to[p] += from[p * step];
 }
 
 inline void scatter(const float* __restrict from, float* __restrict to, long step, long count) {
-    if (step == 1)
-        for (long p = 0; p < count; ++p) to[p] += from[p];
-    else
-        for (long p = 0; p < count; ++p) to[p * step] += from[p];
+    if (step == 1) return add(from, to, count);
+    for (long p = 0; p < count; ++p) to[p * step] += from[p];
 }
 
 }  // namespace
@@ -613,7 +617,7 @@ void patch_norms_forward(const float* x, float* out, const long* shape) {
         std::fill(out, out + w.high * w.wide, 0.0f);
         for (long i = 0; i < w.high; ++i)
             for (long k = 0; k < w.rows.size; ++k)
-                gather(sums + (i * w.rows.step + k * w.rows.gap) * w.wide, 1, out + i * w.wide, w.wide);
+                add(sums + (i * w.rows.step + k * w.rows.gap) * w.wide, out + i * w.wide, w.wide);
     }
 }
 
@@ -625,7 +629,7 @@ void patch_norms_backward(const float* x, const float* grad, float* to_x, const 
         energy.clear(), sums.clear();
         for (long i = 0; i < w.high; ++i)
             for (long k = 0; k < w.rows.size; ++k)
-                gather(grad + i * w.wide, 1, sums + (i * w.rows.step + k * w.rows.gap) * w.wide, w.wide);
+                add(grad + i * w.wide, sums + (i * w.rows.step + k * w.rows.gap) * w.wide, w.wide);
         for (long y = 0; y < w.tall; ++y)
             for (long j = 0; j < w.columns.size; ++j)
                 scatter(sums + y * w.wide, energy + y * w.broad + j * w.columns.gap, w.columns.step, w.wide);

@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -267,42 +267,45 @@ def test_a_swapped_database_is_noticed_and_no_request_fails(service: Running, ow
 
 @pytest.mark.parametrize("told", [os.kill, os.killpg], ids=["the server", "its whole group"])
 def test_sigterm_under_load_fails_no_request(own_root: Path, tmp_path: Path, told: Callable[[int, int], None]) -> None:
-    with running(own_root, tmp_path, CLAIMCHECK_DRAIN_SECONDS="3") as service:
+    with running(own_root, tmp_path, CLAIMCHECK_DRAIN_SECONDS="3") as service, ExitStack() as ending:
         outcomes: list[str] = []
         is_told = threading.Event()
 
-        def ask() -> None:
-            """One connection after the other, kept alive as long as the server likes."""
-            with closing(http.client.HTTPConnection(service.host, service.port, timeout=60)) as connection:
-                while True:
-                    is_new = connection.sock is None
-                    if is_new:
-                        try:
-                            connection.connect()
-                        except ConnectionError:
-                            outcomes.append("refused" if is_told.is_set() else "refused before the end")
-                            return
+        def ask(connection: http.client.HTTPConnection) -> None:
+            """Over it again and again, kept alive as long as the server likes."""
+            while True:
+                is_new = connection.sock is None
+                if is_new:
                     try:
-                        connection.request("POST", PATH, FORM, HEADERS)
-                        response = connection.getresponse()
-                        response.read()
-                        outcomes.append(str(response.status))
-                    except (ConnectionResetError, BrokenPipeError):  # which one, says how much was sent by then
-                        # The kernel had taken the connection, the service never had: its socket closed in between.
-                        outcomes.append("refused" if is_new and is_told.is_set() else "reset in mid-connection")
+                        connection.connect()
+                    except ConnectionError:
+                        outcomes.append("refused" if is_told.is_set() else "refused before the end")
                         return
-                    except (ConnectionError, http.client.HTTPException) as error:
-                        outcomes.append(f"failed: {error!r}")
-                        connection.close()
+                try:
+                    connection.request("POST", PATH, FORM, HEADERS)
+                    response = connection.getresponse()
+                    response.read()
+                    outcomes.append(str(response.status))
+                except (ConnectionResetError, BrokenPipeError):  # which one, says how much was sent by then
+                    # The kernel had taken the connection, the service never had: its socket closed in between.
+                    outcomes.append("refused" if is_new and is_told.is_set() else "reset in mid-connection")
+                    return
+                except (ConnectionError, http.client.HTTPException) as error:
+                    outcomes.append(f"failed: {error!r}")
+                    connection.close()
 
-        clients = [threading.Thread(target=ask) for _ in range(6)]
+        connections = [http.client.HTTPConnection(service.host, service.port, timeout=60) for _ in range(6)]
+        for connection in connections:
+            ending.callback(connection.close)
+        clients = [threading.Thread(target=ask, args=(connection,)) for connection in connections]
         for client in clients:
             client.start()
         time.sleep(1)
         is_told.set()
         told(service.process.pid, signal.SIGTERM)
-        time.sleep(0.3)
-        status, body, headers = request(service, "GET", "/health/ready")
+        status = 200
+        while status == 200:  # until the signal has arrived
+            status, body, headers = request(service, "GET", "/health/ready")
         assert (status, json.loads(body)["detail"]) == (503, "the service is ending")
         assert headers["connection"] == "close"
         assert request(service, "GET", "/health/live")[0] == 200
