@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import TypeAdapter
+from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
 from stages import results as tables
@@ -62,19 +63,22 @@ class Rows:
         ):
             session.add_all(rows)
             session.flush()
+        if epochs := self.epochs():
+            session.execute(insert(tables.Epoch), epochs)
         session.add(tables.Meta(name="schema_version", value=str(tables.SCHEMA_VERSION)))
         session.add(tables.Meta(name="content", value=self.digest()))
 
     def digest(self) -> str:
         """sha256 over everything that the rows are made from."""
+        found, deviations = TypeAdapter(Found), TypeAdapter(PaperDeviations)
         parts: list[Any] = [
             TypeAdapter(Params).dump_python(self.params, mode="json"),
             [_cite(paper) for paper in self.papers()],
-            [TypeAdapter(Found).dump_python(item, mode="json", exclude={"file"}) for item in self.found],
+            [found.dump_python(item, mode="json", exclude={"file"}) for item in self.found],
             [vars(claim) for claim in self.claims],
             {claim: vars(finding) for claim, finding in self.findings.items()},
             {digest: vars(weights) for digest, weights in self.weights.items()},
-            [TypeAdapter(PaperDeviations).dump_python(paper, mode="json") for paper in self.deviations],
+            [deviations.dump_python(paper, mode="json") for paper in self.deviations],
             plain(self.judgements),
         ]
         return hashlib.sha256(canonical_json(parts).encode()).hexdigest()
@@ -153,6 +157,12 @@ class Rows:
 
     def results(self) -> list[tables.Base]:
         return [_result_row(self.ids[item.identity], item, item.identity in self.selected) for item in self.found]
+
+    def epochs(self) -> list[dict[str, Any]]:
+        """Values instead of objects: they are most of the rows."""
+        return [
+            {"result_id": self.ids[item.identity], **vars(row)} for item in self.found for row in item.result.curves
+        ]
 
     def checkpoints(self) -> list[tables.Base]:
         """For each `<experiment>.<arm>.<replicate>` the strongest result of its model whose weights are here."""
@@ -255,7 +265,6 @@ def _result_row(number: int, item: Found, is_selected: bool) -> tables.Result:
         divergence=dataclasses.asdict(line.divergence) if line.divergence else None,
         origin=dataclasses.asdict(item.origin) if item.origin else None,
         metrics=metrics,
-        epochs=[tables.Epoch(**vars(row)) for row in line.curves],
         cost=_cost_row(item.cost) if item.cost else None,
         arrays=[tables.Array(kind=kind, content=text) for kind, text in arrays.items() if text is not None],
     )
