@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,12 +12,17 @@ from stages.store import write_atomically
 
 @dataclass(frozen=True, kw_only=True)
 class ListedRun:
-    """A row of `runs.json`: which run is which arm's which replicate."""
+    """A row of `runs.json`: which run is which arm's which replicate.
+
+    `digest`: of the outcome's files, so that who depends on the list depends on all that it lists; "" in lists of
+    older versions.
+    """
 
     arm: str
     role: str
     replicate: int
     run_key: str
+    digest: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +34,15 @@ class RunList:
     profile: str
     cut: str
     runs: tuple[ListedRun, ...]
+
+
+def outcome_digest(folder: Path) -> str:
+    """sha256 over the names and contents of an outcome's files."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        with path.open("rb") as file:
+            digest.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return digest.hexdigest()
 
 
 def read_run_list(folder: Path) -> RunList | None:

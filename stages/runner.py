@@ -5,6 +5,7 @@ Imports no torch: an experiment whose runs are all in the store costs next to no
 
 from __future__ import annotations
 
+import filecmp
 import hashlib
 import json
 import os
@@ -22,7 +23,7 @@ from stages.engine.local import Group, Report, run_groups
 from stages.experiment import Experiment, Params, ParamsError, PlannedRun, describe_cut, plan_runs
 from stages.fingerprint import code_fingerprint, source_path
 from stages.run import RunSpec, changed_parts
-from stages.runlist import ListedRun, RunList, read_run_list, write_run_list
+from stages.runlist import ListedRun, RunList, outcome_digest, read_run_list, write_run_list
 from stages.stacking.grouping import form_groups
 from stages.store import RunStore, home, write_atomically
 
@@ -220,6 +221,7 @@ def _write_folder(
                 role=experiment.arms[a.planned.arm].role,
                 replicate=a.planned.replicate_index,
                 run_key=a.spec.run_key,
+                digest=outcome_digest(folder / a.spec.run_key),
             )
             for a in wanted
         ),
@@ -231,9 +233,11 @@ def _write_folder(
 
 
 def _link(source: Path, target: Path) -> None:
-    """Hard link, or a copy where the two are on different file systems."""
+    """Hard link, or a copy where the two are on different file systems, in the place of anything else."""
     if target.exists():
-        return
+        if source.samefile(target) or filecmp.cmp(source, target, shallow=False):
+            return
+        target.unlink()
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, target)

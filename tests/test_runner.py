@@ -161,6 +161,34 @@ def test_a_pulled_outcome_without_its_weights_is_not_adopted(project: Path, caps
     assert run(events)
     assert "not a whole outcome of that run; not adopted" in capsys.readouterr().out
     assert [event.label for event in events if event.kind == "finished"] == [f"{EXPERIMENT} vit.0"]
+    assert weights.read_bytes() == content, "what had come is replaced"
+
+
+@pytest.mark.parametrize("file", ["weights.safetensors", "history.jsonl"])
+def test_the_list_has_a_digest_of_each_outcomes_files(project: Path, file: str) -> None:
+    """What depends on the list depends on every byte of what it lists."""
+    assert run()
+    path = Path("data/runs") / EXPERIMENT / "runs.json"
+    before = path.read_bytes()
+    assert run()
+    assert path.read_bytes() == before
+    stored = Path("data/store/runs") / listed("vit") / file
+    content = stored.read_bytes()
+    stored.unlink()
+    stored.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert run()
+    assert path.read_bytes() != before
+
+
+def test_a_list_of_an_older_version_is_read(project: Path) -> None:
+    assert run()
+    path = Path("data/runs") / EXPERIMENT / "runs.json"
+    content = json.loads(path.read_text())
+    for row in content["runs"]:
+        del row["digest"]
+    path.write_text(json.dumps(content))
+    assert run()
+    assert all("digest" in row for row in json.loads(path.read_text())["runs"])
 
 
 def test_without_hard_links_files_are_copied_whole(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
