@@ -12,7 +12,7 @@ import os
 import shutil
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -47,10 +47,13 @@ class Assignment:
         return f"{self.planned.arm}.{self.planned.replicate_index}"
 
 
-def assignments(experiment: Experiment, params: Params, data_digest: str) -> list[Assignment]:
-    """The experiment's grid as trainings, in the order of the file."""
+def assignments(
+    experiment: Experiment, params: Params, data_digest: str, *, every_role: bool = False
+) -> list[Assignment]:
+    """The experiment's grid as trainings, in the order of the file; of the profile's roles unless `every_role`."""
     source = params.datasets[experiment.dataset]
-    planned_runs = plan_runs(experiment, params.profile, source)
+    profile = replace(params.profile, roles=None) if every_role else params.profile
+    planned_runs = plan_runs(experiment, profile, source)
     return [
         Assignment(
             planned=planned,
@@ -82,7 +85,8 @@ def train_experiment(
 ) -> bool:
     """Bring `data/runs/<name>/` up to date; returns whether every run has an outcome.
 
-    `only`: patterns of `<arm>.<replicate>`; the folder then holds these runs alone.
+    `only`: patterns of `<arm>.<replicate>`, also of arms whose role the profile leaves out; the folder then holds these
+    runs alone.
 
     Raises:
         ParamsError: no such experiment, a pattern that fits no run, or the packed data are stand-ins where the profile
@@ -92,7 +96,7 @@ def train_experiment(
     folder = data / "runs" / name
     store = RunStore(home() / "store")
     packed = _packed(experiment, params, data)
-    wanted = assignments(experiment, params, packed.digest)
+    wanted = assignments(experiment, params, packed.digest, every_role=only is not None)
     if only is not None:
         wanted = _chosen(wanted, only, name)
     adopt(folder, store)

@@ -28,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--runs",
         nargs="+",
         metavar="PATTERN",
-        help="only these of the grid, as <arm>.<replicate>: 'resnet20.*' 'mlp-25x[58].[012]' (default: all)",
+        help="only these of the grid, as <arm>.<replicate>: 'resnet20.*' 'mlp-25x[58].[012]' (default: the profile's)",
     )
     options = parser.parse_args(arguments)
     # Threads that wait for each other sleep: spinning, they stop all work where several trainings share the cores.

@@ -27,7 +27,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "project"
 
 
-def run(events: list[Event] | None = None, stop: threading.Event | None = None) -> bool:
+def run(events: list[Event] | None = None, stop: threading.Event | None = None, only: list[str] | None = None) -> bool:
     return train_experiment(
         EXPERIMENT,
         load_params(),
@@ -35,6 +35,7 @@ def run(events: list[Event] | None = None, stop: threading.Event | None = None) 
         devices=["cpu"],
         report=(events if events is not None else []).append,
         stop=stop or threading.Event(),
+        only=only,
     )
 
 
@@ -128,6 +129,20 @@ def test_a_diverged_run_is_an_outcome_without_weights(project: Path) -> None:
     assert result["status"] == "diverged"
     assert result["divergence"]["step"] > result["divergence"]["last_finite_step"] >= 0
     assert not (folder / "weights.safetensors").exists()
+
+
+def test_named_runs_are_trained_whatever_roles_the_profile_has(project: Path) -> None:
+    index = yaml.safe_load(Path("params.yaml").read_text())
+    index["profiles"]["smoke"]["roles"] = ["baseline"]
+    Path("params.yaml").write_text(yaml.safe_dump(index))
+    assert run()
+    run_list = read_run_list(Path("data/runs") / EXPERIMENT)
+    assert run_list is not None and {listed.arm for listed in run_list.runs} == {"vit"}
+    assert run(only=["ninf*.0"])
+    run_list = read_run_list(Path("data/runs") / EXPERIMENT)
+    assert run_list is not None and {listed.arm for listed in run_list.runs} == {"ninformer"}
+    with pytest.raises(ParamsError, match=r"no run fits 'nin\.0'; there are ninformer\.0 to vit\.0"):
+        run(only=["nin.0"])
 
 
 def test_unknown_experiment_lists_the_known(project: Path) -> None:
