@@ -17,9 +17,11 @@ STEPS = 200
 CHANNEL_MEAN, CHANNEL_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
-def train(model: nn.Module, batches: Iterator[tuple[Tensor, Tensor]], steps: int) -> tuple[list[float], list[float]]:
+def train(
+    model: nn.Module, batches: Iterator[tuple[Tensor, Tensor]], steps: int, *, rate: float = 0.003
+) -> tuple[list[float], list[float]]:
     """Losses and gradient norms of `steps` steps of the authors' AdamW; stops at the first non-finite one."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.003, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01)
     losses, norms = [], []
     for _, (inputs, targets) in zip(range(steps), batches, strict=False):
         loss = F.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
@@ -52,14 +54,14 @@ def repeated_text() -> Iterator[tuple[Tensor, Tensor]]:
         yield text[:, :-1], text[:, 1:]
 
 
-def cifar10_batches(mirror: Path) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of 8 training images, normalised, in file order."""
+def cifar10_batches(mirror: Path, size: int = 8) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of `size` training images, normalised, in file order."""
     folder = mirror / "cifar10" / "cifar-10-batches-bin"
     rows = np.fromfile(folder / "data_batch_1.bin", dtype=np.uint8).reshape(-1, 1 + 3 * 32 * 32)
     images = torch.from_numpy(rows[:, 1:].reshape(-1, 3, 32, 32)).float() / 255
     mean, std = (torch.tensor(t).view(3, 1, 1) for t in (CHANNEL_MEAN, CHANNEL_STD))
     labels = torch.from_numpy(rows[:, 0].astype(np.int64))
-    yield from zip(((images - mean) / std).split(8), labels.split(8), strict=True)
+    yield from zip(((images - mean) / std).split(size), labels.split(size), strict=True)
 
 
 @pytest.mark.parametrize("scale", ["guide", "multiplier"])
@@ -103,3 +105,28 @@ def test_aether_resnet_trains_200_steps_on_real_images(scale: str, real_mirror: 
     losses, norms = train(model, cifar10_batches(real_mirror), STEPS)
     assert np.isfinite(losses + norms).all(), f"step {len(losses)}: losses {losses[-5:]}, gradient norms {norms[-5:]}"
     assert len(losses) == STEPS
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(2))
+def test_the_scripts_rate_leaves_all_images_one_direction(seed: int, real_mirror: Path) -> None:
+    """Of the features before the last layer, whose answer depends on little else where they are large."""
+    found = {}
+    for rate in (0.003, 0.0003):
+        torch.manual_seed(seed)
+        model = AetherResNet18(
+            image_size=32, in_channels=3, num_classes=10, width=64, features=256, scale="guide", epsilon=0.007
+        )
+        batches = cifar10_batches(real_mirror, 32)
+        train(model, batches, 20, rate=rate)
+        images = torch.cat([next(batches)[0] for _ in range(3)])
+        features: list[Tensor] = []
+        model.features.register_forward_hook(lambda _module, _inputs, out, seen=features: seen.append(out))
+        with torch.no_grad():
+            spread = model(images).std(dim=0).mean().item()
+        cosines = F.cosine_similarity(features[0][:, None], features[0][None], dim=-1)
+        found[rate] = features[0].square().mean().sqrt().item(), cosines.mean().item(), spread
+    print(found)  # root mean square, cosine, deviation of a logit over the images
+    assert found[0.003][0] > 100 and found[0.003][1] > 0.999 and found[0.003][2] < 0.01
+    assert found[0.0003][0] < 1 and found[0.0003][1] < 0.95 and found[0.0003][2] > 0.03
