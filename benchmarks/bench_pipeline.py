@@ -35,11 +35,13 @@ def make_checkout(folder: Path) -> None:
     run(folder, sys.executable, "-m", "stages.inputs")
     index = yaml.safe_load((folder / "params.yaml").read_text())
     for stage in yaml.safe_load((folder / "dvc.yaml").read_text())["stages"].values():
-        keys = index[stage["foreach"].strip("${}")] if "foreach" in stage else [""]
+        items = index[stage["foreach"].strip("${}")] if "foreach" in stage else {"": {}}
         body = stage.get("do", stage)
-        for key in keys:
-            for out in [*body["outs"], *body.get("metrics", []), *body.get("plots", [])]:
-                path = folder / (out if isinstance(out, str) else next(iter(out))).replace("${key}", key)
+        for key, item in items.items():
+            # A file that a stage depends on lies in the folder that another one writes.
+            for entry in [*body["outs"], *body.get("metrics", []), *body.get("plots", []), *body["deps"]]:
+                name = entry if isinstance(entry, str) else next(iter(entry))
+                path = folder / name.replace("${key}", key).replace("${item.dataset}", item.get("dataset", ""))
                 path.parent.mkdir(parents=True, exist_ok=True)
                 if path.suffix:
                     path.touch()
