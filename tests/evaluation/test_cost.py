@@ -119,7 +119,7 @@ def test_latency_is_the_median_per_sample_without_the_warmup() -> None:
     model = Sleeper([0.2, 0.2, 0.2, 0.02, 0.3, 0.02])
     latency = measure_latency(model, (1, 2, 2), batch_size=10, warmup=3, repeats=3)
     assert model.batch_sizes == [10] * 6
-    assert 0.002 <= latency.seconds_per_sample < 0.02, "neither the warmup's 0.02 nor the outlier's 0.03"
+    assert 0.002 <= latency.seconds_per_sample < 0.01
     stated = (latency.batch_size, latency.warmup, latency.repeats, latency.device, latency.synchronised)
     assert stated == (10, 3, 3, device_name(torch.device("cpu")), True)
 

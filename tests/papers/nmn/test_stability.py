@@ -64,6 +64,13 @@ def cifar10_batches(mirror: Path, size: int = 8) -> Iterator[tuple[Tensor, Tenso
     yield from zip(((images - mean) / std).split(size), labels.split(size), strict=True)
 
 
+def full_size(scale: str, seed: int) -> AetherResNet18:
+    torch.manual_seed(seed)
+    return AetherResNet18(
+        image_size=32, in_channels=3, num_classes=10, width=64, features=256, scale=scale, epsilon=0.007
+    )
+
+
 @pytest.mark.parametrize("scale", ["guide", "multiplier"])
 @pytest.mark.parametrize("epsilon", [1e-5, 0.007])
 def test_full_depth_aether_resnet_stays_finite_on_synthetic_images(scale: str, epsilon: float) -> None:
@@ -98,10 +105,7 @@ def test_full_depth_aether_gpt_stays_finite_on_synthetic_text(attention: str) ->
 @pytest.mark.parametrize("scale", ["guide", "multiplier"])
 def test_aether_resnet_trains_200_steps_on_real_images(scale: str, real_mirror: Path) -> None:
     """Full depth and width; a non-finite value fails with its step, its loss and the gradient norms before."""
-    torch.manual_seed(0)
-    model = AetherResNet18(
-        image_size=32, in_channels=3, num_classes=10, width=64, features=256, scale=scale, epsilon=0.007
-    )
+    model = full_size(scale, seed=0)
     losses, norms = train(model, cifar10_batches(real_mirror), STEPS)
     assert np.isfinite(losses + norms).all(), f"step {len(losses)}: losses {losses[-5:]}, gradient norms {norms[-5:]}"
     assert len(losses) == STEPS
@@ -114,19 +118,15 @@ def test_the_scripts_rate_leaves_all_images_one_direction(seed: int, real_mirror
     """Of the features before the last layer, whose answer depends on little else where they are large."""
     found = {}
     for rate in (0.003, 0.0003):
-        torch.manual_seed(seed)
-        model = AetherResNet18(
-            image_size=32, in_channels=3, num_classes=10, width=64, features=256, scale="guide", epsilon=0.007
-        )
+        model = full_size("guide", seed)
         batches = cifar10_batches(real_mirror, 32)
         train(model, batches, 20, rate=rate)
         images = torch.cat([next(batches)[0] for _ in range(3)])
-        features: list[Tensor] = []
-        model.features.register_forward_hook(lambda _module, _inputs, out, seen=features: seen.append(out))
         with torch.no_grad():
-            spread = model(images).std(dim=0).mean().item()
-        cosines = F.cosine_similarity(features[0][:, None], features[0][None], dim=-1)
-        found[rate] = features[0].square().mean().sqrt().item(), cosines.mean().item(), spread
+            features = model.features(model.blocks(model.stem(images)).mean(dim=(2, 3)))
+            spread = model.head(features).std(dim=0).mean().item()
+        cosines = F.cosine_similarity(features[:, None], features[None], dim=-1)
+        found[rate] = features.square().mean().sqrt().item(), cosines.mean().item(), spread
     print(found)  # root mean square, cosine, deviation of a logit over the images
     assert found[0.003][0] > 100 and found[0.003][1] > 0.999 and found[0.003][2] < 0.01
     assert found[0.0003][0] < 1 and found[0.0003][1] < 0.95 and found[0.0003][2] > 0.03
