@@ -142,6 +142,7 @@ COSTS = {
 
 MOST_NAMED = 8  # points that have room for their names beside them
 MOST_TICKS = 12
+_LETTER, _SYMBOL = 7, 30  # pixels of a letter in a legend, and of what stands before a name
 
 ZOOM = {"name": "zoom", "select": {"type": "interval", "zoom": "wheel![event.shiftKey]"}, "bind": "scales"}
 
@@ -171,12 +172,25 @@ def cost_chart(comparison: ExperimentComparison, cost: str) -> dict[str, Any] | 
     if not rows:
         return None
     unit = " (%)" if comparison.metric.unit == "fraction" else ""
-    x = {"field": "cost", "type": "quantitative", "title": COSTS[cost], "axis": {"format": ".3~s"}}
+    x = {"field": "cost", "type": "quantitative", "title": COSTS[cost], "axis": {"format": "~s", "tickCount": 6}}
     y = {"type": "quantitative", "title": f"{comparison.metric.title}{unit}", "scale": {"zero": False, "padding": 16}}
     roles = list(dict.fromkeys(str(row["role"]) for row in rows))
     color = {**_sides(roles, roles), "field": "role"}
+    intervals = {
+        "transform": [{"filter": "isValid(datum.low)"}],
+        "mark": {"type": "rule", "strokeWidth": 2},
+        "encoding": {"y": {"field": "low", **y}, "y2": {"field": "high"}, "color": color},
+    }
+    place = "scale('x', datum.cost)"
+    is_left = f"{place} < width / 2"
     named = {
-        "mark": {"type": "text", "align": "left", "dx": 10, "fontSize": 13},
+        "mark": {
+            "type": "text",
+            "align": {"expr": f"{is_left} ? 'left' : 'right'"},
+            "dx": {"expr": f"{is_left} ? 10 : -10"},
+            "limit": {"expr": f"({is_left} ? width - {place} : {place}) - 10"},
+            "fontSize": 13,
+        },
         "encoding": {"y": {"field": "value", **y}, "text": {"field": "model"}},
     }
     return {
@@ -184,11 +198,7 @@ def cost_chart(comparison: ExperimentComparison, cost: str) -> dict[str, Any] | 
         "data": {"values": rows},
         "encoding": {"x": {**x, "scale": {"nice": True, **_scale(row["cost"] for row in rows), "padding": 60}}},
         "layer": [
-            {
-                "transform": [{"filter": "isValid(datum.low)"}],
-                "mark": {"type": "rule", "strokeWidth": 2},
-                "encoding": {"y": {"field": "low", **y}, "y2": {"field": "high"}, "color": color},
-            },
+            *([intervals] if any("low" in row for row in rows) else []),
             *([named] if len(rows) <= MOST_NAMED else []),
             {
                 "params": [ZOOM],
@@ -227,7 +237,13 @@ def band_chart(comparison: ExperimentComparison, points: Sequence[CurvePoint], c
         "type": "nominal",
         "sort": models,
         "scale": {"domain": models, "scheme": "tableau10"} if len(models) > 3 else {"domain": models},
-        "legend": {"title": None, "orient": "top", "columns": 4, "symbolType": "stroke", "symbolOpacity": 1},
+        "legend": {
+            "title": None,
+            "orient": "top",
+            "columns": {"expr": f"max(1, floor(width / {_LETTER * max(map(len, models)) + _SYMBOL}))"},
+            "symbolType": "stroke",
+            "symbolOpacity": 1,
+        },
     }
     nearest = {"type": "point", "nearest": True, "on": "pointermove", "clear": "pointerout"}
     tooltip = [{"field": "model"}, {"field": "epoch"}, {"field": "replicates"}]

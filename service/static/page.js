@@ -12,13 +12,13 @@ function chartConfig() {
   return {
     background: null,
     font,
-    range: { category: [color("--ours"), color("--paper"), color("--third")], symbol: ["circle", "diamond"] },
+    range: { category: [color("--ours"), color("--paper"), color("--third")], symbol: ["circle", "diamond", "square"] },
     axis: {
       labelColor: quiet, titleColor: quiet, gridColor: color("--line"), domain: false, ticks: false,
-      labelFontSize: 13, titleFontSize: 12, titleFontWeight: "normal", labelPadding: 8, labelLimit: 140,
+      labelFontSize: 13, titleFontSize: 12, titleFontWeight: "normal", labelPadding: 8,
     },
-    axisY: { labelColor: color("--ink") },
-    legend: { labelColor: color("--ink"), labelFontSize: 13, symbolSize: 110 },
+    axisY: { labelColor: color("--ink"), labelLimit: Math.max(140, window.innerWidth / 3) },
+    legend: { labelColor: color("--ink"), labelFontSize: 13, labelLimit: 0, symbolSize: 110 },
     view: { stroke: null },
     text: { color: color("--ink") },
     rule: { color: color("--ours") }, // the only rules are intervals of ours

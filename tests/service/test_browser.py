@@ -158,6 +158,33 @@ def test_a_phone_scrolls_only_downwards(page: Page, path: str) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") == 360
 
 
+LONG = "MLP-Mixer against its peers on a small ViT, CIFAR-10, equal time"
+RECORD_CANVAS_TEXT = """
+    window.drawn = [];
+    const fillText = CanvasRenderingContext2D.prototype.fillText;
+    CanvasRenderingContext2D.prototype.fillText = function (text, ...place) {
+        window.drawn.push(text);
+        return fillText.call(this, text, ...place);
+    };
+"""
+
+
+@pytest.mark.parametrize("path", ["/experiments/ninformer-cifar100?cost=parameters", "/?dataset=cifar100"])
+def test_a_long_name_of_a_model_is_whole_in_every_chart(page: Page, path: str) -> None:
+    def rename(route: Route) -> None:
+        response = route.fetch()
+        route.fulfill(response=response, body=response.text().replace('"MLP-Mixer"', f'"{LONG}"'))
+
+    page.add_init_script(RECORD_CANVAS_TEXT)
+    page.route(lambda url: url.endswith(path), rename)
+    page.goto(path)
+    charts = page.locator("script[data-chart]").count()
+    page.locator(".plot canvas").nth(charts - 1).wait_for()
+    drawn = page.evaluate("window.drawn")
+    assert drawn.count(LONG) >= charts > 0
+    assert not [text for text in drawn if "…" in text]
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_has_contrast_in_both_schemes(page: Page, scheme: str) -> None:
     page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
