@@ -15,8 +15,9 @@ from stages.checkpoint.contract import CheckpointError
 from stages.datasets.packed import PackedDataError, read_images, read_info
 from stages.evaluation.flops import FlopCounts
 from stages.evidence import EvidenceError
-from stages.experiment import Params, ParamsError, Rate, describe_cut, load_params
+from stages.experiment import Params, ParamsError, Rate, load_params
 from stages.housekeeping import disk_usage, remove_leftovers
+from stages.planned import describe_cut
 from stages.planning import Cost, add_up, plan_costs
 from stages.publishing import PublishError, publish
 from stages.results import ResultsUnavailable, UnknownName

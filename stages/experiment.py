@@ -17,10 +17,10 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from stages.grid import ArmTemplate, Role, expand_arms
 from stages.rules import Rules
-from stages.run import STRICT, AugmentationSpec, ModelSpec, OptimizerSpec, Precision, Protocol, Replicate, RunSpec
+from stages.run import STRICT, AugmentationSpec, OptimizerSpec, Precision, Protocol
 from stages.schema import ParamsError as ParamsError
 from stages.schema import check_choice, hint, read_yaml, validate
-from stages.signature import keyword_types, known_papers, model_path
+from stages.signature import known_papers, model_path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,23 +159,6 @@ class Params:
     @property
     def profile(self) -> Profile:
         return self.profiles[self.profile_name]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlannedRun:
-    """One cell of the grid: which arm and replicate, and the training it asks for (data digest and code still open)."""
-
-    arm: str
-    replicate_index: int
-    model: ModelSpec
-    protocol: Protocol
-    replicate: Replicate
-
-    def spec(self, *, data_digest: str = "", code: Mapping[str, str] | None = None) -> RunSpec:
-        """The training as a spec; without digests, all that the params files say of it."""
-        return RunSpec(
-            model=self.model, protocol=self.protocol, data_digest=data_digest, replicate=self.replicate, code=code or {}
-        )
 
 
 class _IndexEntry(BaseModel):
@@ -327,74 +310,3 @@ def resolve_protocol(experiment: Experiment, profile: Profile, arm: Arm | None =
     own = dict(arm.protocol) if arm is not None else {}
     fields = _protocol_schema().dump_python(experiment.printed) | own | dict(profile.overrides)
     return _read_protocol(fields, Path("params.yaml"), "profiles.overrides")
-
-
-def _replicates(experiment: Experiment) -> list[Replicate]:
-    """As printed: every seed, with every fold where the split has them."""
-    split = experiment.printed.split
-    folds = range(split.folds) if split.kind == "folds" and split.folds else (None,)
-    return [Replicate(seed=seed, fold=fold) for seed in experiment.seeds for fold in folds]
-
-
-def _given_by_data(source: DatasetSource) -> dict[str, int]:
-    """Keywords of models that say what the data are, where a model has them and its file doesn't set them."""
-    if source.kind == "table":
-        return {"in_features": source.shape[0]}
-    if source.kind == "text":
-        return {"context": source.shape[0]}
-    channels, height, _ = source.shape
-    return {"image_size": height, "in_channels": channels, "num_classes": source.classes}
-
-
-def plan_runs(experiment: Experiment, profile: Profile, source: DatasetSource) -> list[PlannedRun]:
-    """The experiment's grid, arm by arm: seeds, and folds where the split has them, cut to the profile's replicates."""
-    given = _given_by_data(source)
-    runs = []
-    for arm in experiment.arms.values():
-        if profile.roles is not None and arm.role not in profile.roles:
-            continue
-        place = Path("params") / f"{experiment.name}.yaml"
-        path = model_path(experiment.paper, arm.model, place, f"arms.{arm.name}.model")
-        wanted = keyword_types(*path.split(":"))
-        arguments = {key: value for key, value in arm.model.items() if key != "name"}
-        arguments |= {key: value for key, value in given.items() if key in wanted}
-        model = ModelSpec(path=path, arguments=arguments)
-        protocol = resolve_protocol(experiment, profile, arm)
-        for index, replicate in enumerate(_replicates(experiment)[: profile.replicates]):
-            runs.append(
-                PlannedRun(arm=arm.name, replicate_index=index, model=model, protocol=protocol, replicate=replicate)
-            )
-    return runs
-
-
-def _training_rows(source: DatasetSource) -> tuple[int, str]:
-    """How many rows train, and what a reader calls them."""
-    if source.kind == "text":
-        return (source.train - 1) // source.shape[0], f"windows of {source.shape[0]:,} tokens"
-    return source.train, {"images": "images", "table": "rows"}[source.kind]
-
-
-def describe_cut(experiment: Experiment, profile: Profile, source: DatasetSource) -> str:
-    """How the profile departs from the printed protocol, for a reader; empty where it doesn't."""
-    protocol, printed = resolve_protocol(experiment, profile), experiment.printed
-    rows, noun = _training_rows(source)
-    words = {
-        "epochs": f"{protocol.epochs} of {printed.epochs} epochs",
-        "train_images": f"{protocol.train_images or rows:,} of {rows:,} training {noun}",
-        "steps_per_epoch": f"{protocol.steps_per_epoch} steps an epoch",
-        "observe_test": "no test curves",
-        "batch_size": f"batches of {protocol.batch_size} instead of {printed.batch_size}",
-        "precision": f"{protocol.precision} instead of {printed.precision}",
-    }
-    changed = [
-        field.name
-        for field in dataclasses.fields(Protocol)
-        if getattr(protocol, field.name) != getattr(printed, field.name)
-    ]
-    cuts = ["stand-in data"] if profile.data == "embedded" else []
-    cuts += [words[name] for name in words if name in changed]
-    cuts += [f"another {name.replace('_', ' ')}" for name in changed if name not in words]
-    printed_replicates = len(_replicates(experiment))
-    if profile.replicates is not None and profile.replicates < printed_replicates:
-        cuts.append(f"{profile.replicates} of {printed_replicates} replicates")
-    return ", ".join(cuts)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from stages.datasets.rows import Rows, count_rows
 from stages.evaluation.flops import CountFlops
-from stages.experiment import DatasetSource, Params, PlannedRun, Profile, Rate, plan_runs
+from stages.experiment import DatasetSource, Params, Profile, Rate
+from stages.planned import PlannedRun, plan_runs
 from stages.run import Protocol, canonical_json, steps_per_epoch, training_counts
 
 

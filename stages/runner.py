@@ -12,7 +12,7 @@ import os
 import shutil
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -20,8 +20,9 @@ from typing import Any
 
 from stages.datasets.packed import Kind, PackedInfo, read_info
 from stages.engine.local import Group, Report, run_groups
-from stages.experiment import Experiment, Params, ParamsError, PlannedRun, describe_cut, plan_runs
+from stages.experiment import Experiment, Params, ParamsError
 from stages.fingerprint import code_fingerprint, source_path
+from stages.planned import PlannedRun, describe_cut, plan_runs
 from stages.run import RunSpec, changed_parts
 from stages.runlist import ListedRun, RunList, outcome_digest, read_run_list, write_run_list
 from stages.stacking.grouping import form_groups
@@ -52,8 +53,7 @@ def assignments(
 ) -> list[Assignment]:
     """The experiment's grid as trainings, in the order of the file; of the profile's roles unless `every_role`."""
     source = params.datasets[experiment.dataset]
-    profile = replace(params.profile, roles=None) if every_role else params.profile
-    planned_runs = plan_runs(experiment, profile, source)
+    planned_runs = plan_runs(experiment, params.profile, source, every_role=every_role)
     return [
         Assignment(
             planned=planned,

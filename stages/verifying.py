@@ -6,7 +6,6 @@ what it needs is not on this machine; that is said and is no error.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import subprocess
 import tempfile
@@ -22,8 +21,9 @@ from sqlalchemy.orm import Session, contains_eager
 from stages.checkpoint.contract import CheckpointError, read_contract
 from stages.datasets.packed import PackedDataError, digest_images, read_images, read_info
 from stages.evidence import EvidenceError
-from stages.experiment import Params, load_params, plan_runs
+from stages.experiment import Params, load_params
 from stages.fingerprint import source_digest
+from stages.planned import plan_runs
 from stages.recording import LedgerError, RecordError, record
 from stages.results import Base, Checkpoint, Experiment, Result, UnknownCheckpoint, open_results
 from stages.run import canonical_json
@@ -144,8 +144,8 @@ def check_run(result: Result) -> Link:
 def check_params(params: Params, result: Result) -> Link:
     """Model, protocol and seed of the spec are what the params files give this arm under this profile today."""
     experiment = params.experiments[result.experiment]
-    profile = dataclasses.replace(params.profiles[result.profile], roles=None)
-    for planned in plan_runs(experiment, profile, params.datasets[experiment.dataset]):
+    source, profile = params.datasets[experiment.dataset], params.profiles[result.profile]
+    for planned in plan_runs(experiment, profile, source, every_role=True):
         if (planned.arm, planned.replicate_index) == (result.arm, result.replicate):
             spec = planned.spec().to_dict()
             differing = [name for name in ("model", "protocol", "replicate") if spec[name] != result.spec[name]]

@@ -1,4 +1,4 @@
-"""Params: the printed numbers are there, and every mistake in a file is one clear error."""
+"""Params: the printed numbers are there, what is planned from them, and every mistake is one clear error."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from stages.experiment import ParamsError, describe_cut, load_params, plan_runs, resolve_protocol
+from stages.experiment import ParamsError, load_params, resolve_protocol
+from stages.planned import describe_cut, plan_runs
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 CIFAR100 = "params/ninformer-cifar100.yaml"
@@ -97,6 +98,8 @@ def test_quick_trains_the_arms_of_the_table_only() -> None:
     }
     assert planned["quick"] == {"vit", "mlp-mixer", "local-vit", "ninformer"}
     assert planned["smoke"] == planned["paper"] == set(experiment.arms)
+    named = plan_runs(experiment, params.profiles["quick"], params.datasets["cifar100"], every_role=True)
+    assert {run.arm for run in named} == set(experiment.arms)
 
 
 def test_quick_in_bfloat16_is_quick_but_for_its_precision() -> None:

@@ -17,7 +17,8 @@ from stages.datasets.packed import read_tokens
 from stages.datasets.prepare import prepare
 from stages.evaluate import main as evaluate
 from stages.evidence import CostLine, ResultLine, read_lines
-from stages.experiment import describe_cut, load_params, plan_runs
+from stages.experiment import load_params
+from stages.planned import describe_cut, plan_runs
 from stages.recording import record
 from stages.runner import train_experiment
 from tests.project import REPOSITORY

@@ -13,10 +13,11 @@ from typing import Any, ClassVar, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from stages.evidence import CostLine, EvidenceLine, Origin, Release, ResultLine, read_lines
-from stages.experiment import Params, plan_runs
+from stages.experiment import Params
 from stages.finding import Finding
 from stages.fingerprint import changed_modules
 from stages.ledger import ClaimLine
+from stages.planned import plan_runs
 from stages.run import STRICT, ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, canonical_json
 
 
@@ -171,9 +172,9 @@ _DEFAULTS = _defaults()
 def _planned(params: Params, name: str, profile: str) -> dict[str, dict[str, Any]]:
     """Model, protocol and replicates that the params give each arm of an experiment today, as a spec has them."""
     experiment = params.experiments[name]
-    every_role = dataclasses.replace(params.profiles[profile], roles=None)
     planned: dict[str, dict[str, Any]] = {}
-    for run in plan_runs(experiment, every_role, params.datasets[experiment.dataset]):
+    source = params.datasets[experiment.dataset]
+    for run in plan_runs(experiment, params.profiles[profile], source, every_role=True):
         spec = run.spec().to_dict()
         held = planned.setdefault(run.arm, {**spec, "replicates": {}})
         held["replicates"][run.replicate_index] = spec["replicate"]

@@ -8,9 +8,10 @@ from functools import cache
 from pathlib import Path
 
 from stages.evidence import CostLine, DataUsed, Divergence, EpochRow, Measurement, Provenance, ResultLine
-from stages.experiment import Params, load_params, plan_runs
+from stages.experiment import Params, load_params
 from stages.fingerprint import code_fingerprint
 from stages.ledger import ClaimLine, Judgement, Table, Trial, judge_claims, read_claims
+from stages.planned import plan_runs
 from stages.run import RunSpec
 
 ROOT = Path(__file__).resolve().parents[2]

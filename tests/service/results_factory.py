@@ -29,9 +29,10 @@ from stages.evidence import (
     pack_correct,
     write_lines,
 )
-from stages.experiment import Experiment, describe_cut, load_params, plan_runs
+from stages.experiment import Experiment, load_params
 from stages.fingerprint import code_fingerprint
 from stages.papers import build_model
+from stages.planned import describe_cut, plan_runs
 from stages.run import ModelSpec, RunSpec
 from tests.project import pack_stand_in
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from stages.experiment import Params, load_params, plan_runs
+from stages.experiment import Params, load_params
 from stages.papers import build_model
 from stages.papers.ninformer import (
     LocalViT,
@@ -22,6 +22,7 @@ from stages.papers.ninformer import (
     SqueezeExciteLocalViT,
     ViT,
 )
+from stages.planned import plan_runs
 from stages.run import ModelSpec
 
 ROOT = Path(__file__).parents[3]
