@@ -21,6 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "fingerprint": set(),
     "images": set(),
     "device": set(),
+    "dynamo": set(),
     "memory": set(),
     "finding": set(),
     "schema": set(),
@@ -66,7 +67,7 @@ ALLOWED: dict[str, set[str]] = {
         *("datasets", "engine", "runlist", "stacking"),
     },
     "worker": {
-        *("run", "device", "memory", "store", "ops", "papers", "training", "stacking"),
+        *("run", "device", "dynamo", "memory", "store", "ops", "papers", "training", "stacking"),
         *("datasets", "checkpoint", "evaluation"),
     },
 }
