@@ -10,14 +10,16 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from stages.ops import dac_native, similarity_native
 from stages.training.environment import describe_environment
 
 
@@ -132,6 +134,15 @@ def has_bfloat16() -> bool:
     """Whether Linux says that the processor multiplies in bfloat16; without it that is an emulation, and slower."""
     flags = Path("/proc/cpuinfo")
     return flags.is_file() and not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags.read_text().split())
+
+
+@contextmanager
+def pytorch_alone() -> Iterator[None]:
+    """Networks as a plain script has them: without our C++, which their operators take where they find it."""
+    with ExitStack() as stack:
+        for module in (similarity_native, dac_native):
+            stack.enter_context(patch.object(module, "load_library", lambda source: None))
+        yield
 
 
 @contextmanager

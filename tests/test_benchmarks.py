@@ -7,9 +7,12 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.__main__ import main
-from benchmarks.timing import HEADINGS, Line, compare, table
+from benchmarks.timing import HEADINGS, Line, compare, pytorch_alone, table
+from stages.ops import native, similarity_native
+from stages.ops.rbf import rbf_attention
 
 BENCHMARKS = sorted((Path(__file__).resolve().parent.parent / "benchmarks").glob("bench_*.py"))
 
@@ -49,6 +52,20 @@ def test_processor_time_leaves_waiting_out() -> None:
 
     assert compare(spin, spin_and_wait, repeats=3).ratio < 2
     assert compare(spin, spin_and_wait, repeats=3, wall=True).peer_seconds > 0.05
+
+
+@pytest.mark.skipif(native.load_library(similarity_native.SOURCE) is None, reason="no C++ compiler here")
+def test_a_plain_script_has_none_of_our_code() -> None:
+    def mixed() -> torch.Tensor:
+        return rbf_attention(*torch.ones(3, 2, 2, 16, 16, requires_grad=True), beta=0.125)
+
+    ours = type(mixed().grad_fn)
+    assert issubclass(ours, torch.autograd.function.BackwardCFunction), "an operator of ours"
+    with pytorch_alone():
+        plain = mixed()
+    assert not isinstance(plain.grad_fn, torch.autograd.function.BackwardCFunction)
+    assert type(mixed().grad_fn) is ours
+    torch.testing.assert_close(plain, mixed())
 
 
 def test_an_unknown_benchmark_is_named_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
