@@ -26,7 +26,6 @@ from stages.checkpoint.contract import InputContract
 from stages.checkpoint.predictor import dump_checkpoint
 from stages.datasets.packed import PackedInfo, read_info
 from stages.device import pick_device
-from stages.dynamo import defer_dynamo
 from stages.evaluation.flops import FlopCounts
 from stages.memory import keep_freed_memory
 from stages.ops.bfloat16_native import use_fast_bfloat16
@@ -228,8 +227,7 @@ def _prepare(job: Job) -> tuple[PackedInfo, torch.device]:
             f"{job.data}: packed data have digest {info.digest[:12]}, the run asks for {job.spec.data_digest[:12]}"
         )
     device = pick_device(job.device)
-    defer_dynamo()
-    # For the evaluation: here each slot counts its own models, at the same time.
+    # For the evaluation: the optimiser loads what counting needs anyway.
     counts = FlopCounts(job.store.parent / "flops.json")
     counts.count(job.spec.model, info.shape, info.vocabulary)
     counts.save()

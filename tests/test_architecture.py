@@ -21,7 +21,6 @@ ALLOWED: dict[str, set[str]] = {
     "fingerprint": set(),
     "images": set(),
     "device": set(),
-    "dynamo": set(),
     "memory": set(),
     "finding": set(),
     "schema": set(),
@@ -67,7 +66,7 @@ ALLOWED: dict[str, set[str]] = {
         *("datasets", "engine", "runlist", "stacking"),
     },
     "worker": {
-        *("run", "device", "dynamo", "memory", "store", "ops", "papers", "training", "stacking"),
+        *("run", "device", "memory", "store", "ops", "papers", "training", "stacking"),
         *("datasets", "checkpoint", "evaluation"),
     },
 }

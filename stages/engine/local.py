@@ -161,10 +161,9 @@ class _Reporter:
 def _fork_slots(
     groups: Sequence[Group], store: Path, devices: Sequence[str], report: Report, stop: threading.Event
 ) -> None:
-    # A clean process loads torch once, and its compiler where it is needed, and every slot is a fork of it.
-    compiles = any(group.is_stack or spec.protocol.compile for group in groups for spec in group.specs)
+    # A clean process loads torch once, and every slot is a fork of it.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([_WORKER, *(["torch._dynamo"] if compiles else [])])
+    context.set_forkserver_preload([_WORKER, "torch._dynamo"])  # the optimiser's first step would load the latter
     threads = max(1, (os.cpu_count() or 1) // max(1, sum(device in ("cpu", "auto") for device in devices)))
     slots: dict[Connection, ForkServerProcess] = {}
     for device in devices:
