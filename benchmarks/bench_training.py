@@ -1,5 +1,5 @@
 """Goals on a CPU, in images a second of a whole training, against the same model eager in float32 on one fixed batch,
-with PyTorch's operators alone: ViT 2.0 times, Mixer and NiNformer 3.2, HyperBF 2.0, ResNet20 1.6.
+without our C++: ViT 2.0 times, Mixer and NiNformer 3.2, HyperBF 2.0, ResNet20 1.6.
 
 They are for a processor with matrix units for bfloat16.  Ours is `fit` with augmentation and all, in float32 (as
 evidence is trained) and in bfloat16 where the processor has it, eager and compiled (in float32 only where there is no
@@ -16,11 +16,11 @@ from torch import nn
 
 from benchmarks.bench_loop import protocol_for, random_images
 from benchmarks.timing import Comparison, Line, compare, has_bfloat16, pytorch_alone, training_step
+from stages.budget import plan_runs
 from stages.experiment import load_params
 from stages.ops.bfloat16_native import use_fast_bfloat16
 from stages.ops.dropout_native import with_fast_dropout
 from stages.papers import build_model
-from stages.planned import plan_runs
 from stages.run import Protocol, Replicate
 from stages.training.images import ImageClassification
 from stages.training.images_native import with_fast_batches

@@ -172,7 +172,9 @@ def cost_chart(comparison: ExperimentComparison, cost: str) -> dict[str, Any] | 
     if not rows:
         return None
     unit = " (%)" if comparison.metric.unit == "fraction" else ""
-    x = {"field": "cost", "type": "quantitative", "title": COSTS[cost], "axis": {"format": "~s", "tickCount": 6}}
+    # One value has one tick, with all its digits unless it is told how many.
+    axis = {"format": "~s" if len({row["cost"] for row in rows}) > 1 else ".3~s", "tickCount": 6}
+    x = {"field": "cost", "type": "quantitative", "title": COSTS[cost], "axis": axis}
     y = {"type": "quantitative", "title": f"{comparison.metric.title}{unit}", "scale": {"zero": False, "padding": 16}}
     roles = list(dict.fromkeys(str(row["role"]) for row in rows))
     color = {**_sides(roles, roles), "field": "role"}
@@ -241,6 +243,7 @@ def band_chart(comparison: ExperimentComparison, points: Sequence[CurvePoint], c
             "title": None,
             "orient": "top",
             "columns": {"expr": f"max(1, floor(width / {_LETTER * max(map(len, models)) + _SYMBOL}))"},
+            "labelLimit": {"expr": f"width - {_SYMBOL}"},
             "symbolType": "stroke",
             "symbolOpacity": 1,
         },

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from PIL import Image
 
+from stages.budget import describe_cut
 from stages.checkpoint.contract import CheckpointError
 from stages.datasets.packed import PackedDataError, read_images, read_info
 from stages.evaluation.flops import FlopCounts
 from stages.evidence import EvidenceError
 from stages.experiment import Params, ParamsError, Rate, load_params
 from stages.housekeeping import disk_usage, remove_leftovers
-from stages.planned import describe_cut
 from stages.planning import Cost, add_up, plan_costs
 from stages.publishing import PublishError, publish
 from stages.results import ResultsUnavailable, UnknownName

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from stages.budget import PlannedRun, plan_runs
 from stages.datasets.rows import Rows, count_rows
 from stages.evaluation.flops import CountFlops
 from stages.experiment import DatasetSource, Params, Profile, Rate
-from stages.planned import PlannedRun, plan_runs
 from stages.run import Protocol, canonical_json, steps_per_epoch, training_counts
 
 

@@ -18,11 +18,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from stages.budget import PlannedRun, describe_cut, plan_runs
 from stages.datasets.packed import Kind, PackedInfo, read_info
 from stages.engine.local import Group, Report, run_groups
 from stages.experiment import Experiment, Params, ParamsError
 from stages.fingerprint import code_fingerprint, source_path
-from stages.planned import PlannedRun, describe_cut, plan_runs
 from stages.run import RunSpec, changed_parts
 from stages.runlist import ListedRun, RunList, outcome_digest, read_run_list, write_run_list
 from stages.stacking.grouping import form_groups

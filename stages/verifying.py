@@ -18,12 +18,12 @@ from typing import Literal
 from sqlalchemy import select
 from sqlalchemy.orm import Session, contains_eager
 
+from stages.budget import plan_runs
 from stages.checkpoint.contract import CheckpointError, read_contract
 from stages.datasets.packed import PackedDataError, digest_images, read_images, read_info
 from stages.evidence import EvidenceError
 from stages.experiment import Params, load_params
 from stages.fingerprint import source_digest
-from stages.planned import plan_runs
 from stages.recording import LedgerError, RecordError, record
 from stages.results import Base, Checkpoint, Experiment, Result, UnknownCheckpoint, open_results
 from stages.run import canonical_json

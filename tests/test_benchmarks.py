@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.__main__ import main
 from benchmarks.timing import HEADINGS, Line, compare, pytorch_alone, table
-from stages.ops import native, similarity_native
+from stages.ops import dac_native, native, similarity_native
 from stages.ops.rbf import rbf_attention
 
 BENCHMARKS = sorted((Path(__file__).resolve().parent.parent / "benchmarks").glob("bench_*.py"))
@@ -61,8 +61,11 @@ def test_a_plain_script_has_none_of_our_code() -> None:
 
     ours = type(mixed().grad_fn)
     assert issubclass(ours, torch.autograd.function.BackwardCFunction), "an operator of ours"
+    dac = torch.ones(2, 3, 8, 8), torch.ones(4, 3, 3, 3), torch.ones(4, 3)
+    assert dac_native.applies(*dac)
     with pytorch_alone():
         plain = mixed()
+        assert not dac_native.applies(*dac)
     assert not isinstance(plain.grad_fn, torch.autograd.function.BackwardCFunction)
     assert type(mixed().grad_fn) is ours
     torch.testing.assert_close(plain, mixed())

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from stages.budget import describe_cut, plan_runs
 from stages.experiment import ParamsError, load_params, resolve_protocol
-from stages.planned import describe_cut, plan_runs
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 CIFAR100 = "params/ninformer-cifar100.yaml"

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from stages.budget import describe_cut, plan_runs
 from stages.datasets.manifest import Manifest
 from stages.datasets.packed import read_tokens
 from stages.datasets.prepare import prepare
 from stages.evaluate import main as evaluate
 from stages.evidence import CostLine, ResultLine, read_lines
 from stages.experiment import load_params
-from stages.planned import describe_cut, plan_runs
 from stages.recording import record
 from stages.runner import train_experiment
 from tests.project import REPOSITORY

@@ -12,12 +12,16 @@ function chartConfig() {
   return {
     background: null,
     font,
-    range: { category: [color("--ours"), color("--paper"), color("--third")], symbol: ["circle", "diamond", "square"] },
+    range: {
+      category: [color("--ours"), color("--paper"), color("--third"), color("--fourth")],
+      symbol: ["circle", "diamond", "square", "triangle-up"],
+    },
     axis: {
       labelColor: quiet, titleColor: quiet, gridColor: color("--line"), domain: false, ticks: false,
       labelFontSize: 13, titleFontSize: 12, titleFontWeight: "normal", labelPadding: 8,
     },
-    axisY: { labelColor: color("--ink"), labelLimit: Math.max(140, window.innerWidth / 3) },
+    axisX: { titleAnchor: window.innerWidth < 480 ? "end" : "middle" },
+    axisY: { labelColor: color("--ink"), labelLimit: window.innerWidth / 3 },
     legend: { labelColor: color("--ink"), labelFontSize: 13, labelLimit: 0, symbolSize: 110 },
     view: { stroke: null },
     text: { color: color("--ink") },

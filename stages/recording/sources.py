@@ -12,12 +12,12 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
+from stages.budget import plan_runs
 from stages.evidence import CostLine, EvidenceLine, Origin, Release, ResultLine, read_lines
 from stages.experiment import Params
 from stages.finding import Finding
 from stages.fingerprint import changed_modules
 from stages.ledger import ClaimLine
-from stages.planned import plan_runs
 from stages.run import STRICT, ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, canonical_json
 
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+from stages.budget import plan_runs
 from stages.evidence import CostLine, DataUsed, Divergence, EpochRow, Measurement, Provenance, ResultLine
 from stages.experiment import Params, load_params
 from stages.fingerprint import code_fingerprint
 from stages.ledger import ClaimLine, Judgement, Table, Trial, judge_claims, read_claims
-from stages.planned import plan_runs
 from stages.run import RunSpec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,9 +46,9 @@ def results(
     known = params()
     plan = known.experiments[experiment]
     source = known.datasets[plan.dataset]
-    every_role = dataclasses.replace(known.profiles[profile], roles=None, replicates=None)
+    every_seed = dataclasses.replace(known.profiles[profile], replicates=None)
     lines = []
-    for run in plan_runs(plan, every_role, source):
+    for run in plan_runs(plan, every_seed, source, every_role=True):
         if run.replicate_index >= len(values.get(run.arm, ())):
             continue
         value = values[run.arm][run.replicate_index]

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import yaml
 
+from stages.budget import describe_cut, plan_runs
 from stages.checkpoint.contract import InputContract
 from stages.checkpoint.predictor import dump_checkpoint
 from stages.evidence import (
@@ -32,7 +33,6 @@ from stages.evidence import (
 from stages.experiment import Experiment, load_params
 from stages.fingerprint import code_fingerprint
 from stages.papers import build_model
-from stages.planned import describe_cut, plan_runs
 from stages.run import ModelSpec, RunSpec
 from tests.project import pack_stand_in
 
@@ -42,6 +42,7 @@ PAPER_ACCURACY = {
     "ninformer-cifar10": {"vit": 0.6574, "mlp-mixer": 0.7012, "local-vit": 0.7771, "ninformer": 0.8159},
     "ninformer-cifar100": {"vit": 0.3487, "mlp-mixer": 0.3916, "local-vit": 0.4161, "ninformer": 0.5378},
 }
+LONG_TITLE = "MLP-Mixer, a tenth of the rate, started from the last solution"  # as long as real ones
 CLAIM_COLUMNS = (
     *("id", "paper", "place", "experiment", "arm", "metric", "kind", "value", "unit", "precision", "stderr", "n"),
     *("baseline_arm", "better", "note"),
@@ -77,6 +78,8 @@ def write_params(root: Path) -> None:
         experiment = yaml.safe_load((REPOSITORY / "params" / f"{name}.yaml").read_text())
         experiment["arms"] = {arm: experiment["arms"][arm] for arm in arms}
         experiment["protocol"]["seeds"] = [0, 1, 2]
+        if name == "ninformer-cifar100":
+            experiment["arms"]["mlp-mixer"]["title"] = LONG_TITLE
         (root / "params" / f"{name}.yaml").write_text(yaml.safe_dump(experiment, sort_keys=False))
 
 

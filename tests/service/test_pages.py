@@ -6,6 +6,7 @@ import re
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
@@ -17,10 +18,18 @@ from service.charts import MOST_TICKS, _epochs, _scale, forest_chart
 from service.formats import count, duration, memory, percent, points, ratio, value_in
 from service.printed import lay_out
 from service.settings import Settings
+from stages.grid import Role
 from stages.recording import record
 from stages.results import Claim, JudgedClaim, Verdict
 from tests.service.conftest import png, serving
 from tests.service.results_factory import REPOSITORY, add_results, make_root
+
+
+def test_every_role_has_a_mark_of_its_own() -> None:
+    script = (REPOSITORY / "service" / "static" / "page.js").read_text()
+    for kind in ("category", "symbol"):
+        found = re.search(rf"{kind}: \[(.*?)\]", script)
+        assert found is not None and len(set(found[1].split(", "))) >= len(get_args(Role)), kind
 
 
 class Page(HTMLParser):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from stages.budget import plan_runs
 from stages.experiment import Params, load_params
 from stages.papers import build_model
 from stages.papers.ninformer import (
@@ -22,7 +23,6 @@ from stages.papers.ninformer import (
     SqueezeExciteLocalViT,
     ViT,
 )
-from stages.planned import plan_runs
 from stages.run import ModelSpec
 
 ROOT = Path(__file__).parents[3]
