@@ -107,7 +107,7 @@ def model_line(name: str, peer: nn.Module, goal: float, *, in_bfloat16: bool = F
     ]
     if in_bfloat16:
         use_fast_bfloat16()
-    result = compare(*steps, repeats=5)
+    result = compare(*steps, repeats=15)
     return Line(
         what=f"HyperBF, a training step of {BATCH} images{', bfloat16' * in_bfloat16}",
         peer=f"{name}: {BATCH / result.peer_seconds:.3g} images/s",
