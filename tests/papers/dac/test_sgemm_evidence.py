@@ -1,0 +1,70 @@
+"""SGEMM's evidence at the last epoch and at the best one: the table of docs/papers/dac.md, computed again."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from stages.evidence import EvidenceLine, read_lines
+
+REPOSITORY = Path(__file__).parents[3]
+PAGE = (REPOSITORY / "docs" / "papers" / "dac.md").read_text()
+ROWS = re.findall(
+    r"^\| (parameters|units) \| (\d+) \| (\d+) \| (\d) \| ([+−]\d\.\d\d) \| ([+−]\d\.\d\d) \|$",
+    PAGE,
+    flags=re.MULTILINE,
+)
+Errors = dict[str, list[tuple[float, float]]]
+
+
+@pytest.fixture(scope="module")
+def errors() -> Errors:
+    """Of each replicate the log of the last epoch's test error and of the best epoch's validation error.
+
+    Where an arm was trained in two environments, in the one with more replicates.
+    """
+    found: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    for line in read_lines(REPOSITORY / "data" / "evidence" / "dac-sgemm.jsonl", EvidenceLine):
+        (test,) = (one.value for one in line.result.metrics if one.metric == "log_mse")
+        validation = [epoch.val_loss for epoch in line.result.curves if epoch.val_loss is not None]
+        found[line.result.arm][line.result.environment_digest].append((test, math.log(min(validation))))
+    return {arm: max(places.values(), key=len) for arm, places in found.items()}
+
+
+def gains(errors: Errors, base: str, dac: str) -> list[float]:
+    """Nats by which DAC's mean is lower, at the last epoch and at the best."""
+    return [
+        statistics.mean(left) - statistics.mean(right)
+        for left, right in zip(zip(*errors[base], strict=True), zip(*errors[dac], strict=True), strict=True)
+    ]
+
+
+def test_every_pair_that_was_trained_is_in_the_table(errors: Errors) -> None:
+    known = {(kind, f"mlp-{base}x{depth}", f"dac-mlp-{dac}x{depth}") for kind, base, dac, depth, *_ in ROWS}
+    wider = {18: 25, 25: 35, 35: 50, 50: 71, 71: 100, 100: 141}
+    pairs = set()
+    for arm in errors:
+        if found := re.fullmatch(r"dac-mlp-(\d+)x(\d+)", arm):
+            width, depth = map(int, found.groups())
+            pairs |= {("units", f"mlp-{width}x{depth}", arm), ("parameters", f"mlp-{wider[width]}x{depth}", arm)}
+    assert known == {pair for pair in pairs if pair[1] in errors}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(row[:4]))
+def test_the_table_is_what_the_evidence_gives(errors: Errors, row: tuple[str, ...]) -> None:
+    _, base, dac, depth, *printed = row
+    found = gains(errors, f"mlp-{base}x{depth}", f"dac-mlp-{dac}x{depth}")
+    assert printed == [f"{gain:+.2f}".replace("-", "−") for gain in found]
+
+
+def test_seeds_agree_at_the_best_epoch_and_not_at_the_last(errors: Errors) -> None:
+    last, best = (
+        math.sqrt(statistics.mean(statistics.variance([one[place] for one in arm]) for arm in errors.values()))
+        for place in (0, 1)
+    )
+    assert f"{last:.2f} nats at the last epoch and {best:.2f} at the best" in PAGE
