@@ -10,7 +10,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
@@ -139,9 +139,8 @@ def has_bfloat16() -> bool:
 @contextmanager
 def pytorch_alone() -> Iterator[None]:
     """Networks as a plain script has them: without our C++, which their operators take where they find it."""
-    with ExitStack() as stack:
-        for module in (similarity_native, dac_native):
-            stack.enter_context(patch.object(module, "load_library", lambda source: None))
+    absent = {"load_library": lambda source: None}
+    with patch.multiple(similarity_native, **absent), patch.multiple(dac_native, **absent):
         yield
 
 

@@ -22,7 +22,7 @@ function chartConfig() {
     },
     axisX: { titleAnchor: window.innerWidth < 480 ? "end" : "middle" },
     axisY: { labelColor: color("--ink"), labelLimit: window.innerWidth / 3 },
-    legend: { labelColor: color("--ink"), labelFontSize: 13, labelLimit: 0, symbolSize: 110 },
+    legend: { labelColor: color("--ink"), labelFontSize: 13, symbolSize: 110 },
     view: { stroke: null },
     text: { color: color("--ink") },
     rule: { color: color("--ours") }, // the only rules are intervals of ours

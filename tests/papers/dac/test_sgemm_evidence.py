@@ -6,13 +6,14 @@ import math
 import re
 import statistics
 from collections import defaultdict
-from pathlib import Path
 
 import pytest
+from sqlalchemy import func, select
 
-from stages.evidence import EvidenceLine, read_lines
+from stages.recording import record
+from stages.results import open_results, tables
+from tests.project import REPOSITORY
 
-REPOSITORY = Path(__file__).parents[3]
 PAGE = (REPOSITORY / "docs" / "papers" / "dac.md").read_text()
 ROWS = re.findall(
     r"^\| (parameters|units) \| (\d+) \| (\d+) \| (\d) \| ([+−]\d\.\d\d) \| ([+−]\d\.\d\d) \|$",
@@ -23,17 +24,22 @@ Errors = dict[str, list[tuple[float, float]]]
 
 
 @pytest.fixture(scope="module")
-def errors() -> Errors:
-    """Of each replicate the log of the last epoch's test error and of the best epoch's validation error.
-
-    Where an arm was trained in two environments, in the one with more replicates.
-    """
-    found: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
-    for line in read_lines(REPOSITORY / "data" / "evidence" / "dac-sgemm.jsonl", EvidenceLine):
-        (test,) = (one.value for one in line.result.metrics if one.metric == "log_mse")
-        validation = [epoch.val_loss for epoch in line.result.curves if epoch.val_loss is not None]
-        found[line.result.arm][line.result.environment_digest].append((test, math.log(min(validation))))
-    return {arm: max(places.values(), key=len) for arm, places in found.items()}
+def errors(tmp_path_factory: pytest.TempPathFactory) -> Errors:
+    """Of each compared replicate the log of the last epoch's test error and of the best epoch's validation error."""
+    place = str(tmp_path_factory.mktemp("evidence") / "results.db")
+    record(REPOSITORY, place, evidence_only=True)
+    found: Errors = defaultdict(list)
+    wanted = (
+        select(tables.Result.arm, tables.Metric.value, func.min(tables.Epoch.val_loss))
+        .join(tables.Metric, tables.Metric.result_id == tables.Result.id)
+        .join(tables.Epoch, tables.Epoch.result_id == tables.Result.id)
+        .where(tables.Result.experiment == "dac-sgemm", tables.Result.is_selected, tables.Metric.metric == "log_mse")
+        .group_by(tables.Result.id, tables.Metric.value)
+    )
+    with open_results(place)() as session:
+        for arm, test, validation in session.execute(wanted):
+            found[arm].append((test, math.log(validation)))
+    return found
 
 
 def gains(errors: Errors, base: str, dac: str) -> list[float]:
