@@ -127,7 +127,7 @@ def train_run(
 
 def can_stack(device: str) -> bool:
     """Whether stacks are faster on this device, or can be trained at all."""
-    return pick_device(device).type == "cpu" and _compiles()
+    return _compiles(pick_device(device))
 
 
 def _first_line(error: Exception) -> str:
@@ -135,10 +135,10 @@ def _first_line(error: Exception) -> str:
 
 
 @cache
-def _compiles() -> bool:
+def _compiles(device: torch.device) -> bool:
     """Tried once: Inductor wants its compiler and Python's headers."""
     try:
-        torch.compile(lambda x: x.sin() + 1)(torch.zeros(8))
+        torch.compile(lambda x: x.sin() + 1)(torch.zeros(8, device=device))
     except Exception as error:  # noqa: BLE001  (whatever it is, the networks can be trained without)
         reason = _first_line(error)
         print(f"torch.compile fails here, so networks are trained one by one: {reason}", file=sys.stderr)
@@ -181,7 +181,9 @@ def train_stack(
         return train_stack(missing, progress=progress, should_stop=should_stop, publishing=publishing)
     task = make_task(read_rows(job.data, info, "train"), info, protocol, device)
     assert isinstance(task, Regression), "only networks of tables are stacked"
-    networks = [seeded_model(lambda: build_model(job.spec.model), spec.replicate) for spec in specs]
+    test = make_task(read_rows(job.data, info, "test"), info, protocol, device) if protocol.observe_test else None
+    assert test is None or isinstance(test, Regression), "as its training rows"
+    networks = [seeded_model(lambda: build_model(job.spec.model), spec.replicate).to(device) for spec in specs]
     with _flushing_denormals():
         stacked = fit_stack(
             networks,
@@ -190,6 +192,7 @@ def train_stack(
             protocol,
             [spec.replicate for spec in specs],
             is_compiled=True,
+            test=test,
             state=state,
             save=resume.save,
             progress=progress,

@@ -28,7 +28,7 @@ STACK_PREFIX, _MANIFEST = "stack-", "group.json"
 def is_worth_stacking(spec: RunSpec, rows: int) -> bool:
     """Whether the run is faster in a stack, even one of its own; `rows` are those of the data set's training part."""
     protocol = spec.protocol
-    is_plain = protocol.precision == "float32" and not (protocol.compile or protocol.observe_test)
+    is_plain = protocol.precision == "float32" and not protocol.compile
     has_known_parts = protocol.optimizer.name in ("adam", "adamw") and protocol.split.kind != "folds"
     is_narrow = spec.model.path in STACKED and spec.model.arguments.get("width", math.inf) <= WIDEST
     return is_plain and has_known_parts and is_narrow and _least_steps(spec, rows) >= MIN_STEPS

@@ -31,6 +31,7 @@ from stages.training.stopping import stops_early
 from stages.training.tables import Regression
 
 Step = Callable[[Tensor, Tensor], Tensor]
+_CUDA_REPORT_STEPS = 50  # a loss waits for the device
 
 
 class Stack(Interface):
@@ -119,6 +120,7 @@ def fit_stack(
     replicates: Sequence[Replicate],
     *,
     is_compiled: bool,
+    test: Regression | None = None,
     state: StackState | None = None,
     save: Callable[[StackState], None] = lambda state: None,
     progress: Callable[[Progress], None] = lambda progress: None,
@@ -126,12 +128,14 @@ def fit_stack(
 ) -> list[tuple[Outcome, float]]:
     """Train `networks` in place, all of them by one protocol; of each its curves, and its share of the seconds.
 
+    The networks are on the task's device.  `test` is measured after each epoch, for the curves and for nothing else.
+
     Raises:
         ValueError: an epoch's last batch is a single row, whose variance BatchNorm can't take.
         TrainingStopped: `should_stop` said so; the same call goes on from the last state that was saved.
     """
     training = _StackTraining(
-        networks, make_stack, task, protocol, replicates, is_compiled, save, progress, should_stop
+        networks, make_stack, task, protocol, replicates, is_compiled, test, save, progress, should_stop
     )
     return training.run(state)
 
@@ -145,20 +149,23 @@ class _StackTraining:
         protocol: Protocol,
         replicates: Sequence[Replicate],
         is_compiled: bool,
+        test: Regression | None,
         save: Callable[[StackState], None],
         progress: Callable[[Progress], None],
         should_stop: Callable[[], bool],
     ) -> None:
         self.networks, self.make_stack, self.replicates = networks, make_stack, replicates
-        self.task, self.protocol = task, protocol
-        self.is_compiled = is_compiled
+        self.task, self.protocol, self.test = task, protocol, test
+        self.is_compiled, self.device = is_compiled, task.device
         self.save, self.progress, self.should_stop = save, progress, should_stop
-        self.rows, self.validation = training_rows(len(task), protocol, replicates[0])  # the same for every seed
+        train_rows, validation_rows = training_rows(len(task), protocol, replicates[0])  # the same for every seed
+        self.rows, self.validation = train_rows.to(self.device), validation_rows.to(self.device)
         self.steps_per_epoch = steps_per_epoch(len(self.rows), protocol)
         if self._samples() - (self.steps_per_epoch - 1) * protocol.batch_size == 1:
             detail = f"{len(self.rows)} rows in batches of {protocol.batch_size} leave one for the last"
             raise ValueError(f"{detail}; BatchNorm takes two or more")
         self.total_steps = self.steps_per_epoch * protocol.epochs
+        self.report_every = _CUDA_REPORT_STEPS if self.device.type == "cuda" else 1
 
     def run(self, state: StackState | None) -> list[tuple[Outcome, float]]:
         if state is None:
@@ -212,7 +219,9 @@ class _StackTraining:
         self.predict: Callable[[Tensor], Tensor] = self._compile(self.stack.forward)
 
     def _compile(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        return torch.compile(function, dynamic=False) if self.is_compiled else function
+        if not self.is_compiled:
+            return function
+        return torch.compile(function, dynamic=False, mode="reduce-overhead" if self.device.type == "cuda" else None)
 
     @staticmethod
     def _open(state: StackState) -> list[int]:
@@ -222,9 +231,9 @@ class _StackTraining:
     def _epoch(self, state: StackState) -> None:
         """Train all members for an epoch; close it for those that are still open."""
         self.stack.train()
-        started, total = time.monotonic(), 0.0
-        losses = torch.zeros(self.steps_per_epoch, len(state.members), dtype=torch.float64)
-        samples = 0
+        started, samples = time.monotonic(), 0
+        losses = torch.zeros(self.steps_per_epoch, len(state.members), dtype=torch.float64, device=self.device)
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
         still_open = [state.members.index(place) for place in self._open(state)]
         for index, rows in enumerate(self._batches(state)):
             if self.should_stop():
@@ -232,9 +241,11 @@ class _StackTraining:
             step = state.epoch * self.steps_per_epoch + index
             losses[index] = self._step(rows, step)
             samples += rows.shape[1]
-            total += float(losses[index, still_open].mean()) * rows.shape[1]
-            elapsed = time.monotonic() - started
-            self._report(state.epoch, step + 1, total / samples, samples * len(still_open) / max(elapsed, 1e-9))
+            total += losses[index, still_open].mean() * rows.shape[1]
+            if (index + 1) % self.report_every == 0 or index + 1 == self.steps_per_epoch:
+                rate = samples * len(still_open) / max(time.monotonic() - started, 1e-9)
+                self._report(state.epoch, step + 1, float(total) / samples, rate)
+        losses = losses.cpu()  # waits for the device
         seconds = (time.monotonic() - started) / len(still_open)
         self._close(state, losses, seconds)
         self._shrink(state)
@@ -249,7 +260,9 @@ class _StackTraining:
             torch.randperm(len(self.rows), generator=generator_for(self.replicates[place], "order", state.epoch))
             for place in state.members
         ]
-        yield from self.rows[torch.stack(orders)].split(self.protocol.batch_size, dim=1)[: self.steps_per_epoch]
+        yield from self.rows[torch.stack(orders).to(self.device)].split(self.protocol.batch_size, dim=1)[
+            : self.steps_per_epoch
+        ]
 
     def _step(self, rows: Tensor, step: int) -> Tensor:
         """One optimiser step of all networks; their losses [M]."""
@@ -272,7 +285,11 @@ class _StackTraining:
         samples = self._samples()
         sizes[-1] = samples - (len(losses) - 1) * self.protocol.batch_size
         means = ((losses * sizes).sum(0) / samples).tolist()
-        validation = self._validate() if len(self.validation) else None
+        measured: dict[str, list[float]] = {}
+        if len(self.validation):
+            measured["val_loss"] = self._measure(self.task, self.validation)
+        if self.test is not None:
+            measured["test_loss"] = self._measure(self.test, torch.arange(len(self.test), device=self.device))
         for column, place in enumerate(state.members):
             if place in state.finished:
                 continue
@@ -288,8 +305,7 @@ class _StackTraining:
                 "lr": self.optimizer.param_groups[0]["lr"],
                 "train_loss": means[column],
             }
-            if validation is not None:
-                row["val_loss"] = validation[column]
+            row |= {name: values[column] for name, values in measured.items()}
             state.histories[place].append(row)
             state.epoch_seconds[place].append(seconds)
             state.last_losses[place] = float(losses[-1, column])
@@ -305,18 +321,18 @@ class _StackTraining:
         last = losses[index - 1] if index else state.last_losses[place]
         return {"step": step, "last_finite_step": step - 1, "last_finite_loss": last}
 
-    def _validate(self) -> list[float]:
-        """Mean squared error over the validation rows, of each network."""
+    def _measure(self, task: Regression, rows: Tensor) -> list[float]:
+        """Mean squared error over these rows of the task, of each network."""
         self.stack.eval()
         count = len(next(iter(self.stack.named_parameters()))[1])
-        sums, whole = torch.zeros(count, dtype=torch.float64), 0
+        sums, whole = torch.zeros(count, dtype=torch.float64, device=self.device), 0
         with torch.no_grad():
-            for features, targets in self.task.plain_batches(self.validation, self.protocol.batch_size):
+            for features, targets in task.plain_batches(rows, self.protocol.batch_size):
                 whole = whole or len(targets)
                 predict = self.predict if len(targets) == whole else self.stack.forward
                 predicted = predict(features.expand(count, *features.shape))
                 sums += (predicted - targets).square().sum(1, dtype=torch.float64)
-        return (sums / len(self.validation)).tolist()
+        return (sums / len(rows)).tolist()
 
     def _shrink(self, state: StackState) -> None:
         """Leave the networks that are over behind, once they are half of the stack."""

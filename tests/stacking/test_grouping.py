@@ -55,7 +55,7 @@ def shape(groups: Sequence[tuple[tuple[RunSpec, ...], bool]]) -> list[tuple[list
         (spec(epochs=MIN_STEPS // 100, early_stop=None), True),
         (spec(epochs=MIN_STEPS // 100 - 1, early_stop=None), False),
         (spec(precision="bfloat16"), False),
-        (spec(observe_test=True), False),
+        (spec(observe_test=True), True),
         (spec(optimizer=OptimizerSpec(name="sgd", lr=0.1)), False),
         (spec(split=SplitSpec(kind="folds", folds=5)), False),
         (spec(epochs=MIN_STEPS // 100, early_stop=None, split=SplitSpec(kind="fraction", fraction=0.1)), False),

@@ -15,7 +15,7 @@ from stages.papers.dac.mlp import DACMLP, MLP
 from stages.papers.dac.mlp_native import Stack
 from stages.run import EarlyStopSpec, ModelSpec, OptimizerSpec, Protocol, Replicate, SplitSpec
 from stages.stacking.loop import StackState, files_of_stack, fit_stack
-from stages.training.loop import Outcome, TrainingStopped, fit, seeded_model
+from stages.training.loop import Outcome, TrainingStopped, fit, measure, seeded_model
 from stages.training.tables import Regression, TableRows
 
 NETWORKS = pytest.mark.parametrize("network", [MLP, DACMLP])
@@ -120,6 +120,25 @@ def test_compiled_it_is_the_same(network: type[MLP | DACMLP]) -> None:
     expected, _ = alone(network)
     compiled = fit_stack(networks(network), Stack, table(), PROTOCOL, REPLICATES, is_compiled=True)
     assert_like(compiled, expected, relative=2e-3)
+
+
+def test_the_test_set_is_in_the_curves_and_changes_nothing_else() -> None:
+    test = table(90)
+    built, singles = networks(MLP), networks(MLP)
+    watched = [
+        outcome for outcome, _ in fit_stack(built, Stack, table(), PROTOCOL, REPLICATES, is_compiled=True, test=test)
+    ]
+    unwatched = fit_stack(networks(MLP), Stack, table(), PROTOCOL, REPLICATES, is_compiled=True)
+    for outcome, (without, _), single, replicate in zip(watched, unwatched, singles, REPLICATES, strict=True):
+        observed = fit(
+            single, table(), PROTOCOL, replicate, observe=lambda model: {"test_loss": measure(model, test)["loss"]}
+        )
+        for row, expected in zip(outcome.history, observed.history, strict=True):
+            assert row["test_loss"] == pytest.approx(expected["test_loss"], rel=2e-3)
+            assert list(row) == list(expected)
+        assert [row | {"test_loss": None} for row in outcome.history] == [
+            row | {"test_loss": None} for row in without.history
+        ]
 
 
 def test_each_network_stops_by_its_own_losses_and_the_rest_go_on() -> None:
