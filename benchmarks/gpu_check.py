@@ -110,6 +110,7 @@ def lines(device: torch.device, steps: int, folder: Path | None) -> Iterator[dic
         agrees = abs(ours - reference) <= TOLERANCE * abs(reference)
         yield {"check": "loss follows the CPU's", "arm": name, "ours": ours, "cpu": reference, "ok": agrees}
     yield from gpu_training.stacks(device)
+    yield from gpu_training.trained_stacks(device)
     yield from gpu_training.training_steps(device)
     if folder:
         yield real_epochs(folder, device)

@@ -19,7 +19,7 @@ from stages.recording import record
 from stages.results import Base
 
 SELECTED_RUNS, TIMES, EPOCHS = 1400, 100, 25
-METRICS = ("accuracy", "best_epoch_accuracy", "calibration_error", "loss", "log_mse", "perplexity")
+METRICS = ("accuracy", "best_epoch_accuracy", "calibration_error", "loss", "selected_log_mse", "perplexity")
 PROFILES = ("paper", "quick", "smoke")
 
 

@@ -50,18 +50,26 @@ def score(
         return _score_images(predictor, test_set, history, (parameters, cost))
     task = make_task(test_set, info, protocol, predictor.device)
     loss = measure(predictor.network, task)["loss"]
-    measured = _of_table(loss, info) if info.kind == "table" else _of_text(loss, len(task) * info.shape[0])
+    measured = _of_table(loss, info, history) if info.kind == "table" else _of_text(loss, len(task) * info.shape[0])
     per, parts = ("row", 1) if info.kind == "table" else ("token", info.shape[0])
     cost = Measurement(metric=f"flops_per_{per}", split="none", value=flops / parts)
     return Scores(metrics=(*measured, parameters, cost))
 
 
-def _of_table(loss: float, info: PackedInfo) -> list[Measurement]:
-    """Mean squared error, in squares of the target's unit, and its natural logarithm, which the DAC paper compares."""
+def _of_table(loss: float, info: PackedInfo, history: Sequence[Mapping[str, Any]]) -> list[Measurement]:
+    """Mean squared error, in squares of the target's unit, and its natural logarithm, which the DAC paper compares.
+
+    Of the last epoch's weights; and of the epoch with the least validation error, where the curves have both errors.
+    """
+    errors = {"": loss}
+    watched = [row for row in history if "val_loss" in row and "test_loss" in row]
+    if watched:
+        errors["selected_"] = float(min(watched, key=lambda row: row["val_loss"])["test_loss"])
     n = info.test_images
     return [
-        Measurement(metric="mse", split="test", value=loss, n=n),
-        Measurement(metric="log_mse", split="test", value=math.log(loss), n=n),
+        Measurement(metric=f"{epoch}{metric}", split="test", value=value, n=n)
+        for epoch, error in errors.items()
+        for metric, value in (("mse", error), ("log_mse", math.log(error)))
     ]
 
 

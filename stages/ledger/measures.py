@@ -19,6 +19,7 @@ from stages.verdicts.looks import Looks, complete_look
 COSTS = ("train_seconds", "samples_per_second", "train_tokens_per_second", "peak_memory_bytes")
 FAILED_FACTOR = 10.0
 """A training failed when it diverged or its error is this many times the median of its size; DAC gives no level."""
+_FAILED_METRIC = "selected_mse"
 
 
 class NotMeasured(LookupError):
@@ -130,12 +131,12 @@ def average(samples: Sequence[Sample]) -> Sample:
 
 def count_failed(trials: Sequence[Trial], peers: Sequence[Trial]) -> tuple[int, int]:
     """(failed, all) of `trials`; what is usual is the median test error of them and their `peers` of like size."""
-    errors = [value for trial in (*trials, *peers) if (value := _read("mse", trial)) is not None]
+    errors = [value for trial in (*trials, *peers) if (value := _read(_FAILED_METRIC, trial)) is not None]
     if not errors:
-        raise NotMeasured("no result holds a test mse, so nothing tells a failed training")
+        raise NotMeasured(f"no result holds {_FAILED_METRIC}, so nothing tells a failed training")
     limit = FAILED_FACTOR * median(errors)
     failed = 0
     for trial in trials:
-        value = _read("mse", trial)
+        value = _read(_FAILED_METRIC, trial)
         failed += trial.result.status == "diverged" or value is None or value > limit
     return failed, len(trials)

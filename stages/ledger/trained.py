@@ -90,7 +90,7 @@ def margin_of_value(claim: ClaimLine, margins: Margins) -> float:
     value, precision = claim.value or 0.0, claim.precision or 0.0
     if claim.unit == "fraction":
         return (margins.accuracy if claim.better == "higher" else margins.error)(value, precision)
-    if claim.metric == "log_mse":
+    if claim.metric.endswith("log_mse"):
         return margins.log_mse(value)
     if claim.unit == "bytes":
         return margins.memory(value, precision)
@@ -99,7 +99,7 @@ def margin_of_value(claim: ClaimLine, margins: Margins) -> float:
 
 def _margin_of_gain(claim: ClaimLine, margins: Margins) -> float:
     gain = claim.value or 0.0
-    if claim.metric == "log_mse":
+    if claim.metric.endswith("log_mse"):
         return margins.log_mse(gain)
     return margins.difference(gain) if gain else margins.comparable()
 

@@ -29,8 +29,28 @@ _INFOS = (
     ),
     MetricInfo(name="loss", title="Test loss", unit="nats", better="lower", split="test"),
     MetricInfo(name="calibration_error", title="Calibration error", unit="fraction", better="lower", split="test"),
-    MetricInfo(name="mse", title="Test mean squared error", unit="", better="lower", split="test"),
-    MetricInfo(name="log_mse", title="Log of the test mean squared error", unit="nats", better="lower", split="test"),
+    MetricInfo(name="mse", title="Test mean squared error, last epoch", unit="", better="lower", split="test"),
+    MetricInfo(
+        name="log_mse",
+        title="Log of the test mean squared error, last epoch",
+        unit="nats",
+        better="lower",
+        split="test",
+    ),
+    MetricInfo(
+        name="selected_mse",
+        title="Test mean squared error, best validation epoch",
+        unit="",
+        better="lower",
+        split="test",
+    ),
+    MetricInfo(
+        name="selected_log_mse",
+        title="Log of the test mean squared error, best validation epoch",
+        unit="nats",
+        better="lower",
+        split="test",
+    ),
     MetricInfo(name="parameters", title="Parameters", unit="count", better="lower", split="none"),
     MetricInfo(name="flops_per_image", title="FLOPs per image", unit="flop", better="lower", split="none"),
     MetricInfo(name="flops_per_row", title="FLOPs per row", unit="flop", better="lower", split="none"),
@@ -45,7 +65,7 @@ METRICS: Mapping[str, MetricInfo] = {info.name: info for info in _INFOS}
 
 SHOWN_METRICS: Mapping[str, tuple[str, ...]] = {
     "images": ("accuracy", "best_epoch_accuracy", "loss", "calibration_error", "inference_time"),
-    "table": ("log_mse", "mse", "inference_time"),
+    "table": ("log_mse", "selected_log_mse", "mse", "selected_mse", "inference_time"),
     "text": ("loss", "perplexity", "inference_time"),
 }
 """What a reader compares models by, for each kind of data; the first one unless another is asked for."""

@@ -23,7 +23,7 @@ def grid(gain: float, pairs: tuple[str, ...] = ("25x5", "50x5", "50x8")) -> dict
 
 
 def test_a_gain_is_the_mean_over_the_pairs_that_have_results() -> None:
-    lines = results("dac-sgemm", grid(0.25), metric="log_mse")
+    lines = results("dac-sgemm", grid(0.25), metric="selected_log_mse")
     (gain,) = judge(claims()[GAIN], entered=trials(lines))
     assert gain.ours == pytest.approx(0.25)
     assert gain.verdict.status is Status.SUPPORTED
@@ -34,13 +34,13 @@ def test_a_gain_is_the_mean_over_the_pairs_that_have_results() -> None:
 
 def test_pyramids_are_no_pairs_of_figure_4() -> None:
     values = grid(0.25) | grid(9.0, ("pyramid-50x5",))
-    (gain,) = judge(claims()[GAIN], entered=trials(results("dac-sgemm", values, metric="log_mse")))
+    (gain,) = judge(claims()[GAIN], entered=trials(results("dac-sgemm", values, metric="selected_log_mse")))
     assert gain.ours == pytest.approx(0.25)
 
 
 def test_an_arm_without_its_partner_enters_nothing() -> None:
     values = grid(0.25) | {"dac-mlp-100x5": [-99.0] * 5}
-    (gain,) = judge(claims()[GAIN], entered=trials(results("dac-sgemm", values, metric="log_mse")))
+    (gain,) = judge(claims()[GAIN], entered=trials(results("dac-sgemm", values, metric="selected_log_mse")))
     assert gain.ours == pytest.approx(0.25)
     assert "dac-mlp-100x5" not in {entry.arm for entry in gain.entries}
 
@@ -48,17 +48,19 @@ def test_an_arm_without_its_partner_enters_nothing() -> None:
 def test_a_replicate_that_diverged_in_one_pair_is_lost_to_the_mean() -> None:
     values = grid(0.25)
     values["dac-mlp-50x5"][4] = None
-    (gain,) = judge(claims()[GAIN], entered=trials(results("dac-sgemm", values, metric="log_mse")))
+    (gain,) = judge(claims()[GAIN], entered=trials(results("dac-sgemm", values, metric="selected_log_mse")))
     assert gain.verdict.n_diverged == 1
     assert gain.verdict.status is Status.UNRESOLVED, "the arm ahead has it"
 
 
 def test_a_training_failed_when_it_diverged_or_is_far_from_its_size() -> None:
-    lines = results("dac-sgemm", {"mlp-25x5": [0.01, 0.012, None, 0.2], "dac-mlp-25x5": [0.01] * 4}, metric="mse")
+    lines = results(
+        "dac-sgemm", {"mlp-25x5": [0.01, 0.012, None, 0.2], "dac-mlp-25x5": [0.01] * 4}, metric="selected_mse"
+    )
     base, dac = ([trial for trial in trials(lines) if trial.result.arm == arm] for arm in ("mlp-25x5", "dac-mlp-25x5"))
     assert count_failed(base, dac) == (2, 4)
     assert count_failed(dac, base) == (0, 4)
-    with pytest.raises(NotMeasured, match="no result holds a test mse"):
+    with pytest.raises(NotMeasured, match="no result holds selected_mse"):
         count_failed(trials(results("dac-sgemm", {"mlp-25x5": [0.5]}, metric="accuracy")), [])
 
 
@@ -72,7 +74,7 @@ def whole_grid(failed_base: int) -> dict[str, list[float | None]]:
 
 def test_failures_are_counted_once_over_the_whole_grid() -> None:
     ids = ("dac.sgemm.fail.base", "dac.sgemm.fail.dac")
-    lines = results("dac-sgemm", whole_grid(8), metric="mse")
+    lines = results("dac-sgemm", whole_grid(8), metric="selected_mse")
     base, dac = judge(*(claims()[i] for i in ids), entered=trials(lines))
     assert base.ours == pytest.approx(8 / 290)
     assert "Ours 8 of 290 − the paper's 15 of 576" in base.verdict.explanation
@@ -86,5 +88,5 @@ def test_failures_are_counted_once_over_the_whole_grid() -> None:
 
 def test_log_mse_is_averaged_as_a_logarithm() -> None:
     values = {"mlp-25x5": [math.log(0.01), math.log(0.04)] * 2, "dac-mlp-25x5": [math.log(0.01)] * 4}
-    (gain,) = judge(claims()[GAIN], entered=trials(results("dac-sgemm", values, metric="log_mse")))
+    (gain,) = judge(claims()[GAIN], entered=trials(results("dac-sgemm", values, metric="selected_log_mse")))
     assert gain.ours == pytest.approx(math.log(4) / 3), "the first three of four replicates are a planned look"

@@ -91,6 +91,16 @@ def test_worker_trains_a_table_and_its_checkpoint_is_scored_by_mean_square(tmp_p
     assert values["mse"].value == pytest.approx(expected, rel=1e-5)
     assert values["log_mse"].value == pytest.approx(math.log(expected), rel=1e-5)
     assert values["mse"].n == 40
+    assert "selected_mse" not in values
+    epochs = [
+        {"val_loss": 0.2, "test_loss": 0.1},
+        {"val_loss": 0.1, "test_loss": 0.3},
+        {"val_loss": 0.3, "test_loss": 0.2},
+    ]
+    watched = score(predictor, read_rows(folder, info, "test"), info, PROTOCOL, epochs, flops)
+    selected = {measurement.metric: measurement.value for measurement in watched.metrics}
+    assert (selected["selected_mse"], selected["selected_log_mse"]) == (0.3, math.log(0.3)), "not the least test error"
+    assert selected["mse"] == values["mse"].value
     assert values["flops_per_row"].value == 2 * (3 * 16 + 16 * 16 + 16)
     assert scores.correct is scores.confusion is None
     with pytest.raises(CheckpointError, match="answers to a table, not to images"):
