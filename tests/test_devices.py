@@ -1,0 +1,155 @@
+"""Everything of a training step is on the device of its data, seen without one: PyTorch's fake CUDA tensors.
+
+They have shapes, types and a device but no numbers, and refuse an operation on tensors of two devices.  Backward passes
+want a real device (`python -m benchmarks.gpu_check`); an optimiser of PyTorch's steps with gradients made up here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from stages.budget import PlannedRun, plan_runs
+from stages.experiment import DatasetSource, load_params
+from stages.papers import build_model
+from stages.papers.dac.mlp import DACMLP, MLP
+from stages.papers.dac.mlp_native import Stack
+from stages.run import OptimizerSpec, Protocol, Replicate, SplitSpec
+from stages.stacking.loop import StackState, _StackTraining
+from stages.training.images import ImageClassification, LabelledImages
+from stages.training.images_native import with_fast_batches
+from stages.training.loop import Task
+from stages.training.optimizer import build_optimizer
+from stages.training.tables import Regression, TableRows
+from stages.training.tokens import NextToken, TokenWindows
+from tests.project import REPOSITORY
+
+GPU = torch.device("cuda:0")
+PYTORCHS_OWN = ("sgd", "adam", "adamw")
+ROWS, BATCH = 16, 4
+
+
+def runs() -> Iterator[tuple[PlannedRun, DatasetSource]]:
+    """One of each network and optimiser."""
+    params = load_params(REPOSITORY)
+    seen = set()
+    for experiment in params.experiments.values():
+        source = params.datasets[experiment.dataset]
+        for run in plan_runs(experiment, params.profiles["paper"], source, every_role=True):
+            kind = run.model.path, run.protocol.optimizer.name
+            if kind not in seen:
+                seen.add(kind)
+                yield run, source
+
+
+def on_gpu(model: nn.Module) -> nn.Module:
+    """`model.to("cuda")` for parameters and buffers without numbers; what is neither stays where it was."""
+    moved: dict[int, Tensor] = {}
+
+    def move(tensor: Tensor) -> Tensor:
+        if id(tensor) not in moved:
+            empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=GPU)
+            is_parameter = isinstance(tensor, nn.Parameter)
+            moved[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
+        return moved[id(tensor)]
+
+    for module in model.modules():
+        for own in (module._parameters, module._buffers):
+            own |= {name: move(tensor) for name, tensor in own.items() if tensor is not None}
+    return model
+
+
+def task_on_gpu(source: DatasetSource, protocol: Protocol) -> Task:
+    if source.kind == "table":
+        return Regression(TableRows(torch.zeros(ROWS, *source.shape, device=GPU), torch.zeros(ROWS, device=GPU)))
+    if source.kind == "text":
+        tokens = torch.zeros(ROWS * source.shape[0] + 1, dtype=torch.uint8, device=GPU)
+        return NextToken(TokenWindows(tokens, source.shape[0]), protocol)
+    images = torch.zeros(ROWS, *source.shape, dtype=torch.uint8, device=GPU)
+    labels = torch.zeros(ROWS, dtype=torch.int64, device=GPU)
+    return with_fast_batches(ImageClassification(LabelledImages(images, labels), protocol))
+
+
+def step(model: nn.Module, task: Task, protocol: Protocol) -> torch.Tensor:
+    """As the loop's, without a backward pass; returns the scores."""
+    inputs, targets = task.training_batch(torch.arange(BATCH, device=GPU), torch.Generator().manual_seed(0))
+    outputs = model(inputs)
+    loss = task.loss(outputs, targets)
+    if protocol.optimizer.name in PYTORCHS_OWN:
+        optimizer = build_optimizer(model, protocol.optimizer)
+        for parameter in model.parameters():
+            parameter.grad = torch.empty_like(parameter)
+        optimizer.step()
+    model.eval()
+    for inputs, targets in task.plain_batches(torch.arange(BATCH, device=GPU), BATCH):
+        task.loss(model(inputs), targets)
+    return task.sums(outputs.detach(), targets, loss.detach())
+
+
+@pytest.mark.parametrize(
+    ("run", "source"),
+    [
+        pytest.param(*both, id=f"{both[0].model.path.rpartition(':')[2]}-{both[0].protocol.optimizer.name}")
+        for both in runs()
+    ],
+)
+def test_a_step_has_all_its_tensors_on_the_device(run: PlannedRun, source: DatasetSource) -> None:
+    model = build_model(run.model)
+    with FakeTensorMode():
+        scores = step(on_gpu(model), task_on_gpu(source, run.protocol), run.protocol)
+    assert scores.device == GPU
+
+
+@pytest.mark.parametrize("network", [MLP, DACMLP])
+def test_a_stacks_forward_pass_has_all_its_tensors_on_the_device(network: type[MLP | DACMLP]) -> None:
+    protocol = Protocol(
+        optimizer=OptimizerSpec(name="adam", lr=0.01, weight_decay=0.01, decay="kernels"),
+        batch_size=BATCH,
+        epochs=1,
+        split=SplitSpec(kind="fraction", fraction=0.25),
+    )
+    networks = [network(in_features=3, depth=2, width=5) for _ in range(2)]
+    with FakeTensorMode():
+        task = Regression(TableRows(torch.zeros(ROWS, 3, device=GPU), torch.zeros(ROWS, device=GPU)))
+        replicates = [Replicate(seed=seed) for seed in range(2)]
+        training = _StackTraining(
+            [on_gpu(one) for one in networks], Stack, task,  # type: ignore[arg-type]
+            protocol, replicates, False, task,
+            lambda state: None, lambda progress: None, lambda: False,
+        )  # fmt: skip
+        training._build([0, 1])
+        members = StackState(0, [0, 1], [], [], [], [], [])
+        for rows in training._batches(members):
+            features, targets = task.data.features[rows], task.data.targets[rows]
+            assert rows.device == training.stack.losses(features, targets).device == GPU
+    assert {tensor.device for tensor in training.stack.state_dict().values()} == {GPU}
+
+
+class Forgetful(nn.Module):
+    """Has one tensor that no `to` moves, and makes another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+        self.scale = torch.ones(3)
+        self.is_made_anew = False
+
+    def forward(self, features: Tensor) -> Tensor:
+        scaled: Tensor = self.layer(features * (torch.ones(3) if self.is_made_anew else self.scale))
+        return scaled
+
+
+@pytest.mark.parametrize("is_made_anew", [False, True])
+def test_a_tensor_that_was_left_on_the_cpu_is_found(is_made_anew: bool) -> None:
+    protocol = Protocol(optimizer=OptimizerSpec(name="sgd", lr=0.1), batch_size=BATCH, epochs=1)
+    model = Forgetful()
+    model.is_made_anew = is_made_anew
+    with FakeTensorMode():
+        task = Regression(TableRows(torch.zeros(ROWS, 3, device=GPU), torch.zeros(ROWS, device=GPU)))
+        on_gpu(model)
+        with pytest.raises(Exception, match=r"at least two devices|convert all Tensors to FakeTensors"):
+            step(model, task, protocol)
