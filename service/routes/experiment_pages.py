@@ -13,7 +13,7 @@ from service.curves import Curve, known_curves, list_curves
 from service.dependencies import ResultsSession, parts_of
 from service.errors import declared
 from service.specs import lay_side_by_side
-from stages.results import Arm, Experiment, UnknownArm
+from stages.results import METRICS, SHOWN_METRICS, Arm, Experiment, UnknownArm
 
 router = APIRouter(include_in_schema=False)
 CURVES_AT_ONCE = 8
@@ -28,6 +28,7 @@ def show_experiment(
     profile: str | None = None,
     arm: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006
     curve: Curve | None = None,
+    metric: str | None = None,
     cost: str | None = None,
     left: str | None = None,
     right: str | None = None,
@@ -39,7 +40,7 @@ def show_experiment(
     for wanted in (*arm, left, right):
         if wanted is not None and wanted not in known:
             raise UnknownArm(wanted[:80], known)
-    found = compare(Question(dataset=experiment.dataset, profile=profile))
+    found = compare(Question(dataset=experiment.dataset, profile=profile, metric=metric))
     comparison = next(item for item in found if item.experiment == name)
     is_real = comparison.provenance not in (None, "embedded")
     trained = [item.arm for item in comparison.arms if item.run_keys] if is_real else []
@@ -50,6 +51,7 @@ def show_experiment(
     spent = {key: {getattr(item.cost, key) for item in comparison.arms} - {None} for key in COSTS}
     costs = sorted((key for key in COSTS if spent[key]), key=lambda key: len(spent[key]) < 2)  # equal costs last
     against = cost if cost in costs else next(iter(costs), None)
+    kind = queries.find_dataset(session, experiment.dataset).kind
     pair = _pair(experiment, left, right)
     return parts_of(request).templates.TemplateResponse(
         request,
@@ -65,6 +67,7 @@ def show_experiment(
             "curve": chosen,
             "curves_chart": band_chart(comparison, points, chosen) if chosen and points else None,
             "replicates": max((point.replicates for point in points), default=0),
+            "metrics": {name: METRICS[name].title for name in SHOWN_METRICS[kind]},
             "costs": {key: COSTS[key] for key in costs},
             "cost": against,
             "cost_chart": cost_chart(comparison, against) if against and is_real else None,

@@ -68,6 +68,18 @@ def test_cost_stands_against_the_compared_metric(client: TestClient) -> None:
         assert (row["low"], row["high"]) == pytest.approx((100 * arm["ours"]["low"], 100 * arm["ours"]["high"]))
 
 
+def test_the_result_that_a_cost_stands_against_can_be_chosen(client: TestClient) -> None:
+    html = client.get("/experiments/ninformer-mnist?metric=loss&cost=parameters").text
+    assert re.findall(r'<option value="(\w+)" selected>Test loss', html) == ["loss"]
+    (comparison,) = client.get("/compare?dataset=mnist&metric=loss").json()["comparisons"]
+    rows = {row["model"]: row["value"] for row in chart(html, "cost")["data"]["values"]}
+    assert rows == {arm["title"]: pytest.approx(arm["ours"]["mean"]) for arm in comparison["arms"]}
+    unmeasured = client.get("/experiments/ninformer-mnist?metric=mse").text
+    assert "No model has both" in unmeasured and '<select name="metric">' in unmeasured
+    refused = client.get("/experiments/ninformer-mnist?metric=acc")
+    assert refused.status_code == 422 and "known: accuracy" in refused.text
+
+
 def test_only_what_differs_between_two_arms_is_shown_unless_all_is_asked_for(client: TestClient) -> None:
     chosen = "/experiments/ninformer-mnist?left=vit&right=ninformer"
     experiment = client.get("/api/v1/experiments/ninformer-mnist").json()
