@@ -33,7 +33,7 @@ from stages.ops.dropout_native import with_fast_dropout
 from stages.papers import build_model
 from stages.run import RunSpec, canonical_json
 from stages.stacking.grouping import remember, stack_id
-from stages.stacking.loop import StackState, code_of_stack, fit_stack, stack_class
+from stages.stacking.loop import StackState, code_of_stack, fit_stack, mode_of, stack_class
 from stages.store import RunStore, write_atomically
 from stages.training.energy import EnergyMeter, energy_joules
 from stages.training.environment import (
@@ -126,7 +126,7 @@ def train_run(
 
 
 def can_stack(device: str) -> bool:
-    """Whether stacks are faster on this device, or can be trained at all."""
+    """Whether stacks can be compiled for this device, without which they are no faster."""
     return _compiles(pick_device(device))
 
 
@@ -138,7 +138,9 @@ def _first_line(error: Exception) -> str:
 def _compiles(device: torch.device) -> bool:
     """Tried once: Inductor wants its compiler and Python's headers."""
     try:
-        torch.compile(lambda x: x.sin() + 1)(torch.zeros(8, device=device))
+        tried = torch.compile(lambda x: (x.sin() + 1).sum(), mode=mode_of(device))
+        for _ in range(3):  # a graph is recorded in the second call
+            tried(torch.zeros(8, device=device, requires_grad=True)).backward()
     except Exception as error:  # noqa: BLE001  (whatever it is, the networks can be trained without)
         reason = _first_line(error)
         print(f"torch.compile fails here, so networks are trained one by one: {reason}", file=sys.stderr)

@@ -6,12 +6,13 @@ want a real device (`python -m benchmarks.gpu_check`); an optimiser of PyTorch's
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from stages.budget import PlannedRun, plan_runs
 from stages.experiment import DatasetSource, load_params
@@ -19,7 +20,7 @@ from stages.papers import build_model
 from stages.papers.dac.mlp import DACMLP, MLP
 from stages.papers.dac.mlp_native import Stack
 from stages.run import OptimizerSpec, Protocol, Replicate, SplitSpec
-from stages.stacking.loop import StackState, _StackTraining
+from stages.stacking.loop import StackState, fit_stack
 from stages.training.images import ImageClassification, LabelledImages
 from stages.training.images_native import with_fast_batches
 from stages.training.loop import Task
@@ -104,29 +105,58 @@ def test_a_step_has_all_its_tensors_on_the_device(run: PlannedRun, source: Datas
     assert scores.device == GPU
 
 
+def numbers(tensor: Tensor) -> list[float]:
+    """What stands in for a fake tensor's numbers: of several networks the first two have diverged."""
+    return [math.nan if place < 2 < len(tensor) else 0.0 for place in range(len(tensor))]
+
+
+def fill_gradients(loss: Tensor, stack: nn.Module) -> None:
+    assert loss.device == GPU
+    for parameter in stack.parameters():
+        parameter.grad = torch.empty_like(parameter)
+
+
 @pytest.mark.parametrize("network", [MLP, DACMLP])
-def test_a_stacks_forward_pass_has_all_its_tensors_on_the_device(network: type[MLP | DACMLP]) -> None:
+def test_a_stack_trains_measures_and_shrinks_on_the_device(
+    network: type[MLP | DACMLP], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two epochs of three networks with a smaller last batch; of the first one a single network is left."""
+    stacks: list[Stack] = []
+    states: list[StackState] = []
+
+    def make_stack(networks: Sequence[MLP | DACMLP]) -> Stack:
+        stacks.append(Stack(networks))
+        return stacks[-1]
+
+    monkeypatch.setattr(FakeTensor, "tolist", numbers)
+    monkeypatch.setattr(FakeTensor, "__float__", lambda tensor: 0.0)
+    monkeypatch.setattr(FakeTensor, "backward", lambda loss: fill_gradients(loss, stacks[-1]), raising=False)
     protocol = Protocol(
         optimizer=OptimizerSpec(name="adam", lr=0.01, weight_decay=0.01, decay="kernels"),
         batch_size=BATCH,
-        epochs=1,
-        split=SplitSpec(kind="fraction", fraction=0.25),
+        epochs=2,
+        split=SplitSpec(kind="fraction", fraction=0.1),
     )
-    networks = [network(in_features=3, depth=2, width=5) for _ in range(2)]
+    networks = [network(in_features=3, depth=2, width=5) for _ in range(3)]
     with FakeTensorMode():
         task = Regression(TableRows(torch.zeros(ROWS, 3, device=GPU), torch.zeros(ROWS, device=GPU)))
-        replicates = [Replicate(seed=seed) for seed in range(2)]
-        training = _StackTraining(
-            [on_gpu(one) for one in networks], Stack, task,  # type: ignore[arg-type]
-            protocol, replicates, False, task,
-            lambda state: None, lambda progress: None, lambda: False,
-        )  # fmt: skip
-        training._build([0, 1])
-        members = StackState(0, [0, 1], [], [], [], [], [])
-        for rows in training._batches(members):
-            features, targets = task.data.features[rows], task.data.targets[rows]
-            assert rows.device == training.stack.losses(features, targets).device == GPU
-    assert {tensor.device for tensor in training.stack.state_dict().values()} == {GPU}
+        outcomes = fit_stack(
+            [on_gpu(one) for one in networks],
+            make_stack,  # type: ignore[arg-type]
+            task,
+            protocol,
+            [Replicate(seed=seed) for seed in range(3)],
+            is_compiled=False,
+            test=task,
+            save=states.append,
+        )
+    assert [len(outcome.history) for outcome, _ in outcomes] == [0, 0, 2]
+    assert [*outcomes[2][0].history[-1]][-3:] == ["train_loss", "val_loss", "test_loss"]
+    assert [len(stack.state_dict()["head/weight"]) for stack in stacks] == [3, 1]
+    (state,) = states
+    moments = state.optimizer["state"].values()  # type: ignore[index]
+    kept = [*state.stack.values(), *(moment["exp_avg"] for moment in moments)]  # type: ignore[union-attr]
+    assert {tensor.device for tensor in kept} == {GPU}
 
 
 class Forgetful(nn.Module):

@@ -51,7 +51,7 @@ def show_comparison(
             "overview": overview,
             "dataset": chosen,
             "profile": profile,
-            "metric": METRICS[metric or SHOWN_METRICS[chosen.kind][0]],
+            "metric": comparisons[0].metric if comparisons else METRICS[metric or SHOWN_METRICS[chosen.kind][0]],
             "metrics": [METRICS[name] for name in SHOWN_METRICS[chosen.kind]],
             "comparisons": comparisons,
             "charts": [comparison_chart(comparison) for comparison in comparisons],

@@ -19,8 +19,8 @@ from stages.results import tables
 from stages.results.database import UnknownDataset, UnknownMetric, UnknownPaper, UnknownProfile
 from stages.results.estimates import (
     COST_COLUMNS,
+    FIRST_METRICS,
     METRICS,
-    SHOWN_METRICS,
     ArmComparison,
     CostSummary,
     Difference,
@@ -52,7 +52,7 @@ def compare(
 ) -> list[ExperimentComparison]:
     """Every experiment that fits, in the order of params.yaml, each under its best conditions (or `profile`'s).
 
-    `metric` None: the first of those that its kind of data is compared by.
+    `metric` None: the first of those that its kind of data is compared by and its results hold.
 
     Raises:
         UnknownName: a dataset, paper, profile or metric that isn't there; the message lists what is.
@@ -71,7 +71,8 @@ def compare(
         query = query.where(tables.Experiment.name == experiment)
     experiments = session.scalars(query).all()
     kinds = {row.name: row.kind for row in session.execute(select(tables.Dataset.name, tables.Dataset.kind))}
-    chosen = {item.name: METRICS[metric or SHOWN_METRICS[kinds[item.dataset]][0]] for item in experiments}
+    named = {kind: (metric,) if metric else names for kind, names in FIRST_METRICS.items()}
+    chosen = {item.name: [METRICS[name] for name in named[kinds[item.dataset]]] for item in experiments}
     facts = load_facts(session, chosen)
     return [_compare_experiment(item, facts, chosen[item.name], profile) for item in experiments]
 
@@ -89,12 +90,13 @@ _PAIR = ("baseline", "proposed")
 
 
 def _compare_experiment(
-    experiment: tables.Experiment, facts: Facts, metric: MetricInfo, profile: str | None
+    experiment: tables.Experiment, facts: Facts, metrics: Sequence[MetricInfo], profile: str | None
 ) -> ExperimentComparison:
     groups = _conditions(facts.runs.get(experiment.name, []), facts.ranks)
     profiles = tuple(dict.fromkeys(group[0].profile for group in groups))
     group = next((group for group in groups if profile in (None, group[0].profile)), [])
     first = group[0] if group else None
+    metric = next((item for item in metrics if any(_holds(result, item) for result in group)), metrics[0])
     shown = {result.arm for result in group} | {arm for _, name, arm in facts.claims if name == experiment.name}
     by_arm = defaultdict(list)
     for result in group:
@@ -189,6 +191,10 @@ def _compare_arm(
     )
 
 
+def _holds(result: ComparedRun, metric: MetricInfo) -> bool:
+    return (metric.name, metric.split) in result.numbers
+
+
 def _values(results: Sequence[ComparedRun], metric: MetricInfo) -> list[tuple[float, int | None]]:
     if metric.split is None:
         costs = [result.cost for result in results if result.cost is not None]
@@ -210,7 +216,7 @@ def _estimate(results: Sequence[ComparedRun], metric: MetricInfo, *, has_populat
         low, high = t_interval(values, std=std)
         missing = None
     else:
-        missing = "no finished replicate" if not values else "one replicate: an interval needs two"
+        missing = "one replicate: an interval needs two" if values else _why_none(results, metric)
     if has_population and values and n_test is not None and metric.name == "accuracy":
         bounds = wilson_interval(fmean(values), n_test)
         population = Population(low=bounds[0], high=bounds[1], n_test=n_test)
@@ -225,6 +231,11 @@ def _estimate(results: Sequence[ComparedRun], metric: MetricInfo, *, has_populat
         n_test=n_test,
         population=population,
     )
+
+
+def _why_none(results: Sequence[ComparedRun], metric: MetricInfo) -> str:
+    is_unmeasured = any(result.status == "finished" for result in results)
+    return f"no replicate has {metric.name}" if is_unmeasured else "no finished replicate"
 
 
 def _difference(ours: Estimate, paper: PaperValue | None, metric: MetricInfo) -> Difference | None:

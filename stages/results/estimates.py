@@ -65,10 +65,17 @@ METRICS: Mapping[str, MetricInfo] = {info.name: info for info in _INFOS}
 
 SHOWN_METRICS: Mapping[str, tuple[str, ...]] = {
     "images": ("accuracy", "best_epoch_accuracy", "loss", "calibration_error", "inference_time"),
-    "table": ("log_mse", "selected_log_mse", "mse", "selected_mse", "inference_time"),
+    "table": ("selected_log_mse", "log_mse", "selected_mse", "mse", "inference_time"),
     "text": ("loss", "perplexity", "inference_time"),
 }
-"""What a reader compares models by, for each kind of data; the first one unless another is asked for."""
+"""What a reader compares models by, for each kind of data."""
+
+FIRST_METRICS: Mapping[str, tuple[str, ...]] = {
+    "images": ("accuracy",),
+    "table": ("selected_log_mse", "log_mse"),
+    "text": ("loss",),
+}
+"""Unless another is asked for: the first of these that the compared results hold."""
 
 COST_COLUMNS = {
     "train_seconds": "train_seconds",

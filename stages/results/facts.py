@@ -48,9 +48,9 @@ class Facts:
     verdicts: Mapping[tuple[str, str], tuple[ArmVerdict, ...]]
 
 
-def load_facts(session: Session, experiments: Mapping[str, MetricInfo]) -> Facts:
-    """The rows of these experiments, each compared by its metric."""
-    metrics = {info.name for info in experiments.values()}
+def load_facts(session: Session, experiments: Mapping[str, Sequence[MetricInfo]]) -> Facts:
+    """The rows of these experiments, each compared by one of its metrics."""
+    metrics = {info.name for infos in experiments.values() for info in infos}
     claims = session.scalars(
         select(tables.Claim)
         .where(

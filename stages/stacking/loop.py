@@ -92,6 +92,11 @@ def code_of_stack(model: ModelSpec) -> str:
     return hashlib.sha256(canonical_json(digests).encode()).hexdigest()[:12]
 
 
+def mode_of(device: torch.device) -> str | None:
+    """How `torch.compile` compiles for it: into CUDA graphs on a GPU."""
+    return "reduce-overhead" if device.type == "cuda" else None
+
+
 @dataclass
 class StackState:
     """All that a stack needs to go on bitwise from the end of an epoch.
@@ -219,9 +224,7 @@ class _StackTraining:
         self.predict: Callable[[Tensor], Tensor] = self._compile(self.stack.forward)
 
     def _compile(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        if not self.is_compiled:
-            return function
-        return torch.compile(function, dynamic=False, mode="reduce-overhead" if self.device.type == "cuda" else None)
+        return torch.compile(function, dynamic=False, mode=mode_of(self.device)) if self.is_compiled else function
 
     @staticmethod
     def _open(state: StackState) -> list[int]:
@@ -232,19 +235,17 @@ class _StackTraining:
         """Train all members for an epoch; close it for those that are still open."""
         self.stack.train()
         started, samples = time.monotonic(), 0
+        still_open = torch.tensor([state.members.index(place) for place in self._open(state)], device=self.device)
         losses = torch.zeros(self.steps_per_epoch, len(state.members), dtype=torch.float64, device=self.device)
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
-        still_open = [state.members.index(place) for place in self._open(state)]
         for index, rows in enumerate(self._batches(state)):
             if self.should_stop():
                 raise TrainingStopped(f"stopped in epoch {state.epoch + 1} of {self.protocol.epochs}")
             step = state.epoch * self.steps_per_epoch + index
             losses[index] = self._step(rows, step)
             samples += rows.shape[1]
-            total += losses[index, still_open].mean() * rows.shape[1]
             if (index + 1) % self.report_every == 0 or index + 1 == self.steps_per_epoch:
                 rate = samples * len(still_open) / max(time.monotonic() - started, 1e-9)
-                self._report(state.epoch, step + 1, float(total) / samples, rate)
+                self._report(state.epoch, step + 1, float(losses[: index + 1, still_open].mean()), rate)
         losses = losses.cpu()  # waits for the device
         seconds = (time.monotonic() - started) / len(still_open)
         self._close(state, losses, seconds)

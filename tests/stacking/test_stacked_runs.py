@@ -25,7 +25,7 @@ PROTOCOL = Protocol(
     batch_size=64,
     epochs=3,
     split=SplitSpec(kind="fraction", fraction=0.2),
-    observe_test=False,
+    observe_test=True,
 )
 
 
