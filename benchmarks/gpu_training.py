@@ -11,6 +11,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -58,8 +59,10 @@ def training_steps(
         # A text model's steps are long enough to hide what graphs save.
         for way in WAYS if inputs is pictures[0] else ("eager", "compiled"):
 
-            def measured(make: Callable[[], nn.Module] = make, way: str = way, rows: Any = (inputs, targets)) -> float:
-                return median_seconds(whole_step(make(), way, *rows, device), device, repeats)
+            def measured(
+                make: Callable[[], nn.Module] = make, way: str = way, rows: Any = (inputs, targets)
+            ) -> dict[str, Any]:
+                return {"seconds": median_seconds(whole_step(make(), way, *rows, device), device, repeats)}
 
             line = attempt({"measurement": "training step, bfloat16, ms", "network": name, "way": way}, measured)
             seconds = line.pop("seconds", None)
@@ -72,12 +75,15 @@ def training_steps(
             yield line
 
 
-def attempt(line: dict[str, Any], measured: Callable[[], float]) -> dict[str, Any]:
-    """`line` with what was measured; a compiler that fails on this device is a finding, eager PyTorch has to work."""
+def attempt(line: dict[str, Any], measured: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """`line` with what was measured; a compiler that fails on this device is a finding, eager PyTorch has to work.
+
+    Unless `line` says already what is to be thought of a failure (`ok`).
+    """
     try:
-        return line | {"seconds": measured()}
+        return line | measured()
     except Exception as error:  # noqa: BLE001  (whatever a compiler may raise)
-        return line | {"failed": f"{type(error).__name__}: {str(error)[:300]}", "ok": line["way"] != "eager"}
+        return {"ok": line["way"] != "eager"} | line | {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
     finally:
         torch.compiler.reset()
 
@@ -109,8 +115,8 @@ def stacks(device: torch.device, *, count: int = 64, repeats: int = 20) -> Itera
         yield line | {"way": "alone, eager", "value": alone}
         for way in WAYS:
 
-            def measured(networks: list[MLP] = networks, way: str = way) -> float:
-                return median_seconds(stacked_step(networks, way, features, targets), device, repeats)
+            def measured(networks: list[MLP] = networks, way: str = way) -> dict[str, Any]:
+                return {"seconds": median_seconds(stacked_step(networks, way, features, targets), device, repeats)}
 
             found = attempt(line | {"way": way, "networks": count}, measured)
             seconds = found.pop("seconds", None)
@@ -148,22 +154,23 @@ def trained_stacks(device: torch.device, *, count: int = 5, rows: int = 50_000) 
         trained = fit_stack(built, Stack, rows, protocol, replicates, is_compiled=is_compiled, test=rows)
         return [outcome for outcome, _ in trained]
 
+    def beside(kind: type[nn.Module], way: str, broken: int, wanted: list[float], alone: float) -> dict[str, Any]:
+        found = stacked(kind, device, broken, is_compiled=way != "eager")
+        left = [one for one in found if one.history]
+        difference = max(abs(ours / cpu - 1) for ours, cpu in zip(_losses(left), wanted, strict=True))
+        times = len(left) * alone / sum(one.epoch_seconds[-1] for one in left)
+        return {"times_alone": times, "difference": difference, "ok": difference < 0.02}
+
+    graphs = "compiled into graphs"
     for kind in (MLP, DACMLP):
         alone = fit(networks(kind, device, 0)[0], task(device), protocol, replicates[0]).epoch_seconds[-1]
         # Where most have diverged, the rest are compiled anew.
-        for way, broken in (("eager", 0), ("compiled into graphs", 0), ("compiled into graphs", count // 2 + 1)):
-            line = {"check": "a stack's losses follow the CPU's", "network": kind.__name__, "networks": count}
-            line |= {"diverging": broken, "way": way, "goal": 15.0}
+        for broken, ways in ((0, ("eager", graphs)), (count // 2 + 1, (graphs,))):
             wanted = _losses(stacked(kind, torch.device("cpu"), broken, is_compiled=False))
-            try:
-                found = stacked(kind, device, broken, is_compiled=way != "eager")
-            except Exception as error:  # noqa: BLE001  (whatever a compiler may raise)
-                yield line | {"failed": f"{type(error).__name__}: {str(error)[:300]}", "ok": False}
-                continue
-            left = [one for one in found if one.history]
-            difference = max(abs(ours / cpu - 1) for ours, cpu in zip(_losses(left), wanted, strict=True))
-            times = len(left) * alone / sum(one.epoch_seconds[-1] for one in left)
-            yield line | {"times_alone": times, "difference": difference, "ok": difference < 0.02}
+            for way in ways:
+                line = {"check": "a stack's losses follow the CPU's", "network": kind.__name__, "networks": count}
+                line |= {"diverging": broken, "way": way, "goal": 15.0, "ok": False}
+                yield attempt(line, partial(beside, kind, way, broken, wanted, alone))
 
 
 def _losses(outcomes: list[Outcome]) -> list[float]:

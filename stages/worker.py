@@ -24,7 +24,7 @@ from torch import nn
 
 from stages.checkpoint.contract import InputContract
 from stages.checkpoint.predictor import dump_checkpoint
-from stages.datasets.packed import PackedInfo, read_info
+from stages.datasets.packed import PackedInfo, Split, read_info
 from stages.device import pick_device
 from stages.evaluation.flops import FlopCounts
 from stages.memory import keep_freed_memory
@@ -87,11 +87,10 @@ def train_run(
     """
     store, run_key, protocol = RunStore(job.store), job.spec.run_key, job.spec.protocol
     info, device = _prepare(job)
-    task = with_fast_batches(make_task(read_rows(job.data, info, "train"), info, protocol, device))
+    task = with_fast_batches(_task(job, info, "train", device))
     observe = None
     if protocol.observe_test:
-        test = make_task(read_rows(job.data, info, "test"), info, protocol, device)
-        observe = _test_observer(with_fast_batches(test))
+        observe = _test_observer(with_fast_batches(_task(job, info, "test", device)))
     if device.type == "cpu" and protocol.precision == "bfloat16":
         use_fast_bfloat16()
     model = seeded_model(lambda: with_fast_dropout(build_model(job.spec.model)), job.spec.replicate).to(device)
@@ -181,9 +180,9 @@ def train_stack(
     if state is None and len(missing) < len(jobs):
         shutil.rmtree(folder, ignore_errors=True)
         return train_stack(missing, progress=progress, should_stop=should_stop, publishing=publishing)
-    task = make_task(read_rows(job.data, info, "train"), info, protocol, device)
+    task = _task(job, info, "train", device)
     assert isinstance(task, Regression), "only networks of tables are stacked"
-    test = make_task(read_rows(job.data, info, "test"), info, protocol, device) if protocol.observe_test else None
+    test = _task(job, info, "test", device) if protocol.observe_test else None
     assert test is None or isinstance(test, Regression), "as its training rows"
     networks = [seeded_model(lambda: build_model(job.spec.model), spec.replicate).to(device) for spec in specs]
     with _flushing_denormals():
@@ -239,6 +238,10 @@ def _prepare(job: Job) -> tuple[PackedInfo, torch.device]:
     keep_freed_memory()
     reset_peak_memory(device)
     return info, device
+
+
+def _task(job: Job, info: PackedInfo, split: Split, device: torch.device) -> Task:
+    return make_task(read_rows(job.data, info, split), info, job.spec.protocol, device)
 
 
 def _test_observer(task: Task) -> Observer:

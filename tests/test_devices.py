@@ -1,11 +1,12 @@
 """Everything of a training step is on the device of its data, seen without one: PyTorch's fake CUDA tensors.
 
 They have shapes, types and a device but no numbers, and refuse an operation on tensors of two devices.  Backward passes
-want a real device (`python -m benchmarks.gpu_check`); an optimiser of PyTorch's steps with gradients made up here.
+want a real device (`python -m benchmarks.gpu_check`): the loops run with numbers and gradients that are made up here.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
@@ -18,13 +19,11 @@ from stages.budget import PlannedRun, plan_runs
 from stages.experiment import DatasetSource, load_params
 from stages.papers import build_model
 from stages.papers.dac.mlp import DACMLP, MLP
-from stages.papers.dac.mlp_native import Stack
-from stages.run import OptimizerSpec, Protocol, Replicate, SplitSpec
-from stages.stacking.loop import StackState, fit_stack
+from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, SplitSpec
+from stages.stacking.loop import Stack, StackState, fit_stack, stack_class
 from stages.training.images import ImageClassification, LabelledImages
 from stages.training.images_native import with_fast_batches
-from stages.training.loop import Task
-from stages.training.optimizer import build_optimizer
+from stages.training.loop import Task, fit
 from stages.training.tables import Regression, TableRows
 from stages.training.tokens import NextToken, TokenWindows
 from tests.project import REPOSITORY
@@ -75,20 +74,27 @@ def task_on_gpu(source: DatasetSource, protocol: Protocol) -> Task:
     return with_fast_batches(ImageClassification(LabelledImages(images, labels), protocol))
 
 
-def step(model: nn.Module, task: Task, protocol: Protocol) -> torch.Tensor:
-    """As the loop's, without a backward pass; returns the scores."""
-    inputs, targets = task.training_batch(torch.arange(BATCH, device=GPU), torch.Generator().manual_seed(0))
-    outputs = model(inputs)
-    loss = task.loss(outputs, targets)
-    if protocol.optimizer.name in PYTORCHS_OWN:
-        optimizer = build_optimizer(model, protocol.optimizer)
-        for parameter in model.parameters():
+@pytest.fixture
+def without_numbers(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
+    """What stands in for numbers and gradients; the last module in the list is the one that is trained."""
+    trained: list[nn.Module] = []
+
+    def fill_gradients(loss: Tensor) -> None:
+        assert loss.device == GPU
+        for parameter in trained[-1].parameters():
             parameter.grad = torch.empty_like(parameter)
-        optimizer.step()
-    model.eval()
-    for inputs, targets in task.plain_batches(torch.arange(BATCH, device=GPU), BATCH):
-        task.loss(model(inputs), targets)
-    return task.sums(outputs.detach(), targets, loss.detach())
+
+    monkeypatch.setattr(FakeTensor, "tolist", numbers)
+    monkeypatch.setattr(FakeTensor, "__float__", lambda tensor: 0.0)
+    monkeypatch.setattr(FakeTensor, "backward", fill_gradients, raising=False)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: torch.zeros(0))
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", torch.backends.cudnn.allow_tf32)  # set back after it
+    return trained
+
+
+def numbers(tensor: Tensor) -> list[float]:
+    """Of several networks the first two have diverged."""
+    return [math.nan if place < 2 < len(tensor) else 0.0 for place in range(len(tensor))]
 
 
 @pytest.mark.parametrize(
@@ -98,39 +104,53 @@ def step(model: nn.Module, task: Task, protocol: Protocol) -> torch.Tensor:
         for both in runs()
     ],
 )
-def test_a_step_has_all_its_tensors_on_the_device(run: PlannedRun, source: DatasetSource) -> None:
+def test_a_step_has_all_its_tensors_on_the_device(
+    run: PlannedRun, source: DatasetSource, without_numbers: list[nn.Module]
+) -> None:
+    optimizer = run.protocol.optimizer
+    if optimizer.name not in PYTORCHS_OWN:  # differentiates by itself
+        optimizer = dataclasses.replace(optimizer, name="adam")
+    protocol = dataclasses.replace(
+        run.protocol,
+        optimizer=optimizer,
+        precision="float32",
+        batch_size=BATCH,
+        steps_per_epoch=1,
+        epochs=1,
+        early_stop=None,
+    )
     model = build_model(run.model)
+    without_numbers.append(model)
     with FakeTensorMode():
-        scores = step(on_gpu(model), task_on_gpu(source, run.protocol), run.protocol)
-    assert scores.device == GPU
+        task = task_on_gpu(source, protocol)
 
+        def observe(trained: nn.Module) -> dict[str, float]:
+            """`measure` without its inference mode, in which `torch.tensor` asks for the real device."""
+            trained.eval()
+            for inputs, targets in task.plain_batches(torch.arange(BATCH, device=GPU), BATCH):
+                assert task.loss(trained(inputs), targets).device == GPU
+            return {"observed": 0.0}
 
-def numbers(tensor: Tensor) -> list[float]:
-    """What stands in for a fake tensor's numbers: of several networks the first two have diverged."""
-    return [math.nan if place < 2 < len(tensor) else 0.0 for place in range(len(tensor))]
-
-
-def fill_gradients(loss: Tensor, stack: nn.Module) -> None:
-    assert loss.device == GPU
-    for parameter in stack.parameters():
-        parameter.grad = torch.empty_like(parameter)
+        outcome = fit(on_gpu(model), task, protocol, run.replicate, observe=observe)
+    (row,) = outcome.history
+    assert "observed" in row
+    assert {tensor.device for tensor in model.state_dict().values()} == {GPU}
 
 
 @pytest.mark.parametrize("network", [MLP, DACMLP])
 def test_a_stack_trains_measures_and_shrinks_on_the_device(
-    network: type[MLP | DACMLP], monkeypatch: pytest.MonkeyPatch
+    network: type[MLP | DACMLP], without_numbers: list[nn.Module]
 ) -> None:
     """Two epochs of three networks with a smaller last batch; of the first one a single network is left."""
-    stacks: list[Stack] = []
     states: list[StackState] = []
+    plain_class = stack_class(ModelSpec(path=f"stages.papers.dac.mlp:{network.__name__}", arguments={}))
 
-    def make_stack(networks: Sequence[MLP | DACMLP]) -> Stack:
-        stacks.append(Stack(networks))
-        return stacks[-1]
+    def make_stack(networks: Sequence[nn.Module]) -> Stack:
+        stack = plain_class(networks)
+        assert isinstance(stack, nn.Module)
+        without_numbers.append(stack)
+        return stack
 
-    monkeypatch.setattr(FakeTensor, "tolist", numbers)
-    monkeypatch.setattr(FakeTensor, "__float__", lambda tensor: 0.0)
-    monkeypatch.setattr(FakeTensor, "backward", lambda loss: fill_gradients(loss, stacks[-1]), raising=False)
     protocol = Protocol(
         optimizer=OptimizerSpec(name="adam", lr=0.01, weight_decay=0.01, decay="kernels"),
         batch_size=BATCH,
@@ -142,7 +162,7 @@ def test_a_stack_trains_measures_and_shrinks_on_the_device(
         task = Regression(TableRows(torch.zeros(ROWS, 3, device=GPU), torch.zeros(ROWS, device=GPU)))
         outcomes = fit_stack(
             [on_gpu(one) for one in networks],
-            make_stack,  # type: ignore[arg-type]
+            make_stack,
             task,
             protocol,
             [Replicate(seed=seed) for seed in range(3)],
@@ -152,10 +172,10 @@ def test_a_stack_trains_measures_and_shrinks_on_the_device(
         )
     assert [len(outcome.history) for outcome, _ in outcomes] == [0, 0, 2]
     assert [*outcomes[2][0].history[-1]][-3:] == ["train_loss", "val_loss", "test_loss"]
-    assert [len(stack.state_dict()["head/weight"]) for stack in stacks] == [3, 1]
+    assert [len(stack.state_dict()["head/weight"]) for stack in without_numbers] == [3, 1]
     (state,) = states
-    moments = state.optimizer["state"].values()  # type: ignore[index]
-    kept = [*state.stack.values(), *(moment["exp_avg"] for moment in moments)]  # type: ignore[union-attr]
+    assert state.stack is not None and state.optimizer is not None, "saved at the end of the first epoch"
+    kept = [*state.stack.values(), *(moment["exp_avg"] for moment in state.optimizer["state"].values())]
     assert {tensor.device for tensor in kept} == {GPU}
 
 
@@ -174,12 +194,13 @@ class Forgetful(nn.Module):
 
 
 @pytest.mark.parametrize("is_made_anew", [False, True])
-def test_a_tensor_that_was_left_on_the_cpu_is_found(is_made_anew: bool) -> None:
+def test_a_tensor_that_was_left_on_the_cpu_is_found(is_made_anew: bool, without_numbers: list[nn.Module]) -> None:
     protocol = Protocol(optimizer=OptimizerSpec(name="sgd", lr=0.1), batch_size=BATCH, epochs=1)
     model = Forgetful()
     model.is_made_anew = is_made_anew
+    without_numbers.append(model)
     with FakeTensorMode():
         task = Regression(TableRows(torch.zeros(ROWS, 3, device=GPU), torch.zeros(ROWS, device=GPU)))
         on_gpu(model)
         with pytest.raises(Exception, match=r"at least two devices|convert all Tensors to FakeTensors"):
-            step(model, task, protocol)
+            fit(model, task, protocol, Replicate(seed=0))

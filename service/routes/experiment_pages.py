@@ -60,6 +60,7 @@ def show_experiment(
             "experiment": experiment,
             "comparison": comparison,
             "paper": queries.find_paper(session, experiment.paper),
+            "is_real": is_real,
             "trained": trained,
             "shown": shown,
             "titles": {item.name: item.title for item in experiment.arms},

@@ -237,15 +237,17 @@ class _StackTraining:
         started, samples = time.monotonic(), 0
         still_open = torch.tensor([state.members.index(place) for place in self._open(state)], device=self.device)
         losses = torch.zeros(self.steps_per_epoch, len(state.members), dtype=torch.float64, device=self.device)
+        sums = torch.zeros_like(losses[0])
         for index, rows in enumerate(self._batches(state)):
             if self.should_stop():
                 raise TrainingStopped(f"stopped in epoch {state.epoch + 1} of {self.protocol.epochs}")
             step = state.epoch * self.steps_per_epoch + index
             losses[index] = self._step(rows, step)
             samples += rows.shape[1]
+            sums += losses[index] * rows.shape[1]
             if (index + 1) % self.report_every == 0 or index + 1 == self.steps_per_epoch:
                 rate = samples * len(still_open) / max(time.monotonic() - started, 1e-9)
-                self._report(state.epoch, step + 1, float(losses[: index + 1, still_open].mean()), rate)
+                self._report(state.epoch, step + 1, float(sums[still_open].mean()) / samples, rate)
         losses = losses.cpu()  # waits for the device
         seconds = (time.monotonic() - started) / len(still_open)
         self._close(state, losses, seconds)

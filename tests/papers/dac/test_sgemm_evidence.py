@@ -38,8 +38,8 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> Errors:
         .where(tables.Result.experiment == "dac-sgemm", tables.Result.is_selected)
     )
     with open_results(place)() as session:
-        for arm, *both in session.execute(wanted):
-            found[arm].append((both[0], both[1]))
+        for arm, at_last, at_selected in session.execute(wanted):
+            found[arm].append((at_last, at_selected))
     return found
 
 
