@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from stages.device import device_name
+from stages.evaluation import cost
 from stages.evaluation.cost import (
     count_parameters,
     flops_per_sample,
@@ -100,8 +100,8 @@ def test_parameters_count_once_and_only_where_they_train() -> None:
     assert count_parameters(model) == 12 + 3
 
 
-class Sleeper(nn.Module):
-    """Takes long for its first passes, then a known time."""
+class Clocked(nn.Module):
+    """Its passes take `seconds` by its own clock, one after the other."""
 
     def __init__(self, seconds: list[float]) -> None:
         super().__init__()
@@ -109,17 +109,20 @@ class Sleeper(nn.Module):
         self.seconds = seconds
         self.batch_sizes: list[int] = []
 
+    def perf_counter(self) -> float:
+        return sum(self.seconds[: len(self.batch_sizes)])
+
     def forward(self, images: Tensor) -> Tensor:
-        time.sleep(self.seconds[len(self.batch_sizes)])
         self.batch_sizes.append(len(images))
         return images * self.scale
 
 
-def test_latency_is_the_median_per_sample_without_the_warmup() -> None:
-    model = Sleeper([0.2, 0.2, 0.2, 0.02, 0.3, 0.02])
+def test_latency_is_the_median_per_sample_without_the_warmup(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Clocked([9.0, 9.0, 9.0, 0.25, 3.0, 0.5])
+    monkeypatch.setattr(cost, "time", model)
     latency = measure_latency(model, (1, 2, 2), batch_size=10, warmup=3, repeats=3)
     assert model.batch_sizes == [10] * 6
-    assert 0.002 <= latency.seconds_per_sample < 0.01
+    assert latency.seconds_per_sample == 0.05
     stated = (latency.batch_size, latency.warmup, latency.repeats, latency.device, latency.synchronised)
     assert stated == (10, 3, 3, device_name(torch.device("cpu")), True)
 
