@@ -119,9 +119,9 @@ def test_a_step_has_all_its_tensors_on_the_device(
         epochs=1,
         early_stop=None,
     )
-    model = build_model(run.model)
-    without_numbers.append(model)
     with FakeTensorMode():
+        model = build_model(run.model)
+        without_numbers.append(model)
         task = task_on_gpu(source, protocol)
 
         def observe(trained: nn.Module) -> dict[str, float]:
