@@ -19,7 +19,7 @@ from sqlalchemy.exc import DBAPIError
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES
 
-from service import formats, openapi, queries
+from service import formats, openapi, queries, wording
 from service.access import Gate
 from service.batching import Batcher
 from service.caching import NotModified, conditional, not_modified
@@ -103,6 +103,7 @@ def _parts(settings: Settings) -> Parts:
     sessions, metrics, scripts = open_results(settings.database_place), Metrics(), ChartScripts()
     templates = Jinja2Templates(HERE / "templates")
     formats.install(templates.env)
+    wording.install(templates.env)
     templates.env.globals["vega_version"] = scripts.version
     return Parts(
         settings=settings,

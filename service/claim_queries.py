@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sqlalchemy.orm import Session
 
-from service.queries import find_dataset, find_paper, require_experiment
-from stages.results import ClaimFilter, JudgedClaim, Tally, list_judged, tally
+from service.queries import find_dataset, find_paper, list_datasets, require_experiment
+from stages.results import ClaimFilter, Experiment, JudgedClaim, Tally, list_judged, tally
 
 
 def list_claims(session: Session, wanted: ClaimFilter, *, limit: int, offset: int) -> list[JudgedClaim]:
@@ -32,3 +34,11 @@ def check_filter(session: Session, wanted: ClaimFilter) -> None:
         find_dataset(session, wanted.dataset)
     if wanted.experiment is not None:
         require_experiment(session, wanted.experiment)
+
+
+def titles_of(session: Session, experiments: Sequence[Experiment]) -> tuple[dict[str, str], dict[tuple[str, str], str]]:
+    """Of the data sets, and of each (experiment, arm): what `name_claim` wants."""
+    return (
+        {item.name: item.title for item in list_datasets(session)},
+        {(experiment.name, arm.name): arm.title for experiment in experiments for arm in experiment.arms},
+    )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from service.formats import points, value_in
+from jinja2 import Environment
+
+from service.formats import NONE, points, value_in
 from stages.results import METRICS, Claim, JudgedClaim, Status, Tally
 
 _SIDES = {
@@ -13,6 +15,12 @@ _SIDES = {
     "open": (Status.INCONCLUSIVE, Status.UNDECIDABLE, Status.UNRESOLVED, Status.AGREES, Status.DISAGREES),
     "noted": (Status.DEVIATES, Status.SHOWN),
 }
+
+
+def install(environment: Environment) -> None:
+    """Those that take one claim or verdict, as filters."""
+    for function in (side_of, in_terms_of, print_value):
+        environment.filters[function.__name__] = function
 
 
 def side_of(status: str) -> str:
@@ -44,17 +52,22 @@ def _title(arm: str | None, experiments: Sequence[str], arms: Mapping[tuple[str,
     return next((arms[name, arm] for name in experiments if arm and (name, arm) in arms), arm)
 
 
+def in_terms_of(value: float | None, claim: Claim) -> str:
+    """A number in the terms of `claim`: a gain in a fraction in points, everything else in the claim's unit."""
+    is_gain = claim.kind in ("order", "difference") and claim.unit == "fraction"
+    return points(value) if is_gain else value_in(claim.unit or "")(value)
+
+
 def print_value(claim: Claim) -> str:
     """The paper's number as it stands there: with its error, as a range, or as k of n."""
     if claim.value is None:
-        return "–"
-    is_gain = claim.kind in ("order", "difference") and claim.unit == "fraction"
-    shown = points if is_gain else value_in(claim.unit or "")
+        return NONE
+    value = in_terms_of(claim.value, claim)
     if claim.kind == "proportion" and claim.trials:
         return f"{claim.value:g} of {claim.trials:g}"
     if claim.high is not None:
-        return f"{shown(claim.value)} to {shown(claim.high)}"
-    return f"{shown(claim.value)} ± {shown(claim.stderr)}" if claim.stderr is not None else shown(claim.value)
+        return f"{value} to {in_terms_of(claim.high, claim)}"
+    return f"{value} ± {in_terms_of(claim.stderr, claim)}" if claim.stderr is not None else value
 
 
 def summarise(tally: Tally) -> str:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
-from sqlalchemy.orm import Session
 
 from service import queries
 from service.charts import forest_chart
+from service.claim_queries import titles_of
 from service.comparing import Compare, Question
 from service.dependencies import ResultsSession, parts_of
 from service.errors import declared
 from service.printed import lay_out
-from service.wording import group_by_place, name_claim, print_value, side_of, summarise
+from service.wording import group_by_place, name_claim, summarise
 from stages.results import ClaimFilter, Status, find_judged, list_families, list_judged, tally
-from stages.results.tables import Experiment
 
 router = APIRouter(include_in_schema=False)
 
@@ -50,7 +48,7 @@ def show_paper(
     paper = queries.find_paper(session, name)
     counts = next((counts for counts in tally(session, ClaimFilter(paper=name)) if counts.paper == name), None)
     groups = group_by_place(list_judged(session, ClaimFilter(paper=name, verdict=verdict)))
-    titles, arms = _titles(session, queries.list_experiments(session, paper=None, dataset=None))
+    titles, arms = titles_of(session, queries.list_experiments(session, paper=None, dataset=None))
     names = {row.claim.id: name_claim(row, titles, arms) for rows in groups.values() for row in rows}
     return parts_of(request).templates.TemplateResponse(
         request,
@@ -62,10 +60,8 @@ def show_paper(
             "families": list_families(session, paper=name),
             "groups": {place: lay_out(rows, titles, arms) for place, rows in groups.items()},
             "names": names,
-            "printed": {row.claim.id: print_value(row.claim) for rows in groups.values() for row in rows},
             "charts": {place: forest_chart(place, rows, names) for place, rows in groups.items()},
             "verdict": verdict,
-            "side_of": side_of,
         },
     )
 
@@ -75,25 +71,15 @@ def show_claim(claim_id: str, request: Request, session: ResultsSession) -> Resp
     """One claim: its verdict, the interval against the margin, deviations, runs, cost."""
     record = find_judged(session, claim_id)
     experiments = queries.list_experiments(session, paper=None, dataset=None)
-    names = {claim_id: name_claim(record, *_titles(session, experiments))}
+    names = {claim_id: name_claim(record, *titles_of(session, experiments))}
     return parts_of(request).templates.TemplateResponse(
         request,
         "claim.html",
         {
             "record": record,
             "name": names[claim_id],
-            "printed": print_value(record.claim),
             "paper": next(item for item in queries.list_papers(session) if item.name == record.claim.paper),
             "chart": forest_chart(record.claim.place, [record], names),
-            "side": side_of(record.verdict.status),
             "experiments": [item for item in experiments if item.name in record.experiments],
         },
-    )
-
-
-def _titles(session: Session, experiments: Sequence[Experiment]) -> tuple[dict[str, str], dict[tuple[str, str], str]]:
-    """Of the data sets, and of each (experiment, arm)."""
-    return (
-        {item.name: item.title for item in queries.list_datasets(session)},
-        {(experiment.name, arm.name): arm.title for experiment in experiments for arm in experiment.arms},
     )

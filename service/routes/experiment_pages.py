@@ -1,4 +1,4 @@
-"""An experiment's page: learning curves with their spread, cost against result, and what differs between two arms."""
+"""An experiment's page: what is claimed of its models, learning curves, cost against result, two arms side by side."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from fastapi import APIRouter, Query, Request, Response
 
 from service import queries
 from service.charts import COSTS, band_chart, cost_chart
+from service.claim_queries import titles_of
 from service.comparing import Compare, Question
 from service.curves import Curve, known_curves, list_curves
 from service.dependencies import ResultsSession, parts_of
 from service.errors import declared
 from service.specs import lay_side_by_side
-from stages.results import METRICS, SHOWN_METRICS, Arm, Experiment, UnknownArm
+from service.wording import name_claim
+from stages.results import METRICS, SHOWN_METRICS, Arm, ClaimFilter, Experiment, UnknownArm, list_judged
 
 router = APIRouter(include_in_schema=False)
 CURVES_AT_ONCE = 8
+ELSEWHERE = ("value", "setup", "count")  # kinds of claims: beside the data set's table, and on the paper's page
 
 
 @router.get("/experiments/{name}", responses=declared(404, 422))
@@ -53,6 +56,9 @@ def show_experiment(
     against = cost if cost in costs else next(iter(costs), None)
     kind = queries.find_dataset(session, experiment.dataset).kind
     pair = _pair(experiment, left, right)
+    judged = list_judged(session, ClaimFilter(experiment=name))
+    claims = [row for row in judged if row.claim.kind not in ELSEWHERE]
+    titles, arms = titles_of(session, queries.list_experiments(session, paper=experiment.paper, dataset=None))
     return parts_of(request).templates.TemplateResponse(
         request,
         "experiment.html",
@@ -60,6 +66,8 @@ def show_experiment(
             "experiment": experiment,
             "comparison": comparison,
             "paper": queries.find_paper(session, experiment.paper),
+            "claims": claims,
+            "names": {row.claim.id: name_claim(row, titles, arms) for row in claims},
             "is_real": is_real,
             "trained": trained,
             "shown": shown,

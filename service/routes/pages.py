@@ -19,7 +19,6 @@ from service.routes.claim_pages import show_papers
 from service.samples import Samples
 from service.schemas import SampleOut
 from service.specs import flatten
-from service.wording import side_of
 from stages.results import METRICS, SHOWN_METRICS, ExperimentComparison, describe_fidelity
 
 router = APIRouter(include_in_schema=False)
@@ -60,7 +59,6 @@ def show_comparison(
             "samples": _samples(parts.settings.root, chosen.name),
             "max_images": parts.settings.max_images,
             "needs_key": bool(parts.settings.api_keys),
-            "side_of": side_of,
         },
     )
 

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
+from service.formats import points
+from service.settings import Settings
+from stages.recording import record
+from tests.service.conftest import serving
+from tests.service.results_factory import make_root
 from tests.service.test_pages import Page
 
 
@@ -124,3 +130,27 @@ def test_the_page_asks_no_other_host_and_its_links_lead_somewhere(client: TestCl
     for address in {address.partition("#")[0] for address in page.addresses} - {""}:
         if not address.startswith("/static/vega.js"):
             assert address.startswith("/") and client.get(address).status_code == 200, address
+
+
+def test_what_is_claimed_of_its_models_stands_with_its_verdict(tmp_path: Path) -> None:
+    root = make_root(tmp_path)
+    with (root / "data" / "claims.csv").open("a") as file:
+        file.write(
+            "rank,ninformer,Table 2,ninformer-mnist,ninformer,accuracy,order,0.0082,fraction,,,,local-vit,higher,\n"
+        )
+    record(root, "data/results.db")
+    with serving(Settings(root=root)) as client:
+        html = client.get("/experiments/ninformer-mnist").text
+        verdict = client.get("/api/v1/claims/rank").json()["verdict"]
+        assert 'id="claims-title"' not in client.get("/experiments/ninformer-cifar100").text
+    table = html[html.index('<table class="claims">') :].partition("</table>")[0]
+    assert re.findall('href="/claims/([^"]+)"', table) == ["rank"], "values and settings stand elsewhere"
+    (cells,) = Page(table).rows[1:]
+    ours = points(verdict["ours"])
+    assert cells == [
+        "NiNformer against LocalViT: test accuracy, last epoch (MNIST)",
+        "+0.82 pp",
+        ours,
+        "n = 3",
+        verdict["status"],
+    ]
