@@ -2,9 +2,10 @@
 
     python -m benchmarks.gpu_check [--data data/processed/cifar100] [--out results.jsonl]
 
-Needs torch, numpy and safetensors only.  Checks, for each arm of the NiNformer paper, that the loss curve on the GPU
-follows the CPU's over ten steps; then measures images/s in float32, bfloat16 and compiled, and peak memory.  Writes a
-JSON line a measurement and ends with status 1 if a check fails.  With `--data`, trains the ViT ten epochs on real data.
+Needs torch (2.11 at least), numpy and safetensors only.  Checks, for each arm of the NiNformer paper, that the loss
+curve on the GPU follows the CPU's over ten steps; then measures images/s in float32, bfloat16 and compiled, and peak
+memory.  Writes a JSON line a measurement and ends with status 1 if a check fails.  With `--data`, trains the ViT ten
+epochs on real data.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ z is padded with -inf, which φ takes to 0 whatever the bias is, and lies [image
 gradient g is padded with 0, [images, channels, rows, columns]; `dac_triton_native` lays them out.  A NaN stays a NaN.
 
 Only builtin functions of Triton's language stand here: its interpreter takes those whenever it is asked for, the others
-only if it was before Triton was loaded.
+only if it was before Triton was loaded.  In Triton 3.6 `maximum` gives float32, whatever its operands are.
 """
 
 # What a kernel handles has a type only when it is compiled for one.
@@ -75,7 +75,7 @@ def forward_kernel(
             more = ()
             for s in tl.static_range(OUTPUTS):
                 i = tl.minimum(first + s, n - 1)
-                active = tl.maximum(values + biases[s], 0.0, propagate_nan=tl.PropagateNan.ALL)
+                active = tl.maximum(values + biases[s], 0.0, propagate_nan=tl.PropagateNan.ALL).to(values.dtype)
                 taps = tl.load(w + i * A * B * inputs + tap, mask=reaches, other=0.0)
                 more += (tl.dot(active, taps, sums[s], input_precision="ieee"),)
             sums = more
@@ -186,7 +186,7 @@ def weight_gradient_kernel(
         g = tl.load(grad + met[:, None] + shift[None, :], mask=is_real[:, None], other=0.0)
         active = values + b[:, None]
         passed = tl.where(active > 0.0, 1.0, 0.0).to(g.dtype)
-        active = tl.maximum(active, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        active = tl.maximum(active, 0.0, propagate_nan=tl.PropagateNan.ALL).to(g.dtype)
         to_active = tl.dot(active, g, to_active, input_precision="ieee")
         to_passed = tl.dot(passed, g, to_passed, input_precision="ieee")
     place = ((tl.program_id(2) * n + i) * inputs + j)[:, None] * A * B + t[None, :]

@@ -23,6 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import stages.ops.older_torch_native  # noqa: F401  (for what it does; every operator's fast path imports this module)
+
 _HEADER = Path(__file__).with_suffix(".h")
 _COMPILERS = ("c++", "g++", "clang++")
 # GCC takes half of a wide register unless told otherwise.
