@@ -1,7 +1,7 @@
 """What the code asks of PyTorch and a release of some months ago hasn't: a machine with a GPU may have nothing newer.
 
-Imported with every operator.  Nothing changes where PyTorch has it, and what a network computes is the same either way:
-like a fast path it stands outside of the code that a run's key names.
+Imported with every operator.  What a network computes is the same either way: like a fast path, this stands outside of
+the code that a run's key names.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import nn
 
 
 def with_bias_option(initialise: Callable[..., None]) -> Callable[..., None]:
-    """The constructor of a batch norm with 2.12's `bias`: False leaves the shift out."""
+    """The constructor of a batch norm with the option `bias`, which 2.11 hasn't: False leaves the shift out."""
 
     @wraps(initialise)
     def wrapped(self: nn.Module, *arguments: Any, bias: bool = True, **options: Any) -> None:
