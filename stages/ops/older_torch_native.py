@@ -29,8 +29,8 @@ def with_bias_option(initialise: Callable[..., None]) -> Callable[..., None]:
 
 # `torch.compiler.assume_constant_result`, without importing the compiler: in 2.11 Dynamo can't trace this question, and
 # every operator that asks it would break a graph in two.
-torch.amp.is_autocast_available._dynamo_marked_constant = True  # type: ignore[attr-defined]
+torch.amp.is_autocast_available._dynamo_marked_constant = True  # type: ignore[attr-defined]  # a mark, not a member
 
 if "bias" not in inspect.signature(nn.BatchNorm2d).parameters:
     for norm in (nn.BatchNorm1d, nn.BatchNorm2d):
-        norm.__init__ = with_bias_option(norm.__init__)  # type: ignore[method-assign]
+        norm.__init__ = with_bias_option(norm.__init__)  # type: ignore[method-assign]  # replaced on purpose

@@ -16,7 +16,7 @@ class Older(nn.BatchNorm1d):
         super().__init__(num_features, eps)
 
 
-Older.__init__ = with_bias_option(Older.__init__)  # type: ignore[method-assign]
+Older.__init__ = with_bias_option(Older.__init__)  # type: ignore[method-assign]  # as the module does with PyTorch's
 
 
 @pytest.mark.parametrize("bias", [True, False])
