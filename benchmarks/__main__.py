@@ -1,7 +1,8 @@
 """`python -m benchmarks [name …]`: every benchmark, or those named, as one table; without names also into docs.
 
 Each `bench_<name>.py` has `measure()`, which gives the lines of its claim, in a process of its own: none inherits
-another's memory, threads or replaced operators.  The table goes to docs/performance.md.
+another's memory, threads or replaced operators.  The table goes to docs/performance.md, where each kind of machine
+has one.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ INTRODUCTION = """# Performance
 
 Written by `make bench`: each line times us and the peer in turn in one run, and compares medians. A benchmark's file in
 `benchmarks/` says what both sides do. Times on a CPU are processor time; those marked "wall" are by the clock. The
-[log](log.md) has what was tried and what holds back where a goal is missed.
+[log](log.md) has what was tried and what holds back where a goal is missed. Each kind of machine has its newest table.
 """
 
 
@@ -34,7 +35,9 @@ def main(names: list[str]) -> int:
         print(f"benchmarks: no benchmark {unknown[0]!r}; known: {', '.join(known)}", file=sys.stderr)
         return 2
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as for a training: threads that wait use no processor time
-    where = f"{datetime.date.today()}, {machine(torch.device('cpu'))}"
+    kind, versions = machine(torch.device("cpu"))
+    when = f"{datetime.date.today()}, {versions}."
+    earlier = PAGE.read_text() if PAGE.is_file() else ""
     lines: list[Line] = []
     for name in names or known:
         print(f"{name} …", file=sys.stderr, flush=True)
@@ -42,9 +45,16 @@ def main(names: list[str]) -> int:
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), keep_freed_memory) as process:
             lines += process.submit(import_module(f"benchmarks.bench_{name}").measure).result()
         if not names:  # after each, so that an end on the way leaves what was measured
-            PAGE.write_text(f"{INTRODUCTION}\n{where}.\n\n{table(lines)}")
-    print(f"{where}\n\n{table(lines)}", end="")
+            PAGE.write_text(page(earlier, kind, f"{when}\n\n{table(lines)}"))
+    print(f"{kind}, {when}\n\n{table(lines)}", end="")
     return 0
+
+
+def page(earlier: str, kind: str, text: str) -> str:
+    """The page with this section in the place of the one that the same kind of machine had."""
+    _, *others = earlier.split("\n## ")
+    kept = [f"\n## {other.rstrip()}\n" for other in others if not other.startswith(f"{kind}\n")]
+    return "".join([INTRODUCTION, f"\n## {kind}\n\n{text}", *kept])
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from stages.ops import dac_native, similarity_native
+from stages.ops import dac_native, products_native, similarity_native
 from stages.training.environment import describe_environment
 
 
@@ -138,9 +138,12 @@ def has_bfloat16() -> bool:
 
 @contextmanager
 def pytorch_alone() -> Iterator[None]:
-    """Networks as a plain script has them: without our C++, which their operators take where they find it."""
+    """Networks as a plain script has them: without our C++, which their operators take where they find it, and with
+    PyTorch's own matrix products.
+    """
     absent = {"load_library": lambda source: None}
-    with patch.multiple(similarity_native, **absent), patch.multiple(dac_native, **absent):
+    plain = patch.object(products_native, "_gains", lambda *product: False)
+    with patch.multiple(similarity_native, **absent), patch.multiple(dac_native, **absent), plain:
         yield
 
 
@@ -159,10 +162,8 @@ def milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:.3g} ms"
 
 
-def machine(device: torch.device) -> str:
-    """One line that says where the figures come from."""
+def machine(device: torch.device) -> tuple[str, str]:
+    """Where the figures come from: what kind of machine, and versions."""
     facts = describe_environment(device)
-    return (
-        f"{facts['device_name']}, {facts['threads']} threads, {facts['cpu_capability']}, torch {facts['torch']}, "
-        f"Python {platform.python_version()}"
-    )
+    kind = f"{facts['device_name']}, {facts['threads']} threads, {facts['cpu_capability']}"
+    return kind, f"torch {facts['torch']}, Python {platform.python_version()}"

@@ -30,6 +30,7 @@ from stages.evaluation.flops import FlopCounts
 from stages.memory import keep_freed_memory
 from stages.ops.bfloat16_native import use_fast_bfloat16
 from stages.ops.dropout_native import with_fast_dropout
+from stages.ops.products_native import use_fast_products
 from stages.papers import build_model
 from stages.run import RunSpec, canonical_json
 from stages.stacking.grouping import remember, stack_id
@@ -224,7 +225,7 @@ def _flushing_denormals() -> Iterator[None]:
 
 
 def _prepare(job: Job) -> tuple[PackedInfo, torch.device]:
-    """The packed data's description and the device, checked; operations counted, memory settled."""
+    """The packed data's description and the device, checked; operations counted, memory and products settled."""
     info = read_info(job.data)
     if info.digest != job.spec.data_digest:
         raise ValueError(
@@ -236,6 +237,8 @@ def _prepare(job: Job) -> tuple[PackedInfo, torch.device]:
     counts.count(job.spec.model, info.shape, info.vocabulary)
     counts.save()
     keep_freed_memory()
+    if device.type == "cpu":
+        use_fast_products()
     reset_peak_memory(device)
     return info, device
 

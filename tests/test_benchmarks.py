@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.__main__ import main
+from benchmarks.__main__ import INTRODUCTION, main, page
 from benchmarks.timing import HEADINGS, Line, compare, pytorch_alone, table
 from stages.ops import dac_native, native, similarity_native
 from stages.ops.rbf import rbf_attention
@@ -69,6 +69,14 @@ def test_a_plain_script_has_none_of_our_code() -> None:
     assert not isinstance(plain.grad_fn, torch.autograd.function.BackwardCFunction)
     assert type(mixed().grad_fn) is ours
     torch.testing.assert_close(plain, mixed())
+
+
+def test_each_kind_of_machine_has_its_newest_table() -> None:
+    first = page("", "A, 2 threads", "old\n\n| table |\n")
+    both = page(first, "A, 2 threads, wide", "other\n\n| table |\n")
+    assert page(both, "A, 2 threads", "new\n\n| table |\n") == (
+        f"{INTRODUCTION}\n## A, 2 threads\n\nnew\n\n| table |\n\n## A, 2 threads, wide\n\nother\n\n| table |\n"
+    )
 
 
 def test_an_unknown_benchmark_is_named_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:

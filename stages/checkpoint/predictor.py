@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from stages.checkpoint.contract import METADATA_KEY, CheckpointError, InputContract, read_checkpoint
 from stages.ops.normalize import normalize
+from stages.ops.products_native import use_fast_products
 from stages.papers import build_model
 from stages.run import canonical_json
 
@@ -99,6 +100,8 @@ def load_predictor(weights: Path, *, device: str = "cpu", expected_sha256: str |
     except (RuntimeError, TypeError, ValueError, safetensors.SafetensorError) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(f"{weights.name}: weights don't fit {contract.model.path}: {reason}") from None
-    if torch.device(device).type == "cuda":
+    if torch.device(device).type == "cpu":
+        use_fast_products()
+    else:
         torch.backends.cudnn.allow_tf32 = False  # float32 means float32, as in training
     return Predictor(network.eval().to(device), contract, torch.device(device), digest)
