@@ -1,11 +1,13 @@
-"""Matrix products in float32 on processors of AMD with registers of 512 bits: oneDNN's in the place of MKL's.
+"""Matrix products in float32 on AMD's processors since Zen 5: oneDNN's in the place of MKL's.
 
-PyTorch multiplies float32 by Intel's MKL, which uses half of such a register on another maker's processor.  oneDNN, by
-which PyTorch convolves, uses all of it and is twice as fast (docs/decisions/0022).
+PyTorch multiplies float32 by Intel's MKL, which uses half of a register of 512 bits on another maker's processor.
+oneDNN, by which PyTorch convolves, uses all of it and is twice as fast (docs/decisions/0022).
 """
 
 from __future__ import annotations
 
+import re
+import threading
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -17,17 +19,30 @@ from torch import Tensor
 # Multiplications below which handing a product over costs more than it saves; several in a row gain later than one.
 _WORTHWHILE, _WORTHWHILE_EACH = 1 << 21, 1 << 22
 _FEWEST_ROWS = 4
+_ZEN_5 = 26  # a processor's family; those before it work off 512 bits in halves
+_registering = threading.Lock()
 Product = Callable[..., Tensor | None]
 
 
-@cache
-def use_fast_products() -> torch.library.Library | None:
+def use_fast_products() -> bool:
     """From now on, and for good, this process multiplies float32 on its CPU by oneDNN where that is faster.
 
-    None where MKL isn't held back: all stays as it is.
+    Returns whether it does; where MKL isn't held back all stays as it is.
     """
     if not _mkl_is_held_back():
-        return None
+        return False
+    with _registering:
+        _register()
+    return True
+
+
+def has_fast_products() -> bool:
+    """Whether this process has been told to use them, and does."""
+    return _register.cache_info().currsize > 0
+
+
+@cache
+def _register() -> torch.library.Library:
     library = torch.library.Library("aten", "IMPL")
     for name, product in _PRODUCTS.items():
         for overload in (name, f"{name}.out"):
@@ -36,21 +51,22 @@ def use_fast_products() -> torch.library.Library | None:
     return library
 
 
-def has_fast_products() -> bool:
-    """Whether this process has been told to use them, and does."""
-    return use_fast_products.cache_info().currsize > 0 and use_fast_products() is not None
-
-
 @cache
 def _mkl_is_held_back() -> bool:
     processor = Path("/proc/cpuinfo")
     return (
-        torch.backends.cpu.get_cpu_capability() == "AVX512"
+        processor.is_file()
+        and _has_whole_registers(processor.read_text())
+        and torch.backends.cpu.get_cpu_capability() == "AVX512"
         and torch.backends.mkl.is_available()
         and torch.backends.mkldnn.is_available()
-        and processor.is_file()
-        and "AuthenticAMD" in processor.read_text()
     )
+
+
+def _has_whole_registers(processor: str) -> bool:
+    """By Linux's description: AMD's, and of a family that works off 512 bits at once."""
+    family = re.search(r"^cpu family\s*:\s*(\d+)$", processor, re.MULTILINE)
+    return "AuthenticAMD" in processor and family is not None and int(family[1]) >= _ZEN_5
 
 
 def _kernel(product: Product, plain: Any) -> Callable[..., Tensor]:

@@ -24,14 +24,15 @@ pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason
 @pytest.fixture(scope="module", autouse=True)
 def _kept() -> Iterator[None]:
     """For these tests alone, and on every processor."""
-    use_fast_products.cache_clear()
+    products_native._register.cache_clear()
     assert not has_fast_products()
     with patch.object(products_native, "_mkl_is_held_back", lambda: True):
-        library = use_fast_products()
-        assert library is not None and use_fast_products() is library and has_fast_products()
+        assert use_fast_products() and has_fast_products()
+        library = products_native._register()
+        assert use_fast_products() and products_native._register() is library
         yield
     library._destroy()
-    use_fast_products.cache_clear()
+    products_native._register.cache_clear()
 
 
 @pytest.fixture
@@ -203,6 +204,15 @@ def test_numbers_that_are_none_stay_so() -> None:
     a[3, 5], a[7, 9] = torch.nan, torch.inf
     found = a @ torch.ones(200, 200)
     assert found[3].isnan().all() and (found[7] == torch.inf).all() and found[4].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("maker", "family", "answer"),
+    [("AuthenticAMD", 26, True), ("AuthenticAMD", 25, False), ("GenuineIntel", 26, False), ("AuthenticAMD", "", False)],
+)
+def test_a_processor_is_known_by_its_family(maker: str, family: int | str, answer: bool) -> None:
+    text = f"processor\t: 0\nvendor_id\t: {maker}\ncpu family\t: {family}\nmodel\t\t: 2\n"
+    assert products_native._has_whole_registers(text) is answer
 
 
 def test_the_environment_says_so() -> None:
