@@ -19,6 +19,7 @@ import torch
 
 from benchmarks.timing import Line, machine, table
 from stages.memory import keep_freed_memory
+from stages.ops.products_native import use_fast_products
 
 PAGE = Path("docs/performance.md")
 INTRODUCTION = """# Performance
@@ -35,6 +36,7 @@ def main(names: list[str]) -> int:
         print(f"benchmarks: no benchmark {unknown[0]!r}; known: {', '.join(known)}", file=sys.stderr)
         return 2
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as for a training: threads that wait use no processor time
+    use_fast_products()  # for what kind of machine this is; each benchmark says so for its own process
     kind, versions = machine(torch.device("cpu"))
     when = f"{datetime.date.today()}, {versions}."
     earlier = PAGE.read_text() if PAGE.is_file() else ""

@@ -166,4 +166,6 @@ def machine(device: torch.device) -> tuple[str, str]:
     """Where the figures come from: what kind of machine, and versions."""
     facts = describe_environment(device)
     kind = f"{facts['device_name']}, {facts['threads']} threads, {facts['cpu_capability']}"
+    if "float32_products" in facts:
+        kind += f", float32 by {facts['float32_products']}"
     return kind, f"torch {facts['torch']}, Python {platform.python_version()}"

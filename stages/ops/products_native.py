@@ -1,4 +1,4 @@
-"""Matrix products in float32 on AMD's processors since Zen 5: oneDNN's in the place of MKL's.
+"""Matrix products in float32 on AMD's Zen 5: oneDNN's in the place of MKL's.
 
 PyTorch multiplies float32 by Intel's MKL, which uses half of a register of 512 bits on another maker's processor.
 oneDNN, by which PyTorch convolves, uses all of it and is twice as fast (docs/decisions/0022).
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ from torch import Tensor
 
 # Multiplications below which handing a product over costs more than it saves; several in a row gain later than one.
 _WORTHWHILE, _WORTHWHILE_EACH = 1 << 21, 1 << 22
-_FEWEST_ROWS = 4
-_ZEN_5 = 26  # a processor's family; those before it work off 512 bits in halves
+_FEWEST_ROWS, _FEWEST_COLUMNS, _SHORTEST_SUMS = 4, 4, 16
+_ROWS_THAT_PAY_A_COPY = 256  # of a right side with gaps
+_SMALL = 1 << 20
+_ZEN_5 = 26  # a processor's family, mobile ones included, which work off 512 bits in halves; measured on EPYC
 _registering = threading.Lock()
-Product = Callable[..., Tensor | None]
 
 
 def use_fast_products() -> bool:
@@ -44,10 +46,10 @@ def has_fast_products() -> bool:
 @cache
 def _register() -> torch.library.Library:
     library = torch.library.Library("aten", "IMPL")
-    for name, product in _PRODUCTS.items():
+    for name, way in _WAYS.items():
         for overload in (name, f"{name}.out"):
             plain = torch.library.get_kernel(f"aten::{overload}", "CPU")
-            library.impl(overload, _kernel(product, plain), "CPU", with_keyset=True, allow_override=True)
+            library.impl(overload, _kernel(way, plain), "CPU", with_keyset=True, allow_override=True)
     return library
 
 
@@ -56,76 +58,114 @@ def _mkl_is_held_back() -> bool:
     processor = Path("/proc/cpuinfo")
     return (
         processor.is_file()
-        and _has_whole_registers(processor.read_text())
+        and _is_zen_5(processor.read_text())
         and torch.backends.cpu.get_cpu_capability() == "AVX512"
         and torch.backends.mkl.is_available()
         and torch.backends.mkldnn.is_available()
     )
 
 
-def _has_whole_registers(processor: str) -> bool:
-    """By Linux's description: AMD's, and of a family that works off 512 bits at once."""
+def _is_zen_5(processor: str) -> bool:
+    """By Linux's description."""
     family = re.search(r"^cpu family\s*:\s*(\d+)$", processor, re.MULTILINE)
-    return "AuthenticAMD" in processor and family is not None and int(family[1]) >= _ZEN_5
+    return "AuthenticAMD" in processor and family is not None and int(family[1]) == _ZEN_5
 
 
-def _kernel(product: Product, plain: Any) -> Callable[..., Tensor]:
-    """Takes the place of `plain`, which gets what `product` leaves to it: what gains nothing, and what doesn't fit."""
+@dataclass(frozen=True)
+class _Way:
+    """How oneDNN makes an operator's product where it gains, and how PyTorch does in a given place."""
+
+    dimensions: int
+    worthwhile: int
+    fast: Callable[..., Tensor]
+    in_place: Callable[..., Tensor]
+
+
+def _kernel(way: _Way, plain: Any) -> Callable[..., Tensor]:
+    """Takes the place of `plain`, which still gets what is small and what doesn't fit.
+
+    Called from here, `plain` keeps the interpreter's lock, and all other threads waiting.  So what is large goes to
+    PyTorch by operators in place, which aren't replaced, and let go of the lock.
+    """
 
     def kernel(keys: Any, *tensors: Tensor, out: Tensor | None = None, **scales: float) -> Tensor:
-        found = None
-        if all(scale == 1 for scale in scales.values()) and all(tensor.dtype == torch.float32 for tensor in tensors):
-            found = product(*tensors)
-        if found is None or (out is not None and (out.dtype, out.shape) != (found.dtype, found.shape)):
+        *bias, a, b = tensors
+        if not (_fit(a, b, way.dimensions) and a.numel() * b.shape[-1] >= _SMALL and _are_alike(tensors, out)):
             places: dict[str, Any] = {} if out is None else {"out": out}
             left: Tensor = plain.call_boxed(keys, *tensors, **scales, **places)
             return left
-        return found if out is None else out.copy_(found)
+        is_row = all(one.shape == b.shape[1:] for one in bias)
+        if is_row and _gains(a, b, way.worthwhile) and all(scale == 1 for scale in scales.values()):
+            found = way.fast(*tensors)
+            return found if out is None else out.copy_(found)
+        place = a.new_empty(*a.shape[:-1], b.shape[-1]) if out is None else out
+        return way.in_place(place, *tensors, **scales)
 
     return kernel
 
 
-def _mm(a: Tensor, b: Tensor) -> Tensor | None:
-    """[M, K] by [K, N]."""
-    return _multiply(a, b) if _gains(a, b, 2, _WORTHWHILE) else None
+def _fit(a: Tensor, b: Tensor, dimensions: int) -> bool:
+    """Whether these are two matrices, or two stacks of as many, whose product there is."""
+    return a.ndim == b.ndim == dimensions and a.shape[:-2] == b.shape[:-2] and a.shape[-1] == b.shape[-2]
 
 
-def _addmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor | None:
-    """[M, K] by [K, N], and a row [N] added to each."""
-    if not _gains(a, b, 2, _WORTHWHILE) or bias.shape != b.shape[1:]:
-        return None
+def _are_alike(tensors: Sequence[Tensor], out: Tensor | None) -> bool:
+    """Whether all have one type, a bias and a place the shape that they must have; if not, PyTorch says so."""
+    *bias, a, b = tensors
+    shape = (*a.shape[:-1], b.shape[-1])
+    return (
+        all(tensor.dtype == a.dtype for tensor in (*bias, b, *([] if out is None else [out])))
+        and all(one.shape in (shape, shape[1:]) for one in bias)
+        and (out is None or out.shape == shape)
+    )
+
+
+def _gains(a: Tensor, b: Tensor, worthwhile: int) -> bool:
+    """Whether oneDNN is faster at two matrices, or each two of a stack."""
+    rows, inner, columns = a.shape[-2], a.shape[-1], b.shape[-1]
+    return (
+        a.dtype == torch.float32
+        and rows * inner * columns >= worthwhile
+        and rows >= (_FEWEST_ROWS if _is_whole(b) else _ROWS_THAT_PAY_A_COPY)
+        and inner >= _SHORTEST_SUMS
+        and columns >= _FEWEST_COLUMNS
+        and torch._C._get_mkldnn_enabled()
+    )
+
+
+def _fast_addmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return _linear(a, b, bias.contiguous())  # of one with gaps oneDNN would read the gaps
 
 
-def _bmm(a: Tensor, b: Tensor) -> Tensor | None:
-    """[B, M, K] by [B, K, N]."""
-    if not _gains(a, b, 3, _WORTHWHILE_EACH):
-        return None
+def _fast_bmm(a: Tensor, b: Tensor) -> Tensor:
     return torch.stack([_multiply(*pair) for pair in zip(a.unbind(), b.unbind(), strict=True)])
 
 
-_PRODUCTS: Mapping[str, Product] = {"mm": _mm, "addmm": _addmm, "bmm": _bmm}
-
-
-def _gains(a: Tensor, b: Tensor, dimensions: int, least: int) -> bool:
-    """Whether two matrices, or each two of a stack, fit and are large enough."""
-    if not (a.ndim == b.ndim == dimensions and a.shape[:-2] == b.shape[:-2] and a.shape[-1] == b.shape[-2]):
-        return False
-    return a.shape[-2] >= _FEWEST_ROWS and a.shape[-2] * b.shape[-2] * b.shape[-1] >= least
-
-
 def _multiply(a: Tensor, b: Tensor) -> Tensor:
-    # A transposed left side with more rows than there are columns, as a layer's gradient is, goes faster turned round.
-    if a.shape[0] > b.shape[1] and a.stride(0) == 1:
+    # Long sums to few columns from a transposed left side, as in a narrow layer's gradient, go faster turned round.
+    if a.shape[0] > b.shape[1] and a.shape[1] > 2 * b.shape[1] and a.stride(0) == 1:
         return _linear(b.t(), a.t(), None).t().contiguous()
     return _linear(a, b, None)
 
 
 def _linear(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-    out: Tensor = torch.ops.mkldnn._linear_pointwise.default(a, _whole(b).t(), bias, "none", [], "")
+    if not _is_whole(b):
+        b = b.contiguous()  # by a right side with gaps oneDNN takes a thousand times as long
+    out: Tensor = torch.ops.mkldnn._linear_pointwise.default(a, b.t(), bias, "none", [], "")
     return out
 
 
-def _whole(b: Tensor) -> Tensor:
-    """Without gaps, by rows or columns: by a right side with gaps oneDNN takes a thousand times as long."""
-    return b if b.is_contiguous() or b.t().is_contiguous() else b.contiguous()
+def _is_whole(b: Tensor) -> bool:
+    """Whether each matrix has no gaps, by rows or columns."""
+    return b.stride()[-2:] in ((b.shape[-1], 1), (1, b.shape[-2]))
+
+
+def _place_addmm(out: Tensor, bias: Tensor, a: Tensor, b: Tensor, **scales: float) -> Tensor:
+    return out.copy_(bias).addmm_(a, b, **scales)
+
+
+_WAYS: Mapping[str, _Way] = {
+    "mm": _Way(2, _WORTHWHILE, _multiply, lambda out, a, b: out.addmm_(a, b, beta=0)),
+    "addmm": _Way(2, _WORTHWHILE, _fast_addmm, _place_addmm),
+    "bmm": _Way(3, _WORTHWHILE_EACH, _fast_bmm, lambda out, a, b: out.baddbmm_(a, b, beta=0)),
+}
