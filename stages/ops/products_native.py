@@ -21,7 +21,7 @@ from torch import Tensor
 _WORTHWHILE, _WORTHWHILE_EACH = 1 << 21, 1 << 22
 _FEWEST_ROWS, _FEWEST_COLUMNS, _SHORTEST_SUMS = 4, 4, 16
 _ROWS_THAT_PAY_A_COPY = 256  # of a right side with gaps
-_SMALL = 1 << 20
+_SMALL = 1 << 20  # multiplications in all: over before another thread misses the lock
 _ZEN_5 = 26  # a processor's family, mobile ones included, which work off 512 bits in halves; measured on EPYC
 _registering = threading.Lock()
 

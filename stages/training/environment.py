@@ -17,7 +17,7 @@ from stages.run import canonical_json
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
-    """Versions, device name, CPU capability, threads: all that is known to change results in the last digits."""
+    """Versions, device name, CPU capability, threads, whose products: all that is known to change the last digits."""
     environment = {
         "python": ".".join(platform.python_version_tuple()[:2]),
         "torch": str(torch.__version__),
