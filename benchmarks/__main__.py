@@ -36,20 +36,25 @@ def main(names: list[str]) -> int:
         print(f"benchmarks: no benchmark {unknown[0]!r}; known: {', '.join(known)}", file=sys.stderr)
         return 2
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as for a training: threads that wait use no processor time
-    use_fast_products()  # for what kind of machine this is; each benchmark says so for its own process
+    _prepare()  # for what kind of machine this is
     kind, versions = machine(torch.device("cpu"))
     when = f"{datetime.date.today()}, {versions}."
     earlier = PAGE.read_text() if PAGE.is_file() else ""
     lines: list[Line] = []
     for name in names or known:
         print(f"{name} …", file=sys.stderr, flush=True)
-        # It keeps freed memory, as a training does: what touching memory anew costs is no side's own.
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), keep_freed_memory) as process:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _prepare) as process:
             lines += process.submit(import_module(f"benchmarks.bench_{name}").measure).result()
         if not names:  # after each, so that an end on the way leaves what was measured
             PAGE.write_text(page(earlier, kind, f"{when}\n\n{table(lines)}"))
     print(f"{kind}, {when}\n\n{table(lines)}", end="")
     return 0
+
+
+def _prepare() -> None:
+    """A process as a training has it, for both sides: whose products, and keeping memory, is neither side's own."""
+    keep_freed_memory()
+    use_fast_products()
 
 
 def page(earlier: str, kind: str, text: str) -> str:

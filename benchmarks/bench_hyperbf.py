@@ -16,7 +16,6 @@ from torch.nn import functional as F
 
 from benchmarks.timing import Line, compare, has_bfloat16, time_line, training_step
 from stages.ops.bfloat16_native import use_fast_bfloat16
-from stages.ops.products_native import use_fast_products
 from stages.ops.rbf import rbf_attention
 from stages.ops.rbf_layers import RBFAttention, RBFFeedForward
 from stages.papers.hyperbf.hyperbf import HyperBF
@@ -120,7 +119,6 @@ def model_line(name: str, peer: nn.Module, goal: float, *, in_bfloat16: bool = F
 
 
 def measure() -> list[Line]:
-    use_fast_products()  # as trainings have them; the peers, too
     lines = [attention(), model_line("ViT", vit(), 0.85), model_line("with torch.cdist", with_distances(), 1.5)]
     if has_bfloat16():
         lines.append(model_line("with torch.cdist", with_distances(), 1.5, in_bfloat16=True))

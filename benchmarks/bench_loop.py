@@ -11,7 +11,6 @@ from torch import nn
 
 from benchmarks.timing import Line, compare, training_step
 from stages.ops.dropout_native import with_fast_dropout
-from stages.ops.products_native import use_fast_products
 from stages.papers import build_model, model_paths
 from stages.run import AugmentationSpec, ModelSpec, OptimizerSpec, Protocol, Replicate
 from stages.training.images import ImageClassification, LabelledImages
@@ -58,7 +57,6 @@ def random_images(count: int, device: torch.device) -> LabelledImages:
 
 
 def measure() -> list[Line]:
-    use_fast_products()
     return [beside_the_bare_loop(name) for name in ARMS]
 
 

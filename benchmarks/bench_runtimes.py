@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from benchmarks.timing import Line, milliseconds, one_thread
 from stages.budget import plan_runs
 from stages.experiment import load_params
-from stages.ops.products_native import use_fast_products
 from stages.papers import build_model
 
 GOAL, BATCHES, REPEATS = 2.0, (1, 8), {1: 15, 8: 7}
@@ -143,7 +142,6 @@ def measure() -> list[Line]:
 
 
 def measure_all() -> list[Line]:
-    use_fast_products()  # as the service has them
     others = list(OTHERS)
     if any(importlib.util.find_spec(package) is None for package in ("onnxruntime", "onnxscript")):
         print("  ONNX Runtime is not installed: not compared")

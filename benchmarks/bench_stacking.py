@@ -19,7 +19,6 @@ from unittest.mock import patch
 import torch
 
 from benchmarks.timing import Line, compare, milliseconds, one_thread
-from stages.ops.products_native import use_fast_products
 from stages.papers.dac.mlp import DACMLP, MLP
 from stages.papers.dac.mlp_native import Stack
 from stages.run import OptimizerSpec, Protocol, Replicate
@@ -56,7 +55,6 @@ CASES = (
 
 
 def measure() -> list[Line]:
-    use_fast_products()
     with one_thread(), tempfile.TemporaryDirectory() as cache, patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=cache):
         return [*(beside_one_after_the_other(case) for case in CASES), beside_denormals()]
 

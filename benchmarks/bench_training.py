@@ -20,7 +20,6 @@ from stages.budget import plan_runs
 from stages.experiment import load_params
 from stages.ops.bfloat16_native import use_fast_bfloat16
 from stages.ops.dropout_native import with_fast_dropout
-from stages.ops.products_native import use_fast_products
 from stages.papers import build_model
 from stages.run import Protocol, Replicate
 from stages.training.images import ImageClassification
@@ -80,7 +79,6 @@ def beside_the_plain_model(name: str) -> Line:
 def against_eager(name: str, protocol: Protocol) -> tuple[Comparison, float]:
     """Both in turn, and the seconds by the clock that our first step took."""
     torch.compiler.reset()
-    use_fast_products()
     if protocol.precision == "bfloat16":
         use_fast_bfloat16()  # leaves the peer's float32 as it is
     data = random_images(BATCH * STEPS, torch.device("cpu"))
