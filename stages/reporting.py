@@ -117,7 +117,10 @@ def verdict_table(paper: str, judged: Sequence[JudgedClaim], families: Sequence[
     for row in judged:
         claim, verdict = row.claim, row.verdict
         if claim.paper == paper:
-            said = verdict.explanation.replace("|", "\\|")
+            said = verdict.explanation
+            if verdict.size:
+                said += f" Its size: {verdict.size['status']}. {verdict.size['explanation']}"
+            said = said.replace("|", "\\|")
             ours = _number(verdict.ours, claim.unit)
             lines.append(f"| `{claim.id}` | {_number(claim.value, claim.unit)} | {ours} | {verdict.status} | {said} |")
     return "\n".join(lines) + "\n"

@@ -45,7 +45,8 @@ def measure(metric: str, trials: Sequence[Trial], looks: Looks) -> Sample:
 
 
 def _replicate(trial: Trial, value: float | None) -> Replicate:
-    return Replicate(index=trial.result.replicate, value=value, environment=trial.result.environment_digest)
+    ran_in = frozenset({trial.result.environment_digest})
+    return Replicate(index=trial.result.replicate, value=value, environments=ran_in)
 
 
 def _all_diverged(trials: Sequence[Trial]) -> bool:
@@ -118,12 +119,11 @@ def average(samples: Sequence[Sample]) -> Sample:
     for index in sorted(shared):
         mine = [replicate for sample in samples for replicate in sample.replicates if replicate.index == index]
         values = [replicate.value for replicate in mine if replicate.value is not None]
-        environments = sorted({replicate.environment for replicate in mine})
         replicates.append(
             Replicate(
                 index=index,
                 value=sum(values) / len(values) if len(values) == len(mine) else None,
-                environment="+".join(environments),
+                environments=frozenset().union(*(replicate.environments for replicate in mine)),
             )
         )
     return Sample(tuple(replicates))

@@ -52,14 +52,16 @@ def _ratio_sample(claim: ClaimLine, sides: Sides, top: Mapping[int, float], bott
     if abs(values.mean()) <= 2 * stderr:
         raise NotMeasured(f"what it relates to, {values.mean():.3g} ± {stderr:.2g}, is not distinct from 0")
     v = claim.value or 0.0
-    environments = {replicate.index: replicate.environment for replicate in sides.proposed.replicates}
+    environments: dict[int, frozenset[str]] = {}
+    for replicate in (*sides.proposed.replicates, *(sides.baseline.replicates if sides.baseline else ())):
+        environments[replicate.index] = replicate.environments | environments.get(replicate.index, frozenset())
     indices = sorted(set(sides.proposed.indices) & set(sides.baseline.indices if sides.baseline else ()))
     return Sample(
         tuple(
             Replicate(
                 index=index,
                 value=v + (top[index] - v * bottom[index]) / float(values.mean()) if index in top else None,
-                environment=environments[index],
+                environments=environments[index],
             )
             for index in indices
         )

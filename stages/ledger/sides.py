@@ -13,7 +13,7 @@ from stages.ledger.judgement import Entry, Side
 from stages.ledger.measures import average, measure
 from stages.ledger.trials import Body, Trial, choose, strength
 from stages.rules import Rules
-from stages.verdicts import Sample
+from stages.verdicts import GridPart, Sample
 from stages.verdicts.looks import complete_look
 
 
@@ -38,7 +38,17 @@ class Sides:
     baseline: Sample | None
     trials: tuple[Trial, ...]
     entries: tuple[Entry, ...]
-    note: str
+    part: GridPart | None = None
+    """The pairs, where those of a grid have results in part."""
+
+    @property
+    def note(self) -> str:
+        if self.part is None:
+            return ""
+        return (
+            f" Over {len(self.part.pairs)} of {self.part.planned} pairs of the grid; the interval allows for the "
+            "others as if they were drawn like these."
+        )
 
 
 def find_body(claim: ClaimLine, experiment: Experiment, bodies: Sequence[Body]) -> tuple[Pairs, Body | None]:
@@ -92,13 +102,16 @@ def gather_sides(claim: ClaimLine, pairs: Pairs, body: Body, rules: Rules) -> Si
                 if trial.result.replicate in values:
                     trials[trial.number] = trial
                     entries.append(entry_of(trial, side, values[trial.result.replicate]))
-    note = f" Over {len(pairs.proposed)} of {pairs.planned} pairs of the grid." if pairs.planned > 1 else ""
+    part = None
+    if pairs.baseline and len(pairs.proposed) < pairs.planned:
+        couples = zip(pairs.proposed, pairs.baseline, strict=True)
+        part = GridPart(tuple((samples[one], samples[other]) for one, other in couples), pairs.planned)
     return Sides(
         proposed=average([samples[arm] for arm in pairs.proposed]),
         baseline=average([samples[arm] for arm in pairs.baseline]) if pairs.baseline else None,
         trials=tuple(trials.values()),
         entries=tuple(entries),
-        note=note,
+        part=part,
     )
 
 

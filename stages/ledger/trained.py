@@ -154,6 +154,7 @@ def _judge_pair(claim: ClaimLine, sides: Sides, body: Body, rules: Rules) -> Ver
         rules=rules,
         pairing="fold" if body.pairing_is_by_fold else "none",
         widening=excluded_rows_widening(1, 1, share * _disagreement(sides.trials)) if share else 0.0,
+        part=sides.part,
     )
 
 

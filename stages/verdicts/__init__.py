@@ -8,7 +8,7 @@ metric.  Needs NumPy and SciPy only.
 
 from stages.rules import Margins, Rules
 from stages.verdicts.curves import ArmMetric, min_over_epochs, pseudo_values, window_error
-from stages.verdicts.difference import GainClaim, excluded_rows_widening, judge_gain
+from stages.verdicts.difference import GainClaim, GridPart, excluded_rows_widening, judge_gain
 from stages.verdicts.families import TableSentence, judge_table, judge_tally
 from stages.verdicts.indicative import Standing, indicate_order, standing
 from stages.verdicts.others import (
@@ -26,13 +26,14 @@ from stages.verdicts.others import (
     judge_theorem,
     not_tested,
 )
-from stages.verdicts.value import ValueClaim, binomial_variance, judge_value
+from stages.verdicts.value import ValueClaim, judge_value
 from stages.verdicts.verdict import DuplicateReplicate, Replicate, Sample, Status, Verdict
 
 __all__ = [
     "ArmMetric",
     "DuplicateReplicate",
     "GainClaim",
+    "GridPart",
     "Margins",
     "Replicate",
     "Rules",
@@ -42,7 +43,6 @@ __all__ = [
     "TableSentence",
     "ValueClaim",
     "Verdict",
-    "binomial_variance",
     "excluded_rows_widening",
     "fisher_p",
     "indicate_order",

@@ -5,12 +5,19 @@ The sign and the size are judged apart.  `supported`: the interval of the gain l
 
     pairing "fold"   gain = mean of the differences on shared folds,   Var = s_d²/n,          n − 1 df
     pairing "none"   gain = difference of the means,                   Var = s₁²/n₁ + s₂²/n₂,  Welch's df
+
+A gain over a grid of pairs is their mean, replicate by replicate.  Where m of M pairs have results (`GridPart`), the
+others may differ from them as they do from each other (sampling in two stages, Cochran 1977, ch. 10; f = m/M):
+
+    Var = f · Var as above + (1 − f) · s²_pairs/m
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Literal
 
 import numpy as np
@@ -40,18 +47,44 @@ class GainClaim:
     n: int | None = None
 
 
+@dataclass(frozen=True)
+class GridPart:
+    """The `pairs` (proposed, baseline) of a grid that have results, of the `planned` ones."""
+
+    pairs: tuple[tuple[Sample, Sample], ...]
+    planned: int
+
+    @property
+    def share(self) -> float:
+        return len(self.pairs) / self.planned
+
+    def between(self, n: int) -> tuple[float, float]:
+        """(variance, df) of the pairs' mean gain by how much their gains over n replicates differ."""
+        gains = np.array(
+            [fmean(one.among(range(n)).values) - fmean(other.among(range(n)).values) for one, other in self.pairs]
+        )
+        return float(variance_of(gains)) / gains.size, gains.size - 1.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """Our gain, and its variance as a function of n: `s2` is that of one pair, `df` at `n` replicates."""
+    """Our gain, and its variance as a function of n: `s2` is that of one pair, `df` at `n` replicates.
+
+    Of a grid in part: `share` of its pairs have results, and `between` is (variance, df) of their mean by the pairs.
+    """
 
     mean: float
     s2: float
     df: float
     n: int
+    share: float = 1.0
+    between: tuple[float, float] = (0.0, math.inf)
 
     def at(self, n: Numbers) -> tuple[Numbers, Numbers]:
         """(variance, df) with n replicates an arm."""
-        return self.s2 / n, self.df * (n - 1) / (self.n - 1)
+        replicates = self.share * self.s2 / n, self.df * (n - 1) / (self.n - 1)
+        variance, df = self.between
+        return combine([replicates, ((1 - self.share) * variance, df)])
 
 
 def measure_gain(proposed: Sample, baseline: Sample, better: Literal["higher", "lower"], pairing: Pairing) -> Gain:
@@ -80,10 +113,12 @@ def judge_gain(
     rules: Rules,
     pairing: Pairing,
     widening: float = 0.0,
+    part: GridPart | None = None,
 ) -> Verdict:
     """The verdict on the sign, with the one on the size inside; not adjusted for other claims (`families`).
 
-    A claim of two comparable arms has no sign: its verdict is the one on the size.
+    A claim of two comparable arms has no sign: its verdict is the one on the size.  Of a grid that isn't whole, the
+    arms are means over the pairs of `part`.
     """
     shared = set(proposed.indices) & set(baseline.indices)
     n = complete_look(shared, rules.looks)
@@ -94,6 +129,11 @@ def judge_gain(
     if usable < 2:
         return too_many_diverged(n, max(arm.n_diverged for arm in arms), Status.UNRESOLVED)
     gain = measure_gain(*arms, claim.better, pairing)
+    if part is not None:
+        if len(part.pairs) < 2:
+            alone = "One pair says nothing of the others."
+            return Verdict(status=Status.UNRESOLVED, explanation=alone, estimate=gain.mean, n=n)
+        gain = dataclasses.replace(gain, share=part.share, between=part.between(n))
     size = _judge_size(claim, gain, arms, rules=rules, widening=widening)
     if size.estimate is not None:
         size = tell(size, f"Our gain {gain.mean:+.4g} (n = {n}) − the paper's {claim.gain:+.4g}", proposed, baseline)
@@ -163,7 +203,15 @@ def _judge_size(claim: GainClaim, gain: Gain, arms: tuple[Sample, Sample], *, ru
         return too_few(range(n), min(looks), Status.INCONCLUSIVE)
     return judge_equivalence(
         gain.mean - claim.gain,
-        Spread(s2=gain.s2, df=gain.df, n=gain.n, stderr=claim.stderr, paper_n=claim.n),
+        Spread(
+            s2=gain.s2,
+            df=gain.df,
+            n=gain.n,
+            stderr=claim.stderr,
+            paper_n=claim.n,
+            share=gain.share,
+            between=gain.between,
+        ),
         claim.margin,
         n=n,
         n_diverged=sum(arm.n_diverged for arm in arms),

@@ -10,6 +10,7 @@ margin.  `not reproduced`: the wider interval at 1 − α lies wholly outside.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -35,29 +36,29 @@ class ValueClaim:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Variance of D as a function of our n: `s2` of one draw with `df`, seen at `n` replicates of ours."""
+    """Variance of D as a function of our n: `s2` of one draw with `df`, seen at `n` replicates of ours.
+
+    `share`, `between`: of a grid in part (`difference.Gain`).
+    """
 
     s2: float
     df: float
     n: int
     stderr: float | None
     paper_n: int | None
-    test_variance: float = 0.0
+    share: float = 1.0
+    between: tuple[float, float] = (0.0, math.inf)
 
     def at(self, n: Numbers) -> tuple[Numbers, Numbers]:
         """(variance, df) with n replicates; df grow in proportion."""
         df = self.df * (n - 1) / max(self.n - 1, 1)
         if self.stderr is None:
-            parts = [(self.s2 * (1 / n + 1 / (self.paper_n or 1)), df)]
+            parts = [(self.s2 * (self.share / n + 1 / (self.paper_n or 1)), df)]
         else:
             paper_df = self.paper_n - 1 if self.paper_n is not None and self.paper_n > 1 else np.inf
-            parts = [(self.s2 / n, df), (self.stderr**2, paper_df)]
-        return combine([*parts, (self.test_variance, np.inf)])
-
-
-def binomial_variance(error: float, *test_rows: int) -> float:
-    """Of an error rate on each of these test sets: added where ours is not the paper's own test set."""
-    return sum(error * (1 - error) / rows for rows in test_rows)
+            parts = [(self.s2 * self.share / n, df), (self.stderr**2, paper_df)]
+        variance, between_df = self.between
+        return combine([*parts, ((1 - self.share) * variance, between_df)])
 
 
 def judge_value(
@@ -66,7 +67,6 @@ def judge_value(
     *,
     rules: Rules,
     peers: Sequence[Sample] = (),
-    test_variance: float = 0.0,
     widening: float = 0.0,
 ) -> Verdict:
     """`peers` are the experiment's other arms, `widening` what left-out test rows could change (`difference`)."""
@@ -79,7 +79,7 @@ def judge_value(
     if len(used.values) < 2:
         return too_many_diverged(n, used.n_diverged, Status.INCONCLUSIVE)
     s2, df = pool(used.values, [peer.among(range(n)).values for peer in peers])
-    spread = Spread(s2=s2, df=df, n=len(used.values), stderr=claim.stderr, paper_n=claim.n, test_variance=test_variance)
+    spread = Spread(s2=s2, df=df, n=len(used.values), stderr=claim.stderr, paper_n=claim.n)
     difference = fmean(used.values) - claim.value
     verdict = judge_equivalence(
         difference,
@@ -154,16 +154,16 @@ def judge_equivalence(
 def tell(verdict: Verdict, compared: str, *samples: Sample) -> Verdict:
     """The verdict with its whole sentence: what was compared, what came out, what to know about the samples."""
     used, waiting = verdict.n, max((sample.n for sample in samples), default=0) - verdict.n
-    notes = []
+    notes, ran = [], ""
     if verdict.n_diverged:
         notes.append(f"{verdict.n_diverged} diverged")
     if waiting > 0:
         notes.append(f"{waiting} more wait for the next planned look")
     environments = frozenset().union(*(sample.among(range(used)).environments for sample in samples))
     if len(environments) > 1:
-        notes.append(f"they ran in {len(environments)} environments")
+        ran = f" They ran in {len(environments)} environments."
     about = f" Of the replicates, {', '.join(notes)}." if notes else ""
-    return dataclasses.replace(verdict, explanation=f"{compared} = {verdict.explanation}.{about}")
+    return dataclasses.replace(verdict, explanation=f"{compared} = {verdict.explanation}.{about}{ran}")
 
 
 def too_many_diverged(n: int, n_diverged: int, status: Status) -> Verdict:

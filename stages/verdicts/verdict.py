@@ -42,11 +42,14 @@ class DuplicateReplicate(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Replicate:
-    """One seed or fold.  `index` counts in the planned order from 0; `value` is None where training diverged."""
+    """One seed or fold.  `index` counts in the planned order from 0; `value` is None where training diverged.
+
+    `environments`: of what its trainings ran in, one unless it is a mean over several arms.
+    """
 
     index: int
     value: float | None
-    environment: str = ""
+    environments: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ class Sample:
 
     @property
     def environments(self) -> frozenset[str]:
-        return frozenset(replicate.environment for replicate in self.replicates)
+        return frozenset().union(*(replicate.environments for replicate in self.replicates))
 
     def among(self, indices: Collection[int]) -> Sample:
         """The replicates with these indices."""

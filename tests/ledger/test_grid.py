@@ -28,7 +28,7 @@ def test_a_gain_is_the_mean_over_the_pairs_that_have_results() -> None:
     assert gain.ours == pytest.approx(0.25)
     assert gain.verdict.status is Status.SUPPORTED
     assert gain.verdict.size is not None and gain.verdict.size.status is Status.REPRODUCED
-    assert gain.verdict.explanation.endswith("Over 3 of 35 pairs of the grid.")
+    assert "Over 3 of 35 pairs of the grid; the interval allows for the others" in gain.verdict.explanation
     assert len(gain.entries) == 2 * 3 * 5
 
 
@@ -90,3 +90,24 @@ def test_log_mse_is_averaged_as_a_logarithm() -> None:
     values = {"mlp-25x5": [math.log(0.01), math.log(0.04)] * 2, "dac-mlp-25x5": [math.log(0.01)] * 4}
     (gain,) = judge(claims()[GAIN], entered=trials(results("dac-sgemm", values, metric="selected_log_mse")))
     assert gain.ours == pytest.approx(math.log(4) / 3), "the first three of four replicates are a planned look"
+
+
+def test_pairs_without_results_are_in_the_interval() -> None:
+    values = grid(0.10, ("25x5", "25x8")) | grid(0.50, ("50x5", "50x8"))
+    (gain,) = judge(claims()[GAIN], entered=trials(results("dac-sgemm", values, metric="selected_log_mse")))
+    assert gain.ours == pytest.approx(0.30)
+    assert gain.verdict.status is Status.UNRESOLVED, "31 other pairs may differ as these do"
+    known = params().experiments["dac-sgemm"].arms
+    sizes = tuple(arm.removeprefix("dac-mlp-") for arm in known if arm.startswith("dac-mlp-"))
+    whole = {arm: row for number, size in enumerate(sizes) for arm, row in grid(0.1 + number / 90, (size,)).items()}
+    (gain,) = judge(claims()[GAIN], entered=trials(results("dac-sgemm", whole, metric="selected_log_mse")))
+    assert gain.verdict.status is Status.SUPPORTED and "pairs of the grid" not in gain.verdict.explanation
+
+
+def test_pairs_that_ran_on_two_machines_are_mentioned() -> None:
+    here, there = (
+        results("dac-sgemm", grid(0.25, (size,)), metric="selected_log_mse", environment=where * 12)
+        for size, where in (("25x5", "a"), ("50x5", "b"))
+    )
+    (gain,) = judge(claims()[GAIN], entered=trials([*here, *there]))
+    assert "They ran in 2 environments" in gain.verdict.explanation

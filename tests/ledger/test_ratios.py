@@ -51,8 +51,6 @@ def test_the_same_ratio_is_rarely_refused_and_mostly_found_where_the_spread_is_s
 
 
 def test_the_sample_of_a_ratio_has_the_ratio_as_its_mean() -> None:
-    sides = Sides(
-        proposed=Sample.of([0.80, 0.83, 0.81]), baseline=Sample.of([0.70, 0.69, 0.72]), trials=(), entries=(), note=""
-    )
+    sides = Sides(proposed=Sample.of([0.80, 0.83, 0.81]), baseline=Sample.of([0.70, 0.69, 0.72]), trials=(), entries=())
     sample = relative(CLAIM, sides, PAIRS, BODY, RULES)
     assert sum(sample.values) / 3 == pytest.approx((0.80 + 0.83 + 0.81) / (0.70 + 0.69 + 0.72) - 1)

@@ -100,7 +100,7 @@ def test_mixed_environments_are_said() -> None:
     mixed = [dataclasses.replace(line, environment_digest=f"{line.replicate % 2}") for line in lines]
     (value,) = judge(claims()[VIT], entered=trials(mixed))
     assert value.verdict.status is Status.REPRODUCED
-    assert "they ran in 2 environments" in value.verdict.explanation
+    assert "They ran in 2 environments" in value.verdict.explanation
 
 
 def test_a_missing_arm_leaves_its_claims_untested() -> None:

@@ -155,8 +155,13 @@ def test_left_out_rows_can_undo_an_order() -> None:
 
 
 def test_arms_from_different_machines_are_mentioned() -> None:
-    ours = Sample(tuple(Replicate(index=i, value=value, environment="cuda") for i, value in enumerate(DAC)))
-    assert "2 environments" in judge_gain(CLAIM, ours, Sample.of(BASE), rules=RULES, pairing="none").explanation
+    ours, theirs = (
+        Sample(
+            tuple(Replicate(index=i, value=value, environments=frozenset({where})) for i, value in enumerate(values))
+        )
+        for where, values in (("cuda", DAC), ("cpu", BASE))
+    )
+    assert "2 environments" in judge_gain(CLAIM, ours, theirs, rules=RULES, pairing="none").explanation
 
 
 @given(samples, samples, st.sampled_from(["fold", "none"]))

@@ -8,16 +8,21 @@ import statistics
 from collections import defaultdict
 
 import pytest
+from fastapi.testclient import TestClient
+from scipy import stats
 from sqlalchemy import select
 from sqlalchemy.orm import aliased
 
+from service.app import create_app
+from service.settings import Settings
 from stages.recording import record
-from stages.results import open_results, tables
+from stages.results import ledger_tables, open_results, tables
 from tests.project import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "papers" / "dac.md").read_text()
+NATS = r"([+−]\d\.\d\d)"
 ROWS = re.findall(
-    r"^\| (parameters|units) \| (\d+) \| (\d+) \| (\d) \| ([+−]\d\.\d\d) \| ([+−]\d\.\d\d) \|$",
+    rf"^\| (parameters|units) \| (\d+) \| (\d+) \| (\d) \| {NATS} \| {NATS} \| {NATS} to {NATS} \|$",
     PAGE,
     flags=re.MULTILINE,
 )
@@ -25,10 +30,16 @@ Errors = dict[str, list[tuple[float, float]]]
 
 
 @pytest.fixture(scope="module")
-def errors(tmp_path_factory: pytest.TempPathFactory) -> Errors:
-    """Of each compared replicate the logs of the test error at the last epoch and at the best validation epoch."""
+def place(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A database of the published evidence."""
     place = str(tmp_path_factory.mktemp("evidence") / "results.db")
     record(REPOSITORY, place, evidence_only=True)
+    return place
+
+
+@pytest.fixture(scope="module")
+def errors(place: str) -> Errors:
+    """Of each compared replicate the logs of the test error at the last epoch and at the best validation epoch."""
     found: Errors = defaultdict(list)
     last, selected = aliased(tables.Metric), aliased(tables.Metric)
     wanted = (
@@ -44,11 +55,11 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> Errors:
 
 
 def gains(errors: Errors, base: str, dac: str) -> list[float]:
-    """Nats by which DAC's mean is lower, at the last epoch and at the best validation epoch."""
-    return [
-        statistics.mean(left) - statistics.mean(right)
-        for left, right in zip(zip(*errors[base], strict=True), zip(*errors[dac], strict=True), strict=True)
-    ]
+    """Nats by which DAC's mean is lower: at the last epoch, at the best validation epoch, and Welch's 95 % of that."""
+    (last, best), (dac_last, dac_best) = (zip(*errors[arm], strict=True) for arm in (base, dac))
+    interval = stats.ttest_ind(best, dac_best, equal_var=False).confidence_interval(0.95)
+    means = statistics.mean(last) - statistics.mean(dac_last), statistics.mean(best) - statistics.mean(dac_best)
+    return [*means, interval.low, interval.high]
 
 
 def test_every_pair_that_was_trained_is_in_the_table(errors: Errors) -> None:
@@ -75,3 +86,18 @@ def test_seeds_agree_at_the_best_validation_epoch_and_not_at_the_last(errors: Er
         for place in (0, 1)
     )
     assert f"{last:.2f} nats at the last epoch and {best:.2f} at the best" in PAGE
+
+
+def test_the_pages_say_what_the_verdict_says(place: str) -> None:
+    with open_results(place)() as session:
+        verdict = session.get_one(ledger_tables.Verdict, "dac.sgemm.gain")
+    readme, results = ((REPOSITORY / name).read_text() for name in ("README.md", "docs/results.md"))
+    for text in (PAGE, readme):
+        assert f"by {verdict.estimate:.3f} nats on average: `{verdict.status}`" in text
+        assert f"{verdict.low:.3f} to {verdict.high:.3f}" in text
+    with TestClient(create_app(Settings(root=REPOSITORY, database=place)), base_url="http://127.0.0.1") as client:
+        page = client.get("/claims/dac.sgemm.gain").text
+    size = verdict.size
+    assert size is not None and f"of the size the verdict says `{size['status']}`" in PAGE
+    assert f"Its size: {size['status']}. {size['explanation']}" in results
+    assert f"Its size: {size['status']}." in page
