@@ -73,8 +73,12 @@ def print_value(claim: Claim) -> str:
 def summarise(tally: Tally) -> str:
     """What came out for a paper, in a sentence; what training decided is counted apart."""
     words = []
-    for bases, what in ((("finding", "params"), "that can be computed"), (("results",), "decided by training")):
-        favour, against = (_count(tally, bases, side) for side in ("for", "against"))
+    for basis, what in (
+        ("finding", "that can be computed"),
+        ("params", "on sizes of data sets"),
+        ("results", "decided by training"),
+    ):
+        favour, against = (_count(tally, basis, side) for side in ("for", "against"))
         if favour + against:
             words.append(f"{favour} of {favour + against} statements {what} hold")
     if tally.open:
@@ -84,11 +88,10 @@ def summarise(tally: Tally) -> str:
     return f"{'; '.join(words)}." if words else "Nothing here can decide its claims yet."
 
 
-def _count(tally: Tally, bases: Sequence[str], side: str) -> int:
+def _count(tally: Tally, basis: str, side: str) -> int:
     """Claims decided on one side; how an experiment is set up is no claim that can hold."""
     return sum(
         number
-        for basis in bases
         for status, number in tally.by_basis.get(basis, {}).items()
         if side_of(status) == side and Status(status).is_counted
     )

@@ -145,6 +145,13 @@ def test_evidence_that_was_changed_after_it_was_recorded_is_told(root: Path) -> 
     assert recorded.status == "broken" and "is not what the files give" in recorded.detail
 
 
+def test_the_profile_of_the_next_run_changes_nothing_that_is_recorded(root: Path) -> None:
+    params = root / "params.yaml"
+    params.write_text(params.read_text().replace("profile: smoke", "profile: quick", 1))
+    recorded, _ = trail_of(root)
+    assert recorded.status == "holds", recorded
+
+
 def test_a_cell_that_was_changed_in_the_database_is_told(root: Path) -> None:
     with sqlite3.connect(root / "data" / "results.db") as connection:
         connection.execute("UPDATE metrics SET value = value + 1e-9 WHERE result_id = 1 AND metric = 'accuracy'")

@@ -24,9 +24,10 @@ from service.errors import declared
 from service.paging import Paging, list_responses
 from service.samples import PNG, Samples
 from service.schemas import CurvePointOut, DatasetOut, ExperimentOut, PaperOut, SampleOut
+from service.strict import StrictRoute
 from stages.results import ClaimFilter, Status, find_judged, list_families
 
-router = APIRouter(prefix="/api/v1")
+router = APIRouter(prefix="/api/v1", route_class=StrictRoute)
 PaperFilter = Annotated[str | None, Query(description="name of a paper", examples=["ninformer"])]
 DatasetFilter = Annotated[str | None, Query(description="name of a data set", examples=["cifar100"])]
 ExperimentFilter = Annotated[str | None, Query(description="name of an experiment", examples=["ninformer-cifar100"])]

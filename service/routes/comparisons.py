@@ -10,10 +10,11 @@ from service.comparing import Compare, Question
 from service.errors import declared
 from service.routes.catalogue import DatasetFilter, PaperFilter
 from service.schemas import ComparisonOut, ExperimentComparisonOut
+from service.strict import StrictRoute
 from service.tabular import CSV_TOO, ListFormat, csv_response
 from stages.results import as_csv
 
-router = APIRouter()
+router = APIRouter(route_class=StrictRoute)
 
 
 @router.get(

@@ -10,8 +10,9 @@ from fastapi.responses import StreamingResponse
 from service.dependencies import ResultsSession
 from service.errors import declared
 from service.export import find_table, stream_parquet, stream_zip
+from service.strict import StrictRoute
 
-router = APIRouter(prefix="/api/v1/export", tags=["export"])
+router = APIRouter(prefix="/api/v1/export", route_class=StrictRoute, tags=["export"])
 PARQUET = "application/vnd.apache.parquet"
 ZIP = "application/zip"
 TableName = Annotated[str, Path(description="a table of the database", examples=["metrics"])]

@@ -17,8 +17,9 @@ from service.inference import predict
 from service.negotiation import preferred
 from service.schemas import PredictionOut
 from service.settings import Settings
+from service.strict import StrictRoute
 
-router = APIRouter()
+router = APIRouter(route_class=StrictRoute)
 Done = TypeVar("Done")
 Checkpoints = Annotated[
     list[str], Query(max_length=64, description="ids of checkpoints", examples=[["ninformer-cifar100.vit.0"]])

@@ -22,9 +22,10 @@ from service.schemas import (
     RunDetailOut,
     RunOut,
 )
+from service.strict import StrictRoute
 from stages.results import Result, describe_fidelity
 
-router = APIRouter(prefix="/api/v1")
+router = APIRouter(prefix="/api/v1", route_class=StrictRoute)
 
 
 @router.get(

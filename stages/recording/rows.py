@@ -69,10 +69,10 @@ class Rows:
         session.add(tables.Meta(name="content", value=self.digest()))
 
     def digest(self) -> str:
-        """sha256 over everything that the rows are made from."""
+        """sha256 over everything that the rows are made from; which profile is run next is no part of it."""
         found, deviations = TypeAdapter(Found), TypeAdapter(PaperDeviations)
         parts: list[Any] = [
-            TypeAdapter(Params).dump_python(self.params, mode="json"),
+            TypeAdapter(Params).dump_python(self.params, mode="json", exclude={"profile_name"}),
             [_cite(paper) for paper in self.papers()],
             [found.dump_python(item, mode="json", exclude={"file"}) for item in self.found],
             [vars(claim) for claim in self.claims],

@@ -109,6 +109,10 @@ def _compare_experiment(
     ]
     arms, order = _rank(arms, metric, is_stand_in=first is None or first.provenance == "embedded")
     label = describe_fidelity(*((first.provenance, first.profile, first.cut) if first else (None, None, None)))
+    compared = [arm.name for arm in experiment.arms if arm.role in _PAIR]
+    trained = sum(name in by_arm for name in compared)
+    if first and first.provenance != "embedded" and trained < len(compared):
+        label += f"; {trained} of its {len(compared)} models were trained"
     return ExperimentComparison(
         experiment=experiment.name,
         title=experiment.title,

@@ -85,3 +85,22 @@ def test_a_cache_is_told_that_the_answer_depends_on_accept(client: TestClient, a
 def test_an_unacceptable_accept_is_refused() -> None:
     with pytest.raises(Problem, match="application/json, text/csv"):
         preferred("image/png", OFFERS)
+
+
+@pytest.mark.parametrize(
+    ("address", "known"),
+    [
+        ("/compare?datset=mnist", "dataset, format, metric, paper, profile"),
+        ("/api/v1/runs?datset=mnist", "arm, cursor"),
+        ("/api/v1/claims?datset=mnist", "cursor, dataset"),
+    ],
+)
+def test_a_misspelt_parameter_is_refused_with_those_that_there_are(client: TestClient, address: str, known: str) -> None:
+    answer = client.get(address)
+    assert answer.status_code == 422
+    assert answer.json()["detail"].startswith(f"unknown query parameter 'datset'; known: {known}")
+
+
+def test_a_misspelt_parameter_of_predict_is_refused(client: TestClient) -> None:
+    answer = client.post("/predict?dataset=mnist&topk=1", files={"file": b""})
+    assert (answer.status_code, "known: arm, checkpoint" in answer.json()["detail"]) == (422, True)
