@@ -227,6 +227,20 @@ class ExperimentComparison:
     arms: tuple[ArmComparison, ...]
     order: Order
 
+    @property
+    def stopwatches(self) -> dict[str, list[ArmComparison]]:
+        """Arms by how, and on what machine, their inference times were taken."""
+        found: dict[str, list[ArmComparison]] = {}
+        for arm in self.arms:
+            if arm.cost.latency_method is not None:
+                found.setdefault(arm.cost.latency_method, []).append(arm)
+        return found
+
+    @property
+    def machines(self) -> list[str]:
+        """Where times were taken; seconds compare on one of them only."""
+        return list(dict.fromkeys(arm.cost.latency_device for arm in self.arms if arm.cost.latency_device))
+
 
 def describe_stopwatch(
     batch_size: int | None, warmup: int | None, repeats: int | None, device: str | None, threads: int | None

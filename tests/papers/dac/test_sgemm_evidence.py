@@ -101,3 +101,14 @@ def test_the_pages_say_what_the_verdict_says(place: str) -> None:
     assert size is not None and f"of the size the verdict says `{size['status']}`" in PAGE
     assert f"Its size: {size['status']}. {size['explanation']}" in results
     assert f"Its size: {size['status']}." in page
+
+
+def test_times_of_two_machines_are_told_apart(place: str) -> None:
+    with TestClient(create_app(Settings(root=REPOSITORY, database=place)), base_url="http://127.0.0.1") as client:
+        page = client.get("/?dataset=sgemm").text
+        charts = [client.get(f"/experiments/dac-sgemm?cost={cost}").text for cost in ("train_seconds", "parameters")]
+    notes = [line for line in page.splitlines() if "Time per sample of" in line]
+    assert len(notes) == 2 and all("DAC" in note for note in notes)
+    assert sum("AMD EPYC" in note for note in notes) == 1
+    assert "each model’s own baseline" in page
+    assert ["seconds compare on one of them only" in text for text in (page, *charts)] == [True, True, False]
