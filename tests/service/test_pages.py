@@ -319,3 +319,10 @@ def test_claims_that_fill_no_table_keep_their_order_beside_it() -> None:
 )
 def test_numbers_are_written_for_people(text: str, expected: str) -> None:
     assert text == expected
+
+
+def test_where_a_paper_has_no_number_the_page_leads_to_its_own_metric(client: TestClient) -> None:
+    missing = "no number for these models in this metric"
+    assert missing not in client.get("/?dataset=mnist").text
+    html = client.get("/?dataset=mnist&metric=loss").text
+    assert missing in html and 'href="/?dataset=mnist&amp;metric=accuracy#ninformer-mnist"' in html
