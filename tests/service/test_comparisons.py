@@ -95,9 +95,7 @@ def test_an_unacceptable_accept_is_refused() -> None:
         ("/api/v1/claims?datset=mnist", "cursor, dataset"),
     ],
 )
-def test_a_misspelt_parameter_is_refused_with_the_known_ones(
-    client: TestClient, address: str, known: str
-) -> None:
+def test_a_misspelt_parameter_is_refused_with_the_known_ones(client: TestClient, address: str, known: str) -> None:
     answer = client.get(address)
     assert answer.status_code == 422
     assert answer.json()["detail"].startswith(f"unknown query parameter 'datset'; known: {known}")

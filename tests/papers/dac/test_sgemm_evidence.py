@@ -111,4 +111,6 @@ def test_times_of_two_machines_are_told_apart(place: str) -> None:
     assert len(notes) == 2 and all("DAC" in note for note in notes)
     assert sum("AMD EPYC" in note for note in notes) == 1
     assert "each model’s own baseline" in page
+    shown = re.findall(r'name="arm" value="([^"]+)" checked', charts[0])
+    assert sum(arm.startswith("dac") for arm in shown) == len(shown) / 2, "each beside what it stands against"
     assert ["seconds compare on one of them only" in text for text in (page, *charts)] == [True, True, False]
