@@ -91,7 +91,7 @@ def show_experiment(
 
 def _first_shown(experiment: Experiment, trained: Sequence[str]) -> list[str]:
     """As many arms as can be told apart, each proposed one beside what it stands against."""
-    pairs = [name for item in experiment.arms if item.role == "proposed" for name in (item.against, item.name)]
+    pairs = [name for item in experiment.arms if item.role == "proposed" for name in (item.against or "", item.name)]
     return [name for name in dict.fromkeys((*pairs, *trained)) if name in trained][:CURVES_AT_ONCE]
 
 

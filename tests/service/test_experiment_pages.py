@@ -153,4 +153,5 @@ def test_what_is_claimed_of_its_models_stands_with_its_verdict(tmp_path: Path) -
         ours,
         "n = 3",
         verdict["status"],
+        f"its size: {verdict['size']['status']}",
     ]
