@@ -18,12 +18,10 @@ def write_soak_report(name: str, facts: dict[str, Any]) -> None:
     folder = os.environ.get("CLAIMCHECK_SOAK_REPORTS")
     if not folder:
         return
-    git = ["git", "describe", "--always", "--dirty", "--abbrev=40"]
-    revision = subprocess.run(git, cwd=REPOSITORY, capture_output=True, text=True, check=False).stdout.strip()
     report = {
         **facts,
         "date": datetime.now(UTC).date().isoformat(),
-        "revision": revision or None,
+        "revision": revision(),
         "machine": {
             "system": f"{platform.system()} {platform.machine()}",
             "processor": processor(),
@@ -35,6 +33,18 @@ def write_soak_report(name: str, facts: dict[str, Any]) -> None:
     path = Path(folder) / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+
+
+def revision() -> str | None:
+    """The commit, marked where anything but these reports has changed since; None outside of a repository."""
+    commit = _git("rev-parse", "HEAD")
+    return commit + ("-dirty" if _git("status", "--porcelain", "--", ".", ":!docs/soak") else "") if commit else None
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(
+        ["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    ).stdout.strip()
 
 
 def processor() -> str:

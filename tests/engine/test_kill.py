@@ -182,10 +182,22 @@ def test_damaged_resume_state_starts_over_and_says_so(
     assert outcomes(project) == undisturbed
 
 
+@pytest.fixture(scope="module")
+def pace(tmp_path_factory: pytest.TempPathFactory) -> tuple[float, float]:
+    """Seconds of an undisturbed training here: in all, and from its first saved state on."""
+    project = make_project(tmp_path_factory.mktemp("pace"), epochs=40)
+    started = time.monotonic()
+    process = start_training(project)
+    wait_for(lambda: saved_states(project))
+    saved = time.monotonic()
+    process.communicate()
+    return time.monotonic() - started, time.monotonic() - saved
+
+
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("devices", ["cpu", "cpu,cpu"], ids=["one slot", "two slots"])
 def test_killed_at_random_moments_again_and_again(
-    tmp_path: Path, undisturbed: dict[str, tuple[bytes, bytes]], devices: str
+    tmp_path: Path, undisturbed: dict[str, tuple[bytes, bytes]], pace: tuple[float, float], devices: str
 ) -> None:
     """Everything at once, the parent alone, a slot alone; between epochs, at start-up, while something is written."""
     random_ = random.Random(devices)
@@ -194,7 +206,7 @@ def test_killed_at_random_moments_again_and_again(
         project = make_project(tmp_path / str(attempt), epochs=40)
         for _ in range(20):
             process = start_training(project, "--device", devices)
-            victims[kill_sometime(process, project, random_)] += 1
+            victims[kill_sometime(process, project, random_, *pace)] += 1
             assert process.returncode != 1, "killed or finished, but never failed"
             if process.returncode == 0:
                 break
@@ -219,14 +231,19 @@ def report_kills(trainings: int, victims: Counter[str], *, slots: int) -> None:
     )
 
 
-def kill_sometime(process: subprocess.Popen[str], project: Path, random_: random.Random) -> str:
-    """Kill some of the training at a moment, and see that all of it is gone; says who was killed, or nobody."""
+def kill_sometime(
+    process: subprocess.Popen[str], project: Path, random_: random.Random, whole: float, working: float
+) -> str:
+    """Kill some of the training at a moment of its `whole` or `working` seconds, and see that all of it is gone.
+
+    Says who was killed, or nobody.
+    """
     started = time.time()
     if random_.random() < 0.7:  # well into its work: most of the time before is spent on imports
         wait_for(lambda: process.poll() is not None or any(changed_since(started, project)), seconds=400)
-        moment = random_.uniform(0.0, 2.0)
+        moment = random_.uniform(0.0, working)
     else:
-        moment = random_.uniform(0.0, 8.0)
+        moment = random_.uniform(0.0, whole)
     try:
         process.communicate(timeout=moment)
     except subprocess.TimeoutExpired:
