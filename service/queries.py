@@ -263,7 +263,9 @@ def _answerer(
         profile=result.profile,
         rank=rank,
         provenance=result.provenance,
-        label=describe_fidelity(result.provenance, result.profile, result.cut),
+        label=describe_fidelity(
+            result.provenance, result.profile, result.cut, result.test_images, result.excluded_test_images
+        ),
         dtype=checkpoint.dtype,
         accuracy=accuracy if checkpoint.accuracy is None else checkpoint.accuracy,
         paper_accuracy=claim.value if claim else None,

@@ -30,7 +30,9 @@ NONE = "–"
 DOCS_HEAD = """# Results
 
 Written by `make report` from the committed evidence (`data/evidence/`) alone: the same bytes on every machine.
-Ours is the mean over replicates; intervals are Student's t, 95 %. Inference times compare within a table only.
+Ours is the mean over n replicates; intervals are Student's t, 95 %. Accuracy is on all official test images unless a
+table says how many are left out. A time ratio stands where one revision of the code timed both models, on one kind of
+machine and in one way.
 How a verdict is reached: [verdicts.md](verdicts.md). Claims that need no training: [findings.md](findings.md).
 """
 
@@ -184,9 +186,23 @@ def _difference(arm: ArmComparison, unit: str) -> str:
 
 
 def _method(comparison: ExperimentComparison) -> list[str]:
-    """How times were taken, and which arms were measured with code that has changed since."""
-    methods = dict.fromkeys(arm.cost.latency_method for arm in comparison.arms if arm.cost.latency_method)
-    lines = [f"Inference times: {method}.\n" for method in methods]
+    """How times were taken and compared, and which arms were measured with code that has changed since."""
+    lines = []
+    for method, arms in comparison.stopwatches.items():
+        of = f" of {'; '.join(arm.title for arm in arms)}" if len(comparison.stopwatches) > 1 else ""
+        lines.append(f"Inference times{of}: {method}.\n")
+    timed = {arm.arm: arm for arm in comparison.arms if arm.cost.latency_method}
+    ratios = {arm.title: arm.cost.latency_baseline for arm in timed.values() if arm.cost.latency_ratio is not None}
+    first = comparison.arms[0].arm
+    others = [f"{title} to {timed[name].title}" for title, name in ratios.items() if name is not None and name != first]
+    if others:
+        lines.append(f"Time ratios to another model than the first: {'; '.join(others)}.\n")
+    apart = [
+        arm.title for arm in timed.values() if arm.cost.latency_ratio is None and arm.cost.latency_baseline in timed
+    ]
+    if apart:
+        why = "timed by another revision, on another machine or otherwise than the model to compare with"
+        lines.append(f"No time ratio for {'; '.join(apart)}: {why}.\n")
     return lines + [
         f"{arm.title}: measured with older code: {', '.join(arm.changed_code)} changed since.\n"
         for arm in comparison.arms

@@ -5,11 +5,13 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from stages import cli, report
+from stages.evidence import EvidenceLine, read_lines, write_lines
 from stages.recording import record
 from stages.reporting import write_docs
 from tests.service.results_factory import REPOSITORY, make_root
@@ -66,6 +68,23 @@ def test_docs_come_from_evidence_alone(root: Path) -> None:
     shutil.rmtree(root / "data" / "runs")
     assert report.main(["--docs"]) == 0
     assert (root / "docs" / "results.md").read_bytes() == before
+
+
+def test_docs_say_which_times_are_not_divided_and_which_test_images_are_left_out(root: Path) -> None:
+    path = root / "data" / "evidence" / "ninformer-mnist.jsonl"
+    lines = []
+    for line in read_lines(path, EvidenceLine):
+        data = replace(line.result.data, test_images=9977, excluded_test_images=23)
+        origin = replace(line.origin, revision="1" * 40) if line.result.arm == "ninformer" else line.origin
+        lines.append(replace(line, result=replace(line.result, data=data), origin=origin))
+    path.write_bytes(write_lines(lines))
+    assert report.main(["--docs"]) == 0
+    text = (root / "docs" / "results.md").read_text()
+    table = text[text.index("MNIST") : text.index("CIFAR-100")]
+    assert [cells(table, model)[9] for model in ("ViT", "LocalViT", "NiNformer")] == ["1.00", "1.29", "–"]
+    assert "No time ratio for NiNformer: timed by another revision" in table
+    assert "on official data without 23 of 10,000 test images (profile paper)." in table
+    assert "Time ratios to another model" not in text and text.count("No time ratio") == 1
 
 
 def test_docs_are_the_same_bytes_under_another_locale_zone_and_hash_seed(root: Path) -> None:

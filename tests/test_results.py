@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
-from stages.evidence import ResultLine, read_lines, write_lines
+from stages.evidence import EvidenceLine, ResultLine, read_lines, write_lines
 from stages.recording import record
 from stages.results import (
     ResultsUnavailable,
@@ -135,6 +136,22 @@ def test_costs_are_compared_by_their_ratio_to_the_baseline_and_never_by_their_or
     assert only(root, dataset="mnist").arms[3].ratio is None
 
 
+def test_costs_that_two_revisions_measured_are_not_divided(tmp_path: Path) -> None:
+    root = make_root(tmp_path)
+    path = root / "data" / "evidence" / "ninformer-mnist.jsonl"
+    lines = [
+        replace(line, origin=replace(line.origin, revision="1" * 40)) if line.result.arm == "ninformer" else line
+        for line in read_lines(path, EvidenceLine)
+    ]
+    path.write_bytes(write_lines(lines))
+    record(root, "data/results.db")
+    costs = {arm.arm: arm.cost for arm in only(root, dataset="mnist").arms}
+    assert costs["local-vit"].latency_ratio == pytest.approx(1.8e-4 / 1.4e-4)
+    assert costs["ninformer"].latency_ratio is None and costs["ninformer"].latency_seconds_per_sample == 2.1e-4
+    ratios = {arm.arm: arm.ratio for arm in only(root, dataset="mnist", metric="train_seconds").arms}
+    assert [ratio and ratio.ours for ratio in ratios.values()] == [1.0, 1.0, 1.0, None]
+
+
 def test_another_metric_has_no_claim_to_compare_with(root: Path) -> None:
     comparison = only(root, dataset="mnist", metric="loss")
     assert comparison.metric.better == "lower"
@@ -224,3 +241,9 @@ def test_comparisons_find_their_results_by_index(root: Path) -> None:
 )
 def test_fidelity_is_said_in_one_sentence(provenance: str | None, cut: str | None, words: str) -> None:
     assert words in describe_fidelity(provenance, "paper", cut)
+
+
+def test_test_images_that_are_left_out_are_said_with_the_result() -> None:
+    cut = describe_fidelity("full", "quick", "3 of 100 epochs", 9977, 23)
+    assert cut.startswith("official data without 23 of 10,000 test images on a cut budget (3 of 100 epochs)")
+    assert describe_fidelity("full", "paper", "", 9977, 23).endswith("without 23 of 10,000 test images (profile paper)")

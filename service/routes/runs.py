@@ -105,7 +105,9 @@ def _checkpoint(answerer: Answerer) -> CheckpointOut:
 def _summary(result: Result, metrics: Sequence[object]) -> dict[str, object]:
     names = RunOut.model_fields.keys() - {"label", "metrics"}
     return {name: getattr(result, name) for name in names} | {
-        "label": describe_fidelity(result.provenance, result.profile, result.cut),
+        "label": describe_fidelity(
+            result.provenance, result.profile, result.cut, result.test_images, result.excluded_test_images
+        ),
         "metrics": metrics,
     }
 

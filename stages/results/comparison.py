@@ -108,10 +108,14 @@ def _compare_experiment(
         if arm.name in shown or (not group and arm.role in _PAIR)
     ]
     arms, order = _rank(arms, metric, is_stand_in=first is None or first.provenance == "embedded")
-    label = describe_fidelity(*((first.provenance, first.profile, first.cut) if first else (None, None, None)))
+    label = describe_fidelity(None, None, None)
+    if first is not None:
+        label = describe_fidelity(
+            first.provenance, first.profile, first.cut, first.test_images, first.excluded_test_images
+        )
     compared = [arm.name for arm in experiment.arms if arm.role in _PAIR]
     trained = sum(name in by_arm for name in compared)
-    if first and first.provenance != "embedded" and trained < len(compared):
+    if first is not None and first.provenance != "embedded" and trained < len(compared):
         label += f"; {trained} of its {len(compared)} models were trained"
     return ExperimentComparison(
         experiment=experiment.name,
@@ -283,11 +287,16 @@ def _timed(results: Sequence[ComparedRun]) -> list[ComparedRun]:
 
 
 def _stopwatch(result: ComparedRun, metric: MetricInfo) -> tuple[object, ...]:
-    """What must be equal before two costs are divided."""
+    """What must be equal before two costs are divided: machine, revision of the code, and how the time was taken.
+
+    Code that a run key leaves out, because it changes no result, changes times.
+    """
+    made = result.environment_digest, (result.origin or {}).get("revision")
     if metric.name != "inference_time" or result.cost is None:
-        return (result.environment_digest,)
+        return made
     cost = result.cost
     return (
+        *made,
         *(cost.latency_device, cost.latency_threads, cost.latency_batch_size),
         *(cost.latency_warmup, cost.latency_repeats),
     )

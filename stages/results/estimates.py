@@ -135,7 +135,7 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class CostSummary:
-    """Means over the replicates; `latency_ratio` is to `latency_baseline`, timed in the same way on the same device.
+    """Means over the replicates; `latency_ratio` is to `latency_baseline`, if one revision timed both alike.
 
     `paper_latency_ratio` is the paper's own, of its two printed times.  `latency_method` says how ours was timed.
     """
@@ -276,13 +276,17 @@ def wilson_interval(fraction: float, n: int, confidence: float = 0.95) -> tuple[
     return centre - half, centre + half
 
 
-def describe_fidelity(provenance: str | None, profile: str | None, cut: str | None) -> str:
-    """One plain sentence on what a result may be taken for."""
+def describe_fidelity(
+    provenance: str | None, profile: str | None, cut: str | None, test_images: int = 0, excluded_test_images: int = 0
+) -> str:
+    """One plain sentence on what a result may be taken for; scored on `test_images`, without the excluded ones."""
     if provenance is None:
         return "not run yet"
     if provenance == "embedded":
         return "stand-in data: shows that the pipeline runs, says nothing about the claim"
     data = "official data" if provenance == "full" else "part of the official data"
+    if excluded_test_images:
+        data += f" without {excluded_test_images} of {test_images + excluded_test_images:,} test images"
     if cut:
         return f"{data} on a cut budget ({cut}): a first look, not a verdict"
     return f"as printed in the paper, on {data} (profile {profile})"

@@ -19,11 +19,15 @@ COST_OF_EVERY_ARM = ("parameters", "flops_per_image")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedRun:
-    """A selected result.  `numbers` holds value and samples by (metric, split), `cost` its row of `costs`."""
+    """A selected result.  `numbers` holds value and samples by (metric, split), `cost` its row of `costs`.
+
+    `origin` says where evidence was made, and is None for a result of this working tree.
+    """
 
     id: int
     run_key: str
     environment_digest: str
+    origin: Mapping[str, Any] | None
     experiment: str
     arm: str
     source: str
@@ -33,6 +37,8 @@ class ComparedRun:
     cut: str
     conditions: str
     status: str
+    test_images: int
+    excluded_test_images: int
     numbers: Mapping[tuple[str, str], tuple[float, int | None]]
     cost: Any
 
