@@ -2,7 +2,8 @@
 
     F ≈ G ⊗ A,   x = Q_G [ (Q_Gᵀ ∇L Q_A) / (λ_G λ_Aᵀ + γ) ] Q_Aᵀ
 
-solves (G ⊗ A + γ I) x = ∇L exactly, the system that CG-FAC solves by iteration, so the two differ by the solver alone.
+solves (G ⊗ A + γ I) x = ∇L exactly, the system that CG-FAC solves by iteration.  The two differ by the solver alone
+where CG-FAC has running factors, too (`factor_decay`); without, its factors are those of one batch.
 
 Why not a library: `kfac_pytorch` (KAISA) is not in the package registry; `curvlinops` has K-FAC as an operator that
 runs its own passes over a data set, which would double the work of a step, so it serves as the origin of our golden

@@ -17,6 +17,7 @@ from stages.papers.brownian.findings_fisher import (
     fisher_is_hessian_of_divergence,
     no_matrix_is_formed,
 )
+from stages.papers.brownian.walk import attention_transition, on_sphere
 
 PAGE = (Path(__file__).parents[3] / "docs" / "papers" / "brownian.md").read_text()
 SHAPES = {"mnist": (1, 28, 10), "cifar10": (3, 32, 10), "cifar100": (3, 32, 100)}
@@ -42,6 +43,19 @@ def test_table_of_sizes_is_what_the_code_gives() -> None:
         moved = sum(parameter.numel() for layer in layers for parameter in layer.parameters())
         computed[name] = count_parameters(model), moved, flops_per_sample(model, (channels, size, size))
     assert shown == computed
+
+
+def test_table_of_staying_is_what_the_walk_gives() -> None:
+    """Of random tokens on the sphere, Q = K: the mean diagonal of P."""
+    (head,) = re.findall(r"^\| width \|(.+)\|$", PAGE, flags=re.MULTILINE)
+    numbers = [int(cell.split()[0].replace(",", "")) for cell in head.split("|")]
+    rows = re.findall(r"^\| (\d+) \| ([01]\.\d{3} .+)\|$", PAGE, flags=re.MULTILINE)
+    assert numbers == [10, 64, 197, 1024] and [int(width) for width, _ in rows] == [32, 64, 192]
+    for width, shown in rows:
+        for number, cell in zip(numbers, shown.split("|"), strict=True):
+            generator = torch.Generator().manual_seed(0)
+            tokens = on_sphere(torch.randn(number, int(width), generator=generator, dtype=torch.float64))
+            assert cell.strip() == f"{attention_transition(tokens, tokens).diagonal().mean():.3f}"
 
 
 def test_numbers_in_the_text_are_the_findings() -> None:
