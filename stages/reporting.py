@@ -33,6 +33,7 @@ Written by `make report` from the committed evidence (`data/evidence/`) alone: t
 Ours is the mean over n replicates; intervals are Student's t, 95 %. Accuracy is on all official test images unless a
 table says how many are left out. A time ratio stands where one revision of the code timed both models, on one kind of
 machine and in one way.
+A label says how a run was cut by the plan of the day it was published.
 How a verdict is reached: [verdicts.md](verdicts.md). Claims that need no training: [findings.md](findings.md).
 """
 

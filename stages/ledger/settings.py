@@ -46,7 +46,8 @@ def _values(metric: str, experiment: Experiment, params: Params) -> list[Any]:
     part, _, path = metric.partition(".")
     if part == "model":
         table = [arm for arm in experiment.arms.values() if arm.role in ("baseline", "proposed")]
-        return [arm.model[path] for arm in table if path in arm.model]
+        keys = ("width", "last_width") if path == "width" else (path,)  # a pyramid is as narrow as its last layer
+        return [arm.model[key] for arm in table for key in keys if key in arm.model]
     if part == "protocol":
         return [_follow(experiment.printed, path)]
     if part == "dataset":

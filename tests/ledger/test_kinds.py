@@ -79,6 +79,8 @@ def test_a_count_of_the_data_is_exact(claim: str, status: Status, ours: int) -> 
         ("hyperbf.setup.warmup", "Printed 0; ours 0."),
         ("dac.sgemm.setup.split_val", "Printed 0.15; ours 0.15."),
         ("dac.sgemm.setup.depth_max", "Printed 16; ours 16."),
+        ("dac.sgemm.setup.width_min", "Printed 16; ours 16."),
+        ("dac.sgemm.setup.width_max", "Printed 250; ours 250."),
         ("ninformer.setup.mixer_token_dim", "Printed 512; ours 512."),
     ],
 )
