@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 
 from stages.evaluation.cost import count_parameters, flops_per_sample
+from stages.evidence import EvidenceLine, read_lines
+from stages.experiment import load_params
 from stages.optim.capture import select_layers
 from stages.optim.preconditioned import ATTENTION_LAYERS
 from stages.papers.brownian import ViT
@@ -19,7 +21,8 @@ from stages.papers.brownian.findings_fisher import (
 )
 from stages.papers.brownian.walk import attention_transition, on_sphere
 
-PAGE = (Path(__file__).parents[3] / "docs" / "papers" / "brownian.md").read_text()
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "papers" / "brownian.md").read_text()
 SHAPES = {"mnist": (1, 28, 10), "cifar10": (3, 32, 10), "cifar100": (3, 32, 100)}
 
 
@@ -43,6 +46,18 @@ def test_table_of_sizes_is_what_the_code_gives() -> None:
         moved = sum(parameter.numel() for layer in layers for parameter in layer.parameters())
         computed[name] = count_parameters(model), moved, flops_per_sample(model, (channels, size, size))
     assert shown == computed
+
+
+def test_equal_time_is_that_of_the_evidence() -> None:
+    """Training seconds of one revision in one environment; CG-FAC gets the epochs that 20 of Adam's leave time for."""
+    lines = read_lines(ROOT / "data" / "evidence" / "brownian-cifar10.jsonl", EvidenceLine)
+    assert len({(line.origin.revision, line.result.environment_digest) for line in lines}) == 1
+    seconds = {line.result.arm: line.cost.train_seconds for line in lines}
+    times = {arm: taken / seconds["adam"] for arm, taken in seconds.items()}
+    experiment = load_params(ROOT).experiments["brownian-cifar10-equal-time"]
+    assert experiment.arms["cg-fac"].protocol["epochs"] == int(experiment.printed.epochs / times["cg-fac"])
+    assert f"{times['cg-fac']:.2f} times as long" in PAGE
+    assert f"SGD took {times['sgd']:.2f} times Adam's seconds and K-FAC {times['kfac']:.2f} times" in PAGE
 
 
 def test_table_of_staying_is_what_the_walk_gives() -> None:
