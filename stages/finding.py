@@ -24,3 +24,13 @@ class Finding:
     status: Status
     computed: dict[str, float]
     explanation: str
+
+
+def judged(as_stated: bool) -> Status:
+    """The status of a claim whose numbers are computed here."""
+    return "holds" if as_stated else "fails"
+
+
+def prints_as(computed: float, printed: float, unit: float) -> bool:
+    """Whether `computed` is the printed number: within half a unit of its last printed place; 0: exactly."""
+    return abs(computed - printed) <= unit / 2

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stages.finding import Finding, Status
+from stages.finding import Finding, judged
 from stages.ops.dac import dac_conv2d, dac_linear
 from stages.papers.dac import toys
 
@@ -25,11 +25,6 @@ def theory() -> list[Finding]:
 
 
 EXACT = 1e-9  # what float64 sums of this size may differ by
-
-
-def judged(as_stated: bool) -> Status:
-    """The status of a claim whose numbers are computed here."""
-    return "holds" if as_stated else "fails"
 
 
 def _generator() -> torch.Generator:
