@@ -26,9 +26,9 @@ class ClaimLine:
 
     A row with an `experiment` is measured there; it and the arms are patterns of `fnmatch`: `*` stands for any text,
     `[0-9]` for a digit, and of several arms each is compared with the one that its file sets against it.  A row with a
-    `family` alone counts that family's orders.  Any other is computed by the paper's `findings`, or has the `reason`
-    why it can't be tested.  `high` ends a range, `trials` is what a proportion's count is of, `statement` says what has
-    no number.
+    `family` alone counts that family's orders, in its own metric.  Any other is computed by the paper's `findings`, or
+    has the `reason` why it can't be tested.  `high` ends a range, `trials` is what a proportion's count is of,
+    `statement` says what has no number.
     """
 
     __pydantic_config__: ClassVar = STRICT

@@ -25,6 +25,7 @@ from stages.verdicts import (
     judge_shown,
     judge_table,
     judge_tally,
+    judge_wins,
     not_tested,
 )
 
@@ -32,6 +33,8 @@ NO_NUMBER = ("figure", "qualitative")
 EXACT = ("identity", "theorem", "inconsistent")
 MOST_SHOWN = 4
 """Arms whose means a sentence holds."""
+WINS, SIGNIFICANT_WINS = "orders in favour", "significant orders"
+"""Units of a paper's own count of comparisons.  Of "orders" alone, each has to hold by itself."""
 TIMES = ("inference_time", "train_tokens_per_second", "train_seconds")
 
 
@@ -77,7 +80,7 @@ def judge_claims(
             tables.append(Table(family=family, sentence=sentence, claims=tuple(order.claim.id for order in orders)))
     for claim in claims:
         if _is_tally(claim):
-            judged[claim.id] = _judge_tally(claim, list(judged.values()), params)
+            judged[claim.id] = _judge_tally(claim, list(judged.values()), facts)
     return [judged[claim.id] for claim in claims], tables
 
 
@@ -192,22 +195,30 @@ def _judge_device(claim: ClaimLine, facts: Facts) -> Verdict | None:
     return judge_hardware(printed, next((printed for device in devices if printed in device), devices[0]))
 
 
-def _judge_tally(claim: ClaimLine, judged: Sequence[Judgement], params: Params) -> Judgement:
-    """A paper's own count of the orders of a family: "15 of 16"."""
-    orders = [
-        judgement
-        for judgement in judged
-        if judgement.claim.family == claim.family and judgement.claim.kind in ("order", "difference")
-    ]
+def _judge_tally(claim: ClaimLine, judged: Sequence[Judgement], facts: Facts) -> Judgement:
+    """A paper's own count of the orders of a family, in its own metric: Figure 6 counts the pairs of Table 1."""
     assert claim.value is not None, f"{claim.id} counts nothing"
-    if claim.trials is not None and claim.trials < len(orders):  # "of those": the orders that the paper finds itself
-        orders = [order for order in orders if (order.claim.value or 0) > 0]
-    verdict = judge_tally(int(claim.value), [order.verdict for order in orders])
+    orders = [
+        order
+        if order.claim.metric == claim.metric
+        else _judge(dataclasses.replace(order.claim, metric=claim.metric), facts)
+        for order in judged
+        if order.claim.family == claim.family and order.claim.kind in ("order", "difference")
+    ]
+    verdicts = [order.verdict for order in orders]
+    if claim.unit in (WINS, SIGNIFICANT_WINS):
+        rules, marked = facts.params.verdicts, claim.unit == SIGNIFICANT_WINS
+        n = claim.n or min(rules.looks)
+        verdict = judge_wins(int(claim.value), verdicts, rules, n=n, must_be_significant=marked)
+        ours = None if verdict.estimate is None else claim.value + verdict.estimate
+    else:
+        verdict = judge_tally(int(claim.value), verdicts)
+        ours = float(sum(order.status is Status.SUPPORTED for order in verdicts))
     return Judgement(
         claim=claim,
         verdict=verdict,
         basis="results" if verdict.status is not Status.NOT_TESTED else "none",
         is_decidable=True,
-        ours=float(sum(order.verdict.status is Status.SUPPORTED for order in orders)),
+        ours=ours,
         entries=tuple(dict.fromkeys(entry for order in orders for entry in order.entries)),
     )

@@ -1,7 +1,8 @@
 """Verdicts: what replicates say of a printed number, as pure functions of arrays.
 
 One family a file: `value` (two one-sided tests), `difference` (sign and size of a gain), `families` (a table's
-sentence, Holm-adjusted), `others` (counts, proportions, theorems, …), `indicative` (what short runs may say).
+sentence, Holm-adjusted, and a paper's own counts), `others` (counts, proportions, theorems, …), `indicative` (what
+short runs may say).
 Rules, margins and looks are fixed before running (`stages.rules`); `curves` turns the curves of folds into an arm's
 metric.  Needs NumPy and SciPy only.
 """
@@ -9,7 +10,7 @@ metric.  Needs NumPy and SciPy only.
 from stages.rules import Margins, Rules
 from stages.verdicts.curves import ArmMetric, min_over_epochs, pseudo_values, window_error
 from stages.verdicts.difference import GainClaim, GridPart, excluded_rows_widening, judge_gain
-from stages.verdicts.families import TableSentence, judge_table, judge_tally
+from stages.verdicts.families import TableSentence, judge_table, judge_tally, judge_wins
 from stages.verdicts.indicative import Standing, indicate_order, standing
 from stages.verdicts.others import (
     fisher_p,
@@ -61,6 +62,7 @@ __all__ = [
     "judge_tally",
     "judge_theorem",
     "judge_value",
+    "judge_wins",
     "min_over_epochs",
     "not_tested",
     "pseudo_values",

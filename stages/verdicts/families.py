@@ -1,4 +1,4 @@
-"""One sentence for a table: how many of its orders hold when all are asked at once.
+"""Sentences about a table of orders: how many hold when all are asked at once, and a paper's own counts of them.
 
 Holm (1979), step by step: with r orders left, those significant at α/r hold; then again with what is left.  Each order
 is held to its own look's share of that level.
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from stages.rules import Rules
 from stages.verdicts.looks import level
+from stages.verdicts.others import fisher_p, newcombe, not_tested
 from stages.verdicts.verdict import Status, Verdict
 
 
@@ -49,7 +50,7 @@ def _is_significant(order: Verdict, alpha: float, rules: Rules) -> bool:
 
 
 def judge_tally(claimed: int, orders: Sequence[Verdict]) -> Verdict:
-    """A paper's own count, "15 of 16 comparisons in favour", against single verdicts."""
+    """A ranking that a paper says to hold in `claimed` orders, "9 of 9", each judged for itself."""
     m = len(orders)
     supported = sum(order.status is Status.SUPPORTED for order in orders)
     reversed_ = sum(order.status is Status.REVERSED for order in orders)
@@ -67,3 +68,44 @@ def judge_tally(claimed: int, orders: Sequence[Verdict]) -> Verdict:
         f"{m - supported - reversed_} open; not adjusted for their number.",
         estimate=supported / m if m else None,
     )
+
+
+def judge_wins(
+    claimed: int, orders: Sequence[Verdict], rules: Rules, *, n: int, must_be_significant: bool = False
+) -> Verdict:
+    """A paper's own count of comparisons in its favour, "15 of 16", against ours of the same ones by the same mark.
+
+    The mark is the sign of the gain, or with `must_be_significant` also p < α of each comparison by itself; one with
+    diverged replicates is in nobody's favour.  `reproduced`: as many or more.  `not reproduced`: fewer, by more than
+    chance makes two such counts differ (Fisher's exact test).  `inconclusive`: fewer, within chance.  One look, when
+    every comparison has `n` replicates.  Estimate and interval (Newcombe's) are ours − the paper's, in comparisons.
+    """
+    m, alpha = len(orders), rules.alpha_outside
+    complete = sum(order.p_value is not None and order.n >= n for order in orders)
+    if complete < m or not m:
+        return not_tested(f"{complete} of {m} comparisons have {n} replicates; the count is taken once, of them all.")
+    ours = sum(_is_win(order, alpha if must_be_significant else None) for order in orders)
+    p, status = fisher_p((ours, m), (claimed, m)), Status.INCONCLUSIVE
+    if ours >= claimed:
+        status = Status.REPRODUCED
+    elif p <= alpha:
+        status = Status.NOT_REPRODUCED
+    low, high = newcombe((ours, m), (claimed, m), 1 - alpha)
+    mark = f" at p < {alpha:g}" if must_be_significant else ""
+    return Verdict(
+        status=status,
+        explanation=f"In favour of the proposed arm{mark}: ours {ours} of {m}, the paper's {claimed} of {m}; Fisher's "
+        f"exact test, two-sided p = {p:.2g}.",
+        estimate=ours - claimed,
+        low=m * low,
+        high=m * high,
+        confidence=1 - alpha,
+        n=min(order.n for order in orders),
+        p_value=p,
+    )
+
+
+def _is_win(order: Verdict, alpha: float | None) -> bool:
+    assert order.estimate is not None and order.p_value is not None, "a complete comparison has both"
+    is_ahead = order.estimate > 0 and not order.n_diverged
+    return is_ahead and (alpha is None or order.p_value < alpha)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import pytest
 
 from stages.evidence import EpochRow
+from stages.ledger import Judgement
 from stages.verdicts import Status
 from tests.ledger.lines import claims, judge, judge_all, params, results, trials
 
@@ -276,11 +278,61 @@ def test_a_tables_sentence_and_the_papers_own_count() -> None:
     assert "Claimed: 9 of 9. Ours: 2 supported, 1 reversed, 6 open" in tally.verdict.explanation
 
 
-def test_of_those_counts_the_orders_that_the_paper_has_in_its_favour() -> None:
+def figure_6(differences: Sequence[Sequence[float]], *, folds: int = 5) -> list:
+    """Both ResNet experiments, the pairs of Table 1 in its order: by how much DAC is ahead in each fold, flat curves.
+
+    At one epoch every baseline dips by 0.02: that is its lowest error, and hardly moves the mean of five epochs.
+    """
+    lines = []
+    for experiment, rows in (("dac-resnet-cifar10", differences[:8]), ("dac-resnet-cifar100", differences[8:])):
+        names = [f"resnet{depth}-{version}" for version in ("v1", "v2") for depth in (20, 32, 44, 56)]
+        curves = {}
+        for name, row in zip(names, rows, strict=True):
+            levels = [0.2 + 0.003 * fold for fold in range(folds)]
+            curves[name] = [[level - 0.02 * (epoch == 4) for epoch in range(9)] for level in levels]
+            curves[f"dac-{name}"] = [[level - 0.004 - d] * 9 for level, d in zip(levels, row, strict=False)]
+        lines += results(experiment, {arm: [0.8] * folds for arm in curves}, curves=curves)
+    return lines
+
+
+CLEAR, UNCLEAR = (0.010, 0.011, 0.009, 0.0105, 0.0095), (0.01, -0.009, 0.012, -0.008, 0.003)
+TALLIES = ("dac.resnet.wins", "dac.resnet.significant")
+
+
+def judge_figure_6(differences: Sequence[Sequence[float]], **more: int) -> dict[str, Judgement]:
     table = [claim for claim in claims().values() if claim.family == "dac.table1"]
-    by_id = {judgement.claim.id: judgement for judgement in judge(*table)}
-    assert "of 16." in by_id["dac.resnet.wins"].verdict.explanation
-    assert "of 15." in by_id["dac.resnet.significant"].verdict.explanation
+    return {judged.claim.id: judged for judged in judge(*table, entered=trials(figure_6(differences, **more)))}
+
+
+def test_figure_6_is_counted_in_its_own_metric_and_reproduced_by_its_own_outcome() -> None:
+    """15 of 16 in favour, 9 of them significant, though by Table 1's metric each baseline is ahead here."""
+    against = [-d for d in UNCLEAR]
+    found = judge_figure_6([*[CLEAR] * 9, *[UNCLEAR] * 6, against])
+    wins, significant = (found[name] for name in TALLIES)
+    assert (wins.verdict.status, wins.ours, wins.verdict.n) == (Status.REPRODUCED, 15, 5)
+    assert (significant.verdict.status, significant.ours) == (Status.REPRODUCED, 9)
+    assert (wins.basis, len(wins.entries)) == ("results", 2 * 16 * 5)
+    orders = [judged for name, judged in found.items() if name not in TALLIES]
+    assert len(orders) == 16 and all((judged.ours or 0) < 0 for judged in orders)
+
+
+def test_half_in_favour_reproduces_neither_count() -> None:
+    against = [-d for d in UNCLEAR]
+    found = judge_figure_6([UNCLEAR, against] * 8)
+    wins, significant = (found[name] for name in TALLIES)
+    assert (wins.verdict.status, wins.ours) == (Status.NOT_REPRODUCED, 8)
+    assert (significant.verdict.status, significant.ours) == (Status.NOT_REPRODUCED, 0)
+
+
+def test_a_count_waits_for_all_of_its_comparisons() -> None:
+    early = judge_figure_6([CLEAR] * 16, folds=3)
+    for name in TALLIES:
+        waiting = early[name]
+        assert (waiting.verdict.status, waiting.ours, waiting.basis) == (Status.NOT_TESTED, None, "none")
+        assert waiting.verdict.explanation.startswith("0 of 16 comparisons have 5 replicates")
+    every = [claim for claim in claims().values() if claim.family == "dac.vgg"]
+    vgg = {judged.claim.id: judged for judged in judge(*every)}["dac.vgg.significant"]
+    assert vgg.verdict.explanation.startswith("0 of 4 comparisons have 5 replicates")
 
 
 def test_figures_and_qualities_are_shown_once_there_is_something_to_show() -> None:
