@@ -75,6 +75,24 @@ def test_the_gain_over_local_vit_is_five_percent_and_not_sixteen(found: dict[str
     assert finding.computed["gain_percentage_points"] == pytest.approx(3.88)
 
 
+def test_the_gate_takes_more_work_than_the_attention_it_replaces(found: dict[str, Finding]) -> None:
+    """On 64 tokens of width 256 with MLPs of 512, by hand, in MFLOP."""
+    attention, gate = 25.17 + 4.19 + 8.39, 67.11 + 8.39
+    finding = found["ninformer.compute.lower"]
+    assert finding.status == "fails"
+    assert finding.computed["gating_over_attention_c10"] == pytest.approx(gate / attention, rel=1e-3)
+    assert finding.computed["ninformer_over_vit_c10"] == 437_785_600 / 286_790_656
+    n = finding.computed["tokens_from_which_gating_is_cheaper"]
+    assert module.gating_flops(n) < module.attention_flops(n)
+    assert module.gating_flops(n - 1) == module.attention_flops(n - 1)
+    assert n > finding.computed["most_tokens_of_the_papers_images"] == 64
+
+
+def test_a_gate_with_small_mlps_would_save_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "M", 128)
+    assert module.compute_finding().status == "holds"
+
+
 def test_cost_is_linear_but_weights_grow_with_the_tokens(found: dict[str, Finding]) -> None:
     finding = found["ninformer.complexity.linear"]
     assert finding.status == "holds"

@@ -11,7 +11,7 @@ from torch import nn
 
 from stages.evaluation.cost import count_parameters, flops_per_sample
 from stages.experiment import Params
-from stages.papers.ninformer.findings import complexity_finding
+from stages.papers.ninformer.findings import complexity_finding, compute_finding
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "papers" / "ninformer.md").read_text()
@@ -112,6 +112,15 @@ def test_arithmetic_in_the_notes_is_right(claims: list[dict[str, str]]) -> None:
 def test_page_states_the_share_of_elementwise_products_correctly() -> None:
     share = complexity_finding().computed["share_of_elementwise_products"]
     assert f"elementwise products, is {share * 100:.3f} % of" in PAGE
+
+
+def test_page_states_the_work_of_the_gate_correctly() -> None:
+    computed = compute_finding().computed
+    mnist, c10 = (computed[f"gating_over_attention_{name}"] for name in ("mnist", "c10"))
+    assert f"takes {c10:.1f} times the FLOPs of the attention that it replaces ({mnist:.2f} on MNIST)" in PAGE
+    mnist, c10 = (computed[f"ninformer_over_vit_{name}"] - 1 for name in ("mnist", "c10"))
+    assert f"NiNformer {c10:.0%} more than the ViT ({mnist:.0%} on MNIST)".replace("%", " %") in PAGE
+    assert f"from {computed['tokens_from_which_gating_is_cheaper']} tokens on" in PAGE
 
 
 def test_page_states_the_impossible_speed_correctly(printed_models: dict[tuple[str, str], nn.Module]) -> None:

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from stages.finding import Finding
+from stages.papers.nmn import findings as module
 from stages.papers.nmn.counting import count_operations, saved_bytes
-from stages.papers.nmn.findings import findings
+from stages.papers.nmn.findings import PRINTED_IMPROVEMENT, PRINTED_RATIO, PRINTED_SAVING, findings
 
 PAGE = Path(__file__).parents[3] / "docs" / "papers" / "nmn.md"
 STATUS = {
@@ -20,6 +21,7 @@ STATUS = {
     "nmn.flops.ratio": "contradicted",
     "nmn.complexity": "holds",
     "nmn.identity.distance": "holds",
+    "nmn.theory.decay": "fails",
     "nmn.gpt.memory": "fails",
     "nmn.usage.dense": "holds",
     "nmn.usage.conv": "holds",
@@ -54,6 +56,35 @@ def test_float32_distance_errs_by_more_than_epsilon_where_a_unit_meets_its_input
     computed = found["nmn.identity.distance"].computed
     assert computed["largest_error_float32_where_w_is_x"] > 1e-5
     assert 0.1 < computed["negative_share_float32_where_w_is_x"] < 0.6
+
+
+def test_responses_level_off_where_a_gaussian_vanishes(found: dict[str, Finding]) -> None:
+    """Along the kernel itself it is (t / (t − 1))² of (w·u)² at t norms."""
+    computed = found["nmn.theory.decay"].computed
+    assert computed["own_direction_10_times"] == pytest.approx((10 / 9) ** 2, rel=1e-4)
+    assert computed["own_direction_1e6_times"] == pytest.approx(1, abs=1e-5)
+    assert computed["any_direction_10_times"] == pytest.approx(0.99, abs=0.01)
+    assert computed["any_direction_1e6_times"] == pytest.approx(1, abs=1e-5)
+    assert computed["gaussian_10_times"] < 1e-15
+
+
+def test_a_unit_whose_answer_falls_with_the_distance_would_decay(monkeypatch: pytest.MonkeyPatch) -> None:
+    def falling(x: torch.Tensor, w: torch.Tensor, *_: object) -> torch.Tensor:
+        return 1 / (w - x).square().sum(-1, keepdim=True)
+
+    monkeypatch.setattr(module, "yat_linear_reference", falling)
+    assert module.far_response().status == "holds"
+
+
+def test_statuses_follow_the_print(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Had the guide printed what is counted, or another saving, nothing would be contradicted."""
+    monkeypatch.setattr(module, "PRINTED_WORK", (2, 1))
+    monkeypatch.setattr(module, "PRINTED_RATIO", (1, 1))
+    monkeypatch.setattr(module, "PRINTED_SAVING", (0.1, 0.15))
+    monkeypatch.setattr(module, "PRINTED_IMPROVEMENT", (0.113, 0.001))
+    changed = {finding.claim: finding.status for finding in findings()}
+    assert [changed[f"nmn.{name}"] for name in ("flops.nmn", "flops.ratio", "gpt.memory")] == ["holds"] * 3
+    assert changed["nmn.gpt.valloss.rel"] == "fails"
 
 
 def test_even_ideal_kernels_save_less_memory_than_claimed(found: dict[str, Finding]) -> None:
@@ -93,5 +124,8 @@ def test_page_states_every_status(found: dict[str, Finding]) -> None:
 def test_claims_of_the_paper_that_were_copied_bear_these_names(found: dict[str, Finding]) -> None:
     """Where the claims file has this paper's rows, each finding is of one of them."""
     with (PAGE.parents[2] / "data" / "claims.csv").open(newline="") as file:
-        ours = {row["id"] for row in csv.DictReader(file) if row["paper"] == "nmn"}
-    assert not ours or set(found) <= ours
+        rows = {row["id"]: row for row in csv.DictReader(file) if row["paper"] == "nmn"}
+    assert set(found) <= set(rows)
+    for claim, printed in (("nmn.flops.ratio", PRINTED_RATIO), ("nmn.gpt.valloss.rel", PRINTED_IMPROVEMENT)):
+        assert (float(rows[claim]["value"]), float(rows[claim]["precision"])) == printed
+    assert (float(rows["nmn.gpt.memory"]["value"]), float(rows["nmn.gpt.memory"]["high"])) == PRINTED_SAVING
