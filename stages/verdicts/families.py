@@ -38,10 +38,11 @@ def judge_table(orders: Sequence[Verdict], rules: Rules) -> TableSentence:
     kept = [number in held and order.status is Status.SUPPORTED for number, order in enumerate(orders)]
     tested = sum(order.p_value is not None for order in orders)
     missing = f", {len(orders) - tested} without enough replicates" if tested < len(orders) else ""
+    text = f"{sum(kept)} of {len(orders)} orders hold (Holm-adjusted, α = {rules.alpha_outside:g}{missing})."
     return TableSentence(
         holds=tuple(kept),
         tested=tested,
-        text=f"{sum(kept)} of {len(orders)} orders hold (Holm-adjusted, α = {rules.alpha_outside:g}{missing}).",
+        text=text if tested else f"None of {len(orders)} orders has enough replicates yet.",
     )
 
 
