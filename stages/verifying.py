@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session, contains_eager
 
 from stages.budget import plan_runs
 from stages.checkpoint.contract import CheckpointError, read_contract
-from stages.datasets.packed import PackedDataError, digest_images, read_images, read_info
+from stages.datasets.packed import PackedDataError, digest_packed, read_info
 from stages.evidence import EvidenceError
 from stages.experiment import Params, load_params
 from stages.fingerprint import source_digest
@@ -204,16 +204,14 @@ def _git(root: Path, *arguments: str) -> str | None:
 
 
 def check_data(folder: Path, recorded: str, in_spec: str) -> Link:
-    """The packed images have the recorded digest, where they are here."""
+    """The packed data have the recorded digest, where they are here."""
     if recorded != in_spec:
         return Link("data", "broken", f"the result names data {recorded[:12]}…, its spec {in_spec[:12]}…")
     if not (folder / "dataset.json").is_file():
         return Link("data", "not here", f"{folder.name} is not packed here; `dvc repro preprocess@{folder.name}` does")
     try:
         info = read_info(folder)
-        if info.kind != "images":
-            return Link("data", "not here", f"{folder.name} holds no images; its digest is not taken again")
-        digest = digest_images(read_images(folder, "train"), read_images(folder, "test"), info.classes)
+        digest = digest_packed(folder, info)
     except PackedDataError as error:
         return Link("data", "broken", str(error))
     if digest == recorded == info.digest:

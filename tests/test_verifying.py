@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import sqlite3
@@ -12,10 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stages.datasets.packed import ImageSet, PackedInfo, digest_images, write_packed
+from stages.datasets.packed import ImageSet, PackedInfo, TokenSet, digest_images, digest_tokens, write_packed
 from stages.recording import record
 from stages.results import UnknownCheckpoint
 from stages.verifying import Link, Trail, check_data, verify
+from tests.packed_table import pack_table
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 NAME = "ninformer-mnist.ninformer.0"
@@ -195,6 +197,17 @@ def test_data_that_are_here_are_digested_again(packed: tuple[Path, str]) -> None
     assert check_data(folder, digest, digest).status == "holds"
     assert check_data(folder, "0" * 64, "0" * 64).status == "not here", "another preparation of the same data set"
     assert check_data(folder, digest, "0" * 64).status == "broken"
+
+
+def test_tables_and_texts_are_digested_again_too(tmp_path: Path) -> None:
+    table = pack_table(tmp_path / "line", np.ones((300, 3), np.float32), np.arange(300, dtype=np.float32))
+    train, test = (TokenSet(np.arange(start, start + 9, dtype=np.uint16)) for start in (0, 9))
+    text = dataclasses.replace(table, dataset="text", kind="text", shape=(4,), digest=digest_tokens(train, test, 4))
+    write_packed(tmp_path / "text", {"train": train, "test": test}, text)
+    for folder, info in ((tmp_path / "line", table), (tmp_path / "text", text)):
+        assert check_data(folder, info.digest, info.digest).status == "holds"
+        flip(folder / "test.safetensors", -1)
+        assert check_data(folder, info.digest, info.digest).status == "broken"
 
 
 @pytest.mark.parametrize(("file", "place"), [("test.safetensors", -1), ("train.safetensors", -1)])

@@ -207,5 +207,18 @@ def _read_arrays(folder: Path, split: str, names: tuple[str, ...]) -> list[np.nd
         raise PackedDataError(f"{path}: not a packed split ({error}); {_remedy(folder)}") from error
 
 
+def digest_packed(folder: Path, info: PackedInfo) -> str:
+    """The digest of what lies in the folder's files now.
+
+    Raises:
+        PackedDataError: they can't be read.
+    """
+    if info.kind == "images":
+        return digest_images(read_images(folder, "train"), read_images(folder, "test"), info.classes)
+    if info.kind == "table":
+        return digest_tables(read_table(folder, "train"), read_table(folder, "test"), info.classes)
+    return digest_tokens(read_tokens(folder, "train"), read_tokens(folder, "test"), info.shape[0])
+
+
 def _remedy(folder: Path) -> str:
     return f"`python -m stages.preprocess {folder.name}` writes it"
