@@ -33,4 +33,4 @@ def judged(as_stated: bool) -> Status:
 
 def prints_as(computed: float, printed: float, unit: float) -> bool:
     """Whether `computed` is the printed number: within half a unit of its last printed place; 0: exactly."""
-    return abs(computed - printed) <= unit / 2
+    return abs(computed - printed) <= unit / 2 * (1 + 1e-12)

@@ -213,7 +213,7 @@ def _judge_tally(claim: ClaimLine, judged: Sequence[Judgement], facts: Facts) ->
         ours = None if verdict.estimate is None else claim.value + verdict.estimate
     else:
         verdict = judge_tally(int(claim.value), verdicts)
-        ours = float(sum(order.status is Status.SUPPORTED for order in verdicts))
+        ours = None if verdict.estimate is None else verdict.estimate * len(verdicts)
     return Judgement(
         claim=claim,
         verdict=verdict,

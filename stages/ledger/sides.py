@@ -43,12 +43,7 @@ class Sides:
 
     @property
     def note(self) -> str:
-        if self.part is None:
-            return ""
-        return (
-            f" Over {len(self.part.pairs)} of {self.part.planned} pairs of the grid; the interval allows for the "
-            "others as if they were drawn like these."
-        )
+        return "" if self.part is None else f" Over {len(self.part.pairs)} of {self.part.planned} pairs of the grid."
 
 
 def find_body(claim: ClaimLine, experiment: Experiment, bodies: Sequence[Body]) -> tuple[Pairs, Body | None]:

@@ -7,9 +7,9 @@ The sign and the size are judged apart.  `supported`: the interval of the gain l
     pairing "none"   gain = difference of the means,                   Var = s₁²/n₁ + s₂²/n₂,  Welch's df
 
 A gain over a grid of pairs is their mean, replicate by replicate.  Where m of M pairs have results (`GridPart`), the
-others may differ from them as they do from each other (sampling in two stages, Cochran 1977, ch. 10; f = m/M):
+others may differ from them as they do from each other (a finite population, Cochran 1977, ch. 2):
 
-    Var = f · Var as above + (1 − f) · s²_pairs/m
+    Var = Var as above + (1 − m/M) · s²_pairs/m
 """
 
 from __future__ import annotations
@@ -54,37 +54,31 @@ class GridPart:
     pairs: tuple[tuple[Sample, Sample], ...]
     planned: int
 
-    @property
-    def share(self) -> float:
-        return len(self.pairs) / self.planned
-
-    def between(self, n: int) -> tuple[float, float]:
-        """(variance, df) of the pairs' mean gain by how much their gains over n replicates differ."""
+    def missing(self, n: int) -> tuple[float, float]:
+        """(variance, df) that the pairs without results add, by how much gains over n replicates differ."""
         gains = np.array(
             [fmean(one.among(range(n)).values) - fmean(other.among(range(n)).values) for one, other in self.pairs]
         )
-        return float(variance_of(gains)) / gains.size, gains.size - 1.0
+        share = gains.size / self.planned
+        return (1 - share) * float(variance_of(gains)) / gains.size, gains.size - 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
     """Our gain, and its variance as a function of n: `s2` is that of one pair, `df` at `n` replicates.
 
-    Of a grid in part: `share` of its pairs have results, and `between` is (variance, df) of their mean by the pairs.
+    `missing`: what pairs of a grid without results add (`GridPart`).
     """
 
     mean: float
     s2: float
     df: float
     n: int
-    share: float = 1.0
-    between: tuple[float, float] = (0.0, math.inf)
+    missing: tuple[float, float] = (0.0, math.inf)
 
     def at(self, n: Numbers) -> tuple[Numbers, Numbers]:
         """(variance, df) with n replicates an arm."""
-        replicates = self.share * self.s2 / n, self.df * (n - 1) / (self.n - 1)
-        variance, df = self.between
-        return combine([replicates, ((1 - self.share) * variance, df)])
+        return combine([(self.s2 / n, self.df * (n - 1) / (self.n - 1)), self.missing])
 
 
 def measure_gain(proposed: Sample, baseline: Sample, better: Literal["higher", "lower"], pairing: Pairing) -> Gain:
@@ -133,7 +127,7 @@ def judge_gain(
         if len(part.pairs) < 2:
             alone = "One pair says nothing of the others."
             return Verdict(status=Status.UNRESOLVED, explanation=alone, estimate=gain.mean, n=n)
-        gain = dataclasses.replace(gain, share=part.share, between=part.between(n))
+        gain = dataclasses.replace(gain, missing=part.missing(n))
     size = _judge_size(claim, gain, arms, rules=rules, widening=widening)
     if size.estimate is not None:
         size = tell(size, f"Our gain {gain.mean:+.4g} (n = {n}) − the paper's {claim.gain:+.4g}", proposed, baseline)
@@ -142,6 +136,9 @@ def judge_gain(
     sign = _judge_sign(claim, gain, arms, rules=rules, widening=widening)
     design = "shared folds" if pairing == "fold" else "independent replicates"
     sign = tell(sign, f"Proposed − baseline (better positive, n = {n} {design})", proposed, baseline)
+    if part is not None:
+        drawn = "The interval allows for the pairs without results as if they were drawn like these."
+        sign = dataclasses.replace(sign, explanation=f"{sign.explanation} {drawn}")
     return dataclasses.replace(sign, size=size)
 
 
@@ -168,6 +165,8 @@ def _judge_sign(claim: GainClaim, gain: Gain, arms: tuple[Sample, Sample], *, ru
         status = Status.UNRESOLVED
         expected = expected_replicates(decides, n, rules.looks)
         reason = f"{expected or f'more than {MOST}'} replicates are expected to decide"
+        if expected is None and gain.missing[0]:
+            reason = "more pairs are needed"
     elif ahead:
         status, reason = Status.UNRESOLVED, "the arm ahead has diverged replicates"
     elif as_claimed:
@@ -209,8 +208,7 @@ def _judge_size(claim: GainClaim, gain: Gain, arms: tuple[Sample, Sample], *, ru
             n=gain.n,
             stderr=claim.stderr,
             paper_n=claim.n,
-            share=gain.share,
-            between=gain.between,
+            missing=gain.missing,
         ),
         claim.margin,
         n=n,

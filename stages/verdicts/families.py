@@ -67,7 +67,7 @@ def judge_tally(claimed: int, orders: Sequence[Verdict]) -> Verdict:
         status=status,
         explanation=f"Claimed: {claimed} of {m}. Ours: {supported} supported, {reversed_} reversed, "
         f"{m - supported - reversed_} open; not adjusted for their number.",
-        estimate=supported / m if m else None,
+        estimate=None if status is Status.NOT_TESTED else supported / m,
     )
 
 
@@ -82,7 +82,7 @@ def judge_wins(
     every comparison has `n` replicates.  Estimate and interval (Newcombe's) are ours − the paper's, in comparisons.
     """
     m, alpha = len(orders), rules.alpha_outside
-    complete = sum(order.p_value is not None and order.n >= n for order in orders)
+    complete = sum(order.n >= n for order in orders)
     if complete < m or not m:
         return not_tested(f"{complete} of {m} comparisons have {n} replicates; the count is taken once, of them all.")
     ours = sum(_is_win(order, alpha if must_be_significant else None) for order in orders)
@@ -107,6 +107,6 @@ def judge_wins(
 
 
 def _is_win(order: Verdict, alpha: float | None) -> bool:
-    assert order.estimate is not None and order.p_value is not None, "a complete comparison has both"
-    is_ahead = order.estimate > 0 and not order.n_diverged
-    return is_ahead and (alpha is None or order.p_value < alpha)
+    if order.estimate is None or order.p_value is None or order.n_diverged:
+        return False
+    return order.estimate > 0 and (alpha is None or order.p_value < alpha)

@@ -10,6 +10,7 @@ margin.  `not reproduced`: the wider interval at 1 − α lies wholly outside.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ class ValueClaim:
 class Spread:
     """Variance of D as a function of our n: `s2` of one draw with `df`, seen at `n` replicates of ours.
 
-    `share`, `between`: of a grid in part (`difference.Gain`).
+    `missing`: (variance, df) that pairs of a grid without results add (`difference.GridPart`).
     """
 
     s2: float
@@ -46,19 +47,17 @@ class Spread:
     n: int
     stderr: float | None
     paper_n: int | None
-    share: float = 1.0
-    between: tuple[float, float] = (0.0, math.inf)
+    missing: tuple[float, float] = (0.0, math.inf)
 
     def at(self, n: Numbers) -> tuple[Numbers, Numbers]:
         """(variance, df) with n replicates; df grow in proportion."""
         df = self.df * (n - 1) / max(self.n - 1, 1)
         if self.stderr is None:
-            parts = [(self.s2 * (self.share / n + 1 / (self.paper_n or 1)), df)]
+            parts = [(self.s2 * (1 / n + 1 / (self.paper_n or 1)), df)]
         else:
             paper_df = self.paper_n - 1 if self.paper_n is not None and self.paper_n > 1 else np.inf
-            parts = [(self.s2 * self.share / n, df), (self.stderr**2, paper_df)]
-        variance, between_df = self.between
-        return combine([*parts, ((1 - self.share) * variance, between_df)])
+            parts = [(self.s2 / n, df), (self.stderr**2, paper_df)]
+        return combine([*parts, self.missing])
 
 
 def judge_value(
@@ -108,17 +107,18 @@ def judge_equivalence(
 ) -> Verdict:
     """Whether `difference` is nothing, given a margin.  The explanation is the part behind the numbers compared."""
 
-    def halves(replicates: Numbers, within: Numbers, outside: Numbers) -> tuple[Numbers, Numbers]:
-        variance, df = spread.at(replicates)
+    def halves(replicates: Numbers, within: Numbers, outside: Numbers, of: Spread) -> tuple[Numbers, Numbers]:
+        variance, df = of.at(replicates)
         return half_width(variance, df, within) + widening, half_width(variance, df, outside) + widening
 
-    def decides(replicates: Numbers, share: Numbers) -> Numbers:
-        inner, outer = halves(replicates, rules.alpha_within * share, rules.alpha_outside / 2 * share)
+    def decides(replicates: Numbers, share: Numbers, of: Spread = spread) -> Numbers:
+        inner, outer = halves(replicates, rules.alpha_within * share, rules.alpha_outside / 2 * share, of)
         return is_within(difference, inner, margin) | is_outside(difference, outer, margin)
 
     inner_level = level(looks, n, rules.alpha_within)
     outer_level = level(looks, n, rules.alpha_outside / 2)
-    inner, outer = halves(spread.n, inner_level, outer_level)
+    inner, outer = halves(spread.n, inner_level, outer_level, spread)
+    whole = dataclasses.replace(spread, missing=(0.0, math.inf))
     expected = None
     if not spread.s2:
         status, reason = Status.INCONCLUSIVE, "the replicates don't differ at all, so their spread is unknown"
@@ -128,6 +128,8 @@ def judge_equivalence(
         status, reason = Status.REPRODUCED, "within"
     elif is_within(difference, inner, margin):
         status, reason = Status.INCONCLUSIVE, "within, but a diverged replicate rules out reproduced"
+    elif not can_decide(decides, looks) and can_decide(functools.partial(decides, of=whole), looks):
+        status, reason = Status.INCONCLUSIVE, "more pairs are needed"
     elif not can_decide(decides, looks):
         status, reason = Status.UNDECIDABLE, "no number of our replicates decides beside the paper's own error"
     else:

@@ -28,7 +28,7 @@ def test_a_gain_is_the_mean_over_the_pairs_that_have_results() -> None:
     assert gain.ours == pytest.approx(0.25)
     assert gain.verdict.status is Status.SUPPORTED
     assert gain.verdict.size is not None and gain.verdict.size.status is Status.REPRODUCED
-    assert "Over 3 of 35 pairs of the grid; the interval allows for the others" in gain.verdict.explanation
+    assert gain.verdict.explanation.endswith("as if they were drawn like these. Over 3 of 35 pairs of the grid.")
     assert len(gain.entries) == 2 * 3 * 5
 
 
@@ -111,3 +111,12 @@ def test_pairs_that_ran_on_two_machines_are_mentioned() -> None:
     )
     (gain,) = judge(claims()[GAIN], entered=trials([*here, *there]))
     assert "They ran in 2 environments" in gain.verdict.explanation
+
+
+def test_what_has_no_interval_says_nothing_of_one() -> None:
+    one = grid(0.25, ("25x5",))
+    few = {arm: values[:2] for arm, values in grid(0.25).items()}
+    for values in (one, few):
+        (gain,) = judge(claims()[GAIN], entered=trials(results("dac-sgemm", values, metric="selected_log_mse")))
+        assert gain.verdict.low is None and "interval" not in gain.verdict.explanation
+        assert gain.verdict.explanation.endswith(f"Over {len(values) // 2} of 35 pairs of the grid.")

@@ -86,7 +86,8 @@ def test_a_ranking_of_nine_orders_needs_each_of_them(supported: int, reversed_: 
 
 
 def test_a_tally_without_evidence_is_not_tested() -> None:
-    assert judge_tally(15, [order(None, status=Status.NOT_TESTED)] * 16).status is Status.NOT_TESTED
+    verdict = judge_tally(15, [order(None, status=Status.NOT_TESTED)] * 16)
+    assert (verdict.status, verdict.estimate) == (Status.NOT_TESTED, None)
 
 
 def gain(p: float | None, sign: int = 1, *, n: int = 5, n_diverged: int = 0) -> Verdict:
@@ -138,10 +139,12 @@ def test_what_is_against_the_paper_or_has_diverged_is_no_win() -> None:
     lost = [*[gain(0.001)] * 3, gain(0.001, n_diverged=1)]
     assert judge_wins(4, lost, RULES, n=5, must_be_significant=True).estimate == -1
     assert judge_wins(4, [*lost[:3], gain(1e-9, -1)], RULES, n=5).estimate == -1
+    too_few_finished = Verdict(status=Status.UNRESOLVED, explanation="", n=5, n_diverged=4)
+    assert judge_wins(4, [*lost[:3], too_few_finished], RULES, n=5).estimate == -1, "all are there; one is nobody's"
 
 
 def test_a_count_is_taken_once_of_all_comparisons_at_the_printed_replicates() -> None:
-    for missing in (gain(None), gain(0.01, n=3)):
+    for missing in (gain(None, n=0), gain(0.01, n=3)):
         verdict = judge_wins(15, [*FIGURE_6[:-1], missing], RULES, n=5)
         assert (verdict.status, verdict.estimate) == (Status.NOT_TESTED, None)
         assert verdict.explanation.startswith("15 of 16 comparisons have 5 replicates")

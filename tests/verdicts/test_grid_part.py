@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -13,7 +15,7 @@ CLAIM = GainClaim(gain=0.2, margin=0.05, better="higher")
 PLANNED = 35
 
 
-def judge(gains: np.ndarray, planned: int, *, noise: np.ndarray):
+def judge(gains: np.ndarray, planned: int, *, noise: np.ndarray, claim: GainClaim = CLAIM):
     """`gains` [pairs], `noise` [2, pairs, replicates]: the arms of each pair, judged by their means."""
     proposed, baseline = gains[:, None] + noise[0], noise[1]
     pairs = tuple(
@@ -21,7 +23,7 @@ def judge(gains: np.ndarray, planned: int, *, noise: np.ndarray):
     )
     part = GridPart(pairs, planned) if len(pairs) < planned else None
     means = (Sample.of(arm.mean(axis=0).tolist()) for arm in (proposed, baseline))
-    return judge_gain(CLAIM, *means, rules=RULES, pairing="none", part=part)
+    return judge_gain(claim, *means, rules=RULES, pairing="none", part=part)
 
 
 def some_noise(pairs: int, *, seed: int = 0) -> np.ndarray:
@@ -36,10 +38,10 @@ def test_pairs_that_differ_say_little_of_those_without_results() -> None:
     assert (part.high - part.low) > 10 * (whole.high - whole.low)
 
 
-def test_the_interval_is_that_of_sampling_in_two_stages() -> None:
+def test_the_interval_is_that_of_seeds_and_of_a_finite_population() -> None:
     gains, noise = np.array([0.18, 0.20, 0.25]), some_noise(3)
     arms = gains[:, None] + noise[0], noise[1]
-    seeds = [3 / 10 * arm.mean(axis=0).var(ddof=1) / 5 for arm in arms]
+    seeds = [arm.mean(axis=0).var(ddof=1) / 5 for arm in arms]
     pairs = 7 / 10 * (arms[0].mean(axis=1) - arms[1].mean(axis=1)).var(ddof=1) / 3
     variance = sum(seeds) + pairs
     df = variance**2 / (sum(part**2 / 4 for part in seeds) + pairs**2 / 2)
@@ -57,16 +59,33 @@ def test_one_pair_says_nothing_of_a_grid() -> None:
     assert verdict.estimate == pytest.approx(0.2, abs=0.02)
 
 
+@pytest.mark.parametrize("common", [0.0, 0.1])
 @pytest.mark.parametrize("trained", [3, 10, 30])
-def test_the_interval_covers_the_grids_gain_as_often_as_it_says(trained: int) -> None:
-    """Grids whose pairs differ as SGEMM's do; by the seeds alone the interval would miss five times as often."""
+def test_the_interval_covers_the_grids_gain_as_often_as_it_says(trained: int, common: float) -> None:
+    """Grids whose pairs differ as SGEMM's do, each replicate with or without a gain of its own in all pairs at once.
+
+    By the seeds alone the interval would miss five times as often.
+    """
     rng, trials = np.random.default_rng(1), 600
     missed, missed_by_seeds = 0, 0
     for _ in range(trials):
         grid = rng.normal(0.2, 0.06, PLANNED)
         drawn, noise = rng.choice(grid, trained, replace=False), rng.normal(0, 0.05, (2, trained, 5))
+        noise[0] += rng.normal(0, common, 5)
         verdict, by_seeds = judge(drawn, PLANNED, noise=noise), judge(drawn, trained, noise=noise)
         missed += not verdict.low <= grid.mean() <= verdict.high
         missed_by_seeds += not by_seeds.low <= grid.mean() <= by_seeds.high
-    assert missed / trials <= above(1 - verdict.confidence, trials)
-    assert missed_by_seeds / trials > 5 * (1 - verdict.confidence) or trained > PLANNED / 2
+    nominal = 1 - verdict.confidence
+    assert missed / trials <= above(nominal, trials)
+    if trained < PLANNED / 2 and not common:
+        assert missed_by_seeds / trials > 5 * nominal
+
+
+def test_where_pairs_are_missing_it_is_they_that_are_asked_for() -> None:
+    gains, noise = np.array([0.05, 0.10, 0.30, 0.35]), some_noise(4)
+    sharp = dataclasses.replace(CLAIM, stderr=0.001, n=5)
+    part, whole = (judge(gains, planned, noise=noise, claim=sharp) for planned in (35, 4))
+    assert whole.size.status is Status.REPRODUCED
+    assert (part.status, part.size.status) == (Status.UNRESOLVED, Status.INCONCLUSIVE)
+    assert part.explanation.count("more pairs are needed") == part.size.explanation.count("more pairs are needed") == 1
+    assert part.replicates_expected is None

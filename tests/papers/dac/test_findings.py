@@ -67,6 +67,7 @@ def test_numbers_that_fit_would_not_be_refuted(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_number_is_the_printed_one_up_to_half_of_its_last_place() -> None:
     assert prints_as(5.4501, 5.5, 0.1) and not prints_as(5.4499, 5.5, 0.1)
+    assert prints_as(0.105, 0.11, 0.01) and prints_as(0.125, 0.12, 0.01), "a half is decided by no rounding noise"
     assert prints_as(1008, 1008, 0) and not prints_as(1009, 1008, 0)
 
 
