@@ -316,42 +316,55 @@ def find_model_versions(session: Session, name: str) -> list[Answerer]:
     return sorted(found, key=lambda answerer: answerer.replicate)
 
 
+FEW = 8  # names in a message
+
+
 class AmbiguousCheckpoint(LookupError):
     """Several experiments have a model that fits; the message lists the checkpoints."""
 
 
 class NoRealCheckpoint(LookupError):
-    """Only stand-in models fit, and those answer only when they are named."""
+    """No model trained on real data of this kind is here; stand-ins answer only when they are named."""
+
+
+def strongest(answerers: Sequence[Answerer]) -> list[Answerer]:
+    """Of each arm of each experiment one: real data before a stand-in, the best evidence, the lowest replicate."""
+    weakest_first = sorted(answerers, key=lambda row: (not row.is_stand_in, row.rank, -row.replicate))
+    best = {(row.experiment, row.arm): row.id for row in weakest_first}
+    return [row for row in answerers if row.id == best[row.experiment, row.arm]]
 
 
 def choose_checkpoints(session: Session, dataset: str, arms: Sequence[str]) -> list[Answerer]:
-    """One checkpoint an arm (all arms where none is named): trained on real data, best evidence, lowest replicate.
+    """The `strongest` of each arm (all arms where none is named) among the models trained on real data.
 
     Raises:
         UnknownDataset, UnknownArm: a name that isn't there.
         AmbiguousCheckpoint: models of several experiments fit.
-        NoRealCheckpoint: no model was trained on real data of this kind.
+        NoRealCheckpoint: there is none of this data set, or of a named arm.
     """
+    kind = find_dataset(session, dataset).kind
+    if kind != "images":
+        raise NoRealCheckpoint(f"{dataset} is a {kind}, and models are asked about images here")
     experiments = list_experiments(session, paper=None, dataset=dataset)
     known = list(dict.fromkeys(arm.name for experiment in experiments for arm in experiment.arms))
     for name in arms:
         if name not in known:
             raise UnknownArm(name[:80], known)
     fitting = [answerer for answerer in list_checkpoints(session, dataset=dataset) if not arms or answerer.arm in arms]
-    real = [answerer for answerer in fitting if not answerer.is_stand_in]
+    real = strongest([answerer for answerer in fitting if not answerer.is_stand_in])
     origins = list(dict.fromkeys(answerer.experiment for answerer in real))
     if len(origins) > 1:
-        raise AmbiguousCheckpoint(
-            f"models of {', '.join(origins)} fit; name one by checkpoint=: "
-            + ", ".join(answerer.id for answerer in real)
-        )
-    weakest_first = sorted(real, key=lambda answerer: (answerer.rank, -answerer.replicate))
-    chosen = {answerer.arm: answerer for answerer in weakest_first}
-    missing = [name for name in (arms or known) if name not in chosen]
-    if not chosen or (arms and missing):
-        stand_ins = ", ".join(answerer.id for answerer in fitting if answerer.is_stand_in)
-        advice = (
-            f"stand-ins answer when named by checkpoint=: {stand_ins}" if stand_ins else "there is no stand-in either"
-        )
-        raise NoRealCheckpoint(f"no model of {', '.join(missing)} was trained on real {dataset} data; {advice}")
-    return [chosen[name] for name in known if name in chosen]
+        raise AmbiguousCheckpoint(f"models of {', '.join(origins)} fit; name one by checkpoint=: {_some(real)}")
+    missing = [name for name in dict.fromkeys(arms) if name not in {answerer.arm for answerer in real}]
+    if missing or not real:
+        stand_ins = [answerer for answerer in fitting if answerer.is_stand_in]
+        whose = ", ".join(missing) or "a model"
+        others = f"; stand-ins answer when named by checkpoint=: {_some(stand_ins)}" if stand_ins else ""
+        raise NoRealCheckpoint(f"no weights of {whose} trained on real {dataset} data are here{others}")
+    return real
+
+
+def _some(answerers: Sequence[Answerer]) -> str:
+    """Their ids; of more than a message holds the first, and where all are listed."""
+    ids = ", ".join(answerer.id for answerer in answerers[:FEW])
+    return ids if len(answerers) <= FEW else f"{ids}, …; /api/v1/checkpoints lists all"

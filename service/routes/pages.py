@@ -55,7 +55,7 @@ def show_comparison(
             "comparisons": comparisons,
             "charts": [comparison_chart(comparison) for comparison in comparisons],
             "papers": {paper.name: paper for paper in queries.list_papers(session)},
-            "to_try": _to_try(queries.list_checkpoints(session, dataset=chosen.name), comparisons),
+            "to_try": _to_try(queries.strongest(queries.list_checkpoints(session, dataset=chosen.name)), comparisons),
             "samples": _samples(parts.settings.root, chosen.name),
             "max_images": parts.settings.max_images,
             "needs_key": bool(parts.settings.api_keys),
@@ -81,25 +81,25 @@ def _real_first(comparisons: list[ExperimentComparison]) -> list[ExperimentCompa
 
 @dataclass(frozen=True)
 class ToTry:
-    """The models of one experiment that can answer, and which of them are asked unless a person chooses others."""
+    """Models of one experiment that can answer, all stand-ins or none; `asked` unless a person chooses others."""
 
     title: str
+    is_stand_in: bool
     answerers: list[queries.Answerer]
     asked: list[queries.Answerer]
 
 
 def _to_try(answerers: Sequence[queries.Answerer], comparisons: Sequence[ExperimentComparison]) -> list[ToTry]:
-    """Of each arm of each experiment the strongest model, its lowest replicate; the first experiment's are asked."""
-    weakest_first = sorted(answerers, key=lambda row: (not row.is_stand_in, row.rank, -row.replicate))
-    best = {(row.experiment, row.arm): row for row in weakest_first}
-    kept = [row for row in answerers if best[row.experiment, row.arm] is row]
+    """In groups, real data before stand-ins.  The first is asked, as by `/predict?dataset=`.
+
+    Of stand-ins, whose answers mean nothing, only those that are compared are asked.
+    """
     found: list[ToTry] = []
-    for comparison in comparisons:
-        own = [row for row in kept if row.experiment == comparison.experiment]
-        compared = [row for row in own if row.role in ("baseline", "proposed")] or own
-        asked = [row for row in compared if not row.is_stand_in] or compared
+    for is_stand_in, comparison in itertools.product((False, True), comparisons):
+        own = [row for row in answerers if (row.experiment, row.is_stand_in) == (comparison.experiment, is_stand_in)]
+        compared = [row for row in own if row.role in ("baseline", "proposed")] if is_stand_in else []
         if own:
-            found.append(ToTry(comparison.title, own, [] if found else asked))
+            found.append(ToTry(comparison.title, is_stand_in, own, [] if found else compared or own))
     return found
 
 

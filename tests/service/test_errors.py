@@ -8,14 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from fastapi.testclient import TestClient
 from httpx import Response
 
 from service.settings import Settings
 from stages.recording import record
 from tests.service.conftest import png, serving
-from tests.service.results_factory import make_root
+from tests.service.results_factory import PAPER_ACCURACY, REPOSITORY, make_root
 
+STAND_INS = "stand-ins answer when named by checkpoint="
 VIT = "/predict?checkpoint=ninformer-cifar100.vit.0"
 GETS = (
     "/",
@@ -187,7 +189,32 @@ def test_predict_says_what_it_takes(client: TestClient) -> None:
 
 def test_stand_in_models_answer_only_by_name(client: TestClient) -> None:
     response = client.post("/predict?dataset=cifar10&arm=vit", files={"file": png()})
-    assert_problem(response, 409, "stand-ins answer when named by checkpoint=: ninformer-cifar10.vit.0")
+    assert_problem(response, 409, f"no weights of vit trained on real cifar10 data are here; {STAND_INS}")
+    response = client.post("/predict?dataset=cifar10", files={"file": png()})
+    listed = ", ".join(f"ninformer-cifar10.{arm}.0" for arm in PAPER_ACCURACY["ninformer-cifar10"])
+    assert response.json()["detail"].endswith(f"a model trained on real cifar10 data are here; {STAND_INS}: {listed}")
+
+
+def test_a_data_set_without_weights_says_why_nothing_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real results are there, their weights are not; a table's models take no image."""
+    root = make_root(tmp_path)
+    shutil.rmtree(root / "data" / "runs" / "ninformer-cifar100")
+    monkeypatch.setattr("service.queries.FEW", 2)
+    index = yaml.safe_load((root / "params.yaml").read_text())
+    whole = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
+    for part, name in (("experiments", "dac-sgemm"), ("datasets", "sgemm")):
+        index[part][name] = whole[part][name]
+    (root / "params.yaml").write_text(yaml.safe_dump(index, sort_keys=False))
+    shutil.copy(REPOSITORY / "params" / "dac-sgemm.yaml", root / "params")
+    record(root, "data/results.db")
+    details = {
+        "cifar100": "no weights of a model trained on real cifar100 data are here",
+        "sgemm": "sgemm is a table, and models are asked about images here",
+        "cifar10": "ninformer-cifar10.vit.0, ninformer-cifar10.mlp-mixer.0, …; /api/v1/checkpoints lists all",
+    }
+    with serving(Settings(root=root)) as client:
+        for dataset, detail in details.items():
+            assert_problem(client.post(f"/predict?dataset={dataset}", files={"file": png()}), 409, detail)
 
 
 @pytest.fixture

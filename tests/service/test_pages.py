@@ -22,7 +22,7 @@ from stages.grid import Role
 from stages.recording import record
 from stages.results import Claim, JudgedClaim, Verdict
 from tests.service.conftest import png, serving
-from tests.service.results_factory import REPOSITORY, add_results, make_root
+from tests.service.results_factory import PAPER_ACCURACY, REPOSITORY, add_results, make_root
 
 
 def test_every_role_has_a_mark_of_its_own() -> None:
@@ -212,13 +212,40 @@ def test_a_run_page_shows_curves_spec_and_provenance(client: TestClient) -> None
 
 
 def test_the_form_works_without_javascript(client: TestClient) -> None:
-    names = re.findall(r'name="checkpoint" value="([^"]+)" checked', client.get("/?dataset=cifar10").text)
+    names = checked(client, "cifar10")
     assert names == [f"ninformer-cifar10.{arm}.0" for arm in ("vit", "mlp-mixer", "local-vit", "ninformer")]
     accept = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
     response = client.post("/predict", data={"checkpoint": names}, files={"file": png()}, headers={"accept": accept})
     assert response.headers["content-type"] == "text/html; charset=utf-8"
     assert response.text.count('class="card is-stand-in"') == 4
     assert "its answer means nothing" in response.text
+
+
+def checked(client: TestClient, dataset: str) -> list[str]:
+    return re.findall(r'name="checkpoint" value="([^"]+)" checked', client.get(f"/?dataset={dataset}").text)
+
+
+def test_the_form_asks_the_models_that_predict_answers_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the first experiment has real results too, but only the weights of stand-ins."""
+    root = make_root(tmp_path)
+    index, protocol = (root / "params.yaml").read_text(), (root / "params" / "ninformer-cifar10.yaml").read_text()
+    own, other = "  ninformer-cifar10:", "  other-cifar10: {paper: ninformer, dataset: cifar10}\n"
+    (root / "params.yaml").write_text(index.replace(own, other + own))
+    (root / "params" / "other-cifar10.yaml").write_text(protocol.replace("batch_size: 128", "batch_size: 64"))
+    monkeypatch.setitem(PAPER_ACCURACY, "other-cifar10", PAPER_ACCURACY["ninformer-cifar10"])
+    add_results(root, "other-cifar10", "smoke", "embedded")
+    for line in add_results(root, "other-cifar10", "quick", "subset", published="2026-11-01T10:00:00Z"):
+        shutil.rmtree(root / "data" / "runs" / "other-cifar10" / line.run_key)
+    add_results(root, "ninformer-cifar10", "quick", "subset", published="2026-11-01T10:00:00Z")
+    record(root, "data/results.db")
+    with serving(Settings(root=root)) as client:
+        models = client.post("/predict?dataset=cifar10", files={"file": png()}).json()["models"]
+        assert checked(client, "cifar10") == [model["checkpoint"] for model in models]
+        assert {model["experiment"] for model in models} == {"ninformer-cifar10"}
+        others = client.get("/?dataset=cifar10").text.partition('<details class="more">')[2]
+        assert re.findall(r'name="checkpoint" value="([^"]+)"', others) == [
+            f"other-cifar10.{arm}.0" for arm in PAPER_ACCURACY["ninformer-cifar10"]
+        ]
 
 
 def test_a_key_field_stands_where_keys_are_asked_for_and_is_no_part_of_the_form(settings: Settings) -> None:
