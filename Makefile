@@ -6,6 +6,9 @@ TORCH_BACKEND ?= $(or $(patsubst .venv/ready-%,%,$(firstword $(wildcard .venv/re
 PROFILE ?=
 # EXPERIMENTS="a b": only these are trained and evaluated, and only their data fetched.  Unset: all.
 EXPERIMENTS ?=
+KNOWN := $(patsubst params/%.yaml,%,$(wildcard params/*.yaml))
+UNKNOWN := $(filter-out $(KNOWN),$(EXPERIMENTS))
+$(if $(UNKNOWN),$(error no experiment $(UNKNOWN); known: $(KNOWN)))
 # DEVICE=cpu|cuda: where models train and answer.  Unset: training takes cuda where there is one, the service cpu.
 DEVICE ?=
 PORT ?= 8000

@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from PIL import Image
 from stages.budget import describe_cut
 from stages.checkpoint.contract import CheckpointError
 from stages.datasets.packed import PackedDataError, read_images, read_info
+from stages.datasets.sources import find_source
+from stages.datasets.verified import DatasetError
 from stages.evaluation.flops import FlopCounts
 from stages.evidence import EvidenceError
 from stages.experiment import Params, ParamsError, Rate, load_params
@@ -24,6 +27,7 @@ from stages.results import ResultsUnavailable, UnknownName
 from stages.runner import assignments, find_experiment
 from stages.store import RunStore, home, write_atomically
 
+MISTAKES = (DatasetError, EvidenceError, PackedDataError, ParamsError, PublishError, ResultsUnavailable, UnknownName)
 _DATA = Path("data")
 
 
@@ -117,6 +121,9 @@ def set_profile(name: str) -> None:
 
 def write_sample(dataset: str, index: int, output: Path | None) -> None:
     """Write a test image of a packed data set as PNG, and say what it shows."""
+    kind = find_source(load_params().datasets, dataset).kind
+    if kind != "images":
+        raise PackedDataError(f"{dataset} is a {kind} and has no images")
     folder = _DATA / "processed" / dataset
     info, test_set = read_info(folder), read_images(folder, "test")
     if not 0 <= index < len(test_set):
@@ -131,8 +138,9 @@ def write_sample(dataset: str, index: int, output: Path | None) -> None:
 
 def publish_all(names: list[str]) -> None:
     """Publish the results of the experiments as evidence."""
-    for name in names:
-        done = publish(name, Path())
+    params = load_params()
+    for experiment in [find_experiment(params, name) for name in names]:
+        done = publish(experiment.name, Path())
         print(f"{done.path}: {done.lines} lines, {done.new} new; commit it")
 
 
@@ -141,7 +149,7 @@ def release_models(experiment: str, arms: list[str]) -> None:
     from stages.releasing import release  # brings torch, which no other command needs
 
     try:
-        released = release(experiment, arms, Path())
+        released = release(find_experiment(load_params(), experiment).name, arms, Path())
     except CheckpointError as error:
         raise PublishError(str(error)) from None
     for path in released:
@@ -165,7 +173,12 @@ def verify_trails(names: list[str]) -> bool:
         print(f"{trail.checkpoint}: {'broken at ' + trail.broken.name if trail.broken else 'holds'}")
         for link in trail.links:
             print(f"  {link.name}: {link.status}; {link.detail}")
-    return recorded.status != "broken" and not any(trail.broken for trail in trails)
+    counts = Counter(link.status for link in (recorded, *(link for trail in trails for link in trail.links)))
+    print(
+        f"{len(trails):,} checkpoint{'s' if len(trails) != 1 else ''}: {counts['holds']:,} links hold, "
+        f"{counts['not here']:,} not here, {counts['broken']:,} broken"
+    )
+    return not counts["broken"]
 
 
 def show_usage() -> None:
@@ -232,7 +245,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout.flush()
     except BrokenPipeError:  # `claimcheck plan | head`: whoever read has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (ParamsError, PackedDataError, PublishError, EvidenceError, ResultsUnavailable, UnknownName) as error:
+    except MISTAKES as error:
         print(f"claimcheck {options.command}: {error}", file=sys.stderr)
         return 1
     return 0

@@ -53,9 +53,16 @@ def decode_image(content: bytes, shape: tuple[int, int, int]) -> np.ndarray:
         except UnidentifiedImageError:
             raise ImageError("the file is not a PNG, JPEG or WebP image") from None
         except Exception as error:  # noqa: BLE001  (decoders raise almost anything on damaged input)
-            raise ImageError(f"the image is damaged: {type(error).__name__}") from None
+            what = "it ends too early" if _is_cut(content, error) else "its pixels can't be decoded"
+            raise ImageError(f"the image is damaged: {what}") from None
     pixels = np.asarray(flat, dtype=np.uint8)
     return pixels[None] if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def _is_cut(content: bytes, error: Exception) -> bool:
+    """Pillow says so of PNG and JPEG; a WebP file begins with its own length."""
+    is_short = content.startswith(b"RIFF") and len(content) < 8 + int.from_bytes(content[4:8], "little")
+    return is_short or "truncated" in str(error).lower()
 
 
 def _resizable(image: Image.Image, mode: str) -> Image.Image:

@@ -10,6 +10,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 Schema = TypeVar("Schema")
+_UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
 
 
 class ParamsError(ValueError):
@@ -27,13 +28,14 @@ def read_yaml(path: Path) -> Any:
 
 
 def validate(schema: TypeAdapter[Schema], value: Any, path: Path, prefix: str = "") -> Schema:
-    """`value` as the schema has it, or a `ParamsError` on the first thing that doesn't fit."""
+    """`value` as the schema has it, or a `ParamsError` on what doesn't fit: the first unknown key, if there is one."""
     try:
         return schema.validate_python(value, strict=None)
     except ValidationError as error:
-        first = error.errors()[0]
+        # a misspelt key is missing, too, under its right name; the key that stands there is what can be mended
+        first = min(error.errors(), key=lambda item: item["type"] not in _UNKNOWN_KEY)
         place = ".".join([prefix] * bool(prefix) + [str(part) for part in first["loc"]])
-        if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        if first["type"] in _UNKNOWN_KEY:
             known = _known_keys(schema, first["loc"][:-1])
             raise ParamsError(f"{path}: unknown key {place}{hint(str(first['loc'][-1]), known)}") from None
         if first["type"] in ("missing", "missing_keyword_only_argument"):

@@ -6,7 +6,28 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from stages.cli import main
 from tests.project import REPOSITORY, environment
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["sample", "foo"], "no data set 'foo'; known: cifar10, cifar100, "),
+        (["sample", "sgemm"], "sgemm is a table and has no images"),
+        (["publish", "ninformer-mnist", "foo"], "no experiment 'foo'; known: ninformer-mnist, "),
+        (["release", "foo", "vit"], "no experiment 'foo'; known: ninformer-mnist, "),
+    ],
+)
+def test_a_name_that_nothing_has_is_answered_with_those_that_there_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    assert main(arguments) == 1
+    message = capsys.readouterr().err
+    assert message.startswith(f"claimcheck {arguments[0]}: ") and words in message
 
 
 def test_output_that_nobody_reads_on_is_no_error(tmp_path: Path) -> None:

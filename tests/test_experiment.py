@@ -190,6 +190,11 @@ MISTAKES: list[tuple[str, Callable[[Any], None], str]] = [
     (CIFAR100, lambda p: p["protocol"].pop("epochs"), "protocol.epochs is missing"),
     (
         CIFAR100,
+        lambda p: p["protocol"].update(epoch=p["protocol"].pop("epochs")),
+        "unknown key protocol.epoch (did you mean epochs?)",
+    ),
+    (
+        CIFAR100,
         lambda p: p["protocol"].update(mean=[0.5]),
         "protocol.mean has 1 values; images of cifar100 have 3 channels",
     ),

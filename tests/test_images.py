@@ -143,9 +143,10 @@ BAD = {
     "bmp": (encode(noise((8, 8)), "BMP"), "not a PNG, JPEG or WebP"),
     "tiff": (encode(noise((8, 8)), "TIFF"), "not a PNG, JPEG or WebP"),
     "postscript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n", "not a PNG, JPEG or WebP"),
-    "truncated png": (PNG[: len(PNG) // 2], "damaged"),
-    "truncated jpeg": (encode(noise((64, 64)), "JPEG")[:700], "damaged"),
-    "flipped byte": (PNG[:60] + bytes([PNG[60] ^ 0xFF]) + PNG[61:], "damaged"),
+    "truncated png": (PNG[: len(PNG) // 2], "damaged: it ends too early"),
+    "truncated jpeg": (encode(noise((64, 64)), "JPEG")[:700], "damaged: it ends too early"),
+    "truncated webp": (encode(noise((64, 64)), "WEBP")[:700], "damaged: it ends too early"),
+    "flipped byte": (PNG[:60] + bytes([PNG[60] ^ 0xFF]) + PNG[61:], "damaged: its pixels can't be decoded"),
     "header only": (PNG[:33], "not a PNG, JPEG or WebP"),
 }
 

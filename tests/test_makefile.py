@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from stages.experiment import load_params
+
 ROOT = Path(__file__).resolve().parent.parent
 FRAME = ("Makefile", "Dockerfile", ".ci/run", "dvc.yaml")
 
@@ -18,6 +20,13 @@ def dry_run(*arguments: str) -> str:
     """What make would do; it does nothing."""
     command = ["make", "--dry-run", "--no-print-directory", "TORCH_BACKEND=locked", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def test_an_unknown_experiment_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        dry_run("repro", "EXPERIMENTS=ninformer-mnist ninformer-mnits")
+    assert "no experiment ninformer-mnits; known: " in refused.value.stderr
+    assert set(load_params(ROOT).experiments) <= set(re.findall(r"[\w-]+", refused.value.stderr))
 
 
 def modules_called(name: str) -> set[str]:

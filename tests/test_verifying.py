@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from stages.cli import main
 from stages.datasets.packed import ImageSet, PackedInfo, TokenSet, digest_images, digest_tokens, write_packed
 from stages.recording import record
 from stages.results import UnknownCheckpoint
@@ -63,6 +64,16 @@ def test_the_trail_of_a_released_model_holds(clone: Path, intact: tuple[Link, Tr
     if found.pop("code") == "not here":
         assert subprocess.check_output(["git", "rev-parse", "--is-shallow-repository"], cwd=clone) == b"true\n"
     assert found == {"checkpoint": "holds", "run": "holds", "params": "holds", "environment": "holds"}, trail
+
+
+def test_the_last_line_counts_what_holds(
+    clone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(clone)
+    assert main(["verify", NAME]) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    held, absent = (sum(f": {status}; " in line for line in lines) for status in ("holds", "not here"))
+    assert last == f"1 checkpoint: {held} links hold, {absent} not here, 0 broken" and held + absent == 7
 
 
 def flip(path: Path, place: int) -> None:
