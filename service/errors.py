@@ -1,4 +1,4 @@
-"""Every error as problem details (RFC 9457): one shape for every status on every route.
+"""Every error as problem details (RFC 9457): one shape for every status on every route; a browser gets it as a page.
 
 A problem says what was expected and what came.  It never holds a stack trace, a path or the name of an internal.
 """
@@ -9,22 +9,35 @@ import logging
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.templating import Jinja2Templates
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.exc import DBAPIError
 from starlette.exceptions import HTTPException
 
 from service.batching import AnswerFailed, InferenceStopped, QueueFull
 from service.headers import SECURITY_HEADERS
+from service.negotiation import NotAcceptable, weight
 from service.queries import AmbiguousCheckpoint, NoRealCheckpoint
 from service.tensors import TensorError
 from stages.checkpoint.contract import CheckpointError
 from stages.images import ImageError, ImageTooLarge
-from stages.results import ResultsUnavailable, UnknownMetric, UnknownName, UnknownProfile
+from stages.results import (
+    ResultsUnavailable,
+    UnknownCheckpoint,
+    UnknownClaim,
+    UnknownMetric,
+    UnknownName,
+    UnknownProfile,
+    UnknownRun,
+)
 
 MEDIA_TYPE = "application/problem+json"
+FOR_PROGRAMS = ("/api/", "/compare", "/health/", "/metrics", "/static/", "/v2")
+"""Where addresses begin that answer nobody with a page; `/predict` does, and what isn't there may have been one."""
+
 logger = logging.getLogger("claimcheck")
 
 
@@ -76,8 +89,9 @@ def title_of(status: int) -> str:
     return {413: "Content Too Large", 422: "Unprocessable Content"}.get(status) or HTTPStatus(status).phrase
 
 
-def problem_response(instance: str, status: int, detail: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    """`instance` is the request's path.  Below `/v2` the detail is `error`, too, for its clients."""
+def problem_response(request: Request, status: int, detail: str, headers: dict[str, str] | None = None) -> Response:
+    """Problem details, or a page where a browser asked for one.  Below `/v2` the detail is `error`, too."""
+    instance = request.scope["path"]
     problem = ProblemOut(
         type=f"/docs#problem-{status}",
         title=title_of(status),
@@ -85,13 +99,27 @@ def problem_response(instance: str, status: int, detail: str, headers: dict[str,
         detail=detail,
         instance=instance,
     )
+    if not instance.startswith(FOR_PROGRAMS):
+        headers = {**(headers or {}), "vary": "Accept"}
+        accept = request.headers.get("accept", "*/*")
+        if weight(accept, "text/html") > weight(accept, MEDIA_TYPE):
+            templates: Jinja2Templates = request.app.state.parts.templates
+            shown = {"problem": problem, "back": _page_before(request)}
+            return templates.TemplateResponse(request, "problem.html", shown, status, headers)
     content = problem.model_dump()
     if instance == "/v2" or instance.startswith("/v2/"):
         content["error"] = detail
     return JSONResponse(content, status, headers, MEDIA_TYPE)
 
 
+def _page_before(request: Request) -> str:
+    """The page of ours that led here, else the first one."""
+    _, _, path = request.headers.get("referer", "").partition(f"//{request.headers.get('host')}/")
+    return f"/{path.lstrip('/')}"
+
+
 STATUS: dict[type[Exception], int] = {
+    NotAcceptable: 406,
     UnknownMetric: 422,
     UnknownProfile: 422,
     UnknownName: 404,
@@ -107,6 +135,13 @@ STATUS: dict[type[Exception], int] = {
 }
 """Domain errors whose message is fit to be shown."""
 
+LISTED_AT: dict[type[Exception], str] = {
+    UnknownCheckpoint: "/api/v1/checkpoints lists those that answer",
+    UnknownClaim: "/api/v1/claims lists them",
+    UnknownRun: "/api/v1/runs lists them",
+}
+"""Of names too many for a message."""
+
 FORM_LIMITS = ("Too many files", "Too many fields", "Part exceeded")
 """How the form parser begins what it says of a form beyond its limits, as a 400."""
 
@@ -114,15 +149,16 @@ HTTP_DETAILS = {404: "there is nothing at this address; /docs lists what there i
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    def domain(request: Request, error: Exception) -> JSONResponse:
+    def domain(request: Request, error: Exception) -> Response:
         status = next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
         headers = {"retry-after": "1"} if isinstance(error, QueueFull) else None
-        return problem_response(request.url.path, status, str(error), headers)
+        listed = LISTED_AT.get(type(error))
+        return problem_response(request, status, f"{error}; {listed}" if listed else str(error), headers)
 
-    def explicit(request: Request, error: Problem) -> JSONResponse:
-        return problem_response(request.url.path, error.status, error.detail, error.headers)
+    def explicit(request: Request, error: Problem) -> Response:
+        return problem_response(request, error.status, error.detail, error.headers)
 
-    def http(request: Request, error: HTTPException) -> JSONResponse:
+    def http(request: Request, error: HTTPException) -> Response:
         detail, status = error.detail, error.status_code
         if status == 400 and detail.startswith(FORM_LIMITS):
             status = 413
@@ -130,19 +166,19 @@ def install_error_handlers(app: FastAPI) -> None:
             detail = f"{request.method} is not allowed here"
         elif detail == HTTPStatus(status).phrase:
             detail = HTTP_DETAILS.get(status, detail)
-        return problem_response(request.url.path, status, detail, dict(error.headers or {}))
+        return problem_response(request, status, detail, dict(error.headers or {}))
 
-    def validation(request: Request, error: RequestValidationError) -> JSONResponse:
-        return problem_response(request.url.path, 422, "; ".join(_explain(item) for item in error.errors()))
+    def validation(request: Request, error: RequestValidationError) -> Response:
+        return problem_response(request, 422, "; ".join(_explain(item) for item in error.errors()))
 
-    def unavailable(request: Request, error: Exception) -> JSONResponse:
+    def unavailable(request: Request, error: Exception) -> Response:
         logger.error("%s %s: %s", request.method, request.url.path, error)
         what = "the checkpoint's weights" if isinstance(error, CheckpointError) else "the results database"
-        return problem_response(request.url.path, 503, f"{what} can't be read at the moment")
+        return problem_response(request, 503, f"{what} can't be read at the moment")
 
-    def unexpected(request: Request, _error: Exception) -> JSONResponse:
+    def unexpected(request: Request, _error: Exception) -> Response:
         # outside of every middleware, hence the headers; the server logs the traceback after this answer
-        return problem_response(request.url.path, 500, "the service failed; its log says why", SECURITY_HEADERS)
+        return problem_response(request, 500, "the service failed; its log says why", SECURITY_HEADERS)
 
     for kind in STATUS:
         app.add_exception_handler(kind, domain)
@@ -161,12 +197,13 @@ def _explain(item: Any) -> str:
     return f"{place}: {message}" + (f", got {value[:80]!r}" if isinstance(value, str) else "")
 
 
-def declared(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def declared(*statuses: int, as_pages: bool = False) -> dict[int | str, dict[str, Any]]:
     """The errors of a route, for OpenAPI; every route may also answer 500 and 503."""
+    content: dict[str, Any] = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemOut"}}}
     return {
         status: {
             "description": title_of(status),
-            "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemOut"}}},
+            "content": content | {"text/html": {}} if as_pages else content,
         }
         for status in (*statuses, 500, 503)
     }

@@ -11,6 +11,7 @@ import time
 import uuid
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service import logs
@@ -94,7 +95,7 @@ class HeaderLimit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and sum(len(name) + len(value) for name, value in scope["headers"]) > self.limit:
             detail = f"the request's headers are larger than {self.limit:,} bytes"
-            await problem_response(scope["path"], 431, detail)(scope, receive, send)
+            await problem_response(Request(scope), 431, detail)(scope, receive, send)
             return
         await self.app(scope, receive, send)
 
@@ -112,7 +113,7 @@ class AllowedHosts:
                 detail = (
                     f"this service doesn't answer for the host {host[:80]!r}; CLAIMCHECK_ALLOWED_HOSTS names its own"
                 )
-                await problem_response(scope["path"], 421, detail)(scope, receive, send)
+                await problem_response(Request(scope), 421, detail)(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 
@@ -129,7 +130,7 @@ class KeysAndRates:
             try:
                 self.gate.admit(Headers(scope=scope).get("authorization", ""), client[0] if client else "")
             except Refused as refused:
-                response = problem_response(scope["path"], refused.status, str(refused), refused.headers)
+                response = problem_response(Request(scope), refused.status, str(refused), refused.headers)
                 await response(scope, receive, send)
                 return
         await self.app(scope, receive, send)
@@ -147,7 +148,7 @@ class BodyLimit:
             return
         declared = Headers(scope=scope).get("content-length", "")
         if declared.isdecimal() and int(declared[:20]) > self.limit:
-            await problem_response(scope["path"], 413, BodyTooLarge(self.limit).detail)(scope, receive, send)
+            await problem_response(Request(scope), 413, BodyTooLarge(self.limit).detail)(scope, receive, send)
             return
         received, is_complete = 0, False
         deadline = time.monotonic() + self.seconds

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import re
 
-from service.errors import Problem
-
 _QUALITY = re.compile(r"(0(\.\d{0,3})?|1(\.0{0,3})?)")
+
+
+class NotAcceptable(ValueError):
+    """None of our media types is one that the client takes."""
 
 
 def preferred(accept: str, offers: dict[str, str]) -> str:
     """The offer (name to media type) that an Accept header likes best; the first one where it doesn't care.
 
     Raises:
-        Problem: none of the offers is acceptable (406).
+        NotAcceptable: none of the offers is.
     """
-    accept = accept if "/" in accept else "*/*"  # names no type at all
-    weights = [(_weight(accept, media), name) for name, media in offers.items()]
-    best = max(weight for weight, _ in weights)
+    weights = [(weight(accept, media), name) for name, media in offers.items()]
+    best = max(found for found, _ in weights)
     if best <= 0:
-        raise Problem(406, f"this address offers {', '.join(offers.values())}; Accept is {accept[:80]!r}")
-    return next(name for weight, name in weights if weight == best)
+        raise NotAcceptable(f"this address offers {', '.join(offers.values())}; Accept is {accept[:80]!r}")
+    return next(name for found, name in weights if found == best)
 
 
-def _weight(accept: str, media: str) -> float:
+def weight(accept: str, media: str) -> float:
     """Q of the most specific range in `accept` that covers `media` (RFC 9110, 12.5.1)."""
+    accept = accept if "/" in accept else "*/*"  # names no type at all
     found: list[tuple[int, float]] = [(0, 0.0)]
     for item in accept.split(","):
         name, *parameters = (part.strip().lower() for part in item.split(";"))

@@ -21,7 +21,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
         problem = declared(422)[422]
         for item in document["paths"].values():
             for operation in item.values():
-                if "422" in operation["responses"]:
+                if "application/json" in operation["responses"].get("422", {}).get("content", {}):
                     operation["responses"]["422"] = problem
         app.openapi_schema = document
     return app.openapi_schema

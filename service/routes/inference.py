@@ -82,8 +82,10 @@ async def choose_answerers(
     """Names come in the query or in the form."""
     names, arms = (*checkpoint, *form_checkpoint), (*arm, *form_arm)
     wanted = dataset or form_dataset
-    if bool(names) == bool(wanted):
-        raise Problem(422, "say which models shall answer: either checkpoint=<id> or dataset=<name> with arm=<name>")
+    if names and wanted:
+        raise Problem(422, "models are named either by checkpoint= or by dataset=, not by both")
+    if not names and not wanted:
+        raise Problem(422, "no model is chosen; name some by checkpoint=<id>, or by dataset=<name> with arm=<name>")
 
     def find(session: Session) -> list[queries.Answerer]:
         if not wanted:
@@ -131,7 +133,7 @@ async def _disconnect(request: Request) -> None:
     tags=["inference"],
     operation_id="predict",
     response_model=PredictionOut,
-    responses=SUCCESS | declared(400, 401, 404, 406, 408, 409, 413, 415, 422, 429),
+    responses=SUCCESS | declared(400, 401, 404, 406, 408, 409, 413, 415, 422, 429, as_pages=True),
     dependencies=[Depends(require_multipart)],
 )
 async def create_prediction(

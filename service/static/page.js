@@ -56,17 +56,22 @@ function setUpForm(form) {
   document.documentElement.classList.add("has-script");
 
   function headers() {
-    if (!key) return { Accept: "text/html" };
+    const accept = { Accept: "text/html, application/problem+json" }; // a page, and of an error its sentence alone
+    if (!key) return accept;
     sessionStorage.setItem("api-key", key.value); // this tab's alone, and never in an address or a form
-    return { Accept: "text/html", Authorization: `Bearer ${key.value}` };
+    return { ...accept, Authorization: `Bearer ${key.value}` };
   }
 
   async function ask() {
     underWay.abort(); // an answer that comes late would stand under the next picture
     const mine = underWay = new AbortController();
     const files = [...input.files];
-    status.textContent = "Asking…";
     result.replaceChildren();
+    if (!form.querySelector("[name=checkpoint]:checked")) {
+      status.textContent = "Choose at least one model.";
+      return;
+    }
+    status.textContent = "Asking…";
     try {
       const response = await fetch("/predict", {
         method: "POST", body: new FormData(form), headers: headers(), signal: mine.signal,

@@ -148,6 +148,16 @@ def test_a_file_that_is_no_image_is_explained(page: Page, tmp_path: Path) -> Non
     page.get_by_text("notes.png: the file is not a PNG, JPEG or WebP image").wait_for()
 
 
+def test_a_form_without_a_model_says_so_in_words_of_the_page(page: Page, tmp_path: Path) -> None:
+    (tmp_path / "image.png").write_bytes(png())
+    page.goto("/?dataset=cifar100")
+    for box in page.get_by_role("checkbox").all():
+        box.uncheck()
+    page.on("request", lambda request: pytest.fail(f"asked {request.url}"))
+    page.set_input_files("#file", tmp_path / "image.png")
+    page.get_by_text("Choose at least one model.").wait_for()
+
+
 @pytest.mark.parametrize(
     "path", ["/", "/papers/ninformer", "/claims/ninformer.table3.mnist.vit", "/?dataset=cifar100", "/docs", "run"]
 )

@@ -6,8 +6,7 @@ import io
 import pytest
 from fastapi.testclient import TestClient
 
-from service.errors import Problem
-from service.negotiation import preferred
+from service.negotiation import NotAcceptable, preferred
 
 OFFERS = {"json": "application/json", "csv": "text/csv"}
 
@@ -83,7 +82,7 @@ def test_a_cache_is_told_that_the_answer_depends_on_accept(client: TestClient, a
 
 
 def test_an_unacceptable_accept_is_refused() -> None:
-    with pytest.raises(Problem, match="application/json, text/csv"):
+    with pytest.raises(NotAcceptable, match="application/json, text/csv"):
         preferred("image/png", OFFERS)
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import html
+import re
 import shutil
 import sqlite3
 import zlib
@@ -88,12 +90,12 @@ def test_predict_answers_a_wrong_method_with_a_problem_and_says_which_is_right(c
         ("/compare?profile=slow", 422, "known: smoke, quick-bfloat16, quick, paper"),
         ("/compare?metric=acc", 422, "known: accuracy"),
         ("/compare?format=xml", 422, "query.format"),
-        ("/runs/0000", 404, "unknown run '0000'"),
+        ("/runs/0000", 404, "unknown run '0000'; /api/v1/runs lists them"),
         ("/api/v1/papers/resnet", 404, "known: ninformer"),
         ("/api/v1/datasets/imagenet", 404, "known: mnist"),
         ("/api/v1/experiments/x", 404, "known: ninformer-mnist"),
         ("/api/v1/experiments?paper=x", 404, "known: ninformer"),
-        ("/api/v1/claims/x", 404, "unknown claim 'x'"),
+        ("/api/v1/claims/x", 404, "unknown claim 'x'; /api/v1/claims lists them"),
         ("/api/v1/claims?limit=0", 422, "query.limit"),
         ("/api/v1/runs/x", 404, "unknown run 'x'"),
         ("/api/v1/runs?limit=1000000000", 422, "query.limit"),
@@ -104,7 +106,7 @@ def test_predict_answers_a_wrong_method_with_a_problem_and_says_which_is_right(c
         ("/api/v1/runs?sort=id;drop", 422, "query.sort"),
         ("/api/v1/runs?source=rumour", 422, "query.source"),
         ("/api/v1/runs?experiment=x", 404, "known: ninformer-mnist"),
-        ("/api/v1/checkpoints/x", 404, "unknown checkpoint 'x'"),
+        ("/api/v1/checkpoints/x", 404, "unknown checkpoint 'x'; /api/v1/checkpoints lists those that answer"),
         ("/static/nothing.css", 404, "nothing at this address"),
         ("/health/nothing", 404, "nothing at this address"),
     ],
@@ -113,6 +115,59 @@ def test_a_bad_request_is_answered_with_a_problem(client: TestClient, path: str,
     response = client.get(path)
     assert_problem(response, status, words)
     assert response.json()["instance"] == path.partition("?")[0]
+
+
+BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
+
+
+def assert_page(page: Response, problem: Response, back: str = "/") -> None:
+    """The same sentence and status in the house's frame, with a way back, and without what is inside."""
+    assert page.status_code == problem.status_code
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert page.headers["vary"] == problem.headers["vary"] == "Accept"
+    assert "default-src 'self'" in page.headers["content-security-policy"]
+    assert f'<p class="lead">{html.escape(problem.json()["detail"])}</p>'.replace("&#x27;", "&#39;") in page.text
+    assert f'<a href="{back}">' in page.text.partition("<main")[2] and "Traceback" not in page.text
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/?dataset=cifr",
+        "/?dataset=mnist&metric=acc",
+        "/papers/ninfomer",
+        "/claims/x",
+        "/runs/x",
+        "/experiments/x",
+        "/x",
+    ],
+)
+def test_a_browser_gets_an_error_as_a_page(client: TestClient, path: str) -> None:
+    assert_page(client.get(path, headers=BROWSER), client.get(path))
+
+
+def test_addresses_for_programs_answer_a_browser_with_problem_details_too(client: TestClient) -> None:
+    paths = [path for path in client.get("/api/v1/openapi.json").json()["paths"] if path != "/predict"]
+    for path in ("/static/nothing", *(path.replace("{", "").replace("}", "") for path in paths)):
+        response = client.request("TRACE", path, headers=BROWSER)
+        assert (response.status_code, response.headers["content-type"]) == (405, "application/problem+json"), path
+
+
+def test_a_form_without_javascript_says_what_is_wrong_and_leads_back_to_it(
+    client: TestClient, settings: Settings
+) -> None:
+    form = "/?dataset=cifar100"
+    headers = BROWSER | {"referer": f"http://127.0.0.1{form}"}
+    for address, content in ((VIT, b"no image"), ("/predict", png()), (VIT, bytes(settings.max_body_bytes))):
+        pair = [client.post(address, files={"file": content}, headers=sent) for sent in (headers, {})]
+        assert_page(*pair, back=form)
+        script = client.post(
+            address, files={"file": content}, headers={"accept": "text/html, application/problem+json"}
+        )
+        assert script.json() == pair[1].json()
+    for referer in ("http://stranger.example/?dataset=cifar100", "http://127.0.0.1//stranger.example", "javascript:0"):
+        page = client.get("/x", headers=BROWSER | {"referer": referer}).text.partition("<main")[2]
+        assert set(re.findall('href="([^"]*)"', page)) <= {"/", "/stranger.example", "/docs", "/docs#problem-404"}
 
 
 @pytest.mark.parametrize(
@@ -177,7 +232,7 @@ def test_a_body_is_counted_as_it_comes_whatever_its_length_says(client: TestClie
 def test_predict_says_what_it_takes(client: TestClient) -> None:
     assert_problem(client.post(VIT, json={"file": "x"}), 415, "multipart/form-data")
     assert_problem(client.post(VIT, files={"image": png()}), 422, "body.file: field required")
-    assert_problem(client.post("/predict", files={"file": png()}), 422, "checkpoint=<id> or dataset=<name>")
+    assert_problem(client.post("/predict", files={"file": png()}), 422, "no model is chosen; name some by checkpoint=")
     both = "/predict?checkpoint=ninformer-cifar100.vit.0&dataset=cifar100"
     assert_problem(client.post(both, files={"file": png()}), 422, "either")
     assert_problem(client.post("/predict?dataset=x", files={"file": png()}), 404, "known: mnist")
