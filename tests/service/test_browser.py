@@ -266,8 +266,10 @@ def test_a_reviewer_compares_two_specs_by_keyboard_and_can_send_the_address(page
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
     page.get_by_label("Left").select_option("mlp-mixer")
-    page.get_by_label("what is equal, too").press("Space")
-    page.get_by_label("what is equal, too").press("Enter")
-    page.wait_for_url("**left=mlp-mixer**")
+    page.get_by_label("Values").select_option("all")
+    page.get_by_label("Values").press("Tab")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**left=mlp-mixer**#spec-title")
     assert "everything=true" in page.url and page.get_by_label("Left").input_value() == "mlp-mixer"
+    page.wait_for_function("document.getElementById('spec-title').getBoundingClientRect().top < innerHeight")
     assert page.get_by_role("row", name="protocol.batch_size").count() == 1

@@ -63,6 +63,15 @@ def test_one_replicate_has_no_band_and_a_stand_in_no_curve(client: TestClient) -
     assert "data-chart" not in html and "Only stand-ins were trained" in html
 
 
+def test_a_profile_without_curves_leaves_the_choice_of_another(client: TestClient) -> None:
+    html = client.get("/experiments/ninformer-cifar100?profile=smoke").text
+    assert "Only stand-ins were trained" in html and 'name="curve"' not in html
+    assert re.findall(r'<option value="(quick|smoke)"( selected)?>', html) == [("quick", ""), ("smoke", " selected")]
+    assert 'formaction="/experiments/ninformer-cifar100#curves-title"' in html
+    lone = client.get("/experiments/ninformer-cifar10").text
+    assert 'name="profile"' not in lone and "#curves-title" not in lone, "nothing to choose, nothing to send"
+
+
 def test_cost_stands_against_the_compared_metric(client: TestClient) -> None:
     html = client.get("/experiments/ninformer-mnist?cost=latency_seconds_per_sample").text
     (comparison,) = client.get("/compare?dataset=mnist").json()["comparisons"]
