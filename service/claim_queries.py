@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from sqlalchemy.orm import Session
 
 from service.queries import find_dataset, find_paper, list_datasets, require_experiment
+from service.wording import name_claim
 from stages.results import ClaimFilter, Experiment, JudgedClaim, Tally, list_judged, tally
 
 
@@ -34,6 +35,12 @@ def check_filter(session: Session, wanted: ClaimFilter) -> None:
         find_dataset(session, wanted.dataset)
     if wanted.experiment is not None:
         require_experiment(session, wanted.experiment)
+
+
+def name_claims(session: Session, judged: Iterable[JudgedClaim], experiments: Sequence[Experiment]) -> dict[str, str]:
+    """`{claim: short phrase}`, with the titles of the arms of `experiments`."""
+    titles, arms = titles_of(session, experiments)
+    return {row.claim.id: name_claim(row, titles, arms) for row in judged}
 
 
 def titles_of(session: Session, experiments: Sequence[Experiment]) -> tuple[dict[str, str], dict[tuple[str, str], str]]:

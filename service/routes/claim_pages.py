@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from service import queries
 from service.charts import forest_chart
-from service.claim_queries import titles_of
+from service.claim_queries import name_claims, titles_of
 from service.comparing import Compare, Question
 from service.dependencies import ResultsSession, parts_of
 from service.errors import declared
@@ -71,7 +71,7 @@ def show_claim(claim_id: str, request: Request, session: ResultsSession) -> Resp
     """One claim: its verdict, the interval against the margin, deviations, runs, cost."""
     record = find_judged(session, claim_id)
     experiments = queries.list_experiments(session, paper=None, dataset=None)
-    names = {claim_id: name_claim(record, *titles_of(session, experiments))}
+    names = name_claims(session, [record], experiments)
     return parts_of(request).templates.TemplateResponse(
         request,
         "claim.html",

@@ -9,13 +9,12 @@ from fastapi import APIRouter, Query, Request, Response
 
 from service import queries
 from service.charts import COSTS, band_chart, cost_chart
-from service.claim_queries import titles_of
+from service.claim_queries import name_claims
 from service.comparing import Compare, Question
 from service.curves import Curve, known_curves, list_curves
 from service.dependencies import ResultsSession, parts_of
 from service.errors import declared
 from service.specs import lay_side_by_side
-from service.wording import name_claim
 from stages.results import METRICS, SHOWN_METRICS, Arm, ClaimFilter, Experiment, UnknownArm, list_judged
 
 router = APIRouter(include_in_schema=False)
@@ -60,7 +59,7 @@ def show_experiment(
     pair = _pair(experiment, left, right)
     judged = list_judged(session, ClaimFilter(experiment=name))
     claims = [row for row in judged if row.claim.kind not in ELSEWHERE]
-    titles, arms = titles_of(session, queries.list_experiments(session, paper=experiment.paper, dataset=None))
+    siblings = queries.list_experiments(session, paper=experiment.paper, dataset=None)
     return parts_of(request).templates.TemplateResponse(
         request,
         "experiment.html",
@@ -69,7 +68,7 @@ def show_experiment(
             "comparison": comparison,
             "paper": queries.find_paper(session, experiment.paper),
             "claims": claims,
-            "names": {row.claim.id: name_claim(row, titles, arms) for row in claims},
+            "names": name_claims(session, claims, siblings),
             "is_real": is_real,
             "trained": trained,
             "shown": shown,

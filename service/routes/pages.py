@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request, Response
 
 from service import queries
 from service.charts import comparison_chart, curves_chart
+from service.claim_queries import name_claims
 from service.comparing import Compare, Question
 from service.dependencies import ResultsSession, parts_of
 from service.errors import Problem, declared
@@ -19,7 +20,14 @@ from service.routes.claim_pages import show_papers
 from service.samples import Samples
 from service.schemas import SampleOut
 from service.specs import flatten
-from stages.results import METRICS, SHOWN_METRICS, ExperimentComparison, describe_fidelity
+from stages.results import (
+    METRICS,
+    SHOWN_METRICS,
+    ClaimFilter,
+    ExperimentComparison,
+    describe_fidelity,
+    list_judged,
+)
 
 router = APIRouter(include_in_schema=False)
 MONTH = "public, max-age=2592000, immutable"
@@ -42,6 +50,8 @@ def show_comparison(
     overview = {name: _real_first(list(comparisons)) for name, comparisons in by_dataset}
     chosen = queries.find_dataset(session, dataset)
     comparisons = _real_first(compare(Question(dataset=chosen.name, profile=profile, metric=metric)))
+    judged = list_judged(session, ClaimFilter(dataset=chosen.name))
+    experiments = queries.list_experiments(session, paper=None, dataset=chosen.name)
     return parts.templates.TemplateResponse(
         request,
         "index.html",
@@ -53,6 +63,7 @@ def show_comparison(
             "metric": comparisons[0].metric if comparisons else METRICS[metric or SHOWN_METRICS[chosen.kind][0]],
             "metrics": [METRICS[name] for name in SHOWN_METRICS[chosen.kind]],
             "comparisons": comparisons,
+            "names": name_claims(session, judged, experiments),
             "charts": [comparison_chart(comparison) for comparison in comparisons],
             "papers": {paper.name: paper for paper in queries.list_papers(session)},
             "to_try": _to_try(queries.strongest(queries.list_checkpoints(session, dataset=chosen.name)), comparisons),

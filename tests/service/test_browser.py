@@ -169,6 +169,34 @@ def test_a_phone_scrolls_only_downwards(page: Page, path: str) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") == 360
 
 
+OVERFLOWING = "items => items.filter(item => item.scrollWidth > item.clientWidth).map(item => item.textContent)"
+
+
+@pytest.mark.parametrize("path", ["/?dataset=mnist", "/?dataset=mnist&metric=inference_time"])
+def test_a_phone_shows_the_verdict_beside_the_number(page: Page, path: str) -> None:
+    page.set_viewport_size({"width": 360, "height": 740})
+    page.goto(path)
+    assert page.locator(".scroll:has(> .rows)").evaluate_all(OVERFLOWING) == []
+    assert page.locator(".rows .verdict").count() == 4
+    for row in page.locator(".rows tbody tr").all():
+        number, verdict = (row.locator(f"[data-label={label}]").bounding_box() for label in ("Ours", "Verdict"))
+        assert number and verdict and 0 <= verdict["y"] - number["y"] < 100
+    assert serious_in(page, None) == []
+
+
+def test_a_phone_keeps_long_titles_on_their_cards_and_shades_the_side_of_a_table_that_goes_on(page: Page) -> None:
+    page.set_viewport_size({"width": 390, "height": 740})
+    for path in ("/", "/?dataset=mnist"):
+        page.goto(path)
+        for title in ("SGEMM GPU kernel performance", "OpenWebText, first 900 MB"):
+            page.locator(".picker strong").first.evaluate("(strong, title) => strong.textContent = title", title)
+            assert page.locator(".picker a").evaluate_all(OVERFLOWING) == []
+    page.get_by_text("What it cost").first.click()
+    cost = page.get_by_role("region", name="Cost").first
+    assert cost.evaluate("box => box.scrollWidth > box.clientWidth")
+    assert cost.evaluate("box => getComputedStyle(box).backgroundAttachment") == "local, local, scroll, scroll"
+
+
 RECORD_CANVAS_TEXT = """
     window.drawn = new Map(); // canvas -> texts of its last drawing
     const { clearRect, fillText } = CanvasRenderingContext2D.prototype;

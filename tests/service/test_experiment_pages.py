@@ -152,7 +152,7 @@ def test_what_is_claimed_of_its_models_stands_with_its_verdict(tmp_path: Path) -
         html = client.get("/experiments/ninformer-mnist").text
         verdict = client.get("/api/v1/claims/rank").json()["verdict"]
         assert 'id="claims-title"' not in client.get("/experiments/ninformer-cifar100").text
-    table = html[html.index('<table class="claims">') :].partition("</table>")[0]
+    table = html[html.index('<table class="claims rows">') :].partition("</table>")[0]
     assert re.findall('href="/claims/([^"]+)"', table) == ["rank"], "values and settings stand elsewhere"
     (cells,) = Page(table).rows[1:]
     ours = points(verdict["ours"])

@@ -165,6 +165,14 @@ def test_the_table_shows_paper_ours_difference_and_rank(client: TestClient) -> N
     assert mnist["ViT"][1:5] == ["97.12 %", "97.22 %", "96.47 % to 97.97 %", "+0.10 pp"]
 
 
+def test_a_verdict_in_the_table_says_of_which_claim_it_is(client: TestClient) -> None:
+    html = client.get("/?dataset=mnist").text
+    named = dict(re.findall(r'<a href="/claims/([^"]+)" title="([^"]+)"', html))
+    assert named["ninformer.table2.mnist.vit"] == "ViT: test accuracy, last epoch (MNIST)"
+    status = client.get("/api/v1/claims/ninformer.table2.mnist.vit").json()["verdict"]["status"]
+    assert f'aria-label="{status}: ViT: test accuracy, last epoch (MNIST)"' in html
+
+
 def test_a_stand_in_is_marked_in_its_cell_and_not_drawn(client: TestClient) -> None:
     html = client.get("/?dataset=cifar10").text
     row = next(row for row in Page(html).rows if row[:1] == ["ViT"])
