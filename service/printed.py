@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from stages.results import METRICS, JudgedClaim
+from service.wording import name_metric
+from stages.results import JudgedClaim
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def _table(metric: str, filled: Mapping[tuple[str, str], JudgedClaim]) -> Printe
     columns = tuple(dict.fromkeys(dataset for _, dataset in filled))
     models = dict.fromkeys(model for model, _ in filled)
     return PrintedTable(
-        metric=METRICS[metric].title if metric in METRICS else metric.replace("_", " ").capitalize(),
+        metric=name_metric(metric),
         columns=columns,
         rows=tuple((model, tuple(filled.get((model, dataset)) for dataset in columns)) for model in models),
     )

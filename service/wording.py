@@ -2,12 +2,57 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from jinja2 import Environment
 
 from service.formats import NONE, points, value_in
 from stages.results import METRICS, Claim, JudgedClaim, Status, Tally
+
+_WORDS = {
+    "dataset.classes": "Classes",
+    "dataset.images": "Images",
+    "dataset.inputs": "Inputs",
+    "dataset.response_max": "Largest response",
+    "dataset.response_min": "Smallest response",
+    "dataset.rows": "Rows",
+    "dataset.size": "Side of the images as trained on",
+    "dataset.test": "Test images",
+    "dataset.train": "Training images",
+    "l2_coefficient": "Coefficient of the L2 penalty",
+    "max(model.depth)": "Largest depth",
+    "max(model.width)": "Largest width",
+    "max(parameters)": "Most parameters",
+    "min(model.depth)": "Smallest depth",
+    "min(model.width)": "Smallest width",
+    "min(parameters)": "Fewest parameters",
+    "min_error": "Lowest test error of any epoch",
+    "model.channel_dim": "Hidden width of channel mixing",
+    "model.channels": "Hidden channels of the feed-forward",
+    "model.depth": "Blocks",
+    "model.dim": "Width of a token",
+    "model.mlp_dim": "Hidden width of the MLP",
+    "model.num_heads": "Attention heads",
+    "model.patch_size": "Patch size",
+    "model.token_dim": "Hidden width of token mixing",
+    "protocol.batch_size": "Batch size",
+    "protocol.early_stop.from_epoch": "First epoch that may stop early",
+    "protocol.early_stop.min_delta": "Least improvement that puts off stopping",
+    "protocol.early_stop.patience": "Patience of early stopping",
+    "protocol.epochs": "Epochs",
+    "protocol.optimizer.lr": "Learning rate",
+    "protocol.optimizer.momentum": "Momentum",
+    "protocol.schedule.factor": "Factor of the learning rate at a step",
+    "protocol.schedule.warmup_steps": "Warm-up steps",
+    "protocol.split.folds": "Folds",
+    "protocol.split.test": "Share for testing",
+    "protocol.split.train": "Share for training",
+    "protocol.split.val": "Share for validation",
+    "train_tokens_per_second": "Tokens per second in training",
+    "window_error": "Test error around the best validation epoch",
+}
+"""What is compared nowhere and whose own name is no phrase."""
 
 _SIDES = {
     "for": (Status.REPRODUCED, Status.SUPPORTED, Status.HOLDS, Status.AS_PRINTED),
@@ -35,17 +80,25 @@ def name_claim(judged: JudgedClaim, titles: Mapping[str, str], arms: Mapping[tup
     """
     claim = judged.claim
     if claim.statement:
-        return claim.statement[0].upper() + claim.statement[1:]
-    metric = METRICS[claim.metric].title if claim.metric in METRICS else claim.metric.replace("_", " ")
+        begins_with_a_word = re.match(r"(a|[a-z]{2,}([/-][a-z]+)?) ", claim.statement)  # and no formula
+        return claim.statement[0].upper() + claim.statement[1:] if begins_with_a_word else claim.statement
+    metric = name_metric(claim.metric)
     arm, baseline = (_title(name, judged.experiments, arms) for name in (claim.arm, claim.baseline_arm))
     if arm:
-        metric = metric[0].lower() + metric[1:]
+        metric = metric if metric[1].isupper() else metric[0].lower() + metric[1:]  # FLOPs
         phrase = f"{arm} against {baseline}: {metric}" if baseline else f"{arm}: {metric}"
     else:
-        phrase = metric[0].upper() + metric[1:]
+        phrase = metric
     many = len(judged.datasets) > 3
     places = f"{len(judged.datasets)} data sets" if many else ", ".join(titles[name] for name in judged.datasets)
     return f"{phrase} ({places})" if places else phrase
+
+
+def name_metric(metric: str) -> str:
+    """A metric, or a setting, as the head of a column."""
+    if metric in METRICS:
+        return METRICS[metric].title
+    return _WORDS.get(metric) or metric.replace("_", " ").capitalize()
 
 
 def _title(arm: str | None, experiments: Sequence[str], arms: Mapping[tuple[str, str], str]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import shutil
 from html.parser import HTMLParser
@@ -18,6 +19,7 @@ from service.charts import MOST_TICKS, _epochs, _scale, forest_chart
 from service.formats import count, duration, memory, percent, points, ratio, value_in
 from service.printed import lay_out
 from service.settings import Settings
+from service.wording import _WORDS, name_claim, name_metric
 from stages.grid import Role
 from stages.recording import record
 from stages.results import Claim, JudgedClaim, Verdict
@@ -314,6 +316,30 @@ def test_a_paper_s_page_counts_its_own_claims(root: Path, tmp_path: Path) -> Non
     with serving(Settings(root=own)) as client:
         assert ">all 1</a>" in client.get("/papers/brownian").text
         assert ">all 16</a>" in client.get("/papers/ninformer").text
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("a dense layer has 2 - 1/n times the parameters", "A dense layer has 2 - 1/n times the parameters"),
+        ("second-order methods also give", "Second-order methods also give"),
+        ("train/test loss curves over 100 epochs", "Train/test loss curves over 100 epochs"),
+        *((formula, formula) for formula in ("dS_i/da_j = S_i", "q.k = 1 - |q-k|^2/2", "sigma(attention) < sigma(FF)")),
+    ],
+)
+def test_a_statement_begins_with_a_capital_unless_it_is_a_formula(statement: str, expected: str) -> None:
+    judged = JudgedClaim(claim=Claim(id="x", statement=statement), verdict=Verdict(), experiments=(), datasets=())
+    assert name_claim(judged, {}, {}) == expected
+
+
+def test_every_claim_is_named_in_words() -> None:
+    with (REPOSITORY / "data" / "claims.csv").open(newline="") as file:
+        metrics = {row["metric"] for row in csv.DictReader(file) if not row["statement"]}
+    assert [name for name in map(name_metric, metrics) if not re.fullmatch("[A-Z][A-Za-z0-9, -]+", name)] == []
+    assert set(_WORDS) <= metrics, "no word without a claim"
+    claim = Claim(id="x", arm="vit", metric="flops_per_image")
+    judged = JudgedClaim(claim=claim, verdict=Verdict(), experiments=(), datasets=("mnist",))
+    assert name_claim(judged, {"mnist": "MNIST"}, {}) == "vit: FLOPs per image (MNIST)"
 
 
 def test_claims_that_fill_no_table_keep_their_order_beside_it() -> None:
