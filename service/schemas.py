@@ -217,7 +217,9 @@ class CostOut(Out):
     latency_device: str | None
     latency_threads: int | None
     latency_method: str | None = Field(description="how it was timed, in words")
-    latency_ratio: float | None = Field(description="to latency_baseline, if one revision timed both alike")
+    latency_ratio: float | None = Field(
+        description="to latency_baseline, if both were published at one revision and timed alike"
+    )
     paper_latency_ratio: float | None = Field(description="the paper's, to the same baseline")
     latency_baseline: str | None
 

@@ -31,8 +31,8 @@ DOCS_HEAD = """# Results
 
 Written by `make report` from the committed evidence (`data/evidence/`) alone: the same bytes on every machine.
 Ours is the mean over n replicates; intervals are Student's t, 95 %. Accuracy is on all official test images unless a
-table says how many are left out. A time ratio stands where one revision of the code timed both models, on one kind of
-machine and in one way.
+table says how many are left out. A time ratio stands where both models' times were published at one revision, and
+taken on one kind of machine in one way.
 A label says how a run was cut by the plan of the day it was published.
 How a verdict is reached: [verdicts.md](verdicts.md). Claims that need no training: [findings.md](findings.md).
 """
@@ -202,8 +202,11 @@ def _method(comparison: ExperimentComparison) -> list[str]:
         arm.title for arm in timed.values() if arm.cost.latency_ratio is None and arm.cost.latency_baseline in timed
     ]
     if apart:
-        why = "timed by another revision, on another machine or otherwise than the model to compare with"
+        why = "times published at another revision, or taken on another machine or otherwise, than the baseline's"
         lines.append(f"No time ratio for {'; '.join(apart)}: {why}.\n")
+    if len(comparison.machines) > 1:
+        machines = "; on ".join(comparison.machines)
+        lines.append(f"Times were taken on {machines}: minutes compare on one of them only.\n")
     return lines + [
         f"{arm.title}: measured with older code: {', '.join(arm.changed_code)} changed since.\n"
         for arm in comparison.arms

@@ -287,7 +287,7 @@ def _timed(results: Sequence[ComparedRun]) -> list[ComparedRun]:
 
 
 def _stopwatch(result: ComparedRun, metric: MetricInfo) -> tuple[object, ...]:
-    """What must be equal before two costs are divided: machine, revision of the code, and how the time was taken.
+    """What must be equal before two costs are divided: machine, revision at publishing, and how the time was taken.
 
     Code that a run key leaves out, because it changes no result, changes times.
     """

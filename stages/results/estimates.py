@@ -135,9 +135,10 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class CostSummary:
-    """Means over the replicates; `latency_ratio` is to `latency_baseline`, if one revision timed both alike.
+    """Means over the replicates; `latency_method` says how ours was timed.
 
-    `paper_latency_ratio` is the paper's own, of its two printed times.  `latency_method` says how ours was timed.
+    `latency_ratio` is to `latency_baseline`, where both were timed alike and published at one revision, since code
+    that no run key holds changes times.  `paper_latency_ratio` is the paper's own, of its two printed times.
     """
 
     train_seconds: float | None
@@ -238,8 +239,9 @@ class ExperimentComparison:
 
     @property
     def machines(self) -> list[str]:
-        """Where times were taken; seconds compare on one of them only."""
-        return list(dict.fromkeys(arm.cost.latency_device for arm in self.arms if arm.cost.latency_device))
+        """Where times were taken, with how many threads; seconds compare on one of them only."""
+        timed = [arm.cost for arm in self.arms if arm.cost.latency_device]
+        return list(dict.fromkeys(f"{cost.latency_device}, {cost.latency_threads} threads" for cost in timed))
 
 
 def describe_stopwatch(

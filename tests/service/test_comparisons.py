@@ -103,3 +103,8 @@ def test_a_misspelt_parameter_is_refused_with_the_known_ones(client: TestClient,
 def test_a_misspelt_parameter_of_predict_is_refused(client: TestClient) -> None:
     answer = client.post("/predict?dataset=mnist&topk=1", files={"file": b""})
     assert (answer.status_code, "known: arm, checkpoint" in answer.json()["detail"]) == (422, True)
+
+
+def test_a_route_without_parameters_takes_none(client: TestClient) -> None:
+    answer = client.get("/api/v1/claims/ninformer.table2.c100.vit?format=csv")
+    assert (answer.status_code, answer.json()["detail"]) == (422, "unknown query parameter 'format'; it takes none")

@@ -383,7 +383,7 @@ def test_numbers_are_written_for_people(text: str, expected: str) -> None:
 
 
 def test_where_a_paper_has_no_number_the_page_leads_to_its_own_metric(client: TestClient) -> None:
-    missing = "no number for these models in this metric"
+    missing = "prints no model’s own number in this metric"
     assert missing not in client.get("/?dataset=mnist").text
     html = client.get("/?dataset=mnist&metric=loss").text
     assert missing in html and 'href="/?dataset=mnist&amp;metric=accuracy#ninformer-mnist"' in html

@@ -15,8 +15,11 @@ from sqlalchemy.orm import aliased
 
 from service.app import create_app
 from service.settings import Settings
+from stages.experiment import load_params
+from stages.ledger.measures import average
 from stages.recording import record
 from stages.results import ledger_tables, open_results, tables
+from stages.verdicts import GainClaim, GridPart, Sample, Status, judge_gain
 from tests.project import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "papers" / "dac.md").read_text()
@@ -86,6 +89,23 @@ def test_seeds_agree_at_the_best_validation_epoch_and_not_at_the_last(errors: Er
         for place in (0, 1)
     )
     assert f"{last:.2f} nats at the last epoch and {best:.2f} at the best" in PAGE
+
+
+def test_by_the_last_epoch_nothing_is_decided(errors: Errors) -> None:
+    pairs = [(arm, arm.removeprefix("dac-")) for arm in errors if re.fullmatch(r"dac-mlp-\d+x\d+", arm)]
+    couples = [
+        tuple(Sample.of([last for last, _ in errors[arm]]) for arm in pair) for pair in pairs if pair[1] in errors
+    ]
+    verdict = judge_gain(
+        GainClaim(gain=0.25, margin=0.0625, better="lower"),
+        *(average(side) for side in zip(*couples, strict=True)),
+        rules=load_params(REPOSITORY).verdicts,
+        pairing="none",
+        part=GridPart(tuple(couples), 35),
+    )
+    assert verdict.status is Status.UNRESOLVED
+    low, high = (f"{bound:.3f}".replace("-", "−") for bound in (verdict.low, verdict.high))
+    assert f"the gain is {verdict.estimate:.3f} nats, 98 % interval {low} to {high}" in PAGE
 
 
 def test_the_pages_say_what_the_verdict_says(place: str) -> None:
