@@ -17,9 +17,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.timing import Line, machine, table
-from stages.memory import keep_freed_memory
-from stages.ops.products_native import use_fast_products
+from benchmarks.timing import Line, machine, prepare, table
 
 PAGE = Path("docs/performance.md")
 INTRODUCTION = """# Performance
@@ -36,25 +34,19 @@ def main(names: list[str]) -> int:
         print(f"benchmarks: no benchmark {unknown[0]!r}; known: {', '.join(known)}", file=sys.stderr)
         return 2
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as for a training: threads that wait use no processor time
-    _prepare()  # for what kind of machine this is
+    prepare()  # for what kind of machine this is
     kind, versions = machine(torch.device("cpu"))
     when = f"{datetime.date.today()}, {versions}."
     earlier = PAGE.read_text() if PAGE.is_file() else ""
     lines: list[Line] = []
     for name in names or known:
         print(f"{name} …", file=sys.stderr, flush=True)
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _prepare) as process:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), prepare) as process:
             lines += process.submit(import_module(f"benchmarks.bench_{name}").measure).result()
         if not names:  # after each, so that an end on the way leaves what was measured
             PAGE.write_text(page(earlier, kind, f"{when}\n\n{table(lines)}"))
     print(f"{kind}, {when}\n\n{table(lines)}", end="")
     return 0
-
-
-def _prepare() -> None:
-    """A process as a training has it, for both sides: whose products, and keeping memory, is neither side's own."""
-    keep_freed_memory()
-    use_fast_products()
 
 
 def page(earlier: str, kind: str, text: str) -> str:

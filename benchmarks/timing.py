@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from stages.memory import keep_freed_memory
 from stages.ops import dac_native, products_native, similarity_native
 from stages.training.environment import describe_environment
 
@@ -156,6 +157,15 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def prepare() -> None:
+    """A process as a training has it, for both sides: whose products, and keeping memory, is neither side's own.
+
+    Not in `__main__`, where a process that is spawned doesn't find it.
+    """
+    keep_freed_memory()
+    products_native.use_fast_products()
 
 
 def milliseconds(seconds: float) -> str:
