@@ -195,8 +195,8 @@ def _linear_gradients(
     x: Tensor, weight: Tensor, to_dot: Tensor, to_row: Tensor, to_column: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Of x and weight, from those of their inner products [R, L] and of their squared norms [R] and [L]."""
-    to_x = (x * (2 * to_row[:, None])).addmm_(to_dot, weight)
-    return to_x, (weight * (2 * to_column[:, None])).addmm_(to_dot.mT, x)
+    to_x = (to_dot @ weight).addcmul_(x, to_row[:, None], value=2)
+    return to_x, (to_dot.mT @ x).addcmul_(weight, to_column[:, None], value=2)
 
 
 def _gaussian(dot: Tensor, row: Tensor, column: Tensor, beta: Tensor) -> Tensor:
