@@ -601,6 +601,18 @@ void yat_backward(const float* dot, const float* row, const float* column, const
     }
 }
 
+// out [rows] = the sum of squares of each row of x [rows, length].
+void squared_norms(const float* x, float* out, long rows, long length) {
+    for (long i = 0; i < rows; ++i, x += length) {
+        Vector total = {};
+        for (long p = 0; p < length; p += LANES) {
+            const Vector value = load(x + p, length - p);
+            total += value * value;
+        }
+        out[i] = sum(total);
+    }
+}
+
 // out [images, high, wide] = the sum of x² over channels and the window of each place; x [images, channels, height,
 // width], with zeros around.  shape: images, channels, height, width, high, wide, then of rows and of columns: the
 // window's size, step, gap between its places, zeros before, zeros behind.

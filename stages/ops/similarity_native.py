@@ -105,7 +105,7 @@ class _YatLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor, epsilon: Tensor) -> Tensor:
         bias = None if bias is None else bias.contiguous()
-        dot, row, column = x @ weight.mT, x.square().sum(1), weight.square().sum(1)[None]
+        dot, row, column = x @ weight.mT, _squared_norms(x), _squared_norms(weight)[None]
         ctx.save_for_backward(x, weight, dot, row, column, scale, epsilon, bias)
         return _yat(dot, row, column, scale, epsilon, bias, is_row_bias=False)
 
@@ -178,7 +178,7 @@ class _Gaussian(torch.autograd.Function):
 class _GaussianLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, centers: Tensor, beta: Tensor) -> Tensor:
-        saved = x @ centers.mT, x.square().sum(1), centers.square().sum(1), beta.contiguous()
+        saved = x @ centers.mT, _squared_norms(x), _squared_norms(centers), beta.contiguous()
         out = _gaussian(*saved)
         ctx.save_for_backward(x, centers, *saved, out)
         return out
@@ -189,6 +189,13 @@ class _GaussianLinear(torch.autograd.Function):
         x, centers, *saved = ctx.saved_tensors
         to_dot, to_row, to_column, to_beta = _gaussian_gradients(grad, saved)
         return *_linear_gradients(x, centers, to_dot, to_row, to_column), to_beta
+
+
+def _squared_norms(x: Tensor) -> Tensor:
+    """‖x‖² of each row."""
+    out = x.new_empty(len(x))
+    _call("squared_norms", x.contiguous(), out, *x.shape)
+    return out
 
 
 def _linear_gradients(

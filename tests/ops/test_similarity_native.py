@@ -71,7 +71,7 @@ def assert_alike(fast: Layer, reference: Layer, tensors: list[Tensor]) -> None:
 def test_yat_dense(shape: tuple[int, ...], units: int, calls: list[str]) -> None:
     tensors = [*leaves((*shape, 5), (units, 5), (units,)), *positive(1.3, 0.05)]
     assert_alike(lambda x, w, b, s, e: yat_linear(x, w, b, scale=s, epsilon=e), yat_linear_reference, tensors)
-    assert calls == ["yat_forward", "yat_backward"]
+    assert calls == ["squared_norms", "squared_norms", "yat_forward", "yat_backward"]
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_gaussian_feedforward(metric: str, calls: list[str]) -> None:
     x, t, c, w = leaves((3, 4, 5), (11, 5), (11, 2), (5, 5))
     beta = torch.linspace(-0.01, 0.1, 11).requires_grad_()
     assert_alike(lambda x, t, c, b, w: rbf_feedforward(x, t, c.mT, beta=b, **{metric: w}), printed, [x, t, c, beta, w])
-    assert calls == ["gaussian_forward", "gaussian_backward"]
+    assert calls == ["squared_norms", "squared_norms", "gaussian_forward", "gaussian_backward"]
 
 
 @pytest.mark.parametrize("epsilon", [1e-2, 1e-5])
@@ -371,3 +371,12 @@ def test_doubles_and_masks_go_to_pytorch(calls: list[str]) -> None:
     q, k, v = leaves(*[(1, 3, 5)] * 3)
     yat_attention(q, k, v, torch.ones(3, 3, dtype=torch.bool))
     assert calls == []
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 16), (5, 17), (2, 300), (0, 4), (4, 0)])
+def test_squared_norms_are_sums_of_squares_to_the_last_places(shape: tuple[int, int]) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).mT.contiguous().mT  # rows with gaps
+    wide = x.double().square().sum(1)
+    torch.testing.assert_close(similarity_native._squared_norms(x).double(), wide, rtol=3e-7, atol=0)
+    x[..., :1] = torch.nan
+    assert similarity_native._squared_norms(x).isnan().all() or not x.numel()
