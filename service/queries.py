@@ -29,6 +29,8 @@ from stages.results import (
     describe_fidelity,
 )
 
+FEW = 8  # names in a message
+
 
 def content_digest(session: Session) -> str:
     """Digest of everything in the database."""
