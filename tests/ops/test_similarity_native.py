@@ -301,7 +301,7 @@ def test_gaussian_feedforward(metric: str, calls: list[str]) -> None:
     x, t, c, w = leaves((3, 4, 5), (11, 5), (11, 2), (5, 5))
     beta = torch.linspace(-0.01, 0.1, 11).requires_grad_()
     assert_alike(lambda x, t, c, b, w: rbf_feedforward(x, t, c.mT, beta=b, **{metric: w}), printed, [x, t, c, beta, w])
-    assert calls == ["squared_norms", "squared_norms", "gaussian_forward", "gaussian_backward"]
+    assert calls[-2:] == ["gaussian_forward", "gaussian_backward"]
 
 
 @pytest.mark.parametrize("epsilon", [1e-2, 1e-5])
