@@ -26,7 +26,7 @@ from stages.results import (
     UnknownExperiment,
     UnknownPaper,
     UnknownRun,
-    describe_fidelity,
+    fidelity_of,
 )
 
 FEW = 8  # names in a message
@@ -265,9 +265,7 @@ def _answerer(
         profile=result.profile,
         rank=rank,
         provenance=result.provenance,
-        label=describe_fidelity(
-            result.provenance, result.profile, result.cut, result.test_images, result.excluded_test_images
-        ),
+        label=fidelity_of(result),
         dtype=checkpoint.dtype,
         accuracy=accuracy if checkpoint.accuracy is None else checkpoint.accuracy,
         paper_accuracy=claim.value if claim else None,
@@ -316,9 +314,6 @@ def find_model_versions(session: Session, name: str) -> list[Answerer]:
     if not found:
         raise UnknownCheckpoint(name[:120])
     return sorted(found, key=lambda answerer: answerer.replicate)
-
-
-FEW = 8  # names in a message
 
 
 class AmbiguousCheckpoint(LookupError):

@@ -47,8 +47,7 @@ def show_experiment(
     comparison = next(item for item in found if item.experiment == name)
     is_real = comparison.provenance not in (None, "embedded")
     trained = [item.arm for item in comparison.arms if item.run_keys] if is_real else []
-    wanted_arms = [item for item in arm if item in trained] or _first_shown(experiment, trained)
-    shown = [item for item in trained if item in wanted_arms]
+    shown = [item for item in trained if item in arm] or _first_shown(experiment, trained)
     curves = known_curves(session, comparison) if trained else []
     chosen = curve if curve in curves else next(iter(curves), None)
     points = list_curves(session, comparison, chosen, shown) if chosen else []
@@ -91,7 +90,8 @@ def show_experiment(
 def _first_shown(experiment: Experiment, trained: Sequence[str]) -> list[str]:
     """As many arms as can be told apart, each proposed one beside what it stands against."""
     pairs = [name for item in experiment.arms if item.role == "proposed" for name in (item.against or "", item.name)]
-    return [name for name in dict.fromkeys((*pairs, *trained)) if name in trained][:CURVES_AT_ONCE]
+    first = [name for name in dict.fromkeys((*pairs, *trained)) if name in trained][:CURVES_AT_ONCE]
+    return [name for name in trained if name in first]
 
 
 def _pair(experiment: Experiment, left: str | None, right: str | None) -> list[Arm]:

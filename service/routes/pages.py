@@ -25,7 +25,7 @@ from stages.results import (
     SHOWN_METRICS,
     ClaimFilter,
     ExperimentComparison,
-    describe_fidelity,
+    fidelity_of,
     list_judged,
 )
 
@@ -128,9 +128,7 @@ def show_run(run_key: str, request: Request, session: ResultsSession) -> Respons
             "row": result,
             "experiment": names[result.experiment, result.arm][0],
             "arm": names[result.experiment, result.arm][1],
-            "label": describe_fidelity(
-                result.provenance, result.profile, result.cut, result.test_images, result.excluded_test_images
-            ),
+            "label": fidelity_of(result),
             "trained_on": min(result.spec["protocol"].get("train_images") or result.train_images, result.train_images),
             "checkpoint": queries.checkpoint_ids(session, [result]).get(result.id),
             "chart": curves_chart(result) if result.epochs else None,

@@ -23,7 +23,7 @@ from service.schemas import (
     RunOut,
 )
 from service.strict import StrictRoute
-from stages.results import Result, describe_fidelity
+from stages.results import Result, fidelity_of
 
 router = APIRouter(prefix="/api/v1", route_class=StrictRoute)
 
@@ -105,9 +105,7 @@ def _checkpoint(answerer: Answerer) -> CheckpointOut:
 def _summary(result: Result, metrics: Sequence[object]) -> dict[str, object]:
     names = RunOut.model_fields.keys() - {"label", "metrics"}
     return {name: getattr(result, name) for name in names} | {
-        "label": describe_fidelity(
-            result.provenance, result.profile, result.cut, result.test_images, result.excluded_test_images
-        ),
+        "label": fidelity_of(result),
         "metrics": metrics,
     }
 

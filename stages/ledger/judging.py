@@ -213,7 +213,8 @@ def _judge_tally(claim: ClaimLine, judged: Sequence[Judgement], facts: Facts) ->
         ours = None if verdict.estimate is None else claim.value + verdict.estimate
     else:
         verdict = judge_tally(int(claim.value), verdicts)
-        ours = None if verdict.estimate is None else verdict.estimate * len(verdicts)
+        supported = sum(order.status is Status.SUPPORTED for order in verdicts)
+        ours = None if verdict.status is Status.NOT_TESTED else float(supported)
     return Judgement(
         claim=claim,
         verdict=verdict,

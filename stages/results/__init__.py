@@ -47,6 +47,7 @@ from stages.results.estimates import (
     Population,
     Ratio,
     describe_fidelity,
+    fidelity_of,
     t_interval,
     wilson_interval,
 )
@@ -129,6 +130,7 @@ __all__ = [
     "database_url",
     "describe_fidelity",
     "deviations_of",
+    "fidelity_of",
     "find_judged",
     "list_families",
     "list_judged",

@@ -31,8 +31,8 @@ from stages.results.estimates import (
     PaperValue,
     Population,
     Ratio,
-    describe_fidelity,
     describe_stopwatch,
+    fidelity_of,
     t_interval,
     wilson_interval,
 )
@@ -108,11 +108,7 @@ def _compare_experiment(
         if arm.name in shown or (not group and arm.role in _PAIR)
     ]
     arms, order = _rank(arms, metric, is_stand_in=first is None or first.provenance == "embedded")
-    label = describe_fidelity(None, None, None)
-    if first is not None:
-        label = describe_fidelity(
-            first.provenance, first.profile, first.cut, first.test_images, first.excluded_test_images
-        )
+    label = fidelity_of(first)
     compared = [arm.name for arm in experiment.arms if arm.role in _PAIR]
     trained = sum(name in by_arm for name in compared)
     if first is not None and first.provenance != "embedded" and trained < len(compared):

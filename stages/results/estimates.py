@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import fmean, stdev
+from typing import Protocol
 
 from scipy import special
 
@@ -292,3 +293,27 @@ def describe_fidelity(
     if cut:
         return f"{data} on a cut budget ({cut}): a first look, not a verdict"
     return f"as printed in the paper, on {data} (profile {profile})"
+
+
+class Scored(Protocol):
+    """What of a result its label is made of."""
+
+    @property
+    def provenance(self) -> str: ...
+    @property
+    def profile(self) -> str: ...
+    @property
+    def cut(self) -> str: ...
+    @property
+    def test_images(self) -> int: ...
+    @property
+    def excluded_test_images(self) -> int: ...
+
+
+def fidelity_of(result: Scored | None) -> str:
+    """`describe_fidelity` of a result, or of none."""
+    if result is None:
+        return describe_fidelity(None, None, None)
+    return describe_fidelity(
+        result.provenance, result.profile, result.cut, result.test_images, result.excluded_test_images
+    )

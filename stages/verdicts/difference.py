@@ -15,7 +15,6 @@ others may differ from them as they do from each other (a finite population, Coc
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
@@ -27,7 +26,7 @@ from stages.rules import Rules
 from stages.verdicts.expected import MOST, expected_replicates
 from stages.verdicts.intervals import Numbers, combine, half_width, variance_of
 from stages.verdicts.looks import complete_look, level, looks_from
-from stages.verdicts.value import Spread, judge_equivalence, tell, too_few, too_many_diverged
+from stages.verdicts.value import NONE_MISSING, Spread, judge_equivalence, tell, too_few, too_many_diverged
 from stages.verdicts.verdict import Sample, Status, Verdict
 
 Pairing = Literal["fold", "none"]
@@ -74,7 +73,7 @@ class Gain:
     s2: float
     df: float
     n: int
-    missing: tuple[float, float] = (0.0, math.inf)
+    missing: tuple[float, float] = NONE_MISSING
 
     def at(self, n: Numbers) -> tuple[Numbers, Numbers]:
         """(variance, df) with n replicates an arm."""
@@ -202,14 +201,7 @@ def _judge_size(claim: GainClaim, gain: Gain, arms: tuple[Sample, Sample], *, ru
         return too_few(range(n), min(looks), Status.INCONCLUSIVE)
     return judge_equivalence(
         gain.mean - claim.gain,
-        Spread(
-            s2=gain.s2,
-            df=gain.df,
-            n=gain.n,
-            stderr=claim.stderr,
-            paper_n=claim.n,
-            missing=gain.missing,
-        ),
+        Spread(s2=gain.s2, df=gain.df, n=gain.n, stderr=claim.stderr, paper_n=claim.n, missing=gain.missing),
         claim.margin,
         n=n,
         n_diverged=sum(arm.n_diverged for arm in arms),

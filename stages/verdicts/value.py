@@ -24,6 +24,9 @@ from stages.verdicts.intervals import Numbers, combine, half_width, is_outside, 
 from stages.verdicts.looks import Looks, complete_look, level, looks_from
 from stages.verdicts.verdict import Sample, Status, Verdict
 
+NONE_MISSING = 0.0, math.inf
+"""(variance, df) of the pairs that a whole grid lacks."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ValueClaim:
@@ -47,7 +50,7 @@ class Spread:
     n: int
     stderr: float | None
     paper_n: int | None
-    missing: tuple[float, float] = (0.0, math.inf)
+    missing: tuple[float, float] = NONE_MISSING
 
     def at(self, n: Numbers) -> tuple[Numbers, Numbers]:
         """(variance, df) with n replicates; df grow in proportion."""
@@ -107,18 +110,18 @@ def judge_equivalence(
 ) -> Verdict:
     """Whether `difference` is nothing, given a margin.  The explanation is the part behind the numbers compared."""
 
-    def halves(replicates: Numbers, within: Numbers, outside: Numbers, of: Spread) -> tuple[Numbers, Numbers]:
+    def halves(of: Spread, replicates: Numbers, within: Numbers, outside: Numbers) -> tuple[Numbers, Numbers]:
         variance, df = of.at(replicates)
         return half_width(variance, df, within) + widening, half_width(variance, df, outside) + widening
 
-    def decides(replicates: Numbers, share: Numbers, of: Spread = spread) -> Numbers:
-        inner, outer = halves(replicates, rules.alpha_within * share, rules.alpha_outside / 2 * share, of)
+    def decides(of: Spread, replicates: Numbers, share: Numbers) -> Numbers:
+        inner, outer = halves(of, replicates, rules.alpha_within * share, rules.alpha_outside / 2 * share)
         return is_within(difference, inner, margin) | is_outside(difference, outer, margin)
 
     inner_level = level(looks, n, rules.alpha_within)
     outer_level = level(looks, n, rules.alpha_outside / 2)
-    inner, outer = halves(spread.n, inner_level, outer_level, spread)
-    whole = dataclasses.replace(spread, missing=(0.0, math.inf))
+    inner, outer = halves(spread, spread.n, inner_level, outer_level)
+    here = functools.partial(decides, spread)
     expected = None
     if not spread.s2:
         status, reason = Status.INCONCLUSIVE, "the replicates don't differ at all, so their spread is unknown"
@@ -128,14 +131,14 @@ def judge_equivalence(
         status, reason = Status.REPRODUCED, "within"
     elif is_within(difference, inner, margin):
         status, reason = Status.INCONCLUSIVE, "within, but a diverged replicate rules out reproduced"
-    elif not can_decide(decides, looks) and can_decide(functools.partial(decides, of=whole), looks):
-        status, reason = Status.INCONCLUSIVE, "more pairs are needed"
-    elif not can_decide(decides, looks):
-        status, reason = Status.UNDECIDABLE, "no number of our replicates decides beside the paper's own error"
-    else:
+    elif can_decide(here, looks):
         status = Status.INCONCLUSIVE
-        expected = expected_replicates(decides, n, looks)
+        expected = expected_replicates(here, n, looks)
         reason = f"{expected or f'more than {MOST}'} replicates are expected to decide"
+    elif can_decide(functools.partial(decides, dataclasses.replace(spread, missing=NONE_MISSING)), looks):
+        status, reason = Status.INCONCLUSIVE, "more pairs are needed"
+    else:
+        status, reason = Status.UNDECIDABLE, "no number of our replicates decides beside the paper's own error"
     half, alpha = (outer, outer_level) if status is Status.NOT_REPRODUCED else (inner, inner_level)
     low, high, confidence = float(difference - half), float(difference + half), 1 - 2 * alpha
     return Verdict(
@@ -156,14 +159,13 @@ def judge_equivalence(
 def tell(verdict: Verdict, compared: str, *samples: Sample) -> Verdict:
     """The verdict with its whole sentence: what was compared, what came out, what to know about the samples."""
     used, waiting = verdict.n, max((sample.n for sample in samples), default=0) - verdict.n
-    notes, ran = [], ""
+    notes = []
     if verdict.n_diverged:
         notes.append(f"{verdict.n_diverged} diverged")
     if waiting > 0:
         notes.append(f"{waiting} more wait for the next planned look")
     environments = frozenset().union(*(sample.among(range(used)).environments for sample in samples))
-    if len(environments) > 1:
-        ran = f" They ran in {len(environments)} environments."
+    ran = f" They ran in {len(environments)} environments." if len(environments) > 1 else ""
     about = f" Of the replicates, {', '.join(notes)}." if notes else ""
     return dataclasses.replace(verdict, explanation=f"{compared} = {verdict.explanation}.{about}{ran}")
 
