@@ -19,7 +19,7 @@ from benchmarks.timing import Comparison, Line, compare, has_bfloat16, pytorch_a
 from stages.budget import plan_runs
 from stages.experiment import load_params
 from stages.ops.bfloat16_native import use_fast_bfloat16
-from stages.ops.dropout_native import with_fast_dropout
+from stages.ops.fast_layers_native import with_fast_layers
 from stages.papers import build_model
 from stages.run import Protocol, Replicate
 from stages.training.images import ImageClassification
@@ -83,7 +83,7 @@ def against_eager(name: str, protocol: Protocol) -> tuple[Comparison, float]:
         use_fast_bfloat16()  # leaves the peer's float32 as it is
     data = random_images(BATCH * STEPS, torch.device("cpu"))
     task = with_fast_batches(ImageClassification(data, protocol))
-    model, plain = with_fast_dropout(network(name)), network(name)
+    model, plain = with_fast_layers(network(name)), network(name)
     step = training_step(plain, build_optimizer(plain, protocol.optimizer), batch=BATCH, classes=100)
 
     def bare() -> None:

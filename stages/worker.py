@@ -29,7 +29,7 @@ from stages.device import pick_device
 from stages.evaluation.flops import FlopCounts
 from stages.memory import keep_freed_memory
 from stages.ops.bfloat16_native import use_fast_bfloat16
-from stages.ops.dropout_native import with_fast_dropout
+from stages.ops.fast_layers_native import with_fast_layers
 from stages.ops.products_native import use_fast_products
 from stages.papers import build_model
 from stages.run import RunSpec, canonical_json
@@ -94,7 +94,7 @@ def train_run(
         observe = _test_observer(with_fast_batches(_task(job, info, "test", device)))
     if device.type == "cpu" and protocol.precision == "bfloat16":
         use_fast_bfloat16()
-    model = seeded_model(lambda: with_fast_dropout(build_model(job.spec.model)), job.spec.replicate).to(device)
+    model = seeded_model(lambda: with_fast_layers(build_model(job.spec.model)), job.spec.replicate).to(device)
     environment = describe_environment(device)
     energy = EnergyMeter(lambda: energy_joules(device))
     resume = _ResumeFile(

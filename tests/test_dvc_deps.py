@@ -24,6 +24,7 @@ INPUTS = stage_inputs(PARAMS)
 IMPORT_BY_NAME = {
     "analyse.py",  # the papers' findings
     "engine/local.py",  # the worker
+    "ops/fast_layers_native.py",  # fast layers beside a paper's own
     "papers/__init__.py",  # the paper's models
     "stacking/loop.py",  # what stacks a model's networks
     "training/optimizer.py",  # the optimisers

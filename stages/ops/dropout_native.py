@@ -30,14 +30,6 @@ class Dropout(nn.Dropout):
         return super().forward(x)
 
 
-def with_fast_dropout(model: nn.Module) -> nn.Module:
-    """`model`, whose dropout layers are `Dropout` now; parameters, buffers, hooks and state stay as they are."""
-    for module in model.modules():
-        if type(module) is nn.Dropout:
-            module.__class__ = Dropout
-    return model
-
-
 class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stages.ops import dropout_native, native
-from stages.ops.dropout_native import Dropout, with_fast_dropout
+from stages.ops.dropout_native import Dropout
+from stages.ops.fast_layers_native import with_fast_layers
 from stages.papers.ninformer.mlp_mixer import MLPMixer
 
 pytestmark = pytest.mark.skipif(native.load_library(dropout_native._SOURCE) is None, reason="no C++ compiler here")
@@ -160,7 +161,7 @@ def test_a_network_trains_to_the_same_bits(calls: list[str]) -> None:
     torch.manual_seed(1)
     sizes = {"image_size": 8, "in_channels": 1, "num_classes": 3, "patch_size": 4, "dim": 16, "depth": 2}
     plain = MLPMixer(**sizes, token_dim=8, channel_dim=32, dropout=0.3)
-    fast = with_fast_dropout(copy.deepcopy(plain))
+    fast = with_fast_layers(copy.deepcopy(plain))
     assert list(fast.state_dict()) == list(plain.state_dict())
     images, labels = torch.randn(6, 1, 8, 8), torch.tensor([0, 1, 2, 0, 1, 2])
     for model in (plain, fast):
