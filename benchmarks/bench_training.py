@@ -27,7 +27,7 @@ from stages.training.images_native import with_fast_batches
 from stages.training.loop import fit
 from stages.training.optimizer import build_optimizer
 
-BATCH, STEPS, REPEATS = 32, 1, 3
+BATCH, STEPS, REPEATS = 32, 4, 3
 # Goals of networks as their papers ran them on CIFAR-100.
 GOALS = {
     "ninformer-cifar100.vit": 2.0,

@@ -29,8 +29,7 @@ def with_fast_layers(model: nn.Module) -> nn.Module:
 
 @cache
 def _forms_beside(module: str) -> Forms:
-    name = f"{module}_native"
-    if not module.startswith("stages.") or find_spec(name) is None:
+    if module.startswith("torch."):
         return _OF_PYTORCH
-    forms: Forms = getattr(import_module(name), "FAST_LAYERS", {})
-    return forms
+    name = f"{module}_native"
+    return {} if find_spec(name) is None else getattr(import_module(name), "FAST_LAYERS", {})
