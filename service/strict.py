@@ -1,9 +1,12 @@
-"""Routes that refuse query parameters they don't have: a misspelt filter would answer with everything."""
+"""Routes that refuse query parameters which they don't have, or have once, rather than answer something else.
+
+A misspelt filter would be none, and of two data sets the last would count.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, get_origin
 
 from fastapi import Request, Response
 from fastapi.dependencies.utils import get_flat_params
@@ -14,7 +17,7 @@ from service.errors import Problem, declared
 
 
 class StrictRoute(APIRoute):
-    """A route that answers 422 to a query parameter of another name, with the names that it knows."""
+    """A route that answers 422 to a query parameter of another name, with the names that it knows, or to too many."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         options["responses"] = declared(422) | (options.get("responses") or {})
@@ -22,13 +25,18 @@ class StrictRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
-        known = {field.alias for field in get_flat_params(self.dependant) if isinstance(field.field_info, Query)}
+        fields = [field for field in get_flat_params(self.dependant) if isinstance(field.field_info, Query)]
+        known = {field.alias for field in fields}
+        repeatable = {field.alias for field in fields if get_origin(field.field_info.annotation) is list}
         names = f"known: {', '.join(sorted(known))}" if known else "it takes none"
 
         async def checked(request: Request) -> Response:
             for name in request.query_params:
                 if name not in known:
                     raise Problem(422, f"unknown query parameter {name[:80]!r}; {names}")
+                times = len(request.query_params.getlist(name))
+                if times > 1 and name not in repeatable:
+                    raise Problem(422, f"query parameter {name!r} is given {times} times; expected once")
             return await handler(request)
 
         return checked

@@ -100,6 +100,14 @@ def test_a_misspelt_parameter_is_refused_with_the_known_ones(client: TestClient,
     assert answer.json()["detail"].startswith(f"unknown query parameter 'datset'; known: {known}")
 
 
+def test_a_parameter_that_counts_once_is_refused_twice(client: TestClient) -> None:
+    answer = client.get("/compare?dataset=mnist&dataset=cifar10")
+    assert (answer.status_code, answer.json()["detail"]) == (
+        422,
+        "query parameter 'dataset' is given 2 times; expected once",
+    )
+
+
 def test_a_misspelt_parameter_of_predict_is_refused(client: TestClient) -> None:
     answer = client.post("/predict?dataset=mnist&topk=1", files={"file": b""})
     assert (answer.status_code, "known: arm, checkpoint" in answer.json()["detail"]) == (422, True)
