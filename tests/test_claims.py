@@ -61,6 +61,15 @@ def test_all_claims_of_the_five_papers_and_the_orders_that_their_tables_imply_ar
     assert {five[i].kind for i in implied} == {"order"}
 
 
+def test_no_two_claims_of_a_paper_read_alike(claims: dict[str, ClaimLine]) -> None:
+    """A claim is shown by its own words or, without any, by arms, metric and data sets."""
+    names = Counter(
+        (claim.paper, claim.statement or (claim.experiment, claim.arm, claim.baseline_arm, claim.metric, claim.place))
+        for claim in claims.values()
+    )
+    assert [name for name, count in names.items() if count > 1] == []
+
+
 def test_every_claim_is_tested_in_one_place_or_says_why_not(claims: dict[str, ClaimLine]) -> None:
     for claim in claims.values():
         places = [claim.experiment is not None, claim.reason is not None, is_computed(claim)]
