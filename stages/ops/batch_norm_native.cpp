@@ -80,12 +80,23 @@ void sum(double* out, long channels, long start, long stop, long column, Add add
         for (long i = 0; i < LANES; ++i) out[k * channels + (column + i) % channels] += sums[k][i];
 }
 
+// A number near those of each channel: the mean of some pixels, since a single one may be far from all others.
 template <typename T>
-void moments(const T* x, double* sums, long channels, long start, long stop) {
+void origins(const T* x, float* out, long pixels, long channels) {
+    const long some = std::min(pixels, ROWS);
+    std::fill(out, out + channels, 0.0f);
+    for (long pixel = 0; pixel < some; ++pixel)
+        for (long c = 0; c < channels; ++c) out[c] += widened(x[pixel * channels + c]) / some;
+    for (long c = 0; c < channels; ++c)
+        if (!std::isfinite(out[c])) out[c] = 0;
+}
+
+template <typename T>
+void moments(const T* x, const float* by_channel, double* sums, long channels, long start, long stop) {
     std::fill(sums, sums + 2 * channels, 0.0);
     for (long column = 0; column < std::max(channels, LANES); column += LANES) {
         float origin[LANES];
-        for (long i = 0; i < LANES; ++i) origin[i] = widened(x[(column + i) % channels]);
+        spread(by_channel, origin, column, channels);
         sum(sums, channels, start, stop, column,
             [&](long at, float* d, float* dd) { add_moments(x + at, origin, d, dd); });
     }
@@ -111,7 +122,7 @@ void forward(const T* x, const T* added, const float* factors, T* out, long chan
         spread(factors, scale, column, channels);
         spread(factors + channels, shift, column, channels);
         for (long at = start * stride + column; at < stop * stride; at += stride)
-            put_outputs<T, ADDS>(x + at, added + at, scale, shift, out + at);
+            put_outputs<T, ADDS>(x + at, ADDS ? added + at : nullptr, scale, shift, out + at);
     }
 }
 
@@ -127,7 +138,7 @@ void backward(const T* grad, const T* x, const T* out, const float* by_channel, 
         spread(factors + 2 * channels, constant, column, channels);
         for (long at = start * stride + column; at < stop * stride; at += stride)
             put_gradients<T, ADDS>(grad + at, x + at, out + at, mean, of_grad, of_x, constant, to_x + at,
-                                   to_added + at);
+                                   ADDS ? to_added + at : nullptr);
     }
 }
 
@@ -138,14 +149,17 @@ inline double total(const double* sums, long parts, long channels, long which, l
     return found;
 }
 
-template <typename T>
-void finish_moments(const double* sums, long parts, const T* x, const float* weight, const float* bias,
+}  // namespace
+
+extern "C" {
+
+void finish_moments(const double* sums, long parts, const float* origin, const float* weight, const float* bias,
                     float* statistics, float* factors, float* running_mean, float* running_variance, float epsilon,
                     float momentum, long pixels, long channels) {
     for (long c = 0; c < channels; ++c) {
         const double distance = total(sums, parts, channels, 0, c) / pixels;
         const double squares = total(sums, parts, channels, 1, c) / pixels - distance * distance;
-        const double mean = widened(x[c]) + distance, variance = squares < 0 ? 0 : squares;
+        const double mean = origin[c] + distance, variance = squares < 0 ? 0 : squares;
         const double scale = 1 / std::sqrt(variance + epsilon) * weight[c];
         statistics[c] = static_cast<float>(mean);
         statistics[channels + c] = static_cast<float>(1 / std::sqrt(variance + epsilon));
@@ -169,19 +183,10 @@ void finish_gradients(const double* sums, long parts, const float* weight, const
     }
 }
 
-}  // namespace
-
-extern "C" {
-
 #define FOR_TYPE(T, SUFFIX)                                                                                           \
-    void moments##SUFFIX(const T* x, double* sums, long channels, long start, long stop) {                            \
-        moments(x, sums, channels, start, stop);                                                                      \
-    }                                                                                                                 \
-    void finish_moments##SUFFIX(const double* sums, long parts, const T* x, const float* weight, const float* bias,   \
-                                float* statistics, float* factors, float* running_mean, float* running_variance,      \
-                                float epsilon, float momentum, long pixels, long channels) {                          \
-        finish_moments(sums, parts, x, weight, bias, statistics, factors, running_mean, running_variance, epsilon,    \
-                       momentum, pixels, channels);                                                                   \
+    void origins##SUFFIX(const T* x, float* out, long pixels, long channels) { origins(x, out, pixels, channels); }   \
+    void moments##SUFFIX(const T* x, const float* origin, double* sums, long channels, long start, long stop) {       \
+        moments(x, origin, sums, channels, start, stop);                                                              \
     }                                                                                                                 \
     void forward##SUFFIX(const T* x, const T* added, const float* factors, T* out, long channels, long start,         \
                          long stop) {                                                                                 \
@@ -190,10 +195,6 @@ extern "C" {
     void gradient_sums##SUFFIX(const T* grad, const T* x, const T* out, const float* mean, double* sums,              \
                                long channels, long start, long stop) {                                                \
         gradient_sums(grad, x, out, mean, sums, channels, start, stop);                                               \
-    }                                                                                                                 \
-    void finish_gradients##SUFFIX(const double* sums, long parts, const float* weight, const float* statistics,       \
-                                  float* factors, float* to_weight, float* to_bias, long pixels, long channels) {     \
-        finish_gradients(sums, parts, weight, statistics, factors, to_weight, to_bias, pixels, channels);             \
     }                                                                                                                 \
     void backward##SUFFIX(const T* grad, const T* x, const T* out, const float* mean, const float* factors, T* to_x,  \
                           T* to_added, long channels, long start, long stop) {                                        \

@@ -28,8 +28,8 @@ _PART = 1 << 19  # numbers that keep another thread busy for longer than it take
 def batch_norm_relu(norm: nn.Module, x: Tensor, added: Tensor | None = None) -> Tensor:
     """`norm(x)`, plus `added` where there is one, and ReLU of that.  [B, C, H, W] both -> [B, C, H, W]."""
     if _applies(norm, x, added):
-        assert norm.num_batches_tracked is not None, "there as its running mean is"
-        norm.num_batches_tracked.add_(1)
+        if norm.num_batches_tracked is not None:
+            norm.num_batches_tracked.add_(1)
         out: Tensor = _BatchNormReLU.apply(x, added, norm.weight, norm.bias, norm)
         return out
     plain: Tensor = norm(x)
@@ -37,16 +37,19 @@ def batch_norm_relu(norm: nn.Module, x: Tensor, added: Tensor | None = None) -> 
 
 
 class Sequential(nn.Sequential):
-    """`torch.nn.Sequential`, in which a batch normalisation and the ReLU behind it are one."""
+    """`torch.nn.Sequential`, in which a batch normalisation and the ReLU behind it are one.
 
-    def forward(self, x: Tensor) -> Tensor:
+    Where they are, maps come out with their channels side by side, which `view` can't flatten; `flatten` can.
+    """
+
+    def forward(self, x: Any) -> Any:
         """[...] -> [...]."""
-        if not self.training or not is_plain(x, dtype=x.dtype):
+        if not self.training or not isinstance(x, Tensor) or not is_plain(x, dtype=x.dtype):
             return super().forward(x)  # nothing to gain, and nothing for a compiler to look through
         layers = deque(_unpacked(self))
         while layers:
             layer = layers.popleft()
-            if type(layer) is nn.BatchNorm2d and layers and type(layers[0]) is nn.ReLU and not _is_watched(layers[0]):
+            if type(layer) is nn.BatchNorm2d and layers and type(layers[0]) is nn.ReLU and not is_watched(layers[0]):
                 x = batch_norm_relu(layer, x)
                 layers.popleft()
             else:
@@ -57,37 +60,42 @@ class Sequential(nn.Sequential):
 def _unpacked(layers: nn.Sequential) -> Iterator[nn.Module]:
     """In order, with those of a `Sequential` within."""
     for layer in layers:
-        if type(layer) is Sequential and not _is_watched(layer):
+        if type(layer) is Sequential and not is_watched(layer):
             yield from _unpacked(layer)
         else:
             yield layer
 
 
-def _is_watched(layer: nn.Module) -> bool:
+def is_watched(layer: nn.Module) -> bool:
     """Whether somebody wants to know what goes in or comes out, or changes it."""
     return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
 
 
 def _applies(norm: nn.Module, x: Tensor, added: Tensor | None) -> TypeGuard[nn.BatchNorm2d]:
     """Whether C++ can take it: in training, a layer with all that it has by default, and maps in whole rows."""
-    tensors = (x,) if added is None else (x, added)
+    maps = (x,) if added is None else (x, added)
     return (
         type(norm) is nn.BatchNorm2d
         and norm.training
         and x.dtype in _SUFFIXES
-        and is_plain(*tensors, dtype=x.dtype)
-        and not _is_watched(norm)
+        and is_plain(*maps, dtype=x.dtype)
+        and not is_watched(norm)
         and norm.momentum is not None
         and norm.running_mean is not None
+        and norm.running_var is not None
         and norm.affine
-        and is_plain(norm.weight, norm.running_mean)
-        and x.shape == tensors[-1].shape
+        and _can_be_read(norm.weight, norm.bias, norm.running_mean, norm.running_var)
+        and x.shape == maps[-1].shape
         and x.ndim == 4
         and x.shape[1] == norm.num_features
         and (x.shape[1] % _LANES == 0 or (_LANES % x.shape[1] == x.numel() % _LANES == 0))
         and x.numel() > x.shape[1]
         and load_library(_SOURCE) is not None
     )
+
+
+def _can_be_read(*by_channel: Tensor | None) -> bool:
+    return all(one is None or (is_plain(one) and one.is_contiguous()) for one in by_channel)
 
 
 class _BatchNormReLU(torch.autograd.Function):
@@ -97,12 +105,14 @@ class _BatchNormReLU(torch.autograd.Function):
     ) -> Tensor:
         x = _channels_last(x)
         added = None if added is None else _channels_last(added)
-        out, sums, factors = torch.empty_like(x), _sums(x), weight.new_empty(2, x.shape[1])
-        statistics = torch.empty_like(factors)  # means, then 1 / deviations
-        _in_rows("moments", x, lambda part: (x, sums[part]))
-        running = norm.running_mean, norm.running_var, norm.eps, norm.momentum
-        _call("finish_moments", x, sums, len(sums), x, weight, bias, statistics, factors, *running, *_sizes(x))
-        _in_rows("forward", x, lambda part: (x, added, factors, out))
+        out, sums = torch.empty_like(x), _sums(x)
+        origin, (statistics, factors) = weight.new_empty(x.shape[1]), weight.new_empty(2, 2, x.shape[1])
+        _call("origins", x, x, origin, *_sizes(x))
+        _over_rows("moments", x, lambda part: (x, origin, sums[part]))
+        # `statistics` are means and 1 / deviations, `factors` scale and shift.
+        found = origin, weight, bias, statistics, factors, norm.running_mean, norm.running_var
+        call(_SOURCE, "finish_moments", sums, len(sums), *found, float(norm.eps), float(norm.momentum or 0), *_sizes(x))
+        _over_rows("forward", x, lambda part: (x, added, factors, out))
         ctx.save_for_backward(x, out, weight, statistics)
         ctx.has_bias, ctx.has_added = bias is not None, added is not None
         return out
@@ -111,13 +121,13 @@ class _BatchNormReLU(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, out, weight, statistics = ctx.saved_tensors
-        grad, to_x = _channels_last(grad), torch.empty_like(x)
+        grad, to_x = _channels_last(grad.resolve_neg()), torch.empty_like(x)
         to_added = torch.empty_like(x) if ctx.has_added else None
         sums, factors = _sums(x), weight.new_empty(3, x.shape[1])
         to_weight, to_bias = torch.empty_like(weight), torch.empty_like(weight)
-        _in_rows("gradient_sums", x, lambda part: (grad, x, out, statistics, sums[part]))
-        _call("finish_gradients", x, sums, len(sums), weight, statistics, factors, to_weight, to_bias, *_sizes(x))
-        _in_rows("backward", x, lambda part: (grad, x, out, statistics, factors, to_x, to_added))
+        _over_rows("gradient_sums", x, lambda part: (grad, x, out, statistics, sums[part]))
+        call(_SOURCE, "finish_gradients", sums, len(sums), weight, statistics, factors, to_weight, to_bias, *_sizes(x))
+        _over_rows("backward", x, lambda part: (grad, x, out, statistics, factors, to_x, to_added))
         return to_x, to_added, to_weight, to_bias if ctx.has_bias else None, None
 
 
@@ -135,7 +145,7 @@ def _sums(x: Tensor) -> Tensor:
     return x.new_zeros(-(-x.numel() // _PART), 2, x.shape[1], dtype=torch.float64)
 
 
-def _in_rows(name: str, x: Tensor, arguments: Callable[[int], tuple[Tensor | None, ...]]) -> None:
+def _over_rows(name: str, x: Tensor, arguments: Callable[[int], tuple[Tensor | None, ...]]) -> None:
     """Call a function for all rows of `x`, each thread for its parts; `arguments` are given the first of these."""
     width = max(_LANES, x.shape[1])
     rows, parts = x.numel() // width, -(-x.numel() // _PART)

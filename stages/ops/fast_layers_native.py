@@ -29,7 +29,7 @@ def with_fast_layers(model: nn.Module) -> nn.Module:
 
 @cache
 def _forms_beside(module: str) -> Forms:
-    if module.startswith("torch."):
+    if not module.startswith("stages."):
         return _OF_PYTORCH
     name = f"{module}_native"
     return {} if find_spec(name) is None else getattr(import_module(name), "FAST_LAYERS", {})

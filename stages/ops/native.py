@@ -84,6 +84,7 @@ def is_plain(*tensors: Tensor, dtype: torch.dtype = torch.float32) -> bool:
     """
     is_watched = (
         torch.compiler.is_compiling()
+        or torch._C._is_tracing()
         or torch._C._are_functorch_transforms_active()
         or torch.autograd.forward_ad._current_level >= 0
     )

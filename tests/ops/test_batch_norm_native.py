@@ -10,14 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from stages.ops import batch_norm_native, native
-from stages.ops.batch_norm_native import Sequential, batch_norm_relu
+from stages.ops.batch_norm_native import batch_norm_relu
+from stages.ops.fast_layers_native import with_fast_layers
 
 pytestmark = pytest.mark.skipif(native.load_library(batch_norm_native._SOURCE) is None, reason="no C++ compiler here")
 
 # Images, channels, rows and columns of maps: several pixels to a row of C++, one, and a part of one; odd images.
 SHAPES = [(6, 16, 8, 8), (3, 64, 4, 6), (5, 128, 3, 3), (2, 384, 5, 1), (7, 1, 16, 8), (2, 128, 1, 1)]
 Found = dict[str, Tensor]
-FORWARD, BACKWARD = ["moments", "finish_moments", "forward"], ["gradient_sums", "finish_gradients", "backward"]
+FORWARD, BACKWARD = (
+    ["origins", "moments", "finish_moments", "forward"],
+    ["gradient_sums", "finish_gradients", "backward"],
+)
 
 
 @pytest.fixture
@@ -66,12 +70,12 @@ def everything(layer: Callable[..., Tensor], norm: nn.BatchNorm2d, x: Tensor, ad
 
 
 def assert_as_near(ours: Found, pytorchs: Found, exact: Found) -> None:
-    """As PyTorch in the same precision: a ReLU that turns at another number costs both the same."""
+    """About as far as PyTorch in the same precision, who rounds elsewhere, so that other ReLUs turn."""
     assert ours.keys() == pytorchs.keys() == exact.keys()
     for name, value in exact.items():
         assert ours[name].dtype == pytorchs[name].dtype and ours[name].shape == value.shape, name
         far, allowed = (float((found[name].double() - value.double()).norm()) for found in (ours, pytorchs))
-        assert far <= 1.1 * allowed + 1e-6 * float(value.double().norm()), name
+        assert far <= 2 * allowed + 1e-6 * (float(value.double().norm()) + value.numel() ** 0.5), name
 
 
 @pytest.mark.parametrize("has_bias", [True, False])
@@ -100,16 +104,61 @@ def test_bfloat16_is_as_near_as_pytorchs(adds: bool, calls: list[str]) -> None:
     assert_as_near(ours, pytorchs, exact)
 
 
-def test_little_is_lost_far_from_zero() -> None:
-    x = torch.randn(16, 16, 8, 8) + 3000
-    ours, wanted = (layer(norm_of(16), x) for layer in (batch_norm_relu, plain))
-    exact = plain(norm_of(16).double(), x.double())
-    assert (ours - exact).abs().max() <= 1.5 * (wanted - exact).abs().max()
+@pytest.mark.parametrize(("middle", "outlier"), [(0, 0), (3000, 0), (0, 1000), (-1e6, 0)])
+def test_little_is_lost_in_large_maps_far_from_zero_or_from_their_first_pixel(middle: float, outlier: float) -> None:
+    x = torch.randn(64, 16, 32, 32, generator=torch.Generator().manual_seed(0)) + middle
+    x[0, :, 0, 0] += outlier
+    found = [everything(layer, norm_of(16), x, None) for layer in (batch_norm_relu, plain)]
+    exact = everything(plain, norm_of(16).double(), x.double(), None)
+    assert_as_near(*found, exact)
+
+
+@pytest.mark.parametrize(("eps", "momentum"), [(1e-3, 0.4), (1, 1), (1e-5, 0)])
+def test_its_own_numbers_count_whole_ones_too(eps: float, momentum: float, calls: list[str]) -> None:
+    norm, x = norm_of(16), maps(4, 16, 4, 4)
+    norm.eps, norm.momentum = eps, momentum
+    ours, wanted = (everything(layer, norm, x, None) for layer in (batch_norm_relu, plain))
+    assert calls == [*FORWARD, *BACKWARD]
+    for name, value in wanted.items():
+        torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("name", ["weight", "bias", "running_mean", "running_var"])
+def test_numbers_of_a_channel_may_lie_apart(name: str, calls: list[str]) -> None:
+    norm, x = norm_of(16), maps(4, 16, 4, 4)
+    apart = torch.stack([getattr(norm, name).detach(), torch.full((16,), 9.0)], dim=1)[:, 0]
+    other = copy.deepcopy(norm)
+    setattr(other, name, nn.Parameter(apart) if name in ("weight", "bias") else apart)
+    torch.testing.assert_close(batch_norm_relu(other, x), plain(norm, x))
+    assert not calls
+
+
+def test_a_gradient_may_be_negative_by_name() -> None:
+    grad, found = maps(4, 16, 4, 4).contiguous(memory_format=torch.channels_last), []
+    for one in (torch._neg_view(grad), -grad):
+        x = maps(4, 16, 4, 4).requires_grad_()
+        batch_norm_relu(norm_of(16), x).backward(one)
+        found.append(x.grad)
+    assert torch.equal(*found)
+
+
+def test_a_second_derivative_is_refused() -> None:
+    x = maps(4, 16, 4, 4).requires_grad_()
+    (first,) = torch.autograd.grad(batch_norm_relu(norm_of(16), x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()
+
+
+def test_what_is_kept_for_the_way_back_must_not_be_changed() -> None:
+    out = batch_norm_relu(norm_of(16), maps(4, 16, 4, 4).requires_grad_())
+    out.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
 
 
 def test_what_is_no_number_stays_none() -> None:
     x = maps(4, 16, 8, 8)
-    x[0, 3, 0, 0], x[1, 5, 2, 2] = float("nan"), float("inf")
+    x[0, 3, 0, 0], x[1, 5, 2, 2], x[0, 7, 0, 0] = float("nan"), float("inf"), float("inf")
     ours, wanted = (everything(layer, norm_of(16), x, None) for layer in (batch_norm_relu, plain))
     for name, value in wanted.items():
         torch.testing.assert_close(ours[name], value, rtol=1e-3, atol=1e-3, equal_nan=True, msg=name)
@@ -189,16 +238,9 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), inner, nn.ReLU(), nn.BatchNorm2d(16), nn.Flatten())
 
 
-def fast(layers: nn.Sequential) -> nn.Sequential:
-    for layer in layers.modules():
-        if type(layer) is nn.Sequential:
-            layer.__class__ = Sequential
-    return layers
-
-
 def test_pairs_are_found_within_a_sequence_and_across_its_parts(calls: list[str]) -> None:
     x = maps(4, 3, 10, 10)
-    ours, wanted = fast(network()), network()
+    ours, wanted = with_fast_layers(network()), network()
     torch.testing.assert_close(ours(x), wanted(x))
     assert calls == FORWARD * 2  # the last normalisation has no ReLU behind it
     torch.testing.assert_close(dict(ours.named_buffers()), dict(wanted.named_buffers()))
@@ -208,7 +250,7 @@ def test_pairs_are_found_within_a_sequence_and_across_its_parts(calls: list[str]
 
 @pytest.mark.parametrize(("place", "pairs"), [("1", 1), ("2", 0), ("2.0", 1), ("2.1", 2), ("3", 1)])
 def test_who_watches_a_layer_sees_it(place: str, pairs: int, calls: list[str]) -> None:
-    ours, wanted, seen = fast(network()), network(), []
+    ours, wanted, seen = with_fast_layers(network()), network(), []
     for layers in (ours, wanted):
         layers.get_submodule(place).register_forward_hook(lambda layer, inputs, out: seen.append(out.detach()))
     x = maps(4, 3, 10, 10)
@@ -217,9 +259,26 @@ def test_who_watches_a_layer_sees_it(place: str, pairs: int, calls: list[str]) -
     torch.testing.assert_close(*seen)
 
 
+@pytest.mark.parametrize("kind", ["forward_pre", "full_backward", "full_backward_pre"])
+def test_every_kind_of_hook_is_called(kind: str, calls: list[str]) -> None:
+    layers, seen = with_fast_layers(network()), []
+    for place in ("1", "2.0"):
+        getattr(layers.get_submodule(place), f"register_{kind}_hook")(lambda *_, place=place: seen.append(place))
+    layers(maps(4, 3, 10, 10)).sum().backward()
+    assert sorted(seen) == ["1", "2.0"] and calls == FORWARD + BACKWARD
+
+
+def test_what_else_goes_through_a_sequence_goes_on() -> None:
+    class Pair(nn.Module):
+        def forward(self, both: tuple[Tensor, Tensor]) -> Tensor:
+            return both[0] + both[1]
+
+    assert with_fast_layers(nn.Sequential(Pair(), nn.ReLU()))((torch.ones(2), -torch.ones(2))).tolist() == [0, 0]
+
+
 def test_compiled_code_is_pytorchs(calls: list[str]) -> None:
     x = maps(4, 3, 10, 10)
     torch.compiler.reset()
-    ours = torch.compile(fast(network()), backend="aot_eager", fullgraph=True)
+    ours = torch.compile(with_fast_layers(network()), backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(ours(x), network()(x))
     assert not calls

@@ -25,7 +25,9 @@ NETWORKS: dict[str, tuple[dict[str, int], int]] = {
     "dac.resnet_v1:MBAResNetV1": (RESNET | {"copies": 2}, 0),
     "dac.resnet_v2:ResNetV2": (RESNET, 7),
     "dac.resnet_v2:DACResNetV2": (RESNET, 1),
+    "dac.resnet_v2:SharedBiasResNetV2": (RESNET, 1),
     "dac.vgg:VGG": (RESNET, 7),
+    "dac.vgg:DACVGG": (RESNET, 1),
     "nmn.resnet:ResNet18": ({"width": 8}, 17),
 }
 
@@ -83,6 +85,20 @@ def test_evaluated_it_is_the_plain_network(name: str, taken: list[str]) -> None:
     assert torch.equal(plain.eval()(images), fast.eval()(images)) and not taken
 
 
+@pytest.mark.parametrize(
+    "name", ["dac.resnet_v1:ResNetV1", "dac.resnet_v2:ResNetV2", "dac.vgg:VGG", "nmn.resnet:ResNet18"]
+)
+def test_every_layer_that_is_watched_is_called(name: str) -> None:
+    called = []
+    for network in both(name):
+        names: list[str] = []
+        for place, layer in network.named_modules():
+            layer.register_forward_hook(lambda *_, place=place, names=names: names.append(place))
+        network(torch.randn(4, 3, 16, 16))
+        called.append(names)
+    assert sorted(called[0]) == sorted(called[1])
+
+
 def test_hooks_and_layers_of_others_stay() -> None:
     class Own(nn.Dropout):
         pass
@@ -96,18 +112,21 @@ def test_hooks_and_layers_of_others_stay() -> None:
     assert len(seen) == 1
 
 
-@pytest.mark.parametrize(("channels", "stride"), [(16, 1), (32, 2), (16, 2), (32, 1)])
+@pytest.mark.parametrize(("channels", "stride"), [(16, 1), (32, 2), (16, 2), (32, 1), (8, 2)])
 @pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])
 def test_the_shortcut_takes_the_same_pixels_back_and_forth(
     channels: int, stride: int, memory_format: torch.memory_format
 ) -> None:
-    fast = FastShortcut(16, channels, stride)
-    found = []
-    for forward in (fast.forward, super(FastShortcut, fast).forward):
-        x = torch.randn(2, 16, 6, 6, generator=torch.Generator().manual_seed(0))
-        x = x.contiguous(memory_format=memory_format).requires_grad_()
-        out = forward(x)
+    fast, found, laid_out = FastShortcut(16, channels, stride), [], []
+    for forward in (super(FastShortcut, fast).forward, fast.forward):
+        x = torch.randn(2, 16, 6, 6, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        inner = x.contiguous(memory_format=memory_format) * 1  # a leaf's gradient is laid out as the leaf is
+        inner.register_hook(lambda grad: laid_out.append(grad.is_contiguous(memory_format=torch.channels_last)))
+        out = forward(inner)
         out.backward(torch.arange(out.numel(), dtype=out.dtype).view(out.shape))
         found.append((out.detach(), x.grad))
     assert all(map(torch.equal, *found))
-    assert found[0][1] is not None and found[0][1].is_contiguous(memory_format=memory_format)
+    changes = (channels, stride) != (16, 1)
+    assert (out is inner) != changes
+    if changes and channels >= 16 and memory_format == torch.channels_last:
+        assert laid_out == [False, True]

@@ -13,11 +13,14 @@ from stages.papers.dac.layers import Shortcut
 
 
 class FastShortcut(Shortcut):
+    """The same pixels and channels."""
+
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, S, S] -> [B, C', S / stride, ...]."""
         if (self.new_channels, self.stride) == (0, 1):
             return x
-        if is_plain(x, dtype=x.dtype) and x.is_contiguous(memory_format=torch.channels_last):
+        is_laid_out = is_plain(x, dtype=x.dtype) and x.is_contiguous(memory_format=torch.channels_last)
+        if is_laid_out and self.new_channels >= 0:
             out: Tensor = _Shortcut.apply(x, super().forward, self.stride)
             return out
         return super().forward(x)

@@ -9,6 +9,8 @@ from stages.papers.nmn.resnet import ResNet18, ResNetBlock
 
 
 class FastResNetBlock(ResNetBlock):
+    """The block with both normalisations and what follows them as one."""
+
     def forward(self, x: Tensor) -> Tensor:
         """[B, in_channels, H, W] -> [B, out_channels, H / stride, W / stride]."""
         hidden = batch_norm_relu(self.first_norm, self.first(x))
@@ -16,6 +18,8 @@ class FastResNetBlock(ResNetBlock):
 
 
 class FastResNet18(ResNet18):
+    """The network with its stem's normalisation and ReLU as one."""
+
     def forward(self, images: Tensor) -> Tensor:
         """Normalised images [B, C, S, S] -> logits [B, K]."""
         maps = self.blocks(batch_norm_relu(self.stem_norm, self.stem(images)))
