@@ -52,22 +52,6 @@ def test_result_table_is_the_evidence(comparisons: list[ExperimentComparison]) -
     assert shown, "there is evidence to show"
 
 
-def test_the_table_of_sgemm_is_the_evidence(comparisons: list[ExperimentComparison]) -> None:
-    (sgemm,) = (comparison for comparison in comparisons if comparison.experiment == "dac-sgemm")
-    ours = {arm.arm: arm.ours for arm in sgemm.arms}
-
-    def cell(arm: str) -> str:
-        found = ours.get(arm)
-        return "" if found is None else f"{found.mean:.2f} ± {found.std:.2f}".replace("-", "−")
-
-    rows = re.findall(r"^\| (\d+) / (\d+) \| (\d+) \| (.*?) \| (.*?) \| (.*?) \|$", README, flags=re.MULTILINE)
-    assert [row[3:] for row in rows] == [
-        (cell(f"mlp-{base}x{depth}"), cell(f"dac-mlp-{dac}x{depth}"), cell(f"mlp-{dac}x{depth}"))
-        for base, dac, depth, *_ in rows
-    ]
-    assert rows, "there is evidence to show"
-
-
 def test_results_page_is_what_make_report_writes(tmp_path: Path) -> None:
     written = write_docs(REPOSITORY, tmp_path / "results.md")
     assert written.read_bytes() == (REPOSITORY / "docs" / "results.md").read_bytes(), "run make report and commit"
