@@ -43,7 +43,8 @@ def comparison_chart(comparison: ExperimentComparison) -> dict[str, Any] | None:
     shown_unit = {"fraction": " (%)", "seconds": " (s)", "bytes": " (B)"}.get(comparison.metric.unit, "")
     axis = {} if is_fraction else {"axis": {"format": "~s"}}
     x = {"type": "quantitative", "title": f"{comparison.metric.title}{shown_unit}", **axis}
-    layers = [_points(x, shown=[side for side in ("ours", "paper") if any(row["side"] == side for row in rows)])]
+    shown = [side for side in ("ours", "paper") if any(row["side"] == side for row in rows)]
+    layers = [_points(x, shown, about=[{"field": "arm", "title": "model"}])]
     if any("low" in row for row in rows):
         layers.insert(0, _intervals(x))
     return {
@@ -65,7 +66,16 @@ def _intervals(x: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _points(x: dict[str, Any], shown: Sequence[str]) -> dict[str, Any]:
+def _band(ends: Mapping[str, float], x: dict[str, Any]) -> dict[str, Any]:
+    """From `low` to `high`: where ours is as good as the paper's."""
+    return {
+        "data": {"values": [ends]},
+        "mark": {"type": "rect", "opacity": 0.15},
+        "encoding": {"x": {"field": "low", **x}, "x2": {"field": "high"}},
+    }
+
+
+def _points(x: dict[str, Any], shown: Sequence[str], about: Sequence[dict[str, str]] = ()) -> dict[str, Any]:
     sides = _sides(["ours", "paper"], shown)
     return {
         "mark": {"type": "point", "filled": True, "size": 130, "opacity": 1},
@@ -73,11 +83,7 @@ def _points(x: dict[str, Any], shown: Sequence[str]) -> dict[str, Any]:
             "x": {"field": "value", **x, "scale": {"zero": False, "padding": 24, "nice": True}},
             "color": sides,
             "shape": sides,
-            "tooltip": [
-                {"field": "arm", "title": "model"},
-                {"field": "side"},
-                {"field": "value", "format": ".4~g"},
-            ],
+            "tooltip": [*about, {"field": "side"}, {"field": "value", "format": ".4~g"}],
         },
     }
 
@@ -101,11 +107,7 @@ def forest_chart(title: str, judged: Sequence[JudgedClaim], names: Mapping[str, 
     return {
         **_frame(f"{title}: differences from the paper with intervals, in margins", height=max(70, 34 * len(rows))),
         "layer": [
-            {
-                "data": {"values": [same]},
-                "mark": {"type": "rect", "opacity": 0.15},
-                "encoding": {"x": {"field": "low", **x}, "x2": {"field": "high"}},
-            },
+            _band(same, x),
             {
                 "data": {"values": rows},
                 "encoding": {"y": {"field": "claim", "type": "nominal", "sort": None, "title": None}},
@@ -126,6 +128,45 @@ def forest_chart(title: str, judged: Sequence[JudgedClaim], names: Mapping[str, 
                         },
                     },
                 ],
+            },
+        ],
+    }
+
+
+def gain_chart(title: str, judged: JudgedClaim) -> dict[str, Any] | None:
+    """A difference between two arms: our gain with the interval of the verdict, the paper's, and the line of no gain.
+
+    Around the paper's is the margin within which ours would be as large.  None where there is no interval, or no gain.
+    """
+    claim, verdict = judged.claim, judged.verdict
+    is_gain = claim.kind in ("order", "difference") and verdict.basis == "results"
+    if not is_gain or verdict.estimate is None or verdict.low is None or verdict.high is None:
+        return None
+    unit = {"fraction": "percentage points"}.get(claim.unit or "", claim.unit)
+    scale = 100 if claim.unit == "fraction" else 1
+    ours = {"value": verdict.estimate, "low": verdict.low, "high": verdict.high}
+    rows: list[dict[str, Any]] = [{"side": "ours", **{name: scale * number for name, number in ours.items()}}]
+    x = {"type": "quantitative", "title": f"gain ({unit}), to the right in favour of the proposed model"}
+    layers: list[dict[str, Any]] = [
+        {
+            "data": {"values": [{"value": 0}]},
+            "mark": {"type": "rule", "strokeDash": [4, 4]},
+            "encoding": {"x": {"field": "value", **x}},
+        }
+    ]
+    if claim.value is not None:
+        rows.append({"side": "paper", "value": scale * claim.value})
+        if margin := verdict.margin or (verdict.size or {}).get("margin"):
+            same = {"low": scale * (claim.value - margin), "high": scale * (claim.value + margin)}
+            layers.insert(0, _band(same, x))
+    return {
+        **_frame(f"{title}: our gain with its interval beside the paper's", height=44 * len(rows)),
+        "data": {"values": rows},
+        "layer": [
+            *layers,
+            {
+                "encoding": {"y": {"field": "side", "type": "nominal", "sort": None, "title": None}},
+                "layer": [_intervals(x), _points(x, shown=[row["side"] for row in rows])],
             },
         ],
     }

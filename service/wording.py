@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from jinja2 import Environment
 
-from service.formats import NONE, points, value_in
+from service.formats import NONE, plain, points, value_in
 from stages.results import METRICS, Claim, JudgedClaim, Status, Tally
 
 _WORDS = {
@@ -107,6 +107,8 @@ def _title(arm: str | None, experiments: Sequence[str], arms: Mapping[tuple[str,
 
 def in_terms_of(value: float | None, claim: Claim) -> str:
     """A number in the terms of `claim`: a gain in a fraction in points, everything else in the claim's unit."""
+    if claim.unit == "nats" and value is not None:
+        return f"{plain(value)} nats"
     is_gain = claim.kind in ("order", "difference") and claim.unit == "fraction"
     return points(value) if is_gain else value_in(claim.unit or "")(value)
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from service import queries
-from service.charts import forest_chart
+from service.charts import forest_chart, gain_chart
 from service.claim_queries import name_claims, titles_of
 from service.comparing import Compare, Question
 from service.dependencies import ResultsSession, parts_of
@@ -79,7 +79,7 @@ def show_claim(claim_id: str, request: Request, session: ResultsSession) -> Resp
             "record": record,
             "name": names[claim_id],
             "paper": next(item for item in queries.list_papers(session) if item.name == record.claim.paper),
-            "chart": forest_chart(record.claim.place, [record], names),
+            "chart": gain_chart(names[claim_id], record) or forest_chart(record.claim.place, [record], names),
             "experiments": [item for item in experiments if item.name in record.experiments],
         },
     )

@@ -26,6 +26,7 @@ from stages.rules import Rules
 from stages.verdicts.expected import MOST, expected_replicates
 from stages.verdicts.intervals import Numbers, combine, half_width, variance_of
 from stages.verdicts.looks import complete_look, level, looks_from
+from stages.verdicts.numerals import signed, with_interval
 from stages.verdicts.value import NONE_MISSING, Spread, judge_equivalence, tell, too_few, too_many_diverged
 from stages.verdicts.verdict import Sample, Status, Verdict
 
@@ -129,12 +130,14 @@ def judge_gain(
         gain = dataclasses.replace(gain, missing=part.missing(n))
     size = _judge_size(claim, gain, arms, rules=rules, widening=widening)
     if size.estimate is not None:
-        size = tell(size, f"Our gain {gain.mean:+.4g} (n = {n}) − the paper's {claim.gain:+.4g}", proposed, baseline)
+        size = tell(
+            size, f"Our gain {signed(gain.mean)} (n = {n}) − the paper's {signed(claim.gain)}", proposed, baseline
+        )
     if not claim.gain:
         return size
     sign = _judge_sign(claim, gain, arms, rules=rules, widening=widening)
     design = "shared folds" if pairing == "fold" else "independent replicates"
-    sign = tell(sign, f"Proposed − baseline (better positive, n = {n} {design})", proposed, baseline)
+    sign = tell(sign, f"Gain of the proposed arm (n = {n} {design})", proposed, baseline)
     if part is not None:
         drawn = "The interval allows for the pairs without results as if they were drawn like these."
         sign = dataclasses.replace(sign, explanation=f"{sign.explanation} {drawn}")
@@ -175,7 +178,7 @@ def _judge_sign(claim: GainClaim, gain: Gain, arms: tuple[Sample, Sample], *, ru
     low, high, confidence = gain.mean - half, gain.mean + half, 1 - 2 * alpha
     return Verdict(
         status=status,
-        explanation=f"{gain.mean:+.3g}, {confidence:.1%} interval {low:+.3g} to {high:+.3g}: {reason}",
+        explanation=f"{with_interval(gain.mean, low, high, confidence)}: {reason}",
         estimate=gain.mean,
         low=low,
         high=high,

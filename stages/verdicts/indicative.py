@@ -7,6 +7,7 @@ from typing import Literal
 
 from stages.rules import Rules
 from stages.verdicts.difference import GainClaim
+from stages.verdicts.numerals import signed
 from stages.verdicts.verdict import Sample, Status, Verdict
 
 
@@ -51,8 +52,8 @@ def indicate_order(claim: GainClaim, proposed: Sample, baseline: Sample, *, epoc
     lost = f" {diverged} replicates diverged." if diverged else ""
     return Verdict(
         status=status,
-        explanation=f"At {epochs_share:.0%} of the printed epochs the gain is {gain:+.3g} (n = {n}); the paper's is "
-        f"{claim.gain:+.3g}. A direction, no test.{lost}",
+        explanation=f"At {epochs_share:.0%} of the printed epochs the gain is {signed(gain)} (n = {n}); the paper's is "
+        f"{signed(claim.gain)}. A direction, no test.{lost}",
         estimate=gain,
         n=n,
         n_diverged=diverged,

@@ -7,6 +7,7 @@ import math
 from scipy import stats
 
 from stages.rules import Rules
+from stages.verdicts.numerals import signed, with_interval
 from stages.verdicts.verdict import Status, Verdict
 
 
@@ -39,7 +40,7 @@ def judge_ratio(claimed: float, computed: float, margin: float) -> Verdict:
     difference = computed - claimed
     return Verdict(
         status=_holds(abs(difference) <= margin * (1 + 1e-12)),
-        explanation=f"Computed {computed:.4g} − claimed {claimed:.4g} = {difference:+.3g}, margin ±{margin:.3g}.",
+        explanation=f"Computed {computed:.4g} − claimed {claimed:.4g} = {signed(difference)}, margin ±{margin:.3g}.",
         estimate=difference,
         margin=margin,
     )
@@ -145,14 +146,15 @@ def judge_proportion(claimed: tuple[int, int], ours: tuple[int, int], margin: fl
         status, shown = Status.UNDECIDABLE, inner
     else:
         status, shown = Status.INCONCLUSIVE, inner
+    confidence = 1 - (rules.alpha_outside if shown is outer else 2 * rules.alpha_within)
     return Verdict(
         status=status,
-        explanation=f"Ours {ours[0]} of {ours[1]} − the paper's {claimed[0]} of {claimed[1]} = {difference:+.3g}, "
-        f"interval {shown[0]:+.3g} to {shown[1]:+.3g}, margin ±{margin:.3g}.",
+        explanation=f"Ours {ours[0]} of {ours[1]} − the paper's {claimed[0]} of {claimed[1]} = "
+        f"{with_interval(difference, *shown, confidence)}, margin ±{margin:.3g}.",
         estimate=difference,
         low=shown[0],
         high=shown[1],
-        confidence=1 - (rules.alpha_outside if shown is outer else 2 * rules.alpha_within),
+        confidence=confidence,
         margin=margin,
         n=ours[1],
     )

@@ -22,6 +22,7 @@ from stages.rules import Rules
 from stages.verdicts.expected import MOST, can_decide, expected_replicates
 from stages.verdicts.intervals import Numbers, combine, half_width, is_outside, is_within, pool
 from stages.verdicts.looks import Looks, complete_look, level, looks_from
+from stages.verdicts.numerals import with_interval
 from stages.verdicts.verdict import Sample, Status, Verdict
 
 NONE_MISSING = 0.0, math.inf
@@ -143,8 +144,7 @@ def judge_equivalence(
     low, high, confidence = float(difference - half), float(difference + half), 1 - 2 * alpha
     return Verdict(
         status=status,
-        explanation=f"{difference:+.3g}, {confidence:.1%} interval {low:+.3g} to {high:+.3g}, margin ±{margin:.3g}: "
-        f"{reason}",
+        explanation=f"{with_interval(difference, low, high, confidence)}, margin ±{margin:.3g}: {reason}",
         estimate=difference,
         low=low,
         high=high,

@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 
 from service.access import digest_of
 from service.app import create_app
-from service.charts import MOST_TICKS, _epochs, _scale, forest_chart
+from service.charts import MOST_TICKS, _epochs, _scale, forest_chart, gain_chart
 from service.formats import count, duration, memory, percent, points, ratio, value_in
 from service.printed import lay_out
 from service.settings import Settings
@@ -132,6 +132,28 @@ def test_the_forest_is_drawn_in_margins() -> None:
     (row,) = chart["layer"][1]["data"]["values"]
     assert (row["claim"], row["estimate"], row["low"], row["high"]) == ("A", 1.0, 0.5, 1.5)
     assert forest_chart("Table 1", judged[1:], {"b": "B"}) is None, "no margin, nothing to hold it against"
+
+
+def test_a_gain_is_drawn_beside_the_paper_s_and_no_gain() -> None:
+    gain = judge("a", 0.214, 0.168, 0.26, margin=None)
+    gain.verdict.basis, gain.verdict.size = "results", {"status": "inconclusive", "margin": 0.0625}
+    assert gain_chart("A", gain) is None, "a value is no gain"
+    gain.claim.kind, gain.claim.unit, gain.claim.value = "difference", "nats", 0.25
+    chart = gain_chart("A", gain)
+    assert chart is not None
+    ours, paper = chart["data"]["values"]
+    assert ours == {"side": "ours", "value": 0.214, "low": 0.168, "high": 0.26}
+    assert paper == {"side": "paper", "value": 0.25}
+    band, zero, _ = chart["layer"]
+    assert band["data"]["values"] == [{"low": 0.1875, "high": 0.3125}] and zero["data"]["values"] == [{"value": 0}]
+    gain.claim.unit = "fraction"
+    in_points = gain_chart("A", gain)
+    assert in_points is not None and in_points["data"]["values"][1] == {"side": "paper", "value": 25}
+    gain.claim.value, gain.verdict.size, gain.verdict.margin = 0.0, None, 0.01
+    comparable = gain_chart("A", gain)
+    assert comparable is not None and comparable["layer"][0]["data"]["values"] == [{"low": -1.0, "high": 1.0}]
+    gain.verdict.basis = "finding"
+    assert gain_chart("A", gain) is None, "computed without training: no interval"
 
 
 @pytest.mark.parametrize(

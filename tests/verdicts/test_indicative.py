@@ -46,6 +46,6 @@ def test_the_direction_is_the_claims_and_the_metrics() -> None:
     arms = Sample.of([0.4]), Sample.of([0.5])
     assert indicate_order(lower, *arms, epochs_share=0.3).status is Status.AGREES
     assert indicate_order(worse, *arms, epochs_share=0.3).status is Status.AGREES
-    assert "At 30% of the printed epochs the gain is -0.1 (n = 1)" in (
+    assert "At 30% of the printed epochs the gain is −0.1 (n = 1)" in (
         indicate_order(worse, *arms, epochs_share=0.3).explanation
     )

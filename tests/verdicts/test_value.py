@@ -84,7 +84,7 @@ def test_four_verdicts_of_a_value(value: float, margin: float, status: Status) -
 def test_the_sentence_has_every_number() -> None:
     verdict = judge(ValueClaim(value=0.8159, margin=0.01), FIVE)
     assert verdict.explanation == (
-        "Ours 0.8134 (n = 5, s = 0.0021) − the paper's 0.8159 = -0.0025, 95.0% interval -0.00881 to +0.00381, "
+        "Ours 0.8134 (n = 5, s = 0.0021) − the paper's 0.8159 = −0.0025, 95 % interval −0.0088 to +0.0038, "
         "margin ±0.01: within."
     )
 
