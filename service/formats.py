@@ -64,6 +64,11 @@ def ratio(number: float | None) -> str:
 
 def value_in(unit: str) -> Callable[[float | None], str]:
     """The formatter of a unit."""
+    kind, _, of = unit.partition(" ")
+    if kind == "relative":  # relative gain
+        return lambda number: NONE if number is None else f"{plain(100 * number)} % {of}"
+    if kind == "of":  # of the baseline
+        return lambda number: NONE if number is None else f"{plain(number)} × {of}"
     suffix = "" if unit in ("", "nats") else f" {unit}"
     known: dict[str, Callable[[float | None], str]] = {
         "fraction": percent,

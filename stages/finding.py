@@ -17,13 +17,15 @@ Status = Literal["holds", "fails", "contradicted"]
 class Finding:
     """`claim` is an id of the claims file; `computed` are named numbers in the units that the names tell.
 
-    `explanation` says in one or two sentences how they were computed and why they give this status.
+    `explanation` says in one or two sentences how they were computed and why they give this status.  `ours` is the
+    number that stands against the paper's, in the claim's unit, where there is one.
     """
 
     claim: str
     status: Status
     computed: dict[str, float]
     explanation: str
+    ours: float | None = None
 
 
 def judged(as_stated: bool) -> Status:

@@ -90,7 +90,7 @@ def _is_tally(claim: ClaimLine) -> bool:
 
 def _judge(claim: ClaimLine, facts: Facts) -> Judgement:
     if claim.kind == "setup" and not claim.reason:
-        return Judgement(claim=claim, verdict=_judge_setup(claim, facts), basis="params", is_decidable=False, ours=None)
+        return _of_params(claim, _judge_setup(claim, facts), is_decidable=False)
     finding = facts.findings.get(claim.id) if claim.kind != "setup" else None
     if finding is not None:
         return _judge_finding(claim, finding, facts)
@@ -99,13 +99,17 @@ def _judge(claim: ClaimLine, facts: Facts) -> Judgement:
     if claim.kind in NO_NUMBER:
         return _judge_no_number(claim, facts)
     if claim.kind == "count" and claim.experiment:
-        verdict = judge_counted(claim, facts.params)
-        ours = None if verdict.estimate is None else (claim.value or 0) + verdict.estimate
-        return Judgement(claim=claim, verdict=verdict, basis="params", is_decidable=True, ours=ours)
+        return _of_params(claim, judge_counted(claim, facts.params), is_decidable=True)
     if claim.kind in EXACT or not claim.experiment:
         verdict = not_tested("`python -m stages.analyse` computes it, and hasn't run here.")
         return Judgement(claim=claim, verdict=verdict, basis="none", is_decidable=True)
     return _judge_measured(claim, facts)
+
+
+def _of_params(claim: ClaimLine, verdict: Verdict, *, is_decidable: bool) -> Judgement:
+    """What the params files say: its estimate is ours − the paper's."""
+    ours = None if verdict.estimate is None else (claim.value or 0.0) + verdict.estimate
+    return Judgement(claim=claim, verdict=verdict, basis="params", is_decidable=is_decidable, ours=ours)
 
 
 def _judge_finding(claim: ClaimLine, finding: Finding, facts: Facts) -> Judgement:
@@ -114,7 +118,7 @@ def _judge_finding(claim: ClaimLine, finding: Finding, facts: Facts) -> Judgemen
     Numbers that exclude each other stay contradicted whatever is trained; numbers that agree aren't true by that.
     """
     verdict = Verdict(status=Status(finding.status), explanation=finding.explanation)
-    computed = Judgement(claim=claim, verdict=verdict, basis="finding", is_decidable=True)
+    computed = Judgement(claim=claim, verdict=verdict, basis="finding", is_decidable=True, ours=finding.ours)
     is_measured = claim.experiment is not None and claim.kind not in (*EXACT, *NO_NUMBER, "count")
     if not is_measured or finding.status == "contradicted":
         return computed

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stages.experiment import DatasetSource, Experiment, Params
 from stages.ledger.claims import ClaimLine
-from stages.verdicts import Status, Verdict, judge_count, judge_setup, not_tested
+from stages.verdicts import Status, Verdict, judge_count, not_tested
 
 _EXTREME = re.compile(r"(min|max)\((.+)\)")
 
@@ -113,18 +114,21 @@ def judge_setting(claim: ClaimLine, params: Params) -> Verdict:
 
 
 def agree(claim: ClaimLine, used: Sequence[Any]) -> Verdict:
-    """The first value that departs, by more than the printed rounding, decides; all of them are named."""
-    half_unit = (claim.precision or 0.0) / 2
-    verdicts = [
-        judge_setup(claim.value, claim.value if _is_close(value, claim.value, half_unit) else value) for value in used
-    ]
-    worst = next((verdict for verdict in verdicts if verdict.status is Status.DEVIATES), verdicts[0])
+    """`as printed` where every value is, by the printed rounding; else the first that departs is the estimate's."""
+    departing = [value for value in used if not _is_printed(value, claim)]
+    first = (departing or used)[0]
     listed = ", ".join("not set" if value is None else f"{value:g}" for value in used)
-    return dataclasses.replace(worst, explanation=f"Printed {claim.value:g}; ours {listed}.")
+    return Verdict(
+        status=Status.DEVIATES if departing else Status.AS_PRINTED,
+        explanation=f"Printed {claim.value:g}; ours {listed}.",
+        estimate=None if first is None or claim.value is None else first - claim.value,
+    )
 
 
-def _is_close(used: Any, printed: float | None, half_unit: float) -> bool:
-    return isinstance(used, int | float) and printed is not None and abs(used - printed) <= half_unit
+def _is_printed(used: Any, claim: ClaimLine) -> bool:
+    if used is None or claim.value is None:
+        return False
+    return math.isclose(used, claim.value) or abs(used - claim.value) <= (claim.precision or 0.0) / 2
 
 
 def judge_counted(claim: ClaimLine, params: Params) -> Verdict:

@@ -79,16 +79,6 @@ def judge_shown(where: str) -> Verdict:
     return Verdict(status=Status.SHOWN, explanation=f"No number to test; ours is shown: {where}.")
 
 
-def judge_setup(printed: object, used: object) -> Verdict:
-    """A printed setting against the one that our protocol has."""
-    same = printed == used or (
-        isinstance(printed, int | float) and isinstance(used, int | float) and math.isclose(printed, used)
-    )
-    return Verdict(
-        status=Status.AS_PRINTED if same else Status.DEVIATES, explanation=f"Printed {printed}; ours {used}."
-    )
-
-
 def not_tested(reason: str) -> Verdict:
     return Verdict(status=Status.NOT_TESTED, explanation=reason)
 

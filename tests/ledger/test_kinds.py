@@ -95,6 +95,9 @@ def test_the_printed_rounding_of_a_setting_is_allowed_for() -> None:
     for used, status in ((1747, Status.AS_PRINTED), (1751, Status.DEVIATES)):
         verdict = agree(claim, [used])
         assert (verdict.status, verdict.explanation) == (status, f"Printed 1700; ours {used}.")
+        assert verdict.estimate == used - 1700
+    assert agree(claim, [None]).status is Status.DEVIATES
+    assert agree(dataclasses.replace(claim, value=0.3, precision=None), [0.1 + 0.2]).status is Status.AS_PRINTED
 
 
 def test_one_experiment_that_departs_is_enough() -> None:

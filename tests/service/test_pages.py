@@ -321,7 +321,8 @@ def test_claims_that_fill_no_table_keep_their_order_beside_it() -> None:
     ("text", "expected"),
     [
         (value_in("images")(60_000), "60,000 images"),
-        (value_in("relative gain")(-0.0123456), "−0.01235 relative gain"),
+        (value_in("relative gain")(-0.0123456), "−1.235 % gain"),
+        (value_in("of the baseline")(2.0), "2 × the baseline"),
         (percent(0.5378), "53.78 %"),
         (percent(None), "–"),
         (points(-0.1345), "−13.45 pp"),

@@ -18,7 +18,6 @@ from stages.verdicts import (
     judge_proportions,
     judge_range,
     judge_ratio,
-    judge_setup,
     judge_shown,
     judge_theorem,
     not_tested,
@@ -116,11 +115,9 @@ def test_a_number_against_the_papers_own_others_shows_the_arithmetic() -> None:
 
 
 def test_figures_and_setup_are_not_counted() -> None:
-    shown, same, other = judge_shown("/compare"), judge_setup(1e-4, 0.0001), judge_setup(100, 50)
-    assert [verdict.status for verdict in (shown, same, other)] == [Status.SHOWN, Status.AS_PRINTED, Status.DEVIATES]
-    assert not any(verdict.status.is_counted for verdict in (shown, same, other))
+    assert judge_shown("/compare").status is Status.SHOWN
+    assert not any(status.is_counted for status in (Status.SHOWN, Status.AS_PRINTED, Status.DEVIATES))
     assert Status.REPRODUCED.is_counted
-    assert judge_setup("flip", "crop and flip").explanation == "Printed flip; ours crop and flip."
 
 
 def test_times_compare_only_on_the_same_device() -> None:

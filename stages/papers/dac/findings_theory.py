@@ -277,4 +277,5 @@ def figure_7b_units() -> Finding:
         explanation="Three standard units do it: -1 + φ(x₁ + x₂ + 2) - 2φ(x₁) - 2φ(x₂) is 1 - |x₁| - |x₂| inside the "
         "square and negative everywhere outside.  Four are needed only to repeat the DAC network's values far "
         "outside.",
+        ours=3.0,
     )

@@ -131,14 +131,15 @@ def matched_parameters() -> Finding:
 
     computed = {f"ratio_{dataset}": ratio(dataset, {}, {}) for dataset in DATASETS}
     computed["ratio_cifar10_as_run"] = ratio("cifar10", AS_RUN, AS_RUN)
-    matched = all(abs(value - 1) < MATCHED for value in computed.values())
+    farthest = max(computed.values(), key=lambda value: abs(value - 1))
     computed["ratio_cifar10_without_the_unused_matrix"] = ratio("cifar10", {"has_unused_matrix": False}, {})
     computed["ratio_cifar10_last_public_commit"] = ratio("cifar10", LAST_COMMIT_VIT, LAST_COMMIT_HYPERBF)
     return Finding(
         claim="hyperbf.params.match",
-        status="holds" if matched else "fails",
+        status="holds" if abs(farthest - 1) < MATCHED else "fails",
         computed=computed,
         explanation="Parameters of HyperBF over those of the ViT with 20 centres against 20 hidden units. The ViT's "
         "count has a matrix in each block that nothing uses; without it HyperBF is the larger. The pair of the last "
         "public commit is not matched.",
+        ours=farthest,
     )
