@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,9 @@ from stages.datasets.manifest import Manifest
 from stages.datasets.packed import read_images
 from stages.datasets.prepare import READERS, prepare
 from stages.experiment import DatasetSource, load_params
+from tests.project import REPOSITORY
 
+PAGE = (REPOSITORY / "docs" / "data.md").read_text()
 DATASETS = load_params().datasets
 IMAGES = {name: source for name, source in DATASETS.items() if source.kind == "images"}
 
@@ -63,3 +66,17 @@ def test_every_data_set_has_a_stand_in_of_its_size(tmp_path: Path, name: str) ->
     assert (info.provenance, info.kind, info.shape) == ("embedded", "images", source.shape)
     assert read_images(tmp_path / "packed", "train").images.shape == (max(128, source.classes), *source.shape)
     assert (len(info.classes), info.shared_test_images) == (source.classes, 0)
+
+
+def test_the_page_has_the_declared_counts() -> None:
+    rows = re.findall(r"^\| ([\w -]+) \| ([\d,]+) \+ ([\d,]+)(?:,| rows| tokens)", PAGE, flags=re.MULTILINE)
+    shown = {title: tuple(int(number.replace(",", "")) for number in numbers) for title, *numbers in rows}
+    declared = {source.title: (source.train, source.test) for source in DATASETS.values()}
+    assert shown == {re.sub(",.*| GPU kernel.*", "", title): counts for title, counts in declared.items()}
+
+
+def test_the_page_names_the_files_that_are_written(tmp_path: Path) -> None:
+    named = set(re.findall(r"`(\w+\.safetensors)`", PAGE)) | {"dataset.json"}
+    for name in ("mnist", "sgemm", "tinyshakespeare"):
+        prepare(DATASETS[name], Manifest(dataset=name, source="embedded"), tmp_path, tmp_path / name)
+        assert {path.name for path in (tmp_path / name).iterdir()} == named, name
