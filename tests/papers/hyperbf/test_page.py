@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import nn
 
 from stages.evaluation.cost import count_parameters, flops_per_sample
+from stages.experiment import load_params
 from stages.papers.hyperbf import HyperBF, HyperBFAsWritten, ViT
 from stages.papers.hyperbf.findings import (
     AS_RUN,
@@ -24,7 +26,8 @@ from stages.papers.hyperbf.findings import (
     findings,
 )
 
-PAGE = (Path(__file__).parents[3] / "docs" / "papers" / "hyperbf.md").read_text()
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "papers" / "hyperbf.md").read_text()
 ROWS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
     "ViT 20": (ViT, VIT),
     "HyperBF 20": (HyperBF, HYPERBF),
@@ -59,13 +62,28 @@ def test_every_row_of_the_sizes_is_checked() -> None:
     assert re.findall(r"^\| ([^|]+) \|(?: [\d,]+ \|){5}$", PAGE, flags=re.MULTILINE) == list(ROWS)
 
 
-def test_every_arm_names_arguments_that_its_model_takes() -> None:
-    arms = re.findall(r"^\| [^|]+ \| (`\w+`|both) \| ((?:`\w+: [^`]+`(?:, )?)*) ?\| ", PAGE, flags=re.MULTILINE)
-    assert len(arms) == 14
+def test_the_arms_are_those_that_are_trained() -> None:
+    rows = re.findall(r"^\| [^|]+ \| (`\w+`|both) \| ((?:`\w+: [^`]+`(?:, )?)*) ?\| ", PAGE, flags=re.MULTILINE)
     classes = {f"`{c.__name__}`": [c] for c in (ViT, HyperBF, HyperBFAsWritten)} | {"both": [ViT, HyperBF]}
-    for model, arguments in arms:
-        known = {name for model_class in classes[model] for name in inspect.signature(model_class).parameters}
-        assert set(re.findall(r"`(\w+): ", arguments)) <= known, arguments
+    shown = []
+    for names, arguments in rows:
+        values = {key: yaml.safe_load(value) for key, value in re.findall(r"`(\w+): ([^`]+)`", arguments)}
+        taken = [sorted(values.keys() & inspect.signature(model).parameters.keys()) for model in classes[names]]
+        assert values.keys() == set().union(*taken), "an argument that its model doesn't take"
+        for model, own in zip(classes[names], taken, strict=True):
+            shown.append((model.__name__, [(key, values[key]) for key in own]))
+    experiments = {name: found for name, found in load_params(ROOT).experiments.items() if found.paper == "hyperbf"}
+    arms = experiments.pop("hyperbf-cifar10").arms
+    trained = []
+    for arm in arms.values():
+        name, base = str(arm.model["name"]), arms["vit" if arm.model["name"] == "ViT" else "hyperbf"]
+        changed = {key for key, value in arm.model.items() if key != "name" and base.model.get(key) != value}
+        trained.append((name, [(key, arm.model[key]) for key in sorted(changed)]))
+    pair: list[Any] = [("ViT", []), ("HyperBF", [])]
+    assert sorted(shown + pair, key=repr) == sorted(trained, key=repr)
+    others = {name: [*found.arms] for name, found in experiments.items()}
+    assert others.pop("hyperbf64-tinyimagenet") == ["vit", "hyperbf"]
+    assert all(names == ["vit", "hyperbf", "vit-as-run-scale"] for names in others.values())
 
 
 def test_percentages_and_differences_are_those_of_the_findings() -> None:
