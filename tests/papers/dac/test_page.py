@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 from stages.evaluation.cost import count_parameters
+from stages.experiment import load_params
 from stages.papers.dac import DACMLP, DACVGG, MLP, VGG, DACResNetV1, DACResNetV2, MBAResNetV1, ResNetV1, ResNetV2
 from stages.papers.dac.counting import count_operations
+from stages.planning import plan_costs
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "papers" / "dac.md").read_text()
@@ -62,6 +64,15 @@ def test_sizes_in_the_text_are_what_the_code_gives() -> None:
     base = count_parameters(MLP(in_features=14, depth=5, width=100, last_width=100))
     dac = count_parameters(DACMLP(in_features=14, depth=5, width=71, last_width=71))
     assert f"{base:,}; the DAC network of equivalent width, 5 of 71, {dac:,}" in " ".join(PAGE.split())
+
+
+def test_epochs_and_steps_of_the_larger_images_are_those_of_the_params() -> None:
+    params = load_params(DOCS.parent)
+    names = ["dac-imagenette", "dac-imagewoof", "dac-isic2019"]
+    costs = plan_costs(params, params.profiles["paper"], names, lambda model, shape, vocabulary: 1)
+    epochs, steps = ([getattr(cost, name) // cost.runs for cost in costs.values()] for name in ("epochs", "steps"))
+    assert f"| {epochs[0]} epochs, of {steps[0]:,} and {steps[1]:,} steps, " in PAGE
+    assert epochs[2] == epochs[0] and "five folds, the epochs of Imagenette" in PAGE
 
 
 def test_operator_example_runs_as_it_stands() -> None:
