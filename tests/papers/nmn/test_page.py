@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from stages.evaluation.cost import count_parameters, flops_per_sample
+from stages.experiment import load_params
 from stages.papers.nmn import GPT2, AetherGPT, AetherResNet18, PostNormGPT, ResNet18, YatGPT
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "papers" / "nmn.md").read_text()
-IMAGES = {"cifar10": (32, 10), "cifar100": (32, 100), "tinyimagenet": (64, 200), "stl10": (96, 10)}
 SIZES: dict[str, dict[str, Any]] = {
     "small": {"vocabulary_size": 50257, "context": 1024, "width": 768, "depth": 12, "num_heads": 12},
     "corpus": {"vocabulary_size": 4096, "context": 256, "width": 256, "depth": 6, "num_heads": 8},
@@ -29,7 +29,10 @@ def test_table_of_image_models_is_what_the_code_gives() -> None:
     rows = re.findall(r"^\| (\w+) \| (\w+) \| (\d+) \| ([\d,]+) \| ([\d,]+) \|$", PAGE, flags=re.MULTILINE)
     shown = {(dataset, model): (int(size), number(n), number(f)) for dataset, model, size, n, f in rows}
     computed = {}
-    for dataset, (size, classes) in IMAGES.items():
+    params = load_params(DOCS.parent)
+    trained = [one.dataset for one in params.experiments.values() if one.name.startswith("nmn-resnet-")]
+    for dataset in trained:
+        size, classes = params.datasets[dataset].shape[1], params.datasets[dataset].classes
         shape = {"image_size": size, "in_channels": 3, "num_classes": classes, "width": 64}
         with torch.device("meta"):
             models = [ResNet18(**shape), AetherResNet18(**shape, features=256, scale="guide", epsilon=0.007)]
