@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -59,6 +60,16 @@ def test_cost_of_an_experiment_is_its_arithmetic(params: Params) -> None:
 def test_quick_plans_its_cut_budget(params: Params) -> None:
     (cost,) = plan_costs(params, params.profiles["quick"], ["ninformer-cifar100"], one_flop).values()
     assert (cost.runs, cost.epochs, cost.steps) == (4, 12, 4 * 3 * 98)
+
+
+def test_the_page_has_the_trainings_and_steps_of_the_plan(params: Params) -> None:
+    """Its FLOPs and hours are `claimcheck plan`'s, which takes longer than a test may."""
+    page = (ROOT / "docs" / "costs.md").read_text()
+    shown = re.findall(r"^\| [\w ]+ \| ([\d,]+) \| ([\d,]+) \| [\d.]+e\d+ \|", page, flags=re.MULTILINE)
+    costs = plan_costs(params, params.profiles["paper"], list(params.experiments), one_flop)
+    papers = dict.fromkeys(params.experiments[name].paper for name in costs)
+    sums = [add_up([costs[name] for name in costs if params.experiments[name].paper == paper], []) for paper in papers]
+    assert shown == [(f"{cost.runs:,}", f"{cost.steps:,}") for cost in (*sums, add_up(sums, []))]
 
 
 @pytest.mark.parametrize(
