@@ -83,6 +83,9 @@ def test_the_numbers_of_statements_are_those_of_the_claims() -> None:
         *(len(claims), len(claims) - len(elsewhere) - len(implied)),
         *(len(elsewhere), len(implied)),
     ]
+    changelog = " ".join((REPOSITORY / "CHANGELOG.md").read_text().split())
+    assert f"All {len(claims) - len(implied)} statements of the papers" in changelog
+    assert f"the {len(implied)} orders that tables imply" in changelog
 
 
 def test_links_lead_to_files() -> None:
