@@ -80,3 +80,8 @@ def test_the_page_names_the_files_that_are_written(tmp_path: Path) -> None:
     for name in ("mnist", "sgemm", "tinyshakespeare"):
         prepare(DATASETS[name], Manifest(dataset=name, source="embedded"), tmp_path, tmp_path / name)
         assert {path.name for path in (tmp_path / name).iterdir()} == named, name
+
+
+def test_the_notice_names_every_data_set() -> None:
+    notice = (REPOSITORY / "NOTICE").read_text()
+    assert [source.title for source in DATASETS.values() if source.title.split(",")[0] not in notice] == []
