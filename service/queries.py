@@ -231,24 +231,14 @@ def list_checkpoints(
     if ids is not None:
         query = query.where(Checkpoint.id.in_(ids))
     rows = session.execute(query).all()
-    accuracies = _accuracies(session, [row.Checkpoint.result_id for row in rows])
     claims = _accuracy_claims(session, {row.Arm.experiment for row in rows})
     return [
-        _answerer(
-            row.Checkpoint,
-            row.Arm,
-            row.dataset,
-            row.rank,
-            accuracies.get(row.Checkpoint.result_id),
-            claims.get((row.Arm.experiment, row.Arm.name)),
-        )
+        _answerer(row.Checkpoint, row.Arm, row.dataset, row.rank, claims.get((row.Arm.experiment, row.Arm.name)))
         for row in rows
     ]
 
 
-def _answerer(
-    checkpoint: Checkpoint, arm: Arm, dataset: str, rank: int, accuracy: float | None, claim: Claim | None
-) -> Answerer:
+def _answerer(checkpoint: Checkpoint, arm: Arm, dataset: str, rank: int, claim: Claim | None) -> Answerer:
     result = checkpoint.result
     return Answerer(
         id=checkpoint.id,
@@ -267,17 +257,10 @@ def _answerer(
         provenance=result.provenance,
         label=fidelity_of(result),
         dtype=checkpoint.dtype,
-        accuracy=accuracy if checkpoint.accuracy is None else checkpoint.accuracy,
+        accuracy=result.accuracy if checkpoint.accuracy is None else checkpoint.accuracy,
         paper_accuracy=claim.value if claim else None,
         paper_claim=claim.id if claim else None,
     )
-
-
-def _accuracies(session: Session, result_ids: Sequence[int]) -> dict[int, float]:
-    query = select(Metric.result_id, Metric.value).where(
-        Metric.result_id.in_(result_ids), Metric.metric == "accuracy", Metric.split == "test"
-    )
-    return {row.result_id: row.value for row in session.execute(query)}
 
 
 def _accuracy_claims(session: Session, experiments: set[str]) -> dict[tuple[str, str], Claim]:
