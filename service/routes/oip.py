@@ -81,34 +81,38 @@ def ready(request: Request, session: ResultsSession) -> ServerReadyOut:
     return ServerReadyOut(ready=True)
 
 
-async def lowest_version(model: ModelName, request: Request) -> queries.Answerer:
+async def all_versions(model: ModelName, request: Request) -> list[queries.Answerer]:
+    """By replicate."""
+    choices = parts_of(request).choices
+    return await choices.get(("versions", model), lambda session: queries.find_model_versions(session, model))
+
+
+Versions = Annotated[list[queries.Answerer], Depends(all_versions)]
+
+
+async def lowest_version(versions: Versions) -> queries.Answerer:
     """The lowest replicate answers where none is named."""
-    return (await _versions(model, request))[0]
+    return versions[0]
 
 
-async def named_version(model: ModelName, version: ModelVersion, request: Request) -> queries.Answerer:
+async def named_version(model: ModelName, version: ModelVersion, versions: Versions) -> queries.Answerer:
     """The replicate that is named."""
-    for answerer in await _versions(model, request):
+    for answerer in versions:
         if str(answerer.replicate) == version:
             return answerer
     raise UnknownCheckpoint(f"{model}.{version}"[:120])
-
-
-async def _versions(model: str, request: Request) -> list[queries.Answerer]:
-    choices = parts_of(request).choices
-    return await choices.get(("versions", model), lambda session: queries.find_model_versions(session, model))
 
 
 Lowest = Annotated[queries.Answerer, Depends(lowest_version)]
 Named = Annotated[queries.Answerer, Depends(named_version)]
 
 
-def _metadata(model: str, answerer: queries.Answerer, session: ResultsSession) -> ModelMetadataOut:
-    dataset = queries.find_dataset(session, answerer.dataset)
+def _metadata(model: str, versions: Versions, session: ResultsSession) -> ModelMetadataOut:
+    dataset = queries.find_dataset(session, versions[0].dataset)
     inputs, outputs = describe_tensors(dataset.shape, dataset.classes)
     return ModelMetadataOut(
         name=model,
-        versions=[str(version.replicate) for version in queries.find_model_versions(session, model)],
+        versions=[str(version.replicate) for version in versions],
         platform="pytorch",
         inputs=[TensorMetadataOut.model_validate(tensor) for tensor in inputs],
         outputs=[TensorMetadataOut.model_validate(tensor) for tensor in outputs],
@@ -116,15 +120,20 @@ def _metadata(model: str, answerer: queries.Answerer, session: ResultsSession) -
 
 
 @router.get("/models/{model}", operation_id="modelMetadata", responses=declared(404, 422))
-def read_model(model: ModelName, answerer: Lowest, session: ResultsSession) -> ModelMetadataOut:
+def read_model(model: ModelName, versions: Versions, session: ResultsSession) -> ModelMetadataOut:
     """Versions and tensors of a model."""
-    return _metadata(model, answerer, session)
+    return _metadata(model, versions, session)
 
 
-@router.get("/models/{model}/versions/{version}", operation_id="modelVersionMetadata", responses=declared(404, 422))
-def read_version(model: ModelName, answerer: Named, session: ResultsSession) -> ModelMetadataOut:
+@router.get(
+    "/models/{model}/versions/{version}",
+    operation_id="modelVersionMetadata",
+    responses=declared(404, 422),
+    dependencies=[Depends(named_version)],
+)
+def read_version(model: ModelName, versions: Versions, session: ResultsSession) -> ModelMetadataOut:
     """Versions and tensors of a model, where it has this version."""
-    return _metadata(model, answerer, session)
+    return _metadata(model, versions, session)
 
 
 @router.get("/models/{model}/ready", operation_id="modelReady", responses=declared(404, 422))
