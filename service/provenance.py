@@ -64,7 +64,8 @@ def describe_provenance(results: Sequence[Result], session: Session) -> Provenan
     """The trail of each result of one run."""
     ids = queries.checkpoint_ids(session, results)
     found = {answerer.id: answerer for answerer in queries.list_checkpoints(session, ids=list(ids.values()))}
-    datasets = {row.name: row.dataset for row in queries.list_experiments(session, paper=None, dataset=None)}
+    names = {result.experiment for result in results}
+    datasets = {name: queries.find_experiment(session, name).dataset for name in names}
     return ProvenanceOut(
         run_key=results[0].run_key,
         trails=[_trail(result, datasets[result.experiment], found.get(ids.get(result.id, ""))) for result in results],

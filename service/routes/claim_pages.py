@@ -78,7 +78,7 @@ def show_claim(claim_id: str, request: Request, session: ResultsSession) -> Resp
         {
             "record": record,
             "name": names[claim_id],
-            "paper": next(item for item in queries.list_papers(session) if item.name == record.claim.paper),
+            "paper": queries.find_paper(session, record.claim.paper),
             "chart": gain_chart(names[claim_id], record) or forest_chart(record.claim.place, [record], names),
             "experiments": [item for item in experiments if item.name in record.experiments],
         },

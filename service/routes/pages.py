@@ -118,19 +118,16 @@ def _to_try(answerers: Sequence[queries.Answerer], comparisons: Sequence[Experim
 def show_run(run_key: str, request: Request, session: ResultsSession) -> Response:
     """One run: curves, numbers, spec, environment and provenance."""
     results = queries.find_run(session, run_key)
-    names = {
-        (arm.experiment, arm.name): (experiment, arm)
-        for experiment in queries.list_experiments(session, paper=None, dataset=None)
-        for arm in experiment.arms
-    }
+    checkpoints = queries.checkpoint_ids(session, results)
+    experiments = {name: queries.find_experiment(session, name) for name in {result.experiment for result in results}}
     shown = [
         {
             "row": result,
-            "experiment": names[result.experiment, result.arm][0],
-            "arm": names[result.experiment, result.arm][1],
+            "experiment": experiments[result.experiment],
+            "arm": next(arm for arm in experiments[result.experiment].arms if arm.name == result.arm),
             "label": fidelity_of(result),
             "trained_on": min(result.spec["protocol"].get("train_images") or result.train_images, result.train_images),
-            "checkpoint": queries.checkpoint_ids(session, [result]).get(result.id),
+            "checkpoint": checkpoints.get(result.id),
             "chart": curves_chart(result) if result.epochs else None,
         }
         for result in results
