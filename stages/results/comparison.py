@@ -80,9 +80,11 @@ def compare(
 def _require(
     session: Session, error: type[UnknownDataset | UnknownPaper | UnknownProfile], table: type, name: str | None
 ) -> None:
+    if name is None:
+        return
     order = table.rank if table is tables.Profile else table.position  # type: ignore[attr-defined]
     known = session.scalars(select(table.name).order_by(order)).all()  # type: ignore[attr-defined]
-    if name is not None and name not in known:
+    if name not in known:
         raise error(name, known)
 
 
