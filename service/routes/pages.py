@@ -47,7 +47,7 @@ def show_comparison(
         return show_papers(request, session, compare)
     parts, datasets = parts_of(request), queries.list_datasets(session)
     by_dataset = itertools.groupby(sorted(compare(Question()), key=_dataset_of), key=_dataset_of)
-    overview = {name: _real_first(list(comparisons)) for name, comparisons in by_dataset}
+    overview = {name: _real_first(list(comparisons))[0] for name, comparisons in by_dataset}
     chosen = queries.find_dataset(session, dataset)
     comparisons = _real_first(compare(Question(dataset=chosen.name, profile=profile, metric=metric)))
     judged = list_judged(session, ClaimFilter(dataset=chosen.name))
