@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -54,6 +54,16 @@ class Comparisons:
             if len(remembered) > MAX_REMEMBERED:
                 remembered.popitem(last=False)
         return answer
+
+
+def real_first(comparisons: Sequence[ExperimentComparison]) -> list[ExperimentComparison]:
+    """Experiments in their order, those measured on real data before stand-ins and those not run."""
+    return sorted(comparisons, key=lambda comparison: comparison.provenance in (None, "embedded"))
+
+
+def first_of_each_dataset(comparisons: Sequence[ExperimentComparison]) -> dict[str, ExperimentComparison]:
+    """By data set, the one that `real_first` has first."""
+    return {comparison.dataset: comparison for comparison in reversed(real_first(comparisons))}
 
 
 def _answering(request: Request, session: ResultsSession) -> Callable[[Question], list[ExperimentComparison]]:

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 from service import queries
 from service.charts import forest_chart, gain_chart
 from service.claim_queries import name_claims, titles_of
-from service.comparing import Compare, Question
+from service.comparing import Compare, Question, first_of_each_dataset
 from service.dependencies import ResultsSession, parts_of
 from service.errors import declared
 from service.printed import lay_out
@@ -22,8 +22,6 @@ router = APIRouter(include_in_schema=False)
 def show_papers(request: Request, session: ResultsSession, compare: Compare) -> Response:
     """What was tested and what came out, paper by paper, and the data sets that models are compared on."""
     tallies = {counts.paper: counts for counts in tally(session)}
-    trained = [item for item in reversed(compare(Question())) if item.provenance]
-    real = [item for item in trained if item.provenance != "embedded"]
     return parts_of(request).templates.TemplateResponse(
         request,
         "front.html",
@@ -32,7 +30,7 @@ def show_papers(request: Request, session: ResultsSession, compare: Compare) -> 
             "tallies": tallies,
             "sentences": {paper: summarise(counts) for paper, counts in tallies.items()},
             "datasets": queries.list_datasets(session),
-            "overview": {item.dataset: item for item in (*trained, *real)},
+            "overview": first_of_each_dataset([item for item in compare(Question()) if item.provenance]),
         },
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
@@ -13,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from service import queries
 from service.charts import comparison_chart, curves_chart
 from service.claim_queries import name_claims
-from service.comparing import Compare, Question
+from service.comparing import Compare, Question, first_of_each_dataset, real_first
 from service.dependencies import ResultsSession, parts_of
 from service.errors import Problem, declared
 from service.routes.claim_pages import show_papers
@@ -46,10 +45,9 @@ def show_comparison(
     if dataset is None:
         return show_papers(request, session, compare)
     parts, datasets = parts_of(request), queries.list_datasets(session)
-    by_dataset = itertools.groupby(sorted(compare(Question()), key=_dataset_of), key=_dataset_of)
-    overview = {name: _real_first(list(comparisons))[0] for name, comparisons in by_dataset}
+    overview = first_of_each_dataset(compare(Question()))
     chosen = queries.find_dataset(session, dataset)
-    comparisons = _real_first(compare(Question(dataset=chosen.name, profile=profile, metric=metric)))
+    comparisons = real_first(compare(Question(dataset=chosen.name, profile=profile, metric=metric)))
     judged = list_judged(session, ClaimFilter(dataset=chosen.name))
     experiments = queries.list_experiments(session, paper=None, dataset=chosen.name)
     return parts.templates.TemplateResponse(
@@ -80,14 +78,6 @@ def _samples(root: Path, dataset: str) -> list[SampleOut]:
         return Samples(root, dataset).chosen()
     except Problem:
         return []
-
-
-_dataset_of = attrgetter("dataset")
-
-
-def _real_first(comparisons: list[ExperimentComparison]) -> list[ExperimentComparison]:
-    """Experiments in their order, those measured on real data before stand-ins and those not run."""
-    return sorted(comparisons, key=lambda comparison: comparison.provenance in (None, "embedded"))
 
 
 @dataclass(frozen=True)
