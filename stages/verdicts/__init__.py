@@ -1,7 +1,7 @@
 """Verdicts: what replicates say of a printed number, as pure functions of arrays.
 
 One family a file: `value` (two one-sided tests), `difference` (sign and size of a gain), `families` (a table's
-sentence, Holm-adjusted, and a paper's own counts), `others` (counts, proportions, theorems, …), `indicative` (what
+sentence, Holm-adjusted, and a paper's own counts), `others` (counts, ranges, proportions, …), `indicative` (what
 short runs may say).
 Rules, margins and looks are fixed before running (`stages.rules`); `curves` turns the curves of folds into an arm's
 metric.  Needs NumPy and SciPy only.
@@ -14,16 +14,12 @@ from stages.verdicts.families import TableSentence, judge_table, judge_tally, ju
 from stages.verdicts.indicative import Standing, indicate_order, standing
 from stages.verdicts.others import (
     fisher_p,
-    judge_consistency,
     judge_count,
     judge_hardware,
-    judge_identity,
     judge_proportion,
     judge_proportions,
     judge_range,
-    judge_ratio,
     judge_shown,
-    judge_theorem,
     not_tested,
 )
 from stages.verdicts.value import ValueClaim, judge_value
@@ -46,19 +42,15 @@ __all__ = [
     "excluded_rows_widening",
     "fisher_p",
     "indicate_order",
-    "judge_consistency",
     "judge_count",
     "judge_gain",
     "judge_hardware",
-    "judge_identity",
     "judge_proportion",
     "judge_proportions",
     "judge_range",
-    "judge_ratio",
     "judge_shown",
     "judge_table",
     "judge_tally",
-    "judge_theorem",
     "judge_value",
     "judge_wins",
     "min_over_epochs",

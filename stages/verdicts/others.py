@@ -1,4 +1,4 @@
-"""Claims that no test of means decides: counts, ratios, ranges, proportions, theorems, contradictions, setup."""
+"""Claims that no test of means decides: counts, ranges, proportions, figures, hardware."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from scipy import stats
 
 from stages.rules import Rules
-from stages.verdicts.numerals import signed, with_interval
+from stages.verdicts.numerals import with_interval
 from stages.verdicts.verdict import Status, Verdict
 
 
@@ -25,27 +25,6 @@ def judge_count(claimed: float, counted: float) -> Verdict:
     )
 
 
-def judge_identity(error: float, tolerance: float) -> Verdict:
-    """Two sides of an equation, whose largest difference must be rounding."""
-    return Verdict(
-        status=_holds(error <= tolerance),
-        explanation=f"The two sides differ by {error:.3g} at most; rounding allows {tolerance:.3g}.",
-        estimate=error,
-        margin=tolerance,
-    )
-
-
-def judge_ratio(claimed: float, computed: float, margin: float) -> Verdict:
-    """A computed number without spread against the printed one: FLOPs, memory, a gain from two printed values."""
-    difference = computed - claimed
-    return Verdict(
-        status=_holds(abs(difference) <= margin * (1 + 1e-12)),
-        explanation=f"Computed {computed:.4g} − claimed {claimed:.4g} = {signed(difference)}, margin ±{margin:.3g}.",
-        estimate=difference,
-        margin=margin,
-    )
-
-
 def judge_range(low: float, high: float, measured: float, margin: float = 0.0) -> Verdict:
     """A printed range, widened by `margin` at both ends."""
     inside = low - margin <= measured <= high + margin
@@ -54,23 +33,6 @@ def judge_range(low: float, high: float, measured: float, margin: float = 0.0) -
         explanation=f"Measured {measured:.4g}; claimed {low:.4g} to {high:.4g}, margin ±{margin:.3g}.",
         estimate=measured - min(max(measured, low), high),
         margin=margin,
-    )
-
-
-def judge_theorem(statement_holds: bool, argument: str) -> Verdict:
-    """`argument`: how it was checked, or the counterexample."""
-    word = "Checked" if statement_holds else "Counterexample"
-    return Verdict(status=_holds(statement_holds), explanation=f"{word}: {argument}")
-
-
-def judge_consistency(claimed: float, recomputed: float, precision: float, arithmetic: str) -> Verdict:
-    """A printed number against the paper's own others; `arithmetic` is the calculation, written out."""
-    agrees = abs(recomputed - claimed) <= precision
-    return Verdict(
-        status=Status.HOLDS if agrees else Status.CONTRADICTED,
-        explanation=f"Claimed {claimed:g}; the paper's own numbers give {arithmetic} = {recomputed:.4g}.",
-        estimate=recomputed - claimed,
-        margin=precision,
     )
 
 
