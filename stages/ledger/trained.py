@@ -25,7 +25,6 @@ from stages.verdicts import (
     Standing,
     ValueClaim,
     Verdict,
-    excluded_rows_widening,
     indicate_order,
     judge_gain,
     judge_value,
@@ -153,7 +152,8 @@ def _judge_pair(claim: ClaimLine, sides: Sides, body: Body, rules: Rules) -> Ver
         sides.baseline,
         rules=rules,
         pairing="fold" if body.pairing_is_by_fold else "none",
-        widening=excluded_rows_widening(1, 1, share * _disagreement(sides.trials)) if share else 0.0,
+        # Their share of the share on which the two arms disagree.
+        widening=share * _disagreement(sides.trials) if share else 0.0,
         part=sides.part,
     )
 

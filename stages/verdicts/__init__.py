@@ -9,7 +9,7 @@ metric.  Needs NumPy and SciPy only.
 
 from stages.rules import Margins, Rules
 from stages.verdicts.curves import ArmMetric, min_over_epochs, pseudo_values, window_error
-from stages.verdicts.difference import GainClaim, GridPart, excluded_rows_widening, judge_gain
+from stages.verdicts.difference import GainClaim, GridPart, judge_gain
 from stages.verdicts.families import TableSentence, judge_table, judge_tally, judge_wins
 from stages.verdicts.indicative import Standing, indicate_order, standing
 from stages.verdicts.others import (
@@ -39,7 +39,6 @@ __all__ = [
     "TableSentence",
     "ValueClaim",
     "Verdict",
-    "excluded_rows_widening",
     "fisher_p",
     "indicate_order",
     "judge_count",

@@ -94,11 +94,6 @@ def measure_gain(proposed: Sample, baseline: Sample, better: Literal["higher", "
     return Gain(mean=sign * float(arms[0].mean() - arms[1].mean()), s2=float(variance * n), df=float(df), n=n)
 
 
-def excluded_rows_widening(excluded: int, rows: int, disagreement: float) -> float:
-    """What test rows that were left out could change: their share of the share on which the two arms disagree."""
-    return excluded / rows * disagreement
-
-
 def judge_gain(
     claim: GainClaim,
     proposed: Sample,
@@ -112,7 +107,7 @@ def judge_gain(
     """The verdict on the sign, with the one on the size inside; not adjusted for other claims (`families`).
 
     A claim of two comparable arms has no sign: its verdict is the one on the size.  Of a grid that isn't whole, the
-    arms are means over the pairs of `part`.
+    arms are means over the pairs of `part`.  `widening` is what left-out test rows could change.
     """
     shared = set(proposed.indices) & set(baseline.indices)
     n = complete_look(shared, rules.looks)

@@ -72,7 +72,7 @@ def judge_value(
     peers: Sequence[Sample] = (),
     widening: float = 0.0,
 ) -> Verdict:
-    """`peers` are the experiment's other arms, `widening` what left-out test rows could change (`difference`)."""
+    """`peers` are the experiment's other arms, `widening` what left-out test rows could change."""
     minimum = rules.minimum if claim.stderr is None else rules.minimum_with_error
     looks = looks_from(rules.looks, minimum)
     n = complete_look(sample.indices, looks)

@@ -6,9 +6,10 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
-from stages.evidence import EpochRow
+from stages.evidence import EpochRow, pack_correct
 from stages.ledger import Judgement
 from stages.verdicts import Status
 from tests.ledger.lines import claims, judge, judge_all, params, results, trials
@@ -166,6 +167,22 @@ def test_rows_that_the_source_lacks_widen_the_interval() -> None:
     (part,) = judge(claims()[VIT], entered=trials(results("ninformer-mnist", MNIST, excluded=50)))
     assert part.verdict.high is not None and whole.verdict.high is not None
     assert part.verdict.high - whole.verdict.high == pytest.approx(0.005 * (1 - 0.9712))
+
+
+@pytest.mark.parametrize("disagreement", [None, 0.3])
+def test_rows_that_the_source_lacks_widen_an_order_by_what_the_arms_disagree_on(disagreement: float | None) -> None:
+    (whole,) = judge(claims()[LEAD], entered=trials(results("ninformer-mnist", MNIST)))
+    lines = results("ninformer-mnist", MNIST, excluded=50)
+    if disagreement is not None:
+        right = {"ninformer": np.arange(9950) >= disagreement * 9950, "local-vit": np.ones(9950, dtype=bool)}
+        lines = [
+            dataclasses.replace(line, correct=pack_correct(right[line.arm]) if line.arm in right else None)
+            for line in lines
+        ]
+    (part,) = judge(claims()[LEAD], entered=trials(lines))
+    assert part.verdict.high is not None and whole.verdict.high is not None
+    widening = 0.005 * (1.0 if disagreement is None else disagreement)
+    assert part.verdict.high - whole.verdict.high == pytest.approx(widening)
 
 
 def test_a_relative_gain_is_a_ratio_of_means() -> None:
