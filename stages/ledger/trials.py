@@ -84,8 +84,7 @@ def _standing(group: Sequence[Trial], share: float, rules: Rules) -> Standing:
     return standing(
         profile=first.profile if as_printed else "",
         provenance=first.data.provenance,
-        epochs=share,
-        printed_epochs=1.0,
+        share=share,
         rules=rules,
     )
 

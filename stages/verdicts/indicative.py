@@ -23,16 +23,18 @@ def standing(
     *,
     profile: str,
     provenance: Literal["embedded", "subset", "full"],
-    epochs: float,
-    printed_epochs: float,
+    share: float,
     rules: Rules,
 ) -> Standing:
-    """What results of this profile, data and length may say.  A run that was stopped early by its rule is complete."""
+    """What results of this profile and data may say, and of this `share` of the printed epochs.
+
+    A run that was stopped early by its rule is complete.
+    """
     if provenance == "embedded":
         return Standing.SILENT
     if profile == "paper" and provenance == "full":
         return Standing.DECIDES
-    return Standing.INDICATES if epochs >= rules.indicative_share * printed_epochs else Standing.SILENT
+    return Standing.INDICATES if share >= rules.indicative_share else Standing.SILENT
 
 
 def indicate_order(claim: GainClaim, proposed: Sample, baseline: Sample, *, epochs_share: float) -> Verdict:

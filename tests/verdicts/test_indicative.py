@@ -21,7 +21,7 @@ CLAIM = GainClaim(gain=0.02, margin=0.01, better="higher")
     ],
 )
 def test_what_a_run_may_say(profile: str, provenance: str, epochs: int, expected: Standing) -> None:
-    said = standing(profile=profile, provenance=provenance, epochs=epochs, printed_epochs=100, rules=RULES)
+    said = standing(profile=profile, provenance=provenance, share=epochs / 100, rules=RULES)
     assert said is expected
 
 
