@@ -26,8 +26,8 @@ Shape = tuple[int, ...]
 class Latency:
     """Median seconds per sample of a forward pass, with all that a reader needs to repeat the measurement.
 
-    `warmup` passes come first and are not counted, then `repeats` are timed one by one.  `synchronised`: the clock
-    starts and stops with the device idle, so that queued work counts; on a CPU a call returns when it is done.
+    `warmup` passes come first and are not counted, then `repeats` are timed one by one.  The clock starts and stops
+    with the device idle, so that queued work counts; on a CPU a call returns when it is done.
     """
 
     seconds_per_sample: float
@@ -36,7 +36,6 @@ class Latency:
     repeats: int
     device: str
     threads: int
-    synchronised: bool
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -58,19 +57,6 @@ def flops_per_sample(model: nn.Module, shape: Shape, vocabulary: int | None = No
     with _inference(model), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         functional_call(model, tensors, (samples,))
     return counter.get_total_flops()
-
-
-def measure_latency(
-    model: nn.Module,
-    shape: Shape,
-    *,
-    device: str | torch.device = "cpu",
-    batch_size: int,
-    warmup: int,
-    repeats: int,
-) -> Latency:
-    """`measure_latencies` of one model."""
-    return measure_latencies([model], shape, device=device, batch_size=batch_size, warmup=warmup, repeats=repeats)[0]
 
 
 def measure_latencies(
@@ -118,7 +104,6 @@ def measure_latencies(
             repeats=repeats,
             device=device_name(device),
             threads=torch.get_num_threads(),
-            synchronised=True,
         )
         for timings in seconds
     ]

@@ -53,12 +53,6 @@ def confusion_matrix(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarra
     return np.bincount(cells, minlength=classes * classes).reshape(classes, classes)
 
 
-def per_class_accuracy(confusion: np.ndarray) -> np.ndarray:
-    """Share of each true class that was recognised, NaN where a class has no image.  int [K, K] -> float64 [K]."""
-    images = confusion.sum(axis=1)
-    return np.divide(np.diag(confusion), images, out=np.full(len(confusion), np.nan), where=images > 0)
-
-
 def _check(probabilities: np.ndarray, labels: np.ndarray) -> None:
     if probabilities.ndim != 2 or labels.shape != probabilities.shape[:1] or not len(labels):
         raise ValueError(

@@ -14,7 +14,6 @@ from stages.evaluation.cost import (
     count_parameters,
     flops_per_sample,
     measure_latencies,
-    measure_latency,
 )
 from stages.papers.ninformer import LocalViT, MLPMixer, NiNformer, ViT
 from stages.training.environment import peak_memory_bytes
@@ -84,7 +83,7 @@ def test_counting_and_timing_leave_the_model_as_it_was() -> None:
     expected = torch.rand(1)
     torch.manual_seed(0)
     flops_per_sample(model, (3, 2, 2))
-    measure_latency(model, (3, 2, 2), batch_size=4, warmup=1, repeats=2)
+    measure_latencies([model], (3, 2, 2), batch_size=4, warmup=1, repeats=2)
     assert torch.equal(torch.rand(1), expected), "no number was drawn from the global generator"
     assert [module.training for module in model.modules()] == modes
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -120,11 +119,11 @@ class Clocked(nn.Module):
 def test_latency_is_the_median_per_sample_without_the_warmup(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Clocked([9.0, 9.0, 9.0, 0.25, 3.0, 0.5])
     monkeypatch.setattr(cost, "time", model)
-    latency = measure_latency(model, (1, 2, 2), batch_size=10, warmup=3, repeats=3)
+    [latency] = measure_latencies([model], (1, 2, 2), batch_size=10, warmup=3, repeats=3)
     assert model.batch_sizes == [10] * 6
     assert latency.seconds_per_sample == 0.05
-    stated = (latency.batch_size, latency.warmup, latency.repeats, latency.device, latency.synchronised)
-    assert stated == (10, 3, 3, device_name(torch.device("cpu")), True)
+    stated = (latency.batch_size, latency.warmup, latency.repeats, latency.device)
+    assert stated == (10, 3, 3, device_name(torch.device("cpu")))
 
 
 def test_models_are_timed_in_turn() -> None:
@@ -140,7 +139,7 @@ def test_models_are_timed_in_turn() -> None:
 @pytest.mark.parametrize(("batch_size", "warmup", "repeats"), [(0, 1, 1), (1, -1, 1), (1, 0, 0)])
 def test_an_empty_measurement_is_refused(batch_size: int, warmup: int, repeats: int) -> None:
     with pytest.raises(ValueError, match="expected at least 1, 0, 1"):
-        measure_latency(nn.Linear(2, 2), (1, 2, 2), batch_size=batch_size, warmup=warmup, repeats=repeats)
+        measure_latencies([nn.Linear(2, 2)], (1, 2, 2), batch_size=batch_size, warmup=warmup, repeats=repeats)
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="resident size is read from Linux's /proc")
@@ -152,7 +151,7 @@ def test_gpu_flops_latency_and_memory() -> None:
     on_cpu = flops_per_sample(model, (3, 32, 32))
     model.cuda()
     assert flops_per_sample(model, (3, 32, 32)) == on_cpu
-    latency = measure_latency(model, (3, 32, 32), device="cuda", batch_size=128, warmup=3, repeats=10)
+    [latency] = measure_latencies([model], (3, 32, 32), device="cuda", batch_size=128, warmup=3, repeats=10)
     assert latency.device == torch.cuda.get_device_name()
     assert latency.seconds_per_sample > on_cpu / 1e15, "no device does a quadrillion operations a second in float32"
     torch.cuda.reset_peak_memory_stats()

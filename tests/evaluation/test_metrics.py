@@ -17,7 +17,6 @@ from stages.evaluation.metrics import (
     correctness,
     cross_entropy,
     expected_calibration_error,
-    per_class_accuracy,
 )
 
 Scored = tuple[np.ndarray, np.ndarray]
@@ -65,16 +64,9 @@ def test_confidence_on_a_bin_edge_belongs_to_the_lower_bin() -> None:
     assert expected_calibration_error(probabilities, labels, bins=2) == pytest.approx((0.5 + 1.0) / 2, rel=1e-12)
 
 
-def test_hand_worked_confusion_and_per_class_accuracy() -> None:
+def test_hand_worked_confusion() -> None:
     confusion = confusion_matrix(PROBABILITIES, LABELS)
     assert confusion.tolist() == [[1, 0, 0], [1, 0, 0], [0, 1, 1]]
-    assert per_class_accuracy(confusion).tolist() == [1.0, 0.0, 0.5]
-
-
-def test_a_class_without_images_has_no_accuracy() -> None:
-    shares = per_class_accuracy(np.array([[2, 0], [0, 0]]))
-    assert shares[0] == 1.0
-    assert np.isnan(shares[1])
 
 
 def test_a_probability_of_zero_costs_a_finite_loss() -> None:
