@@ -18,7 +18,6 @@ class ProgressDisplay:
     def __init__(self) -> None:
         self.console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
         self._tasks: dict[str, TaskID] = {}
-        self._epochs: dict[str, int] = {}
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),

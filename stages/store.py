@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 
@@ -80,9 +80,3 @@ class RunStore:
         _fsync_folder(target.parent)
         shutil.rmtree(self.root / "work" / run_key, ignore_errors=True)
         return target
-
-    def keys(self) -> Iterator[str]:
-        """Keys of all complete outcomes, sorted."""
-        for folder in sorted((self.root / "runs").glob("*")):
-            if (folder / "result.json").is_file():
-                yield folder.name
