@@ -5,16 +5,14 @@
 
 from stages.ledger.claims import ClaimLine, LedgerError, place_claims, read_claims
 from stages.ledger.deviations import Deviation, PaperDeviations, read_deviations, touched
-from stages.ledger.judgement import ClaimCost, Entry, Judgement
+from stages.ledger.judgement import Judgement
 from stages.ledger.judging import Table, judge_claims
 from stages.ledger.settings import held
 from stages.ledger.trials import Trial
 
 __all__ = [
-    "ClaimCost",
     "ClaimLine",
     "Deviation",
-    "Entry",
     "Judgement",
     "LedgerError",
     "PaperDeviations",

@@ -254,26 +254,24 @@ def describe_stopwatch(
     return f"{counted}, the device synchronised before and after each, on {place}"
 
 
-@cache
-def _t_quantile(share: float, freedom: int) -> float:
-    return float(special.stdtrit(freedom, share))
+_UPPER = 0.975  # of a distribution, where a two-sided 95 % interval ends
 
 
 @cache
-def _normal_quantile(share: float) -> float:
-    return float(special.ndtri(share))
+def _t_quantile(freedom: int) -> float:
+    return float(special.stdtrit(freedom, _UPPER))
 
 
-def t_interval(values: Sequence[float], confidence: float = 0.95, *, std: float | None = None) -> tuple[float, float]:
-    """Student's interval of the mean; needs two values.  `std` is their standard deviation, where it is known."""
+def t_interval(values: Sequence[float], *, std: float | None = None) -> tuple[float, float]:
+    """Student's 95 % interval of the mean; needs two values.  `std` is their standard deviation, where it is known."""
     spread = stdev(values) if std is None else std
-    half = _t_quantile((1 + confidence) / 2, len(values) - 1) * spread / math.sqrt(len(values))
+    half = _t_quantile(len(values) - 1) * spread / math.sqrt(len(values))
     return fmean(values) - half, fmean(values) + half
 
 
-def wilson_interval(fraction: float, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval of a fraction seen in n draws (Wilson 1927)."""
-    z = _normal_quantile((1 + confidence) / 2)
+def wilson_interval(fraction: float, n: int) -> tuple[float, float]:
+    """Wilson's 95 % score interval of a fraction seen in n draws (Wilson 1927)."""
+    z = float(special.ndtri(_UPPER))
     centre = (fraction + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(fraction * (1 - fraction) / n + z * z / (4 * n * n))
     return centre - half, centre + half
