@@ -112,12 +112,9 @@ def code_fingerprint(roots: Iterable[str]) -> dict[str, str]:
     for root in roots:
         if source_path(root) is None:
             raise ModuleNotFoundError(f"{root} is not a module below {PACKAGE_ROOT.name}/stages")
-    fingerprint = {}
-    for module in sorted(import_closure(roots)):
-        path = source_path(module)
-        if module not in _KEYED_BY_VALUE and path is not None and significant_text(path.read_text()).strip():
-            fingerprint[module] = module_digest(path)
-    return fingerprint
+    paths = {module: source_path(module) for module in sorted(import_closure(roots) - _KEYED_BY_VALUE)}
+    digests = {module: module_digest(path) for module, path in paths.items() if path is not None}
+    return {module: digest for module, digest in digests.items() if digest != source_digest("")}
 
 
 def changed_modules(code: Mapping[str, str]) -> list[str]:
