@@ -65,9 +65,9 @@ class ProblemOut(BaseModel):
 class Problem(Exception):
     """An error with a status of its own, raised where no domain error fits."""
 
-    def __init__(self, status: int, detail: str, headers: dict[str, str] | None = None) -> None:
+    def __init__(self, status: int, detail: str) -> None:
         super().__init__(detail)
-        self.status, self.detail, self.headers = status, detail, headers
+        self.status, self.detail = status, detail
 
 
 class BodyTooLarge(HTTPException):
@@ -156,7 +156,7 @@ def install_error_handlers(app: FastAPI) -> None:
         return problem_response(request, status, f"{error}; {listed}" if listed else str(error), headers)
 
     def explicit(request: Request, error: Problem) -> Response:
-        return problem_response(request, error.status, error.detail, error.headers)
+        return problem_response(request, error.status, error.detail)
 
     def http(request: Request, error: HTTPException) -> Response:
         detail, status = error.detail, error.status_code

@@ -14,9 +14,9 @@ def percent(fraction: float | None, digits: int = 2) -> str:
     return NONE if fraction is None else f"{100 * fraction:.{digits}f} %"
 
 
-def points(fraction: float | None, digits: int = 2) -> str:
+def points(fraction: float | None) -> str:
     """A difference of fractions in percentage points, with its sign: −13.45 pp"""
-    return NONE if fraction is None else f"{100 * fraction:+.{digits}f} pp".replace("-", "−")
+    return NONE if fraction is None else f"{100 * fraction:+.2f} pp".replace("-", "−")
 
 
 def count(number: float | None) -> str:

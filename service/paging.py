@@ -46,16 +46,13 @@ class Page:
         self._response.headers["link"] = ", ".join(links)
         return rows[: self.limit]
 
-    def slice(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """As `cut`, of a whole list."""
-        return self.cut(rows[self.offset : self.offset + self.limit + 1])
-
     def answer_with(self, kind: type[Item], rows: Sequence[object]) -> Sequence[Item] | Response:
-        """The page of a whole list whose rows have the fields of `kind`."""
-        return self.answer(kind, [kind.model_validate(row) for row in self.slice(rows)])
+        """As `answer`, of a whole list."""
+        return self.answer(kind, self.cut(rows[self.offset : self.offset + self.limit + 1]))
 
-    def answer(self, kind: type[Item], items: Sequence[Item]) -> Sequence[Item] | Response:
-        """What was cut, in the form that the client wants."""
+    def answer(self, kind: type[Item], rows: Sequence[object]) -> Sequence[Item] | Response:
+        """What was cut, rows with the fields of `kind`, in the form that the client wants."""
+        items = [kind.model_validate(row) for row in rows]
         self._response.headers["vary"] = "Accept"
         if self._form == "json":
             return items

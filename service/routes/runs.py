@@ -12,7 +12,6 @@ from service.dependencies import ResultsSession
 from service.errors import declared
 from service.paging import Paging, list_responses
 from service.provenance import ProvenanceOut, describe_provenance
-from service.queries import Answerer
 from service.routes.catalogue import DatasetFilter, ExperimentFilter
 from service.schemas import (
     ArmResultOut,
@@ -53,7 +52,7 @@ def list_runs(
     found = queries.list_results(session, wanted, order=sort, limit=page.limit + 1, offset=page.offset)
     shown = page.cut(found)
     metrics = queries.metrics_of(session, shown)
-    return page.answer(RunOut, [RunOut.model_validate(_summary(row, metrics[row.id])) for row in shown])
+    return page.answer(RunOut, [_summary(row, metrics[row.id]) for row in shown])
 
 
 @router.get("/runs/{run_key}", tags=["runs"], operation_id="getRun", responses=declared(404))
@@ -61,7 +60,13 @@ def read_run(
     run_key: Annotated[str, Path(description="64 hexadecimal digits")], session: ResultsSession
 ) -> RunDetailOut:
     """One run: its spec, and for each of its results curves, cost and environment."""
-    return describe_run(queries.find_run(session, run_key), session)
+    results = queries.find_run(session, run_key)
+    ids = queries.checkpoint_ids(session, results)
+    return RunDetailOut(
+        run_key=run_key,
+        spec=results[0].spec,
+        results=[_arm_result(result, ids.get(result.id)) for result in results],
+    )
 
 
 @router.get("/runs/{run_key}/provenance", tags=["runs"], operation_id="getProvenance", responses=declared(404, 422))
@@ -89,17 +94,13 @@ def list_checkpoints(
     found = queries.list_checkpoints(
         session, dataset=dataset, experiment=experiment, limit=page.limit + 1, offset=page.offset
     )
-    return page.answer(CheckpointOut, [_checkpoint(answerer) for answerer in page.cut(found)])
+    return page.answer(CheckpointOut, page.cut(found))
 
 
 @router.get("/checkpoints/{checkpoint_id}", tags=["runs"], operation_id="getCheckpoint", responses=declared(404))
 def read_checkpoint(checkpoint_id: str, session: ResultsSession) -> CheckpointOut:
     """One trained model."""
-    return _checkpoint(queries.find_checkpoints(session, [checkpoint_id])[0])
-
-
-def _checkpoint(answerer: Answerer) -> CheckpointOut:
-    return CheckpointOut.model_validate(answerer)
+    return CheckpointOut.model_validate(queries.find_checkpoints(session, [checkpoint_id])[0])
 
 
 def _summary(result: Result, metrics: Sequence[object]) -> dict[str, object]:
@@ -108,16 +109,6 @@ def _summary(result: Result, metrics: Sequence[object]) -> dict[str, object]:
         "label": fidelity_of(result),
         "metrics": metrics,
     }
-
-
-def describe_run(results: Sequence[Result], session: ResultsSession) -> RunDetailOut:
-    """The rows of one run as they leave the building."""
-    ids = queries.checkpoint_ids(session, results)
-    return RunDetailOut(
-        run_key=results[0].run_key,
-        spec=results[0].spec,
-        results=[_arm_result(result, ids.get(result.id)) for result in results],
-    )
 
 
 def _arm_result(result: Result, checkpoint: str | None) -> ArmResultOut:
