@@ -9,24 +9,9 @@ from torch import Tensor
 
 from stages.ops import dac_native, native
 from stages.ops.dac import dac_conv2d, dac_conv2d_reference, dac_linear, dac_linear_reference
+from tests.ops.gradients import assert_alike, in_doubles, leaves, value_and_gradients
 
 pytestmark = pytest.mark.skipif(native.load_library(dac_native.SOURCE) is None, reason="no C++ compiler here")
-
-
-def leaves(*shapes: tuple[int, ...]) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(sum(map(sum, shapes)))
-    return [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
-
-
-def value_and_gradients(function, tensors: list[Tensor]) -> list[Tensor]:
-    out = function(*tensors)
-    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out.dtype)
-    return [out.detach(), *torch.autograd.grad((out * weights).sum(), tensors)]
-
-
-def assert_alike(fast: list[Tensor], plain: list[Tensor]) -> None:
-    for got, wanted in zip(fast, plain, strict=True):
-        torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5 * float(wanted.abs().max()))
 
 
 @pytest.fixture
@@ -46,8 +31,7 @@ def test_convolution_equals_the_reference_in_float64(
 ) -> None:
     tensors = leaves((3, 4, *size), (5, 4, 3, 3), (5, 4))
     fast = value_and_gradients(lambda x, w, b: dac_conv2d(x, w, b, stride, padding), tensors)
-    doubles = [tensor.detach().double().requires_grad_() for tensor in tensors]
-    plain = value_and_gradients(lambda x, w, b: dac_conv2d_reference(x, w, b, stride, padding), doubles)
+    plain = value_and_gradients(lambda x, w, b: dac_conv2d_reference(x, w, b, stride, padding), in_doubles(tensors))
     assert {"dac_forward", "dac_backward"} <= set(calls)
     assert_alike(fast, plain)
 
@@ -83,9 +67,8 @@ def test_the_default_type_is_nobodys_business(dtype: torch.dtype, calls: list[st
 def test_dense_equals_the_reference_in_float64(samples: int, inputs: int, outputs: int, calls: list[str]) -> None:
     tensors = leaves((samples, inputs), (outputs, inputs), (outputs, inputs))
     fast = value_and_gradients(dac_linear, tensors)
-    doubles = [tensor.detach().double().requires_grad_() for tensor in tensors]
     assert {"dac_forward", "dac_backward"} <= set(calls)
-    assert_alike(fast, value_and_gradients(dac_linear_reference, doubles))
+    assert_alike(fast, value_and_gradients(dac_linear_reference, in_doubles(tensors)))
 
 
 @pytest.mark.parametrize("threads", [2, 3])

@@ -9,6 +9,7 @@ from torch import Tensor
 from stages.ops import dac_stack_native
 from stages.ops.dac import dac_linear_reference
 from stages.ops.dac_stack_native import dac_stack
+from tests.ops.gradients import assert_alike, in_doubles, value_and_gradients
 
 pytestmark = pytest.mark.skipif(not dac_stack_native.is_available(), reason="no C++ compiler here")
 
@@ -25,22 +26,12 @@ def reference(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.stack(each)
 
 
-def value_and_gradients(function, tensors: list[Tensor]) -> list[Tensor]:
-    out = function(*tensors)
-    drawn = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out.dtype)
-    return [out.detach(), *torch.autograd.grad((out * drawn).sum(), tensors)]
-
-
 @pytest.mark.parametrize(
     ("networks", "samples", "inputs", "units"), [(1, 1, 1, 1), (3, 40, 14, 18), (2, 1100, 25, 1), (4, 257, 35, 33)]
 )
 def test_each_network_equals_the_reference_in_float64(networks: int, samples: int, inputs: int, units: int) -> None:
     tensors = operands(networks, samples, inputs, units)
-    doubles = [tensor.detach().double().requires_grad_() for tensor in tensors]
-    for got, wanted in zip(
-        value_and_gradients(dac_stack, tensors), value_and_gradients(reference, doubles), strict=True
-    ):
-        torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5 * float(wanted.abs().max()))
+    assert_alike(value_and_gradients(dac_stack, tensors), value_and_gradients(reference, in_doubles(tensors)))
 
 
 @pytest.mark.parametrize("threads", [2, 3])

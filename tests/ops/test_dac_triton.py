@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from tests.ops import on_triton
+from tests.ops.gradients import assert_alike, in_doubles, leaves, value_and_gradients
 
 pytest.importorskip("triton", reason="Triton comes with a CUDA build of torch; this one has none")
 
@@ -33,22 +32,6 @@ def on_gpu(interpreted: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dac_native, "_is_on_gpu", lambda tensor: True)
 
 
-def leaves(*shapes: tuple[int, ...]) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(sum(map(sum, shapes)))
-    return [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
-
-
-def value_and_gradients(function: Any, tensors: list[Tensor]) -> list[Tensor]:
-    out = function(*tensors)
-    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out.dtype)
-    return [out.detach(), *torch.autograd.grad((out * weights).sum(), tensors)]
-
-
-def assert_alike(fast: list[Tensor], plain: list[Tensor], error: float = 1e-5) -> None:
-    for got, wanted in zip(fast, plain, strict=True):
-        torch.testing.assert_close(got.double(), wanted, rtol=error, atol=error * float(wanted.abs().max()))
-
-
 @pytest.mark.usefixtures("on_gpu")
 @pytest.mark.parametrize(
     ("size", "stride", "padding", "channels", "kernel"),
@@ -66,21 +49,21 @@ def test_convolution_equals_the_reference_in_float64(
     inputs, outputs = channels
     tensors = leaves((2, inputs, *size), (outputs, inputs, kernel, kernel), (outputs, inputs))
     fast = value_and_gradients(lambda x, w, b: dac_conv2d(x, w, b, stride, padding), tensors)
-    doubles = [tensor.detach().double().requires_grad_() for tensor in tensors]
+    doubles = in_doubles(tensors)
     assert_alike(fast, value_and_gradients(lambda x, w, b: dac_conv2d_reference(x, w, b, stride, padding), doubles))
 
 
 @pytest.mark.usefixtures("on_gpu")
 def test_dense_equals_the_reference_in_float64() -> None:
     tensors = leaves((9, 17), (6, 17), (6, 17))
-    doubles = [tensor.detach().double().requires_grad_() for tensor in tensors]
+    doubles = in_doubles(tensors)
     assert_alike(value_and_gradients(dac_linear, tensors), value_and_gradients(dac_linear_reference, doubles))
 
 
 @pytest.mark.usefixtures("on_gpu")
 def test_a_bias_for_each_weight_equals_the_reference_in_float64() -> None:
     tensors = leaves((1, 3, 4, 4), (2, 3, 3, 3), (2, 3, 3, 3))
-    doubles = [tensor.detach().double().requires_grad_() for tensor in tensors]
+    doubles = in_doubles(tensors)
     assert_alike(
         value_and_gradients(lambda x, w, b: dac_conv2d(x, w, b, 2), tensors),
         value_and_gradients(lambda x, w, b: dac_conv2d_reference(x, w, b, 2), doubles),
@@ -90,7 +73,7 @@ def test_a_bias_for_each_weight_equals_the_reference_in_float64() -> None:
 @pytest.mark.usefixtures("on_gpu")
 def test_half_precision_errs_no_more_than_twice_what_pytorch_does() -> None:
     tensors = leaves((2, 20, 6, 5), (9, 20, 3, 3), (9, 20))
-    doubles = [tensor.detach().double().requires_grad_() for tensor in tensors]
+    doubles = in_doubles(tensors)
     plain = value_and_gradients(lambda x, w, b: dac_conv2d_reference(x, w, b, 1, 1), doubles)
     halves = [tensor.detach().half().requires_grad_() for tensor in tensors]
     fast = value_and_gradients(lambda x, w, b: dac_taps(x, w, b, (1, 1), (6, 5)), halves)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -23,29 +22,13 @@ from stages.ops.rbf import (
 from stages.ops.yat import yat_linear, yat_linear_reference
 from stages.ops.yat_attention import yat_attention, yat_attention_reference
 from stages.ops.yat_conv import yat_conv2d, yat_conv2d_reference
+from tests.ops.gradients import Layer, in_doubles, leaves, value_and_gradients
 
 pytestmark = pytest.mark.skipif(native.load_library(similarity_native.SOURCE) is None, reason="no C++ compiler here")
-
-Layer = Callable[..., Tensor]
-
-
-def leaves(*shapes: tuple[int, ...]) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(sum(map(sum, shapes)))
-    return [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
 
 
 def positive(*values: float) -> list[Tensor]:
     return [torch.tensor(value, requires_grad=True) for value in values]
-
-
-def value_and_gradients(layer: Layer, tensors: list[Tensor]) -> list[Tensor]:
-    out = layer(*tensors)
-    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out.dtype)
-    return [out.detach(), *torch.autograd.grad((out * weights).sum(), tensors)]
-
-
-def in_doubles(tensors: list[Tensor]) -> list[Tensor]:
-    return [tensor.detach().double().requires_grad_() for tensor in tensors]
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from tests.ops import on_triton
+from tests.ops.gradients import Layer, in_doubles, leaves, value_and_gradients
 
 pytest.importorskip("triton", reason="Triton comes with a CUDA build of torch; this one has none")
 
 from stages.ops import attention_native, yat_triton_native
 from stages.ops.yat_attention import yat_attention, yat_attention_reference
-
-Layer = Callable[..., Tensor]
 
 
 @pytest.fixture(scope="module")
@@ -33,23 +32,8 @@ def on_gpu(interpreted: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention_native, "_is_on_gpu", lambda tensor: True)
 
 
-def leaves(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(sum(map(sum, shapes)))
-    return [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
-
-
 def factors() -> list[Tensor]:
     return [torch.tensor(0.4, requires_grad=True), torch.tensor(0.05, requires_grad=True)]
-
-
-def value_and_gradients(layer: Layer, tensors: list[Tensor]) -> list[Tensor]:
-    out = layer(*tensors)
-    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out.dtype)
-    return [out.detach(), *torch.autograd.grad((out * weights).sum(), tensors)]
-
-
-def in_doubles(tensors: list[Tensor]) -> list[Tensor]:
-    return [tensor.detach().double().requires_grad_() for tensor in tensors]
 
 
 def causal(q: Tensor, k: Tensor, v: Tensor, s: Tensor, e: Tensor) -> Tensor:
