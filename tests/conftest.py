@@ -61,6 +61,16 @@ def real_mirror() -> Path:
 
 
 @pytest.fixture(scope="session")
+def published(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A database of the published evidence alone."""
+    from stages.recording import record
+
+    place = str(tmp_path_factory.mktemp("evidence") / "results.db")
+    record(REPOSITORY, place, evidence_only=True)
+    return place
+
+
+@pytest.fixture(scope="session")
 def postgresql() -> Iterator[Callable[[], str]]:
     """Makes an empty PostgreSQL database and gives its URL."""
     programs = find_programs()

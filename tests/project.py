@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -15,6 +17,13 @@ from stages.experiment import load_params
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 EXPERIMENT = "tiny-mnist"
+
+
+def edit(path: Path, change: Callable[[Any], None]) -> None:
+    """Change a YAML file in place."""
+    content = yaml.safe_load(path.read_text())
+    change(content)
+    path.write_text(yaml.safe_dump(content))
 
 
 def make_project(folder: Path, *, epochs: int = 3, steps_per_epoch: int | None = 4, slots: int = 1) -> Path:

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from stages.budget import describe_cut, plan_runs
 from stages.experiment import ParamsError, load_params, resolve_protocol
+from tests.project import REPOSITORY, edit
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 CIFAR100 = "params/ninformer-cifar100.yaml"
 
 
@@ -23,12 +22,6 @@ def project(tmp_path: Path) -> Path:
     shutil.copy(REPOSITORY / "params.yaml", tmp_path)
     shutil.copytree(REPOSITORY / "params", tmp_path / "params")
     return tmp_path
-
-
-def edit(path: Path, change: Callable[[Any], None]) -> None:
-    content = yaml.safe_load(path.read_text())
-    change(content)
-    path.write_text(yaml.safe_dump(content))
 
 
 def test_printed_protocol_is_section_4_of_the_paper() -> None:

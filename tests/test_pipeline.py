@@ -10,14 +10,12 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from tests.project import EXPERIMENT, REPOSITORY, environment, make_project, outcomes
+from tests.project import EXPERIMENT, REPOSITORY, edit, environment, make_project, outcomes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -72,12 +70,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def checkout(finished: Path, tmp_path: Path) -> Path:
     """A copy of a finished checkout, to change."""
     return Path(shutil.copytree(finished, tmp_path / "checkout", symlinks=True))
-
-
-def edit(path: Path, change: Callable[[Any], None]) -> None:
-    content = yaml.safe_load(path.read_text())
-    change(content)
-    path.write_text(yaml.safe_dump(content))
 
 
 def stages_run(output: str) -> list[str]:

@@ -12,7 +12,6 @@ from fastapi.testclient import TestClient
 from service.app import create_app
 from service.settings import Settings
 from stages.ledger import read_claims
-from stages.recording import record
 from stages.reporting import write_docs
 from stages.results import ExperimentComparison, compare, open_results
 from tests.project import REPOSITORY
@@ -22,16 +21,8 @@ README = (REPOSITORY / "README.md").read_text()
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A database of the published evidence alone."""
-    place = str(tmp_path_factory.mktemp("evidence") / "results.db")
-    record(REPOSITORY, place, evidence_only=True)
-    return place
-
-
-@pytest.fixture(scope="module")
-def comparisons(place: str) -> list[ExperimentComparison]:
-    with open_results(place)() as session:
+def comparisons(published: str) -> list[ExperimentComparison]:
+    with open_results(published)() as session:
         return compare(session)
 
 
@@ -57,11 +48,11 @@ def test_results_page_is_what_make_report_writes(tmp_path: Path) -> None:
     assert written.read_bytes() == (REPOSITORY / "docs" / "results.md").read_bytes(), "run make report and commit"
 
 
-def test_answers_are_what_the_service_gives(place: str) -> None:
+def test_answers_are_what_the_service_gives(published: str) -> None:
     """The shown comparison, and the finding that the shown claim rests on."""
     shown = [json.loads(block.text) for block in read_story(REPOSITORY / "README.md") if block.language == "json"]
     (comparison,) = (answer for answer in shown if "comparisons" in answer)
-    app = create_app(Settings(root=REPOSITORY, database=place))
+    app = create_app(Settings(root=REPOSITORY, database=published))
     client = TestClient(app, base_url="http://127.0.0.1")
     assert list(differences(comparison, client.get("/compare?dataset=cifar100").json())) == []
     (claim,) = (answer for answer in shown if "finding" in answer)

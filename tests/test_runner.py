@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from stages.engine.local import Event
 from stages.experiment import ParamsError, load_params
 from stages.runlist import read_run_list
 from stages.runner import train_experiment
-from tests.project import EXPERIMENT, make_project
+from tests.project import EXPERIMENT, edit, make_project
 
 
 @pytest.fixture
@@ -40,10 +39,7 @@ def run(events: list[Event] | None = None, stop: threading.Event | None = None, 
 
 
 def edit_experiment(change: Callable[[Any], None]) -> None:
-    path = Path("params") / f"{EXPERIMENT}.yaml"
-    content = yaml.safe_load(path.read_text())
-    change(content)
-    path.write_text(yaml.safe_dump(content))
+    edit(Path("params") / f"{EXPERIMENT}.yaml", change)
 
 
 def listed(arm: str) -> str:
@@ -132,9 +128,7 @@ def test_a_diverged_run_is_an_outcome_without_weights(project: Path) -> None:
 
 
 def test_named_runs_are_trained_whatever_roles_the_profile_has(project: Path) -> None:
-    index = yaml.safe_load(Path("params.yaml").read_text())
-    index["profiles"]["smoke"]["roles"] = ["baseline"]
-    Path("params.yaml").write_text(yaml.safe_dump(index))
+    edit(Path("params.yaml"), lambda index: index["profiles"]["smoke"].update(roles=["baseline"]))
     assert run()
     run_list = read_run_list(Path("data/runs") / EXPERIMENT)
     assert run_list is not None and {listed.arm for listed in run_list.runs} == {"vit"}
@@ -221,9 +215,7 @@ def test_without_hard_links_files_are_copied_whole(project: Path, monkeypatch: p
 def test_broken_weights_after_the_last_step_are_a_divergence(project: Path) -> None:
     """The loss of the only step is finite, the weights it leaves are not: published as diverged, not stuck for ever."""
     edit_experiment(lambda content: content["protocol"]["optimizer"].update(name="sgd", lr=1e38, weight_decay=1e38))
-    index = yaml.safe_load(Path("params.yaml").read_text())
-    index["profiles"]["smoke"]["overrides"]["steps_per_epoch"] = 1
-    Path("params.yaml").write_text(yaml.safe_dump(index))
+    edit(Path("params.yaml"), lambda index: index["profiles"]["smoke"]["overrides"].update(steps_per_epoch=1))
     assert run()
     folder = Path("data/runs") / EXPERIMENT / listed("vit")
     result = json.loads((folder / "result.json").read_text())
@@ -236,8 +228,7 @@ def test_broken_weights_after_the_last_step_are_a_divergence(project: Path) -> N
 def test_a_state_of_another_environment_starts_over(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Bitwise the same only on the same device, threads and versions: a mixture would be labelled with the last one."""
     straight = make_project(project.parent / "straight", epochs=6)
-    edit = yaml.safe_load((straight / "params.yaml").read_text())
-    (project / "params.yaml").write_text(yaml.safe_dump(edit))
+    shutil.copy(straight / "params.yaml", project)
     stop = threading.Event()
     events: list[Event] = []
 

@@ -17,7 +17,6 @@ from service.app import create_app
 from service.settings import Settings
 from stages.experiment import load_params
 from stages.ledger.measures import average
-from stages.recording import record
 from stages.results import ledger_tables, open_results, tables
 from stages.verdicts import GainClaim, GridPart, Sample, Status, judge_gain
 from tests.project import REPOSITORY
@@ -29,15 +28,7 @@ Errors = dict[str, list[tuple[float, float]]]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A database of the published evidence."""
-    place = str(tmp_path_factory.mktemp("evidence") / "results.db")
-    record(REPOSITORY, place, evidence_only=True)
-    return place
-
-
-@pytest.fixture(scope="module")
-def errors(place: str) -> Errors:
+def errors(published: str) -> Errors:
     """Of each compared replicate the logs of the test error at the last epoch and at the best validation epoch."""
     found: Errors = defaultdict(list)
     last, selected = aliased(tables.Metric), aliased(tables.Metric)
@@ -47,7 +38,7 @@ def errors(place: str) -> Errors:
         .join(selected, (selected.result_id == tables.Result.id) & (selected.metric == "selected_log_mse"))
         .where(tables.Result.experiment == "dac-sgemm", tables.Result.is_selected)
     )
-    with open_results(place)() as session:
+    with open_results(published)() as session:
         for arm, at_last, at_selected in session.execute(wanted):
             found[arm].append((at_last, at_selected))
     return found
@@ -130,14 +121,14 @@ def test_by_the_last_epoch_nothing_is_decided(errors: Errors) -> None:
     assert f"the gain is {verdict.estimate:.3f} nats, 98 % interval {low} to {high}" in PAGE
 
 
-def test_the_pages_say_what_the_verdict_says(place: str) -> None:
-    with open_results(place)() as session:
+def test_the_pages_say_what_the_verdict_says(published: str) -> None:
+    with open_results(published)() as session:
         verdict = session.get_one(ledger_tables.Verdict, "dac.sgemm.gain")
     results = (REPOSITORY / "docs" / "results.md").read_text()
     for text in (PAGE, README):
         assert f"by {verdict.estimate:.3f} nats on average: `{verdict.status}`" in text
         assert f"{verdict.low:.3f} to {verdict.high:.3f}" in text
-    with TestClient(create_app(Settings(root=REPOSITORY, database=place)), base_url="http://127.0.0.1") as client:
+    with TestClient(create_app(Settings(root=REPOSITORY, database=published)), base_url="http://127.0.0.1") as client:
         page = client.get("/claims/dac.sgemm.gain").text
     size = verdict.size
     assert size is not None and f"of the size the verdict says `{size['status']}`" in PAGE
@@ -145,8 +136,8 @@ def test_the_pages_say_what_the_verdict_says(place: str) -> None:
     assert f"Its size: {size['status']}." in page
 
 
-def test_times_of_two_machines_are_told_apart(place: str) -> None:
-    with TestClient(create_app(Settings(root=REPOSITORY, database=place)), base_url="http://127.0.0.1") as client:
+def test_times_of_two_machines_are_told_apart(published: str) -> None:
+    with TestClient(create_app(Settings(root=REPOSITORY, database=published)), base_url="http://127.0.0.1") as client:
         page = client.get("/?dataset=sgemm").text
         charts = [client.get(f"/experiments/dac-sgemm?cost={cost}").text for cost in ("train_seconds", "parameters")]
     notes = [line for line in page.splitlines() if "Time per sample of" in line]
