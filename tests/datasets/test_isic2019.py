@@ -65,7 +65,7 @@ def test_split_is_disjoint_whole_and_always_the_same(tmp_path: Path) -> None:
     assert split_images(tmp_path) == (train, test)
 
 
-def test_pictures_of_one_lesion_stay_together(tmp_path: Path) -> None:
+def test_pictures_of_one_lesion_stay_together() -> None:
     """Whatever the order drawn from the names: forty other numberings of the lesions, too."""
     for number in range(40):
         lesions = {image: f"{lesion}_{number}" for image, lesion in LESIONS.items()}

@@ -39,7 +39,7 @@ def test_interrupted_bytes_leave_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_pin_tells_official_from_declared_inexact_bytes(tmp_path: Path) -> None:
+def test_pin_tells_official_from_declared_inexact_bytes() -> None:
     digests = Digests(md5=MD5, sha256=SHA256, size_bytes=77)
     other = "0" * 32
     assert Pin(official_md5=MD5).check(digests, "here") is True

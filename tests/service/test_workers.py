@@ -117,7 +117,7 @@ def test_a_file_that_moved_is_looked_for_where_it_is(tmp_path: Path, model: Mode
         assert models.get(name, model.sha256).path == tmp_path / name
 
 
-def test_stopping_ends_the_process(model: Model) -> None:
+def test_stopping_ends_the_process() -> None:
     worker = Worker(device="cpu", budget_bytes=1 << 30, threads=1)
     worker.start()
     pid = worker.pid

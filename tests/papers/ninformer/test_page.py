@@ -75,7 +75,7 @@ def test_claims_are_well_formed(claims: list[dict[str, str]]) -> None:
             assert (claim["unit"], claim["kind"] == "value") in {("ns", True), ("relative gain", False)}, claim["id"]
 
 
-def test_every_cell_of_both_tables_is_a_claim(params: Params, claims: list[dict[str, str]]) -> None:
+def test_every_cell_of_both_tables_is_a_claim(claims: list[dict[str, str]]) -> None:
     cells = {(c["place"], c["experiment"], c["arm"]) for c in claims if c["kind"] == "value"}
     arms = ("vit", "mlp-mixer", "local-vit", "ninformer")
     experiments = ("ninformer-mnist", "ninformer-cifar10", "ninformer-cifar100")
