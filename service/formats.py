@@ -81,10 +81,11 @@ def value_in(unit: str) -> Callable[[float | None], str]:
 
 
 def plain(number: float | None) -> str:
-    """60000 → 60,000; −0.00123456 → −0.001235"""
+    """60000 → 60,000; 15327.6 → 15,328; −0.00123456 → −0.001235"""
     if number is None:
         return NONE
-    text = f"{number:,.0f}" if float(number).is_integer() and abs(number) < 1e15 else f"{number:.4g}"
+    is_whole = float(number).is_integer() or abs(number) >= 1000
+    text = f"{number:,.0f}" if is_whole and abs(number) < 1e15 else f"{number:.4g}"
     return text.replace("-", "−")
 
 
