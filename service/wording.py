@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from jinja2 import Environment
 
@@ -150,6 +150,22 @@ def _count(tally: Tally, basis: str, side: str) -> int:
         for status, number in tally.by_basis.get(basis, {}).items()
         if side_of(status) == side and Status(status).is_counted
     )
+
+
+def highlights(judged: Iterable[JudgedClaim], *, most: int = 3) -> list[JudgedClaim]:
+    """What came out that a reader should see first, one of each place in the paper.
+
+    Trained before computed, against the paper before for it, with a number of ours before without.
+    """
+    first: dict[str, JudgedClaim] = {}
+    for row in sorted(judged, key=_weight):
+        first.setdefault(row.claim.place, row)
+    return list(first.values())[:most]
+
+
+def _weight(row: JudgedClaim) -> tuple[bool, bool, bool]:
+    verdict = row.verdict
+    return verdict.basis != "results", side_of(verdict.status) != "against", verdict.ours is None
 
 
 def group_by_place(judged: Sequence[JudgedClaim]) -> dict[str, list[JudgedClaim]]:

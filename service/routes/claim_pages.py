@@ -13,8 +13,8 @@ from service.comparing import Compare, Question, first_of_each_dataset
 from service.dependencies import ResultsSession, parts_of
 from service.errors import declared
 from service.printed import lay_out
-from service.wording import group_by_place, name_claim, summarise
-from stages.results import ClaimFilter, Status, find_judged, list_families, list_judged, tally
+from service.wording import group_by_place, highlights, name_claim, summarise
+from stages.results import ClaimFilter, Status, find_judged, list_decided, list_families, list_judged, tally
 
 router = APIRouter(include_in_schema=False)
 
@@ -22,13 +22,17 @@ router = APIRouter(include_in_schema=False)
 def show_papers(request: Request, session: ResultsSession, compare: Compare) -> Response:
     """What was tested and what came out, paper by paper, and the data sets that models are compared on."""
     tallies = {counts.paper: counts for counts in tally(session)}
+    papers, decided = queries.list_papers(session), list_decided(session)
+    of_paper = {paper.name: [row for row in decided if row.claim.paper == paper.name] for paper in papers}
     return parts_of(request).templates.TemplateResponse(
         request,
         "front.html",
         {
-            "papers": queries.list_papers(session),
+            "papers": papers,
             "tallies": tallies,
             "sentences": {paper: summarise(counts) for paper, counts in tallies.items()},
+            "highlights": {paper: highlights(rows) for paper, rows in of_paper.items()},
+            "names": name_claims(session, decided, queries.list_experiments(session, paper=None, dataset=None)),
             "datasets": queries.list_datasets(session),
             "overview": first_of_each_dataset([item for item in compare(Question()) if item.provenance]),
         },

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Select, select
 from sqlalchemy.orm import Session, joinedload, selectinload
 
 from stages.results.database import UnknownClaim
@@ -72,12 +72,24 @@ class Tally:
     by_basis: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
+_CLAIMS = select(Claim, Verdict).join(Verdict, Verdict.claim == Claim.id).order_by(Claim.position)
+
+
 def list_judged(
     session: Session, wanted: ClaimFilter, *, limit: int | None = None, offset: int = 0
 ) -> list[JudgedClaim]:
     """Claims that fit, in their order."""
-    query = select(Claim, Verdict).join(Verdict, Verdict.claim == Claim.id).order_by(Claim.position)
-    rows = session.execute(_cut(query, wanted).limit(limit).offset(offset)).all()
+    return _judged(session, _cut(_CLAIMS, wanted).limit(limit).offset(offset))
+
+
+def list_decided(session: Session) -> list[JudgedClaim]:
+    """Claims that hold or don't, by what was computed or trained; counts of data sets are left out."""
+    is_decided = Verdict.status.in_([str(status) for status in (*FOR_THE_PAPER, *AGAINST_THE_PAPER)])
+    return _judged(session, _CLAIMS.where(is_decided, Verdict.basis.in_(["finding", "results"])))
+
+
+def _judged(session: Session, query: Select[Claim, Verdict]) -> list[JudgedClaim]:
+    rows = session.execute(query).all()
     places = _places(session, [row.Claim.id for row in rows])
     return [
         JudgedClaim(claim=row.Claim, verdict=row.Verdict, experiments=names, datasets=datasets)

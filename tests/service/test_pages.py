@@ -17,9 +17,10 @@ from service.app import create_app
 from service.formats import count, duration, memory, percent, points, ratio, value_in
 from service.printed import lay_out
 from service.settings import Settings
-from service.wording import _WORDS, name_claim, name_metric
+from service.wording import _WORDS, highlights, name_claim, name_metric
 from stages.recording import record
 from stages.results import Claim, JudgedClaim, Verdict
+from stages.results.claims import AGAINST_THE_PAPER, FOR_THE_PAPER
 from tests.service.conftest import png, serving
 from tests.service.results_factory import PAPER_ACCURACY, REPOSITORY, add_results, make_root
 
@@ -74,6 +75,31 @@ def test_the_first_page_counts_each_paper_s_decidable_claims_and_leads_to_its_da
             assert not number or f"{number} {word}</li>" in html
     for name in ("mnist", "cifar10", "cifar100"):
         assert f'href="/?dataset={name}"' in html
+
+
+def test_the_first_page_shows_what_came_out(client: TestClient) -> None:
+    shown = re.findall(r'href="/claims/([^"]+)"', client.get("/").text)
+    assert shown
+    for name in shown:
+        verdict = client.get(f"/api/v1/claims/{name}").json()["verdict"]
+        assert verdict["status"] in (*FOR_THE_PAPER, *AGAINST_THE_PAPER)
+        assert verdict["basis"] in ("finding", "results"), "sizes of data sets are no news"
+
+
+def test_trained_comes_before_computed_and_against_before_for() -> None:
+    def judge(name: str, place: str, status: str, basis: str = "finding", ours: float | None = None) -> JudgedClaim:
+        verdict = Verdict(claim=name, status=status, basis=basis, ours=ours)
+        return JudgedClaim(claim=Claim(id=name, place=place), verdict=verdict, experiments=(), datasets=())
+
+    judged = [
+        judge("a", "section 1", "holds"),
+        judge("b", "section 2", "fails"),
+        judge("c", "Table 1", "contradicted", ours=0.05),
+        judge("d", "Table 1", "fails", ours=0.06),
+        judge("e", "Figure 4", "supported", basis="results", ours=0.2),
+    ]
+    assert [row.claim.id for row in highlights(judged)] == ["e", "c", "b"]
+    assert [row.claim.id for row in highlights(judged, most=9)] == ["e", "c", "b", "a"], "one of each place"
 
 
 def test_a_paper_s_page_has_every_claim_under_its_place_with_its_verdict(client: TestClient) -> None:
