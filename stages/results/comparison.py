@@ -48,7 +48,6 @@ def compare(
     paper: str | None = None,
     profile: str | None = None,
     metric: str | None = None,
-    experiment: str | None = None,
 ) -> list[ExperimentComparison]:
     """Every experiment that fits, in the order of params.yaml, each under its best conditions (or `profile`'s).
 
@@ -67,8 +66,6 @@ def compare(
         query = query.where(tables.Experiment.dataset == dataset)
     if paper is not None:
         query = query.where(tables.Experiment.paper == paper)
-    if experiment is not None:
-        query = query.where(tables.Experiment.name == experiment)
     experiments = session.scalars(query).all()
     kinds = {row.name: row.kind for row in session.execute(select(tables.Dataset.name, tables.Dataset.kind))}
     named = {kind: (metric,) if metric else names for kind, names in FIRST_METRICS.items()}
