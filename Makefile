@@ -75,7 +75,7 @@ soak: $(READY)  ## the long tests: resume after kill, long trainings
 	CLAIMCHECK_SOAK_REPORTS=docs/soak $(BIN)/pytest -m "slow and not gpu and not network" --timeout 1800
 
 report: $(READY)  ## docs/results.md from the published evidence alone, docs/findings.md
-	$(BIN)/python -m stages.report --evidence
+	$(BIN)/python -m stages.report --docs
 	$(BIN)/python -m stages.analyse --docs
 
 mirror: $(READY)  ## DEST=folder: write what was fetched as a mirror for CLAIMCHECK_MIRROR

@@ -17,7 +17,7 @@ from stages.results import ResultsUnavailable
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.report", description=__doc__)
     parser.add_argument(
-        "--docs", "--evidence", action="store_true", dest="docs", help="write docs/results.md from evidence alone"
+        "--docs", action="store_true", help="write docs/results.md from evidence alone"
     )
     options = parser.parse_args(arguments)
     try:

@@ -45,8 +45,7 @@ ALLOWED: dict[str, set[str]] = {
         *("run", "fingerprint", "experiment", "budget", "evidence"),
         *("datasets", "checkpoint", "recording", "results"),
     },
-    "models": {"ops"},
-    "papers": {"run", "finding", "models", "ops", "optim"},
+    "papers": {"run", "finding", "ops", "optim"},
     "training": {"run", "device", "memory", "datasets", "ops", "optim"},
     "checkpoint": {"run", "ops", "papers"},
     "evaluation": {

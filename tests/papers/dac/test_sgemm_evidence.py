@@ -84,8 +84,8 @@ def test_the_table_is_what_the_evidence_gives(errors: Errors) -> None:
     assert "\n".join(re.findall(r"^\| \d+ \| \d \| .*$", PAGE, flags=re.MULTILINE)) == table(errors)
 
 
-def test_the_pages_say_how_much_was_trained(errors: Errors, place: str) -> None:
-    with open_results(place)() as session:
+def test_the_pages_say_how_much_was_trained(errors: Errors, published: str) -> None:
+    with open_results(published)() as session:
         longest = func.max(tables.Epoch.epoch).label("epochs")
         curves = select(longest).join(tables.Result).where(tables.Result.experiment == "dac-sgemm")
         epochs = session.scalars(curves.group_by(tables.Epoch.result_id)).all()

@@ -1,1 +1,0 @@
-"""Architectures that two or more papers use."""
