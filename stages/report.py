@@ -16,9 +16,7 @@ from stages.results import ResultsUnavailable
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.report", description=__doc__)
-    parser.add_argument(
-        "--docs", action="store_true", help="write docs/results.md from evidence alone"
-    )
+    parser.add_argument("--docs", action="store_true", help="write docs/results.md from evidence alone")
     options = parser.parse_args(arguments)
     try:
         if options.docs:

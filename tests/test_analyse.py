@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from stages import analyse
+from stages.finding import Finding
+from stages.ledger import read_claims
 from tests.project import REPOSITORY, environment
 
 
@@ -53,17 +55,33 @@ def test_findings_of_every_paper_are_written_as_lines(toy_paper: Path) -> None:
     assert lines[0]["computed"] == {"ratio": 0.333333333}, "digits that every processor agrees on"
 
 
+@pytest.fixture(scope="module")
+def found() -> list[Finding]:
+    """All that is computed of the five papers, some seconds of work."""
+    modules = (import_module(f"stages.papers.{paper}.findings") for paper in analyse.papers())
+    return [finding for module in modules for finding in module.findings()]
+
+
 @pytest.mark.timeout(300)
-def test_the_page_says_what_is_computed() -> None:
+def test_the_page_says_what_is_computed(found: list[Finding]) -> None:
     """Claims and statuses; numbers differ in their last digits between processors."""
     page = (REPOSITORY / "docs" / "findings.md").read_text()
     shown = re.findall(r"^\| `([\w.]+)` \| (\w+) \|", page, re.MULTILINE)
-    computed = [
-        (finding.claim, finding.status)
-        for paper in analyse.papers()
-        for finding in import_module(f"stages.papers.{paper}.findings").findings()
-    ]
+    computed = [(finding.claim, finding.status) for finding in found]
     assert sorted(shown) == sorted(computed), "run make report and commit"
+
+
+@pytest.mark.timeout(300)
+def test_ours_is_in_the_claims_unit_and_decides(found: list[Finding]) -> None:
+    claims = {claim.id: claim for claim in read_claims(REPOSITORY / "data" / "claims.csv")}
+    with_ours = [finding for finding in found if finding.ours is not None]
+    assert len(with_ours) > 20
+    for finding in with_ours:
+        claim, ours = claims[finding.claim], finding.ours
+        assert claim.value is not None and ours is not None, claim.id
+        play = (claim.precision or 0.0) / 2 * (1 + 1e-9)
+        is_printed = claim.value - play <= ours <= (claim.high or claim.value) + play
+        assert is_printed == (finding.status == "holds"), f"{claim.id}: {ours} {claim.unit}"
 
 
 def test_every_finding_is_of_a_claim_of_its_paper() -> None:
