@@ -5,21 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from service import vega
 from service.curves import CurvePoint
-from stages.results import ExperimentComparison, JudgedClaim, Result
-
-SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
-
-
-def _frame(description: str, *, height: int) -> dict[str, Any]:
-    """What every chart begins with: as wide as its place."""
-    return {
-        "$schema": SCHEMA,
-        "description": description,
-        "width": "container",
-        "height": height,
-        "autosize": {"type": "fit-x", "contains": "padding"},
-    }
+from stages.results import ExperimentComparison, Result
 
 
 def comparison_chart(comparison: ExperimentComparison) -> dict[str, Any] | None:
@@ -44,131 +32,17 @@ def comparison_chart(comparison: ExperimentComparison) -> dict[str, Any] | None:
     axis = {} if is_fraction else {"axis": {"format": "~s"}}
     x = {"type": "quantitative", "title": f"{comparison.metric.title}{shown_unit}", **axis}
     shown = [side for side in ("ours", "paper") if any(row["side"] == side for row in rows)]
-    layers = [_points(x, shown, about=[{"field": "arm", "title": "model"}])]
+    layers = [vega.points(x, shown, about=[{"field": "arm", "title": "model"}])]
     if any("low" in row for row in rows):
-        layers.insert(0, _intervals(x))
+        layers.insert(0, vega.intervals(x))
     return {
-        **_frame(
+        **vega.frame(
             f"{comparison.title}: {comparison.metric.title}, ours beside the paper's",
             height=44 * len({row["arm"] for row in rows}),
         ),
         "data": {"values": rows},
         "encoding": {"y": {"field": "arm", "type": "nominal", "sort": None, "title": None}},
         "layer": layers,
-    }
-
-
-def _intervals(x: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "transform": [{"filter": "isValid(datum.low)"}],
-        "mark": {"type": "rule", "strokeWidth": 2},
-        "encoding": {"x": {"field": "low", **x}, "x2": {"field": "high"}},
-    }
-
-
-def _band(ends: Mapping[str, float], x: dict[str, Any]) -> dict[str, Any]:
-    """From `low` to `high`: where ours is as good as the paper's."""
-    return {
-        "data": {"values": [ends]},
-        "mark": {"type": "rect", "opacity": 0.15},
-        "encoding": {"x": {"field": "low", **x}, "x2": {"field": "high"}},
-    }
-
-
-def _points(x: dict[str, Any], shown: Sequence[str], about: Sequence[dict[str, str]] = ()) -> dict[str, Any]:
-    sides = _sides(["ours", "paper"], shown)
-    return {
-        "mark": {"type": "point", "filled": True, "size": 130, "opacity": 1},
-        "encoding": {
-            "x": {"field": "value", **x, "scale": {"zero": False, "padding": 24, "nice": True}},
-            "color": sides,
-            "shape": sides,
-            "tooltip": [*about, {"field": "side"}, {"field": "value", "format": ".4~g"}],
-        },
-    }
-
-
-def forest_chart(title: str, judged: Sequence[JudgedClaim], names: Mapping[str, str]) -> dict[str, Any] | None:
-    """A row a claim: our difference from the paper with its interval, in margins, so that -1 to 1 is "the same".
-
-    None where no claim has both an interval and a margin.
-    """
-    rows = []
-    for row in judged:
-        verdict = row.verdict
-        if verdict.estimate is None or verdict.low is None or verdict.high is None or not verdict.margin:
-            continue
-        numbers = {name: getattr(verdict, name) / verdict.margin for name in ("estimate", "low", "high")}
-        rows.append({"claim": names[row.claim.id], "verdict": verdict.status, **numbers})
-    if not rows:
-        return None
-    x = {"type": "quantitative", "title": "ours − paper, in margins", "scale": {"zero": True}}
-    same = {"low": -1, "high": 1}
-    return {
-        **_frame(f"{title}: differences from the paper with intervals, in margins", height=max(70, 34 * len(rows))),
-        "layer": [
-            _band(same, x),
-            {
-                "data": {"values": rows},
-                "encoding": {"y": {"field": "claim", "type": "nominal", "sort": None, "title": None}},
-                "layer": [
-                    {
-                        "mark": {"type": "rule", "strokeWidth": 2},
-                        "encoding": {"x": {"field": "low", **x}, "x2": {"field": "high"}},
-                    },
-                    {
-                        "mark": {"type": "point", "filled": True, "size": 110, "opacity": 1},
-                        "encoding": {
-                            "x": {"field": "estimate", **x},
-                            "tooltip": [
-                                {"field": "claim"},
-                                {"field": "verdict"},
-                                {"field": "estimate", "format": ".3~g"},
-                            ],
-                        },
-                    },
-                ],
-            },
-        ],
-    }
-
-
-def gain_chart(title: str, judged: JudgedClaim) -> dict[str, Any] | None:
-    """A difference between two arms: our gain with the interval of the verdict, the paper's, and the line of no gain.
-
-    Around the paper's is the margin within which ours would be as large.  None where there is no interval, or no gain.
-    """
-    claim, verdict = judged.claim, judged.verdict
-    is_gain = claim.kind in ("order", "difference") and verdict.basis == "results"
-    if not is_gain or verdict.estimate is None or verdict.low is None or verdict.high is None:
-        return None
-    unit = {"fraction": "percentage points"}.get(claim.unit or "", claim.unit)
-    scale = 100 if claim.unit == "fraction" else 1
-    ours = {"value": verdict.estimate, "low": verdict.low, "high": verdict.high}
-    rows: list[dict[str, Any]] = [{"side": "ours", **{name: scale * number for name, number in ours.items()}}]
-    x = {"type": "quantitative", "title": f"gain ({unit}), to the right in favour of the proposed model"}
-    layers: list[dict[str, Any]] = [
-        {
-            "data": {"values": [{"value": 0}]},
-            "mark": {"type": "rule", "strokeDash": [4, 4]},
-            "encoding": {"x": {"field": "value", **x}},
-        }
-    ]
-    if claim.value is not None:
-        rows.append({"side": "paper", "value": scale * claim.value})
-        if margin := verdict.margin or (verdict.size or {}).get("margin"):
-            same = {"low": scale * (claim.value - margin), "high": scale * (claim.value + margin)}
-            layers.insert(0, _band(same, x))
-    return {
-        **_frame(f"{title}: our gain with its interval beside the paper's", height=44 * len(rows)),
-        "data": {"values": rows},
-        "layer": [
-            *layers,
-            {
-                "encoding": {"y": {"field": "side", "type": "nominal", "sort": None, "title": None}},
-                "layer": [_intervals(x), _points(x, shown=[row["side"] for row in rows])],
-            },
-        ],
     }
 
 
@@ -218,7 +92,7 @@ def cost_chart(comparison: ExperimentComparison, cost: str) -> dict[str, Any] | 
     x = {"field": "cost", "type": "quantitative", "title": COSTS[cost], "axis": axis}
     y = {"type": "quantitative", "title": f"{comparison.metric.title}{unit}", "scale": {"zero": False, "padding": 16}}
     roles = list(dict.fromkeys(str(row["role"]) for row in rows))
-    color = {**_sides(roles, roles), "field": "role"}
+    color = {**vega.sides(roles, roles), "field": "role"}
     intervals = {
         "transform": [{"filter": "isValid(datum.low)"}],
         "mark": {"type": "rule", "strokeWidth": 2},
@@ -237,7 +111,7 @@ def cost_chart(comparison: ExperimentComparison, cost: str) -> dict[str, Any] | 
         "encoding": {"y": {"field": "value", **y}, "text": {"field": "model"}},
     }
     return {
-        **_frame(f"{comparison.title}: {comparison.metric.title} over {COSTS[cost]}", height=320),
+        **vega.frame(f"{comparison.title}: {comparison.metric.title} over {COSTS[cost]}", height=320),
         "data": {"values": rows},
         "encoding": {"x": {**x, "scale": {"nice": True, **_scale(row["cost"] for row in rows), "padding": 60}}},
         "layer": [
@@ -311,7 +185,7 @@ def band_chart(comparison: ExperimentComparison, points: Sequence[CurvePoint], c
         }
         layers.insert(0, band)
     return {
-        **_frame(f"{comparison.title}: {title} over epochs, mean and span over replicates", height=340),
+        **vega.frame(f"{comparison.title}: {title} over epochs, mean and span over replicates", height=340),
         "data": {"values": rows},
         "encoding": {"x": _epochs(rows), "color": color},
         "layer": layers,
@@ -335,7 +209,7 @@ def curves_chart(result: Result) -> dict[str, Any]:
     accuracy = {"train": "train_accuracy", "val": "val_accuracy", "test": "test_accuracy"}
     loss = {"train": "train_loss", "val": "val_loss", "test": "test_loss"}
     return {
-        "$schema": SCHEMA,
+        "$schema": vega.SCHEMA,
         "description": "Learning curves: accuracy and loss over epochs",
         "vconcat": [
             _curves(result, accuracy, "accuracy (%)", 100.0),
@@ -361,18 +235,7 @@ def _curves(result: Result, columns: dict[str, str], title: str, scale: float) -
         "encoding": {
             "x": _epochs(rows),
             "y": {"field": "value", "type": "quantitative", "title": title, "scale": {"zero": False}},
-            "color": _sides(sides, sides),
+            "color": vega.sides(sides, sides),
             "tooltip": [{"field": "epoch"}, {"field": "side"}, {"field": "value", "format": ".4~g"}],
         },
-    }
-
-
-def _sides(domain: Sequence[str], shown: Sequence[str]) -> dict[str, Any]:
-    """A side keeps its colour and shape where another side is missing."""
-    return {
-        "field": "side",
-        "type": "nominal",
-        "sort": list(domain),
-        "scale": {"domain": list(domain)},
-        "legend": {"title": None, "orient": "top", "values": list(shown)},
     }

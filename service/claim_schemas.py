@@ -107,6 +107,18 @@ class VerdictRunOut(Out):
     changed_code: list[str]
 
 
+class PairOut(Out):
+    """What one pair of a grid gives: the gain of the proposed arm, better positive, with its own 95 % interval."""
+
+    experiment: str
+    arm: str
+    against: str = Field(description="the arm that it is compared with")
+    gain: float = Field(description="in the claim's unit")
+    low: float
+    high: float
+    n: int = Field(description="replicates of the arm that has fewer")
+
+
 class DeviationOut(Out):
     """A recorded difference between what the paper says and what we ran."""
 
@@ -134,6 +146,7 @@ class ClaimDetailOut(ClaimOut):
     """One claim with everything behind its verdict."""
 
     runs: list[VerdictRunOut]
+    pairs: list[PairOut] = Field(description="of a gain over a grid: each proposed arm against its own baseline")
     deviations: list[DeviationOut]
     table: FamilyOut | None = Field(description="the sentence of the claim's family")
 
@@ -164,6 +177,7 @@ def describe_claim(judged: JudgedClaim) -> ClaimOut:
 def describe_record(record: ClaimRecord) -> ClaimDetailOut:
     own = {
         "runs": [_run(run) for run in record.runs],
+        "pairs": [PairOut.model_validate(pair) for pair in record.pairs],
         "deviations": [DeviationOut.model_validate(deviation) for deviation in record.deviations],
         "table": FamilyOut.model_validate(record.family) if record.family else None,
     }

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from service import queries
-from service.charts import forest_chart, gain_chart
+from service.claim_charts import forest_chart, gain_chart, pairs_chart
 from service.claim_queries import name_claims, titles_of
 from service.comparing import Compare, Question, first_of_each_dataset
 from service.dependencies import ResultsSession, parts_of
@@ -74,6 +74,7 @@ def show_claim(claim_id: str, request: Request, session: ResultsSession) -> Resp
     record = find_judged(session, claim_id)
     experiments = queries.list_experiments(session, paper=None, dataset=None)
     names = name_claims(session, [record], experiments)
+    titles = {arm.name: arm.title for item in experiments if item.name in record.experiments for arm in item.arms}
     return parts_of(request).templates.TemplateResponse(
         request,
         "claim.html",
@@ -82,6 +83,8 @@ def show_claim(claim_id: str, request: Request, session: ResultsSession) -> Resp
             "name": names[claim_id],
             "paper": queries.find_paper(session, record.claim.paper),
             "chart": gain_chart(names[claim_id], record) or forest_chart(record.claim.place, [record], names),
+            "pairs_chart": pairs_chart(names[claim_id], record.pairs, titles, record.claim),
+            "titles": titles,
             "experiments": [item for item in experiments if item.name in record.experiments],
         },
     )

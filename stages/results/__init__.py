@@ -43,6 +43,7 @@ from stages.results.estimates import (
     wilson_interval,
 )
 from stages.results.ledger_tables import ClaimDeviation, ClaimExperiment, Deviation, Family, Verdict, VerdictRun
+from stages.results.pairs import PairGain
 from stages.results.table import as_csv, no_formula
 from stages.results.tables import (
     SCHEMA_VERSION,
@@ -87,6 +88,7 @@ __all__ = [
     "JudgedClaim",
     "Meta",
     "Metric",
+    "PairGain",
     "Paper",
     "Profile",
     "Result",

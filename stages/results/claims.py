@@ -13,7 +13,8 @@ from sqlalchemy.orm import Session, joinedload, selectinload
 from stages.results.database import UnknownClaim
 from stages.results.estimates import ArmVerdict
 from stages.results.ledger_tables import ClaimDeviation, ClaimExperiment, Deviation, Family, Verdict, VerdictRun
-from stages.results.tables import Claim, Experiment, Paper
+from stages.results.pairs import PairGain, pair_gains
+from stages.results.tables import Arm, Claim, Experiment, Paper
 from stages.verdicts import Status
 
 FOR_THE_PAPER = (Status.REPRODUCED, Status.SUPPORTED, Status.HOLDS)
@@ -45,9 +46,13 @@ class JudgedClaim:
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimRecord(JudgedClaim):
-    """One claim with everything behind its verdict; `family` is the sentence of its table."""
+    """One claim with everything behind its verdict; `family` is the sentence of its table.
+
+    `pairs`: of a gain over a grid, what each pair gives.
+    """
 
     runs: tuple[VerdictRun, ...]
+    pairs: tuple[PairGain, ...]
     deviations: tuple[Deviation, ...]
     family: Family | None
 
@@ -146,12 +151,14 @@ def find_judged(session: Session, claim_id: str) -> ClaimRecord:
         Verdict, claim_id, options=[selectinload(Verdict.runs).options(joinedload(VerdictRun.result))]
     )
     names, datasets = _places(session, [claim_id]).get(claim_id, ((), ()))
+    arms = session.scalars(select(Arm).where(Arm.experiment.in_(names)).order_by(Arm.experiment, Arm.position))
     return ClaimRecord(
         claim=claim,
         verdict=verdict,
         experiments=names,
         datasets=datasets,
         runs=tuple(verdict.runs),
+        pairs=pair_gains(claim, verdict.runs, arms),
         deviations=tuple(deviations_of(session, claim_id)),
         family=session.get(Family, claim.family) if claim.family else None,
     )

@@ -8,9 +8,10 @@ from typing import get_args
 import pytest
 from fastapi.testclient import TestClient
 
-from service.charts import MOST_TICKS, _epochs, _scale, forest_chart, gain_chart
+from service.charts import MOST_TICKS, _epochs, _scale
+from service.claim_charts import forest_chart, gain_chart, pairs_chart
 from stages.grid import Role
-from stages.results import Claim, JudgedClaim, Verdict
+from stages.results import Claim, JudgedClaim, PairGain, Verdict
 from tests.service.results_factory import REPOSITORY
 
 
@@ -46,7 +47,7 @@ def test_a_gain_is_drawn_beside_the_paper_s_and_no_gain() -> None:
     assert ours == {"side": "ours", "value": 0.214, "low": 0.168, "high": 0.26}
     assert paper == {"side": "paper", "value": 0.25}
     band, zero, _ = chart["layer"]
-    assert band["data"]["values"] == [{"low": 0.1875, "high": 0.3125}] and zero["data"]["values"] == [{"value": 0}]
+    assert band["data"]["values"] == [{"low": 0.1875, "high": 0.3125}] and zero["data"]["values"][0]["value"] == 0
     gain.claim.unit = "fraction"
     in_points = gain_chart("A", gain)
     assert in_points is not None and in_points["data"]["values"][1] == {"side": "paper", "value": 25}
@@ -55,6 +56,23 @@ def test_a_gain_is_drawn_beside_the_paper_s_and_no_gain() -> None:
     assert comparable is not None and comparable["layer"][0]["data"]["values"] == [{"low": -1.0, "high": 1.0}]
     gain.verdict.basis = "finding"
     assert gain_chart("A", gain) is None, "computed without training: no interval"
+
+
+def test_pairs_are_drawn_one_below_the_other_beside_the_paper_s_gain() -> None:
+    pairs = [
+        PairGain(experiment="e", arm=arm, against=f"{arm}-base", gain=gain, low=gain - 0.1, high=gain + 0.1, n=5)
+        for arm, gain in (("a", 0.2), ("b", -0.1))
+    ]
+    titles = {"a": "A", "b": "B"}
+    chart = pairs_chart("Gain", pairs, titles, Claim(id="c", unit="fraction", value=0.25))
+    assert chart is not None
+    first, second = chart["data"]["values"]
+    assert (first["pair"], first["value"], second["pair"], second["value"]) == ("A", 20.0, "B", -10.0)
+    upright = [layer["data"]["values"][0]["value"] for layer in chart["layer"] if "data" in layer]
+    assert upright == [0, 25]
+    no_number = pairs_chart("Gain", pairs, titles, Claim(id="c", unit="nats", value=None))
+    assert no_number is not None and len(no_number["layer"]) == 2
+    assert pairs_chart("Gain", [], titles, Claim(id="c")) is None
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,21 @@ def test_the_table_is_what_the_evidence_gives(errors: Errors) -> None:
     assert "\n".join(re.findall(r"^\| \d+ \| \d \| .*$", PAGE, flags=re.MULTILINE)) == table(errors)
 
 
+def test_the_pairs_of_the_claim_are_those_of_the_table(errors: Errors, published: str) -> None:
+    with TestClient(create_app(Settings(root=REPOSITORY, database=published)), base_url="http://127.0.0.1") as client:
+        pairs = client.get("/api/v1/claims/dac.sgemm.gain").json()["pairs"]
+        page = client.get("/claims/dac.sgemm.gain").text
+    known = [arm for arm in errors if arm.startswith("dac-mlp-") and arm.removeprefix("dac-") in errors]
+    assert sorted(pair["arm"] for pair in pairs) == sorted(known)
+    for pair in pairs:
+        assert pair["against"] == pair["arm"].removeprefix("dac-") and pair["n"] == 5
+        theirs, ours = ([at_selected for _, at_selected in errors[pair[side]]] for side in ("against", "arm"))
+        interval = stats.ttest_ind(theirs, ours, equal_var=False).confidence_interval(0.95)
+        assert pair["gain"] == pytest.approx(statistics.mean(theirs) - statistics.mean(ours))
+        assert (pair["low"], pair["high"]) == pytest.approx((interval.low, interval.high))
+        assert f"{pair['gain']:.4g} nats</td>" in page
+
+
 def test_the_pages_say_how_much_was_trained(errors: Errors, published: str) -> None:
     with open_results(published)() as session:
         longest = func.max(tables.Epoch.epoch).label("epochs")

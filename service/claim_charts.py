@@ -1,0 +1,142 @@
+"""Charts of claims: differences from the paper, a gain beside the paper's, the pairs behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from service import vega
+from stages.results import Claim, JudgedClaim, PairGain
+
+
+def forest_chart(title: str, judged: Sequence[JudgedClaim], names: Mapping[str, str]) -> dict[str, Any] | None:
+    """A row a claim: our difference from the paper with its interval, in margins, so that -1 to 1 is "the same".
+
+    None where no claim has both an interval and a margin.
+    """
+    rows = []
+    for row in judged:
+        verdict = row.verdict
+        if verdict.estimate is None or verdict.low is None or verdict.high is None or not verdict.margin:
+            continue
+        numbers = {name: getattr(verdict, name) / verdict.margin for name in ("estimate", "low", "high")}
+        rows.append({"claim": names[row.claim.id], "verdict": verdict.status, **numbers})
+    if not rows:
+        return None
+    x = {"type": "quantitative", "title": "ours − paper, in margins", "scale": {"zero": True}}
+    same = {"low": -1, "high": 1}
+    return {
+        **vega.frame(f"{title}: differences from the paper with intervals, in margins", height=max(70, 34 * len(rows))),
+        "layer": [
+            vega.band(same, x),
+            {
+                "data": {"values": rows},
+                "encoding": {"y": {"field": "claim", "type": "nominal", "sort": None, "title": None}},
+                "layer": [
+                    {
+                        "mark": {"type": "rule", "strokeWidth": 2},
+                        "encoding": {"x": {"field": "low", **x}, "x2": {"field": "high"}},
+                    },
+                    {
+                        "mark": {"type": "point", "filled": True, "size": 110, "opacity": 1},
+                        "encoding": {
+                            "x": {"field": "estimate", **x},
+                            "tooltip": [
+                                {"field": "claim"},
+                                {"field": "verdict"},
+                                {"field": "estimate", "format": ".3~g"},
+                            ],
+                        },
+                    },
+                ],
+            },
+        ],
+    }
+
+
+def gain_chart(title: str, judged: JudgedClaim) -> dict[str, Any] | None:
+    """A difference between two arms: our gain with the interval of the verdict, the paper's, and the line of no gain.
+
+    Around the paper's is the margin within which ours would be as large.  None where there is no interval, or no gain.
+    """
+    claim, verdict = judged.claim, judged.verdict
+    is_gain = claim.kind in ("order", "difference") and verdict.basis == "results"
+    if not is_gain or verdict.estimate is None or verdict.low is None or verdict.high is None:
+        return None
+    unit, scale = _gain_unit(claim)
+    ours = {"value": verdict.estimate, "low": verdict.low, "high": verdict.high}
+    rows: list[dict[str, Any]] = [{"side": "ours", **{name: scale * number for name, number in ours.items()}}]
+    x = {"type": "quantitative", "title": f"gain ({unit}), to the right in favour of the proposed model"}
+    layers = [_line(0, x, None)]
+    if claim.value is not None:
+        rows.append({"side": "paper", "value": scale * claim.value})
+        if margin := verdict.margin or (verdict.size or {}).get("margin"):
+            same = {"low": scale * (claim.value - margin), "high": scale * (claim.value + margin)}
+            layers.insert(0, vega.band(same, x))
+    return {
+        **vega.frame(f"{title}: our gain with its interval beside the paper's", height=44 * len(rows)),
+        "data": {"values": rows},
+        "layer": [
+            *layers,
+            {
+                "encoding": {"y": {"field": "side", "type": "nominal", "sort": None, "title": None}},
+                "layer": [vega.intervals(x), vega.points(x, shown=[row["side"] for row in rows])],
+            },
+        ],
+    }
+
+
+def pairs_chart(
+    title: str, pairs: Sequence[PairGain], titles: Mapping[str, str], claim: Claim
+) -> dict[str, Any] | None:
+    """A row a pair of a grid: its gain with its own 95 % interval, beside the gain that the paper has for all.
+
+    `titles` are those of the arms.  None where there are no pairs.
+    """
+    if not pairs:
+        return None
+    unit, scale = _gain_unit(claim)
+    rows = [
+        {
+            "pair": titles[pair.arm],
+            "side": "ours",
+            "value": scale * pair.gain,
+            "low": scale * pair.low,
+            "high": scale * pair.high,
+        }
+        for pair in pairs
+    ]
+    x = {"type": "quantitative", "title": f"gain ({unit}), to the right in favour of the proposed model"}
+    y = {"field": "pair", "type": "nominal", "sort": None, "title": None}
+    printed = [] if claim.value is None else [_line(scale * claim.value, x, "paper")]
+    return {
+        **vega.frame(f"{title}: the gain of each pair with its 95 % interval", height=26 * len(rows)),
+        "data": {"values": rows},
+        "layer": [
+            _line(0, x, None),
+            *printed,
+            {
+                "encoding": {"y": y},
+                "layer": [
+                    vega.intervals(x),
+                    vega.points(x, ["ours", "paper"][: 1 + len(printed)], about=[{"field": "pair"}]),
+                ],
+            },
+        ],
+    }
+
+
+def _gain_unit(claim: Claim) -> tuple[str, int]:
+    """What a gain is drawn in, and what its number is multiplied by."""
+    return ("percentage points", 100) if claim.unit == "fraction" else (claim.unit or "", 1)
+
+
+def _line(value: float, x: dict[str, Any], side: str | None) -> dict[str, Any]:
+    """Upright: dashed where there is no gain, else in the colour of a side."""
+    mark = {"type": "rule", "strokeDash": [4, 4]} if side is None else {"type": "rule", "strokeWidth": 2}
+    color = {} if side is None else {"color": vega.sides(["ours", "paper"], ["ours", "paper"])}
+    return {
+        "data": {"values": [{"value": value, "side": side}]},
+        "mark": mark,
+        "encoding": {"x": {"field": "value", **x}, **color},
+    }

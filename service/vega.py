@@ -1,0 +1,60 @@
+"""Parts of Vega-Lite specs that several charts have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
+
+
+def frame(description: str, *, height: int) -> dict[str, Any]:
+    """What every chart begins with: as wide as its place."""
+    return {
+        "$schema": SCHEMA,
+        "description": description,
+        "width": "container",
+        "height": height,
+        "autosize": {"type": "fit-x", "contains": "padding"},
+    }
+
+
+def intervals(x: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "transform": [{"filter": "isValid(datum.low)"}],
+        "mark": {"type": "rule", "strokeWidth": 2},
+        "encoding": {"x": {"field": "low", **x}, "x2": {"field": "high"}},
+    }
+
+
+def band(ends: Mapping[str, float], x: dict[str, Any]) -> dict[str, Any]:
+    """From `low` to `high`: where ours is as good as the paper's."""
+    return {
+        "data": {"values": [ends]},
+        "mark": {"type": "rect", "opacity": 0.15},
+        "encoding": {"x": {"field": "low", **x}, "x2": {"field": "high"}},
+    }
+
+
+def points(x: dict[str, Any], shown: Sequence[str], about: Sequence[dict[str, str]] = ()) -> dict[str, Any]:
+    side = sides(["ours", "paper"], shown)
+    return {
+        "mark": {"type": "point", "filled": True, "size": 130, "opacity": 1},
+        "encoding": {
+            "x": {"field": "value", **x, "scale": {"zero": False, "padding": 24, "nice": True}},
+            "color": side,
+            "shape": side,
+            "tooltip": [*about, {"field": "side"}, {"field": "value", "format": ".4~g"}],
+        },
+    }
+
+
+def sides(domain: Sequence[str], shown: Sequence[str]) -> dict[str, Any]:
+    """A side keeps its colour and shape where another side is missing."""
+    return {
+        "field": "side",
+        "type": "nominal",
+        "sort": list(domain),
+        "scale": {"domain": list(domain)},
+        "legend": {"title": None, "orient": "top", "values": list(shown)},
+    }

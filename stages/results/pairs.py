@@ -1,0 +1,80 @@
+"""The pairs behind a gain over a grid: each proposed arm against the one that it is compared with."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from stages.results.ledger_tables import VerdictRun
+from stages.results.tables import Arm, Claim
+from stages.verdicts import Replicate, Sample
+from stages.verdicts.difference import measure_gain
+from stages.verdicts.intervals import half_width
+
+_TAIL = 0.025  # on each side of a 95 % interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairGain:
+    """`gain` is positive where the proposed arm is better; its 95 % interval knows nothing of other pairs.
+
+    `n`: replicates of the arm that has fewer, or folds that both have.
+    """
+
+    experiment: str
+    arm: str
+    against: str
+    gain: float
+    low: float
+    high: float
+    n: int
+
+
+def pair_gains(claim: Claim, runs: Sequence[VerdictRun], arms: Iterable[Arm]) -> tuple[PairGain, ...]:
+    """Of a claim that averages over pairs, each with two finished replicates an arm; none of other claims.
+
+    `arms`: those of the runs' experiments, in their order.
+    """
+    proposed, baseline = (_values(run for run in runs if run.side == side) for side in ("proposed", "baseline"))
+    if len(proposed) < 2 or not baseline:
+        return ()
+    better: Literal["higher", "lower"] = "higher" if claim.better == "higher" else "lower"
+    is_folded = bool(runs[0].result.spec["protocol"]["split"].get("folds"))
+    found = []
+    for arm in arms:
+        ours, theirs = proposed.get((arm.experiment, arm.name)), baseline.get((arm.experiment, arm.against or ""))
+        shared = set(ours or ()) & set(theirs or ())
+        if not ours or not theirs or (len(shared) if is_folded else min(len(ours), len(theirs))) < 2:
+            continue
+        gain = measure_gain(_sample(ours), _sample(theirs), better, "fold" if is_folded else "none")
+        half = float(half_width(*gain.at(gain.n), _TAIL))
+        found.append(
+            PairGain(
+                experiment=arm.experiment,
+                arm=arm.name,
+                against=str(arm.against),
+                gain=gain.mean,
+                low=gain.mean - half,
+                high=gain.mean + half,
+                n=gain.n,
+            )
+        )
+    return tuple(found)
+
+
+Values = dict[int, float]
+
+
+def _values(runs: Iterable[VerdictRun]) -> dict[tuple[str, str], Values]:
+    """`{(experiment, arm): {replicate: value}}`, without the diverged."""
+    found: dict[tuple[str, str], Values] = defaultdict(dict)
+    for run in runs:
+        if run.value is not None:
+            found[run.result.experiment, run.arm][run.replicate] = run.value
+    return found
+
+
+def _sample(values: Values) -> Sample:
+    return Sample(tuple(Replicate(index=index, value=value) for index, value in values.items()))
