@@ -4,24 +4,48 @@ from __future__ import annotations
 
 import math
 
+_MORE = 6
+"""Places that an interval may have beyond those of its half-width; ends that are nearer to a limit print as it."""
+
 
 def signed(number: float) -> str:
     """Three significant digits: −0.0358, +0.25."""
     return _minus(f"{number:+.3g}")
 
 
-def with_interval(estimate: float, low: float, high: float, confidence: float) -> str:
+def with_interval(estimate: float, low: float, high: float, confidence: float, margin: float | None = None) -> str:
     """To two digits of the interval's half-width, of the numbers to three where it has none.
+
+    The interval stands against ± `margin`, without one against 0: its ends have the digits that tell them from these,
+    and the margin is no coarser than they are.
 
     +0.214, 98 % interval +0.168 to +0.260
     """
     half, numbers = (high - low) / 2, (estimate, low, high)
+    decimals = None
     if 0 < half < math.inf:
-        decimals = max(0, 1 - math.floor(math.log10(half)))
-        middle, below, above = (_minus(f"{number:+.{decimals}f}") for number in numbers)
-    else:
-        middle, below, above = map(signed, numbers)
-    return f"{middle}, {100 * confidence:.3g} % interval {below} to {above}"
+        fewest = max(0, 1 - math.floor(math.log10(half)))
+        limits = (0.0,) if margin is None else (-margin, margin)
+        decimals = next((more for more in range(fewest, fewest + _MORE) if _are_apart(limits, low, high, more)), fewest)
+    middle, below, above = (signed(number) if decimals is None else _fixed(number, decimals) for number in numbers)
+    sentence = f"{middle}, {100 * confidence:.3g} % interval {below} to {above}"
+    return sentence if margin is None else f"{sentence}, margin ±{_margin(margin, decimals or 0)}"
+
+
+def _are_apart(limits: tuple[float, ...], low: float, high: float, decimals: int) -> bool:
+    """Whether each end that is no limit prints as none."""
+    ends = [(end, limit) for end in (low, high) for limit in limits if end != limit]
+    return all(f"{abs(end):.{decimals}f}" != f"{abs(limit):.{decimals}f}" for end, limit in ends)
+
+
+def _fixed(number: float, decimals: int) -> str:
+    return _minus(f"{number:+.{decimals}f}")
+
+
+def _margin(margin: float, decimals: int) -> str:
+    """Three significant digits, and more where the interval has more decimals."""
+    before = math.floor(math.log10(margin)) + 1 if margin > 0 else 0
+    return f"{margin:.{max(3, before + decimals)}g}"
 
 
 def _minus(text: str) -> str:

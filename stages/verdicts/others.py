@@ -102,7 +102,7 @@ def judge_proportion(claimed: tuple[int, int], ours: tuple[int, int], margin: fl
     return Verdict(
         status=status,
         explanation=f"Ours {ours[0]} of {ours[1]} − the paper's {claimed[0]} of {claimed[1]} = "
-        f"{with_interval(difference, *shown, confidence)}, margin ±{margin:.3g}.",
+        f"{with_interval(difference, *shown, confidence, margin)}.",
         estimate=difference,
         low=shown[0],
         high=shown[1],

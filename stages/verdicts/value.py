@@ -144,7 +144,7 @@ def judge_equivalence(
     low, high, confidence = float(difference - half), float(difference + half), 1 - 2 * alpha
     return Verdict(
         status=status,
-        explanation=f"{with_interval(difference, low, high, confidence)}, margin ±{margin:.3g}: {reason}",
+        explanation=f"{with_interval(difference, low, high, confidence, margin)}: {reason}",
         estimate=difference,
         low=low,
         high=high,

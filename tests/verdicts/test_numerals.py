@@ -23,5 +23,26 @@ def test_an_estimate_is_as_exact_as_its_interval(numbers: tuple[float, float, fl
     assert with_interval(*numbers) == sentence
 
 
+def test_ends_are_told_from_no_gain() -> None:
+    assert with_interval(0.5, 0.0004, 0.9996, 0.98) == "+0.5000, 98 % interval +0.0004 to +0.9996"
+    assert with_interval(-0.25, -0.4996, -0.0004, 0.98) == "−0.2500, 98 % interval −0.4996 to −0.0004"
+    assert with_interval(0.5, 0.0, 1.0, 0.98) == "+0.50, 98 % interval +0.00 to +1.00", "exactly 0"
+    assert with_interval(0.5, 1e-12, 1.0, 0.98) == "+0.50, 98 % interval +0.00 to +1.00", "no number has ten digits"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "margin", "sentence"),
+    [
+        (-0.080, 0.008, 0.0625, "−0.036, 95 % interval −0.080 to +0.008, margin ±0.0625"),
+        (0.00353, 0.003711, 0.003712, "+0.003621, 95 % interval +0.003530 to +0.003711, margin ±0.003712"),
+        (0.00302, 0.00498, 0.005, "+0.00400, 95 % interval +0.00302 to +0.00498, margin ±0.005"),
+        (-348.15, -338.0, 348.2, "−343.1, 95 % interval −348.1 to −338.0, margin ±348.2"),
+        (0.01, 0.03, 0.0, "+0.020, 95 % interval +0.010 to +0.030, margin ±0"),
+    ],
+)
+def test_ends_are_told_from_the_margin(low: float, high: float, margin: float, sentence: str) -> None:
+    assert with_interval((low + high) / 2, low, high, 0.95, margin) == sentence
+
+
 def test_a_number_has_its_sign() -> None:
     assert [signed(number) for number in (-0.03584, 0.25, 1e-7)] == ["−0.0358", "+0.25", "+1e−07"]
