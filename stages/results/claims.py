@@ -158,7 +158,7 @@ def find_judged(session: Session, claim_id: str) -> ClaimRecord:
         experiments=names,
         datasets=datasets,
         runs=tuple(verdict.runs),
-        pairs=pair_gains(claim, verdict.runs, arms),
+        pairs=pair_gains(claim, verdict, arms),
         deviations=tuple(deviations_of(session, claim_id)),
         family=session.get(Family, claim.family) if claim.family else None,
     )

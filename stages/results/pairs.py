@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from stages.results.ledger_tables import VerdictRun
+from stages.results.ledger_tables import Verdict, VerdictRun
 from stages.results.tables import Arm, Claim
 from stages.verdicts import Replicate, Sample
 from stages.verdicts.difference import measure_gain
@@ -32,11 +32,14 @@ class PairGain:
     n: int
 
 
-def pair_gains(claim: Claim, runs: Sequence[VerdictRun], arms: Iterable[Arm]) -> tuple[PairGain, ...]:
+def pair_gains(claim: Claim, verdict: Verdict, arms: Iterable[Arm]) -> tuple[PairGain, ...]:
     """Of a claim that averages over pairs, each with two finished replicates an arm; none of other claims.
 
-    `arms`: those of the runs' experiments, in their order.
+    Replicates that wait for the next look wait here too.  `arms`: those of the runs' experiments, in their order.
     """
+    if claim.kind not in ("order", "difference"):
+        return ()  # a count of orders has the runs of all of them
+    runs = [run for run in verdict.runs if verdict.confidence is None or run.replicate < verdict.n]
     proposed, baseline = (_values(run for run in runs if run.side == side) for side in ("proposed", "baseline"))
     if len(proposed) < 2 or not baseline:
         return ()
