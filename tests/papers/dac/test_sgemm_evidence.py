@@ -6,6 +6,7 @@ import math
 import re
 import statistics
 from collections import defaultdict
+from itertools import pairwise
 
 import pytest
 from fastapi.testclient import TestClient
@@ -97,6 +98,42 @@ def test_the_pairs_of_the_claim_are_those_of_the_table(errors: Errors, published
         assert pair["gain"] == pytest.approx(statistics.mean(theirs) - statistics.mean(ours))
         assert (pair["low"], pair["high"]) == pytest.approx((interval.low, interval.high))
         assert f"{pair['gain']:.4g} nats</td>" in page
+
+
+def test_the_page_says_at_which_sizes_who_is_ahead(errors: Errors, published: str) -> None:
+    """Pairs of about as many parameters, by those of the base network."""
+    metric, result = tables.Metric, tables.Result
+    counted = select(result.arm, metric.value).join(metric).where(metric.metric == "parameters")
+    with open_results(published)() as session:
+        parameters = dict(iter(session.execute(counted.where(result.experiment == "dac-sgemm"))))
+    (said,) = re.findall(r"^- \*\*Figure 8\*\*.*\n.*$", PAGE, flags=re.MULTILINE)
+    for units, wider in pairwise(UNITS):
+        for depth in DEPTHS:
+            base, dac = f"mlp-{wider}x{depth}", f"dac-mlp-{units}x{depth}"
+            if base in errors and dac in errors:
+                assert parameters[dac] == pytest.approx(parameters[base], rel=0.14)
+                assert f"{parameters[base] / 1000:.0f},000" in said
+
+
+def test_the_page_says_how_long_dac_takes(published: str) -> None:
+    """Five seeds together, over the base's, where both ran on one processor."""
+    spent: dict[str, float] = defaultdict(float)
+    processor = {}
+    with open_results(published)() as session:
+        wanted = select(tables.Result).where(tables.Result.experiment == "dac-sgemm", tables.Result.is_selected)
+        for result in session.scalars(wanted):
+            spent[result.arm] += result.train_seconds or math.nan
+            processor[result.arm] = result.environment["device_name"]
+    ratios: dict[str, list[float]] = defaultdict(list)
+    for arm in spent:
+        base = arm.removeprefix("dac-")
+        if base != arm and processor.get(base) == processor[arm]:
+            ratios[processor[arm]].append(spent[arm] / spent[base])
+    *here, beside_more = sorted(ratios["Intel(R) Xeon(R) Processor"])
+    there = ratios["AMD EPYC"]
+    assert f"took {min(here):.1f} to {max(here):.1f} times the base's time" in PAGE
+    assert f"({beside_more:.1f} times with 71 units" in PAGE
+    assert len(there) == 4 and f"and {min(there):.1f} to {max(there):.1f} in the four pairs" in PAGE
 
 
 def test_the_pages_say_how_much_was_trained(errors: Errors, published: str) -> None:
