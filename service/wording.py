@@ -122,7 +122,7 @@ def print_value(claim: Claim) -> str:
         return f"{claim.value:g} of {claim.trials:g}"
     if claim.high is not None:
         return f"{value} to {in_terms_of(claim.high, claim)}"
-    return f"{value} ± {in_terms_of(claim.stderr, claim)}" if claim.stderr is not None else value
+    return f"{value} ± {in_terms_of(claim.stderr, claim).removeprefix('+')}" if claim.stderr is not None else value
 
 
 def summarise(tally: Tally) -> str:

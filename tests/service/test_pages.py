@@ -17,7 +17,7 @@ from service.app import create_app
 from service.formats import count, duration, memory, percent, points, ratio, value_in
 from service.printed import lay_out
 from service.settings import Settings
-from service.wording import _WORDS, highlights, name_claim, name_metric
+from service.wording import _WORDS, highlights, name_claim, name_metric, print_value
 from stages.recording import record
 from stages.results import Claim, JudgedClaim, Verdict
 from stages.results.claims import AGAINST_THE_PAPER, FOR_THE_PAPER
@@ -349,6 +349,7 @@ def test_claims_that_fill_no_table_keep_their_order_beside_it() -> None:
         (value_in("images")(60_000), "60,000 images"),
         (value_in("relative gain")(-0.0123456), "−1.235 % gain"),
         (value_in("of the baseline")(2.0), "2 × the baseline"),
+        (print_value(Claim(kind="difference", unit="fraction", value=0.0065, stderr=0.0017)), "+0.65 pp ± 0.17 pp"),
         (percent(0.5378), "53.78 %"),
         (percent(None), "–"),
         (points(-0.1345), "−13.45 pp"),
