@@ -8,6 +8,11 @@ from typing import Any
 from service import vega
 from stages.results import Claim, JudgedClaim, PairGain
 
+IN_FAVOUR = "to the right in favour of the proposed model"
+"""A line of its own: one with the unit before it is wider than a telephone."""
+
+LONGEST_NAME = 180  # pixels: "DAC, 5 layers of 100 units" is whole, as numbers at its end tell the arms of a grid
+
 
 def forest_chart(title: str, judged: Sequence[JudgedClaim], names: Mapping[str, str]) -> dict[str, Any] | None:
     """A row a claim: our difference from the paper with its interval, in margins, so that -1 to 1 is "the same".
@@ -66,7 +71,7 @@ def gain_chart(title: str, judged: JudgedClaim) -> dict[str, Any] | None:
     unit, scale = _gain_unit(claim)
     ours = {"value": verdict.estimate, "low": verdict.low, "high": verdict.high}
     rows: list[dict[str, Any]] = [{"side": "ours", **{name: scale * number for name, number in ours.items()}}]
-    x = {"type": "quantitative", "title": f"gain ({unit}), to the right in favour of the proposed model"}
+    x = {"type": "quantitative", "title": [f"gain ({unit})", IN_FAVOUR]}
     layers = [_line(0, x, None)]
     if claim.value is not None:
         rows.append({"side": "paper", "value": scale * claim.value})
@@ -106,8 +111,8 @@ def pairs_chart(
         }
         for pair in pairs
     ]
-    x = {"type": "quantitative", "title": f"gain ({unit}), to the right in favour of the proposed model"}
-    y = {"field": "pair", "type": "nominal", "sort": None, "title": None}
+    x = {"type": "quantitative", "title": [f"gain ({unit})", IN_FAVOUR]}
+    y = {"field": "pair", "type": "nominal", "sort": None, "title": None, "axis": {"labelLimit": LONGEST_NAME}}
     printed = [] if claim.value is None else [_line(scale * claim.value, x, "paper")]
     return {
         **vega.frame(f"{title}: the gain of each pair with its 95 % interval", height=26 * len(rows)),

@@ -25,7 +25,7 @@ function chartConfig() {
     legend: { labelColor: color("--ink"), labelFontSize: 13, symbolSize: 110 },
     view: { stroke: null },
     text: { color: color("--ink") },
-    rule: { color: color("--ours") }, // the only rules are intervals of ours
+    rule: { color: color("--ours") }, // intervals of ours, and the line of no gain
   };
 }
 
