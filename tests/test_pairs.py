@@ -40,7 +40,7 @@ def test_each_proposed_arm_stands_against_its_own_baseline() -> None:
     assert (first.gain, first.low, first.high, first.n) == pytest.approx((0.3, interval.low, interval.high, 3))
     assert second.gain == pytest.approx(-0.3)
     accuracy = Claim(id="gain", kind="difference", better="higher")
-    assert pair_gains(accuracy, unjudged([*behind]), ARMS)[0].gain == pytest.approx(-0.3)
+    assert pair_gains(accuracy, unjudged(behind), ARMS)[0].gain == pytest.approx(-0.3)
 
 
 def test_folds_are_compared_one_by_one() -> None:
@@ -50,6 +50,9 @@ def test_folds_are_compared_one_by_one() -> None:
     first, _ = pair_gains(ERROR, unjudged(behind), ARMS)
     interval = stats.ttest_rel(theirs, ours).confidence_interval(0.95)
     assert (first.low, first.high) == pytest.approx((interval.low, interval.high))
+    apart = [*runs("proposed", "b", [0.1, 0.2, None], folds=3), *runs("baseline", "y", [None, 0.3, 0.4], folds=3)]
+    known = [run for run in behind if run.arm in ("a", "x")]
+    assert [pair.arm for pair in pair_gains(ERROR, unjudged([*known, *apart]), ARMS)] == ["a"], "one shared fold"
 
 
 def test_replicates_wait_for_the_next_look() -> None:

@@ -17,7 +17,8 @@ CLAIMS = ROOT / "data" / "claims.csv"
 
 
 def with_finding(claim: str, status: str) -> Finding:
-    return Finding(claim=claim, status=status, computed={"x": 1.0}, explanation="Counted.")  # type: ignore[arg-type]
+    computed = {"x": 1.0}
+    return Finding(claim=claim, status=status, computed=computed, explanation="Counted.", ours=0.5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("status", ["holds", "fails", "contradicted"])
@@ -30,6 +31,7 @@ def test_a_finding_decides(claim: str, status: str) -> None:
     )
     assert (judgement.verdict.status, judgement.basis) == (Status(status), "finding")
     assert judgement.is_decidable and judgement.verdict.explanation == "Counted."
+    assert judgement.ours == 0.5
 
 
 def test_numbers_that_agree_with_each_other_are_not_yet_true() -> None:

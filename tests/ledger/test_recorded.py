@@ -13,7 +13,16 @@ from sqlalchemy.orm import Session
 
 from stages.evidence import EvidenceLine, Origin, ResultLine, write_lines
 from stages.recording import record
-from stages.results import ClaimFilter, Verdict, find_judged, list_families, list_judged, open_results, tally
+from stages.results import (
+    ClaimFilter,
+    Verdict,
+    find_judged,
+    list_decided,
+    list_families,
+    list_judged,
+    open_results,
+    tally,
+)
 from stages.verdicts import Status
 from tests.ledger.lines import ROOT, claims, cost, params, results
 from tests.ledger.test_trained import MNIST
@@ -63,6 +72,13 @@ def test_every_claim_of_the_five_papers_has_a_row(session: Session) -> None:
     assert [row.claim.id for row in judged] == list(claims())
     assert {row.verdict.rules for row in judged} == {params().verdicts.digest()}
     assert {Status(row.verdict.status) for row in judged} <= set(Status)
+
+
+def test_what_was_trained_is_decided_and_sizes_of_data_sets_are_no_news(session: Session) -> None:
+    decided = {row.claim.id for row in list_decided(session)}
+    assert {VIT, LEAD} <= decided
+    assert list_judged(session, ClaimFilter(kind="count", verdict=Status.HOLDS)), "sizes are as printed"
+    assert not decided & {row.claim.id for row in list_judged(session, ClaimFilter(kind="count"))}
 
 
 def test_published_evidence_speaks_and_not_what_ran_later(session: Session) -> None:
