@@ -162,24 +162,23 @@ def _judge_no_number(claim: ClaimLine, facts: Facts) -> Judgement:
         silent = SILENT if facts.bodies_of(claim) else NOT_RUN
         verdict = not_tested(silent if claim.experiment else "No experiment of ours shows it.")
         return Judgement(claim=claim, verdict=verdict, basis="none", is_decidable=False)
-    shown = [
-        trial
+    groups = [
+        (arm, body.arms[arm])
         for body in bodies
         for arm in (arms_of(claim, body.experiment).arms if claim.arm else body.arms)
-        for trial in body.arms.get(arm, ())
+        if arm in body.arms
     ]
+    shown = [trial for _, trials in groups for trial in trials]
     names = ", ".join(dict.fromkeys(trial.result.experiment for trial in shown)) or "none"
-    verdict = judge_shown(f"{len(shown)} results of {names}{_means(claim, shown, facts.params)}")
+    means = _means(claim, groups, facts.params) if len(bodies) == 1 else ""
+    verdict = judge_shown(f"{len(shown)} results of {names}{means}")
     return Judgement(claim=claim, verdict=verdict, basis="results", is_decidable=False, cost=price(shown, facts.params))
 
 
-def _means(claim: ClaimLine, shown: Sequence[Trial], params: Params) -> str:
+def _means(claim: ClaimLine, arms: Sequence[tuple[str, Sequence[Trial]]], params: Params) -> str:
     """Each arm's mean in the claim's metric, where there are few of them and results hold it."""
-    arms: dict[str, list[Trial]] = {}
-    for trial in shown:
-        arms.setdefault(trial.result.arm, []).append(trial)
     said = []
-    for arm, trials in arms.items():
+    for arm, trials in arms:
         try:
             values = measure(claim.metric, trials, params.verdicts.looks).values
         except NotMeasured:

@@ -359,6 +359,9 @@ def test_figures_and_qualities_are_shown_once_there_is_something_to_show() -> No
     assert (nothing.verdict.status, shown.verdict.status) == (Status.NOT_TESTED, Status.SHOWN)
     assert not shown.is_decidable and not shown.verdict.status.is_counted
     assert "5 results of ninformer-mnist; accuracy: ninformer 0.9861 (n = 5)" in shown.verdict.explanation
+    both = [*results("ninformer-mnist", MNIST), *results("ninformer-cifar10", MNIST)]
+    (of_two,) = judge(figure, entered=trials(both))
+    assert of_two.verdict.explanation.endswith("10 results of ninformer-mnist, ninformer-cifar10."), "no mean over both"
 
 
 def test_a_quality_without_a_number_shows_both_arms() -> None:
