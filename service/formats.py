@@ -62,13 +62,27 @@ def ratio(number: float | None) -> str:
     return NONE if number is None else f"{number:.2f} ×"
 
 
-def value_in(unit: str) -> Callable[[float | None], str]:
-    """The formatter of a unit."""
+def plain(number: float | None) -> str:
+    """60000 → 60,000; 15327.6 → 15,328; −0.00123456 → −0.001235"""
+    if number is None:
+        return NONE
+    is_whole = float(number).is_integer() or abs(number) >= 1000
+    text = f"{number:,.0f}" if is_whole and abs(number) < 1e15 else f"{number:.4g}"
+    return text.replace("-", "−")
+
+
+def exact(number: float) -> str:
+    """With all the digits that a paper prints: 3397.08 → 3,397.08"""
+    return f"{number:,.10g}".replace("-", "−")
+
+
+def value_in(unit: str, write: Callable[[float], str] = plain) -> Callable[[float | None], str]:
+    """The formatter of a unit; numbers in units that have none of their own are written by `write`."""
     kind, _, of = unit.partition(" ")
     if kind == "relative":  # relative gain
-        return lambda number: NONE if number is None else f"{plain(100 * number)} % {of}"
+        return lambda number: NONE if number is None else f"{write(100 * number)} % {of}"
     if kind == "of":  # of the baseline
-        return lambda number: NONE if number is None else f"{plain(number)} × {of}"
+        return lambda number: NONE if number is None else f"{write(number)} × {of}"
     suffix = "" if unit in ("", "nats") else f" {unit}"
     known: dict[str, Callable[[float | None], str]] = {
         "fraction": percent,
@@ -77,16 +91,7 @@ def value_in(unit: str) -> Callable[[float | None], str]:
         "flop": flops,
         "count": count,
     }
-    return known.get(unit, lambda number: NONE if number is None else f"{plain(number)}{suffix}")
-
-
-def plain(number: float | None) -> str:
-    """60000 → 60,000; 15327.6 → 15,328; −0.00123456 → −0.001235"""
-    if number is None:
-        return NONE
-    is_whole = float(number).is_integer() or abs(number) >= 1000
-    text = f"{number:,.0f}" if is_whole and abs(number) < 1e15 else f"{number:.4g}"
-    return text.replace("-", "−")
+    return known.get(unit, lambda number: NONE if number is None else f"{write(number)}{suffix}")
 
 
 def install(environment: Environment) -> None:

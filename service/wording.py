@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from jinja2 import Environment
 
-from service.formats import NONE, plain, points, value_in
+from service.formats import NONE, exact, plain, points, value_in
 from stages.results import METRICS, Claim, JudgedClaim, Status, Tally
 
 _WORDS = {
@@ -105,24 +105,26 @@ def _title(arm: str | None, experiments: Sequence[str], arms: Mapping[tuple[str,
     return next((arms[name, arm] for name in experiments if arm and (name, arm) in arms), arm)
 
 
-def in_terms_of(value: float | None, claim: Claim) -> str:
+def in_terms_of(value: float | None, claim: Claim, write: Callable[[float], str] = plain) -> str:
     """A number in the terms of `claim`: a gain in a fraction in points, everything else in the claim's unit."""
     if claim.unit == "nats" and value is not None:
-        return f"{plain(value)} nats"
+        return f"{write(value)} nats"
     is_gain = claim.kind in ("order", "difference") and claim.unit == "fraction"
-    return points(value) if is_gain else value_in(claim.unit or "")(value)
+    return points(value) if is_gain else value_in(claim.unit or "", write)(value)
 
 
 def print_value(claim: Claim) -> str:
     """The paper's number as it stands there: with its error, as a range, or as k of n."""
     if claim.value is None:
         return NONE
-    value = in_terms_of(claim.value, claim)
+    value = in_terms_of(claim.value, claim, exact)
     if claim.kind == "proportion" and claim.trials:
         return f"{claim.value:g} of {claim.trials:g}"
     if claim.high is not None:
-        return f"{value} to {in_terms_of(claim.high, claim)}"
-    return f"{value} ± {in_terms_of(claim.stderr, claim).removeprefix('+')}" if claim.stderr is not None else value
+        return f"{value} to {in_terms_of(claim.high, claim, exact)}"
+    if claim.stderr is not None:
+        return f"{value} ± {in_terms_of(claim.stderr, claim, exact).removeprefix('+')}"
+    return value
 
 
 def summarise(tally: Tally) -> str:

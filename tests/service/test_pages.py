@@ -127,7 +127,7 @@ def test_a_claim_s_page_says_what_was_computed_and_by_which_rules(client: TestCl
     html = client.get("/claims/ninformer.table3.mnist.vit").text
     facts = {row[0]: row[1] for row in Page(html).rows if len(row) > 1}
     assert facts["times_peak"] == "113.3"
-    assert "contradicted" in html and "141.6 ns" in html and claim["verdict"]["rules"][:12] in html
+    assert "contradicted" in html and "141.62 ns" in html and claim["verdict"]["rules"][:12] in html
 
 
 def test_a_claim_that_no_run_speaks_for_leads_to_what_was_run(client: TestClient) -> None:
@@ -349,6 +349,8 @@ def test_claims_that_fill_no_table_keep_their_order_beside_it() -> None:
         (value_in("images")(60_000), "60,000 images"),
         (value_in("relative gain")(-0.0123456), "−1.235 % gain"),
         (value_in("of the baseline")(2.0), "2 × the baseline"),
+        (print_value(Claim(kind="value", unit="ns", value=141.62)), "141.62 ns"),
+        (print_value(Claim(kind="ratio", unit="relative reduction", value=0.112)), "11.2 % reduction"),
         (print_value(Claim(kind="difference", unit="fraction", value=0.0065, stderr=0.0017)), "+0.65 pp ± 0.17 pp"),
         (percent(0.5378), "53.78 %"),
         (percent(None), "–"),
