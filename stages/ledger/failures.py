@@ -31,7 +31,8 @@ def judge_failures(claim: ClaimLine, pairs: Pairs, body: Body, params: Params) -
             entries += [entry_of(trial, side, None) for trial in body.arms[arm]]
         counts[side] = failed, total
     planned = pairs.planned * max(len(experiment.seeds), 1)
-    if body.standing is not Standing.DECIDES or counts["proposed"][1] < planned:
+    is_whole = body.standing is Standing.DECIDES and counts["proposed"][1] >= planned
+    if not is_whole:
         there = f"{counts['proposed'][1]} of {planned} trainings of the grid are there, {counts['proposed'][0]} failed"
         verdict = not_tested(f"{there}; the test looks once, at all of them.")
     elif pairs.baseline:
@@ -45,7 +46,7 @@ def judge_failures(claim: ClaimLine, pairs: Pairs, body: Body, params: Params) -
         verdict=verdict,
         basis="results",
         is_decidable=True,
-        ours=float(counts["proposed"][0]),  # in the claim's unit: trainings
+        ours=float(counts["proposed"][0]) if is_whole else None,  # in the claim's unit: trainings
         entries=tuple(entries),
         cost=price(used, params),
     )
