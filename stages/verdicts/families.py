@@ -71,6 +71,10 @@ def judge_tally(claimed: int, orders: Sequence[Verdict]) -> Verdict:
     )
 
 
+_UNTESTED = (Status.NOT_TESTED, Status.AGREES, Status.DISAGREES)
+"""Orders of which no test says anything: at most short runs indicate a direction."""
+
+
 def judge_wins(
     claimed: int, orders: Sequence[Verdict], rules: Rules, *, n: int, must_be_significant: bool = False
 ) -> Verdict:
@@ -82,9 +86,11 @@ def judge_wins(
     every comparison has `n` replicates.  Estimate and interval (Newcombe's) are ours − the paper's, in comparisons.
     """
     m, alpha = len(orders), rules.alpha_outside
-    complete = sum(order.n >= n for order in orders)
+    complete = sum(order.n >= n and order.status not in _UNTESTED for order in orders)
     if complete < m or not m:
-        return not_tested(f"{complete} of {m} comparisons have {n} replicates; the count is taken once, of them all.")
+        return not_tested(
+            f"{complete} of {m} comparisons have {n} replicates as printed; the count is taken once, of them all."
+        )
     ours = sum(_is_win(order, alpha if must_be_significant else None) for order in orders)
     p, status = fisher_p((ours, m), (claimed, m)), Status.INCONCLUSIVE
     if ours >= claimed:

@@ -144,7 +144,8 @@ def test_what_is_against_the_paper_or_has_diverged_is_no_win() -> None:
 
 
 def test_a_count_is_taken_once_of_all_comparisons_at_the_printed_replicates() -> None:
-    for missing in (gain(None, n=0), gain(0.01, n=3)):
+    indicated = Verdict(status=Status.AGREES, explanation="", estimate=0.01, n=5)
+    for missing in (gain(None, n=0), gain(0.01, n=3), indicated):
         verdict = judge_wins(15, [*FIGURE_6[:-1], missing], RULES, n=5)
         assert (verdict.status, verdict.estimate) == (Status.NOT_TESTED, None)
         assert verdict.explanation.startswith("15 of 16 comparisons have 5 replicates")
