@@ -56,15 +56,15 @@ def measured(kind: str, metrics: Sequence[Measurement]) -> tuple[Measurement, ..
     return (*named, *rest, Measurement(metric="parameters", split="none", value=2e6))
 
 
-def recorded(root: Path, change: Callable[[ResultLine], ResultLine] = lambda line: line) -> Path:
-    """A project whose evidence are all these results, each as `change` makes it, and its database."""
+def recorded(root: Path, lines_of: Callable[[Experiment], list[ResultLine]] = trained) -> Path:
+    """A project whose evidence are these results of every experiment, and its database."""
     shutil.copytree(ROOT / "params", root / "params")
     shutil.copy(ROOT / "params.yaml", root)
     (root / "data" / "evidence").mkdir(parents=True)
     shutil.copy(ROOT / "data" / "claims.csv", root / "data")
     origin = Origin(revision="1" * 40, dirty=False, published="2026-01-01", versions={})
     for name, experiment in params().experiments.items():
-        lines = [EvidenceLine(result=line, cost=cost(line), origin=origin) for line in map(change, trained(experiment))]
+        lines = [EvidenceLine(result=line, cost=cost(line), origin=origin) for line in lines_of(experiment)]
         (root / "data" / "evidence" / f"{name}.jsonl").write_bytes(write_lines(lines))
     record(root, "data/results.db")
     return root
@@ -94,7 +94,11 @@ def test_every_claim_of_an_experiment_is_decided(root: Path) -> None:
 
 def test_a_cut_budget_decides_nothing(tmp_path: Path) -> None:
     """Real data and many epochs under `quick` may indicate an order, whatever the number of replicates."""
-    judged = judge_all(recorded(tmp_path, lambda line: dataclasses.replace(line, profile="quick")))
+
+    def cut(experiment: Experiment) -> list[ResultLine]:
+        return [dataclasses.replace(line, profile="quick") for line in trained(experiment)]
+
+    judged = judge_all(recorded(tmp_path, cut))
     statuses = {Status(row.verdict.status) for row in judged if row.verdict.basis == "results"}
     assert statuses == {Status.AGREES, Status.DISAGREES, Status.NOT_TESTED, Status.SHOWN}
 
@@ -102,12 +106,14 @@ def test_a_cut_budget_decides_nothing(tmp_path: Path) -> None:
 def test_replicates_that_diverged_reproduce_nothing(tmp_path: Path) -> None:
     """One of each arm; a number that is printed without diverged ones isn't had again."""
 
-    def lose(line: ResultLine) -> ResultLine:
+    def lost(experiment: Experiment) -> list[ResultLine]:
         gone = Divergence(step=9, last_finite_step=8, last_finite_loss=None)
-        lost = dataclasses.replace(line, status="diverged", metrics=(), divergence=gone)
-        return lost if line.replicate == 1 else line
+        return [
+            dataclasses.replace(line, status="diverged", metrics=(), divergence=gone) if line.replicate == 1 else line
+            for line in trained(experiment)
+        ]
 
-    judged = judge_all(recorded(tmp_path, lose))
+    judged = judge_all(recorded(tmp_path, lost))
     statuses = {Status(row.verdict.status) for row in judged if row.verdict.basis == "results"}
     assert statuses.isdisjoint({Status.REPRODUCED, Status.SUPPORTED, Status.REVERSED})
 

@@ -1,0 +1,103 @@
+"""Whoever trains to exactly the printed numbers reproduces them: the other end of `test_all_trained`."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import math
+from collections import defaultdict
+
+import pytest
+
+from stages.evidence import ResultLine
+from stages.experiment import Experiment
+from stages.results import JudgedClaim
+from stages.verdicts import Status
+from tests.ledger.lines import claims, params, results
+from tests.ledger.test_all_trained import judge_all, measured, recorded
+
+ERRORS = ("min_error", "window_error")
+UNPRINTED = {"fraction": 0.3, "nats": -4.0}  # an error of networks that the paper prints none of
+Printed = dict[str, dict[str, float]]
+"""`{arm: {metric: value}}`."""
+
+
+def printed(experiment: Experiment) -> Printed:
+    """What the paper prints of an experiment's arms, and what its gains make of those that have no number."""
+    found: Printed = defaultdict(dict)
+    here = [claim for claim in claims().values() if fnmatch.fnmatch(experiment.name, claim.experiment or "")]
+    for claim in here:
+        if claim.kind == "value" and claim.arm in experiment.arms and claim.value is not None:
+            found[claim.arm][claim.metric] = claim.value
+    for claim in (claim for claim in here if claim.kind == "difference" and claim.value is not None):
+        for arm in fnmatch.filter(experiment.arms, claim.arm or ""):
+            against = claim.baseline_arm if claim.baseline_arm in experiment.arms else experiment.arms[arm].against
+            base = found[against or ""]
+            if not any(name in base for name in (claim.metric, *ERRORS)):
+                base[claim.metric] = UNPRINTED[claim.unit or ""]
+            start = next(base[name] for name in (claim.metric, *ERRORS) if name in base)
+            gain = claim.value or 0.0
+            found[arm].setdefault(claim.metric, start - gain if claim.better == "lower" else start + gain)
+    return found
+
+
+def as_printed(experiment: Experiment) -> list[ResultLine]:
+    """Every replicate of every arm: means are the printed numbers, with a spread that is far below any gain."""
+    known, split = printed(experiment), experiment.printed.split
+    replicates = len(experiment.seeds) * (split.folds or 1 if split.kind == "folds" else 1)
+    noise = {}
+    for place, arm in enumerate(experiment.arms):
+        draws = [2e-5 * math.sin(3 * (place + 1) * replicate + place**2) for replicate in range(replicates)]
+        noise[arm] = [draw - sum(draws) / replicates for draw in draws]
+    values, curves = {}, {}
+    for place, (arm, draws) in enumerate(noise.items()):
+        own = known[arm]
+        accuracy = own.get("accuracy", own.get("best_epoch_accuracy", 0.5 + 0.003 * place))
+        error = next((own[name] for name in ERRORS if name in own), 1 - accuracy)
+        values[arm] = [accuracy + draw for draw in draws]
+        curves[arm] = [[0.5, *[error + draw] * 6] for draw in draws]
+    kind = params().datasets[experiment.dataset].kind
+
+    def hit(line: ResultLine) -> ResultLine:
+        own, draw = known[line.arm], noise[line.arm][line.replicate]
+        wanted = {"selected_log_mse": UNPRINTED["nats"] + draw, **{name: value + draw for name, value in own.items()}}
+        metrics = measured(kind, line.metrics)
+        return dataclasses.replace(
+            line, metrics=tuple(dataclasses.replace(one, value=wanted.get(one.metric, one.value)) for one in metrics)
+        )
+
+    return [hit(line) for line in results(experiment.name, values, curves=curves)]
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> list[JudgedClaim]:
+    return judge_all(recorded(tmp_path_factory.mktemp("as-printed"), as_printed))
+
+
+def test_a_printed_value_is_reproduced(judged: list[JudgedClaim]) -> None:
+    values = {row.claim.id: row.verdict.status for row in judged if row.claim.kind == "value"}
+    tested = {claim: status for claim, status in values.items() if not status.startswith(Status.NOT_TESTED)}
+    assert len(tested) > 70
+    # Its printed error is as large as the margin.
+    assert tested.pop("dac.table2.imagenette.v1.r32.base") == Status.UNDECIDABLE
+    assert {claim: status for claim, status in tested.items() if status != Status.REPRODUCED} == {}
+
+
+def test_a_printed_gain_is_supported_and_of_its_size(judged: list[JudgedClaim]) -> None:
+    gains = [row for row in judged if row.claim.kind in ("order", "difference") and row.verdict.basis == "results"]
+    assert len(gains) > 50
+    for row in gains:
+        assert row.verdict.status == Status.SUPPORTED, f"{row.claim.id}: {row.verdict.explanation}"
+        assert row.verdict.size is not None
+        assert row.verdict.size["status"] in (Status.REPRODUCED, Status.UNDECIDABLE), row.claim.id
+
+
+def test_what_is_left_open_is_known(judged: list[JudgedClaim]) -> None:
+    others = {
+        row.claim.id: row.verdict.status
+        for row in judged
+        if row.verdict.basis == "results" and row.claim.kind in ("ratio", "range", "proportion")
+    }
+    open_still = {claim for claim, status in others.items() if status not in (Status.REPRODUCED, Status.SUPPORTED)}
+    # Three seeds, no memory made up, and no training that failed.
+    assert open_still == {"nmn.gpt.valloss.rel", "nmn.gpt.memory", "dac.sgemm.fail.base", "dac.sgemm.fail.dac"}
