@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
 from stages.budget import plan_runs
-from stages.evidence import CostLine, DataUsed, Divergence, EpochRow, Measurement, Provenance, ResultLine
-from stages.experiment import Params, load_params
+from stages.evidence import (
+    CostLine,
+    DataUsed,
+    Divergence,
+    EpochRow,
+    EvidenceLine,
+    Measurement,
+    Origin,
+    Provenance,
+    ResultLine,
+    write_lines,
+)
+from stages.experiment import Experiment, Params, load_params
 from stages.fingerprint import code_fingerprint
 from stages.ledger import ClaimLine, Judgement, Table, Trial, judge_claims, read_claims
 from stages.run import RunSpec
@@ -28,6 +40,28 @@ def params() -> Params:
 @cache
 def claims() -> dict[str, ClaimLine]:
     return {claim.id: claim for claim in read_claims(ROOT / "data" / "claims.csv")}
+
+
+def replicates_of(experiment: Experiment) -> int:
+    """As printed: every seed, with every fold where the split has them."""
+    split = experiment.printed.split
+    return len(experiment.seeds) * (split.folds or 1 if split.kind == "folds" else 1)
+
+
+def copy_project(root: Path) -> None:
+    """All params and claims, and no result."""
+    shutil.copytree(ROOT / "params", root / "params")
+    shutil.copy(ROOT / "params.yaml", root)
+    (root / "data").mkdir()
+    shutil.copy(ROOT / "data" / "claims.csv", root / "data")
+
+
+def publish(root: Path, lines: Sequence[ResultLine]) -> None:
+    """Lines of one experiment as its evidence."""
+    origin = Origin(revision="1" * 40, dirty=False, published="2026-01-01", versions={})
+    (root / "data" / "evidence").mkdir(exist_ok=True)
+    evidence = [EvidenceLine(result=line, cost=cost(line), origin=origin) for line in lines]
+    (root / "data" / "evidence" / f"{lines[0].experiment}.jsonl").write_bytes(write_lines(evidence))
 
 
 def results(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,14 +12,14 @@ from fastapi.testclient import TestClient
 
 from service.app import create_app
 from service.settings import Settings
-from stages.evidence import Divergence, EvidenceLine, Measurement, Origin, ResultLine, write_lines
+from stages.evidence import Divergence, Measurement, ResultLine
 from stages.experiment import Experiment
 from stages.ledger.trained import PER_BYTE
 from stages.recording import record
 from stages.reporting import write_docs
 from stages.results import ClaimFilter, JudgedClaim, list_judged, open_results
 from stages.verdicts import Status
-from tests.ledger.lines import ROOT, cost, params, results
+from tests.ledger.lines import copy_project, params, publish, replicates_of, results
 
 METRICS = {
     "images": ("accuracy", "best_epoch_accuracy", "calibration_error", "loss"),
@@ -32,10 +31,9 @@ METRICS = {
 
 def trained(experiment: Experiment) -> list[ResultLine]:
     """All replicates of all arms; each arm is a point better than the one before it."""
-    split = experiment.printed.split
-    replicates = len(experiment.seeds) * (split.folds or 1 if split.kind == "folds" else 1)
+    replicates = range(replicates_of(experiment))
     values = {
-        arm: [0.5 + 0.01 * place % 0.4 + 0.001 * math.sin(place + 7 * replicate) for replicate in range(replicates)]
+        arm: [0.5 + 0.01 * place % 0.4 + 0.001 * math.sin(place + 7 * replicate) for replicate in replicates]
         for place, arm in enumerate(experiment.arms)
     }
     curves = {arm: [[0.5, 0.4, *[1 - value] * 5] for value in row] for arm, row in values.items()}
@@ -58,14 +56,9 @@ def measured(kind: str, metrics: Sequence[Measurement]) -> tuple[Measurement, ..
 
 def recorded(root: Path, lines_of: Callable[[Experiment], list[ResultLine]] = trained) -> Path:
     """A project whose evidence are these results of every experiment, and its database."""
-    shutil.copytree(ROOT / "params", root / "params")
-    shutil.copy(ROOT / "params.yaml", root)
-    (root / "data" / "evidence").mkdir(parents=True)
-    shutil.copy(ROOT / "data" / "claims.csv", root / "data")
-    origin = Origin(revision="1" * 40, dirty=False, published="2026-01-01", versions={})
-    for name, experiment in params().experiments.items():
-        lines = [EvidenceLine(result=line, cost=cost(line), origin=origin) for line in lines_of(experiment)]
-        (root / "data" / "evidence" / f"{name}.jsonl").write_bytes(write_lines(lines))
+    copy_project(root)
+    for experiment in params().experiments.values():
+        publish(root, lines_of(experiment))
     record(root, "data/results.db")
     return root
 

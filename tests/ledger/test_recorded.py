@@ -11,7 +11,7 @@ import pytest
 import yaml
 from sqlalchemy.orm import Session
 
-from stages.evidence import EvidenceLine, Origin, ResultLine, write_lines
+from stages.evidence import ResultLine, write_lines
 from stages.recording import record
 from stages.results import (
     ClaimFilter,
@@ -24,17 +24,10 @@ from stages.results import (
     tally,
 )
 from stages.verdicts import Status
-from tests.ledger.lines import ROOT, claims, cost, params, results
+from tests.ledger.lines import claims, copy_project, cost, params, publish, results
 from tests.ledger.test_trained import MNIST
 
 VIT, LEAD = "ninformer.table2.mnist.vit", "ninformer.rank.mnist.ninformer"
-
-
-def publish(root: Path, lines: list[ResultLine]) -> None:
-    origin = Origin(revision="1" * 40, dirty=False, published="2026-01-01", versions={})
-    (root / "data" / "evidence").mkdir(exist_ok=True)
-    evidence = [EvidenceLine(result=line, cost=cost(line), origin=origin) for line in lines]
-    (root / "data" / "evidence" / f"{lines[0].experiment}.jsonl").write_bytes(write_lines(evidence))
 
 
 def keep(root: Path, lines: list[ResultLine]) -> None:
@@ -48,10 +41,7 @@ def keep(root: Path, lines: list[ResultLine]) -> None:
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All params and claims.  MNIST is published, the same runs gave other numbers later, and HyperBF ran at smoke."""
     root = tmp_path_factory.mktemp("ledger")
-    shutil.copytree(ROOT / "params", root / "params")
-    shutil.copy(ROOT / "params.yaml", root)
-    (root / "data").mkdir()
-    shutil.copy(ROOT / "data" / "claims.csv", root / "data")
+    copy_project(root)
     published = results("ninformer-mnist", MNIST)
     publish(root, published)
     keep(root, results("ninformer-mnist", {arm: [0.5] * 5 for arm in MNIST}, environment="later"))
