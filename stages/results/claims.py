@@ -151,14 +151,14 @@ def find_judged(session: Session, claim_id: str) -> ClaimRecord:
         Verdict, claim_id, options=[selectinload(Verdict.runs).options(joinedload(VerdictRun.result))]
     )
     names, datasets = _places(session, [claim_id]).get(claim_id, ((), ()))
-    arms = session.scalars(select(Arm).where(Arm.experiment.in_(names)).order_by(Arm.experiment, Arm.position))
+    arms = select(Arm).where(Arm.experiment.in_(names)).order_by(Arm.experiment, Arm.position)
     return ClaimRecord(
         claim=claim,
         verdict=verdict,
         experiments=names,
         datasets=datasets,
         runs=tuple(verdict.runs),
-        pairs=pair_gains(claim, verdict, arms),
+        pairs=pair_gains(claim, verdict, session.scalars(arms)) if claim.baseline_arm else (),
         deviations=tuple(deviations_of(session, claim_id)),
         family=session.get(Family, claim.family) if claim.family else None,
     )
