@@ -8,12 +8,23 @@ from service.schemas import Out
 from stages.results import ClaimRecord, JudgedClaim, Status, VerdictRun
 
 
+class ReadingOut(Out):
+    """One way to read the claim, and whether it holds so."""
+
+    name: str
+    text: str = Field(description="what is taken to be meant, and why the words allow it")
+    holds: bool
+    ours: float | None = Field(description="our number under this reading, in the claim's unit")
+
+
 class FindingOut(Out):
     """What was computed without training."""
 
-    status: str = Field(examples=["contradicted"], description="holds, fails or contradicted")
+    status: str = Field(examples=["contradicted"], description="holds, holds under a reading, fails or contradicted")
     computed: dict[str, float] = Field(examples=[{"relative_gain_percent": 4.992922}])
     explanation: str
+    readings: list[ReadingOut] = Field(description="ways to read the claim; fails and contradicted are false under all")
+    error: str | None = Field(description="findings with one error are one mistake at several places, counted once")
 
 
 class SizeOut(Out):
@@ -157,7 +168,7 @@ class TallyOut(Out):
     paper: str
     claims: int
     decidable: int = Field(description="can be decided here, now or later")
-    in_favour: int = Field(description="reproduced, supported, holds")
+    in_favour: int = Field(description="reproduced, supported, holds, if only under a reading")
     against: int = Field(description="not reproduced, reversed, fails, contradicted")
     open: int = Field(description="there is evidence that doesn't decide yet")
     waiting: int = Field(description="not run yet")

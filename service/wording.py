@@ -55,7 +55,7 @@ _WORDS = {
 """What is compared nowhere and whose own name is no phrase."""
 
 _SIDES = {
-    "for": (Status.REPRODUCED, Status.SUPPORTED, Status.HOLDS, Status.AS_PRINTED),
+    "for": (Status.REPRODUCED, Status.SUPPORTED, Status.HOLDS, Status.HOLDS_UNDER_READING, Status.AS_PRINTED),
     "against": (Status.NOT_REPRODUCED, Status.REVERSED, Status.FAILS, Status.CONTRADICTED),
     "open": (Status.INCONCLUSIVE, Status.UNDECIDABLE, Status.UNRESOLVED, Status.AGREES, Status.DISAGREES),
     "noted": (Status.DEVIATES, Status.SHOWN),

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
+from stages.experiment import load_params
 from stages.finding import Finding
 from stages.run import canonical_json
 from stages.store import write_atomically
@@ -31,8 +32,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.analyse", description=__doc__)
     parser.add_argument("--docs", action="store_true", help="write docs/findings.md instead of the lines")
     options = parser.parse_args(arguments)
+    margins = load_params().verdicts.margins
     found: dict[str, list[Finding]] = {
-        paper: import_module(f"stages.papers.{paper}.findings").findings() for paper in papers()
+        paper: import_module(f"stages.papers.{paper}.findings").findings(margins) for paper in papers()
     }
     write_atomically(*((DOCS, page(found)) if options.docs else (TARGET, lines(found))))
     for paper, findings in found.items():
@@ -59,9 +61,21 @@ def page(found: Mapping[str, Sequence[Finding]]) -> bytes:
         text += "| claim | | numbers | how |\n|---|---|---|---|\n"
         for finding in sorted(findings, key=lambda finding: finding.status == "holds"):
             numbers = "; ".join(f"{name.replace('_', ' ')} {_short(value)}" for name, value in finding.computed.items())
-            explanation = finding.explanation.replace("|", "\\|")
-            text += f"| `{finding.claim}` | {finding.status} | {numbers} | {explanation} |\n"
+            text += f"| `{finding.claim}` | {finding.status} | {numbers} | {_in_a_cell(finding.explanation)} |\n"
+        text += "".join(_readings(finding) for finding in findings if finding.readings)
     return text.encode()
+
+
+def _readings(finding: Finding) -> str:
+    text = f"\n`{finding.claim}`, {finding.status}:\n\n"
+    return text + "".join(
+        f"- {'holds' if reading.holds else 'does not hold'}, read {reading.name}: {reading.text}\n"
+        for reading in finding.readings
+    )
+
+
+def _in_a_cell(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 def _counts(findings: Sequence[Finding]) -> str:

@@ -1,16 +1,33 @@
 """What an analysis without training says of a claim: an identity, a count, a ratio, a theorem, an inconsistency.
 
 Papers return a list of these (`stages.papers.<paper>.findings`); the ledger sets them beside what the paper prints.
+A text can often be read in more than one way.  So a finding holds its readings, at least the strict one and the most
+charitable one that the words allow, and accuses only where the claim is false under every one of them.
 Standard library only.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-# holds: computed and as stated.  fails: computed and not so.  contradicted: the paper's own numbers exclude it.
-Status = Literal["holds", "fails", "contradicted"]
+# holds: computed and as stated.  holds under a reading: under one at least, and not under every one.
+# fails: false under every reading.  contradicted: the same, and the paper's own numbers exclude it.
+Status = Literal["holds", "holds under a reading", "fails", "contradicted"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """One way to read the claim: a short `name`, `text` that says what is taken to be meant and why the words allow it.
+
+    `ours` is the number under this reading, in the claim's unit, where there is one.
+    """
+
+    name: str
+    text: str
+    holds: bool
+    ours: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +35,11 @@ class Finding:
     """`claim` is an id of the claims file; `computed` are named numbers in the units that the names tell.
 
     `explanation` says in one or two sentences how they were computed and why they give this status.  `ours` is the
-    number that stands against the paper's, in the claim's unit, where there is one.
+    number that stands against the paper's, in the claim's unit, where there is one.  Findings with one `error` are one
+    mistake at several places of the paper, which counts once.
+
+    Raises:
+        ValueError: the status isn't the one that the readings give.
     """
 
     claim: str
@@ -26,13 +47,31 @@ class Finding:
     computed: dict[str, float]
     explanation: str
     ours: float | None = None
+    readings: tuple[Reading, ...] = ()
+    error: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.readings and self.status not in (
+            judge_readings(self.readings),
+            judge_readings(self.readings, contradicted=True),
+        ):
+            raise ValueError(f"{self.claim} {self.status}; its readings say {judge_readings(self.readings)}")
+
+
+def judge_readings(readings: Sequence[Reading], *, contradicted: bool = False) -> Status:
+    """`contradicted`: where no reading holds, it is the paper's own numbers that exclude the claim."""
+    if all(reading.holds for reading in readings):
+        return "holds"
+    if any(reading.holds for reading in readings):
+        return "holds under a reading"
+    return "contradicted" if contradicted else "fails"
 
 
 def judged(as_stated: bool) -> Status:
-    """The status of a claim whose numbers are computed here."""
+    """The status of a claim that can be read in one way only."""
     return "holds" if as_stated else "fails"
 
 
-def prints_as(computed: float, printed: float, unit: float) -> bool:
-    """Whether `computed` is the printed number: within half a unit of its last printed place; 0: exactly."""
-    return abs(computed - printed) <= unit / 2 * (1 + 1e-12)
+def prints_as(computed: float, printed: float, unit: float, margin: float = 0.0) -> bool:
+    """Whether `computed` is the printed number: within half a unit of its last place, or the `margin` of the rules."""
+    return abs(computed - printed) <= max(unit / 2 * (1 + 1e-12), margin)

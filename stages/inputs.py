@@ -42,7 +42,7 @@ def stage_inputs(params: Params) -> dict[str, StageInputs]:
     everything = asdict(params)
     profile = {"profile": everything.pop("profile_name")} | everything["profiles"][params.profile_name]
     found = {
-        "analyse": StageInputs(("stages.analyse", *findings)),
+        "analyse": StageInputs(("stages.analyse", *findings), {"margins": everything["verdicts"]["margins"]}),
         "record": StageInputs(("stages.record", *packages), everything, files=("papers/*/*.yaml",)),
         "report": StageInputs(("stages.report",)),
     }

@@ -17,6 +17,7 @@ from stages.experiment import load_params
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 EXPERIMENT = "tiny-mnist"
+MARGINS = load_params(REPOSITORY).verdicts.margins
 
 
 def edit(path: Path, change: Callable[[Any], None]) -> None:

@@ -9,27 +9,30 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import yaml
 
 from stages import analyse
 from stages.finding import Finding
 from stages.ledger import read_claims
-from tests.project import REPOSITORY, environment
+from tests.project import MARGINS, REPOSITORY, environment
 
 
 @pytest.fixture
 def toy_paper(tmp_path: Path) -> Path:
     """A checkout whose only paper finds what it is told to."""
-    for name in ("analyse", "finding", "run", "store", "__init__"):
+    readers = ("experiment", "fingerprint", "grid", "rules", "schema", "signature", "papers/__init__")
+    for name in ("analyse", "finding", "run", "store", "__init__", *readers):
         target = tmp_path / "stages" / f"{name}.py"
-        target.parent.mkdir(exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text((Path(analyse.__file__).parent / f"{name}.py").read_text())
+    index = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(index | {"experiments": {}}))
     paper = tmp_path / "stages" / "papers" / "toy"
-    paper.mkdir(parents=True)
-    (paper.parent / "__init__.py").touch()
+    paper.mkdir()
     (paper / "__init__.py").touch()
     (paper / "findings.py").write_text(
         "from stages.finding import Finding\n"
-        "def findings():\n"
+        "def findings(margins):\n"
         "    return [Finding(claim='toy.half', status='holds', computed={'ratio': 1 / 3}, explanation='A third.'),\n"
         "            Finding(claim='toy.sum', status='fails', computed={'sum': 5}, explanation='2 + 2 is not 5.')]\n"
     )
@@ -59,7 +62,7 @@ def test_findings_of_every_paper_are_written_as_lines(toy_paper: Path) -> None:
 def found() -> list[Finding]:
     """All that is computed of the five papers, some seconds of work."""
     modules = (import_module(f"stages.papers.{paper}.findings") for paper in analyse.papers())
-    return [finding for module in modules for finding in module.findings()]
+    return [finding for module in modules for finding in module.findings(MARGINS)]
 
 
 @pytest.mark.timeout(300)

@@ -45,7 +45,7 @@ ALLOWED: dict[str, set[str]] = {
         *("run", "fingerprint", "experiment", "budget", "evidence"),
         *("datasets", "checkpoint", "recording", "results"),
     },
-    "papers": {"run", "finding", "ops", "optim"},
+    "papers": {"run", "finding", "rules", "ops", "optim"},
     "training": {"run", "device", "memory", "datasets", "ops", "optim"},
     "checkpoint": {"run", "ops", "papers"},
     "evaluation": {

@@ -15,6 +15,7 @@ import pytest
 
 from stages.experiment import Experiment, Params, load_params
 from stages.ledger import ClaimLine, LedgerError, held, place_claims, read_claims
+from tests.project import MARGINS
 
 ROOT = Path(__file__).resolve().parent.parent
 CLAIMS = ROOT / "data" / "claims.csv"
@@ -88,7 +89,9 @@ def test_computed_claims_are_those_that_the_findings_compute(claims: dict[str, C
     """A finding may also stand beside a row that is measured (NiNformer's times), never the other way round."""
     found = set()
     for paper in sorted({claim.paper for claim in claims.values()}):
-        found |= {finding.claim for finding in importlib.import_module(f"stages.papers.{paper}.findings").findings()}
+        found |= {
+            finding.claim for finding in importlib.import_module(f"stages.papers.{paper}.findings").findings(MARGINS)
+        }
     assert {i for i, claim in claims.items() if is_computed(claim)} - found == set()
     assert found - set(claims) == set()
 

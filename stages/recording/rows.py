@@ -84,8 +84,10 @@ class Rows:
         return hashlib.sha256(canonical_json(parts).encode()).hexdigest()
 
     def claim(self, position: int, claim: ClaimLine) -> tables.Base:
-        found = self.findings.get(claim.id)
-        shown = {name: getattr(found, name) for name in ("status", "computed", "explanation")} if found else None
+        names, found = ("status", "computed", "explanation", "error"), self.findings.get(claim.id)
+        shown: dict[str, Any] | None = None
+        if found:
+            shown = {name: getattr(found, name) for name in names} | {"readings": list(map(vars, found.readings))}
         return tables.Claim(position=position, finding=shown, **vars(claim))
 
     def trial(self, item: Found) -> Trial:

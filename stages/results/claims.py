@@ -17,7 +17,7 @@ from stages.results.pairs import PairGain, pair_gains
 from stages.results.tables import Arm, Claim, Experiment, Paper
 from stages.verdicts import Status
 
-FOR_THE_PAPER = (Status.REPRODUCED, Status.SUPPORTED, Status.HOLDS)
+FOR_THE_PAPER = (Status.REPRODUCED, Status.SUPPORTED, Status.HOLDS, Status.HOLDS_UNDER_READING)
 AGAINST_THE_PAPER = (Status.NOT_REPRODUCED, Status.REVERSED, Status.FAILS, Status.CONTRADICTED)
 NOT_YET = (Status.NOT_TESTED,)
 

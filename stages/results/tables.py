@@ -232,7 +232,7 @@ class Claim(Base):
 
     A range ends at `high`, a proportion is `value` of `trials`; `statement` says what has no number, `reason` why
     nothing here can test it.  `experiment` and arms may have a `*` that stands for any text.  `finding`: what `analyse`
-    computed without training (status, computed, explanation).
+    computed without training (status, computed, explanation, readings, error).
     """
 
     __tablename__ = "claims"

@@ -20,6 +20,7 @@ class Status(StrEnum):
     REVERSED = "reversed"
     UNRESOLVED = "unresolved"
     HOLDS = "holds"
+    HOLDS_UNDER_READING = "holds under a reading"
     FAILS = "fails"
     CONTRADICTED = "contradicted"
     SHOWN = "shown"

@@ -23,6 +23,7 @@ from stages.papers.brownian.walk import (
     spectrum,
     squared_distances,
 )
+from stages.rules import Margins
 
 ROUNDING = 1e-10
 WIDTHS = (64, 192, 768)
@@ -30,7 +31,7 @@ NUM_TOKENS = 10
 LONG_WALK = 1000
 
 
-def findings() -> list[Finding]:
+def findings(margins: Margins) -> list[Finding]:
     """One finding a claim; the same numbers on every call."""
     return [
         layer_norm_radius(),

@@ -14,6 +14,7 @@ from stages.papers.dac.findings_theory import EXACT, theory
 from stages.papers.dac.resnet_v1 import DACResNetV1, MBAResNetV1, ResNetV1
 from stages.papers.dac.resnet_v2 import DACResNetV2, ResNetV2
 from stages.papers.dac.vgg import DACVGG, VGG
+from stages.rules import Margins
 
 # What the paper prints, and one unit of its last place: value and precision of data/claims.csv.
 PRINTED: dict[str, tuple[float, float]] = {
@@ -47,7 +48,7 @@ MOST_OUTPUTS = 256
 """Of a layer in the paper's networks, the wide ResNet20; section 4's "about" and "almost" are of many outputs."""
 
 
-def findings() -> list[Finding]:
+def findings(margins: Margins) -> list[Finding]:
     """One finding for each claim."""
     return [*connections(), *image_networks(), *table_2(), *printed_numbers(), *theory()]
 

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from stages.finding import Finding
 from stages.papers.hyperbf.hyperbf import HyperBF
 from stages.papers.hyperbf.vit import ViT
+from stages.rules import Margins
 
 HEAD_DIM = 192
 ROUNDING = 1e-12
@@ -45,7 +46,7 @@ LAST_COMMIT_VIT = AS_RUN | {"hidden_dim": 1000}
 LAST_COMMIT_HYPERBF = AS_RUN | {"num_centers": 11, "feedforward_metric": "free", "feedforward_bias": True}
 
 
-def findings() -> list[Finding]:
+def findings(margins: Margins) -> list[Finding]:
     """One finding a claim; the same numbers on every call."""
     return [unit_norm_identity(), constant_norm_equivalence(), softmax_shift(), matched_parameters()]
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from stages.finding import Finding, judged, prints_as
+from stages.rules import Margins
 
 PATCH_SIZE, D, L, M = 4, 256, 4, 512  # section 4, items 1-4
 ACCURACY = {"localvit": 77.71, "ninformer": 81.59}  # Table 2, CIFAR-10, percent
@@ -147,7 +148,7 @@ def compute_finding() -> Finding:
     )
 
 
-def findings() -> list[Finding]:
+def findings(margins: Margins) -> list[Finding]:
     """All of them, in the order of the paper."""
     times = [time_finding(dataset, arm) for dataset, row in NANOSECONDS.items() for arm in row]
     return [compute_finding(), complexity_finding(), *times, gain_finding()]

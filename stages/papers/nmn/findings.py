@@ -19,6 +19,7 @@ from stages.ops.yat_conv import YatConv2d
 from stages.papers.nmn.aether_gpt import AetherGPT
 from stages.papers.nmn.counting import count_operations, saved_bytes
 from stages.papers.nmn.gpt2 import GPT2
+from stages.rules import Margins
 
 SIZES = {"B": 4096, "d": 768, "n": 3072}
 """One feed-forward of GPT-2 small on four contexts of tokens."""
@@ -38,7 +39,7 @@ PRINTED_WORK, PRINTED_RATIO = (4, 1), (2, 1)
 """As printed, "≈ 4Bnd" and "~2×", and a unit of the last place."""
 
 
-def findings() -> list[Finding]:
+def findings(margins: Margins) -> list[Finding]:
     """One finding a claim; the same numbers on every call."""
     return [
         linear_work(),

@@ -6,6 +6,7 @@ import pytest
 
 from stages.finding import Finding
 from stages.papers.brownian.findings import findings
+from tests.project import MARGINS
 
 COMPUTED = {
     "brownian.identity.lnnorm",
@@ -26,7 +27,7 @@ COMPUTED = {
 
 @pytest.fixture(scope="module")
 def by_claim() -> dict[str, Finding]:
-    return {finding.claim: finding for finding in findings()}
+    return {finding.claim: finding for finding in findings(MARGINS)}
 
 
 def test_every_claim_of_the_paper_that_needs_no_training_is_answered(by_claim: dict[str, Finding]) -> None:
@@ -39,7 +40,7 @@ def test_all_hold_but_the_brownian_motion(by_claim: dict[str, Finding]) -> None:
 
 def test_every_number_is_finite_and_the_same_again(by_claim: dict[str, Finding]) -> None:
     assert all(math.isfinite(value) for finding in by_claim.values() for value in finding.computed.values())
-    assert {finding.claim: finding for finding in findings()} == by_claim
+    assert {finding.claim: finding for finding in findings(MARGINS)} == by_claim
 
 
 def test_numbers_beside_the_identities_are_as_theory_has_them(by_claim: dict[str, Finding]) -> None:

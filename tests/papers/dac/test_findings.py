@@ -16,6 +16,7 @@ from stages.ops.dac import DACConv2d, DACLinear
 from stages.papers.dac import DACResNetV1, ResNetV1
 from stages.papers.dac.counting import Operations, count_operations
 from stages.papers.dac.findings import PRINTED, findings, fisher_two_sided
+from tests.project import MARGINS
 
 # Claims that don't hold, and those that the text's own numbers exclude.
 FAILS = {"dac.prepost", "dac.thm.c1.1", "dac.fig7b", "dac.fig7b.units"}
@@ -27,12 +28,12 @@ CONTRADICTED = {
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Finding]:
-    return {finding.claim: finding for finding in findings()}
+    return {finding.claim: finding for finding in findings(MARGINS)}
 
 
 def test_each_claim_is_answered_once_and_soon() -> None:
     start = time.process_time()
-    listed = findings()
+    listed = findings(MARGINS)
     assert time.process_time() - start < 10
     assert len({finding.claim for finding in listed}) == len(listed)
     assert all(finding.claim.startswith("dac.") and finding.computed and finding.explanation for finding in listed)
@@ -54,7 +55,7 @@ def test_a_status_follows_the_print(claim: str, found: dict[str, Finding], monke
     """With another number printed, what held doesn't; the two of Imagenette fall and stand together."""
     value, unit = PRINTED[claim]
     monkeypatch.setitem(PRINTED, claim, (1.1 * value + unit, unit))
-    (changed,) = (finding for finding in findings() if finding.claim == claim)
+    (changed,) = (finding for finding in findings(MARGINS) if finding.claim == claim)
     assert changed.status == ("contradicted" if found[claim].status == "contradicted" else "fails")
 
 
@@ -62,7 +63,7 @@ def test_numbers_that_fit_would_not_be_refuted(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(PRINTED, "dac.image.setup.epochs_imagenette", (1081, 1))
     monkeypatch.setitem(PRINTED, "dac.table2.gflops.r20.dac", (537e6, 1e6))
     monkeypatch.setitem(PRINTED, "dac.table2.gflops.r32.dac", (912e6, 1e6))
-    assert not CONTRADICTED & {finding.claim for finding in findings() if finding.status == "contradicted"}
+    assert not CONTRADICTED & {finding.claim for finding in findings(MARGINS) if finding.status == "contradicted"}
 
 
 def test_a_number_is_the_printed_one_up_to_half_of_its_last_place() -> None:

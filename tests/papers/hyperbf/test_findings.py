@@ -4,11 +4,12 @@ import pytest
 
 from stages.finding import Finding
 from stages.papers.hyperbf.findings import findings
+from tests.project import MARGINS
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Finding]:
-    return {finding.claim: finding for finding in findings()}
+    return {finding.claim: finding for finding in findings(MARGINS)}
 
 
 def test_every_claim_that_needs_no_training_has_one_finding(found: dict[str, Finding]) -> None:
@@ -21,7 +22,7 @@ def test_every_claim_that_needs_no_training_has_one_finding(found: dict[str, Fin
 
 
 def test_findings_are_the_same_twice(found: dict[str, Finding]) -> None:
-    assert {finding.claim: finding for finding in findings()} == found
+    assert {finding.claim: finding for finding in findings(MARGINS)} == found
 
 
 def test_equivalence_needs_keys_of_one_norm_only(found: dict[str, Finding]) -> None:

@@ -25,6 +25,7 @@ from stages.papers.hyperbf.findings import (
     VIT,
     findings,
 )
+from tests.project import MARGINS
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "papers" / "hyperbf.md").read_text()
@@ -87,7 +88,7 @@ def test_the_arms_are_those_that_are_trained() -> None:
 
 
 def test_percentages_and_differences_are_those_of_the_findings() -> None:
-    found = {finding.claim: finding.computed for finding in findings()}
+    found = {finding.claim: finding.computed for finding in findings(MARGINS)}
     sizes = found["hyperbf.params.match"]
     assert f"HyperBF has {1 - sizes['ratio_cifar10']:.2%} fewer".replace("%", " %") in PAGE
     assert f"has {sizes['ratio_cifar10_without_the_unused_matrix'] - 1:.1%} more".replace("%", " %") in PAGE

@@ -13,6 +13,7 @@ from stages.experiment import Params
 from stages.finding import Finding
 from stages.papers.ninformer import findings as module
 from stages.papers.ninformer.findings import ACCURACY, GAIN, IMAGES, NANOSECONDS, findings, image_flops
+from tests.project import MARGINS
 
 ROOT = Path(__file__).parents[3]
 ARMS = {"vit": "vit", "mlpmixer": "mlp-mixer", "localvit": "local-vit", "ninformer": "ninformer"}
@@ -21,7 +22,7 @@ DATASETS = {"mnist": "mnist", "c10": "cifar10", "c100": "cifar100"}
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Finding]:
-    return {finding.claim: finding for finding in findings()}
+    return {finding.claim: finding for finding in findings(MARGINS)}
 
 
 @pytest.fixture(scope="module")

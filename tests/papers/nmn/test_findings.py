@@ -13,6 +13,7 @@ from stages.finding import Finding
 from stages.papers.nmn import findings as module
 from stages.papers.nmn.counting import count_operations, saved_bytes
 from stages.papers.nmn.findings import PRINTED_IMPROVEMENT, PRINTED_RATIO, PRINTED_SAVING, findings
+from tests.project import MARGINS
 
 PAGE = Path(__file__).parents[3] / "docs" / "papers" / "nmn.md"
 STATUS = {
@@ -33,7 +34,7 @@ STATUS = {
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Finding]:
-    return {finding.claim: finding for finding in findings()}
+    return {finding.claim: finding for finding in findings(MARGINS)}
 
 
 def test_findings_say_what_was_found(found: dict[str, Finding]) -> None:
@@ -41,7 +42,7 @@ def test_findings_say_what_was_found(found: dict[str, Finding]) -> None:
 
 
 def test_findings_are_the_same_on_every_call(found: dict[str, Finding]) -> None:
-    assert {finding.claim: finding for finding in findings()} == found
+    assert {finding.claim: finding for finding in findings(MARGINS)} == found
 
 
 def test_work_with_reuse_is_one_product_and_lower_terms(found: dict[str, Finding]) -> None:
@@ -82,7 +83,7 @@ def test_statuses_follow_the_print(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PRINTED_RATIO", (1, 1))
     monkeypatch.setattr(module, "PRINTED_SAVING", (0.1, 0.15))
     monkeypatch.setattr(module, "PRINTED_IMPROVEMENT", (0.113, 0.001))
-    changed = {finding.claim: finding.status for finding in findings()}
+    changed = {finding.claim: finding.status for finding in findings(MARGINS)}
     assert [changed[f"nmn.{name}"] for name in ("flops.nmn", "flops.ratio", "gpt.memory")] == ["holds"] * 3
     assert changed["nmn.gpt.valloss.rel"] == "fails"
 
