@@ -51,6 +51,27 @@ class ClaimCostOut(Out):
     usd: float | None = Field(description="device-hours at the rates of params.yaml")
 
 
+class VariantOut(Out):
+    """The same claim in another metric."""
+
+    metric: str
+    status: Status
+    size: Status | None = Field(description="how large a difference is, apart from its sign")
+    ours: float | None
+    low: float | None
+    high: float | None
+
+
+class ChangeOut(Out):
+    """A change of a claim's row, or of the rules or the code that judge it."""
+
+    date: str = Field(examples=["2026-11-22"])
+    subject: str = Field(description="claim (its row), rules or code")
+    changed: dict[str, tuple[str | float | None, str | float | None]] = Field(description="old and new, by column")
+    after_evidence: bool = Field(description="results of its experiments had been published")
+    why: str
+
+
 class VerdictOut(Out):
     """What the evidence says of a claim."""
 
@@ -70,7 +91,9 @@ class VerdictOut(Out):
     p_value: float | None = Field(description="two-sided, not adjusted for other claims")
     size: SizeOut | None
     holds_adjusted: bool | None = Field(description="after Holm's adjustment over the claim's family")
-    rules: str = Field(description="sha256 of the rules in params.yaml")
+    rules: str = Field(description="sha256 of the numbers of the rules in params.yaml")
+    digest: str = Field(description="sha256 of rules, the claim's row with its metric, judging code, and finding")
+    variants: list[VariantOut] = Field(description="what other defensible metrics would say")
     cost: ClaimCostOut
 
 
@@ -159,6 +182,7 @@ class ClaimDetailOut(ClaimOut):
     runs: list[VerdictRunOut]
     pairs: list[PairOut] = Field(description="of a gain over a grid: each proposed arm against its own baseline")
     deviations: list[DeviationOut]
+    changes: list[ChangeOut] = Field(description="how the claim and its judging came to be, oldest first")
     table: FamilyOut | None = Field(description="the sentence of the claim's family")
 
 
@@ -190,6 +214,7 @@ def describe_record(record: ClaimRecord) -> ClaimDetailOut:
         "runs": [_run(run) for run in record.runs],
         "pairs": [PairOut.model_validate(pair) for pair in record.pairs],
         "deviations": [DeviationOut.model_validate(deviation) for deviation in record.deviations],
+        "changes": [ChangeOut.model_validate(change) for change in record.changes],
         "table": FamilyOut.model_validate(record.family) if record.family else None,
     }
     return ClaimDetailOut.model_validate(_claim(record) | own)

@@ -20,6 +20,7 @@ _WORDS = {
     "dataset.size": "Side of the images as trained on",
     "dataset.test": "Test images",
     "dataset.train": "Training images",
+    "error": "Test error, last epoch",
     "l2_coefficient": "Coefficient of the L2 penalty",
     "max(model.depth)": "Largest depth",
     "max(model.width)": "Largest width",
@@ -28,6 +29,7 @@ _WORDS = {
     "min(model.width)": "Smallest width",
     "min(parameters)": "Fewest parameters",
     "min_error": "Lowest test error of any epoch",
+    "min_log_mse": "Log of the test mean squared error, its least of any epoch",
     "model.channel_dim": "Hidden width of channel mixing",
     "model.channels": "Hidden channels of the feed-forward",
     "model.depth": "Blocks",
@@ -66,6 +68,7 @@ def install(environment: Environment) -> None:
     """Those that take one claim or verdict, as filters."""
     for function in (side_of, in_terms_of, print_value):
         environment.filters[function.__name__] = function
+    environment.filters["metric_name"] = name_metric
 
 
 def side_of(status: str) -> str:

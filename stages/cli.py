@@ -8,6 +8,8 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from datetime import date
+from fnmatch import fnmatch
 from pathlib import Path
 
 from PIL import Image
@@ -21,13 +23,24 @@ from stages.evaluation.flops import FlopCounts
 from stages.evidence import EvidenceError
 from stages.experiment import Params, ParamsError, Rate, load_params
 from stages.housekeeping import disk_usage, remove_leftovers
+from stages.ledger import LedgerError, read_claims, read_history
+from stages.ledger.history import PATH, append, committed_claims, pending
 from stages.planning import Cost, add_up, plan_costs
 from stages.publishing import PublishError, publish
 from stages.results import ResultsUnavailable, UnknownName
 from stages.runner import assignments, find_experiment
 from stages.store import RunStore, home, write_atomically
 
-MISTAKES = (DatasetError, EvidenceError, PackedDataError, ParamsError, PublishError, ResultsUnavailable, UnknownName)
+MISTAKES = (
+    DatasetError,
+    EvidenceError,
+    LedgerError,
+    PackedDataError,
+    ParamsError,
+    PublishError,
+    ResultsUnavailable,
+    UnknownName,
+)
 _DATA = Path("data")
 
 
@@ -181,6 +194,25 @@ def verify_trails(names: list[str]) -> bool:
     return not counts["broken"]
 
 
+def show_history(claims: str, why: str | None) -> None:
+    """Print how the claims that fit changed; with `why`, first write down what has changed since."""
+    params, path = load_params(), Path(PATH)
+    if why:
+        rows = read_claims(Path("data/claims.csv"))
+        published = {file.stem for file in Path("data/evidence").glob("*.jsonl")}
+        changes = pending(
+            rows, params.verdicts, read_history(path), known=committed_claims(Path()), published=published
+        )
+        append(path, changes, date=f"{date.today()}", why=why, claims=claims)
+        print(f"{path}: {len(changes)} changes; commit it")
+        return
+    for change in read_history(path):
+        if fnmatch(change.claims, claims) and (change.changed or change.subject != "claim"):
+            after = ", after results were published" if change.after_evidence else ""
+            values = "".join(f" {name}: {old} -> {new}." for name, (old, new) in change.changed.items())
+            print(f"{change.date}{after}: {change.claims} ({change.subject}).{values} {change.why}")
+
+
 def show_usage() -> None:
     """Print what data and trainings take on disk."""
     usage = disk_usage(Path())
@@ -213,6 +245,9 @@ def build_parser() -> argparse.ArgumentParser:
     models.add_argument("experiment")
     models.add_argument("arms", nargs="+")
     commands.add_parser("status", help="how many claims of each paper have which verdict")
+    history = commands.add_parser("history", help="how claims, rules and judging code changed, and why")
+    history.add_argument("claims", nargs="?", default="*", help="pattern of claim ids")
+    history.add_argument("--why", help="write down, with this reason, what changed since the last line")
     commands.add_parser("du", help="what data and trainings take on disk")
     commands.add_parser("gc", help="remove what killed trainings left behind; no outcome goes")
     verify = commands.add_parser("verify", help="recompute what served models rest on, from checkpoint to data")
@@ -234,6 +269,8 @@ def main(arguments: list[str] | None = None) -> int:
                 publish_all(options.experiments)
             case "release":
                 release_models(options.experiment, options.arms)
+            case "history":
+                show_history(options.claims, options.why)
             case "du":
                 show_usage()
             case "gc":

@@ -286,9 +286,8 @@ def test_a_finding_stands_beside_its_claim(root: Path) -> None:
     assert record(root, DATABASE).findings == 1
     with open_results(str(root / DATABASE))() as session:
         found = {claim.id: claim.finding for claim in session.query(Claim) if claim.finding is not None}
-    assert found == {
-        "ninformer.table2.cifar100.vit": {"status": "fails", "computed": {"ratio": 2.5}, "explanation": "Twice."}
-    }
+    shown = {"status": "fails", "computed": {"ratio": 2.5}, "explanation": "Twice.", "error": None, "readings": []}
+    assert found == {"ninformer.table2.cifar100.vit": shown}
     assert record(root, DATABASE, evidence_only=True).findings == 0
 
 

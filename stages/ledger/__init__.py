@@ -5,12 +5,14 @@
 
 from stages.ledger.claims import ClaimLine, LedgerError, place_claims, read_claims
 from stages.ledger.deviations import Deviation, PaperDeviations, read_deviations, touched
+from stages.ledger.history import Change, read_history
 from stages.ledger.judgement import Judgement
 from stages.ledger.judging import Table, judge_claims
 from stages.ledger.settings import held
 from stages.ledger.trials import Trial
 
 __all__ = [
+    "Change",
     "ClaimLine",
     "Deviation",
     "Judgement",
@@ -23,5 +25,6 @@ __all__ = [
     "place_claims",
     "read_claims",
     "read_deviations",
+    "read_history",
     "touched",
 ]

@@ -60,12 +60,21 @@ def read_claims(path: Path) -> list[ClaimLine]:
     Raises:
         LedgerError: no such file, a row that can't be read, or an id twice.
     """
-    adapter = TypeAdapter(ClaimLine)
-    claims: dict[str, ClaimLine] = {}
     try:
         text = path.read_text()
     except OSError as error:
         raise LedgerError(f"{path}: {error.strerror}") from None
+    return parse_claims(text, path)
+
+
+def parse_claims(text: str, path: Path) -> list[ClaimLine]:
+    """The claims in the text of a file; `path` is for messages.
+
+    Raises:
+        LedgerError: as `read_claims`.
+    """
+    adapter = TypeAdapter(ClaimLine)
+    claims: dict[str, ClaimLine] = {}
     for number, row in enumerate(csv.DictReader(text.splitlines()), start=2):
         try:
             claim = adapter.validate_python({key: value or None for key, value in row.items()})

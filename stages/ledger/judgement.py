@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stages.ledger.claims import ClaimLine
-from stages.verdicts import Verdict
+from stages.verdicts import Status, Verdict
 
 # results: trained models.  finding: computed without training.  params: read off the params files.  none: nothing yet.
 Basis = Literal["results", "finding", "params", "none"]
@@ -39,10 +39,22 @@ class ClaimCost:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Variant:
+    """What the claim's verdict would be in another `metric`; `low` to `high` is the interval of its estimate."""
+
+    metric: str
+    status: Status
+    size: Status | None
+    ours: float | None
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Judgement:
     """`ours` is our number in the claim's unit; `is_decidable`: something here can decide the claim, now or later.
 
-    A figure or a setting is never decidable: nothing is at stake.
+    A figure or a setting is never decidable: nothing is at stake.  `variants`: the verdict in other metrics.
     """
 
     claim: ClaimLine
@@ -52,3 +64,4 @@ class Judgement:
     ours: float | None = None
     entries: tuple[Entry, ...] = ()
     cost: ClaimCost | None = None
+    variants: tuple[Variant, ...] = ()

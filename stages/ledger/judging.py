@@ -12,6 +12,7 @@ from stages.finding import Finding
 from stages.ledger.claims import ClaimLine
 from stages.ledger.judgement import Judgement
 from stages.ledger.measures import NotMeasured, measure
+from stages.ledger.sensitivity import under_other_metrics
 from stages.ledger.settings import agree, judge_counted, judge_setting
 from stages.ledger.sides import arms_of
 from stages.ledger.trained import NOT_RUN, SILENT, judge_trained
@@ -71,7 +72,7 @@ def judge_claims(
 ) -> tuple[list[Judgement], list[Table]]:
     """One judgement a claim, in their order, and the sentences of the tables."""
     facts = Facts(params=params, findings=findings, bodies=gather(params, trials), devices=devices)
-    judged = {claim.id: _judge(claim, facts) for claim in claims if not _is_tally(claim)}
+    judged = {claim.id: _judge_each_way(claim, facts) for claim in claims if not _is_tally(claim)}
     tables = []
     for family in params.verdicts.families:
         orders = [judged[claim.id] for claim in claims if claim.family == family and not _is_tally(claim)]
@@ -82,6 +83,12 @@ def judge_claims(
         if _is_tally(claim):
             judged[claim.id] = _judge_tally(claim, list(judged.values()), facts)
     return [judged[claim.id] for claim in claims], tables
+
+
+def _judge_each_way(claim: ClaimLine, facts: Facts) -> Judgement:
+    judgement = _judge(claim, facts)
+    variants = under_other_metrics(judgement, lambda other: _judge(other, facts))
+    return dataclasses.replace(judgement, variants=variants)
 
 
 def _is_tally(claim: ClaimLine) -> bool:

@@ -6,6 +6,7 @@ curves of all its folds; their sample is each fold's share in it (`pseudo_values
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
@@ -61,6 +62,12 @@ def _read(metric: str, trial: Trial) -> float | None:
     for split in ("test", "val", "none", "train"):
         if split in found:
             return found[split]
+    if metric == "error":
+        accuracy = _read("accuracy", trial)
+        return None if accuracy is None else 1 - accuracy
+    if metric == "min_log_mse":
+        errors = [row.test_loss for row in trial.result.curves if row.test_loss is not None]
+        return math.log(min(errors)) if "log_mse" in {row.metric for row in trial.result.metrics} and errors else None
     if metric == "validation_loss" and trial.result.curves:
         return trial.result.curves[-1].val_loss
     return None

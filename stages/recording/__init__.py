@@ -14,7 +14,8 @@ from sqlalchemy.engine import make_url
 
 from stages import results as tables
 from stages.experiment import load_params
-from stages.ledger import LedgerError, place_claims, read_claims, read_deviations
+from stages.ledger import LedgerError, place_claims, read_claims, read_deviations, read_history
+from stages.ledger.history import PATH as HISTORY
 from stages.recording.rows import Rows
 from stages.recording.sources import RecordError, find_results, find_weights, read_findings
 from stages.store import write_atomically
@@ -53,7 +54,8 @@ def record(root: Path, place: str, *, evidence_only: bool = False) -> Summary:
     found = find_results(root, params, evidence_only=evidence_only)
     weights, notes = find_weights(root, found)
     deviations = read_deviations({experiment.paper for experiment in params.experiments.values()})
-    rows = Rows(params, found, weights, claims, findings, deviations)
+    history = read_history(root / HISTORY)
+    rows = Rows(params, found, weights, claims, findings, deviations, history)
     url = make_url(tables.database_url(place))
     if url.get_backend_name() != "sqlite":
         tables.create_results(url.render_as_string(hide_password=False), rows.fill)

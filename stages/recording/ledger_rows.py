@@ -9,18 +9,49 @@ from typing import Any
 
 from stages import results as tables
 from stages.experiment import Params
-from stages.ledger import ClaimLine, Judgement, PaperDeviations, Table, touched
+from stages.ledger import Change, ClaimLine, Judgement, PaperDeviations, Table, touched
+from stages.ledger.history import digest_code, digest_findings, digest_verdict
+from stages.rules import Rules
 
 
-def verdict_rows(judgements: Sequence[Judgement], sentences: Sequence[Table], rules: str) -> list[tables.Base]:
-    """A verdict for each judgement, with the runs behind it.  `rules` is the digest of the rules."""
+def verdict_rows(judgements: Sequence[Judgement], sentences: Sequence[Table], rules: Rules) -> list[tables.Base]:
+    """A verdict for each judgement, with the runs behind it and the digest of what judged it."""
+    code, numbers = digest_code(), rules.digest()
     adjusted = {
         claim: holds for table in sentences for claim, holds in zip(table.claims, table.sentence.holds, strict=True)
     }
-    return [_verdict(judgement, adjusted.get(judgement.claim.id), rules) for judgement in judgements]
+    rows: list[tables.Base] = []
+    for judgement in judgements:
+        claim = judgement.claim
+        row = _verdict(judgement, adjusted.get(claim.id))
+        judging = digest_findings(claim.paper) if judgement.basis == "finding" else code
+        row.rules, row.digest = numbers, digest_verdict(claim, rules, judging)
+        rows.append(row)
+    return rows
 
 
-def _verdict(judgement: Judgement, holds_adjusted: bool | None, rules: str) -> tables.Verdict:
+def change_rows(history: Sequence[Change], judgements: Sequence[Judgement]) -> list[tables.Base]:
+    """What a claim's page tells of its past: changes of its row, and of rules and code where results judge it."""
+    rows: list[tables.Base] = []
+    for judgement in judgements:
+        mine = [change for change in history if change.concerns(judgement.claim.id)]
+        told = [change for change in mine if change.subject == "claim" or judgement.basis == "results"]
+        rows += [
+            tables.ClaimChange(
+                claim=judgement.claim.id,
+                position=position,
+                date=change.date,
+                subject=change.subject,
+                changed=dict(change.changed),
+                after_evidence=change.after_evidence,
+                why=change.why,
+            )
+            for position, change in enumerate(told)
+        ]
+    return rows
+
+
+def _verdict(judgement: Judgement, holds_adjusted: bool | None) -> tables.Verdict:
     verdict, cost = judgement.verdict, judgement.cost
     names = ("explanation", "estimate", "low", "high", "confidence", "margin", "n", "n_diverged", "p_value")
     return tables.Verdict(
@@ -32,7 +63,7 @@ def _verdict(judgement: Judgement, holds_adjusted: bool | None, rules: str) -> t
         replicates_expected=verdict.replicates_expected,
         size=_size(judgement),
         holds_adjusted=holds_adjusted,
-        rules=rules,
+        variants=[dataclasses.asdict(variant) for variant in judgement.variants],
         device_seconds=cost.device_seconds if cost else None,
         flops=cost.flops if cost else None,
         peak_memory_bytes=cost.peak_memory_bytes if cost else None,

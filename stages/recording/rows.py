@@ -16,8 +16,16 @@ from stages import results as tables
 from stages.evidence import CostLine
 from stages.experiment import Params
 from stages.fingerprint import source_path
-from stages.ledger import ClaimLine, PaperDeviations, Trial, judge_claims
-from stages.recording.ledger_rows import deviation_links, deviation_rows, family_rows, place_rows, plain, verdict_rows
+from stages.ledger import Change, ClaimLine, PaperDeviations, Trial, judge_claims
+from stages.recording.ledger_rows import (
+    change_rows,
+    deviation_links,
+    deviation_rows,
+    family_rows,
+    place_rows,
+    plain,
+    verdict_rows,
+)
 from stages.recording.sources import FindingLine, Found, Weights
 from stages.run import canonical_json
 
@@ -33,11 +41,12 @@ class Rows:
         claims: Sequence[ClaimLine],
         findings: Mapping[str, FindingLine],
         deviations: Sequence[PaperDeviations],
+        history: Sequence[Change],
     ) -> None:
         self.params, self.found, self.weights, self.claims, self.findings = params, found, weights, claims, findings
         self.ids = {item.identity: number for number, item in enumerate(found, start=1)}
         self.selected = _select(found)
-        self.deviations = deviations
+        self.deviations, self.history = deviations, history
         self.judgements, self.sentences = judge_claims(
             claims,
             params,
@@ -55,7 +64,8 @@ class Rows:
             self.results(),
             self.checkpoints(),
             [self.claim(number, claim) for number, claim in enumerate(self.claims)],
-            verdict_rows(self.judgements, self.sentences, self.params.verdicts.digest()),
+            verdict_rows(self.judgements, self.sentences, self.params.verdicts),
+            change_rows(self.history, self.judgements),
             deviation_rows(self.deviations),
             deviation_links(self.deviations, self.claims),
             place_rows(self.claims, self.params),
@@ -80,6 +90,7 @@ class Rows:
             {digest: vars(weights) for digest, weights in self.weights.items()},
             [deviations.dump_python(paper, mode="json") for paper in self.deviations],
             plain(self.judgements),
+            [vars(change) for change in self.history],
         ]
         return hashlib.sha256(canonical_json(parts).encode()).hexdigest()
 

@@ -42,7 +42,15 @@ from stages.results.estimates import (
     t_interval,
     wilson_interval,
 )
-from stages.results.ledger_tables import ClaimDeviation, ClaimExperiment, Deviation, Family, Verdict, VerdictRun
+from stages.results.ledger_tables import (
+    ClaimChange,
+    ClaimDeviation,
+    ClaimExperiment,
+    Deviation,
+    Family,
+    Verdict,
+    VerdictRun,
+)
 from stages.results.pairs import PairGain
 from stages.results.table import as_csv, no_formula
 from stages.results.tables import (
@@ -74,6 +82,7 @@ __all__ = [
     "Base",
     "Checkpoint",
     "Claim",
+    "ClaimChange",
     "ClaimDeviation",
     "ClaimExperiment",
     "ClaimFilter",

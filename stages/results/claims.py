@@ -12,7 +12,15 @@ from sqlalchemy.orm import Session, joinedload, selectinload
 
 from stages.results.database import UnknownClaim
 from stages.results.estimates import ArmVerdict
-from stages.results.ledger_tables import ClaimDeviation, ClaimExperiment, Deviation, Family, Verdict, VerdictRun
+from stages.results.ledger_tables import (
+    ClaimChange,
+    ClaimDeviation,
+    ClaimExperiment,
+    Deviation,
+    Family,
+    Verdict,
+    VerdictRun,
+)
 from stages.results.pairs import PairGain, pair_gains
 from stages.results.tables import Arm, Claim, Experiment, Paper
 from stages.verdicts import Status
@@ -54,6 +62,7 @@ class ClaimRecord(JudgedClaim):
     runs: tuple[VerdictRun, ...]
     pairs: tuple[PairGain, ...]
     deviations: tuple[Deviation, ...]
+    changes: tuple[ClaimChange, ...]
     family: Family | None
 
 
@@ -152,6 +161,7 @@ def find_judged(session: Session, claim_id: str) -> ClaimRecord:
     )
     names, datasets = _places(session, [claim_id]).get(claim_id, ((), ()))
     arms = select(Arm).where(Arm.experiment.in_(names)).order_by(Arm.experiment, Arm.position)
+    changes = select(ClaimChange).where(ClaimChange.claim == claim_id).order_by(ClaimChange.position)
     return ClaimRecord(
         claim=claim,
         verdict=verdict,
@@ -160,6 +170,7 @@ def find_judged(session: Session, claim_id: str) -> ClaimRecord:
         runs=tuple(verdict.runs),
         pairs=pair_gains(claim, verdict, session.scalars(arms)) if claim.baseline_arm else (),
         deviations=tuple(deviations_of(session, claim_id)),
+        changes=tuple(session.scalars(changes)),
         family=session.get(Family, claim.family) if claim.family else None,
     )
 

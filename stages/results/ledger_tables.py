@@ -16,8 +16,9 @@ class Verdict(Base):
     `ours` is our number in the claim's unit, `estimate` with its interval what was held against `margin`: ours − paper,
     or proposed − baseline with better positive.  `basis`: results, finding, params, or none.  `is_decidable`: something
     here can decide the claim, now or later.  `size` judges how large a difference is, apart from its sign.
-    `holds_adjusted`: after Holm's adjustment over the claim's family, where it has one.  `rules` digests the rules.
-    The cost is that of all runs behind it, each counted once.
+    `holds_adjusted`: after Holm's adjustment over the claim's family, where it has one.  `rules` digests the numbers of
+    the rules; `digest` those, the claim's row with its metric, and the code that judged it.  `variants`: what other
+    defensible metrics would say.  The cost is that of all runs behind it, each counted once.
     """
 
     __tablename__ = "verdicts"
@@ -39,6 +40,8 @@ class Verdict(Base):
     size: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     holds_adjusted: Mapped[bool | None]
     rules: Mapped[str]
+    digest: Mapped[str]
+    variants: Mapped[list[dict[str, Any]]] = mapped_column(JSON)
     device_seconds: Mapped[float | None]
     flops: Mapped[float | None]
     peak_memory_bytes: Mapped[int | None]
@@ -59,6 +62,22 @@ class VerdictRun(Base):
     value: Mapped[float | None]
     result_id: Mapped[int] = mapped_column(ForeignKey("results.id"), index=True)
     result: Mapped[Result] = relationship()
+
+
+class ClaimChange(Base):
+    """A change of a claim's row, or of the rules or the code that judge it, from `data/claims-history.jsonl`.
+
+    `changed`: old and new values by name.  `after_evidence`: results of its experiments were published before it.
+    """
+
+    __tablename__ = "claim_changes"
+    claim: Mapped[str] = mapped_column(ForeignKey("claims.id"), primary_key=True)
+    position: Mapped[int] = mapped_column(primary_key=True)
+    date: Mapped[str]
+    subject: Mapped[str]
+    changed: Mapped[dict[str, Any]] = mapped_column(JSON)
+    after_evidence: Mapped[bool]
+    why: Mapped[str]
 
 
 class Deviation(Base):

@@ -53,7 +53,8 @@ def copy_project(root: Path) -> None:
     shutil.copytree(ROOT / "params", root / "params")
     shutil.copy(ROOT / "params.yaml", root)
     (root / "data").mkdir()
-    shutil.copy(ROOT / "data" / "claims.csv", root / "data")
+    for name in ("claims.csv", "claims-history.jsonl"):
+        shutil.copy(ROOT / "data" / name, root / "data")
 
 
 def publish(root: Path, lines: Sequence[ResultLine]) -> None:
