@@ -16,6 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from stages.grid import ArmTemplate, Role, expand_arms
+from stages.ranges import out_of_range
 from stages.rules import Rules
 from stages.run import STRICT, AugmentationSpec, OptimizerSpec, Precision, Protocol
 from stages.schema import ParamsError as ParamsError
@@ -73,9 +74,9 @@ class LatencySpec:
     """How inference time is measured: batches of `batch_size`, `warmup` of them uncounted, then `repeats` timed."""
 
     __pydantic_config__: ClassVar = STRICT
-    batch_size: int
-    warmup: int
-    repeats: int
+    batch_size: Annotated[int, Field(ge=1)]
+    warmup: Annotated[int, Field(ge=0)]
+    repeats: Annotated[int, Field(ge=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +89,7 @@ class Profile:
 
     __pydantic_config__: ClassVar = STRICT
     data: Literal["embedded", "real"]
-    replicates: int | None
+    replicates: Annotated[int, Field(ge=1)] | None
     overrides: Mapping[str, Any]
     latency: LatencySpec
     roles: tuple[Role, ...] | None = None
@@ -135,10 +136,10 @@ class Rate:
 
     __pydantic_config__: ClassVar = STRICT
     device: str
-    usd_per_hour: float
+    usd_per_hour: Annotated[float, Field(ge=0)]
     flops_per_second: Mapping[Precision, float]
     peak_flops_per_second: Mapping[Precision, float]
-    step_seconds: float
+    step_seconds: Annotated[float, Field(ge=0)]
     goal_hours: float | None = None
 
 
@@ -181,7 +182,7 @@ class _ExperimentFile(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     title: str
     protocol: dict[str, Any]
-    arms: dict[str, ArmTemplate]
+    arms: Annotated[dict[str, ArmTemplate], Field(min_length=1)]
 
 
 def load_params(root: Path = Path()) -> Params:
@@ -273,10 +274,9 @@ def _protocol_schema() -> TypeAdapter[Protocol]:
 def _read_protocol(fields: Mapping[str, Any], path: Path, place: str) -> Protocol:
     """A protocol whose numbers can be trained by; the split's own numbers together are checked, too."""
     protocol = validate(_protocol_schema(), fields, path, place)
-    for name in ("epochs", "batch_size", "train_images", "steps_per_epoch"):
-        value = getattr(protocol, name)
-        if value is not None and value < 1:
-            raise ParamsError(f"{path}: {place}.{name} is {value}; expected at least 1")
+    if wrong := out_of_range(protocol):
+        name, value, expected = wrong
+        raise ParamsError(f"{path}: {place}.{name} is {list(value) if isinstance(value, tuple) else value}; {expected}")
     split = protocol.split
     if split.kind == "folds" and (split.folds is None or split.folds < 2):
         raise ParamsError(f"{path}: {place}.split.folds is {split.folds}; expected at least 2")

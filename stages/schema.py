@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from stages.ranges import not_finite
+
 Schema = TypeVar("Schema")
 _UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
 
@@ -17,14 +19,44 @@ class ParamsError(ValueError):
     """A params file says something that can't be run; the message names file, path, value and choices."""
 
 
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Refuses a key that stands twice in one mapping: YAML forbids it, and the loader would keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
+        first: dict[str, int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if isinstance(key, yaml.ScalarNode) and first.setdefault(key.value, line) != line:
+                problem = f"key {key.value!r} stands twice, first in line {first[key.value]}"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 def read_yaml(path: Path) -> Any:
-    """The file's content, or a `ParamsError` where there is none or it isn't YAML."""
+    """The file's content.
+
+    Raises:
+        ParamsError: there is none, it can't be read, isn't UTF-8 or YAML, is empty, or holds NaN or an infinity.
+    """
     if not path.is_file():
         raise ParamsError(f"{path}: no such file; every experiment in params.yaml has its own file in params/")
     try:
-        return yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        content = path.read_bytes()
+        value = yaml.load(content.decode(), _Loader)
+    except OSError as error:
+        raise ParamsError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ParamsError(
+            f"{path}, line {line}: byte {content[error.start]:#x} is not UTF-8; save it as UTF-8"
+        ) from None
     except yaml.YAMLError as error:
         raise ParamsError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    if value is None:
+        raise ParamsError(f"{path}: the file is empty; `git checkout {path}` brings the committed one back")
+    for place, number in not_finite(value):
+        raise ParamsError(f"{path}: {place} is {number}; expected a finite number")
+    return value
 
 
 def validate(schema: TypeAdapter[Schema], value: Any, path: Path, prefix: str = "") -> Schema:

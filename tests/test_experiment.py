@@ -226,6 +226,30 @@ MISTAKES: list[tuple[str, Callable[[Any], None], str]] = [
     (CIFAR100, lambda p: p["arms"]["vit"]["model"].update(depth=True), "arms.vit.model.depth is True; expected int"),
     (CIFAR100, lambda p: p["arms"]["vit"]["model"].pop("num_heads"), "arms.vit.model.num_heads is missing"),
     (CIFAR100, lambda p: p["arms"]["vit"]["model"].update(num_classes=7), "unknown key arms.vit.model.num_classes"),
+    ("params.yaml", lambda p: p["profiles"]["quick"].update(replicates=0), "profiles.quick.replicates is 0"),
+    ("params.yaml", lambda p: p["profiles"]["quick"].update(replicates=-1), "profiles.quick.replicates is -1"),
+    ("params.yaml", lambda p: p["profiles"]["quick"]["latency"].update(repeats=0), "quick.latency.repeats is 0"),
+    ("params.yaml", lambda p: p["rates"]["cpu"].update(usd_per_hour=-1), "rates.cpu.usd_per_hour is -1"),
+    (CIFAR100, lambda p: p.update(arms={}), "arms is {}"),
+    (CIFAR100, lambda p: p["protocol"]["optimizer"].update(lr=float("nan")), "protocol.optimizer.lr is nan; expected"),
+    (CIFAR100, lambda p: p["protocol"]["optimizer"].update(lr=float("inf")), "protocol.optimizer.lr is inf; expected"),
+    (CIFAR100, lambda p: p["protocol"]["optimizer"].update(lr=0), "protocol.optimizer.lr is 0.0; expected above 0"),
+    (
+        CIFAR100,
+        lambda p: p["protocol"]["optimizer"].update(betas=[0.9, 1]),
+        "betas is [0.9, 1.0]; expected",
+    ),
+    (CIFAR100, lambda p: p["protocol"].update(std=[0.5, 0, 0.5]), "protocol.std is [0.5, 0.0, 0.5]; expected above 0"),
+    (
+        CIFAR100,
+        lambda p: p["protocol"].update(augmentation={"crop_padding": -4}),
+        "protocol.augmentation.crop_padding is -4; expected at least 0",
+    ),
+    (
+        CIFAR100,
+        lambda p: p["arms"]["vit"].update(protocol={"optimizer": {"name": "adam", "lr": -1}}),
+        "arms.vit.protocol.optimizer.lr is -1.0; expected above 0",
+    ),
 ]
 
 
@@ -243,4 +267,25 @@ def test_a_mistake_names_file_path_and_choices(
 def test_broken_yaml_is_one_error(project: Path) -> None:
     (project / "params.yaml").write_text("profile: [smoke")
     with pytest.raises(ParamsError, match="not YAML"):
+        load_params(project)
+
+
+def test_a_key_that_stands_twice_is_named_with_both_lines(project: Path) -> None:
+    path = project / CIFAR100
+    path.write_text(path.read_text() + "\ntitle: another\n")
+    with pytest.raises(ParamsError, match=r"key 'title' stands twice, first in line \d+.* line \d+"):
+        load_params(project)
+
+
+def test_bytes_that_are_no_utf8_are_named_with_their_line(project: Path) -> None:
+    path = project / "params.yaml"
+    path.write_bytes(b"# one\n# caf\xe9\n" + path.read_bytes())
+    with pytest.raises(ParamsError, match=r"params.yaml, line 2: byte 0xe9 is not UTF-8"):
+        load_params(project)
+
+
+@pytest.mark.parametrize("content", ["", "\n\n", "# nothing\n"])
+def test_an_empty_file_is_one_error(project: Path, content: str) -> None:
+    (project / CIFAR100).write_text(content)
+    with pytest.raises(ParamsError, match=r"ninformer-cifar100.yaml: the file is empty"):
         load_params(project)
