@@ -43,6 +43,8 @@ class ProgressDisplay:
             self._show(event.label, event.progress)
         elif event.kind == "failed":
             self.console.print(f"{event.label}: failed\n{event.message}", markup=False)
+        elif event.kind == "waiting":
+            self.console.print(f"{event.label}: waiting for {event.message}, which trains it", markup=False)
         elif event.kind == "elsewhere":
             self.console.print(f"{event.label}: trained by another process {event.message}".rstrip(), markup=False)
         elif event.kind == "stopped":

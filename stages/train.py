@@ -10,10 +10,14 @@ import threading
 from pathlib import Path
 
 from stages.datasets.packed import PackedDataError
+from stages.engine.local import SlotKilled
 from stages.engine.orphan import OrphanedStage, dvc_and_shells, end_with
 from stages.experiment import ParamsError, load_params
 from stages.progress import ProgressDisplay
 from stages.runner import train_experiment
+
+KILLED = 3
+"""Exit code where something killed the processes that trained."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -49,6 +53,9 @@ def main(arguments: list[str] | None = None) -> int:
                 stop=stop,
                 only=options.runs,
             )
+    except SlotKilled as error:
+        print(f"train@{options.experiment}: {error}", file=sys.stderr)
+        return KILLED
     except (OrphanedStage, ParamsError, PackedDataError) as error:
         print(f"train@{options.experiment}: {error}", file=sys.stderr)
         return 1

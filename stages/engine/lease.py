@@ -1,12 +1,15 @@
 """Leases on runs, in one SQLite file: who trains what, and who may publish.  Runs of a group are leased at once.
 
-A lease is taken over when its owner says so, has not been heard of for `EXPIRY_SECONDS`, or is a dead process of this
-machine.  Each take-over raises the run's token; a publication is made while holding the file's write lock and only
-with the newest tokens (fencing), so a process that wakes up late can't publish over its successor.
+A lease is taken over when its owner says so, has not been heard of for `EXPIRY_SECONDS`, or is a dead process that this
+one could see if it lived: of this boot and this namespace of process ids.  Of owners in other containers, whatever they
+call their host, time alone tells.  Each take-over raises the run's token; a publication is made while holding the
+file's write lock and only with the newest tokens (fencing), so a process that wakes up late can't publish over its
+successor.  Tokens are times, so that they grow even where a damaged file was replaced.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import sqlite3
@@ -16,6 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 EXPIRY_SECONDS = 60.0
@@ -26,7 +30,8 @@ CREATE TABLE IF NOT EXISTS run_leases (
     run_key TEXT PRIMARY KEY,
     owner TEXT,
     token INTEGER NOT NULL,
-    heartbeat REAL NOT NULL
+    heartbeat REAL NOT NULL,
+    since REAL
 )
 """
 
@@ -47,9 +52,46 @@ class Lease:
         return f"{self.tokens[0][0][:12]}{more}"
 
 
+@dataclass(frozen=True)
+class Holder:
+    """Who trains a run now, and since when (seconds since 1970; None in files of older versions)."""
+
+    owner: str
+    since: float | None
+
+    def __str__(self) -> str:
+        host, pid = self.owner.split(":")[0], self.owner.rsplit(":", 2)[-2]
+        began = f" since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(self.since))}" if self.since else ""
+        return f"process {pid} on {host}{began}"
+
+
 def process_identity(pid: int) -> str:
-    """`host:pid:start time`: names one process even after its number has been used again."""
-    return f"{socket.gethostname()}:{pid}:{_start_time(pid)}"
+    """`host:boot:namespace:pid:start time`: names one process among containers, even after its number is used again."""
+    return f"{_place()}:{pid}:{_start_time(pid)}"
+
+
+@cache
+def _place() -> str:
+    """Host, boot and namespace of process ids: where a process with a number can be looked up.
+
+    Two containers may have one host name; their namespaces differ.
+    """
+    return f"{socket.gethostname()}:{_read('/proc/sys/kernel/random/boot_id')[:8]}:{_namespace()}"
+
+
+def _namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid").strip("pid:[]")
+    except OSError:
+        return ""
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
 
 
 def _start_time(pid: int) -> str:
@@ -68,9 +110,8 @@ def is_running(identity: str) -> bool:
 
 
 def _is_dead(owner: str) -> bool:
-    """Whether `owner` is a process of this machine that is gone; without /proc nobody can tell."""
-    host = owner.rsplit(":", 2)[0]
-    return host == socket.gethostname() and os.path.isdir("/proc/self") and not is_running(owner)
+    """Whether `owner` is a process of this boot and namespace that is gone; of others nobody can tell."""
+    return owner.rsplit(":", 2)[0] == _place() and os.path.isdir("/proc/self") and not is_running(owner)
 
 
 class LeaseTable:
@@ -80,8 +121,33 @@ class LeaseTable:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.owner = owner or process_identity(os.getpid())
+        try:
+            self._create()
+        except sqlite3.OperationalError:
+            raise  # locked, read-only or a full disk: the file is whole
+        except sqlite3.DatabaseError as error:
+            self._set_aside(str(error))
+            self._create()
+
+    def _create(self) -> None:
         with self._transaction() as connection:
             connection.execute(_SCHEMA)
+            if "since" not in {row[1] for row in connection.execute("PRAGMA table_info(run_leases)")}:
+                connection.execute("ALTER TABLE run_leases ADD COLUMN since REAL")
+            (state,) = connection.execute("PRAGMA quick_check").fetchone()
+            if state != "ok":
+                raise sqlite3.DatabaseError(state)
+
+    def _set_aside(self, reason: str) -> None:
+        """A damaged file makes way; whoever trains under it finds its lease gone and trains on under a new one."""
+        with self.path.with_name(f"{self.path.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                self._create()  # another process has been here first
+            except sqlite3.DatabaseError:
+                aside = self.path.with_name(f"{self.path.name}.damaged-{time.time_ns()}")
+                os.replace(self.path, aside)
+                print(f"{self.path} is damaged ({reason}); it is now {aside.name}, leases start anew", file=sys.stderr)
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -103,15 +169,28 @@ class LeaseTable:
                     "SELECT owner, token, heartbeat FROM run_leases WHERE run_key = ?", (run_key,)
                 ).fetchone()
                 owner, token, heartbeat = row or (None, 0, 0.0)
-                if owner is not None and now - heartbeat < EXPIRY_SECONDS and not _is_dead(owner):
+                # a heartbeat from the future is a clock set back, or another's that is ahead: no sign of life
+                if owner is not None and abs(now - heartbeat) < EXPIRY_SECONDS and not _is_dead(owner):
                     return None
-                tokens.append((run_key, token + 1))
+                tokens.append((run_key, max(token + 1, time.time_ns())))
             connection.executemany(
-                "INSERT INTO run_leases VALUES (?, ?, ?, ?) ON CONFLICT (run_key) DO UPDATE SET"
-                " owner = excluded.owner, token = excluded.token, heartbeat = excluded.heartbeat",
-                [(run_key, self.owner, token, now) for run_key, token in tokens],
+                "INSERT INTO run_leases (run_key, owner, token, heartbeat, since) VALUES (?, ?, ?, ?, ?)"
+                " ON CONFLICT (run_key) DO UPDATE SET owner = excluded.owner, token = excluded.token,"
+                " heartbeat = excluded.heartbeat, since = excluded.since",
+                [(run_key, self.owner, token, now, now) for run_key, token in tokens],
             )
         return Lease(tuple(tokens))
+
+    def holder(self, *run_keys: str) -> Holder | None:
+        """Who holds the first of these runs that somebody holds; None where all are free."""
+        with self._transaction() as connection:
+            for run_key in run_keys:
+                row = connection.execute(
+                    "SELECT owner, since FROM run_leases WHERE run_key = ? AND owner IS NOT NULL", (run_key,)
+                ).fetchone()
+                if row is not None:
+                    return Holder(*row)
+        return None
 
     @contextmanager
     def held(self, lease: Lease) -> Iterator[None]:

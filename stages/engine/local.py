@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +28,7 @@ from stages.store import RunStore
 
 _WORKER = "stages.worker"
 _WAIT_SECONDS = 0.25
+_HINT = " (often for want of memory: `dmesg` tells, fewer slots in the profile help)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +49,7 @@ class Group:
 class Event:
     """Something that happened to a group; `progress` carries the worker's `Progress` as a dict."""
 
-    kind: Literal["started", "progress", "finished", "elsewhere", "stopped", "failed"]
+    kind: Literal["started", "progress", "finished", "waiting", "elsewhere", "stopped", "failed"]
     label: str
     progress: dict[str, Any] | None = None
     message: str = ""
@@ -56,26 +58,35 @@ class Event:
 Report = Callable[[Event], None]
 
 
+class SlotKilled(RuntimeError):
+    """Something outside ended processes that trained; the message says which signal."""
+
+
 def run_groups(
     groups: Sequence[Group], store: Path, devices: Sequence[str], report: Report, stop: threading.Event
 ) -> bool:
     """Train all groups, one at a time on each of `devices` (a name twice: two at once); a failed one holds up no other.
 
     Returns whether every group has its outcome in the store.
+
+    Raises:
+        SlotKilled: an outcome is missing because something killed the processes that trained.
     """
     devices = devices[: max(1, len(groups))]
     if len(devices) == 1:
         _slot(groups, store, devices[0], report, stop.is_set)
     else:
-        _fork_slots(groups, store, devices, report, stop)
-    published = RunStore(store).published
-    return all(published(spec.run_key) for group in groups for spec in group.specs)
+        killed = _fork_slots(groups, store, devices, report, stop)
+        if killed and not all(_is_published(group, store) for group in groups):
+            raise SlotKilled(f"{killed}; what was trained is in the store, and the next dvc repro goes on from there")
+    return all(_is_published(group, store) for group in groups)
 
 
 def _slot(groups: Sequence[Group], store: Path, device: str, report: Report, should_stop: Callable[[], bool]) -> None:
     """Claim and train groups until none is left; a group that another process holds is waited for."""
     leases = LeaseTable(store / "leases.db")
     waiting = [group for group in groups if not _is_published(group, store)]
+    told: dict[str, str] = {}
     while waiting and not should_stop():
         held_elsewhere = []
         for group in waiting:
@@ -84,6 +95,10 @@ def _slot(groups: Sequence[Group], store: Path, device: str, report: Report, sho
             lease = leases.claim(*group.run_keys)
             if lease is None:
                 held_elsewhere.append(group)
+                holder = leases.holder(*group.run_keys)
+                if holder is not None and told.get(group.label) != holder.owner:
+                    told[group.label] = holder.owner
+                    report(Event(kind="waiting", label=group.label, message=str(holder)))
                 continue
             with leases.kept_alive(lease) as lost:
                 if _is_published(group, store):
@@ -160,7 +175,8 @@ class _Reporter:
 
 def _fork_slots(
     groups: Sequence[Group], store: Path, devices: Sequence[str], report: Report, stop: threading.Event
-) -> None:
+) -> str:
+    """Trains in a process a device; says which of them a signal ended, "" where none was."""
     # A clean process loads torch once, and every slot is a fork of it.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([_WORKER, "torch._dynamo"])  # the optimiser's first step would load the latter
@@ -197,9 +213,15 @@ def _fork_slots(
             report(event)
     for process in processes:
         process.join()
+    signals = Counter(signal.Signals(-code).name for code in (p.exitcode for p in processes) if code and code < 0)
     for label, event in elsewhere.items():
         if label not in ours:
             report(event)
+    if not signals:
+        return ""
+    ended = " and ".join(f"{number} by {name}" for name, number in signals.items())
+    hint = _HINT if "SIGKILL" in signals else ""
+    return f"{signals.total()} of {len(processes)} training processes were killed, {ended}{hint}"
 
 
 def _slot_process(groups: list[Group], store: Path, device: str, threads: int, events: Connection, parent: int) -> None:

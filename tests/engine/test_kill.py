@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from stages.train import KILLED
 from tests.project import EXPERIMENT, environment, make_project, outcomes, start_training, train
 from tests.soak import write_soak_report
 
@@ -139,6 +140,18 @@ def test_killed_slot_is_followed_by_the_other(tmp_path: Path, undisturbed: dict[
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
     assert outcomes(project) == undisturbed
+
+
+def test_all_slots_killed_is_said_with_an_exit_code_of_its_own(tmp_path: Path) -> None:
+    project = make_project(tmp_path, epochs=40)
+    process = start_training(project, "--device", "cpu,cpu")
+    wait_for(lambda: len(saved_states(project)) == 2)
+    for slot in slots_of(process.pid):
+        os.kill(slot, signal.SIGKILL)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == KILLED, output
+    assert "2 of 2 training processes were killed, 2 by SIGKILL (often for want of memory" in output
+    assert "Traceback" not in output
 
 
 def slots_of(pid: int) -> list[int]:
