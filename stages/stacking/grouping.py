@@ -65,8 +65,7 @@ def form_groups(specs: Sequence[RunSpec], rows: int, store: RunStore) -> list[tu
         for start in range(0, len(replicates), MAX_MODELS):
             part = tuple(replicates[start : start + MAX_MODELS])
             groups |= dict.fromkeys((spec.run_key for spec in part), (part, True))
-    ordered = [groups[key] for key in wanted]
-    return [group for place, group in enumerate(ordered) if group not in ordered[:place]]
+    return list({id(group): group for group in (groups[key] for key in wanted)}.values())
 
 
 def stack_id(specs: Sequence[RunSpec]) -> str:

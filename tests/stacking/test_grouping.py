@@ -110,3 +110,19 @@ def test_a_list_that_cannot_be_read_is_none(tmp_path: Path, damage: bytes) -> No
     (folder / "group.json").write_bytes(damage)
     assert members_of(folder) == ()
     assert shape(form_groups([spec(18, seed) for seed in range(2)], ROWS, store)) == [([0, 1], 18, True)]
+
+
+def test_groups_of_many_runs_are_formed_without_comparing_each_with_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """6,000 runs took 12 s: comparing specs is quadratic, so none is compared."""
+    specs = [spec(width, seed) for width in range(10, 30) for seed in range(20)]
+    specs += [spec(400, seed) for seed in range(20)]
+
+    def compared(self: RunSpec, other: object) -> bool:
+        raise AssertionError("two specs were compared")
+
+    monkeypatch.setattr(RunSpec, "__eq__", compared)
+    found = form_groups(specs, ROWS, RunStore(tmp_path))
+    assert len(found) == 20 * 2 + 20, "stacks of 16 and 4, and those too wide for one alone"
+    assert sum(len(members) for members, _ in found) == len(specs)
