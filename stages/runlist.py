@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,15 +33,6 @@ class RunList:
     profile: str
     cut: str
     runs: tuple[ListedRun, ...]
-
-
-def outcome_digest(folder: Path) -> str:
-    """sha256 over the names and contents of an outcome's files."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
-        with path.open("rb") as file:
-            digest.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
-    return digest.hexdigest()
 
 
 def read_run_list(folder: Path) -> RunList | None:

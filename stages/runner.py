@@ -6,12 +6,11 @@ Imports no torch: an experiment whose runs are all in the store costs next to no
 from __future__ import annotations
 
 import filecmp
-import hashlib
 import json
 import os
 import shutil
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
@@ -23,10 +22,11 @@ from stages.datasets.packed import Kind, PackedInfo, read_info
 from stages.engine.local import Group, Report, run_groups
 from stages.experiment import Experiment, Params, ParamsError
 from stages.fingerprint import code_fingerprint, source_path
+from stages.outcome import find_fault, outcome_digest
 from stages.run import RunSpec, changed_parts
-from stages.runlist import ListedRun, RunList, outcome_digest, read_run_list, write_run_list
+from stages.runlist import ListedRun, RunList, read_run_list, write_run_list
 from stages.stacking.grouping import form_groups
-from stages.store import RunStore, home, write_atomically
+from stages.store import RunStore, clone, home, write_atomically
 
 # What a run executes besides its model, each with everything that it imports: the loop and the task of its data.
 TRAINING_ROOTS = {
@@ -34,6 +34,8 @@ TRAINING_ROOTS = {
     "table": ("stages.training.loop", "stages.training.tables"),
     "text": ("stages.training.loop", "stages.training.tokens"),
 }
+
+DVC_CACHE = Path(".dvc/cache/files/md5")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,11 +101,15 @@ def train_experiment(
     wanted = assignments(experiment, params, packed.digest, every_role=only is not None)
     if only is not None:
         wanted = _chosen(wanted, only, name)
-    adopt(folder, store)
     previous = _previous_specs(folder)
+    keys = {assignment.spec.run_key for assignment in wanted}
+    _forget_damaged(folder, keys)
+    whole = {run_key for run_key in keys if store.whole(run_key)}
+    adopt(folder, store)
+    whole |= {run_key for run_key in keys - whole if store.published(run_key)}
     missing = []
     for assignment in wanted:
-        if store.published(assignment.spec.run_key):
+        if assignment.spec.run_key in whole:
             print(f"  {assignment.label}: taken from the store ({assignment.spec.run_key[:12]})")
         else:
             missing.append(assignment)
@@ -163,25 +169,16 @@ def adopt(folder: Path, store: RunStore) -> None:
         run_key = path.parent.name
         if store.published(run_key):
             continue
-        files = {name: path.parent / name for name in RunStore.FILES}
-        contents = {name: file.read_bytes() for name, file in files.items() if file.is_file()}
-        if is_whole_outcome(run_key, contents):
-            store.publish(run_key, contents)
+        fault = find_fault(path.parent, run_key)
+        if fault is None:
+            store.publish(run_key, {file.name: file.read_bytes() for file in path.parent.iterdir()})
         else:
-            print(f"  {folder.name}/{run_key[:12]}: not a whole outcome of that run; not adopted")
+            _refuse(path.parent, fault)
 
 
-def is_whole_outcome(run_key: str, files: Mapping[str, bytes]) -> bool:
-    """Whether `files` are a published folder's: the spec has this key, and the weights are those of the result."""
-    try:
-        result = json.loads(files["result.json"])
-        key = RunSpec.from_dict(json.loads(files["spec.json"])).run_key
-        history = files["history.jsonl"]
-    except (KeyError, TypeError, ValueError):
-        return False
-    weights = files.get("weights.safetensors")
-    digest = hashlib.sha256(weights).hexdigest() if weights is not None else None
-    return key == run_key and bool(history) and digest == result["weights_sha256"]
+def _refuse(outcome: Path, fault: str) -> None:
+    place = f"{outcome.parent.name}/{outcome.name[:12]}"
+    print(f"  {place}: not a whole outcome of that run ({fault}); not adopted")
 
 
 def _previous_specs(folder: Path) -> dict[str, Mapping[str, Any]]:
@@ -237,13 +234,36 @@ def _write_folder(
 
 
 def _link(source: Path, target: Path) -> None:
-    """Hard link, or a copy where the two are on different file systems, in the place of anything else."""
+    """A copy that shares its blocks where the file system has such, else a hard link, else a plain copy.
+
+    A hard link is the same file: what damages one name damages all, so files of the store are read-only.
+    """
     if target.exists():
         if source.samefile(target) or filecmp.cmp(source, target, shallow=False):
             return
         target.unlink()
     target.parent.mkdir(parents=True, exist_ok=True)
+    if clone(source, target):
+        return
     try:
         os.link(source, target)
     except OSError:
         write_atomically(target, source.read_bytes())
+
+
+def _forget_damaged(folder: Path, wanted: Collection[str]) -> None:
+    """Remove outcomes of `folder` that are damaged, and with them the objects of DVC's cache that are the same files.
+
+    DVC takes an object by its name, and would put the damaged one back in place of what is trained anew.
+    """
+    damaged: set[tuple[int, int]] = set()
+    for path in sorted(folder.glob("*/result.json")):
+        fault = find_fault(path.parent, path.parent.name) if path.parent.name in wanted else None
+        if fault:
+            _refuse(path.parent, fault)
+            damaged |= {(file.stat().st_dev, file.stat().st_ino) for file in path.parent.iterdir()}
+            shutil.rmtree(path.parent)
+    if damaged:
+        for file in DVC_CACHE.glob("*/*"):
+            if (file.stat().st_dev, file.stat().st_ino) in damaged:
+                file.unlink()

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
+import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
+
+from stages.outcome import find_fault
+
+_FICLONE = 0x40049409
+"""Linux: a copy on write of a whole file (btrfs, XFS, ZFS, …)."""
 
 
 def home() -> Path:
@@ -28,6 +36,17 @@ def write_atomically(path: Path, content: bytes) -> None:
     _fsync_folder(path.parent)
 
 
+def clone(source: Path, target: Path) -> bool:
+    """Make `target` share the blocks of `source` until one is written to; False where the file system can't."""
+    try:
+        with source.open("rb") as original, target.open("xb") as copy:
+            fcntl.ioctl(copy.fileno(), _FICLONE, original.fileno())
+    except OSError:
+        target.unlink(missing_ok=True)
+        return False
+    return True
+
+
 def _fsync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -39,11 +58,8 @@ def _fsync_folder(folder: Path) -> None:
 class RunStore:
     """Outcomes by `run_key`: `runs/<key>/` is complete and never changes, `work/<key>/` is a training under way.
 
-    A published folder holds `spec.json`, `history.jsonl`, `result.json` and, unless the run diverged,
-    `weights.safetensors`.
+    A published folder holds `stages.outcome.FILES`, read-only; weights only where the run didn't diverge.
     """
-
-    FILES = ("spec.json", "history.jsonl", "result.json", "weights.safetensors")
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -52,6 +68,21 @@ class RunStore:
         """Folder of a complete outcome, or None."""
         folder = self.root / "runs" / run_key
         return folder if (folder / "result.json").is_file() else None
+
+    def whole(self, run_key: str) -> Path | None:
+        """Folder of a complete outcome whose digests hold, or None; one that doesn't is set aside under its name.
+
+        It reads every file once, at the speed of sha256.
+        """
+        folder = self.published(run_key)
+        fault = find_fault(folder, run_key) if folder is not None else None
+        if folder is None or fault is None:
+            return folder
+        aside = self.root / "damaged" / f"{run_key}.{time.time_ns()}"
+        aside.parent.mkdir(parents=True, exist_ok=True)
+        os.rename(folder, aside)
+        print(f"  {run_key[:12]}: the outcome in the store is damaged: {fault}; it is now {aside}", file=sys.stderr)
+        return None
 
     def work(self, run_key: str) -> Path:
         """Scratch folder of a training under way; survives a crash, so that the training can go on."""
@@ -70,6 +101,7 @@ class RunStore:
         staged.mkdir(parents=True)
         for name, content in files.items():
             write_atomically(staged / name, content)
+            (staged / name).chmod(0o444)
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             os.rename(staged, target)

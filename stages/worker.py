@@ -31,6 +31,7 @@ from stages.memory import keep_freed_memory
 from stages.ops.bfloat16_native import use_fast_bfloat16
 from stages.ops.fast_layers_native import with_fast_layers
 from stages.ops.products_native import use_fast_products
+from stages.outcome import seal
 from stages.papers import build_model
 from stages.run import RunSpec, canonical_json
 from stages.stacking.grouping import remember, stack_id
@@ -350,7 +351,7 @@ def _published_files(
         result["weights_sha256"] = hashlib.sha256(weights).hexdigest()
         files["weights.safetensors"] = weights
     files["result.json"] = canonical_json(result).encode()
-    return files
+    return seal(files)
 
 
 def _contract(spec: RunSpec, info: PackedInfo) -> InputContract:

@@ -17,7 +17,8 @@ VERBS = ("inputs", "fetch", "preprocess", "train", "evaluate", "analyse", "recor
 # part of `stages` -> the other parts that it may import
 ALLOWED: dict[str, set[str]] = {
     "run": set(),
-    "store": set(),
+    "outcome": set(),
+    "store": {"outcome"},
     "fingerprint": set(),
     "images": set(),
     "device": set(),
@@ -50,7 +51,7 @@ ALLOWED: dict[str, set[str]] = {
     "training": {"run", "device", "memory", "datasets", "ops", "optim"},
     "checkpoint": {"run", "ops", "papers"},
     "evaluation": {
-        *("run", "store", "fingerprint", "experiment", "evidence", "runlist"),
+        *("run", "store", "outcome", "fingerprint", "experiment", "evidence", "runlist"),
         *("training", "device", "papers", "checkpoint", "datasets"),
     },
     "engine": {"run", "store", "experiment"},
@@ -58,15 +59,15 @@ ALLOWED: dict[str, set[str]] = {
     "releasing": {"store", "evidence", "checkpoint", "datasets", "evaluation", "publishing"},
     "housekeeping": {"store", "stacking"},
     "progress": {"engine"},
-    "runlist": {"store"},
+    "runlist": {"store", "outcome"},
     "planning": {"run", "experiment", "budget", "datasets", "evaluation"},
     "stacking": {"run", "store", "fingerprint", "training"},
     "runner": {
-        *("run", "store", "fingerprint", "experiment", "budget"),
+        *("run", "store", "outcome", "fingerprint", "experiment", "budget"),
         *("datasets", "engine", "runlist", "stacking"),
     },
     "worker": {
-        *("run", "device", "memory", "store", "ops", "papers", "training", "stacking"),
+        *("run", "device", "memory", "store", "outcome", "ops", "papers", "training", "stacking"),
         *("datasets", "checkpoint", "evaluation"),
     },
 }

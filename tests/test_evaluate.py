@@ -79,4 +79,4 @@ def test_exchanged_weights_are_refused(trained: Path, capsys: pytest.CaptureFixt
     one.unlink()
     one.write_bytes(content)
     assert main([EXPERIMENT]) == 1
-    assert "expected sha256" in capsys.readouterr().err
+    assert "weights.safetensors is not the file that result.json names" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -52,7 +53,8 @@ def make_checkout(folder: Path, *, epochs: int = 1) -> Path:
     for name in ("evidence", "models"):
         (folder / "data" / name).mkdir(parents=True)
         (folder / "data" / name / ".gitkeep").touch()
-    shutil.copy(REPOSITORY / "data" / "claims.csv", folder / "data")
+    for name in ("claims.csv", "claims-history.jsonl"):
+        shutil.copy(REPOSITORY / "data" / name, folder / "data")
     run(folder, "git", "init", "-q")
     run(folder, *DVC, "init", "-q")
     run(folder, *DVC, "config", "core.analytics", "false")
@@ -159,3 +161,31 @@ def trainings_in(folder: Path) -> list[int]:
         except OSError:
             continue
     return found
+
+
+def test_one_flipped_byte_is_found_and_healed_with_dvcs_object(finished: Path, tmp_path: Path) -> None:
+    """Store, run folder and cache are one file by hard links: all three are right again after one `dvc repro`."""
+    checkout = tmp_path / "flipped"
+    run(tmp_path, "cp", "-a", str(finished), str(checkout))  # with its hard links
+    before = outcomes(checkout)
+    weights = next((checkout / "data" / "store" / "runs").glob("*/weights.safetensors"))
+    flip(weights)
+    output = run(checkout, *DVC, "repro")
+    assert "Running stage 'train@" in output
+    assert outcomes(checkout) == before, "trained anew to the same bytes"
+    assert [path.name.split(".")[0] for path in (checkout / "data/store/damaged").iterdir()] == [weights.parent.name]
+    for file in (checkout / ".dvc" / "cache" / "files" / "md5").glob("*/*"):
+        if not file.name.endswith(".dir"):
+            assert hashlib.md5(file.read_bytes()).hexdigest() == file.parent.name + file.name, file
+    assert "Data and pipelines are up to date." in repro(checkout)
+
+
+def flip(path: Path) -> None:
+    """One bit, in place: every name of the file has it."""
+    path.chmod(0o644)
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1]))
+    path.chmod(0o444)

@@ -14,8 +14,10 @@ import torch
 
 from stages.engine.local import Event
 from stages.experiment import ParamsError, load_params
+from stages.outcome import seal
 from stages.runlist import read_run_list
 from stages.runner import train_experiment
+from stages.store import RunStore
 from tests.project import EXPERIMENT, edit, make_project
 
 
@@ -168,24 +170,25 @@ def test_a_pulled_outcome_without_its_weights_is_not_adopted(project: Path, caps
     capsys.readouterr()
     events: list[Event] = []
     assert run(events)
-    assert "not a whole outcome of that run; not adopted" in capsys.readouterr().out
+    assert "not a whole outcome of that run (weights.safetensors is not the file" in capsys.readouterr().out
     assert [event.label for event in events if event.kind == "finished"] == [f"{EXPERIMENT} vit.0"]
     assert weights.read_bytes() == content, "what had come is replaced"
 
 
-@pytest.mark.parametrize("file", ["weights.safetensors", "history.jsonl"])
-def test_the_list_has_a_digest_of_each_outcomes_files(project: Path, file: str) -> None:
+def test_the_list_has_a_digest_of_each_outcomes_files(project: Path) -> None:
     """What depends on the list depends on every byte of what it lists."""
     assert run()
     path = Path("data/runs") / EXPERIMENT / "runs.json"
     before = path.read_bytes()
     assert run()
     assert path.read_bytes() == before
-    stored = Path("data/store/runs") / listed("vit") / file
-    content = stored.read_bytes()
-    stored.unlink()
-    stored.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    assert run()
+    key = listed("vit")
+    stored = Path("data/store/runs") / key
+    files = {file.name: file.read_bytes() for file in stored.iterdir()}
+    shutil.rmtree(stored)
+    RunStore(Path("data/store")).publish(key, seal(files | {"history.jsonl": files["history.jsonl"] + b"{}\n"}))
+    events: list[Event] = []
+    assert run(events) and events == []
     assert path.read_bytes() != before
 
 
@@ -248,3 +251,61 @@ def test_a_state_of_another_environment_starts_over(project: Path, capsys: pytes
     assert "another device, number of threads or version); starting over" in capsys.readouterr().err
     first = next(event.progress for event in events if event.progress is not None)
     assert first["epoch"] == 1
+
+
+@pytest.mark.parametrize("file", ["weights.safetensors", "history.jsonl", "result.json", "spec.json"])
+def test_a_damaged_outcome_is_set_aside_and_trained_anew(
+    project: Path, file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run()
+    key = listed("vit")
+    stored = Path("data/store/runs") / key
+    whole = {path.name: path.read_bytes() for path in stored.iterdir()}
+    damaged = whole[file].replace(b"1", b"2", 1) if file.endswith("json") else whole[file][:-1] + b"?"
+    stored.joinpath(file).chmod(0o644)
+    stored.joinpath(file).write_bytes(damaged)  # in place: the run folder's name of it has it, too
+    cached = Path(".dvc/cache/files/md5/ab/cd")
+    cached.parent.mkdir(parents=True)
+    cached.hardlink_to(stored / file)
+    capsys.readouterr()
+    events: list[Event] = []
+    assert run(events)
+    assert [event.kind for event in events if event.kind != "progress"] == ["started", "finished"]
+    assert f"{key[:12]}: the outcome in the store is damaged: " in capsys.readouterr().err
+    (aside,) = Path("data/store/damaged").iterdir()
+    assert aside.name.startswith(key) and (aside / file).read_bytes() == damaged
+    assert not cached.exists(), "DVC would put its damaged object back"
+    for folder in (stored, Path("data/runs") / EXPERIMENT / key):
+        healed = {path.name: path.read_bytes() for path in folder.iterdir()}
+        for name in ("spec.json", "history.jsonl", "weights.safetensors"):
+            assert healed[name] == whole[name], name
+
+
+def test_a_whole_copy_heals_a_damaged_store_without_training(project: Path) -> None:
+    assert run()
+    stored = Path("data/store/runs") / listed("vit") / "history.jsonl"
+    content = stored.read_bytes()
+    stored.unlink()
+    stored.write_bytes(content + b"{}\n")  # a file of its own: the run folder keeps the whole one
+    events: list[Event] = []
+    assert run(events) and events == []
+    assert stored.read_bytes() == content
+
+
+def test_a_foreign_outcome_under_another_key_is_refused(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run()
+    mine, foreign = listed("vit"), listed("ninformer")
+    store = Path("data/store/runs")
+    shutil.rmtree(store / mine)
+    shutil.rmtree(Path("data/runs") / EXPERIMENT / mine)
+    shutil.copytree(store / foreign, store / mine)
+    events: list[Event] = []
+    assert run(events)
+    assert [event.kind for event in events if event.kind != "progress"] == ["started", "finished"]
+    assert f"is of run {foreign[:12]}, not {mine[:12]}" in capsys.readouterr().err
+
+
+def test_published_files_are_read_only(project: Path) -> None:
+    assert run()
+    modes = {path.stat().st_mode & 0o777 for path in Path("data/store/runs").glob("*/*")}
+    assert modes == {0o444}

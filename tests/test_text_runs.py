@@ -54,7 +54,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "params.yaml").write_text(yaml.safe_dump(index))
     (folder / "params" / f"{EXPERIMENT}.yaml").write_text(yaml.safe_dump(experiment))
     (folder / "data").mkdir()
-    shutil.copy(REPOSITORY / "data" / "claims.csv", folder / "data")
+    for name in ("claims.csv", "claims-history.jsonl"):
+        shutil.copy(REPOSITORY / "data" / name, folder / "data")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.delenv("CLAIMCHECK_HOME", raising=False)

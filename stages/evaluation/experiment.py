@@ -21,6 +21,7 @@ from stages.evidence import (
     ResultLine,
 )
 from stages.experiment import LatencySpec
+from stages.outcome import find_fault
 from stages.run import RunSpec
 from stages.runlist import ListedRun, RunList, read_run_list
 from stages.training.kinds import RowSet, read_rows
@@ -79,6 +80,8 @@ class _Outcome:
 
     def __init__(self, run: ListedRun, folder: Path, device: str) -> None:
         self.run = run
+        if fault := find_fault(folder, run.run_key):
+            raise EvaluationError(f"{folder}: {fault}; `dvc repro train@{folder.parent.name}` trains it anew")
         self.spec: dict[str, Any] = json.loads((folder / "spec.json").read_text())
         self.result: dict[str, Any] = json.loads((folder / "result.json").read_text())
         # Losses are means of single-precision numbers: eight digits are all that they hold.

@@ -1,0 +1,82 @@
+"""What a published outcome is made of, and whether its files are those that were published.  Standard library only.
+
+`result.json` names one digest over the whole outcome: every other file, and all that the result itself says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+RESULT = "result.json"
+FILES = ("spec.json", "history.jsonl", RESULT, "weights.safetensors")
+_DIGEST = "outcome_sha256"
+_DIGESTS: dict[tuple[int, ...], str] = {}
+"""By the identity of a file as the system tells it, with its last change."""
+
+
+def seal(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """`files` of an outcome, their one digest written into `result.json`."""
+    result = json.loads(files[RESULT])
+    result.pop(_DIGEST, None)
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items() if name != RESULT}
+    return {**files, RESULT: _canonical(result | {_DIGEST: _combine(digests, result)})}
+
+
+def find_fault(folder: Path, run_key: str) -> str | None:
+    """What is wrong with the outcome in `folder`, or None where it is whole and the one of `run_key`.
+
+    Outcomes of older versions have no digest over all; theirs covers spec and weights alone.
+    """
+    try:
+        digests = file_digests(folder)
+        result = json.loads((folder / RESULT).read_bytes())
+        if missing := [name for name in ("spec.json", "history.jsonl") if name not in digests]:
+            return f"{missing[0]} is missing"
+        if digests["spec.json"] != run_key:
+            return f"spec.json is of run {digests['spec.json'][:12]}, not {run_key[:12]}, or was changed"
+        if result["run_key"] != run_key:
+            return f"result.json is of run {str(result['run_key'])[:12]}, not {run_key[:12]}"
+        if digests.get("weights.safetensors") != result["weights_sha256"]:
+            return "weights.safetensors is not the file that result.json names"
+        sealed = result.pop(_DIGEST, None)
+    except OSError as error:
+        return f"{error.filename or folder}: {error.strerror}"
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        return f"result.json can't be read ({type(error).__name__})"
+    others = {name: digest for name, digest in digests.items() if name != RESULT}
+    if sealed is not None and sealed != _combine(others, result):
+        return "history.jsonl or result.json is not as published: the digest over all of it is another"
+    return None
+
+
+def outcome_digest(folder: Path) -> str:
+    """sha256 over the names and contents of an outcome's files."""
+    lines = "".join(f"{name} {digest}\n" for name, digest in sorted(file_digests(folder).items()))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def file_digests(folder: Path) -> dict[str, str]:
+    """sha256 of each file of the outcome in `folder`; a file is read once a process, under all its names."""
+    found = {}
+    for name in FILES:
+        path = folder / name
+        if path.is_file():
+            status = path.stat()
+            identity = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+            if identity not in _DIGESTS:
+                with path.open("rb") as file:
+                    _DIGESTS[identity] = hashlib.file_digest(file, "sha256").hexdigest()
+            found[name] = _DIGESTS[identity]
+    return found
+
+
+def _combine(digests: Mapping[str, str], result: Mapping[str, Any]) -> str:
+    return hashlib.sha256(_canonical([sorted(digests.items()), result])).hexdigest()
+
+
+def _canonical(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
