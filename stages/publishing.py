@@ -6,10 +6,11 @@ import datetime
 import importlib.metadata
 import subprocess
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from stages.evidence import CostLine, EvidenceLine, Origin, ResultLine, read_lines, write_lines
-from stages.fingerprint import changed_modules
+from stages.fingerprint import changed_modules, source_digest
 from stages.store import write_atomically
 
 # Changes in these don't touch what a run computes, so they don't make its evidence dirty.
@@ -45,6 +46,7 @@ def publish(experiment: str, root: Path) -> Published:
     origin = describe_origin(root)
     for line in results:
         _refuse_unfit(line)
+        _refuse_uncommitted(root, origin.revision, line)
     path = data / "evidence" / f"{experiment}.jsonl"
     kept = {_place(line.result): line for line in read_lines(path, EvidenceLine)}
     before = len(kept)
@@ -80,6 +82,33 @@ def _refuse_unfit(line: ResultLine) -> None:
             f"{line.experiment} {line.arm}.{line.replicate} was trained by other code than the tree holds now "
             f"(changed: {', '.join(changed)}); run dvc repro, or publish from the revision that trained it"
         )
+
+
+def _refuse_uncommitted(root: Path, revision: str, line: ResultLine) -> None:
+    """Evidence names a revision; whoever checks it out has to find the code that ran."""
+    code = line.spec["code"]
+    lacking = [module for module, digest in code.items() if digest_at(root, revision, module) != digest]
+    if lacking:
+        raise PublishError(
+            f"{line.experiment} {line.arm}.{line.replicate} ran code that HEAD doesn't hold ({', '.join(lacking)}); "
+            "commit it first, then publish: evidence names the revision where its code is found"
+        )
+
+
+@cache
+def digest_at(root: Path, revision: str | None, module: str) -> str | None:
+    """Digest of a module's source at a revision (None: as it lies in the tree), None where there is none."""
+    base = module.replace(".", "/")
+    for path in (f"{base}.py", f"{base}/__init__.py"):
+        file = root / path
+        if revision is not None:
+            shown = subprocess.run(["git", "show", f"{revision}:{path}"], cwd=root, capture_output=True, check=False)
+            text = shown.stdout.decode() if shown.returncode == 0 else None
+        else:
+            text = file.read_text() if file.is_file() else None
+        if text is not None:
+            return source_digest(text)
+    return None
 
 
 def describe_origin(root: Path) -> Origin:

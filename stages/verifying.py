@@ -23,7 +23,7 @@ from stages.checkpoint.contract import CheckpointError, read_contract
 from stages.datasets.packed import PackedDataError, digest_packed, read_info
 from stages.evidence import EvidenceError
 from stages.experiment import Params, load_params
-from stages.fingerprint import source_digest
+from stages.publishing import digest_at
 from stages.recording import LedgerError, RecordError, record
 from stages.results import Base, Checkpoint, Experiment, Result, UnknownCheckpoint, open_results
 from stages.run import canonical_json
@@ -167,7 +167,7 @@ def check_code(root: Path, result: Result) -> Link:
             return Link("code", "not here", f"revision {revision[:12]} is not in this clone; a full clone has it")
         return Link("code", "broken", f"there is no revision {revision[:12]} in this repository")
     where = "in this tree" if revision is None else f"at revision {revision[:12]}"
-    wrong = [name for name, digest in result.spec["code"].items() if _digest_at(root, revision, name) != digest]
+    wrong = [name for name, digest in result.spec["code"].items() if digest_at(root, revision, name) != digest]
     if wrong:
         return Link("code", "broken", f"{', '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} another one {where}")
     dirty = ", which had uncommitted changes" if origin is not None and origin["dirty"] else ""
@@ -177,21 +177,6 @@ def check_code(root: Path, result: Result) -> Link:
 @cache
 def _has_revision(root: Path, revision: str) -> bool:
     return _git(root, "cat-file", "-t", revision) == "commit\n"
-
-
-@cache
-def _digest_at(root: Path, revision: str | None, module: str) -> str | None:
-    """Digest of a module's source at a revision (None: as it lies in the tree), None where there is none."""
-    base = module.replace(".", "/")
-    for path in (f"{base}.py", f"{base}/__init__.py"):
-        file = root / path
-        if revision is not None:
-            text = _git(root, "show", f"{revision}:{path}")
-        else:
-            text = file.read_text() if file.is_file() else None
-        if text is not None:
-            return source_digest(text)
-    return None
 
 
 def _git(root: Path, *arguments: str) -> str | None:

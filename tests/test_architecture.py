@@ -45,7 +45,7 @@ ALLOWED: dict[str, set[str]] = {
     "reporting": {"store", "recording", "results"},
     "verifying": {
         *("run", "fingerprint", "experiment", "budget", "evidence"),
-        *("datasets", "checkpoint", "recording", "results"),
+        *("datasets", "checkpoint", "recording", "results", "publishing"),
     },
     "papers": {"run", "finding", "rules", "ops", "optim"},
     "training": {"run", "device", "memory", "datasets", "ops", "optim"},

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from stages.evidence import CostLine, DataUsed, EvidenceLine, Measurement, ResultLine, read_lines, write_lines
-from stages.fingerprint import code_fingerprint
+from stages.fingerprint import code_fingerprint, source_path
 from stages.publishing import PublishError, is_dirty, publish
+from tests.project import REPOSITORY
 
 CODE = code_fingerprint(["stages.training.seeding"])
 
@@ -27,6 +28,12 @@ def checkout(tmp_path: Path) -> Path:
     (tmp_path / "README.md").write_text("x")
     (tmp_path / "code.py").write_text("x = 1\n")
     (tmp_path / ".gitignore").write_text("data/results/\n")
+    for module in CODE:
+        path = source_path(module)
+        assert path is not None
+        copy = tmp_path / path.relative_to(REPOSITORY)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(path.read_text())
     git(tmp_path, "add", "-A")
     git(tmp_path, "commit", "-m", "one")
     return tmp_path
@@ -152,3 +159,19 @@ def test_outside_git_nothing_is_published(tmp_path: Path) -> None:
 def test_dirty_counts_what_decides_the_numbers(checkout: Path, change: Callable[[Path], object], dirty: bool) -> None:
     change(checkout)
     assert is_dirty(checkout) is dirty
+
+
+def test_code_that_is_not_committed_is_no_evidence(checkout: Path) -> None:
+    """Following the page "add a paper", whoever publishes first and commits then names a revision without the code."""
+    module = next(iter(CODE))
+    path = checkout / f"{module.replace('.', '/')}.py"
+    committed = path.read_text()
+    git(checkout, "rm", "-q", "--cached", str(path))
+    git(checkout, "commit", "-qm", "without it")
+    evaluated(checkout, result())
+    with pytest.raises(PublishError, match=rf"toy vit.0 ran code that HEAD doesn't hold \({module}\); commit it first"):
+        publish("toy", checkout)
+    assert path.read_text() == committed and not (checkout / "data" / "evidence").exists()
+    git(checkout, "add", str(path))
+    git(checkout, "commit", "-qm", "with it")
+    assert publish("toy", checkout).new == 1
