@@ -69,7 +69,7 @@ def found() -> list[Finding]:
 def test_the_page_says_what_is_computed(found: list[Finding]) -> None:
     """Claims and statuses; numbers differ in their last digits between processors."""
     page = (REPOSITORY / "docs" / "findings.md").read_text()
-    shown = re.findall(r"^\| `([\w.]+)` \| (\w+) \|", page, re.MULTILINE)
+    shown = re.findall(r"^\| `([\w.]+)` \| ([\w ]+) \|", page, re.MULTILINE)
     computed = [(finding.claim, finding.status) for finding in found]
     assert sorted(shown) == sorted(computed), "run make report and commit"
 
@@ -84,7 +84,7 @@ def test_ours_is_in_the_claims_unit_and_decides(found: list[Finding]) -> None:
         assert claim.value is not None and ours is not None, claim.id
         play = (claim.precision or 0.0) / 2 * (1 + 1e-9)
         is_printed = claim.value - play <= ours <= (claim.high or claim.value) + play
-        assert is_printed == (finding.status == "holds"), f"{claim.id}: {ours} {claim.unit}"
+        assert is_printed == finding.status.startswith("holds"), f"{claim.id}: {ours} {claim.unit}"
 
 
 def test_every_finding_is_of_a_claim_of_its_paper() -> None:
