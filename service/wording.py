@@ -137,7 +137,9 @@ def summarise(tally: Tally) -> str:
     ):
         favour, against = (_count(tally, basis, side) for side in ("for", "against"))
         if favour + against:
-            words.append(f"{favour} of {favour + against} statements {what} hold")
+            read = tally.by_basis[basis].get(Status.HOLDS_UNDER_READING, 0)
+            how = f", {read} of them not under every reading" if read else ""
+            words.append(f"{favour} of {favour + against} statements {what} hold{how}")
     words += [f"one error is at {places} places and counts once" for places in tally.errors.values()]
     if tally.open:
         words.append(f"{tally.open} {'has' if tally.open == 1 else 'have'} evidence that doesn’t decide yet")

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from stages import analyse
-from stages.finding import Finding
+from stages.finding import Finding, Reading
 from stages.ledger import read_claims
 from tests.project import MARGINS, REPOSITORY, environment
 
@@ -56,6 +56,27 @@ def test_findings_of_every_paper_are_written_as_lines(toy_paper: Path) -> None:
         ("toy", "toy.sum", "fails"),
     ]
     assert lines[0]["computed"] == {"ratio": 0.333333333}, "digits that every processor agrees on"
+
+
+def test_an_error_at_several_places_is_told_once() -> None:
+    reading = Reading(name="as printed", text="Ten.", holds=False)
+    places = [
+        Finding(
+            claim=f"toy.{name}",
+            status="contradicted",
+            computed={"ten": 10},
+            explanation="Nine.",
+            readings=(reading,),
+            error="toy.ten",
+        )
+        for name in ("a", "b", "c")
+    ]
+    alone = Finding(claim="toy.d", status="contradicted", computed={}, explanation="Two.")
+    page = analyse.page({"toy": [*places, alone]}).decode()
+    assert "## [toy](papers/toy.md): 2 contradicted; one error at 3 places\n" in page
+    assert page.count("| contradicted |") == 4
+    assert page.count("- does not hold, read as printed: Ten.") == 1
+    assert "`toy.a`, and by the same error 2 more, contradicted:" in page
 
 
 @pytest.fixture(scope="module")
