@@ -184,13 +184,14 @@ class ClaimDetailOut(ClaimOut):
     deviations: list[DeviationOut]
     changes: list[ChangeOut] = Field(description="how the claim and its judging came to be, oldest first")
     table: FamilyOut | None = Field(description="the sentence of the claim's family")
+    same_error: list[str] = Field(description="other claims that are wrong by the same error, which counts once")
 
 
 class TallyOut(Out):
-    """Verdicts of a paper's claims; the badge is in_favour of decidable."""
+    """Verdicts of a paper's claims; the badge is in_favour of decidable; an error at several places counts once."""
 
     paper: str
-    claims: int
+    claims: int = Field(description="all, those by one error each for itself; so in by_verdict and by_kind")
     decidable: int = Field(description="can be decided here, now or later")
     in_favour: int = Field(description="reproduced, supported, holds, if only under a reading")
     against: int = Field(description="not reproduced, reversed, fails, contradicted")
@@ -198,6 +199,7 @@ class TallyOut(Out):
     waiting: int = Field(description="not run yet")
     by_verdict: dict[str, int]
     by_kind: dict[str, dict[str, int]]
+    errors: dict[str, int] = Field(examples=[{"ninformer.table3.nanoseconds": 12}], description="places of each")
 
 
 class VerdictsOut(Out):
@@ -216,6 +218,7 @@ def describe_record(record: ClaimRecord) -> ClaimDetailOut:
         "deviations": [DeviationOut.model_validate(deviation) for deviation in record.deviations],
         "changes": [ChangeOut.model_validate(change) for change in record.changes],
         "table": FamilyOut.model_validate(record.family) if record.family else None,
+        "same_error": record.same_error,
     }
     return ClaimDetailOut.model_validate(_claim(record) | own)
 

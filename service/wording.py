@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from jinja2 import Environment
 
 from service.formats import NONE, exact, plain, points, value_in
-from stages.results import METRICS, Claim, JudgedClaim, Status, Tally
+from stages.results import METRICS, Claim, JudgedClaim, Status, Tally, error_of
 
 _WORDS = {
     "dataset.classes": "Classes",
@@ -140,7 +140,10 @@ def summarise(tally: Tally) -> str:
     ):
         favour, against = (_count(tally, basis, side) for side in ("for", "against"))
         if favour + against:
-            words.append(f"{favour} of {favour + against} statements {what} hold")
+            read = tally.by_basis[basis].get(Status.HOLDS_UNDER_READING, 0)
+            how = f", {read} of them not under every reading" if read else ""
+            words.append(f"{favour} of {favour + against} statements {what} hold{how}")
+    words += [f"one error is at {places} places and counts once" for places in tally.errors.values()]
     if tally.open:
         words.append(f"{tally.open} {'has' if tally.open == 1 else 'have'} evidence that doesn’t decide yet")
     if tally.waiting:
@@ -158,14 +161,17 @@ def _count(tally: Tally, basis: str, side: str) -> int:
 
 
 def highlights(judged: Iterable[JudgedClaim], *, most: int = 3) -> list[JudgedClaim]:
-    """What came out that a reader should see first, one of each place in the paper.
+    """What came out that a reader should see first, one of each place in the paper and of each error.
 
     Trained before computed, against the paper before for it, with a number of ours before without.
     """
-    first: dict[str, JudgedClaim] = {}
+    first, met = [], set[str]()
     for row in sorted(judged, key=_weight):
-        first.setdefault(row.claim.place, row)
-    return list(first.values())[:most]
+        marks = {row.claim.place, error_of(row.claim, row.verdict) or row.claim.place}
+        if not marks & met:
+            first.append(row)
+        met |= marks
+    return first[:most]
 
 
 def _weight(row: JudgedClaim) -> tuple[bool, bool, bool]:

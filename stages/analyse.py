@@ -62,12 +62,22 @@ def page(found: Mapping[str, Sequence[Finding]]) -> bytes:
         for finding in sorted(findings, key=lambda finding: finding.status == "holds"):
             numbers = "; ".join(f"{name.replace('_', ' ')} {_short(value)}" for name, value in finding.computed.items())
             text += f"| `{finding.claim}` | {finding.status} | {numbers} | {_in_a_cell(finding.explanation)} |\n"
-        text += "".join(_readings(finding) for finding in findings if finding.readings)
+        text += "".join(_readings(finding, places) for finding, *places in _by_error(findings) if finding.readings)
     return text.encode()
 
 
-def _readings(finding: Finding) -> str:
-    text = f"\n`{finding.claim}`, {finding.status}:\n\n"
+def _by_error(findings: Sequence[Finding]) -> list[list[Finding]]:
+    """Findings by themselves, those of one error together."""
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings:
+        key = ("error", finding.error) if finding.error else ("claim", finding.claim)
+        groups.setdefault(key, []).append(finding)
+    return list(groups.values())
+
+
+def _readings(finding: Finding, other_places: Sequence[Finding]) -> str:
+    alike = f", and by the same error {len(other_places)} more" if other_places else ""
+    text = f"\n`{finding.claim}`{alike}, {finding.status}:\n\n"
     return text + "".join(
         f"- {'holds' if reading.holds else 'does not hold'}, read {reading.name}: {reading.text}\n"
         for reading in finding.readings
@@ -79,9 +89,11 @@ def _in_a_cell(text: str) -> str:
 
 
 def _counts(findings: Sequence[Finding]) -> str:
-    return ", ".join(
-        f"{number} {status}" for status, number in sorted(Counter(finding.status for finding in findings).items())
-    )
+    """How many have each status; an error counts once, with its places."""
+    groups = _by_error(findings)
+    counts = sorted(Counter(group[0].status for group in groups).items())
+    errors = "".join(f"; one error at {len(group)} places" for group in groups if len(group) > 1)
+    return ", ".join(f"{number} {status}" for status, number in counts) + errors
 
 
 def _short(value: float) -> str:

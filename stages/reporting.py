@@ -96,6 +96,7 @@ def show_status(place: str) -> str:
         numbers = f"{row.in_favour:9} {row.against:8} {row.open:5} {row.waiting:8}"
         lines.append(f"{row.paper:12} {numbers}  {row.decidable}, {row.claims}")
     words = dict.fromkeys(word for row in counts for word in row.by_verdict)
+    lines += _errors(counts)
     lines += ["", *(f"{sum(row.by_verdict.get(word, 0) for row in counts):5} {word}" for word in sorted(words))]
     return "\n".join(lines)
 
@@ -109,7 +110,15 @@ def badges(counts: Sequence[Tally]) -> str:
     for row in counts:
         cells = (row.paper, row.claims, row.decidable, row.in_favour, row.against, row.open, row.waiting)
         lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *_errors(counts)]).rstrip() + "\n"
+
+
+def _errors(counts: Sequence[Tally]) -> list[str]:
+    return [
+        f"{row.paper}: one error at {places} places, {error}, counts once above."
+        for row in counts
+        for error, places in row.errors.items()
+    ]
 
 
 def verdict_table(paper: str, judged: Sequence[JudgedClaim], families: Sequence[Family]) -> str:

@@ -276,6 +276,8 @@ def write_finding(root: Path, claim: str) -> None:
         "status": "fails",
         "computed": {"ratio": 2.5},
         "explanation": "Twice.",
+        "readings": [{"name": "as printed", "text": "Ten.", "holds": False, "ours": 9.0}],
+        "error": "ninformer.ten",
         "paper": "ninformer",
     }
     (root / "data" / "findings.jsonl").write_text(json.dumps(line) + "\n")
@@ -286,8 +288,15 @@ def test_a_finding_stands_beside_its_claim(root: Path) -> None:
     assert record(root, DATABASE).findings == 1
     with open_results(str(root / DATABASE))() as session:
         found = {claim.id: claim.finding for claim in session.query(Claim) if claim.finding is not None}
-    shown = {"status": "fails", "computed": {"ratio": 2.5}, "explanation": "Twice.", "error": None, "readings": []}
-    assert found == {"ninformer.table2.cifar100.vit": shown}
+    assert found == {
+        "ninformer.table2.cifar100.vit": {
+            "status": "fails",
+            "computed": {"ratio": 2.5},
+            "explanation": "Twice.",
+            "readings": [{"name": "as printed", "text": "Ten.", "holds": False, "ours": 9.0}],
+            "error": "ninformer.ten",
+        }
+    }
     assert record(root, DATABASE, evidence_only=True).findings == 0
 
 

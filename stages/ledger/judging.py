@@ -36,6 +36,8 @@ MOST_SHOWN = 4
 """Arms whose means a sentence holds."""
 WINS, SIGNIFICANT_WINS = "orders in favour", "significant orders"
 """Units of a paper's own count of comparisons.  Of "orders" alone, each has to hold by itself."""
+AGREE = (Status.HOLDS, Status.HOLDS_UNDER_READING)
+"""What a finding says of numbers that may be true."""
 TIMES = ("inference_time", "train_tokens_per_second", "train_seconds")
 
 
@@ -122,7 +124,8 @@ def _of_params(claim: ClaimLine, verdict: Verdict, *, is_decidable: bool) -> Jud
 def _judge_finding(claim: ClaimLine, finding: Finding, facts: Facts) -> Judgement:
     """What was computed decides, but for a claim of trained models: there results come first, where they decide.
 
-    Numbers that exclude each other stay contradicted whatever is trained; numbers that agree aren't true by that.
+    Numbers that exclude each other stay contradicted whatever is trained; numbers that agree, if only under a reading,
+    aren't true by that.
     """
     verdict = Verdict(status=Status(finding.status), explanation=finding.explanation)
     computed = Judgement(claim=claim, verdict=verdict, basis="finding", is_decidable=True, ours=finding.ours)
@@ -131,7 +134,7 @@ def _judge_finding(claim: ClaimLine, finding: Finding, facts: Facts) -> Judgemen
         return computed
     measured = _judge_measured(claim, facts)
     is_decided = measured.verdict.status not in (Status.NOT_TESTED, Status.OTHER_HARDWARE)
-    return measured if is_decided or finding.status == "holds" else computed
+    return measured if is_decided or verdict.status in AGREE else computed
 
 
 def _judge_measured(claim: ClaimLine, facts: Facts) -> Judgement:

@@ -56,7 +56,7 @@ class JudgedClaim:
 class ClaimRecord(JudgedClaim):
     """One claim with everything behind its verdict; `family` is the sentence of its table.
 
-    `pairs`: of a gain over a grid, what each pair gives.
+    `pairs`: of a gain over a grid, what each pair gives.  `same_error`: other claims, wrong by the same error.
     """
 
     runs: tuple[VerdictRun, ...]
@@ -64,6 +64,7 @@ class ClaimRecord(JudgedClaim):
     deviations: tuple[Deviation, ...]
     changes: tuple[ClaimChange, ...]
     family: Family | None
+    same_error: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +72,9 @@ class Tally:
     """Verdicts of a paper's claims.  A badge counts those that can be decided: `decidable`, now or later.
 
     `in_favour`: reproduced, supported, holds.  `against`: not reproduced, reversed, fails, contradicted.  `open`: there
-    is evidence that doesn't decide yet.  `waiting`: not run yet.
+    is evidence that doesn't decide yet.  `waiting`: not run yet.  An error that a finding shows at several places
+    counts once, in these five and in `by_basis`; `errors` are its places, and `claims`, `by_verdict` and `by_kind` have
+    all of them.
     """
 
     paper: str
@@ -84,6 +87,7 @@ class Tally:
     by_verdict: dict[str, int] = field(default_factory=dict)
     by_kind: dict[str, dict[str, int]] = field(default_factory=dict)
     by_basis: dict[str, dict[str, int]] = field(default_factory=dict)
+    errors: dict[str, int] = field(default_factory=dict)
 
 
 _CLAIMS = select(Claim, Verdict).join(Verdict, Verdict.claim == Claim.id).order_by(Claim.position)
@@ -172,7 +176,21 @@ def find_judged(session: Session, claim_id: str) -> ClaimRecord:
         deviations=tuple(deviations_of(session, claim_id)),
         changes=tuple(session.scalars(changes)),
         family=session.get(Family, claim.family) if claim.family else None,
+        same_error=_same_error(session, claim, verdict),
     )
+
+
+def error_of(claim: Claim, verdict: Verdict) -> str | None:
+    """The error that the verdict rests on, where a finding shows one."""
+    return claim.finding.get("error") if claim.finding and verdict.basis == "finding" else None
+
+
+def _same_error(session: Session, claim: Claim, verdict: Verdict) -> tuple[str, ...]:
+    error = error_of(claim, verdict)
+    if error is None:
+        return ()
+    of_paper = session.execute(_CLAIMS.where(Claim.paper == claim.paper, Claim.id != claim.id)).all()
+    return tuple(row.Claim.id for row in of_paper if error_of(row.Claim, row.Verdict) == error)
 
 
 def arm_verdicts(session: Session, experiments: Sequence[str]) -> dict[tuple[str, str], tuple[ArmVerdict, ...]]:
@@ -212,21 +230,23 @@ def list_families(session: Session, *, paper: str | None = None) -> Sequence[Fam
 
 def tally(session: Session, wanted: ClaimFilter | None = None) -> list[Tally]:
     """Counts by verdict for each paper that has claims, in the order of the params file; others after them."""
-    columns = (Claim.paper, Claim.kind, Verdict.status, Verdict.basis, Verdict.is_decidable)
-    query = select(*columns).join(Verdict, Verdict.claim == Claim.id)
-    rows = session.execute(_cut(query, wanted or ClaimFilter()).order_by(Claim.position)).all()
+    rows = session.execute(_cut(_CLAIMS, wanted or ClaimFilter())).all()
+    judged = [(row.Claim, row.Verdict) for row in rows]
     order = list(session.scalars(select(Paper.name).order_by(Paper.position)))
-    papers = [*order, *(paper for paper in dict.fromkeys(row.paper for row in rows) if paper not in order)]
-    return [_tally(paper, [row for row in rows if row.paper == paper]) for paper in papers]
+    papers = [*order, *(paper for paper in dict.fromkeys(claim.paper for claim, _ in judged) if paper not in order)]
+    return [_tally(paper, [row for row in judged if row[0].paper == paper]) for paper in papers]
 
 
-def _tally(paper: str, rows: Sequence[Any]) -> Tally:
-    decidable = [row.status for row in rows if row.is_decidable]
+def _tally(paper: str, rows: Sequence[tuple[Claim, Verdict]]) -> Tally:
+    places = Counter(error for row in rows if (error := error_of(*row)))
+    once = _count_once(rows)
+    decidable = [verdict.status for _, verdict in once if verdict.is_decidable]
     kinds: dict[str, Counter[str]] = {}
     bases: dict[str, Counter[str]] = {}
-    for row in rows:
-        kinds.setdefault(row.kind, Counter())[row.status] += 1
-        bases.setdefault(row.basis, Counter())[row.status] += 1
+    for claim, verdict in rows:
+        kinds.setdefault(claim.kind, Counter())[verdict.status] += 1
+    for _, verdict in once:
+        bases.setdefault(verdict.basis, Counter())[verdict.status] += 1
     favour, against, waiting = (
         sum(status in words for status in decidable) for words in (FOR_THE_PAPER, AGAINST_THE_PAPER, NOT_YET)
     )
@@ -238,7 +258,17 @@ def _tally(paper: str, rows: Sequence[Any]) -> Tally:
         against=against,
         open=len(decidable) - favour - against - waiting,
         waiting=waiting,
-        by_verdict=dict(sorted(Counter(row.status for row in rows).items())),
+        by_verdict=dict(sorted(Counter(verdict.status for _, verdict in rows).items())),
         by_kind={kind: dict(sorted(counts.items())) for kind, counts in kinds.items()},
         by_basis={basis: dict(sorted(counts.items())) for basis, counts in bases.items()},
+        errors={error: number for error, number in places.items() if number > 1},
     )
+
+
+def _count_once(rows: Sequence[tuple[Claim, Verdict]]) -> list[tuple[Claim, Verdict]]:
+    """Without the further places of an error."""
+    first: dict[tuple[str, str], tuple[Claim, Verdict]] = {}
+    for row in rows:
+        error = error_of(*row)
+        first.setdefault(("error", error) if error else ("claim", row[0].id), row)
+    return list(first.values())

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from sqlalchemy.orm import Session
 from stages.evidence import ResultLine, write_lines
 from stages.recording import record
 from stages.results import (
+    Claim,
     ClaimFilter,
     Verdict,
     find_judged,
@@ -23,6 +25,7 @@ from stages.results import (
     open_results,
     tally,
 )
+from stages.results.claims import AGAINST_THE_PAPER
 from stages.verdicts import Status
 from tests.ledger.lines import claims, copy_project, cost, params, publish, results
 from tests.ledger.test_trained import MNIST
@@ -111,6 +114,52 @@ def test_a_badge_counts_what_can_be_decided(session: Session) -> None:
     decided = [claim for claim in list_judged(session, ClaimFilter(paper="ninformer")) if claim.verdict.is_decidable]
     assert ours.decidable == len(decided)
     assert not {"setup", "figure", "qualitative"} & {claim.claim.kind for claim in decided}
+
+
+TIMES = [f"ninformer.table3.mnist.{arm}" for arm in ("vit", "mlpmixer", "localvit", "ninformer")]
+
+
+def write_findings(root: Path, claims: Sequence[str], error: str | None) -> None:
+    """The same finding, contradicted, of each of `claims`."""
+    finding = {"status": "contradicted", "computed": {}, "explanation": "Computed.", "ours": None, "readings": []}
+    lines = [{**finding, "claim": claim, "paper": "ninformer", "error": error} for claim in claims]
+    (root / "data" / "findings.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
+@pytest.mark.parametrize(("error", "counted"), [("ninformer.table3.nanoseconds", 1), (None, 4)])
+def test_an_error_at_several_places_counts_once(root: Path, tmp_path: Path, error: str | None, counted: int) -> None:
+    other = smaller(root, tmp_path / "root")
+    write_findings(other, TIMES, error)
+    record(other, "data/results.db")
+    with open_results(str(other / "data" / "results.db"))() as session:
+        (ours,) = [row for row in tally(session, ClaimFilter(paper="ninformer")) if row.claims]
+        same_error = find_judged(session, TIMES[1]).same_error
+        decidable = [row for row in list_judged(session, ClaimFilter(paper="ninformer")) if row.verdict.is_decidable]
+    against = [row for row in decidable if Status(row.verdict.status) in AGAINST_THE_PAPER]
+    assert ours.by_basis["finding"] == {"contradicted": counted}
+    assert ours.against == len(against) - 4 + counted
+    assert ours.by_verdict["contradicted"] == ours.by_kind["value"]["contradicted"] == 4, "claims, at every place"
+    assert ours.decidable == ours.in_favour + ours.against + ours.open + ours.waiting == len(decidable) - 4 + counted
+    assert ours.errors == ({error: 4} if error else {})
+    assert same_error == ((TIMES[0], *TIMES[2:]) if error else ())
+
+
+def test_numbers_that_agree_under_a_reading_wait_for_the_trained_pair(root: Path, tmp_path: Path) -> None:
+    """Of a claim of trained models a count decides nothing; of one that nothing trains it decides."""
+    other = shutil.copytree(root, tmp_path / "root")
+    readings = [
+        {"name": name, "text": "t", "holds": holds, "ours": None} for name, holds in (("a", False), ("b", True))
+    ]
+    finding = {"status": "holds under a reading", "computed": {}, "explanation": "Computed.", "readings": readings}
+    lines = [{**finding, "claim": claim, "paper": "nmn"} for claim in ("nmn.gpt.memory", "nmn.theory.uat")]
+    (other / "data" / "findings.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    record(other, "data/results.db")
+    with open_results(str(other / "data" / "results.db"))() as session:
+        memory, theorem = (session.get_one(Verdict, line["claim"]) for line in lines)
+        shown = session.get_one(Claim, "nmn.gpt.memory").finding
+    assert memory.status == "not tested"
+    assert (theorem.status, theorem.basis) == ("holds under a reading", "finding")
+    assert shown is not None and shown["readings"] == readings
 
 
 def smaller(root: Path, place: Path) -> Path:

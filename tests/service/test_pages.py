@@ -17,10 +17,10 @@ from service.app import create_app
 from service.formats import count, duration, memory, percent, points, ratio, value_in
 from service.printed import lay_out
 from service.settings import Settings
-from service.wording import _WORDS, highlights, name_claim, name_metric, print_value
+from service.wording import _WORDS, highlights, name_claim, name_metric, print_value, summarise
 from stages.ledger.sensitivity import DEFENSIBLE
 from stages.recording import record
-from stages.results import Claim, JudgedClaim, Verdict
+from stages.results import Claim, JudgedClaim, Tally, Verdict
 from stages.results.claims import AGAINST_THE_PAPER, FOR_THE_PAPER
 from tests.service.conftest import png, serving
 from tests.service.results_factory import PAPER_ACCURACY, REPOSITORY, add_results, make_root
@@ -101,6 +101,26 @@ def test_trained_comes_before_computed_and_against_before_for() -> None:
     ]
     assert [row.claim.id for row in highlights(judged)] == ["e", "c", "b"]
     assert [row.claim.id for row in highlights(judged, most=9)] == ["e", "c", "b", "a"], "one of each place"
+
+
+def test_an_error_is_shown_first_at_one_of_its_places() -> None:
+    def judge(name: str, place: str, error: str | None) -> JudgedClaim:
+        claim = Claim(id=name, place=place, finding={"error": error})
+        verdict = Verdict(claim=name, status="contradicted", basis="finding")
+        return JudgedClaim(claim=claim, verdict=verdict, experiments=(), datasets=())
+
+    judged = [judge("a", "Table 3", "unit"), judge("b", "section 4", "unit"), judge("c", "section 5", None)]
+    assert [row.claim.id for row in highlights(judged)] == ["a", "c"]
+
+
+def test_a_sentence_says_what_holds_under_a_reading_and_that_an_error_counts_once() -> None:
+    counts = {"claims": 16, "decidable": 5, "in_favour": 4, "against": 1, "open": 0, "waiting": 0}
+    computed = {"finding": {"holds": 3, "holds under a reading": 1, "contradicted": 1}}
+    sentence = summarise(Tally(paper="p", **counts, by_basis=computed, errors={"unit": 12}))
+    assert sentence == (
+        "4 of 5 statements that can be computed hold, 1 of them not under every reading; "
+        "one error is at 12 places and counts once."
+    )
 
 
 def test_a_paper_s_page_has_every_claim_under_its_place_with_its_verdict(client: TestClient) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from stages.finding import Finding
+from stages.papers.hyperbf import findings as module
 from stages.papers.hyperbf.findings import findings
 from tests.project import MARGINS
 
@@ -31,13 +32,25 @@ def test_equivalence_needs_keys_of_one_norm_only(found: dict[str, Finding]) -> N
     assert computed["max_abs_difference_unequal_key_norms"] > 0.1
 
 
-def test_appendix_prints_twice_the_constant(found: dict[str, Finding]) -> None:
+def test_appendix_is_exact_with_all_of_it_under_the_bar(found: dict[str, Finding]) -> None:
     computed = found["hyperbf.identity.constnorm"].computed
-    assert computed["printed_identity_error"] == pytest.approx(computed["half_sum_of_squared_norms"])
+    assert computed["identity_error_all_over_two"] < 1e-12
+    assert computed["identity_error_last_term_over_two"] == pytest.approx(computed["half_sum_of_squared_norms"])
 
 
-def test_sizes_match_thanks_to_a_matrix_that_nothing_uses(found: dict[str, Finding]) -> None:
-    computed = found["hyperbf.params.match"].computed
+def test_sizes_match_with_and_without_the_matrix_that_nothing_uses(found: dict[str, Finding]) -> None:
+    finding = found["hyperbf.params.match"]
+    assert [(reading.holds, f"{reading.ours:.4f}") for reading in finding.readings] == [
+        (True, "0.9997"),
+        (True, "1.0149"),
+    ]
+    computed = finding.computed
     assert computed["ratio_cifar10_as_run"] == pytest.approx(12_179_806 / 12_182_874)
     assert computed["ratio_cifar10_without_the_unused_matrix"] == pytest.approx(9_820_510 / (9_823_578 - 4 * 192**2))
     assert computed["ratio_cifar10_last_public_commit"] == pytest.approx(14_486_842 / 18_207_914)
+
+
+def test_sizes_of_the_last_public_commit_would_not_match(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HYPERBF", module.HYPERBF | module.LAST_COMMIT_HYPERBF)
+    monkeypatch.setattr(module, "VIT", module.VIT | module.LAST_COMMIT_VIT)
+    assert module.matched_parameters().status == "fails"

@@ -7,27 +7,31 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stages.finding import Finding
 from stages.papers.nmn import findings as module
+from stages.papers.nmn import findings_theory, findings_work
 from stages.papers.nmn.counting import count_operations, saved_bytes
-from stages.papers.nmn.findings import PRINTED_IMPROVEMENT, PRINTED_RATIO, PRINTED_SAVING, findings
+from stages.papers.nmn.findings import PRINTED_IMPROVEMENT, findings
+from stages.papers.nmn.findings_work import BFLOAT16, FLOAT32, PRINTED_RATIO, PRINTED_SAVING, kept_bytes
+from stages.papers.nmn.gpt2 import GPT2
 from tests.project import MARGINS
 
 PAGE = Path(__file__).parents[3] / "docs" / "papers" / "nmn.md"
 STATUS = {
     "nmn.flops.linear": "holds",
-    "nmn.flops.nmn": "contradicted",
-    "nmn.flops.ratio": "contradicted",
+    "nmn.flops.nmn": "holds under a reading",
+    "nmn.flops.ratio": "holds under a reading",
     "nmn.complexity": "holds",
     "nmn.identity.distance": "holds",
-    "nmn.theory.decay": "fails",
-    "nmn.gpt.memory": "fails",
+    "nmn.theory.decay": "holds under a reading",
+    "nmn.gpt.memory": "holds under a reading",
     "nmn.usage.dense": "holds",
     "nmn.usage.conv": "holds",
     "nmn.gpt.valloss.rel": "holds",
-    "nmn.theory.uat": "fails",
+    "nmn.theory.uat": "holds under a reading",
     "nmn.ext.xor": "holds",
 }
 
@@ -49,8 +53,19 @@ def test_work_with_reuse_is_one_product_and_lower_terms(found: dict[str, Finding
     """2Bnd + 2nd + 2Bd + 9Bn at B, d, n = 4096, 768, 3072, bias and scale included in 9."""
     B, d, n = 4096, 768, 3072
     by_hand = (2 * B * n * d + 2 * n * d + 2 * B * d + 9 * B * n) / (B * n * d)
-    assert found["nmn.flops.nmn"].computed["reused_flops_per_Bnd"] == pytest.approx(by_hand, rel=1e-4)
-    assert found["nmn.flops.nmn"].computed["explicit_differences_flops_per_Bnd"] == pytest.approx(5, abs=0.01)
+    computed = found["nmn.flops.nmn"].computed
+    assert computed["one_product_flops_per_Bnd"] == pytest.approx(by_hand, rel=1e-4)
+    assert computed["two_products_flops_per_Bnd"] == pytest.approx(by_hand + 2, abs=0.01)
+    assert computed["differences_flops_per_Bnd"] == pytest.approx(5, abs=0.01)
+
+
+def test_the_three_ways_to_count_compute_the_same_layer() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, w = (torch.randn(5, 7, generator=generator, dtype=torch.float64) for _ in range(2))
+    b = torch.randn(5, generator=generator, dtype=torch.float64)
+    one, two, differences = (form(x, w, b) for form, _ in findings_work.FORMS.values())
+    torch.testing.assert_close(one, differences)
+    torch.testing.assert_close(two, differences)
 
 
 def test_float32_distance_errs_by_more_than_epsilon_where_a_unit_meets_its_input(found: dict[str, Finding]) -> None:
@@ -70,29 +85,81 @@ def test_responses_level_off_where_a_gaussian_vanishes(found: dict[str, Finding]
 
 
 def test_a_unit_whose_answer_falls_with_the_distance_would_decay(monkeypatch: pytest.MonkeyPatch) -> None:
-    def falling(x: torch.Tensor, w: torch.Tensor, *_: object) -> torch.Tensor:
-        return 1 / (w - x).square().sum(-1, keepdim=True)
+    def falling(x: Tensor, w: Tensor, *_: object) -> Tensor:
+        return 1 / ((w - x).square().sum(-1, keepdim=True) + 1e-5)
 
-    monkeypatch.setattr(module, "yat_linear_reference", falling)
-    assert module.far_response().status == "holds"
+    monkeypatch.setattr(findings_theory, "yat_linear_reference", falling)
+    assert findings_theory.far_response().status == "holds"
+
+
+def test_a_unit_whose_answer_grows_with_the_distance_would_not_decay(monkeypatch: pytest.MonkeyPatch) -> None:
+    def growing(x: Tensor, w: Tensor, *_: object) -> Tensor:
+        return (x @ w.T).square()
+
+    monkeypatch.setattr(findings_theory, "yat_linear_reference", growing)
+    assert findings_theory.far_response().status == "fails"
+
+
+def test_three_units_of_one_weight_are_a_radial_unit(found: dict[str, Finding]) -> None:
+    """((d + 1)² + (d − 1)²) / 2 − d² is 1, so what is left of the three is 1 over the distance."""
+    computed = found["nmn.theory.uat"].computed
+    assert computed["largest_relative_error_of_three_units_to_the_radial_one"] < 1e-12
+    assert (
+        computed["largest_error_with_128_units_and_readout"] < 0.05 < computed["largest_error_with_8_units_and_readout"]
+    )
+    assert computed["least_output"] >= 0
+    assert computed["least_output_of_linear_and_relu"] >= 0, "the layer that it replaces is no better alone"
+
+
+def test_units_that_no_readout_can_bend_would_approximate_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def squared(x: Tensor, w: Tensor, b: Tensor, *_: object) -> Tensor:
+        return (x @ w.T + b).square()
+
+    monkeypatch.setattr(findings_theory, "yat_linear_reference", squared)
+    assert findings_theory.universal_approximation().status == "fails"
 
 
 def test_statuses_follow_the_print(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Had the guide printed what is counted, or another saving, nothing would be contradicted."""
-    monkeypatch.setattr(module, "PRINTED_WORK", (2, 1))
-    monkeypatch.setattr(module, "PRINTED_RATIO", (1, 1))
-    monkeypatch.setattr(module, "PRINTED_SAVING", (0.1, 0.15))
+    """Had the guide printed what no way of counting gives, it would fail."""
+    monkeypatch.setattr(findings_work, "PRINTED_WORK", (3, 1))
+    monkeypatch.setattr(findings_work, "PRINTED_RATIO", (4, 1))
+    monkeypatch.setattr(findings_work, "PRINTED_SAVING", (0.3, 0.4))
     monkeypatch.setattr(module, "PRINTED_IMPROVEMENT", (0.113, 0.001))
     changed = {finding.claim: finding.status for finding in findings(MARGINS)}
-    assert [changed[f"nmn.{name}"] for name in ("flops.nmn", "flops.ratio", "gpt.memory")] == ["holds"] * 3
+    assert [changed[f"nmn.{name}"] for name in ("flops.nmn", "flops.ratio", "gpt.memory")] == ["fails"] * 3
     assert changed["nmn.gpt.valloss.rel"] == "fails"
 
 
-def test_even_ideal_kernels_save_less_memory_than_claimed(found: dict[str, Finding]) -> None:
-    computed = found["nmn.gpt.memory"].computed
-    assert computed["reduction"] < 0
-    assert computed["reduction_with_ideal_kernels"] == 0.125
-    assert computed["yat_saved_maps_of_Bn"] > computed["linear_relu_saved_maps_of_Bn"] == 1
+def test_the_margin_of_the_rules_is_the_least_that_a_count_may_err(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4.01 Bnd against a printed 4.20, to hundredths: 5 % of it are 0.21."""
+    monkeypatch.setattr(findings_work, "PRINTED_WORK", (4.2, 0.01))
+    assert findings_work.yat_work(MARGINS).status == "holds under a reading"
+    monkeypatch.setattr(findings_work, "PRINTED_WORK", (4.3, 0.01))
+    assert findings_work.yat_work(MARGINS).status == "fails"
+
+
+def test_memory_is_saved_as_printed_in_bf16_and_not_in_one_precision(found: dict[str, Finding]) -> None:
+    finding = found["nmn.gpt.memory"]
+    assert finding.computed["reduction"] < 0
+    assert finding.computed["reduction_with_ideal_kernels"] == 1 - 14 / 16
+    assert finding.computed["reduction_with_ideal_kernels_bf16"] == finding.ours == pytest.approx(1 - 28 / 36)
+    assert [reading.holds for reading in finding.readings] == [False, False, True]
+    assert finding.computed["yat_saved_maps_of_Bn"] > finding.computed["linear_relu_saved_maps_of_Bn"] == 1
+
+
+@pytest.mark.parametrize(("mixed", "bytes_of_products"), [(False, FLOAT32), (True, BFLOAT16)])
+def test_a_block_of_gpt2_keeps_what_is_counted(mixed: bool, bytes_of_products: int) -> None:
+    """By PyTorch's own autograd and autocast; statistics of LayerNorms and attention are 24 bytes a token besides."""
+    width = 128
+
+    def kept(depth: int, length: int) -> int:
+        model = GPT2(vocabulary_size=9, context=256, width=width, depth=depth, num_heads=2, dropout=0.0)
+        tokens = torch.zeros(1, length, dtype=torch.int64)
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION), torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+            return saved_bytes(model, tokens)
+
+    of_one_block = kept(3, 256) - kept(3, 128) - (kept(2, 256) - kept(2, 128))
+    assert of_one_block == 128 * (width * kept_bytes("gpt2", bytes_of_products) + 24)
 
 
 def test_operations_are_counted_as_by_hand() -> None:
@@ -115,11 +182,12 @@ def test_page_states_every_status(found: dict[str, Finding]) -> None:
     for claim, finding in found.items():
         assert f"| `{claim}` | {finding.status} |" in page
     computed = found["nmn.flops.nmn"].computed
-    assert f"{computed['reused_flops_per_Bnd']:.2f} Bnd" in page
-    assert f"{computed['explicit_differences_flops_per_Bnd']:.2f} Bnd" in page
+    for form in ("one_product", "two_products", "differences"):
+        assert f"{computed[f'{form}_flops_per_Bnd']:.2f} Bnd" in page
     memory = found["nmn.gpt.memory"].computed
     assert f"{memory['aether_saved_bytes'] / memory['gpt2_saved_bytes']:.2f} times" in page
-    assert f"{memory['reduction_with_ideal_kernels']:.1%}".replace("%", " %") in page
+    for precision in ("", "_bf16"):
+        assert f"{memory[f'reduction_with_ideal_kernels{precision}']:.1%}".replace("%", " %") in page
 
 
 def test_claims_of_the_paper_that_were_copied_bear_these_names(found: dict[str, Finding]) -> None:
