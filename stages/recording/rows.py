@@ -76,7 +76,7 @@ class Rows:
             [_cite(paper) for paper in self.papers()],
             [found.dump_python(item, mode="json", exclude={"file"}) for item in self.found],
             [vars(claim) for claim in self.claims],
-            {claim: vars(finding) for claim, finding in self.findings.items()},
+            {claim: dataclasses.asdict(finding) for claim, finding in self.findings.items()},
             {digest: vars(weights) for digest, weights in self.weights.items()},
             [deviations.dump_python(paper, mode="json") for paper in self.deviations],
             plain(self.judgements),
