@@ -46,8 +46,8 @@ class DatasetSource:
     those of each class (one number: of every class; None: not published).  `shared_images` of the test set are in the
     training set, too, pixel by pixel (None: nobody has counted).  `folder` names the data set with the same raw files.
 
-    A table has `shape` [columns], and no classes; a text has shape [], its token ids as classes,
-    and counts tokens.
+    A table has `shape` [columns] and no classes; its `response_range` is the least and the greatest response in its
+    file, over all measured runs.  A text has shape [], its token ids as classes, and counts tokens.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -66,6 +66,7 @@ class DatasetSource:
     train_per_class: int | tuple[int, ...] | None = None
     test_per_class: int | tuple[int, ...] | None = None
     shared_images: int | None = None
+    response_range: tuple[float, float] | None = None
     folder: str | None = None
 
 

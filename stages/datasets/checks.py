@@ -36,6 +36,10 @@ class MissingClass(DatasetError):
     """A class has no image in a split."""
 
 
+class WrongResponse(DatasetError):
+    """What a table measured has another range than declared."""
+
+
 class SharedContent(DatasetError):
     """Test images are in the training set, too, though the official sets have no such images, or fewer."""
 
@@ -59,6 +63,14 @@ def check_split(images: ImageSet, split: Split, source: DatasetSource, place: st
             raise WrongCount(
                 f"{place}: {counts[above[0]]:,} images of class {above[0]}, more than params.yaml declares"
             )
+
+
+def check_response(measured: np.ndarray, source: DatasetSource, place: str) -> None:
+    """The least and the greatest measured value are the declared ones, where any are declared."""
+    found = float(measured.min()), float(measured.max())
+    if source.response_range is not None and found != source.response_range:
+        low, high = source.response_range
+        raise WrongResponse(f"{place}: responses from {found[0]:g} to {found[1]:g}; params.yaml: {low:g} to {high:g}")
 
 
 def check_classes(labels: np.ndarray, classes: tuple[str, ...], place: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from stages.datasets import sgemm
-from stages.datasets.checks import UnknownReader, WrongCount, WrongShape
+from stages.datasets.checks import UnknownReader, WrongCount, WrongShape, check_response
 from stages.datasets.manifest import PROVENANCE_OF_WHOLE, Manifest
 from stages.datasets.packed import PackedInfo, Split, TableSet, digest_tables, write_packed
 from stages.experiment import DatasetSource
@@ -33,7 +33,9 @@ def prepare_table(source: DatasetSource, manifest: Manifest, folder: Path, targe
         counts = STAND_IN_ROWS
         settings, times = sgemm.compose_stand_in(sum(counts.values()))
     else:
-        settings, times = sgemm.read_rows(folder)
+        settings, runs = sgemm.read_rows(folder)
+        check_response(runs, source, manifest.dataset)
+        times = runs[:, 0]
     if len(settings) != sum(counts.values()):
         raise WrongCount(f"{manifest.dataset}: {len(settings):,} rows; params.yaml declares {sum(counts.values()):,}")
     splits, mean, std = standardise(settings, times, split_rows(counts))

@@ -35,7 +35,7 @@ class BadTable(DatasetError):
 
 
 def read_rows(folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Settings int64 [N, 14] and the run time in ms float64 [N] of every row, in the order of the file.
+    """Settings int64 [N, 14] and the four run times in ms float64 [N, 4] of every row, in the order of the file.
 
     Raises:
         BadTable: the file isn't the official table, or not a part of it.
@@ -50,21 +50,20 @@ def read_rows(folder: Path) -> tuple[np.ndarray, np.ndarray]:
             raise BadTable(f"{path}: {error}") from None
     if values.shape[0] == 0 or values.shape[1] != len(COLUMNS) + 4:
         raise BadTable(f"{path}: has {values.shape[0]} rows of {values.shape[1]} values")
-    settings, times = values[:, : len(COLUMNS)].astype(np.int64), values[:, len(COLUMNS)]
+    settings, times = values[:, : len(COLUMNS)].astype(np.int64), values[:, len(COLUMNS) :]
     for index, column in enumerate(COLUMNS):
         wrong = np.flatnonzero(~np.isin(values[:, index], POWERS.get(column, (0, 1))))
         if wrong.size:
             raise BadTable(f"{path}: row {wrong[0]} has {column} {values[wrong[0], index]:g}, which no kernel has")
-    wrong = np.flatnonzero(~((times > 0) & np.isfinite(times)))
-    if wrong.size:
-        raise BadTable(f"{path}: row {wrong[0]} has the run time {times[wrong[0]]:g} ms")
+    for row, run in np.argwhere(~((times > 0) & np.isfinite(times)))[:1]:
+        raise BadTable(f"{path}: row {row} has the run time {times[row, run]:g} ms")
     if len({row.tobytes() for row in settings}) != len(settings):
         raise BadTable(f"{path}: a setting comes twice")
     return settings, times
 
 
 def compose_stand_in(rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Settings and run times in ms as `read_rows` gives them, from a model of a GPU instead of one.
+    """Settings int64 [N, 14] and one run time in ms of each, float64 [N], from a model of a GPU instead of one.
 
     Time is work by throughput.  Throughput grows with the work that each thread has (more reuse of registers), with
     wider loads and with staging in local memory, and falls where a work group is too small or its tiles don't fit.

@@ -11,6 +11,7 @@ from typing import Any
 
 from stages.experiment import DatasetSource, Experiment, Params
 from stages.ledger.claims import ClaimLine
+from stages.run import Replicate, steps_per_epoch, training_counts
 from stages.verdicts import Status, Verdict, judge_count, not_tested
 
 _EXTREME = re.compile(r"(min|max)\((.+)\)")
@@ -75,10 +76,11 @@ def _held_out(experiment: Experiment, source: DatasetSource) -> float:
     return source.train / split.folds if split.folds else round(source.train * (split.fraction or 0))
 
 
-def _steps(experiment: Experiment, source: DatasetSource, params: Params) -> float:
-    """Steps of a run: batches of what a fold leaves for training."""
+def _steps(experiment: Experiment, source: DatasetSource, params: Params) -> int:
+    """Steps of a run, of the first fold, as the loop takes them: the last batch of an epoch may be a smaller one."""
     protocol = experiment.printed
-    return round(protocol.epochs * (source.train - _held_out(experiment, source)) / protocol.batch_size)
+    replicate = Replicate(seed=0, fold=0 if protocol.split.kind == "folds" else None)
+    return protocol.epochs * steps_per_epoch(training_counts(source.train, protocol, replicate)[0], protocol)
 
 
 def _native_size(experiment: Experiment, source: DatasetSource, params: Params) -> int:
@@ -101,6 +103,8 @@ _DERIVED: Mapping[str, Derive] = {
     "dataset.images": lambda experiment, source, params: _rows(source),
     "dataset.rows": lambda experiment, source, params: _rows(source),
     "dataset.inputs": lambda experiment, source, params: source.shape[0],
+    "dataset.response_min": lambda experiment, source, params: source.response_range and source.response_range[0],
+    "dataset.response_max": lambda experiment, source, params: source.response_range and source.response_range[1],
 }
 
 
@@ -132,7 +136,7 @@ def _is_printed(used: Any, claim: ClaimLine) -> bool:
 
 
 def judge_counted(claim: ClaimLine, params: Params) -> Verdict:
-    """A count of the data, exact.  The declared counts are those that `fetch` and `preprocess` hold the files to."""
+    """A count or range of the data, exact: as declared, which `fetch` and `preprocess` hold the files to."""
     try:
         used = held(claim, params)
     except Unresolved as error:

@@ -12,10 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stages.finding import Finding, Status
+from stages.finding import Finding, Reading, Status, judge_readings
 from stages.papers.brownian.findings_fisher import fisher_findings
 from stages.papers.brownian.walk import (
     attention_transition,
+    distance_to_brownian_motion,
     distance_to_limit,
     gaussian_transition,
     mean_squared_distance,
@@ -129,8 +130,9 @@ def gaussian_kernel() -> Finding:
                 attention_transition(half, half) - gaussian_transition(half, math.sqrt(width // 2))
             ),
         },
-        explanation="softmax(QKᵀ/√d) against the row-normalised Gaussian kernel with σ² = √d, with Q = K = LN(X). Only "
-        "there: with projections, or for a head's share of the coordinates, keys differ in norm and it fails.",
+        explanation="softmax(QKᵀ/√d) against the row-normalised Gaussian kernel with σ² = √d, with Q = K = LN(X), "
+        "the simplest case as section 3.4.2 says. With projections, or for a head's share of the coordinates, keys "
+        "differ in norm, and the two numbers beside it are their differences.",
     )
 
 
@@ -172,8 +174,8 @@ def rows_of_transition() -> Finding:
             "smallest_column_sum": uneven.sum(dim=0).min().item(),
             "largest_column_sum": uneven.sum(dim=0).max().item(),
         },
-        explanation="Rows of P and P³ sum to 1, and P³ equals the sum over all paths of three steps. Section 2.2 "
-        "writes the sum over i, which runs down a column: columns don't sum to 1.",
+        explanation="Rows of P and P³ sum to 1, as section 2.2 says of rows, and P³ equals the sum over all paths of "
+        "three steps. Columns sum to other numbers.",
     )
 
 
@@ -265,22 +267,55 @@ def token_motion() -> Finding:
 
     one, long = displacement(transition), displacement(long_power)
     forever = torch.linalg.matrix_power(transition, 2**24)
+    growth = long / (LONG_WALK * one)
+    rank = float(torch.linalg.matrix_rank(forever, rtol=1e-6))
+    apart = {steps: distance_to_brownian_motion(steps) for steps in (4, 16, 64)}
+    staying = transition.diagonal().mean().item()
+    jump = math.sqrt(one / (1 - staying))
+    readings = (
+        Reading(
+            name="of the update as it is computed",
+            text='"The update of these tokens is a Brownian motion": X ← PX draws nothing at random, and at width '
+            f"{width} its powers end with {NUM_TOKENS} tokens in {rank:g} point.",
+            holds=rank == NUM_TOKENS,
+        ),
+        Reading(
+            name="of a walk among given tokens",
+            text='Section 2.4 says that a Brownian motion "is continuous in the parameter t" and "has variance t". '
+            f"The walk stays where it is with probability {staying:.3f} and else jumps {jump:.1f} on a sphere of "
+            f"radius {math.sqrt(width):g}; after {LONG_WALK:,} steps its squared displacement is {100 * growth:.0f} % "
+            "of proportional growth.",
+            holds=math.isclose(growth, 1, rel_tol=0.05),
+        ),
+        Reading(
+            name="of the limit",
+            text='"As the time and space increments to zero, the limitation of random walking process is just Brownian '
+            "motion\": the kernel's σ² falls with the step of time, and tokens fill the sphere evenly. Of tokens of "
+            "width 3, on their circle, after a time of 1, walk and Brownian motion are distributed alike to "
+            f"{', '.join(f'{100 * distance:.2f}' for distance in apart.values())} % (total variation) with "
+            f"{', '.join(map(str, apart))} steps.",
+            holds=apart[64] < 0.01 and apart[4] > 3 * apart[16] > 9 * apart[64],
+        ),
+    )
     return Finding(
         claim="brownian.motion",
-        status="holds" if math.isclose(long, LONG_WALK * one, rel_tol=0.05) else "fails",
+        status=judge_readings(readings),
         computed={
-            "mean_probability_of_staying": transition.diagonal().mean().item(),
+            "mean_probability_of_staying": staying,
+            "root_mean_square_of_a_jump": jump,
             "second_eigenvalue": spectrum(transition)[1].item(),
             "mean_squared_displacement_of_one_step": one,
-            "mean_squared_displacement_of_long_walk_over_linear_growth": long / (LONG_WALK * one),
+            "mean_squared_displacement_of_long_walk_over_linear_growth": growth,
             "largest_mean_squared_displacement": displacement(forever),
             "mean_squared_distance_of_tokens_after_long_walk_over_start": (
                 mean_squared_distance(long_power @ v) / mean_squared_distance(v)
             ).item(),
             "distance_to_rank_one_after_long_walk": distance_to_limit(transition, [LONG_WALK])[0].item(),
-            "rank_in_the_limit": float(torch.linalg.matrix_rank(forever, rtol=1e-6)),
-        },
-        explanation="Ten random tokens of width 64 in the paper's own setting. A Brownian motion's squared "
-        "displacement grows in proportion to time; the walk's levels off, since it lives on the tokens. The update "
-        "X ← PX has no randomness and draws all tokens to one point. σ² = √d is fixed: no small-step limit is taken.",
+            "rank_in_the_limit": rank,
+        }
+        | {f"distance_to_brownian_motion_at_{steps}_steps": distance for steps, distance in apart.items()},
+        explanation="The walk tends to a Brownian motion on the sphere, as section 3.2 says, in the limit of small "
+        "steps among tokens that fill it evenly. With the printed σ² = √d and ten random tokens of width 64 it is far "
+        "from that limit.",
+        readings=readings,
     )

@@ -69,3 +69,22 @@ def mean_squared_distance(v: Tensor) -> Tensor:
     n = v.shape[-2]
     spread = (v - v.mean(dim=-2, keepdim=True)).square().sum(dim=(-2, -1))
     return 2 * spread / (n - 1)
+
+
+def distance_to_brownian_motion(steps: int, tokens: int = 512) -> float:
+    """Total variation between a walk of `steps` steps in a time of 1 and a Brownian motion, both from one token.
+
+    Tokens of width 3 fill their sphere, a circle of radius √3, evenly; the kernel has σ² = 1 / steps.  On a circle of
+    radius R a Brownian motion's angle after a time t is normal with variance t / R², wrapped (Mardia and Jupp 2000,
+    3.5.7); as probabilities of the tokens, its density at each.
+    """
+    angles = torch.arange(tokens, dtype=torch.float64) * (2 * math.pi / tokens)
+    # The plane of tokens whose mean is 0, in which `on_sphere` leaves them.
+    plane = torch.tensor([[1.0, -1.0, 0.0], [1.0, 1.0, -2.0]], dtype=torch.float64)
+    plane = plane / plane.norm(dim=1, keepdim=True)
+    v = on_sphere(torch.stack([angles.cos(), angles.sin()], dim=1) @ plane)
+    walk = torch.linalg.matrix_power(gaussian_transition(v, 1 / steps), steps)[0]
+    turns = 2 * math.pi * torch.arange(-3, 4, dtype=torch.float64)
+    variance = 1 / v.shape[1]
+    wrapped = (-((angles[:, None] + turns) ** 2) / (2 * variance)).exp().sum(dim=1)
+    return 0.5 * (walk - wrapped / wrapped.sum()).abs().sum().item()

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stages.finding import Finding, judged
+from stages.finding import Finding, Reading, judge_readings, judged
 from stages.ops.dac import dac_conv2d, dac_linear
 from stages.papers.dac import toys
 
 PIECES = range(2, 9)
+PRINTED_UNITS = 4
 
 
 def theory() -> list[Finding]:
@@ -61,22 +62,40 @@ def reduction() -> Finding:
 def remark_2_1() -> Finding:
     x = torch.linspace(-3, 3, 601, dtype=torch.float64)
     shared, unshared = 0.5, 1.0
-
-    def composed(second: float) -> Tensor:
-        return (second + (x + shared).relu()).relu()
-
-    best = min(_largest(composed(unshared) - (x + shift / 100).relu()) for shift in range(-400, 401))
+    composed = (unshared + (x + shared).relu()).relu()
+    best = min(_largest(composed - (x + shift / 100).relu()) for shift in range(-400, 401))
+    joined = _joined_biases()
+    readings = (
+        Reading(
+            name="of one activation alone",
+            text='φ(b + φ(z + a)) "is equivalent to a pre-activation" φ(z + c) for some c: so for b ≤ 0, with c = a + '
+            f"b. For b = {unshared:g} no c comes nearer than {best:.2g}: the left side doesn't vanish for small z.",
+            holds=best < EXACT,
+        ),
+        Reading(
+            name="in its network",
+            text='The equivalence is "with modified coefficients", of which the next layer\'s biases are some: φ(b + '
+            "φ(z + a)) is φ(z + a + min(b, 0)) + max(b, 0), and the constants, times their weights, join those biases. "
+            f"Two layers of random weights and biases of both signs agree to {joined:.0e}.",
+            holds=joined < EXACT,
+        ),
+    )
     return Finding(
         claim="dac.prepost",
-        status=judged(best < EXACT),
-        computed={
-            "difference_with_negative_bias": _largest(composed(-unshared) - (x + shared - unshared).relu()),
-            "least_difference_with_positive_bias": best,
-            "difference_from_relu_plus_constant": _largest(composed(unshared) - (x + shared).relu() - unshared),
-        },
-        explanation="φ(b + φ(z + a)) is φ(z + a + b) for b ≤ 0.  For b > 0 it is φ(z + a) + b, which no pre-activation "
-        "equals: it doesn't vanish for small z.",
+        status=judge_readings(readings),
+        computed={"difference_of_two_layers": joined, "least_difference_of_one_activation_with_positive_bias": best},
+        explanation="φ(b + φ(z + a)) = φ(z + a + min(b, 0)) + max(b, 0). The constant is 0 for b ≤ 0, and else "
+        "joins the biases of the layer that follows.",
+        readings=readings,
     )
+
+
+def _joined_biases() -> float:
+    """Largest difference of two DAC layers behind a post-activation from two without it, their biases modified."""
+    z, a, w, b, next_w, next_b = _draw((50, 7), (7,), (5, 7), (5, 7), (3, 5), (3, 5))
+    both = dac_linear(dac_linear((z + a).relu(), w, b), next_w, next_b)
+    constants = (w * b.clamp(min=0)).sum(1)
+    return _largest(both - dac_linear(dac_linear(z, w, a + b.clamp(max=0)), next_w, next_b + constants))
 
 
 def backpropagation() -> Finding:
@@ -148,7 +167,6 @@ def error_estimate() -> Finding:
 
 
 def theorem_1() -> Finding:
-    line = toys.PiecewiseLinear(torch.zeros(0).double(), torch.ones(1).double(), zero=0.0)
     left = torch.tensor([-1000.0], dtype=torch.float64)
     generator, error, unit_left = _generator(), 0.0, 0.0
     for k in PIECES:
@@ -157,18 +175,43 @@ def theorem_1() -> Finding:
         right = torch.linspace(function.zero, k + 5, 500, dtype=torch.float64)
         error = max(error, _largest(toys.dac_unit(right, w, b) - function(right)))
         unit_left = max(unit_left, _largest(toys.dac_unit(left, w, b)))
+    nearest = _nearest_to_a_line()
+    readings = (
+        Reading(
+            name="for every input",
+            text='"one-layer fully connected DAC-enhanced neural network" of k copies gives every function with k '
+            '"linear components" on the whole line. Left of all its kinks the unit is 0, and f(x) = x, k = 1, is not.',
+            holds=unit_left != 0,
+        ),
+        Reading(
+            name="for inputs of a bounded interval",
+            text='Section 6 speaks of "a universal approximator of a large class of functions", so take functions on '
+            "[0, 2] only, and approximations. One copy, w φ(b + x), has the sign of w everywhere, and f(x) = x - 1, k "
+            f"= 1, changes it: the best of a grid of w and b is {nearest:.2f} off. Copies beyond k would do.",
+            holds=nearest < EXACT,
+        ),
+    )
     return Finding(
         claim="dac.thm.c1.1",
-        status=judged(unit_left != 0),
+        status=judge_readings(readings),
         computed={
             "parameters_k8": float(2 * len(toys.dac_parameters(toys.random_piecewise_linear(8, _generator()))[0])),
             "error_right_of_the_zero": error,
             "unit_at_minus_1000": unit_left,
-            "line_at_minus_1000": line(left).item(),
+            "least_error_of_one_copy_for_a_line_with_a_zero_inside": nearest,
         },
-        explanation="Left of all its kinks the unit is 0, so already the line f(x) = x, k = 1, has no representation.  "
-        "With 2k numbers it does represent any function whose first piece has a zero, from that zero on.",
+        explanation="With 2k numbers the unit represents every function whose first piece has a zero, from that zero "
+        "on. Left of all its kinks it is 0, so the others of PLₖ, among them the line f(x) = x, are left out.",
+        readings=readings,
     )
+
+
+def _nearest_to_a_line() -> float:
+    """Least over w and b of the largest error of w φ(b + x) for x - 1 on [0, 2]."""
+    w, b = torch.linspace(-4, 4, 161).double(), torch.linspace(-4, 4, 161).double()
+    x = torch.linspace(0, 2, 41).double()
+    error = (w[:, None, None] * (b[:, None] + x).relu() - (x - 1)).abs()
+    return error.amax(-1).min().item()
 
 
 def theorem_2() -> Finding:
@@ -198,8 +241,8 @@ def theorem_3() -> Finding:
         status=judged(error < EXACT),
         computed={"parameters_k8": float(sum(p.numel() for p in parameters)), "largest_error": error},
         explanation="k hidden units with 3k + 1 numbers represent random functions of 2 to 8 pieces everywhere; k - 1 "
-        "kinks and a free first slope need k units.  One scale a unit is redundant, a line (k = 1) needs two units, "
-        "and the output must have no ReLU, which the network printed in section 6 has.",
+        "kinks and a free first slope need k units, as the text counts them.  A line, k = 1, takes two, 7 numbers: the "
+        'proof\'s "at least" covers it.',
     )
 
 
@@ -225,19 +268,35 @@ def figure_7b() -> Finding:
     zeros = grid[(norm > 1) & (value == 0)]
     on_rays = ((zeros.min(1).values <= -1) & (zeros.max(1).values == 0)).double().mean()
     inside, outside = _largest((value - (1 - norm))[norm <= 1]), value[norm > 1].max().item()
+    is_as_printed_inside = inside < EXACT
+    readings = (
+        Reading(
+            name="at every point",
+            text='"is negative outside": on the rays (x₁ ≤ -1, x₂ = 0) and (x₁ = 0, x₂ ≤ -1) it is exactly 0, and so '
+            "isn't.",
+            holds=is_as_printed_inside and outside < 0,
+        ),
+        Reading(
+            name="as a separation",
+            text='The units "can separate the blue from the green points", by whether the value is positive: it is in '
+            "the open square and nowhere else. It is 0 on the square's edge and the two rays, which have no area, and "
+            "negative elsewhere outside.",
+            holds=is_as_printed_inside and bool(((value > 0) == (norm < 1)).all()) and on_rays.item() == 1,
+        ),
+    )
     return Finding(
         claim="dac.fig7b",
-        status=judged(inside < EXACT and outside < 0),
+        status=judge_readings(readings),
         computed={
             "difference_inside": inside,
             "largest_outside": outside,
             "zeros_outside": float(len(zeros)),
             "share_of_them_on_two_rays": on_rays.item(),
-            "value_at_minus_1000_and_0": toys.square_by_dac(torch.tensor([[-1000.0, 0.0]]).double()).item(),
         },
-        explanation="Inside the square it is 1 - |x₁| - |x₂| as printed.  Outside it is not negative everywhere: on "
-        "the rays (x₁ ≤ -1, x₂ = 0) and (x₁ = 0, x₂ ≤ -1) it is exactly 0, so {g(f(x)) ≥ 0} is unbounded here, too; "
-        "{g(f(x)) > 0} is the open square.",
+        explanation="Inside the square it is 1 - |x₁| - |x₂| as printed, and {g(f(x)) > 0} is the open square, which "
+        "no standard layer of two units has.  Outside it is negative but on two rays, where it is 0; {g(f(x)) ≥ 0} has "
+        "them.",
+        readings=readings,
     )
 
 
@@ -270,12 +329,49 @@ def figure_7b_units() -> Finding:
     grid = _grid()
     norm, three = grid.abs().sum(1), toys.square_by_three_units(grid)
     inside, outside = _largest((three - (1 - norm))[norm <= 1]), three[norm > 1].max().item()
+    three_do = inside < EXACT and outside < 0
+    lines = _lines_of_kinks()
+    readings = (
+        Reading(
+            name="of the separation",
+            text='"to achieve the same result" is to have the square where the value is positive. Three units do: -1 + '
+            "φ(x₁ + x₂ + 2) - 2φ(x₁) - 2φ(x₂) is 1 - |x₁| - |x₂| inside and negative outside.",
+            holds=not three_do,
+            ours=3.0,
+        ),
+        Reading(
+            name="of the function",
+            text='"the same result" is the same g(f(x)). It has kinks along '
+            f"{lines} lines, x₁ and x₂ = -1 and 0, and a standard unit has one along one line; its own terms, "
+            "φ(1 + x₁), φ(1 + x₂), φ(x₁), φ(x₂), are four such units.",
+            holds=lines == PRINTED_UNITS,
+            ours=float(lines),
+        ),
+    )
     return Finding(
         claim="dac.fig7b.units",
-        status=judged(not (inside < EXACT and outside < 0)),
-        computed={"units": 3.0, "difference_inside": inside, "largest_outside": outside},
-        explanation="Three standard units do it: -1 + φ(x₁ + x₂ + 2) - 2φ(x₁) - 2φ(x₂) is 1 - |x₁| - |x₂| inside the "
-        "square and negative everywhere outside.  Four are needed only to repeat the DAC network's values far "
-        "outside.",
-        ours=3.0,
+        status=judge_readings(readings),
+        computed={
+            "units_that_separate": 3.0 if three_do else 4.0,
+            "lines_of_kinks": float(lines),
+            "difference_inside": inside,
+            "largest_outside": outside,
+        },
+        explanation="The printed function takes four standard units, one for each line of kinks; to separate the "
+        "square from its outside three are enough.",
+        ours=float(lines),
+        readings=readings,
     )
+
+
+def _lines_of_kinks() -> int:
+    """Of the lines x₁, x₂ = -1, 0, on how many the printed function bends, at a point where no other does."""
+    step = torch.tensor([[-0.1], [0.0], [0.1]], dtype=torch.float64)
+    bends = 0
+    for coordinate in (0, 1):
+        for kink in (-1.0, 0.0):
+            points = torch.full((3, 2), 0.5, dtype=torch.float64)
+            points[:, coordinate] = kink + step[:, 0]
+            before, at, after = toys.square_by_dac(points).tolist()
+            bends += abs(before - 2 * at + after) > EXACT
+    return bends

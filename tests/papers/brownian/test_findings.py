@@ -34,8 +34,11 @@ def test_every_claim_of_the_paper_that_needs_no_training_is_answered(by_claim: d
     assert set(by_claim) == COMPUTED
 
 
-def test_all_hold_but_the_brownian_motion(by_claim: dict[str, Finding]) -> None:
+def test_all_hold_and_the_brownian_motion_in_the_limit(by_claim: dict[str, Finding]) -> None:
     assert {claim for claim, finding in by_claim.items() if finding.status != "holds"} == {"brownian.motion"}
+    motion = by_claim["brownian.motion"]
+    assert motion.status == "holds under a reading"
+    assert [reading.holds for reading in motion.readings] == [False, False, True]
 
 
 def test_every_number_is_finite_and_the_same_again(by_claim: dict[str, Finding]) -> None:

@@ -82,5 +82,6 @@ def test_numbers_in_the_text_are_the_findings() -> None:
     assert f"differs by {fisher['relative_difference_away_from_the_optimum'] * 100:.0f} %" in PAGE
     assert f"after ten is still {solver['kronecker_relative_error_after_10'] * 100:.0f} % off" in PAGE
     assert f"with {solver['kronecker_unknowns']:.0f} unknowns" in PAGE
-    assert f"{price['multiplications_reordered_over_factors']:.0f} times the multiplications" in PAGE
+    few, many = (price[f"multiplications_over_factors_with_{columns}_columns"] for columns in (64, 8192))
+    assert f"{few:.2f} times the multiplications with one image of 64 tokens, {many:.0f} times with 128 images" in PAGE
     assert fisher["relative_difference_of_the_empirical_fisher"] > 1

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from stages.papers.brownian.walk import (
     attention_transition,
+    distance_to_brownian_motion,
     distance_to_limit,
     dobrushin,
     gaussian_transition,
@@ -93,3 +94,13 @@ def test_mean_squared_distance_is_that_over_pairs() -> None:
     expected = torch.stack([torch.stack(row).mean() for row in pairs])
     torch.testing.assert_close(mean_squared_distance(v), expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(squared_distances(v).sum(dim=(1, 2)) / 20, expected, rtol=0, atol=1e-12)
+
+
+def test_walk_of_small_steps_on_a_full_circle_tends_to_a_brownian_motion() -> None:
+    """A step's angle has the kernel's variance up to a share of σ², so four times the steps leave a quarter."""
+    distances = [distance_to_brownian_motion(steps) for steps in (8, 32, 128)]
+    assert distances[0] / distances[1] == pytest.approx(4, rel=0.05)
+    assert distances[1] / distances[2] == pytest.approx(4, rel=0.05)
+    assert distances[2] < 1e-3
+    assert distance_to_brownian_motion(32, tokens=1024) == pytest.approx(distances[1], rel=1e-3), "tokens are enough"
+    assert distance_to_brownian_motion(512, tokens=16) > 0.5, "a step shorter than the gap between tokens goes nowhere"

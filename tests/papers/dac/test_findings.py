@@ -18,12 +18,10 @@ from stages.papers.dac.counting import Operations, count_operations
 from stages.papers.dac.findings import PRINTED, findings, fisher_two_sided
 from tests.project import MARGINS
 
-# Claims that don't hold, and those that the text's own numbers exclude.
-FAILS = {"dac.prepost", "dac.thm.c1.1", "dac.fig7b", "dac.fig7b.units"}
-CONTRADICTED = {
-    *("dac.image.setup.epochs_imagenette", "dac.image.setup.steps_imagenette"),
-    *("dac.table2.gflops.r20.dac", "dac.table2.gflops.r32.dac"),
-}
+# Claims that hold under one reading of the text, those that hold under none, and those that its numbers exclude.
+UNDER_A_READING = {"dac.prepost", "dac.fig7b", "dac.fig7b.units"}
+FAILS = {"dac.thm.c1.1"}
+CONTRADICTED = {"dac.image.setup.epochs_imagenette", "dac.image.setup.steps_imagenette"}
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +38,11 @@ def test_each_claim_is_answered_once_and_soon() -> None:
 
 
 def test_statuses_are_what_the_arithmetic_gives(found: dict[str, Finding]) -> None:
-    assert {claim for claim, finding in found.items() if finding.status == "fails"} == FAILS
-    assert {claim for claim, finding in found.items() if finding.status == "contradicted"} == CONTRADICTED
+    claims = {
+        status: {claim for claim, finding in found.items() if finding.status == status}
+        for status in ("holds under a reading", "fails", "contradicted")
+    }
+    assert claims == {"holds under a reading": UNDER_A_READING, "fails": FAILS, "contradicted": CONTRADICTED}
 
 
 def test_printed_numbers_and_their_last_places_are_those_of_the_claims_file() -> None:
@@ -61,8 +62,6 @@ def test_a_status_follows_the_print(claim: str, found: dict[str, Finding], monke
 
 def test_numbers_that_fit_would_not_be_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PRINTED, "dac.image.setup.epochs_imagenette", (1081, 1))
-    monkeypatch.setitem(PRINTED, "dac.table2.gflops.r20.dac", (537e6, 1e6))
-    monkeypatch.setitem(PRINTED, "dac.table2.gflops.r32.dac", (912e6, 1e6))
     assert not CONTRADICTED & {finding.claim for finding in findings(MARGINS) if finding.status == "contradicted"}
 
 
@@ -78,39 +77,60 @@ def test_mba_grows_about_as_the_number_of_copies(found: dict[str, Finding]) -> N
         assert found["dac.mba.params"].computed[f"growth_of_layers_k{copies}"] == copies
 
 
-def test_one_rule_for_every_printed_number_of_operations(found: dict[str, Finding]) -> None:
-    """Section 4's rule gives 5.5 % for every network; Table 2 has more, in its own numbers whatever their rounding."""
-    increases = {
-        (claim, name): value
-        for claim in ("dac.vgg.flops_inc", "dac.wide.flops_inc", *sorted(CONTRADICTED))
-        for name, value in found[claim].computed.items()
-        if name.startswith("increase_percent")
-    }
-    by_rule = [value for (_, name), value in increases.items() if "bias_at_input" not in name]
-    at_input = [value for (_, name), value in increases.items() if "bias_at_input" in name]
-    assert len(by_rule) == len(at_input) == 5
-    assert {round(value, 1) for value in by_rule} == {5.5}
-    assert min(at_input) > 6
-    for depth in (20, 32):
-        computed = found[f"dac.table2.gflops.r{depth}.dac"].computed
-        low, high = (computed[f"printed_increase_percent_at_{end}"] for end in ("least", "most"))
-        assert 5.55 < low < computed["increase_percent_bias_at_input"] < high
+def test_section_4s_rule_gives_5_5_percent_for_every_network(found: dict[str, Finding]) -> None:
+    computed = {claim: found[claim].computed for claim in ("dac.vgg.flops_inc", "dac.wide.flops_inc")}
+    by_rule = [
+        value
+        for numbers in computed.values()
+        for name, value in numbers.items()
+        if name.startswith("increase_percent") and "bias_at_input" not in name
+    ]
+    by_rule += [found[f"dac.table2.gflops.r{d}.dac"].computed["increase_percent_bias_at_output"] for d in (20, 32)]
+    assert [round(value, 1) for value in by_rule] == [5.5] * 5
 
 
-def test_table_2_counts_biases_at_the_input_and_no_projections(found: dict[str, Finding]) -> None:
-    """542,004,480 for 0.542 to the last digit; 916,993,280 for 0.918 misses it by more than half a unit."""
-    for depth, printed in ((20, 0.509), (32, 0.865)):
+def test_table_2_prints_what_biases_at_the_input_of_a_strided_layer_cost(found: dict[str, Finding]) -> None:
+    """542,004,480 for 0.542 to the last digit, 916,993,280 for 0.918 one unit beside it; no projections."""
+    for depth, printed, ours in ((20, 0.509, 542_004_480), (32, 0.865, 916_993_280)):
         assert abs(found[f"dac.table2.gflops.r{depth}.base"].computed["gflops_with_projections"] - printed) > 0.002
-    near, far = (found[f"dac.table2.gflops.r{depth}.dac"] for depth in (20, 32))
-    assert near.computed["gflops_bias_at_input"] == 0.54200448 and far.computed["gflops_bias_at_input"] == 0.91699328
-    assert "give 0.5420, 0.0000 from the printed 0.542" in near.explanation
-    assert "give 0.9170, 0.0010 from the printed 0.918" in far.explanation
+        finding = found[f"dac.table2.gflops.r{depth}.dac"]
+        at_output, at_input = finding.readings
+        assert finding.ours == at_input.ours == ours
+        assert at_output.ours is not None and at_output.ours < ours
+        value, unit = PRINTED[finding.claim]
+        assert not prints_as(at_output.ours, value, unit), "section 4's rule alone is near and does not print so"
+    assert "0.00 % apart, which prints so" in found["dac.table2.gflops.r20.dac"].readings[1].text
+    assert "0.11 % apart, within the margin of the rules" in found["dac.table2.gflops.r32.dac"].readings[1].text
+
+
+def test_operations_beyond_the_margin_of_the_rules_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    share = MARGINS.flops_share
+    for factor, status in ((1 / (1 + 1.1 * share), "fails"), (1 / (1 + 0.8 * share), "holds")):
+        monkeypatch.setitem(PRINTED, "dac.table2.gflops.r20.base", (509e6 * factor, 1e6))
+        (changed,) = (finding for finding in findings(MARGINS) if finding.claim == "dac.table2.gflops.r20.base")
+        assert changed.status == status
 
 
 def test_steps_and_epochs_of_imagenette_exclude_each_other(found: dict[str, Finding]) -> None:
     computed = found["dac.image.setup.epochs_imagenette"].computed
     assert computed["epochs_of_the_steps"] == pytest.approx(64_000 * 128 / 7_575)
     assert computed["epochs_of_the_steps"] > 4 * 259
+    assert computed["epochs_of_the_steps_with_all_images"] == pytest.approx(64_000 * 128 / (9_469 + 3_925))
+    assert {found[claim].error for claim in CONTRADICTED} == {"64k steps and 259 epochs of Imagenette"}
+
+
+def test_a_post_activation_joins_the_next_biases_whatever_its_sign(found: dict[str, Finding]) -> None:
+    alone, in_its_network = found["dac.prepost"].readings
+    assert (alone.holds, in_its_network.holds) == (False, True)
+    assert found["dac.prepost"].computed["difference_of_two_layers"] < 1e-14
+
+
+def test_the_printed_square_takes_four_units_and_its_separation_three(found: dict[str, Finding]) -> None:
+    separation, function = found["dac.fig7b.units"].readings
+    assert [(reading.ours, reading.holds) for reading in (separation, function)] == [(3, False), (4, True)]
+    at_every_point, as_a_separation = found["dac.fig7b"].readings
+    assert (at_every_point.holds, as_a_separation.holds) == (False, True)
+    assert found["dac.fig7b"].computed["share_of_them_on_two_rays"] == 1
 
 
 def test_fisher_gives_known_p_values() -> None:
