@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stages.ledger.claims import ClaimLine
-from stages.verdicts import Verdict
+from stages.verdicts import Power, Verdict
 
 # results: trained models.  finding: computed without training.  params: read off the params files.  none: nothing yet.
 Basis = Literal["results", "finding", "params", "none"]
@@ -42,7 +42,7 @@ class ClaimCost:
 class Judgement:
     """`ours` is our number in the claim's unit; `is_decidable`: something here can decide the claim, now or later.
 
-    A figure or a setting is never decidable: nothing is at stake.
+    A figure or a setting is never decidable: nothing is at stake.  `power`: what the plan can tell of it.
     """
 
     claim: ClaimLine
@@ -52,3 +52,4 @@ class Judgement:
     ours: float | None = None
     entries: tuple[Entry, ...] = ()
     cost: ClaimCost | None = None
+    power: Power | None = None

@@ -17,6 +17,8 @@ class Verdict(Base):
     or proposed − baseline with better positive.  `basis`: results, finding, params, or none.  `is_decidable`: something
     here can decide the claim, now or later.  `size` judges how large a difference is, apart from its sign.
     `holds_adjusted`: after Holm's adjustment over the claim's family, where it has one.  `rules` digests the rules.
+    `prediction_…`: the interval in which the paper's own rerun would lie, by our replicates, in the claim's unit;
+    `is_predicted`: its number does.  `power`: what the plan can tell before anything runs (`stages.verdicts.Power`).
     The cost is that of all runs behind it, each counted once.
     """
 
@@ -37,6 +39,11 @@ class Verdict(Base):
     replicates_expected: Mapped[int | None]
     p_value: Mapped[float | None]
     size: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    prediction_low: Mapped[float | None]
+    prediction_high: Mapped[float | None]
+    prediction_confidence: Mapped[float | None]
+    is_predicted: Mapped[bool | None]
+    power: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     holds_adjusted: Mapped[bool | None]
     rules: Mapped[str]
     device_seconds: Mapped[float | None]

@@ -19,7 +19,7 @@ from stages.recording import record
 from stages.reporting import write_docs
 from stages.results import ClaimFilter, JudgedClaim, list_judged, open_results
 from stages.verdicts import Status
-from tests.ledger.lines import copy_project, params, publish, replicates_of, results
+from tests.ledger.lines import copy_project, params, publish, results
 
 METRICS = {
     "images": ("accuracy", "best_epoch_accuracy", "calibration_error", "loss"),
@@ -31,7 +31,7 @@ METRICS = {
 
 def trained(experiment: Experiment) -> list[ResultLine]:
     """All replicates of all arms; each arm is a point better than the one before it."""
-    replicates = range(replicates_of(experiment))
+    replicates = range(experiment.replicates)
     values = {
         arm: [0.5 + 0.01 * place % 0.4 + 0.001 * math.sin(place + 7 * replicate) for replicate in replicates]
         for place, arm in enumerate(experiment.arms)

@@ -13,7 +13,7 @@ from stages.evidence import ResultLine
 from stages.experiment import Experiment
 from stages.results import JudgedClaim
 from stages.verdicts import Status
-from tests.ledger.lines import claims, params, replicates_of, results
+from tests.ledger.lines import claims, params, results
 from tests.ledger.test_all_trained import judge_all, measured, recorded
 
 ERRORS = ("min_error", "window_error")
@@ -43,7 +43,7 @@ def printed(experiment: Experiment) -> Printed:
 
 def as_printed(experiment: Experiment) -> list[ResultLine]:
     """Every replicate of every arm: means are the printed numbers, with a spread that is far below any gain."""
-    known, replicates = printed(experiment), replicates_of(experiment)
+    known, replicates = printed(experiment), experiment.replicates
     noise = {}
     for place, arm in enumerate(experiment.arms):
         draws = [2e-5 * math.sin(3 * (place + 1) * replicate + place**2) for replicate in range(replicates)]
