@@ -123,4 +123,7 @@ def test_every_page_and_report_can_show_it(root: Path, tmp_path: Path) -> None:
         answers = {page: client.get(page) for page in dict.fromkeys(pages)}
     assert {page: answer.status_code for page, answer in answers.items() if answer.status_code != 200} == {}
     assert not [page for page, answer in answers.items() if ">nan" in answer.text or ">None<" in answer.text]
+    said = [text.text for page, text in answers.items() if page.startswith("/claims/")]
+    assert sum("Would the paper’s own rerun give its number?" in text for text in said) > 90
+    assert sum("By the spread of our replicates, whatever their mean. Planned are 5" in text for text in said) > 90
     assert b"nan" not in write_docs(root, tmp_path / "results.md").read_bytes()
