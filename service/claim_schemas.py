@@ -41,6 +41,23 @@ class SizeOut(Out):
     replicates_expected: int | None
 
 
+class PowerOut(Out):
+    """What the plan can tell of a claim, known before anything runs: how probable each verdict is at its end."""
+
+    planned: int = Field(description="replicates")
+    spread: float = Field(description="standard deviation of one replicate, of one difference for a gain")
+    source: str = Field(examples=["printed"], description="of the spread: measured, printed or assumed")
+    reproduced: float | None = Field(description="where the paper is right; of a gain's size")
+    not_reproduced: float | None = Field(description="where the truth is two margins from the paper's number")
+    supported: float | None = Field(description="where the gain is as printed")
+    needed: int | None = Field(
+        description="replicates, the planned or more, that give 80 % of supported for a gain, else of reproduced"
+    )
+    needed_for_size: int | None = Field(description="that give 80 % of reproduced for a gain's size; null: none do")
+    can_reproduce: bool = Field(description="false: no number of replicates can say reproduced")
+    explanation: str
+
+
 class ClaimCostOut(Out):
     """Of all runs behind a verdict, each counted once."""
 
@@ -90,6 +107,11 @@ class VerdictOut(Out):
     replicates_expected: int | None = Field(description="at which the present estimate would decide")
     p_value: float | None = Field(description="two-sided, not adjusted for other claims")
     size: SizeOut | None
+    prediction_low: float | None = Field(description="by our replicates, the paper's own rerun would lie from here")
+    prediction_high: float | None = Field(description="to here, in the claim's unit")
+    prediction_confidence: float | None = Field(examples=[0.95])
+    is_predicted: bool | None = Field(description="whether the paper's number lies there")
+    power: PowerOut | None
     holds_adjusted: bool | None = Field(description="after Holm's adjustment over the claim's family")
     rules: str = Field(description="sha256 of the numbers of the rules in params.yaml")
     digest: str = Field(description="sha256 of rules, the claim's row with its metric, judging code, and finding")

@@ -99,7 +99,6 @@ def describe_cut(experiment: Experiment, profile: Profile, source: DatasetSource
     cuts = ["stand-in data"] if profile.data == "embedded" else []
     cuts += [words[name] for name in words if name in changed]
     cuts += [f"another {name.replace('_', ' ')}" for name in changed if name not in words]
-    printed_replicates = len(_replicates(experiment))
-    if profile.replicates is not None and profile.replicates < printed_replicates:
-        cuts.append(f"{profile.replicates} of {printed_replicates} replicates")
+    if profile.replicates is not None and profile.replicates < experiment.replicates:
+        cuts.append(f"{profile.replicates} of {experiment.replicates} replicates")
     return ", ".join(cuts)

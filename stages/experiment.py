@@ -126,6 +126,12 @@ class Experiment:
     arms: Mapping[str, Arm]
 
     @property
+    def replicates(self) -> int:
+        """As printed: every seed, with every fold where the split has them."""
+        split = self.printed.split
+        return len(self.seeds) * (split.folds if split.kind == "folds" and split.folds else 1)
+
+    @property
     def varied(self) -> tuple[str, ...]:
         """Protocol fields that some arm sets for itself; results that differ elsewhere are not compared."""
         return tuple(sorted({field for arm in self.arms.values() for field in arm.protocol}))

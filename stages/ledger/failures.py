@@ -30,7 +30,7 @@ def judge_failures(claim: ClaimLine, pairs: Pairs, body: Body, params: Params) -
             used += body.arms[arm]
             entries += [entry_of(trial, side, None) for trial in body.arms[arm]]
         counts[side] = failed, total
-    planned = pairs.planned * max(len(experiment.seeds), 1)
+    planned = pairs.planned * experiment.replicates
     is_whole = body.standing is Standing.DECIDES and counts["proposed"][1] >= planned
     if not is_whole:
         there = f"{counts['proposed'][1]} of {planned} trainings of the grid are there, {counts['proposed'][0]} failed"

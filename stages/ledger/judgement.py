@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stages.ledger.claims import ClaimLine
-from stages.verdicts import Status, Verdict
+from stages.verdicts import Power, Status, Verdict
 
 # results: trained models.  finding: computed without training.  params: read off the params files.  none: nothing yet.
 Basis = Literal["results", "finding", "params", "none"]
@@ -54,7 +54,8 @@ class Variant:
 class Judgement:
     """`ours` is our number in the claim's unit; `is_decidable`: something here can decide the claim, now or later.
 
-    A figure or a setting is never decidable: nothing is at stake.  `variants`: the verdict in other metrics.
+    A figure or a setting is never decidable: nothing is at stake.  `variants`: the verdict in other metrics.  `power`:
+    what the plan can tell of it.
     """
 
     claim: ClaimLine
@@ -65,3 +66,4 @@ class Judgement:
     entries: tuple[Entry, ...] = ()
     cost: ClaimCost | None = None
     variants: tuple[Variant, ...] = ()
+    power: Power | None = None

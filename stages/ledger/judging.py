@@ -12,6 +12,7 @@ from stages.finding import Finding
 from stages.ledger.claims import ClaimLine
 from stages.ledger.judgement import Judgement
 from stages.ledger.measures import NotMeasured, measure
+from stages.ledger.power import foresee
 from stages.ledger.sensitivity import under_other_metrics
 from stages.ledger.settings import agree, judge_counted, judge_setting
 from stages.ledger.sides import arms_of
@@ -29,6 +30,7 @@ from stages.verdicts import (
     judge_wins,
     not_tested,
 )
+from stages.verdicts.looks import Looks
 
 NO_NUMBER = ("figure", "qualitative")
 EXACT = ("identity", "theorem", "inconsistent")
@@ -52,8 +54,9 @@ class Table:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What claims are judged by.  `devices`: what each paper ran on."""
+    """What claims are judged by.  `devices`: what each paper ran on; `claims`: all that are judged."""
 
+    claims: Sequence[ClaimLine]
     params: Params
     findings: Mapping[str, Finding]
     bodies: Mapping[str, Sequence[Body]]
@@ -73,7 +76,7 @@ def judge_claims(
     devices: Mapping[str, str],
 ) -> tuple[list[Judgement], list[Table]]:
     """One judgement a claim, in their order, and the sentences of the tables."""
-    facts = Facts(params=params, findings=findings, bodies=gather(params, trials), devices=devices)
+    facts = Facts(claims=claims, params=params, findings=findings, bodies=gather(params, trials), devices=devices)
     judged = {claim.id: _judge_each_way(claim, facts) for claim in claims if not _is_tally(claim)}
     tables = []
     for family in params.verdicts.families:
@@ -142,7 +145,11 @@ def _judge_measured(claim: ClaimLine, facts: Facts) -> Judgement:
         elsewhere = _judge_device(claim, facts)
         if elsewhere is not None:
             return Judgement(claim=claim, verdict=elsewhere, basis="none", is_decidable=False)
-    return judge_trained(claim, facts.params, facts.bodies_of(claim))
+    judgement = judge_trained(claim, facts.params, facts.bodies_of(claim))
+    if not judgement.is_decidable:
+        return judgement
+    power = foresee(claim, facts.params, judgement.verdict, facts.claims)
+    return dataclasses.replace(judgement, power=power)
 
 
 def _sentence(text: str) -> str:
@@ -173,24 +180,24 @@ def _judge_no_number(claim: ClaimLine, facts: Facts) -> Judgement:
         verdict = not_tested(silent if claim.experiment else "No experiment of ours shows it.")
         return Judgement(claim=claim, verdict=verdict, basis="none", is_decidable=False)
     groups = [
-        (arm, body.arms[arm])
+        (arm, body.arms[arm], body.looks(facts.params.verdicts))
         for body in bodies
         for arm in (arms_of(claim, body.experiment).arms if claim.arm else body.arms)
         if arm in body.arms
     ]
-    shown = [trial for _, trials in groups for trial in trials]
+    shown = [trial for _, trials, _ in groups for trial in trials]
     names = ", ".join(dict.fromkeys(trial.result.experiment for trial in shown)) or "none"
-    means = _means(claim, groups, facts.params) if len(bodies) == 1 else ""
+    means = _means(claim, groups) if len(bodies) == 1 else ""
     verdict = judge_shown(f"{len(shown)} results of {names}{means}")
     return Judgement(claim=claim, verdict=verdict, basis="results", is_decidable=False, cost=price(shown, facts.params))
 
 
-def _means(claim: ClaimLine, arms: Sequence[tuple[str, Sequence[Trial]]], params: Params) -> str:
+def _means(claim: ClaimLine, arms: Sequence[tuple[str, Sequence[Trial], Looks]]) -> str:
     """Each arm's mean in the claim's metric, where there are few of them and results hold it."""
     said = []
-    for arm, trials in arms:
+    for arm, trials, looks in arms:
         try:
-            values = measure(claim.metric, trials, params.verdicts.looks).values
+            values = measure(claim.metric, trials, looks).values
         except NotMeasured:
             return ""
         said.append(f"{arm} {fmean(values):.4g} (n = {len(values)})" if values else f"{arm} diverged")

@@ -11,7 +11,7 @@ from stages.ledger.claims import ClaimLine
 from stages.ledger.measures import NotMeasured, measure
 from stages.ledger.sides import Pairs, Sides, mean_of
 from stages.ledger.trials import Body
-from stages.rules import Rules
+from stages.rules import Margins, Rules
 from stages.verdicts import Replicate, Sample, ValueClaim, Verdict, judge_range, judge_value, not_tested
 from stages.verdicts.looks import complete_look
 
@@ -32,7 +32,7 @@ def relative(claim: ClaimLine, sides: Sides, pairs: Pairs, body: Body, rules: Ru
         against = body.experiment.arms[pairs.proposed[0]].against
         if against is None or against not in body.arms:
             raise NotMeasured(f"{against}, over which both gain, has none")
-        base = measure(claim.metric, body.arms[against], rules.looks).finished
+        base = measure(claim.metric, body.arms[against], body.looks(rules)).finished
         shared = [index for index in ours if index in theirs and index in base]
         top = {index: sign * (ours[index] - base[index]) for index in shared}
         bottom = {index: sign * (theirs[index] - base[index]) for index in shared}
@@ -68,13 +68,26 @@ def _ratio_sample(claim: ClaimLine, sides: Sides, top: Mapping[int, float], bott
     )
 
 
-def judge_relative(claim: ClaimLine, ratio: Sample, rules: Rules) -> Verdict:
+def judge_relative(claim: ClaimLine, ratio: Sample, body: Body, rules: Rules) -> Verdict:
+    """A ratio that is no larger than its margin is never `reproduced`: no gain at all would be the same."""
+    looks = body.looks(rules)
     assert claim.value is not None, f"{claim.id} has no ratio"
     if claim.kind == "range":
         assert claim.high is not None, f"{claim.id} has no end"
-        mean = mean_of(ratio, rules)
-        if mean is None or complete_look(ratio.indices, rules.looks) is None:
+        mean = mean_of(ratio, looks)
+        if mean is None or complete_look(ratio.indices, looks) is None:
             return not_tested(f"{ratio.n} replicates are there; a range needs {min(rules.looks)}.")
         return judge_range(claim.value, claim.high, mean, claim.precision or 0.0)
-    margin = max(rules.margins.difference(claim.value), claim.precision or 0.0)
-    return judge_value(ValueClaim(value=claim.value, margin=margin, n=claim.n), ratio, rules=rules)
+    margin = margin_of_ratio(claim, rules.margins)
+    return judge_value(
+        ValueClaim(value=claim.value, margin=margin, n=claim.n),
+        ratio,
+        rules=rules,
+        planned=body.experiment.replicates,
+        can_reproduce=abs(claim.value) > margin,
+    )
+
+
+def margin_of_ratio(claim: ClaimLine, margins: Margins) -> float:
+    """As of a difference, at least the printed rounding."""
+    return max(margins.difference(claim.value or 0.0), claim.precision or 0.0)

@@ -14,7 +14,7 @@ from stages.ledger.measures import average, measure
 from stages.ledger.trials import Body, Trial, choose, strength
 from stages.rules import Rules
 from stages.verdicts import GridPart, Sample
-from stages.verdicts.looks import complete_look
+from stages.verdicts.looks import Looks, complete_look
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ def gather_sides(claim: ClaimLine, pairs: Pairs, body: Body, rules: Rules) -> Si
     Raises:
         NotMeasured: no result holds the metric.
     """
-    samples = {arm: measure(claim.metric, body.arms[arm], rules.looks) for arm in pairs.arms}
+    samples = {arm: measure(claim.metric, body.arms[arm], body.looks(rules)) for arm in pairs.arms}
     entries: list[Entry] = []
     trials: dict[int, Trial] = {}
     sides: Mapping[Side, tuple[str, ...]] = {"proposed": pairs.proposed, "baseline": pairs.baseline}
@@ -115,8 +115,8 @@ def entry_of(trial: Trial, side: Side, value: float | None) -> Entry:
     return Entry(result=trial.number, side=side, arm=line.arm, replicate=line.replicate, value=value)
 
 
-def mean_of(sample: Sample, rules: Rules) -> float | None:
+def mean_of(sample: Sample, looks: Looks) -> float | None:
     """Of the replicates that are judged; of all where no look is complete."""
-    n = complete_look(sample.indices, rules.looks)
+    n = complete_look(sample.indices, looks)
     used = sample.among(range(n)) if n else sample
     return fmean(used.values) if used.values else None

@@ -68,11 +68,11 @@ def _judge_samples(claim: ClaimLine, pairs: Pairs, body: Body, params: Params) -
         verdict, ours = not_tested(SHORT), None
     elif claim.kind == "value":
         verdict = _judge_value(claim, sides, pairs, body, rules)
-        ours = mean_of(sides.proposed, rules)
+        ours = mean_of(sides.proposed, body.looks(rules))
     else:
         ratio = relative(claim, sides, pairs, body, rules)
-        verdict = judge_relative(claim, ratio, rules)
-        ours = mean_of(ratio, rules)
+        verdict = judge_relative(claim, ratio, body, rules)
+        ours = mean_of(ratio, body.looks(rules))
     return Judgement(
         claim=claim,
         verdict=dataclasses.replace(verdict, explanation=verdict.explanation + sides.note),
@@ -96,7 +96,7 @@ def margin_of_value(claim: ClaimLine, margins: Margins) -> float:
     return margins.loss(abs(value), precision)
 
 
-def _margin_of_gain(claim: ClaimLine, margins: Margins) -> float:
+def margin_of_gain(claim: ClaimLine, margins: Margins) -> float:
     gain = claim.value or 0.0
     if claim.metric.endswith("log_mse"):
         return margins.log_mse(gain)
@@ -109,7 +109,7 @@ def _judge_value(claim: ClaimLine, sides: Sides, pairs: Pairs, body: Body, rules
     for arm, trials in body.arms.items():
         if arm not in pairs.arms:
             try:
-                peers.append(measure(claim.metric, trials, rules.looks))
+                peers.append(measure(claim.metric, trials, body.looks(rules)))
             except NotMeasured:
                 continue
     level = fmean(sides.proposed.values or [0.0])
@@ -119,6 +119,7 @@ def _judge_value(claim: ClaimLine, sides: Sides, pairs: Pairs, body: Body, rules
         ValueClaim(value=claim.value, margin=margin_of_value(claim, rules.margins), stderr=claim.stderr, n=claim.n),
         sides.proposed,
         rules=rules,
+        planned=body.experiment.replicates,
         peers=peers,
         widening=wide * error if claim.unit == "fraction" else 0.0,
     )
@@ -138,7 +139,7 @@ def _judge_pair(claim: ClaimLine, sides: Sides, body: Body, rules: Rules) -> Ver
     assert claim.value is not None and sides.baseline is not None, f"{claim.id} compares nothing"
     gain = GainClaim(
         gain=claim.value,
-        margin=_margin_of_gain(claim, rules.margins),
+        margin=margin_of_gain(claim, rules.margins),
         better=_better(claim),
         stderr=claim.stderr,
         n=claim.n,
@@ -151,6 +152,7 @@ def _judge_pair(claim: ClaimLine, sides: Sides, body: Body, rules: Rules) -> Ver
         sides.proposed,
         sides.baseline,
         rules=rules,
+        planned=body.experiment.replicates,
         pairing="fold" if body.pairing_is_by_fold else "none",
         # Their share of the share on which the two arms disagree.
         widening=share * _disagreement(sides.trials) if share else 0.0,

@@ -15,6 +15,7 @@ from stages.experiment import Arm, Experiment, Params
 from stages.ledger.judgement import ClaimCost
 from stages.rules import Rules
 from stages.verdicts import Standing, standing
+from stages.verdicts.looks import looks_of_plan
 
 FLOPS_OF_TRAINING = 3
 """A backward pass does the work of two forward passes."""
@@ -47,6 +48,10 @@ class Body:
     standing: Standing
     share: float
     arms: Mapping[str, tuple[Trial, ...]]
+
+    def looks(self, rules: Rules) -> dict[int, float]:
+        """The planned looks, which end with the experiment's replicates."""
+        return looks_of_plan(rules.looks, self.experiment.replicates)
 
     @property
     def pairing_is_by_fold(self) -> bool:

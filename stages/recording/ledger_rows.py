@@ -53,6 +53,7 @@ def change_rows(history: Sequence[Change], judgements: Sequence[Judgement]) -> l
 
 def _verdict(judgement: Judgement, holds_adjusted: bool | None) -> tables.Verdict:
     verdict, cost = judgement.verdict, judgement.cost
+    prediction = (verdict.size or verdict).prediction
     names = ("explanation", "estimate", "low", "high", "confidence", "margin", "n", "n_diverged", "p_value")
     return tables.Verdict(
         claim=judgement.claim.id,
@@ -62,6 +63,11 @@ def _verdict(judgement: Judgement, holds_adjusted: bool | None) -> tables.Verdic
         ours=judgement.ours,
         replicates_expected=verdict.replicates_expected,
         size=_size(judgement),
+        power=None if judgement.power is None else dataclasses.asdict(judgement.power),
+        prediction_low=prediction.low if prediction else None,
+        prediction_high=prediction.high if prediction else None,
+        prediction_confidence=prediction.confidence if prediction else None,
+        is_predicted=prediction.holds if prediction else None,
         holds_adjusted=holds_adjusted,
         variants=[dataclasses.asdict(variant) for variant in judgement.variants],
         device_seconds=cost.device_seconds if cost else None,
@@ -150,6 +156,12 @@ def family_rows(sentences: Sequence[Table], judgements: Sequence[Judgement]) -> 
 def plain(judgements: Sequence[Judgement]) -> list[Any]:
     """What they say, as JSON values, for the digest of the database."""
     return [
-        [judgement.claim.id, dataclasses.asdict(judgement.verdict), judgement.ours, judgement.is_decidable]
+        [
+            judgement.claim.id,
+            dataclasses.asdict(judgement.verdict),
+            judgement.ours,
+            judgement.is_decidable,
+            None if judgement.power is None else dataclasses.asdict(judgement.power),
+        ]
         for judgement in judgements
     ]

@@ -18,7 +18,9 @@ class Verdict(Base):
     here can decide the claim, now or later.  `size` judges how large a difference is, apart from its sign.
     `holds_adjusted`: after Holm's adjustment over the claim's family, where it has one.  `rules` digests the numbers of
     the rules; `digest` those, the claim's row with its metric, and the code that judged it.  `variants`: what other
-    defensible metrics would say.  The cost is that of all runs behind it, each counted once.
+    defensible metrics would say.  `prediction_…`: the interval in which the paper's own rerun would lie, by our
+    replicates, in the claim's unit; `is_predicted`: its number does.  `power`: what the plan can tell before anything
+    runs (`stages.verdicts.Power`).  The cost is that of all runs behind it, each counted once.
     """
 
     __tablename__ = "verdicts"
@@ -38,6 +40,11 @@ class Verdict(Base):
     replicates_expected: Mapped[int | None]
     p_value: Mapped[float | None]
     size: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    prediction_low: Mapped[float | None]
+    prediction_high: Mapped[float | None]
+    prediction_confidence: Mapped[float | None]
+    is_predicted: Mapped[bool | None]
+    power: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     holds_adjusted: Mapped[bool | None]
     rules: Mapped[str]
     digest: Mapped[str]

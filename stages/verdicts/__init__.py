@@ -2,7 +2,7 @@
 
 One family a file: `value` (two one-sided tests), `difference` (sign and size of a gain), `families` (a table's
 sentence, Holm-adjusted, and a paper's own counts), `others` (counts, ranges, proportions, …), `indicative` (what
-short runs may say).
+short runs may say), `power` (what a plan can tell beforehand).
 Rules, margins and looks are fixed before running (`stages.rules`); `curves` turns the curves of folds into an arm's
 metric.  Needs NumPy and SciPy only.
 """
@@ -22,15 +22,19 @@ from stages.verdicts.others import (
     judge_shown,
     not_tested,
 )
+from stages.verdicts.power import Design, Power, power_of_gain, power_of_value
 from stages.verdicts.value import ValueClaim, judge_value
-from stages.verdicts.verdict import DuplicateReplicate, Replicate, Sample, Status, Verdict
+from stages.verdicts.verdict import DuplicateReplicate, Prediction, Replicate, Sample, Status, Verdict
 
 __all__ = [
     "ArmMetric",
+    "Design",
     "DuplicateReplicate",
     "GainClaim",
     "GridPart",
     "Margins",
+    "Power",
+    "Prediction",
     "Replicate",
     "Rules",
     "Sample",
@@ -54,6 +58,8 @@ __all__ = [
     "judge_wins",
     "min_over_epochs",
     "not_tested",
+    "power_of_gain",
+    "power_of_value",
     "pseudo_values",
     "standing",
     "window_error",

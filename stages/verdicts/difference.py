@@ -15,6 +15,7 @@ others may differ from them as they do from each other (a finite population, Coc
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
@@ -23,11 +24,19 @@ import numpy as np
 from scipy import special
 
 from stages.rules import Rules
-from stages.verdicts.expected import MOST, expected_replicates
+from stages.verdicts.expected import expected_replicates, say_expected
 from stages.verdicts.intervals import Numbers, combine, half_width, variance_of
-from stages.verdicts.looks import complete_look, level, looks_from
+from stages.verdicts.looks import Looks, complete_look, level, looks_from, looks_of_plan
 from stages.verdicts.numerals import signed, with_interval
-from stages.verdicts.value import NONE_MISSING, Spread, judge_equivalence, tell, too_few, too_many_diverged
+from stages.verdicts.value import (
+    NONE_MISSING,
+    Spread,
+    judge_equivalence,
+    tell,
+    too_few,
+    too_many_diverged,
+    with_prediction,
+)
 from stages.verdicts.verdict import Sample, Status, Verdict
 
 Pairing = Literal["fold", "none"]
@@ -45,6 +54,11 @@ class GainClaim:
     better: Literal["higher", "lower"]
     stderr: float | None = None
     n: int | None = None
+
+    @property
+    def has_size(self) -> bool:
+        """Whether no gain at all is told from the printed one; of comparable arms none is what is claimed."""
+        return not self.gain or abs(self.gain) > self.margin
 
 
 @dataclass(frozen=True)
@@ -101,18 +115,21 @@ def judge_gain(
     *,
     rules: Rules,
     pairing: Pairing,
+    planned: int | None = None,
     widening: float = 0.0,
     part: GridPart | None = None,
 ) -> Verdict:
     """The verdict on the sign, with the one on the size inside; not adjusted for other claims (`families`).
 
-    A claim of two comparable arms has no sign: its verdict is the one on the size.  Of a grid that isn't whole, the
-    arms are means over the pairs of `part`.  `widening` is what left-out test rows could change.
+    A claim of two comparable arms has no sign: its verdict is the one on the size.  The size of a printed gain that is
+    no larger than the margin is never `reproduced`.  Of a grid that isn't whole, the arms are means over the pairs of
+    `part`.  Looks end with the `planned` replicates; `widening` is what left-out test rows could change.
     """
+    looks = looks_of_plan(rules.looks, planned)
     shared = set(proposed.indices) & set(baseline.indices)
-    n = complete_look(shared, rules.looks)
+    n = complete_look(shared, looks)
     if n is None:
-        return too_few(shared, min(rules.looks), Status.UNRESOLVED)
+        return too_few(shared, min(rules.looks), Status.UNRESOLVED, planned)
     arms = proposed.among(range(n)), baseline.among(range(n))
     usable = len(set(arms[0].finished) & set(arms[1].finished)) if pairing == "fold" else min(map(_count, arms))
     if usable < 2:
@@ -123,14 +140,14 @@ def judge_gain(
             alone = "One pair says nothing of the others."
             return Verdict(status=Status.UNRESOLVED, explanation=alone, estimate=gain.mean, n=n)
         gain = dataclasses.replace(gain, missing=part.missing(n))
-    size = _judge_size(claim, gain, arms, rules=rules, widening=widening)
+    size = _judge_size(claim, gain, arms, rules=rules, planned=planned, widening=widening)
     if size.estimate is not None:
         size = tell(
             size, f"Our gain {signed(gain.mean)} (n = {n}) − the paper's {signed(claim.gain)}", proposed, baseline
         )
     if not claim.gain:
         return size
-    sign = _judge_sign(claim, gain, arms, rules=rules, widening=widening)
+    sign = _judge_sign(claim, gain, arms, rules=rules, looks=looks, widening=widening)
     design = "shared folds" if pairing == "fold" else "independent replicates"
     sign = tell(sign, f"Gain of the proposed arm (n = {n} {design})", proposed, baseline)
     if part is not None:
@@ -143,9 +160,11 @@ def _count(arm: Sample) -> int:
     return len(arm.finished)
 
 
-def _judge_sign(claim: GainClaim, gain: Gain, arms: tuple[Sample, Sample], *, rules: Rules, widening: float) -> Verdict:
+def _judge_sign(
+    claim: GainClaim, gain: Gain, arms: tuple[Sample, Sample], *, rules: Rules, looks: Looks, widening: float
+) -> Verdict:
     n, diverged = arms[0].n, [arm.n_diverged for arm in arms]
-    alpha = level(rules.looks, n, rules.alpha_outside / 2)
+    alpha = level(looks, n, rules.alpha_outside / 2)
     variance, df = gain.at(gain.n)
     half = float(half_width(variance, df, alpha)) + widening
 
@@ -160,8 +179,8 @@ def _judge_sign(claim: GainClaim, gain: Gain, arms: tuple[Sample, Sample], *, ru
         status, reason = Status.UNRESOLVED, "the replicates don't differ at all, so their spread is unknown"
     elif abs(gain.mean) <= half:
         status = Status.UNRESOLVED
-        expected = expected_replicates(decides, n, rules.looks)
-        reason = f"{expected or f'more than {MOST}'} replicates are expected to decide"
+        expected = expected_replicates(decides, n, looks)
+        reason = say_expected(expected, looks)
         if expected is None and gain.missing[0]:
             reason = "more pairs are needed"
     elif ahead:
@@ -182,6 +201,8 @@ def _judge_sign(claim: GainClaim, gain: Gain, arms: tuple[Sample, Sample], *, ru
         n_diverged=sum(diverged),
         replicates_expected=expected,
         p_value=_p_value(gain, widening),
+        spread=math.sqrt(gain.s2),
+        share=looks[n],
     )
 
 
@@ -192,18 +213,29 @@ def _p_value(gain: Gain, widening: float) -> float | None:
     return float(2 * special.stdtr(df, -max(abs(gain.mean) - widening, 0.0) / np.sqrt(variance)))
 
 
-def _judge_size(claim: GainClaim, gain: Gain, arms: tuple[Sample, Sample], *, rules: Rules, widening: float) -> Verdict:
-    minimum = rules.minimum if claim.stderr is None else rules.minimum_with_error
-    looks, n = looks_from(rules.looks, minimum), arms[0].n
+def _judge_size(
+    claim: GainClaim,
+    gain: Gain,
+    arms: tuple[Sample, Sample],
+    *,
+    rules: Rules,
+    planned: int | None,
+    widening: float,
+) -> Verdict:
+    from_minimum = looks_from(rules.looks, rules.minimum if claim.stderr is None else rules.minimum_with_error)
+    looks, n = looks_of_plan(from_minimum, planned), arms[0].n
     if n not in looks:
-        return too_few(range(n), min(looks), Status.INCONCLUSIVE)
-    return judge_equivalence(
+        return too_few(range(n), min(from_minimum), Status.INCONCLUSIVE, planned)
+    spread = Spread(s2=gain.s2, df=gain.df, n=gain.n, stderr=claim.stderr, paper_n=claim.n, missing=gain.missing)
+    verdict = judge_equivalence(
         gain.mean - claim.gain,
-        Spread(s2=gain.s2, df=gain.df, n=gain.n, stderr=claim.stderr, paper_n=claim.n, missing=gain.missing),
+        spread,
         claim.margin,
         n=n,
         n_diverged=sum(arm.n_diverged for arm in arms),
         rules=rules,
         looks=looks,
         widening=widening,
+        can_reproduce=claim.has_size,
     )
+    return with_prediction(verdict, gain.mean, claim.gain, spread, rules, widening)

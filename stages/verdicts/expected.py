@@ -24,6 +24,12 @@ def expected_replicates(decides: Decides, n: int, looks: Looks) -> int | None:
     return int(candidates[np.argmax(hit)]) if np.any(hit) else None
 
 
+def say_expected(expected: int | None, looks: Looks) -> str:
+    """`expected_replicates` in words."""
+    beyond = f", beyond the last look at {max(looks)}" if expected is None or expected > max(looks) else ""
+    return f"{expected or f'more than {MOST}'} replicates are expected to decide{beyond}"
+
+
 def can_decide(decides: Decides, looks: Looks) -> bool:
     """Whether any number of replicates would: what remains then is the paper's own error."""
     return bool(decides(float(NEVER), looks[max(looks)]))

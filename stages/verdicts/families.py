@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stages.rules import Rules
-from stages.verdicts.looks import level
 from stages.verdicts.others import fisher_p, newcombe, not_tested
 from stages.verdicts.verdict import Status, Verdict
 
@@ -30,7 +29,7 @@ def judge_table(orders: Sequence[Verdict], rules: Rules) -> TableSentence:
     held: set[int] = set()
     while open_orders:
         alpha = rules.alpha_outside / 2 / len(open_orders)
-        now = {number for number, order in open_orders.items() if _is_significant(order, alpha, rules)}
+        now = {number for number, order in open_orders.items() if _is_significant(order, alpha)}
         if not now:
             break
         held |= now
@@ -46,8 +45,8 @@ def judge_table(orders: Sequence[Verdict], rules: Rules) -> TableSentence:
     )
 
 
-def _is_significant(order: Verdict, alpha: float, rules: Rules) -> bool:
-    return order.p_value is not None and order.p_value / 2 <= level(rules.looks, order.n, alpha)
+def _is_significant(order: Verdict, alpha: float) -> bool:
+    return order.p_value is not None and order.share is not None and order.p_value / 2 <= alpha * order.share
 
 
 def judge_tally(claimed: int, orders: Sequence[Verdict]) -> Verdict:

@@ -3,6 +3,8 @@
 Testing at every replicate until the answer pleases gives many times the nominal error.  So evidence is judged only when
 a planned number of replicates is complete, in the planned order, and the looks share α: whenever one stops, the error
 of all looks together is at most the sum of their shares, whatever the distribution.
+
+A look that the plan never reaches would spend its share on nothing, so the plan's end is the last one (decision 0029).
 """
 
 from __future__ import annotations
@@ -21,6 +23,23 @@ def looks_from(looks: Looks, minimum: int) -> dict[int, float]:
     """The looks with enough replicates; they share what the earlier ones would have spent."""
     enough = {n: share for n, share in looks.items() if n >= minimum}
     return {n: share / sum(enough.values()) for n, share in enough.items()}
+
+
+def looks_of_plan(looks: Looks, planned: int | None) -> dict[int, float]:
+    """The looks of a plan of so many replicates: those that it reaches, with its end as the last.
+
+    The first look that it doesn't reach moves to its end, unless one is there already; the others are dropped, and all
+    shares grow in proportion until they spend α again.  A plan shorter than the first look has none; one that goes on
+    after the last, or None, changes nothing.
+
+    {3: 0.2, 5: 0.4, 10: 0.4} is {3: 1/3, 5: 2/3} with a plan of 5 and {3: 0.2, 5: 0.4, 7: 0.4} with one of 7.
+    """
+    if planned is None or planned >= max(looks, default=0):
+        return dict(looks)
+    reached = {n: share for n, share in looks.items() if n <= planned}
+    if reached:
+        reached.setdefault(planned, next(share for n, share in looks.items() if n > planned))
+    return {n: share / sum(reached.values()) for n, share in reached.items()}
 
 
 def level(looks: Looks, n: int, alpha: float) -> float:

@@ -4,7 +4,8 @@
                                Var D = s²/n + s²/m    where the paper ran m times; m = 1 where it doesn't say
 
 s is pooled over the experiment's arms (`intervals.pool`).  `reproduced`: the interval of D at 1 − 2α lies within the
-margin.  `not reproduced`: the wider interval at 1 − α lies wholly outside.
+margin.  `not reproduced`: the wider interval at 1 − α lies wholly outside.  Beside it stands where the paper's own
+rerun would lie (`prediction`).
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from statistics import fmean
 import numpy as np
 
 from stages.rules import Rules
-from stages.verdicts.expected import MOST, can_decide, expected_replicates
+from stages.verdicts.expected import can_decide, expected_replicates, say_expected
 from stages.verdicts.intervals import Numbers, combine, half_width, is_outside, is_within, pool
-from stages.verdicts.looks import Looks, complete_look, level, looks_from
+from stages.verdicts.looks import Looks, complete_look, level, looks_from, looks_of_plan
 from stages.verdicts.numerals import with_interval
+from stages.verdicts.prediction import predict
 from stages.verdicts.verdict import Sample, Status, Verdict
 
 NONE_MISSING = 0.0, math.inf
 """(variance, df) of the pairs that a whole grid lacks."""
+AS_LARGE = "the margin is as large as the printed number, so nothing at all would count as the same"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,15 +72,21 @@ def judge_value(
     sample: Sample,
     *,
     rules: Rules,
+    planned: int | None = None,
     peers: Sequence[Sample] = (),
     widening: float = 0.0,
+    can_reproduce: bool = True,
 ) -> Verdict:
-    """`peers` are the experiment's other arms, `widening` what left-out test rows could change."""
-    minimum = rules.minimum if claim.stderr is None else rules.minimum_with_error
-    looks = looks_from(rules.looks, minimum)
+    """Of `planned` replicates, by which the looks end (None: the plan goes on after the last).
+
+    `peers` are the experiment's other arms, `widening` what left-out test rows could change; `can_reproduce` as in
+    `judge_equivalence`.
+    """
+    from_minimum = looks_from(rules.looks, rules.minimum if claim.stderr is None else rules.minimum_with_error)
+    looks = looks_of_plan(from_minimum, planned)
     n = complete_look(sample.indices, looks)
     if n is None:
-        return too_few(sample.indices, min(looks), Status.INCONCLUSIVE)
+        return too_few(sample.indices, min(from_minimum), Status.INCONCLUSIVE, planned)
     used = sample.among(range(n))
     if len(used.values) < 2:
         return too_many_diverged(n, used.n_diverged, Status.INCONCLUSIVE)
@@ -93,7 +102,9 @@ def judge_value(
         rules=rules,
         looks=looks,
         widening=widening,
+        can_reproduce=can_reproduce,
     )
+    verdict = with_prediction(verdict, fmean(used.values), claim.value, spread, rules, widening)
     ours = f"Ours {fmean(used.values):.4g} (n = {n}, s = {s2**0.5:.2g}) − the paper's {claim.value:.4g}"
     return tell(verdict, ours, sample)
 
@@ -108,8 +119,13 @@ def judge_equivalence(
     rules: Rules,
     looks: Looks,
     widening: float = 0.0,
+    can_reproduce: bool = True,
 ) -> Verdict:
-    """Whether `difference` is nothing, given a margin.  The explanation is the part behind the numbers compared."""
+    """Whether `difference` is nothing, given a margin.  The explanation is the part behind the numbers compared.
+
+    Without `can_reproduce`, within the margin is no agreement: there no gain at all would be the same as the printed
+    one.  Then it is `not reproduced` or `undecidable`.
+    """
 
     def halves(of: Spread, replicates: Numbers, within: Numbers, outside: Numbers) -> tuple[Numbers, Numbers]:
         variance, df = of.at(replicates)
@@ -117,7 +133,7 @@ def judge_equivalence(
 
     def decides(of: Spread, replicates: Numbers, share: Numbers) -> Numbers:
         inner, outer = halves(of, replicates, rules.alpha_within * share, rules.alpha_outside / 2 * share)
-        return is_within(difference, inner, margin) | is_outside(difference, outer, margin)
+        return can_reproduce & is_within(difference, inner, margin) | is_outside(difference, outer, margin)
 
     inner_level = level(looks, n, rules.alpha_within)
     outer_level = level(looks, n, rules.alpha_outside / 2)
@@ -128,6 +144,8 @@ def judge_equivalence(
         status, reason = Status.INCONCLUSIVE, "the replicates don't differ at all, so their spread is unknown"
     elif is_outside(difference, outer, margin):
         status, reason = Status.NOT_REPRODUCED, "wholly outside"
+    elif is_within(difference, inner, margin) and not can_reproduce:
+        status, reason = Status.UNDECIDABLE, AS_LARGE
     elif is_within(difference, inner, margin) and not n_diverged:
         status, reason = Status.REPRODUCED, "within"
     elif is_within(difference, inner, margin):
@@ -135,9 +153,11 @@ def judge_equivalence(
     elif can_decide(here, looks):
         status = Status.INCONCLUSIVE
         expected = expected_replicates(here, n, looks)
-        reason = f"{expected or f'more than {MOST}'} replicates are expected to decide"
+        reason = say_expected(expected, looks)
     elif can_decide(functools.partial(decides, dataclasses.replace(spread, missing=NONE_MISSING)), looks):
         status, reason = Status.INCONCLUSIVE, "more pairs are needed"
+    elif not can_reproduce:
+        status, reason = Status.UNDECIDABLE, AS_LARGE
     else:
         status, reason = Status.UNDECIDABLE, "no number of our replicates decides beside the paper's own error"
     half, alpha = (outer, outer_level) if status is Status.NOT_REPRODUCED else (inner, inner_level)
@@ -153,7 +173,24 @@ def judge_equivalence(
         n=n,
         n_diverged=n_diverged,
         replicates_expected=expected,
+        share=looks[n],
     )
+
+
+def with_prediction(
+    verdict: Verdict, ours: float, printed: float, spread: Spread, rules: Rules, widening: float
+) -> Verdict:
+    """The verdict with the spread that it took, and where the paper's own rerun would lie."""
+    variance, df = spread.at(spread.n)
+    prediction = predict(
+        ours,
+        printed,
+        variance=float(variance) if spread.s2 else 0.0,
+        df=float(df),
+        alpha=rules.alpha_outside,
+        widening=widening,
+    )
+    return dataclasses.replace(verdict, prediction=prediction, spread=math.sqrt(spread.s2))
 
 
 def tell(verdict: Verdict, compared: str, *samples: Sample) -> Verdict:
@@ -180,12 +217,13 @@ def too_many_diverged(n: int, n_diverged: int, status: Status) -> Verdict:
     )
 
 
-def too_few(indices: Collection[int], needed: int, status: Status) -> Verdict:
+def too_few(indices: Collection[int], needed: int, status: Status, planned: int | None = None) -> Verdict:
     """Before the first look: nothing can be said, `not tested` where there is nothing at all."""
     there = len(set(range(needed)) & set(indices))
+    ends = f", and the plan ends with {planned}" if planned is not None and planned < needed else ""
     return Verdict(
         status=status if indices else Status.NOT_TESTED,
-        explanation=f"{there} of the first {needed} replicates are there; nothing is said before.",
+        explanation=f"{there} of the first {needed} replicates are there; nothing is said before{ends}.",
         n=there,
         replicates_expected=needed,
     )

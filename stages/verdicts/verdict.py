@@ -110,13 +110,24 @@ class Sample:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """The interval in which the paper's own rerun would lie, in the claim's unit; `holds`: its number lies there."""
+
+    low: float
+    high: float
+    confidence: float
+    holds: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Verdict:
     """What the evidence says of one claim.
 
     `estimate` is ours − paper for a value and proposed − baseline, better positive, for a difference, with the interval
     `low` to `high` at `confidence`.  `n` counts the replicates used, the diverged among them; `replicates_expected` is
     the number at which the present estimate would decide.  `size` judges how large a difference is, apart from its
-    sign.  `p_value` is two-sided and not adjusted for other claims.
+    sign.  `p_value` is two-sided and not adjusted for other claims.  `spread` is the standard deviation of one
+    replicate that went in, of one difference for a gain.  `share` is the part of α that this look spends.
     """
 
     status: Status
@@ -131,3 +142,6 @@ class Verdict:
     replicates_expected: int | None = None
     p_value: float | None = None
     size: Verdict | None = None
+    prediction: Prediction | None = None
+    spread: float | None = None
+    share: float | None = None

@@ -21,7 +21,7 @@ from stages.evidence import (
     ResultLine,
     write_lines,
 )
-from stages.experiment import Experiment, Params, load_params
+from stages.experiment import Params, load_params
 from stages.fingerprint import code_fingerprint
 from stages.ledger import ClaimLine, Judgement, Table, Trial, judge_claims, read_claims
 from stages.run import RunSpec
@@ -40,12 +40,6 @@ def params() -> Params:
 @cache
 def claims() -> dict[str, ClaimLine]:
     return {claim.id: claim for claim in read_claims(ROOT / "data" / "claims.csv")}
-
-
-def replicates_of(experiment: Experiment) -> int:
-    """As printed: every seed, with every fold where the split has them."""
-    split = experiment.printed.split
-    return len(experiment.seeds) * (split.folds or 1 if split.kind == "folds" else 1)
 
 
 def copy_project(root: Path) -> None:

@@ -19,7 +19,7 @@ from stages.recording import record
 from stages.reporting import write_docs
 from stages.results import ClaimFilter, JudgedClaim, list_judged, open_results
 from stages.verdicts import Status
-from tests.ledger.lines import copy_project, params, publish, replicates_of, results
+from tests.ledger.lines import copy_project, params, publish, results
 
 METRICS = {
     "images": ("accuracy", "best_epoch_accuracy", "calibration_error", "loss"),
@@ -31,7 +31,7 @@ METRICS = {
 
 def trained(experiment: Experiment) -> list[ResultLine]:
     """All replicates of all arms; each arm is a point better than the one before it."""
-    replicates = range(replicates_of(experiment))
+    replicates = range(experiment.replicates)
     values = {
         arm: [0.5 + 0.01 * place % 0.4 + 0.001 * math.sin(place + 7 * replicate) for replicate in replicates]
         for place, arm in enumerate(experiment.arms)
@@ -123,4 +123,7 @@ def test_every_page_and_report_can_show_it(root: Path, tmp_path: Path) -> None:
         answers = {page: client.get(page) for page in dict.fromkeys(pages)}
     assert {page: answer.status_code for page, answer in answers.items() if answer.status_code != 200} == {}
     assert not [page for page, answer in answers.items() if ">nan" in answer.text or ">None<" in answer.text]
+    said = [text.text for page, text in answers.items() if page.startswith("/claims/")]
+    assert sum("Would the paper’s own rerun give its number?" in text for text in said) > 90
+    assert sum("By the spread of our replicates, whatever their mean. Planned are 5" in text for text in said) > 90
     assert b"nan" not in write_docs(root, tmp_path / "results.md").read_bytes()

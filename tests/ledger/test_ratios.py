@@ -28,10 +28,8 @@ def shares(true: float, papers: float, spread: float) -> dict[Status, float]:
         theirs = random.normal((BASE * (1 + papers), BASE), spread)
         ours, base = (random.normal(mean, spread, 5) for mean in (BASE * (1 + true), BASE))
         claim = dataclasses.replace(CLAIM, value=float(theirs[0] / theirs[1] - 1))
-        sides = Sides(
-            proposed=Sample.of(ours.tolist()), baseline=Sample.of(base.tolist()), trials=(), entries=(), note=""
-        )
-        verdict = judge_relative(claim, relative(claim, sides, PAIRS, BODY, RULES), RULES)
+        sides = Sides(proposed=Sample.of(ours.tolist()), baseline=Sample.of(base.tolist()), trials=(), entries=())
+        verdict = judge_relative(claim, relative(claim, sides, PAIRS, BODY, RULES), BODY, RULES)
         found[verdict.status] = found.get(verdict.status, 0) + 1
     return {status: count / TIMES for status, count in found.items()}
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from stages.verdicts import Margins, Rules
 from stages.verdicts.intervals import half_width, is_outside, is_within, pool
-from stages.verdicts.looks import Looks, level, looks_from
+from stages.verdicts.looks import Looks, level, looks_from, looks_of_plan
 from stages.verdicts.value import Spread
 
 MARGINS = Margins(
@@ -37,7 +37,10 @@ Booleans = NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """Arms with spread 1; ours is `ratio` times as noisy and its mean is `shift` from the procedure of the paper."""
+    """Arms with spread 1; ours is `ratio` times as noisy and its mean is `shift` from the procedure of the paper.
+
+    Of `planned` replicates, by which the looks end (None: they go on to the last).
+    """
 
     shift: float
     margin: float
@@ -45,6 +48,7 @@ class World:
     ratio: float = 1.0
     paper_n: int = 1
     prints_error: bool = False
+    planned: int | None = None
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,8 @@ def draw(world: World, trials: int, seed: int) -> Draws:
 
 
 def planned_looks(world: World) -> Looks:
-    return looks_from(RULES.looks, RULES.minimum_with_error if world.prints_error else RULES.minimum)
+    minimum = RULES.minimum_with_error if world.prints_error else RULES.minimum
+    return looks_of_plan(looks_from(RULES.looks, minimum), world.planned)
 
 
 def judge_all(world: World, draws: Draws) -> dict[int, tuple[Booleans, Booleans]]:

@@ -89,6 +89,19 @@ def test_comparable_arms_have_a_size_and_no_sign() -> None:
     assert judge(claim, DAC, BASE, "fold").status is Status.NOT_REPRODUCED
 
 
+def test_a_printed_gain_no_larger_than_its_margin_is_never_of_the_same_size() -> None:
+    """+0.0004 printed, margin 0.001: no gain at all would be 'the same size', and so would its opposite."""
+    claim = GainClaim(gain=0.0004, margin=RULES.margins.difference(0.0004), better="higher", stderr=0.0, n=5)
+    hardly = [value + 0.0004 + step for value, step in zip(BASE, (1e-5, -1e-5, 0, 2e-5, -2e-5), strict=True)]
+    verdict = judge(claim, hardly, BASE, "fold")
+    assert (verdict.status, verdict.size.status) == (Status.SUPPORTED, Status.UNDECIDABLE)
+    assert "the margin is as large as the printed number" in verdict.size.explanation
+    assert judge(claim, DAC, BASE, "fold").size.status is Status.NOT_REPRODUCED, "far from it is still refuted"
+    enough = dataclasses.replace(claim, gain=0.0021, margin=RULES.margins.difference(0.0021))
+    more = [value + 0.0017 for value in hardly]
+    assert judge(enough, more, BASE, "fold").size.status is Status.REPRODUCED
+
+
 @pytest.mark.parametrize(("n", "status"), [(0, Status.NOT_TESTED), (1, Status.UNRESOLVED), (2, Status.UNRESOLVED)])
 def test_fewer_than_the_first_look_say_nothing(n: int, status: Status) -> None:
     verdict = judge(CLAIM, DAC[:n], BASE)

@@ -16,7 +16,7 @@ RNG = np.random.default_rng(0)
 
 
 def order(p: float | None, *, n: int = 5, status: Status = Status.SUPPORTED) -> Verdict:
-    return Verdict(status=status, explanation="", p_value=p, n=n)
+    return Verdict(status=status, explanation="", p_value=p, n=n, share=RULES.looks[n])
 
 
 def holm(p_values: list[float], alpha: float) -> list[bool]:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.verdicts.looks import UnplannedLook, complete_look, level, looks_from
+from stages.verdicts.looks import UnplannedLook, complete_look, level, looks_from, looks_of_plan
 from tests.verdicts.simulation import RULES
 
 
@@ -42,3 +42,33 @@ def test_a_look_is_complete_with_the_first_replicates_of_the_plan(indices: list,
 @given(st.sets(st.integers(0, 14)), st.integers(0, 14))
 def test_one_more_replicate_never_takes_a_look_back(indices: set, more: int) -> None:
     assert (complete_look(indices, RULES.looks) or 0) <= (complete_look(indices | {more}, RULES.looks) or 0)
+
+
+@pytest.mark.parametrize(
+    ("planned", "looks"),
+    [
+        (2, {}),
+        (3, {3: 1}),
+        (4, {3: 1 / 3, 4: 2 / 3}),
+        (5, {3: 1 / 3, 5: 2 / 3}),
+        (7, {3: 0.2, 5: 0.4, 7: 0.4}),
+        (10, RULES.looks),
+        (12, RULES.looks),
+        (None, RULES.looks),
+    ],
+)
+def test_the_looks_end_with_the_plan(planned: int | None, looks: dict) -> None:
+    assert looks_of_plan(RULES.looks, planned) == pytest.approx(looks)
+
+
+def test_a_value_whose_plan_is_shorter_than_its_minimum_has_no_look() -> None:
+    assert looks_of_plan(looks_from(RULES.looks, RULES.minimum), 4) == {}
+
+
+@given(st.integers(3, 40), st.sampled_from([RULES.minimum, RULES.minimum_with_error]))
+def test_the_looks_of_any_plan_spend_alpha_and_the_last_replicate_is_judged(planned: int, minimum: int) -> None:
+    looks = looks_of_plan(looks_from(RULES.looks, minimum), planned)
+    if planned >= minimum:
+        assert sum(looks.values()) == pytest.approx(1)
+        assert max(looks) == min(planned, max(RULES.looks))
+        assert list(looks) == sorted(looks)

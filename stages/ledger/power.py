@@ -1,0 +1,134 @@
+"""What a claim's plan can tell before anything has run: the design that `stages.verdicts.power` asks for.
+
+The spread of a replicate is measured where ours have been judged in the claim's metric.  Else it is the paper's printed
+standard error times √n.  Else it is assumed, by the metric:
+
+- An accuracy or error p of N test samples: 0.8 √(p (1 − p)/N), a little less than if each sample were right by chance
+  (Bouthillier et al. 2021 find repeated trainings near that).  The 48 standard errors that DAC's Tables 1 and 2 print
+  are 0.82 of it (root mean square); no other of our papers prints any.
+- A logarithm of an error: 0.05; our networks of SGEMM have 0.042 (the median of the first 29).
+- A loss: half a percent of it, by our choice; nobody prints one.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from statistics import fmean
+from typing import Literal
+
+from stages.experiment import Experiment, Params
+from stages.ledger.claims import ClaimLine
+from stages.ledger.ratios import margin_of_ratio
+from stages.ledger.sides import Pairs, arms_of
+from stages.ledger.trained import margin_of_gain, margin_of_value
+from stages.verdicts import Design, Power, Verdict, power_of_gain, power_of_value
+from stages.verdicts.power import Source
+
+CHANCE_SHARE = 0.8
+LOG_SPREAD = 0.05
+LOSS_SHARE = 0.005
+Combination = Mapping[str, float]
+"""`{arm: factor}` of a sum over arms."""
+
+
+def foresee(claim: ClaimLine, params: Params, verdict: Verdict, claims: Iterable[ClaimLine]) -> Power | None:
+    """What the plan can tell of a printed value, ratio, order or difference.
+
+    `verdict` has the spread where replicates were judged; `claims` print what arms reach.  None of another kind, and
+    where neither the paper nor its metric says what spread to expect.
+    """
+    if claim.kind not in ("value", "ratio", "order", "difference") or claim.value is None:
+        return None
+    (name,) = fnmatch.filter(params.experiments, claim.experiment or "")
+    experiment = params.experiments[name]
+    pairs = arms_of(claim, experiment)
+    found = _spread(claim, params, experiment, pairs, verdict, claims)
+    if found is None:
+        return None
+    spread, source, because = found
+    if len(pairs.proposed) > 1:
+        because += f", for the whole grid of {len(pairs.proposed)} pairs"
+    is_gain, is_folded = claim.kind in ("order", "difference"), experiment.printed.split.kind == "folds"
+    pairing: Literal["value", "fold", "none"] = "value"
+    if is_gain:
+        pairing = "fold" if is_folded else "none"
+    design = Design(
+        planned=experiment.replicates,
+        spread=spread,
+        source=source,
+        because=because,
+        pairing=pairing,
+        peers=len(experiment.arms) - 1 if claim.kind == "value" else 0,
+        stderr=claim.stderr if claim.kind != "ratio" else None,
+        paper_n=claim.n,
+    )
+    rules = params.verdicts
+    if is_gain:
+        return power_of_gain(design, claim.value, margin_of_gain(claim, rules.margins), rules)
+    if claim.kind == "ratio":
+        margin = margin_of_ratio(claim, rules.margins)
+        return power_of_value(design, margin, rules, can_reproduce=abs(claim.value) > margin)
+    return power_of_value(design, margin_of_value(claim, rules.margins), rules)
+
+
+def _spread(
+    claim: ClaimLine,
+    params: Params,
+    experiment: Experiment,
+    pairs: Pairs,
+    verdict: Verdict,
+    claims: Iterable[ClaimLine],
+) -> tuple[float, Source, str] | None:
+    """(spread, where it is from, the same in words)."""
+    if verdict.spread:
+        return verdict.spread, "measured", f"measured on our first {verdict.n}"
+    if claim.stderr and claim.n and claim.kind != "ratio":
+        return claim.stderr * math.sqrt(claim.n), "printed", f"the paper's standard error times √{claim.n}"
+    top, bottom = _combination(claim, experiment, pairs)
+    if claim.metric.endswith("log_mse"):
+        return LOG_SPREAD * math.hypot(*top.values()), "assumed", f"assumed: {LOG_SPREAD} of the logarithm of an error"
+    is_loss = claim.metric.endswith("loss")
+    if not is_loss and not claim.metric.endswith(("accuracy", "error")):
+        return None
+    levels = _levels("nats per token" if is_loss else "fraction", experiment, claims)
+    if not levels:
+        return None
+    usual = fmean(levels.values())
+    samples = params.datasets[experiment.dataset].test
+    variance = 0.0
+    for arm, factor in top.items():
+        level = levels.get(arm, usual)
+        own = LOSS_SHARE * level if is_loss else CHANCE_SHARE * math.sqrt(level * (1 - level) / samples)
+        variance += (factor * own) ** 2
+    scale = abs(sum(factor * levels.get(arm, usual) for arm, factor in bottom.items())) if bottom else 1.0
+    because = "half a percent of the loss" if is_loss else f"0.8 of that of chance over {samples:,} test samples"
+    return math.sqrt(variance) / scale, "assumed", f"assumed: {because}"
+
+
+def _combination(claim: ClaimLine, experiment: Experiment, pairs: Pairs) -> tuple[Combination, Combination]:
+    """What a replicate gives, as N − v D of its arms, and for a ratio N/D = v its D (`ratios.relative`)."""
+    if claim.kind != "ratio":
+        top: dict[str, float] = defaultdict(float)
+        for sign, arms in ((1, pairs.proposed), (-1, pairs.baseline)):
+            for arm in arms:
+                top[arm] += sign / len(arms)
+        return top, {}
+    v, (ours,), (theirs,) = claim.value or 0.0, pairs.proposed, pairs.baseline
+    if claim.unit == "of the gain of DAC":
+        base = str(experiment.arms[ours].against)
+        return {ours: 1, base: v - 1, theirs: -v}, {theirs: 1, base: -1}
+    sign = -1 if claim.unit == "relative reduction" else 1
+    return {ours: 1, theirs: -(1 + sign * v)}, {theirs: 1}
+
+
+def _levels(unit: str, experiment: Experiment, claims: Iterable[ClaimLine]) -> dict[str, float]:
+    """What the paper prints for the arms of an experiment in this unit; of several metrics the first."""
+    found: dict[str, float] = {}
+    for claim in claims:
+        is_level = claim.kind == "value" and claim.experiment == experiment.name and claim.unit == unit
+        if is_level and claim.arm is not None and claim.value is not None:
+            found.setdefault(claim.arm, claim.value)
+    return found

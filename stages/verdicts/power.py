@@ -1,0 +1,249 @@
+"""Before anything is run: how probable each verdict is with the planned replicates, by the very tests that give it.
+
+Replicates are normal with spread s, ours and the paper's.  Then mean and sample variance v are independent, and given v
+the tests are of the mean alone (Phillips 1990, for the equivalence):
+
+    P(reproduced | same, v)                 = 2 Φ((Δ − h(v))/σ) − 1   where h(v) < Δ, else 0
+    P(not reproduced | two margins off, v)  = Φ((Δ − H(v))/σ) + Φ((−3Δ − H(v))/σ)
+    P(supported | gain g, v)                = Φ((|g| − H(v))/τ)
+
+Δ is the margin, h and H are the half-widths at the last look's level, σ² = s²/n + the paper's variance, τ² = s²/n.  The
+mean over v takes it at quantiles of its distribution, s² χ²/df.  The verdict is that of the last look, so looks before
+it take α and add nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import numpy as np
+from scipy import special
+
+from stages.rules import Rules
+from stages.verdicts.expected import MOST, NEVER
+from stages.verdicts.intervals import Numbers, combine, half_width, t_quantile
+from stages.verdicts.looks import looks_from, looks_of_plan
+from stages.verdicts.value import Spread
+
+WANTED = 0.8
+"""The power that a plan should have (Cohen 1988)."""
+_POINTS = 24
+"""Quantiles on each axis where two sample variances enter, and the root of their number where one does."""
+Source = Literal["measured", "printed", "assumed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Design:
+    """What is planned.  `spread`: standard deviation of one replicate, of one difference for a gain; `because` of what.
+
+    `pairing`: a value, or a gain by shared folds or of independent arms.  `peers`: other arms whose spread is pooled
+    with a value's.  `stderr` and `paper_n` are the paper's.
+    """
+
+    planned: int
+    spread: float
+    source: Source
+    because: str
+    pairing: Literal["value", "fold", "none"]
+    peers: int = 0
+    stderr: float | None = None
+    paper_n: int | None = None
+
+    @property
+    def paper_error(self) -> float:
+        """Standard error of the paper's number: as printed, else of as many runs as it made."""
+        return self.spread / math.sqrt(self.paper_n or 1) if self.stderr is None else self.stderr
+
+
+@dataclass(frozen=True, kw_only=True)
+class Power:
+    """Probabilities of the verdicts at the end of a plan of `planned` replicates with this `spread`.
+
+    `reproduced`: where the paper is right; `not_reproduced`: where the truth is two margins from its number; both of a
+    value or of a gain's size.  `supported`: where the gain is as printed.  None where it isn't asked.  `needed`: the
+    replicates, the planned ones or more, that give 80 % of `supported` for a gain and of `reproduced` for a value, and
+    `needed_for_size` of a gain's `reproduced`; None where no number does.  `can_reproduce`: whether any number of
+    replicates says `reproduced` more often where the paper is right than its level lets it where it is wrong.
+    """
+
+    planned: int
+    spread: float
+    source: Source
+    explanation: str
+    reproduced: float | None = None
+    not_reproduced: float | None = None
+    supported: float | None = None
+    needed: int | None = None
+    needed_for_size: int | None = None
+    can_reproduce: bool = True
+
+
+def power_of_value(design: Design, margin: float, rules: Rules, *, can_reproduce: bool = True) -> Power:
+    """Of a printed value, or a ratio; `can_reproduce` as in `judge_equivalence`."""
+    return _size(design, margin, rules, can_reproduce=can_reproduce, thing="it")
+
+
+def power_of_gain(design: Design, gain: float, margin: float, rules: Rules) -> Power:
+    """Of an order or a difference: its sign as printed, and its size; comparable arms (`gain` 0) have no sign."""
+    if not gain:
+        return power_of_value(design, margin, rules)
+    size = _size(design, margin, rules, can_reproduce=abs(gain) > margin, thing="its size")
+
+    def chance(n: int) -> float:
+        return _sign_chance(design, gain, n, rules)
+
+    supported = chance(_judged(design, rules))
+    needed = _needed(chance, _judged(design, rules), min(rules.looks))
+    takes = "" if supported >= WANTED else f" {_takes(needed)}"
+    said = f"Where the gain is as printed, it is supported with probability {_percent(supported)}.{takes}"
+    return dataclasses.replace(
+        size,
+        supported=supported,
+        needed=needed,
+        needed_for_size=size.needed,
+        explanation=size.explanation.replace(_plan(design), f"{_plan(design)} {said}", 1),
+    )
+
+
+def _plan(design: Design) -> str:
+    return f"Planned are {design.planned} replicates with a spread of {design.spread:.2g} ({design.because})."
+
+
+def _size(design: Design, margin: float, rules: Rules, *, can_reproduce: bool, thing: str) -> Power:
+    first = min(looks_from(rules.looks, _minimum(design, rules)))
+
+    def chance(n: int) -> float:
+        return _size_chances(design, margin, n, rules)[0]
+
+    same, off = _size_chances(design, margin, _judged(design, rules), rules)
+    most = max(same, chance(NEVER))
+    needed = _needed(chance, _judged(design, rules), first) if can_reproduce else None
+    off_text = f"where the truth is two margins off, not reproduced with {_percent(off)}."
+    text = f"Where the paper is right, {thing} is reproduced with probability {_percent(same)}; {off_text}"
+    if not can_reproduce:
+        text = f"No gain at all would be within the margin, so {thing} is never reproduced; {off_text}"
+    elif design.planned < first:
+        text = f"Nothing is judged before {first} replicates: the plan is too short. {_takes(needed)}"
+    elif needed is None:
+        text = f"{text} {_forbidden(design, margin, most, thing, rules)}"
+    elif same < WANTED:
+        text = f"{text} {_takes(needed)}"
+    return Power(
+        planned=design.planned,
+        spread=design.spread,
+        source=design.source,
+        explanation=f"{_plan(design)} {text}",
+        reproduced=same if can_reproduce else None,
+        not_reproduced=off,
+        needed=needed,
+        can_reproduce=can_reproduce and most > rules.alpha_within,
+    )
+
+
+def _takes(needed: int | None) -> str:
+    if needed is None:
+        return f"No number up to {MOST} gives {_percent(WANTED)}."
+    return f"{_percent(WANTED)} takes {needed} replicates."
+
+
+def _forbidden(design: Design, margin: float, most: float, thing: str, rules: Rules) -> str:
+    """What the paper's own error would have to be for the power wanted.
+
+    Without any error of ours, D has the standard error e of the paper, and 2 Φ(Δ/e − t) − 1 is the power.
+    """
+    ran = design.paper_n or 1
+    df = ran - 1 if design.stderr is not None and ran > 1 else math.inf
+    level = rules.alpha_within * _share(NEVER, _minimum(design, rules), rules)
+    error = margin / float(t_quantile(df, level) + special.ndtri((1 + WANTED) / 2))
+    start = f"No number of replicates gives {_percent(WANTED)}, at most {_percent(most)}"
+    if most <= rules.alpha_within:
+        start = f"No plan can reproduce {thing}"
+    runs = ""
+    if design.stderr is None:
+        runs = f", as of {max(math.ceil((design.spread / error) ** 2), ran + 1)} runs instead of {ran}"
+    return f"{start}: the paper's own error, {design.paper_error:.2g}, would have to be below {error:.2g}{runs}."
+
+
+def _percent(chance: float) -> str:
+    if chance < 0.005:
+        return "less than 1 %"
+    return "more than 99 %" if chance > 0.995 else f"{100 * chance:.0f} %"
+
+
+def _judged(design: Design, rules: Rules) -> int:
+    """Replicates of a plan beyond the last look are never judged."""
+    return min(design.planned, max(rules.looks))
+
+
+def _minimum(design: Design, rules: Rules) -> int:
+    return rules.minimum if design.stderr is None else rules.minimum_with_error
+
+
+def _share(n: int, minimum: int, rules: Rules) -> float:
+    """The share of α of the last look of a plan of n replicates; 0 where it has none."""
+    looks = looks_of_plan(looks_from(rules.looks, minimum), n)
+    return looks[max(looks)] if looks else 0.0
+
+
+def _size_chances(design: Design, margin: float, n: int, rules: Rules) -> tuple[float, float]:
+    share = _share(n, _minimum(design, rules), rules)
+    if not share:
+        return 0.0, 0.0
+    ratio, df = _sample_variances(design.pairing, n, design.peers)
+    s2 = design.spread**2
+    variance, df = Spread(s2=s2 * ratio, df=df, n=n, stderr=design.stderr, paper_n=design.paper_n).at(n)
+    inner = half_width(variance, df, rules.alpha_within * share)
+    outer = half_width(variance, df, rules.alpha_outside / 2 * share)
+    sigma = math.sqrt(s2 / n + design.paper_error**2)
+    same = np.maximum(2 * special.ndtr((margin - inner) / sigma) - 1, 0.0)
+    off = special.ndtr((margin - outer) / sigma) + special.ndtr((-3 * margin - outer) / sigma)
+    return float(np.mean(same)), float(np.mean(off))
+
+
+def _sign_chance(design: Design, gain: float, n: int, rules: Rules) -> float:
+    share = _share(n, min(rules.looks), rules)
+    if not share:
+        return 0.0
+    ratio, df = _sample_variances(design.pairing, n, 0)
+    half = half_width(design.spread**2 * ratio / n, df, rules.alpha_outside / 2 * share)
+    return float(np.mean(special.ndtr((abs(gain) - half) * math.sqrt(n) / design.spread)))
+
+
+@cache
+def _sample_variances(pairing: str, n: int, peers: int) -> tuple[Numbers, Numbers]:
+    """(sample variance over its expectation, df) at equally probable points, as `pool` and `measure_gain` take it."""
+    if n == NEVER:
+        return np.ones(1), np.full(1, float(NEVER))
+    if pairing == "fold" or (pairing == "value" and not peers):
+        alone = _chi2(n - 1, _POINTS**2)
+        return alone, np.full(alone.shape, n - 1.0)
+    own = _chi2(n - 1)
+    if pairing == "value":
+        one, others = (grid.ravel() for grid in np.meshgrid(own, _chi2(peers * (n - 1))))
+        return np.maximum((one + peers * others) / (1 + peers), one), np.full(one.shape, (1.0 + peers) * (n - 1))
+    one, other = (grid.ravel() / 2 for grid in np.meshgrid(own, own))
+    return combine([(one, n - 1.0), (other, n - 1.0)])
+
+
+def _chi2(df: int, points: int = _POINTS) -> Numbers:
+    """χ²/df at the middles of equally probable parts."""
+    middles = (np.arange(points) + 0.5) / points
+    return 2 * special.gammaincinv(df / 2, middles) / df
+
+
+def _needed(chance: Callable[[int], float], planned: int, first: int) -> int | None:
+    """The least number from the plan on that gives the power wanted; the chance grows with it."""
+    if chance(planned) >= WANTED:
+        return planned
+    low, high = max(planned, first - 1), MOST
+    if chance(high) < WANTED:
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if chance(middle) >= WANTED else (middle, high)
+    return high

@@ -1,0 +1,81 @@
+"""What it gives that the looks end with the plan: 20,000 simulated experiments each, in units of the spread."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from stages.verdicts import GainClaim, Sample, Status, ValueClaim, judge_gain, judge_value
+from stages.verdicts.intervals import combine, half_width
+from stages.verdicts.looks import level, looks_of_plan
+from tests.verdicts.simulation import RULES, World, above, draw, judge_all, rates
+
+SINGLE_RUN = World(shift=0.0, margin=3.0, planned=5)
+WITH_ERROR = World(shift=0.0, margin=3.0, planned=5, paper_n=5, prints_error=True)
+
+
+def at_five(world: World) -> float:
+    """How often the look at five replicates says `reproduced`."""
+    reproduced, _ = judge_all(world, draw(world, 20_000, seed=0))[5]
+    return float(reproduced.mean())
+
+
+def test_ending_at_five_reproduces_57_instead_of_37_of_100_at_a_margin_of_three_spreads() -> None:
+    """Four arms, the paper ran once: half of α waited for a look at ten that no plan of five reaches."""
+    assert at_five(dataclasses.replace(SINGLE_RUN, planned=None)) == pytest.approx(0.37, abs=0.012)
+    assert at_five(SINGLE_RUN) == pytest.approx(0.57, abs=0.012)
+
+
+@pytest.mark.parametrize(
+    ("world", "planned"),
+    [*((SINGLE_RUN, planned) for planned in (5, 7, 10)), *((WITH_ERROR, planned) for planned in (3, 4, 5, 7, 10))],
+)
+def test_a_shift_of_the_margin_is_decided_with_at_most_alpha_whatever_the_plan(world: World, planned: int) -> None:
+    reproduced, refuted = rates(dataclasses.replace(world, shift=3.0, planned=planned))
+    assert reproduced <= above(RULES.alpha_within) and refuted <= above(RULES.alpha_outside / 2)
+
+
+@pytest.mark.parametrize("planned", [3, 4, 5, 7])
+def test_an_order_of_equal_arms_is_decided_with_at_most_alpha_whatever_the_plan(planned: int) -> None:
+    looks, trials = looks_of_plan(RULES.looks, planned), 20_000
+    arms = np.random.default_rng(planned).normal(0, 1, (2, trials, planned))
+    false = np.zeros(trials, bool)
+    for n in looks:
+        variance, df = combine([(arm[:, :n].var(axis=1, ddof=1) / n, n - 1.0) for arm in arms])
+        gain = arms[0, :, :n].mean(axis=1) - arms[1, :, :n].mean(axis=1)
+        false |= np.abs(gain) > half_width(variance, df, level(looks, n, RULES.alpha_outside / 2))
+    assert false.mean() <= above(RULES.alpha_outside)
+
+
+def test_a_verdict_says_the_confidence_of_its_plan() -> None:
+    better, worse = Sample.of([0.90, 0.901, 0.902, 0.9, 0.901]), Sample.of([0.70, 0.701, 0.702, 0.7, 0.701])
+    claim = GainClaim(gain=0.2, margin=0.1, better="higher")
+    open_ended = judge_gain(claim, better, worse, rules=RULES, pairing="none")
+    planned = judge_gain(claim, better, worse, rules=RULES, pairing="none", planned=5)
+    assert open_ended.confidence == pytest.approx(0.98) and open_ended.size.confidence == pytest.approx(0.95)
+    assert planned.confidence == pytest.approx(1 - 0.05 * 2 / 3) and planned.size.confidence == pytest.approx(0.90)
+    assert planned.share == pytest.approx(2 / 3)
+
+
+def test_a_plan_of_seven_is_judged_at_seven() -> None:
+    sample = Sample.of([0.90, 0.901, 0.902, 0.9, 0.901, 0.9, 0.901])
+    verdict = judge_value(ValueClaim(value=0.9, margin=0.01), sample, rules=RULES, planned=7)
+    assert (verdict.status, verdict.n) == (Status.REPRODUCED, 7)
+
+
+def test_a_plan_that_is_too_short_says_so() -> None:
+    verdict = judge_value(ValueClaim(value=0.9, margin=0.01), Sample.of([0.9, 0.91, 0.9]), rules=RULES, planned=3)
+    assert verdict.status is Status.INCONCLUSIVE
+    assert verdict.explanation.endswith(
+        "of the first 5 replicates are there; nothing is said before, and the plan ends with 3."
+    )
+
+
+def test_an_open_verdict_at_the_end_of_the_plan_says_that_more_would_be_beyond_it() -> None:
+    sample = Sample.of([0.897, 0.903, 0.9, 0.899, 0.904])
+    claim = ValueClaim(value=0.9, margin=0.003, stderr=0.0008, n=5)
+    verdict = judge_value(claim, sample, rules=RULES, planned=5)
+    assert verdict.status is Status.INCONCLUSIVE and verdict.replicates_expected > 5
+    assert "replicates are expected to decide, beyond the last look at 5" in verdict.explanation

@@ -1,0 +1,109 @@
+"""What a plan can tell beforehand, against experiments that are drawn and judged by the real functions."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from stages.verdicts import Design, GainClaim, Power, Sample, Status, judge_gain, power_of_gain, power_of_value
+from stages.verdicts.power import WANTED
+from tests.verdicts.simulation import RULES, World, draw, judge_all
+
+VALUE = Design(planned=5, spread=1.0, source="assumed", because="assumed: 1", pairing="value", peers=3)
+
+
+def simulated(world: World, seed: int) -> tuple[float, float]:
+    """Shares `reproduced` and `not reproduced` at the plan's end."""
+    verdicts = judge_all(world, draw(world, 40_000, seed))
+    reproduced, refuted = verdicts[max(verdicts)]
+    return float(reproduced.mean()), float(refuted.mean())
+
+
+def test_the_power_at_three_spreads_is_that_of_the_simulation_of_the_plan() -> None:
+    """.57 with the looks ending at five (`test_plan`)."""
+    assert power_of_value(VALUE, 3.0, RULES).reproduced == pytest.approx(0.57, abs=0.01)
+
+
+@pytest.mark.parametrize("margin", [2.0, 3.0, 4.5])
+@pytest.mark.parametrize(("peers", "paper_n"), [(0, 1), (3, 1), (11, 5)])
+def test_the_power_of_a_value_is_the_share_of_simulated_experiments(margin: float, peers: int, paper_n: int) -> None:
+    design = dataclasses.replace(VALUE, peers=peers, paper_n=paper_n)
+    power = power_of_value(design, margin, RULES)
+    world = World(shift=0.0, margin=margin, peers=peers, paper_n=paper_n, planned=5)
+    assert power.reproduced == pytest.approx(simulated(world, seed=1)[0], abs=0.012)
+    off = dataclasses.replace(world, shift=2 * margin)
+    assert power.not_reproduced == pytest.approx(simulated(off, seed=2)[1], abs=0.012)
+
+
+@pytest.mark.parametrize("pairing", ["fold", "none"])
+@pytest.mark.parametrize("stderr", [None, 0.4])
+def test_the_power_of_a_gain_is_the_share_of_simulated_experiments(pairing: str, stderr: float | None) -> None:
+    trials, gain, margin, n = 1500, 1.5, 1.4, 5
+    rng = np.random.default_rng(3)
+    design = Design(
+        planned=n, spread=1.0, source="assumed", because="", pairing=pairing, stderr=stderr, paper_n=5 if stderr else 1
+    )
+    arms = [rng.normal(mean, math.sqrt(0.5), (trials, n)) for mean in (gain, 0.0)]
+    printed = gain + rng.normal(0, design.paper_error, trials)
+    found = []
+    for ours, base, value in zip(*arms, printed, strict=True):
+        claim = GainClaim(gain=value, margin=margin, better="higher", stderr=stderr, n=design.paper_n)
+        found.append(judge_gain(claim, Sample.of(ours), Sample.of(base), rules=RULES, pairing=pairing, planned=n))
+    power = power_of_gain(design, gain, margin, RULES)
+    supported = np.mean([v.estimate > 0 and v.status is not Status.UNRESOLVED for v in found])
+    close = 4 * 0.5 / math.sqrt(trials)
+    assert power.supported == pytest.approx(supported, abs=close)
+    within = [
+        v.size.low >= -margin and v.size.high <= margin for v in found if v.size.status is not Status.NOT_REPRODUCED
+    ]
+    assert power.reproduced == pytest.approx(sum(within) / trials, abs=close)
+
+
+def test_more_replicates_are_named_where_they_would_do() -> None:
+    design = dataclasses.replace(VALUE, stderr=0.2, paper_n=5)
+    power = power_of_value(design, 1.0, RULES)
+    assert power.reproduced < WANTED and power.needed is not None and power.can_reproduce
+    assert power.explanation.endswith(f"80 % takes {power.needed} replicates.")
+    enough = power_of_value(dataclasses.replace(design, planned=10), 1.0, RULES)
+    assert power.needed <= 10 or enough.reproduced < WANTED
+
+
+def test_a_claim_that_no_plan_can_decide_is_said_so_with_what_it_would_need() -> None:
+    """One run within one spread: 16 runs of the paper's would do, and then a plan of ours does."""
+    power = power_of_value(VALUE, 1.0, RULES)
+    assert (power.reproduced, power.needed, power.can_reproduce) == (0.0, None, False)
+    assert "No plan can reproduce it: the paper's own error, 1, would have to be below 0.31, as of 11 runs" in (
+        power.explanation
+    )
+    assert power_of_value(dataclasses.replace(VALUE, paper_n=11), 1.0, RULES).needed is not None
+    printed = power_of_value(dataclasses.replace(VALUE, stderr=1.0, paper_n=5), 1.0, RULES)
+    assert not printed.can_reproduce and printed.explanation.endswith("would have to be below 0.23.")
+
+
+def test_a_gain_no_larger_than_its_margin_has_no_size_to_reproduce() -> None:
+    power = power_of_gain(dataclasses.replace(VALUE, pairing="fold", peers=0), 0.5, 0.6, RULES)
+    assert (power.reproduced, power.needed_for_size, power.can_reproduce) == (None, None, False)
+    assert "No gain at all would be within the margin, so its size is never reproduced" in power.explanation
+    assert power.needed is not None, "its sign can be"
+
+
+def test_comparable_arms_have_the_power_of_their_size_alone() -> None:
+    power = power_of_gain(dataclasses.replace(VALUE, pairing="none", paper_n=5), 0.0, 3.0, RULES)
+    assert power.supported is None and power.needed_for_size is None
+    assert power.reproduced is not None and power.reproduced > WANTED and power.needed == 5
+
+
+def test_a_plan_that_is_too_short_says_so_and_what_it_takes() -> None:
+    power = power_of_value(dataclasses.replace(VALUE, planned=3), 6.0, RULES)
+    assert (power.reproduced, power.not_reproduced, power.needed) == (0, 0, 5)
+    assert "Nothing is judged before 5 replicates: the plan is too short. 80 % takes 5 replicates." in power.explanation
+
+
+def test_a_larger_spread_never_gives_more_power() -> None:
+    powers = [power_of_value(dataclasses.replace(VALUE, spread=s), 3.0, RULES) for s in (0.3, 0.6, 1.0, 1.5, 3.0)]
+    chances = [(power.reproduced, power.not_reproduced) for power in powers]
+    assert chances == sorted(chances, reverse=True)
+    assert all(isinstance(power, Power) and f"{power.spread:.2g}" in power.explanation for power in powers)

@@ -1,0 +1,66 @@
+"""Where the paper's own rerun would lie: how often it does, by simulation."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from stages.verdicts import GainClaim, Sample, Status, ValueClaim, judge_gain, judge_value
+from stages.verdicts.intervals import half_width, pool
+from stages.verdicts.value import Spread
+from tests.verdicts.simulation import RULES, World, draw
+
+OURS = [0.900, 0.904, 0.897, 0.902, 0.899]
+
+
+@pytest.mark.parametrize("n", [3, 5, 10])
+@pytest.mark.parametrize(("paper_n", "prints_error"), [(1, False), (5, False), (5, True)])
+@pytest.mark.parametrize("peers", [0, 3])
+def test_the_interval_holds_the_number_of_the_same_procedure_in_95_of_100_papers(
+    n: int, paper_n: int, prints_error: bool, peers: int
+) -> None:
+    """A little more often where arms are pooled, never below the own spread, and by Welch's df with a printed error."""
+    world = World(shift=0.0, margin=1.0, peers=peers, paper_n=paper_n, prints_error=prints_error)
+    draws = draw(world, 40_000, seed=n)
+    s2, df = pool(draws.ours[:, :n], [peer[:, :n] for peer in draws.peers])
+    variance, freedom = Spread(s2=s2, df=df, n=n, stderr=draws.stderr, paper_n=paper_n).at(n)
+    half = half_width(variance, freedom, RULES.alpha_outside / 2)
+    covered = float(np.mean(np.abs(draws.ours[:, :n].mean(axis=1) - draws.printed) <= half))
+    is_exact = not peers and not prints_error
+    assert abs(covered - 0.95) < 0.005 if is_exact else 0.945 < covered < 0.975
+
+
+def test_the_interval_of_a_single_run_is_students_around_our_mean() -> None:
+    verdict = judge_value(ValueClaim(value=0.903, margin=0.001, n=1), Sample.of(OURS), rules=RULES, planned=5)
+    half = stats.t.ppf(0.975, 4) * np.std(OURS, ddof=1) * math.sqrt(1 / 5 + 1)
+    found = verdict.prediction
+    assert (found.low, found.high) == (pytest.approx(np.mean(OURS) - half), pytest.approx(np.mean(OURS) + half))
+    assert (found.confidence, found.holds) == (0.95, True)
+    assert verdict.status is Status.UNDECIDABLE, "where the margin leaves it open, the prediction still answers"
+    far = judge_value(ValueClaim(value=0.92, margin=0.001, n=1), Sample.of(OURS), rules=RULES, planned=5)
+    assert not far.prediction.holds
+
+
+def test_left_out_test_rows_widen_it_and_a_printed_error_replaces_the_single_run() -> None:
+    claim = ValueClaim(value=0.9, margin=0.01, n=1)
+    plain, wide = (judge_value(claim, Sample.of(OURS), rules=RULES, widening=w).prediction for w in (0.0, 0.002))
+    assert wide.high - wide.low == pytest.approx(plain.high - plain.low + 0.004)
+    printed = judge_value(dataclasses.replace(claim, stderr=0.0004, n=5), Sample.of(OURS), rules=RULES).prediction
+    assert printed.high - printed.low < plain.high - plain.low
+
+
+def test_replicates_that_do_not_differ_predict_nothing() -> None:
+    assert judge_value(ValueClaim(value=0.9, margin=0.01), Sample.of([0.9] * 5), rules=RULES).prediction is None
+
+
+def test_a_gain_has_the_prediction_of_its_size() -> None:
+    base = [value - 0.02 + step for value, step in zip(OURS, (0.001, -0.001, 0.0, 0.002, -0.001), strict=True)]
+    claim = GainClaim(gain=0.021, margin=0.0105, better="higher", n=1)
+    size = judge_gain(claim, Sample.of(OURS), Sample.of(base), rules=RULES, pairing="fold", planned=5).size
+    gains = np.subtract(OURS, base)
+    half = stats.t.ppf(0.975, 4) * gains.std(ddof=1) * math.sqrt(1 + 1 / 5)
+    assert (size.prediction.low, size.prediction.holds) == (pytest.approx(gains.mean() - half), True)
