@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from jinja2 import Environment
 
 from service.formats import NONE, exact, plain, points, value_in
-from stages.results import METRICS, Claim, JudgedClaim, Status, Tally
+from service.observed import name_quantity
+from stages.results import METRICS, Claim, JudgedClaim, Metric, Status, Tally
 
 _WORDS = {
     "dataset.classes": "Classes",
@@ -64,7 +65,7 @@ _SIDES = {
 
 def install(environment: Environment) -> None:
     """Those that take one claim or verdict, as filters."""
-    for function in (side_of, in_terms_of, print_value):
+    for function in (side_of, in_terms_of, print_value, print_metric, name_quantity):
         environment.filters[function.__name__] = function
 
 
@@ -125,6 +126,12 @@ def print_value(claim: Claim) -> str:
     if claim.stderr is not None:
         return f"{value} ± {in_terms_of(claim.stderr, claim, exact).removeprefix('+')}"
     return value
+
+
+def print_metric(row: Metric) -> str:
+    """A result's number in its metric's unit."""
+    info = METRICS.get(row.metric)
+    return value_in(info.unit, plain)(row.value) if info else plain(row.value)
 
 
 def summarise(tally: Tally) -> str:
