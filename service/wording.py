@@ -119,6 +119,8 @@ def print_value(claim: Claim) -> str:
     if claim.value is None:
         return NONE
     value = in_terms_of(claim.value, claim, exact)
+    if claim.kind == "observed" and claim.better is not None:
+        return f"{'above' if claim.better == 'higher' else 'below'} {value}"
     if claim.kind == "proportion" and claim.trials:
         return f"{claim.value:g} of {claim.trials:g}"
     if claim.high is not None:
