@@ -33,10 +33,8 @@ def blocks_chart(title: str, points: Sequence[ObservedPoint], arms: Mapping[str,
         for point in points
     ]
     series = list(dict.fromkeys(str(row["series"]) for row in rows))
-    moments = [moment for moment in MOMENTS if any(row["moment"] == moment for row in rows)]
     y_title = name_quantity(quantities[0]) if len(quantities) == 1 else "mean over heads and replicates"
     y = {"field": "mean", "type": "quantitative", "title": y_title, "scale": _scale(points)}
-    legend = {"title": None, "orient": "top"}
     tooltip: list[dict[str, str]] = [{"field": part} for part in ("series", "moment", "block", "replicates")]
     tooltip += [{"field": part, "format": ".4~g"} for part in ("mean", "low", "high")]
     return {
@@ -51,13 +49,13 @@ def blocks_chart(title: str, points: Sequence[ObservedPoint], arms: Mapping[str,
                 "type": "nominal",
                 "sort": series,
                 "scale": {"domain": series, **({"scheme": "tableau10"} if len(series) > 3 else {})},
-                "legend": {**legend, "columns": 2},
+                "legend": {"title": None, "orient": "top", "columns": 2, "labelLimit": {"expr": "width / 2"}},
             },
             "strokeDash": {
                 "field": "moment",
                 "type": "nominal",
                 "scale": {"domain": MOMENTS, "range": [[1, 0], [4, 4]]},
-                "legend": {**legend, "values": moments},
+                "legend": None,  # the page says what is dashed
             },
             "tooltip": tooltip,
         },
