@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pydantic import Field
 
+from service.observed import ObservedPoint
 from service.schemas import Out
 from stages.results import ClaimRecord, JudgedClaim, Status, VerdictRun
 
@@ -187,6 +190,20 @@ class DeviationOut(Out):
     why: str
 
 
+class ObservedPointOut(Out):
+    """A quantity inside an arm's networks, in one block: over heads and replicates."""
+
+    experiment: str
+    arm: str
+    quantity: str = Field(examples=["attention_sigma"])
+    moment: str = Field(description="start (the initial weights) or trained")
+    block: int = Field(description="from 1")
+    replicates: int
+    mean: float
+    low: float = Field(description="of all heads and replicates the lowest")
+    high: float
+
+
 class FamilyOut(Out):
     """The sentence of a table, Holm-adjusted over its orders."""
 
@@ -203,6 +220,9 @@ class ClaimDetailOut(ClaimOut):
 
     runs: list[VerdictRunOut]
     pairs: list[PairOut] = Field(description="of a gain over a grid: each proposed arm against its own baseline")
+    observations: list[ObservedPointOut] = Field(
+        description="from inside the networks that it is about, real data only"
+    )
     deviations: list[DeviationOut]
     changes: list[ChangeOut] = Field(description="how the claim and its judging came to be, oldest first")
     table: FamilyOut | None = Field(description="the sentence of the claim's family")
@@ -233,10 +253,11 @@ def describe_claim(judged: JudgedClaim) -> ClaimOut:
     return ClaimOut.model_validate(_claim(judged))
 
 
-def describe_record(record: ClaimRecord) -> ClaimDetailOut:
+def describe_record(record: ClaimRecord, observed: Sequence[ObservedPoint]) -> ClaimDetailOut:
     own = {
         "runs": [_run(run) for run in record.runs],
         "pairs": [PairOut.model_validate(pair) for pair in record.pairs],
+        "observations": [ObservedPointOut.model_validate(point) for point in observed],
         "deviations": [DeviationOut.model_validate(deviation) for deviation in record.deviations],
         "changes": [ChangeOut.model_validate(change) for change in record.changes],
         "table": FamilyOut.model_validate(record.family) if record.family else None,

@@ -75,6 +75,12 @@ def find_experiment(session: Session, name: str) -> Experiment:
     return experiment
 
 
+def arms_of(session: Session, experiments: Sequence[str]) -> Sequence[Arm]:
+    """All arms of these experiments, in the order of each."""
+    query = select(Arm).where(Arm.experiment.in_(experiments)).order_by(Arm.experiment, Arm.position)
+    return session.scalars(query).all()
+
+
 def require_experiment(session: Session, name: str) -> None:
     """Without its arms, of which there may be hundreds.
 
@@ -151,7 +157,7 @@ def find_run(session: Session, run_key: str) -> Sequence[Result]:
     query = (
         select(Result)
         .where(Result.run_key == run_key)
-        .options(selectinload(Result.metrics), selectinload(Result.epochs), selectinload(Result.cost))
+        .options(*map(selectinload, (Result.metrics, Result.epochs, Result.observations, Result.cost)))
         .order_by(Result.id)
     )
     results = session.scalars(query).all()

@@ -105,6 +105,16 @@ class CurvePointOut(Out):
     high: float
 
 
+class ObservedNumberOut(Out):
+    """One number from inside a network."""
+
+    quantity: str = Field(examples=["attention_sigma"])
+    moment: str = Field(description="start (its initial weights) or trained")
+    block: int = Field(description="from 1, as heads")
+    head: int
+    value: float | None = Field(description="null: not defined there")
+
+
 class RunCostOut(Out):
     train_seconds: float
     epoch_seconds: list[float]
@@ -123,6 +133,7 @@ class ArmResultOut(RunOut):
     """One result with everything behind it."""
 
     curves: list[EpochOut]
+    observations: list[ObservedNumberOut] = Field(description="what its inside shows, where its paper speaks of that")
     cost: RunCostOut | None
     environment_digest: str
     environment: dict[str, Any]

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from jinja2 import Environment
 
 from service.formats import NONE, exact, plain, points, value_in
-from stages.results import METRICS, Claim, JudgedClaim, Status, Tally, error_of
+from service.observed import name_quantity
+from stages.results import METRICS, Claim, JudgedClaim, Metric, Status, Tally, error_of
 
 _WORDS = {
     "dataset.classes": "Classes",
@@ -66,7 +67,7 @@ _SIDES = {
 
 def install(environment: Environment) -> None:
     """Those that take one claim or verdict, as filters."""
-    for function in (side_of, in_terms_of, print_value):
+    for function in (side_of, in_terms_of, print_value, print_metric, name_quantity):
         environment.filters[function.__name__] = function
     environment.filters["metric_name"] = name_metric
 
@@ -121,6 +122,8 @@ def print_value(claim: Claim) -> str:
     if claim.value is None:
         return NONE
     value = in_terms_of(claim.value, claim, exact)
+    if claim.kind == "observed" and claim.better is not None:
+        return f"{'above' if claim.better == 'higher' else 'below'} {value}"
     if claim.kind == "proportion" and claim.trials:
         return f"{claim.value:g} of {claim.trials:g}"
     if claim.high is not None:
@@ -128,6 +131,12 @@ def print_value(claim: Claim) -> str:
     if claim.stderr is not None:
         return f"{value} ± {in_terms_of(claim.stderr, claim, exact).removeprefix('+')}"
     return value
+
+
+def print_metric(row: Metric) -> str:
+    """A result's number in its metric's unit."""
+    info = METRICS.get(row.metric)
+    return value_in(info.unit, plain)(row.value) if info else plain(row.value)
 
 
 def summarise(tally: Tally) -> str:

@@ -23,6 +23,8 @@ from stages.run import STRICT, canonical_json
 
 Provenance = Literal["embedded", "subset", "full"]
 Status = Literal["finished", "diverged"]
+Moment = Literal["start", "trained"]
+Layers = Mapping[str, tuple[tuple[float | None, ...], ...]]
 Line = TypeVar("Line")
 
 
@@ -99,7 +101,11 @@ class Divergence:
 
 @dataclass(frozen=True, kw_only=True)
 class ResultLine:
-    """One run in one environment, under one arm.  A diverged run has no metrics and says where it stopped."""
+    """One run in one environment, under one arm.  A diverged run has no metrics and says where it stopped.
+
+    `observed`: what the network's inside shows before training and after, by quantity a number a block and head, None
+    where it isn't defined; absent where no paper looks inside, and in lines written before that was recorded.
+    """
 
     __pydantic_config__: ClassVar = STRICT
     experiment: str
@@ -119,6 +125,7 @@ class ResultLine:
     correct: str | None = None
     confusion: str | None = None
     divergence: Divergence | None = None
+    observed: Mapping[Moment, Layers] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,6 +239,28 @@ def read_lines(path: Path, kind: type[Line]) -> list[Line]:
             place = ".".join(str(part) for part in first["loc"])
             raise EvidenceError(f"{path}, line {number}: {place or 'line'}: {first['msg']}") from None
     return lines
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObservedNumber:
+    """One number of `ResultLine.observed`; block and head count from 1."""
+
+    quantity: str
+    moment: Moment
+    block: int
+    head: int
+    value: float | None
+
+
+def list_observed(observed: Mapping[Moment, Layers]) -> list[ObservedNumber]:
+    """`observed` written out, in the order of the lines."""
+    return [
+        ObservedNumber(quantity=quantity, moment=moment, block=block, head=head, value=value)
+        for moment, layers in observed.items()
+        for quantity, blocks in layers.items()
+        for block, heads in enumerate(blocks, start=1)
+        for head, value in enumerate(heads, start=1)
+    ]
 
 
 def pack_correct(correct: np.ndarray) -> str:

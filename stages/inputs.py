@@ -54,7 +54,9 @@ def stage_inputs(params: Params) -> dict[str, StageInputs]:
         fast = tuple(f"{package}.{path.stem}" for path in _FOLDER.glob(f"papers/{experiment['paper']}/*_native.py"))
         trained = {"profile": profile, "experiment": experiment}
         found[f"train@{name}"] = StageInputs(("stages.train", "stages.worker", package, *fast, *optimizers), trained)
-        found[f"evaluate@{name}"] = StageInputs(("stages.evaluate", package), {"latency": profile["latency"]})
+        observed = (f"{package}.observations",) if source_path(f"{package}.observations") else ()
+        evaluated = ("stages.evaluate", package, *observed)
+        found[f"evaluate@{name}"] = StageInputs(evaluated, {"latency": profile["latency"]})
     return found
 
 

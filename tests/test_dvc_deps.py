@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from stages.experiment import load_params
+from stages.fingerprint import code_fingerprint
 from stages.inputs import code_digests, modules_run, stage_inputs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -114,6 +115,16 @@ def test_every_file_beside_the_modules_belongs_to_a_stage() -> None:
 def test_a_kernel_in_another_language_belongs_to_the_paper_that_runs_it(verb: str) -> None:
     assert "stages/ops/dac_native.cpp" in code_digests(INPUTS[f"{verb}@dac-vgg-cifar10"].roots, ())
     assert "stages/ops/dac_native.cpp" not in code_digests(INPUTS[f"{verb}@nmn-resnet-cifar10"].roots, ())
+
+
+def test_what_looks_inside_trained_networks_belongs_to_evaluation_and_to_no_run_key() -> None:
+    for name, paper in (("hyperbf-cifar10", "hyperbf"), ("brownian-cifar10", "brownian")):
+        module = f"stages.papers.{paper}.observations"
+        assert module in code_digests(INPUTS[f"evaluate@{name}"].roots, ())
+        assert module not in code_digests(INPUTS[f"train@{name}"].roots, ())
+        models = code_fingerprint([f"stages.papers.{paper}"])  # of all architectures together
+        assert len(models) > 1 and module not in models
+    assert not any("observations" in module for module in code_digests(INPUTS["evaluate@nmn-gpt"].roots, ()))
 
 
 def test_a_paper_is_no_other_papers_business() -> None:

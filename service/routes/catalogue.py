@@ -12,6 +12,7 @@ from service.claim_schemas import (
     ClaimDetailOut,
     ClaimOut,
     FamilyOut,
+    ObservedPointOut,
     TallyOut,
     VerdictsOut,
     describe_claim,
@@ -21,6 +22,7 @@ from service.comparing import Compare, Question
 from service.curves import Curve, list_curves
 from service.dependencies import ResultsSession, parts_of
 from service.errors import declared
+from service.observed import known_quantities, list_behind, list_observed
 from service.paging import Paging, list_responses
 from service.samples import PNG, Samples
 from service.schemas import CurvePointOut, DatasetOut, ExperimentOut, PaperOut, SampleOut
@@ -147,6 +149,30 @@ def list_experiment_curves(
 
 
 @router.get(
+    "/experiments/{name}/observations",
+    tags=["catalogue"],
+    operation_id="listObservations",
+    response_model=list[ObservedPointOut],
+    responses=list_responses(404),
+)
+def list_experiment_observations(
+    name: str,
+    session: ResultsSession,
+    compare: Compare,
+    page: Paging,
+    profile: Annotated[str | None, Query(description="pin a profile; else the best", examples=["quick"])] = None,
+    quantity: Annotated[str | None, Query(description="only this one", examples=["attention_sigma"])] = None,
+) -> Sequence[ObservedPointOut] | Response:
+    """What the inside of the compared networks shows, before training and after, block by block; stand-ins too."""
+    experiment = queries.find_experiment(session, name)
+    found = compare(Question(dataset=experiment.dataset, profile=profile))
+    comparison = next(item for item in found if item.experiment == name)
+    wanted = [item for item in known_quantities(session, comparison) if quantity in (None, item)]
+    arms = [item.arm for item in comparison.arms]
+    return page.answer_with(ObservedPointOut, list_observed(session, comparison, quantities=wanted, arms=arms))
+
+
+@router.get(
     "/claims",
     tags=["claims"],
     operation_id="listClaims",
@@ -170,9 +196,10 @@ def list_claims(
 
 
 @router.get("/claims/{claim_id}", tags=["claims"], operation_id="getClaim", responses=declared(404))
-def read_claim(claim_id: str, session: ResultsSession) -> ClaimDetailOut:
+def read_claim(claim_id: str, session: ResultsSession, compare: Compare) -> ClaimDetailOut:
     """One claim: its verdict, the runs behind it, the deviations that touch it, its cost."""
-    return describe_record(find_judged(session, claim_id))
+    record = find_judged(session, claim_id)
+    return describe_record(record, list_behind(session, record, queries.arms_of(session, record.experiments), compare))
 
 
 @router.get("/verdicts", tags=["claims"], operation_id="listVerdicts", responses=declared(404, 422))

@@ -12,6 +12,8 @@ from service.claim_queries import name_claims, titles_of
 from service.comparing import Compare, Question, first_of_each_dataset
 from service.dependencies import ResultsSession, parts_of
 from service.errors import declared
+from service.observed import list_behind
+from service.observed_charts import blocks_chart
 from service.printed import lay_out
 from service.wording import group_by_place, highlights, name_claim, summarise
 from stages.results import ClaimFilter, Status, find_judged, list_decided, list_families, list_judged, tally
@@ -69,12 +71,14 @@ def show_paper(
 
 
 @router.get("/claims/{claim_id}", responses=declared(404))
-def show_claim(claim_id: str, request: Request, session: ResultsSession) -> Response:
+def show_claim(claim_id: str, request: Request, session: ResultsSession, compare: Compare) -> Response:
     """One claim: its verdict, the interval against the margin, deviations, runs, cost."""
     record = find_judged(session, claim_id)
     experiments = queries.list_experiments(session, paper=None, dataset=None)
     names = name_claims(session, [record], experiments)
-    titles = {arm.name: arm.title for item in experiments if item.name in record.experiments for arm in item.arms}
+    arms = [arm for item in experiments if item.name in record.experiments for arm in item.arms]
+    titles = {arm.name: arm.title for arm in arms}
+    observed = list_behind(session, record, arms, compare)
     return parts_of(request).templates.TemplateResponse(
         request,
         "claim.html",
@@ -84,6 +88,8 @@ def show_claim(claim_id: str, request: Request, session: ResultsSession) -> Resp
             "paper": queries.find_paper(session, record.claim.paper),
             "chart": gain_chart(names[claim_id], record) or forest_chart(record.claim.place, [record], names),
             "pairs_chart": pairs_chart(names[claim_id], record.pairs, titles, record.claim),
+            "observed_chart": blocks_chart(names[claim_id], observed, titles),
+            "observed": observed,
             "titles": titles,
             "experiments": [item for item in experiments if item.name in record.experiments],
         },

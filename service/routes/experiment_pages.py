@@ -14,6 +14,8 @@ from service.comparing import Compare, Question
 from service.curves import Curve, known_curves, list_curves
 from service.dependencies import ResultsSession, parts_of
 from service.errors import declared
+from service.observed import known_quantities, list_observed
+from service.observed_charts import blocks_chart
 from service.specs import lay_side_by_side
 from stages.results import METRICS, SHOWN_METRICS, Arm, ClaimFilter, Experiment, UnknownArm, list_judged
 
@@ -33,6 +35,7 @@ def show_experiment(
     curve: Curve | None = None,
     metric: str | None = None,
     cost: str | None = None,
+    quantity: str | None = None,
     left: str | None = None,
     right: str | None = None,
     everything: bool = False,
@@ -51,6 +54,10 @@ def show_experiment(
     curves = known_curves(session, comparison) if trained else []
     chosen = curve if curve in curves else next(iter(curves), None)
     points = list_curves(session, comparison, chosen, shown) if chosen else []
+    quantities = known_quantities(session, comparison) if trained else []
+    looked_at = quantity if quantity in quantities else next(iter(quantities), "")
+    observed = list_observed(session, comparison, quantities=[looked_at], arms=shown) if looked_at else []
+    titles = {item.name: item.title for item in experiment.arms}
     spent = {key: {getattr(item.cost, key) for item in comparison.arms} - {None} for key in COSTS}
     costs = sorted((key for key in COSTS if spent[key]), key=lambda key: len(spent[key]) < 2)  # equal costs last
     against = cost if cost in costs else next(iter(costs), None)
@@ -71,11 +78,15 @@ def show_experiment(
             "is_real": is_real,
             "trained": trained,
             "shown": shown,
-            "titles": {item.name: item.title for item in experiment.arms},
+            "titles": titles,
             "curves": curves,
             "curve": chosen,
             "curves_chart": band_chart(comparison, points, chosen) if chosen and points else None,
             "replicates": max((point.replicates for point in points), default=0),
+            "quantities": quantities,
+            "quantity": looked_at,
+            "observed": observed,
+            "observed_chart": blocks_chart(experiment.title, observed, titles),
             "metrics": {name: METRICS[name].title for name in SHOWN_METRICS[kind]},
             "costs": {key: COSTS[key] for key in costs},
             "cost": against,

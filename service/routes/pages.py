@@ -15,6 +15,7 @@ from service.claim_queries import name_claims
 from service.comparing import Compare, Question, first_of_each_dataset, real_first
 from service.dependencies import ResultsSession, parts_of
 from service.errors import Problem, declared
+from service.observed_charts import inside_charts
 from service.routes.claim_pages import show_papers
 from service.samples import Samples
 from service.schemas import SampleOut
@@ -119,6 +120,7 @@ def show_run(run_key: str, request: Request, session: ResultsSession) -> Respons
             "trained_on": min(result.spec["protocol"].get("train_images") or result.train_images, result.train_images),
             "checkpoint": checkpoints.get(result.id),
             "chart": curves_chart(result) if result.epochs else None,
+            "observed": inside_charts(result),
         }
         for result in results
     ]

@@ -119,6 +119,7 @@ def _arm_result(result: Result, checkpoint: str | None) -> ArmResultOut:
         | {name: getattr(result, name) for name in (*own, *rest)}
         | {
             "curves": [EpochOut.model_validate(row) for row in result.epochs],
+            "observations": result.observations,
             "cost": RunCostOut.model_validate(result.cost) if result.cost else None,
             "checkpoint": checkpoint,
         }

@@ -48,9 +48,12 @@ class Predictor:
         parts = [np.zeros((0, len(self.contract.classes)), dtype=np.float32)]
         with torch.inference_mode():
             for batch in tensor.split(batch_size):
-                inputs = normalize(batch.to(self.device), self.contract.mean, self.contract.std)
-                parts.append(self.network(inputs).float().softmax(dim=1).cpu().numpy())
+                parts.append(self.network(self.inputs(batch)).float().softmax(dim=1).cpu().numpy())
         return np.concatenate(parts)
+
+    def inputs(self, images: Tensor) -> Tensor:
+        """uint8 images [N, C, H, W] as the network takes them, on its device."""
+        return normalize(images.to(self.device), self.contract.mean, self.contract.std)
 
 
 class _Undrawn(TorchFunctionMode):

@@ -12,6 +12,7 @@ from stages.checkpoint.predictor import Predictor, load_predictor
 from stages.datasets.packed import PackedInfo, read_info
 from stages.evaluation.cost import Latency, measure_latencies
 from stages.evaluation.flops import FlopCounts
+from stages.evaluation.observing import Inside, Observer
 from stages.evaluation.scores import Scores, score
 from stages.evidence import (
     CostLine,
@@ -53,8 +54,8 @@ def evaluate_experiment(
                 f"trained on {outcome.spec['data_digest'][:12]}; run `dvc repro train@{name}` first"
             )
     latencies = _latencies(outcomes, info, latency, device)
-    counts = FlopCounts()
-    results = [outcome.result_line(run_list, test_set, info, counts) for outcome in outcomes]
+    counts, observer = FlopCounts(), Observer(test_set)
+    results = [outcome.result_line(run_list, test_set, info, counts, observer) for outcome in outcomes]
     counts.save()
     return results, [outcome.cost_line(name, info, latencies.get(outcome.run.arm)) for outcome in outcomes]
 
@@ -92,12 +93,15 @@ class _Outcome:
         if self.result["status"] == "finished":
             self.predictor = load_predictor(weights, device=device, expected_sha256=self.result["weights_sha256"])
 
-    def result_line(self, run_list: RunList, test_set: RowSet, info: PackedInfo, counts: FlopCounts) -> ResultLine:
-        scores = Scores()
+    def result_line(
+        self, run_list: RunList, test_set: RowSet, info: PackedInfo, counts: FlopCounts, observer: Observer
+    ) -> ResultLine:
+        scores, inside = Scores(), Inside()
         if self.predictor is not None:
             spec = RunSpec.from_dict(self.spec)
             flops = counts.count(spec.model, info.shape, info.vocabulary)
             scores = score(self.predictor, test_set, info, spec.protocol, self.history, flops)
+            inside = observer.observe(self.predictor, spec.replicate)
         known = {field.name for field in fields(EpochRow)}
         return ResultLine(
             experiment=run_list.experiment,
@@ -118,7 +122,7 @@ class _Outcome:
             ),
             environment_digest=self.result["environment_digest"],
             environment=self.result["environment"],
-            metrics=scores.metrics,
+            metrics=(*scores.metrics, *inside.metrics),
             curves=tuple(
                 EpochRow(**{key: value for key, value in row.items() if key in known}) for row in self.history
             ),
@@ -126,6 +130,7 @@ class _Outcome:
             correct=scores.correct,
             confusion=scores.confusion,
             divergence=Divergence(**self.result["divergence"]) if self.result["divergence"] else None,
+            observed=inside.layers,
         )
 
     def cost_line(self, experiment: str, info: PackedInfo, latency: Latency | None) -> CostLine:

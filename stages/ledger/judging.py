@@ -179,15 +179,16 @@ def _judge_no_number(claim: ClaimLine, facts: Facts) -> Judgement:
         silent = SILENT if facts.bodies_of(claim) else NOT_RUN
         verdict = not_tested(silent if claim.experiment else "No experiment of ours shows it.")
         return Judgement(claim=claim, verdict=verdict, basis="none", is_decidable=False)
+    many = len(bodies) > 1
     groups = [
-        (arm, body.arms[arm], body.looks(facts.params.verdicts))
+        (f"{arm} of {body.experiment.name}" if many else arm, body.arms[arm], body.looks(facts.params.verdicts))
         for body in bodies
         for arm in (arms_of(claim, body.experiment).arms if claim.arm else body.arms)
         if arm in body.arms
     ]
     shown = [trial for _, trials, _ in groups for trial in trials]
     names = ", ".join(dict.fromkeys(trial.result.experiment for trial in shown)) or "none"
-    means = _means(claim, groups) if len(bodies) == 1 else ""
+    means = _means(claim, groups)
     verdict = judge_shown(f"{len(shown)} results of {names}{means}")
     return Judgement(claim=claim, verdict=verdict, basis="results", is_decidable=False, cost=price(shown, facts.params))
 

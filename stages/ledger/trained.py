@@ -1,4 +1,4 @@
-"""Claims that trained models decide: values, orders, differences, ratios, ranges, proportions of failed trainings."""
+"""Claims that trained models decide: values, orders, differences, ratios, ranges, their inside, failed trainings."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from stages.verdicts import (
     Verdict,
     indicate_order,
     judge_gain,
+    judge_side,
     judge_value,
     not_tested,
 )
@@ -68,6 +69,9 @@ def _judge_samples(claim: ClaimLine, pairs: Pairs, body: Body, params: Params) -
         verdict, ours = not_tested(SHORT), None
     elif claim.kind == "value":
         verdict = _judge_value(claim, sides, pairs, body, rules)
+        ours = mean_of(sides.proposed, body.looks(rules))
+    elif claim.kind == "observed":
+        verdict = _judge_observed(claim, sides, body, rules)
         ours = mean_of(sides.proposed, body.looks(rules))
     else:
         ratio = relative(claim, sides, pairs, body, rules)
@@ -123,6 +127,20 @@ def _judge_value(claim: ClaimLine, sides: Sides, pairs: Pairs, body: Body, rules
         peers=peers,
         widening=wide * error if claim.unit == "fraction" else 0.0,
     )
+
+
+def _judge_observed(claim: ClaimLine, sides: Sides, body: Body, rules: Rules) -> Verdict:
+    """A number from inside trained networks: on one side of what is stated or, where no side is, equal to it.
+
+    What is stated follows from the paper's words and has no error of its own.
+    """
+    assert claim.value is not None, f"{claim.id} has nothing to be held against"
+    planned = body.experiment.replicates
+    if claim.better is not None:
+        return judge_side(claim.value, _better(claim), sides.proposed, rules=rules, planned=planned)
+    margin = rules.margins.difference(claim.value)
+    stated = ValueClaim(value=claim.value, margin=margin, stderr=0.0)
+    return judge_value(stated, sides.proposed, rules=rules, planned=planned)
 
 
 def _excluded_share(trials: Sequence[Trial]) -> float:

@@ -7,12 +7,21 @@ import importlib
 import inspect
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from stages.observation import Observed
 from stages.run import ModelSpec
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
+
+
+class Observations(Protocol):
+    """A paper's module `observations` (`stages.observation`)."""
+
+    MODELS: tuple[type[nn.Module], ...]
+
+    def observe(self, model: nn.Module, images: Tensor) -> Observed: ...
 
 
 @cache
@@ -55,3 +64,20 @@ def build_model(spec: ModelSpec) -> nn.Module:
         if keys:
             raise TypeError(f"{spec.path}: {problem} argument {', '.join(keys)}; it takes {', '.join(keywords)}")
     return model_class(**spec.arguments)
+
+
+def find_observations(spec: ModelSpec) -> Observations | None:
+    """What the model's paper looks at inside trained networks, or None where it says nothing of this model's.
+
+    Raises:
+        ValueError: `spec.path` is not the path of a model.
+    """
+    if spec.path not in model_paths():
+        raise ValueError(f"model path is {spec.path!r}; known: {', '.join(model_paths())}")
+    module, _, name = spec.path.partition(":")
+    paper = module.split(".")[2]
+    if not (Path(__file__).parent / paper / "observations.py").is_file():
+        return None
+    observations: Observations = importlib.import_module(f"stages.papers.{paper}.observations")
+    is_about = issubclass(getattr(importlib.import_module(module), name), observations.MODELS)
+    return observations if is_about else None

@@ -13,7 +13,7 @@ from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
 from stages import results as tables
-from stages.evidence import CostLine
+from stages.evidence import CostLine, list_observed
 from stages.experiment import Params
 from stages.fingerprint import source_path
 from stages.ledger import Change, ClaimLine, PaperDeviations, Trial, judge_claims
@@ -75,6 +75,8 @@ class Rows:
             session.flush()
         if epochs := self.epochs():
             session.execute(insert(tables.Epoch), epochs)
+        if observations := self.observations():
+            session.execute(insert(tables.Observation), observations)
         session.add(tables.Meta(name="schema_version", value=str(tables.SCHEMA_VERSION)))
         session.add(tables.Meta(name="content", value=self.digest()))
 
@@ -175,6 +177,14 @@ class Rows:
         """Values instead of objects: they are most of the rows."""
         return [
             {"result_id": self.ids[item.identity], **vars(row)} for item in self.found for row in item.result.curves
+        ]
+
+    def observations(self) -> list[dict[str, Any]]:
+        """Every number from inside a network, in the order of its result line."""
+        return [
+            {"result_id": self.ids[item.identity], "position": position, **vars(number)}
+            for item in self.found
+            for position, number in enumerate(list_observed(item.result.observed or {}))
         ]
 
     def checkpoints(self) -> list[tables.Base]:

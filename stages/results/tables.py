@@ -148,6 +148,7 @@ class Result(Base):
     epochs: Mapped[list[Epoch]] = relationship(order_by="Epoch.epoch")
     cost: Mapped[Cost | None] = relationship()
     arrays: Mapped[list[Array]] = relationship(order_by="Array.kind")
+    observations: Mapped[list[Observation]] = relationship(order_by="Observation.position")
 
 
 class Metric(Base):
@@ -204,6 +205,23 @@ class Array(Base):
     result_id: Mapped[int] = mapped_column(ForeignKey("results.id"), primary_key=True)
     kind: Mapped[str] = mapped_column(primary_key=True)
     content: Mapped[str] = mapped_column(Text)
+
+
+class Observation(Base):
+    """A number from inside a network: of one block and head, both from 1, at the start or trained.
+
+    `value` is None where the quantity isn't defined there (the width of a kernel whose β turned negative).
+    """
+
+    __tablename__ = "observations"
+    __table_args__ = (Index("observations_by_quantity", "quantity", "result_id"),)
+    result_id: Mapped[int] = mapped_column(ForeignKey("results.id"), primary_key=True)
+    position: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    quantity: Mapped[str]
+    moment: Mapped[str]
+    block: Mapped[int]
+    head: Mapped[int]
+    value: Mapped[float | None]
 
 
 class Checkpoint(Base):

@@ -1,8 +1,8 @@
 """Verdicts: what replicates say of a printed number, as pure functions of arrays.
 
 One family a file: `value` (two one-sided tests), `difference` (sign and size of a gain), `families` (a table's
-sentence, Holm-adjusted, and a paper's own counts), `others` (counts, ranges, proportions, …), `indicative` (what
-short runs may say), `power` (what a plan can tell beforehand).
+sentence, Holm-adjusted, and a paper's own counts), `side` (of a bound), `others` (counts, ranges, proportions, …),
+`indicative` (what short runs may say), `power` (what a plan can tell beforehand).
 Rules, margins and looks are fixed before running (`stages.rules`); `curves` turns the curves of folds into an arm's
 metric.  Needs NumPy and SciPy only.
 """
@@ -23,6 +23,7 @@ from stages.verdicts.others import (
     not_tested,
 )
 from stages.verdicts.power import Design, Power, power_of_gain, power_of_value
+from stages.verdicts.side import judge_side
 from stages.verdicts.value import ValueClaim, judge_value
 from stages.verdicts.verdict import DuplicateReplicate, Prediction, Replicate, Sample, Status, Verdict
 
@@ -52,6 +53,7 @@ __all__ = [
     "judge_proportions",
     "judge_range",
     "judge_shown",
+    "judge_side",
     "judge_table",
     "judge_tally",
     "judge_value",

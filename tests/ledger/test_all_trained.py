@@ -21,8 +21,13 @@ from stages.results import ClaimFilter, JudgedClaim, list_judged, open_results
 from stages.verdicts import Status
 from tests.ledger.lines import copy_project, params, publish, results
 
+OBSERVED = (
+    *("kernel_width_gap", "metric_distance_from_identity", "norm_error", "gaussian_distance"),
+    "displacement_over_steps",
+)
+"""Numbers from inside a network that claims are about."""
 METRICS = {
-    "images": ("accuracy", "best_epoch_accuracy", "calibration_error", "loss"),
+    "images": ("accuracy", "best_epoch_accuracy", "calibration_error", "loss", *OBSERVED),
     "table": ("mse", "log_mse", "selected_mse", "selected_log_mse"),
     "text": ("loss", "perplexity"),
 }

@@ -121,3 +121,21 @@ def _depth_row(depth: int, tokens: Tensor) -> dict[str, Any]:
         "on_sphere": on_the_sphere,
         "share_of_sphere": on_the_sphere / (2 * points.shape[-1]),
     }
+
+
+@torch.no_grad()
+def motion_rows(model: ViT, images: Tensor) -> list[dict[str, Any]]:
+    """Attention's updates of the tokens, by block: squared displacement since the first over the sum of squared steps.
+
+    A Brownian motion's steps are independent with mean 0 (section 2.4), so that the ratio stays 1; a drift raises it
+    to as much as the number of blocks, steps that take each other back lower it.  What the MLPs add doesn't count.
+    """
+    rows = []
+    displacement, steps = torch.zeros((), device=images.device), 0.0
+    for index, block, tokens in _walk_blocks(model, images):
+        update = block.attention(block.attention_norm(tokens)).double()
+        displacement = displacement + update
+        steps += update.square().sum(dim=-1).mean().item()
+        squared = displacement.square().sum(dim=-1).mean().item()
+        rows.append({"block": index, "displacement_over_steps": squared / steps if steps else 1.0})
+    return rows

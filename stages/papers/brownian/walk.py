@@ -20,7 +20,7 @@ def on_sphere(v: Tensor) -> Tensor:
 
 def squared_distances(v: Tensor) -> Tensor:
     """‖v_i − v_j‖² from the differences themselves, not from dot products.  [..., N, d] -> [..., N, N]."""
-    return (v[..., :, None, :] - v[..., None, :, :]).square().sum(dim=-1)
+    return torch.cdist(v, v, compute_mode="donot_use_mm_for_euclid_dist").square()
 
 
 def attention_transition(q: Tensor, k: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ def spectrum(transition: Tensor) -> Tensor:
 
 def dobrushin(transition: Tensor) -> Tensor:
     """The largest total-variation distance between two rows: how much of any difference one step can keep."""
-    return 0.5 * (transition[..., :, None, :] - transition[..., None, :, :]).abs().sum(dim=-1).amax(dim=(-2, -1))
+    return 0.5 * torch.cdist(transition, transition, p=1).amax(dim=(-2, -1))
 
 
 def distance_to_limit(transition: Tensor, powers: list[int]) -> Tensor:

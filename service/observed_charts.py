@@ -1,0 +1,79 @@
+"""Charts of what the inside of trained networks shows, block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from service import vega
+from service.observed import ObservedPoint, name_quantity, points_of
+from stages.results import Result
+
+MOMENTS = ["trained", "start"]
+
+
+def blocks_chart(title: str, points: Sequence[ObservedPoint], arms: Mapping[str, str]) -> dict[str, Any] | None:
+    """A line an arm and quantity over the blocks, dashed at the start; `arms` are the titles of arms.
+
+    Widths of kernels reach over decades, and are drawn on a logarithmic axis.  None where there are no points.
+    """
+    if not points:
+        return None
+    quantities = list(dict.fromkeys(point.quantity for point in points))
+    several = {name: len({getattr(point, name) for point in points}) > 1 for name in ("experiment", "arm", "quantity")}
+
+    def name(point: ObservedPoint) -> str:
+        parts = {"experiment": point.experiment, "arm": arms[point.arm], "quantity": name_quantity(point.quantity)}
+        told = [text for part, text in parts.items() if several[part]]
+        return ", ".join(told) or parts["arm"]
+
+    rows = [
+        {"series": name(point), "moment": point.moment, "replicates": point.replicates, "block": point.block}
+        | {part: getattr(point, part) for part in ("mean", "low", "high")}
+        for point in points
+    ]
+    series = list(dict.fromkeys(str(row["series"]) for row in rows))
+    y_title = name_quantity(quantities[0]) if len(quantities) == 1 else "mean over heads and replicates"
+    y = {"field": "mean", "type": "quantitative", "title": y_title, "scale": _scale(points)}
+    tooltip: list[dict[str, str]] = [{"field": part} for part in ("series", "moment", "block", "replicates")]
+    tooltip += [{"field": part, "format": ".4~g"} for part in ("mean", "low", "high")]
+    return {
+        **vega.frame(f"{title}: {', '.join(map(name_quantity, quantities))}, block by block", height=260),
+        "data": {"values": rows},
+        "mark": {"type": "line", "strokeWidth": 2, "point": {"size": 60, "filled": True}},
+        "encoding": {
+            "x": {"field": "block", "type": "ordinal", "title": "block", "axis": {"labelAngle": 0}},
+            "y": y,
+            "color": {
+                "field": "series",
+                "type": "nominal",
+                "sort": series,
+                "scale": {"domain": series, **({"scheme": "tableau10"} if len(series) > 3 else {})},
+                "legend": {"title": None, "orient": "top", "columns": 2, "labelLimit": {"expr": "width / 2"}},
+            },
+            "strokeDash": {
+                "field": "moment",
+                "type": "nominal",
+                "scale": {"domain": MOMENTS, "range": [[1, 0], [4, 4]]},
+                "legend": None,  # the page says what is dashed
+            },
+            "tooltip": tooltip,
+        },
+    }
+
+
+def inside_charts(result: Result) -> dict[str, dict[str, Any]]:
+    """One result's quantities, a chart each."""
+    charts = {}
+    for quantity in dict.fromkeys(row.quantity for row in result.observations):
+        points = points_of(result, quantity)
+        chart = blocks_chart(f"{result.arm} {result.replicate}", points, {result.arm: result.arm})
+        if chart is not None:
+            charts[quantity] = chart
+    return charts
+
+
+def _scale(points: Sequence[ObservedPoint]) -> dict[str, Any]:
+    means = [point.mean for point in points]
+    is_wide = min(means) > 0 and max(means) > 5 * min(means)
+    return {"type": "log", "nice": False, "padding": 12} if is_wide else {"zero": False, "padding": 12}

@@ -1,0 +1,89 @@
+"""What a paper's observations find inside a trained network, and in the same network before any step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from stages.checkpoint.predictor import Predictor
+from stages.datasets.packed import ImageSet
+from stages.evidence import Layers, Measurement, Moment
+from stages.observation import Observed
+from stages.papers import Observations, build_model, find_observations
+from stages.run import ModelSpec, Replicate, canonical_json
+from stages.training.kinds import RowSet
+from stages.training.loop import seeded_model
+
+IMAGES = 8
+"""Test images that are looked at, the first of the set: transition matrices are diagonalised, one an image and head."""
+DIGITS = 7
+"""Significant ones: as many as weights in single precision give."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inside:
+    """What a result line holds of a network's inside; nothing where no paper says anything of it."""
+
+    metrics: tuple[Measurement, ...] = ()
+    layers: Mapping[Moment, Layers] | None = None
+
+
+class Observer:
+    """Observes the networks of one test set; those that begin with the same weights once for all before training."""
+
+    def __init__(self, test_set: RowSet) -> None:
+        self.images = torch.from_numpy(test_set.images[:IMAGES]) if isinstance(test_set, ImageSet) else None
+        self.untrained: dict[str, Observed] = {}
+
+    def observe(self, predictor: Predictor, replicate: Replicate) -> Inside:
+        """Of a network of images that its paper looks into; `replicate` gave it its initial weights.
+
+        Raises:
+            TypeError: the paper's module refuses a model that it says it is about.
+        """
+        model = predictor.contract.model
+        observations = None if self.images is None else find_observations(model)
+        if observations is None or self.images is None:
+            return Inside()
+        images = predictor.inputs(self.images)
+        trained = _look(observations, predictor.network, images)
+        start = self._untrained(observations, model, replicate, images)
+        split, n = ("test", trained.images) if trained.images else ("none", None)
+        numbers = {name: _rounded(value) for name, value in trained.numbers.items()}
+        return Inside(
+            metrics=tuple(
+                Measurement(metric=name, split=split, value=value, n=n)  # type: ignore[arg-type]  # one of two literals
+                for name, value in numbers.items()
+                if value is not None
+            ),
+            layers={"start": _layers(start), "trained": _layers(trained)},
+        )
+
+    def _untrained(
+        self, observations: Observations, model: ModelSpec, replicate: Replicate, images: Tensor
+    ) -> Observed:
+        key = canonical_json([model.path, dict(model.arguments), replicate.seed, replicate.fold])
+        if key not in self.untrained:
+            network = seeded_model(lambda: build_model(model), replicate)
+            self.untrained[key] = _look(observations, network.eval().to(images.device), images)
+        return self.untrained[key]
+
+
+def _look(observations: Observations, network: nn.Module, images: Tensor) -> Observed:
+    with torch.no_grad():
+        return observations.observe(network, images)
+
+
+def _layers(observed: Observed) -> Layers:
+    return {
+        name: tuple(tuple(_rounded(value) for value in heads) for heads in blocks)
+        for name, blocks in observed.layers.items()
+    }
+
+
+def _rounded(value: float) -> float | None:
+    return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None

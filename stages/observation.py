@@ -1,0 +1,28 @@
+"""What the inside of a trained network shows, as a paper's own `observations` read it.
+
+A paper that says something of trained networks has a module `stages.papers.<paper>.observations` with `MODELS`, the
+classes that it is about, and `observe(model, images)`, images normalised [B, C, S, S], the model in evaluation mode.
+`evaluate` runs it on every trained network of these classes.  Nothing lists these modules: the folder does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """`numbers`: one a network, by metric.  `layers`: by quantity one a block and head, [L][H], H = 1 where a block is
+    one unit.  A number that isn't finite is not defined there.  `images`: how many it rests on, 0: on weights alone.
+    """
+
+    numbers: Mapping[str, float]
+    layers: Mapping[str, Sequence[Sequence[float]]]
+    images: int = 0
+
+
+def refuse_model(model: object, known: Sequence[type]) -> TypeError:
+    """The error of an observation that isn't about this model."""
+    names = ", ".join(one.__name__ for one in known)
+    return TypeError(f"model is a {type(model).__name__}; this paper's observations are about {names}")

@@ -1,0 +1,45 @@
+"""The walk inside a trained ViT, of which the abstract and sections 3.1 and 3.2 speak; `probe` has its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from statistics import fmean
+from typing import Any
+
+from torch import Tensor, nn
+
+from stages.observation import Observed, refuse_model
+from stages.papers.brownian.probe import depth_rows, head_rows, motion_rows
+from stages.papers.brownian.vit import ViT
+
+MODELS = (ViT,)
+OF_HEADS = ("self_probability", "second_eigenvalue", "dobrushin", "gaussian_distance")
+OF_BLOCKS = ("norm_error", "share_of_sphere")
+
+
+def observe(model: nn.Module, images: Tensor) -> Observed:
+    """Rows of `probe` by block and head, and what the paper states as a number each, means over blocks and heads.
+
+    `row_sum_error` is the largest; `displacement_over_steps` that of all blocks together.
+
+    Raises:
+        TypeError: the model is not this paper's ViT.
+    """
+    if not isinstance(model, ViT):
+        raise refuse_model(model, MODELS)
+    heads = head_rows(model, images)
+    blocks = [row for row in depth_rows(model, images) if row["depth"]]
+    moved = motion_rows(model, images)
+    layers = {name: [[row[name] for row in rows] for rows in _by_block(heads)] for name in OF_HEADS}
+    layers |= {name: [[row[name]] for row in blocks] for name in OF_BLOCKS}
+    layers["displacement_over_steps"] = [[row["displacement_over_steps"]] for row in moved]
+    numbers = {name: fmean(row[name] for row in heads) for name in OF_HEADS}
+    numbers |= {name: fmean(row[name] for row in blocks) for name in OF_BLOCKS}
+    numbers["row_sum_error"] = max(row["row_sum_error"] for row in heads)
+    numbers["displacement_over_steps"] = moved[-1]["displacement_over_steps"]
+    return Observed(numbers=numbers, layers=layers, images=len(images))
+
+
+def _by_block(rows: Iterable[Mapping[str, Any]]) -> Iterable[list[Mapping[str, Any]]]:
+    return (list(group) for _, group in groupby(rows, key=lambda row: row["block"]))

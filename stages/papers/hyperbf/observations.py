@@ -1,0 +1,34 @@
+"""What a trained HyperBF shows of its kernels: σ and M, of which section 4 and appendix 6.2 speak."""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean
+
+from torch import Tensor, nn
+
+from stages.observation import Observed, refuse_model
+from stages.papers.hyperbf.hyperbf import HyperBF
+
+MODELS = (HyperBF,)
+
+
+def observe(model: nn.Module, images: Tensor) -> Observed:
+    """`HyperBF.observe_kernels`, and its two statements as a number each; `images` are not looked at.
+
+    `kernel_width_gap`: mean over the blocks of ln(σ feed-forward / σ attention), above 0 where attention's is the
+    smaller.  `metric_distance_from_identity`: mean of ‖WᵀW − I‖ / ‖I‖ (Frobenius) over the learned metrics; absent
+    where none is learned.
+
+    Raises:
+        TypeError: the model is no HyperBF.
+    """
+    if not isinstance(model, HyperBF):
+        raise refuse_model(model, MODELS)
+    kernels = model.observe_kernels()
+    pairs = zip(kernels["attention_sigma"], kernels["feedforward_sigma"], strict=True)
+    changes = [change for name, values in kernels.items() if name.endswith("_metric_change") for change in values]
+    numbers = {"kernel_width_gap": fmean(math.log(second / first) for first, second in pairs)}
+    if changes:
+        numbers["metric_distance_from_identity"] = fmean(changes)
+    return Observed(numbers=numbers, layers={name: [[value] for value in values] for name, values in kernels.items()})

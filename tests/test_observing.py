@@ -1,0 +1,212 @@
+"""Inside trained networks: really trained ones are looked at, recorded, answered about and drawn."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from fastapi.testclient import TestClient
+
+from service.app import create_app
+from service.settings import Settings
+from stages.checkpoint.predictor import load_predictor
+from stages.datasets.packed import read_images
+from stages.evaluate import main
+from stages.evaluation.observing import IMAGES
+from stages.evidence import ResultLine, read_lines, write_lines
+from stages.experiment import load_params
+from stages.papers.brownian import ViT
+from stages.papers.brownian.probe import head_rows
+from stages.papers.hyperbf import HyperBF
+from stages.recording import record
+from stages.runner import train_experiment
+from tests.project import REPOSITORY, pack_stand_in
+
+TINY = {
+    "hyperbf-cifar10": {"patch_size": 8, "dim": 8, "depth": 2, "num_heads": 2},
+    "brownian-cifar10": {"patch_size": 8, "dim": 8, "depth": 2, "num_heads": 2, "mlp_dim": 8},
+}
+ARMS = {"hyperbf-cifar10": ("vit", "hyperbf", "hyperbf-equal-widths"), "brownian-cifar10": ("adam", "sgd")}
+REST = {"hidden_dim": 4}, {"num_centers": 4, "feedforward_beta": 0.05}
+
+
+def write_project(folder: Path) -> None:
+    """Both papers' experiments with a few of their arms, tiny, on the stand-in of CIFAR-10."""
+    index = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
+    index["profiles"]["smoke"]["overrides"] = {"epochs": 2, "steps_per_epoch": 4, "batch_size": 16}
+    index["experiments"] = {name: index["experiments"][name] for name in TINY}
+    (folder / "params").mkdir(parents=True)
+    (folder / "params.yaml").write_text(yaml.safe_dump(index))
+    for name, tiny in TINY.items():
+        experiment = yaml.safe_load((REPOSITORY / "params" / f"{name}.yaml").read_text())
+        experiment["arms"] = {arm: experiment["arms"][arm] for arm in ARMS[name]}
+        for arm in experiment["arms"].values():
+            if "name" in arm.get("model", {}):
+                arm["model"] |= tiny
+        if name.startswith("hyperbf"):
+            for arm, own in zip(("vit", "hyperbf"), REST, strict=True):
+                experiment["arms"][arm]["model"] |= own
+            experiment["arms"]["hyperbf-equal-widths"]["model"]["attention_beta"] = 0.05
+        (folder / "params" / f"{name}.yaml").write_text(yaml.safe_dump(experiment, sort_keys=False))
+    claims = (REPOSITORY / "data" / "claims.csv").read_text().splitlines(keepends=True)
+    kept = [line for line in claims if line.startswith(("id,", "hyperbf.obs.sigma_", "hyperbf.obs.M_", "brownian.tr"))]
+    pack_stand_in(folder / "data" / "processed" / "cifar10", "cifar10")
+    (folder / "data" / "claims.csv").write_text("".join(kept))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Trained, evaluated and recorded for real."""
+    root = tmp_path_factory.mktemp("observing")
+    write_project(root)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        patch.delenv("CLAIMCHECK_HOME", raising=False)
+        patch.setenv("CLAIMCHECK_DEVICE", "cpu")
+        params = load_params()
+        for name in TINY:
+            done = train_experiment(
+                name, params, data=Path("data"), devices=["cpu"], report=lambda _: None, stop=threading.Event()
+            )
+            assert done and main([name]) == 0
+        record(root, "data/results.db")
+        yield root
+
+
+def lines(root: Path, name: str) -> dict[str, ResultLine]:
+    return {line.arm: line for line in read_lines(root / "data" / "results" / f"{name}.jsonl", ResultLine)}
+
+
+def serve(root: Path) -> TestClient:
+    return TestClient(create_app(Settings(root=root)), base_url="http://127.0.0.1")
+
+
+def chart(html: str, name: str) -> dict[str, Any]:
+    return json.loads(html.split(f'data-chart="{name}">')[1].partition("</script>")[0])
+
+
+def test_a_line_holds_the_trained_network_and_the_one_that_it_started_from(root: Path) -> None:
+    line = lines(root, "hyperbf-cifar10")["hyperbf-equal-widths"]
+    weights = root / "data" / "runs" / line.experiment / line.run_key / "weights.safetensors"
+    network = load_predictor(weights).network
+    assert isinstance(network, HyperBF) and line.observed is not None
+    sigmas = [value for (value,) in line.observed["trained"]["attention_sigma"]]
+    assert sigmas == pytest.approx(network.observe_kernels()["attention_sigma"], rel=1e-6)
+    start = line.observed["start"]
+    assert start["attention_sigma"] == start["feedforward_sigma"] == ((3.162278,), (3.162278,))
+    assert sigmas != [value for (value,) in start["attention_sigma"]], "it has learned"
+    gap = next(row for row in line.metrics if row.metric == "kernel_width_gap")
+    assert gap.split == "none" and gap.value != 0
+    assert lines(root, "hyperbf-cifar10")["vit"].observed is None, "the paper says nothing of its inside"
+
+
+def test_the_walk_is_that_of_the_first_test_images(root: Path) -> None:
+    line = lines(root, "brownian-cifar10")["adam"]
+    weights = root / "data" / "runs" / line.experiment / line.run_key / "weights.safetensors"
+    predictor = load_predictor(weights)
+    images = torch.from_numpy(read_images(root / "data" / "processed" / "cifar10", "test").images[:IMAGES])
+    assert isinstance(predictor.network, ViT) and line.observed is not None
+    rows = head_rows(predictor.network, predictor.inputs(images))
+    staying = [value for heads in line.observed["trained"]["self_probability"] for value in heads]
+    assert staying == pytest.approx([row["self_probability"] for row in rows], rel=1e-5)
+    motion = next(row for row in line.metrics if row.metric == "displacement_over_steps")
+    assert (motion.split, motion.n) == ("test", IMAGES)
+    other = lines(root, "brownian-cifar10")["sgd"].observed
+    assert other is not None and other["start"] == line.observed["start"], "one seed, one beginning"
+    assert other["trained"] != line.observed["trained"]
+
+
+def test_evaluating_again_writes_the_same_bytes(root: Path) -> None:
+    path = root / "data" / "results" / "brownian-cifar10.jsonl"
+    before = path.read_bytes()
+    assert main(["brownian-cifar10"]) == 0
+    assert path.read_bytes() == before
+
+
+def test_a_stand_in_s_inside_is_shown_with_its_run_and_says_nothing_of_a_claim(root: Path) -> None:
+    client, line = serve(root), lines(root, "hyperbf-cifar10")["hyperbf"]
+    (result,) = client.get(f"/api/v1/runs/{line.run_key}").json()["results"]
+    assert line.observed is not None
+    assert [row["value"] for row in result["observations"] if row["moment"] == "trained"] == [
+        value for blocks in line.observed["trained"].values() for heads in blocks for value in heads
+    ]
+    drawn = client.get(f"/runs/{line.run_key}").text
+    assert "Inside the network" in drawn and "A stand-in’s numbers say nothing of the paper" in drawn
+    for claim in client.get("/api/v1/claims").json():
+        detail = client.get(f"/api/v1/claims/{claim['id']}").json()
+        assert (detail["verdict"]["status"], detail["verdict"]["ours"], detail["observations"]) == (
+            *("not tested", None),
+            [],
+        )
+        assert "Inside the networks" not in client.get(f"/claims/{claim['id']}").text
+    assert "Inside the trained networks" not in client.get("/experiments/hyperbf-cifar10").text
+    points = client.get("/api/v1/experiments/hyperbf-cifar10/observations?quantity=attention_sigma").json()
+    assert [(point["arm"], point["moment"], point["block"]) for point in points] == [
+        (arm, moment, block)
+        for arm in ARMS["hyperbf-cifar10"][1:]
+        for moment in ("start", "trained")
+        for block in (1, 2)
+    ]
+
+
+@pytest.fixture(scope="module")
+def real(root: Path, tmp_path_factory: pytest.TempPathFactory) -> TestClient:
+    """The same lines as if their data had been whole."""
+    folder = tmp_path_factory.mktemp("real")
+    write_project(folder)
+    (folder / "data" / "results").mkdir()
+    for name in TINY:
+        whole = [
+            dataclasses.replace(line, data=dataclasses.replace(line.data, provenance="full"))
+            for line in lines(root, name).values()
+        ]
+        (folder / "data" / "results" / f"{name}.jsonl").write_bytes(write_lines(whole))
+    record(folder, "data/results.db")
+    return serve(folder)
+
+
+def test_real_networks_are_drawn_on_the_page_of_their_experiment(real: TestClient, root: Path) -> None:
+    spec = chart(real.get("/experiments/hyperbf-cifar10?quantity=attention_sigma").text, "inside")
+    values = {(row["series"], row["moment"], row["block"]): row["mean"] for row in spec["data"]["values"]}
+    for arm, title in (("hyperbf", "HyperBF"), ("hyperbf-equal-widths", "HyperBF with equal sigmas at the start")):
+        observed = lines(root, "hyperbf-cifar10")[arm].observed
+        assert observed is not None
+        for block, (value,) in enumerate(observed["trained"]["attention_sigma"], start=1):
+            assert values[title, "trained", block] == pytest.approx(value)
+    assert spec["encoding"]["strokeDash"]["field"] == "moment"
+    heads = real.get("/experiments/brownian-cifar10?quantity=self_probability").text
+    observed = lines(root, "brownian-cifar10")["adam"].observed
+    assert observed is not None
+    first = observed["trained"]["self_probability"][0]
+    points = real.get("/api/v1/experiments/brownian-cifar10/observations?quantity=self_probability").json()
+    point = next(p for p in points if (p["arm"], p["moment"], p["block"]) == ("adam", "trained", 1))
+    assert (point["low"], point["high"]) == (min(first), max(first))  # type: ignore[type-var]
+    assert point["mean"] == pytest.approx(sum(filter(None, first)) / 2)
+    assert '<option value="self_probability" selected>probability of staying' in heads
+
+
+def test_a_claim_is_drawn_by_the_quantities_behind_it(real: TestClient) -> None:
+    claim = real.get("/api/v1/claims/hyperbf.obs.sigma_order.c10").json()
+    assert {(row["arm"], row["quantity"]) for row in claim["observations"]} == {
+        ("hyperbf", "attention_sigma"),
+        ("hyperbf", "feedforward_sigma"),
+    }
+    page = real.get("/claims/hyperbf.obs.sigma_order.c10").text
+    spec = chart(page, "inside")
+    assert {row["series"] for row in spec["data"]["values"]} == {"σ of attention", "σ of the feed-forward"}
+    assert "above 0" in page, "what the paper says"
+    motion = chart(real.get("/claims/brownian.trained.motion").text, "inside")
+    assert {row["series"] for row in motion["data"]["values"]} == {"Adam"}
+
+
+def test_an_unknown_quantity_is_an_empty_list_and_the_page_shows_another(real: TestClient) -> None:
+    assert real.get("/api/v1/experiments/brownian-cifar10/observations?quantity=colour").json() == []
+    assert chart(real.get("/experiments/brownian-cifar10?quantity=colour").text, "inside")["data"]["values"]
+    assert real.get("/api/v1/experiments/x/observations").status_code == 404

@@ -1,0 +1,50 @@
+"""A number on one side of a bound: its words, and how often they are wrong."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from stages.verdicts import Replicate, Sample, Status, judge_side
+from tests.verdicts.simulation import RULES, above
+
+
+def of(*values: float | None) -> Sample:
+    return Sample(tuple(Replicate(index=index, value=value) for index, value in enumerate(values)))
+
+
+@pytest.mark.parametrize(
+    ("values", "better", "status"),
+    [
+        ((2.1, 2.2, 2.0, 2.15, 2.05), "higher", Status.SUPPORTED),
+        ((2.1, 2.2, 2.0, 2.15, 2.05), "lower", Status.REVERSED),
+        ((-2.1, -2.2, -2.0, -2.15, -2.05), "higher", Status.REVERSED),
+        ((0.5, -0.6, 0.4, -0.5, 0.1), "higher", Status.UNRESOLVED),
+        ((1.0, 1.0, 1.0, 1.0, 1.0), "higher", Status.UNRESOLVED),
+        ((2.1, None, 2.0, 2.15, 2.05), "higher", Status.UNRESOLVED),
+        ((2.1, None, None, None, None), "higher", Status.UNRESOLVED),
+        ((2.1, 2.2), "higher", Status.UNRESOLVED),
+        ((), "higher", Status.NOT_TESTED),
+    ],
+)
+def test_the_interval_decides_and_nothing_else(values: tuple[float | None, ...], better: str, status: Status) -> None:
+    verdict = judge_side(0.0, better, of(*values), rules=RULES)  # type: ignore[arg-type]
+    assert verdict.status is status, verdict.explanation
+
+
+def test_the_sentence_says_how_far_and_from_what() -> None:
+    verdict = judge_side(1.0, "lower", of(0.5, 0.52, 0.49, 0.51, 0.48), rules=RULES)
+    assert verdict.estimate == pytest.approx(0.5)
+    assert verdict.explanation.startswith("How far below 1 (mean of n = 5 networks) = +0.500, 98 % interval")
+    assert verdict.explanation.endswith("on the claimed side of 0.")
+    assert verdict.p_value is not None and verdict.p_value < 0.001
+
+
+def test_where_nothing_is_on_either_side_it_errs_no_more_often_than_its_level() -> None:
+    """All looks together: supported or reversed in at most alpha_outside of the cases."""
+    trials, wrong = 1000, 0
+    rng = np.random.default_rng(0)
+    for draws in rng.normal(0.0, 1.0, (trials, max(RULES.looks))):
+        looks = (judge_side(0.0, "higher", of(*draws[:n]), rules=RULES).status for n in RULES.looks)
+        wrong += any(status in (Status.SUPPORTED, Status.REVERSED) for status in looks)
+    assert 0.5 * RULES.alpha_outside < wrong / trials <= above(RULES.alpha_outside, trials), "and spends it"
