@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from service import vega
+from service.wording import GAINS
 from stages.results import Claim, JudgedClaim, PairGain
 
 IN_FAVOUR = "to the right in favour of the proposed model"
@@ -62,10 +63,11 @@ def forest_chart(title: str, judged: Sequence[JudgedClaim], names: Mapping[str, 
 def gain_chart(title: str, judged: JudgedClaim) -> dict[str, Any] | None:
     """A difference between two arms: our gain with the interval of the verdict, the paper's, and the line of no gain.
 
-    Around the paper's is the margin within which ours would be as large.  None where there is no interval, or no gain.
+    Around the paper's is the margin within which ours would be as large.  Arms that the paper calls comparable have
+    the margin around 0, and a line at the largest loss that it calls so.  None where there is no interval, or no gain.
     """
     claim, verdict = judged.claim, judged.verdict
-    is_gain = claim.kind in ("order", "difference") and verdict.basis == "results"
+    is_gain = claim.kind in GAINS and verdict.basis == "results"
     if not is_gain or verdict.estimate is None or verdict.low is None or verdict.high is None:
         return None
     unit, scale = _gain_unit(claim)
@@ -73,11 +75,17 @@ def gain_chart(title: str, judged: JudgedClaim) -> dict[str, Any] | None:
     rows: list[dict[str, Any]] = [{"side": "ours", **{name: scale * number for name, number in ours.items()}}]
     x = {"type": "quantitative", "title": [f"gain ({unit})", IN_FAVOUR]}
     layers = [_line(0, x, None)]
-    if claim.value is not None:
+    if claim.kind == "equivalence":
+        if verdict.margin:
+            layers.insert(0, vega.band({"low": -scale * verdict.margin, "high": scale * verdict.margin}, x))
+        if claim.value is not None:
+            layers.append(_line(-scale * claim.value, x, "paper"))
+    elif claim.value is not None:
         rows.append({"side": "paper", "value": scale * claim.value})
         if margin := verdict.margin or (verdict.size or {}).get("margin"):
             same = {"low": scale * (claim.value - margin), "high": scale * (claim.value + margin)}
             layers.insert(0, vega.band(same, x))
+    shown = ["ours", "paper"] if claim.value is not None else ["ours"]
     return {
         **vega.frame(f"{title}: our gain with its interval beside the paper's", height=44 * len(rows)),
         "data": {"values": rows},
@@ -85,7 +93,7 @@ def gain_chart(title: str, judged: JudgedClaim) -> dict[str, Any] | None:
             *layers,
             {
                 "encoding": {"y": {"field": "side", "type": "nominal", "sort": None, "title": None}},
-                "layer": [vega.intervals(x), vega.points(x, shown=[row["side"] for row in rows])],
+                "layer": [vega.intervals(x), vega.points(x, shown=shown)],
             },
         ],
     }
