@@ -7,7 +7,7 @@ from typing import Any
 
 from service import vega
 from service.wording import GAINS
-from stages.results import Claim, JudgedClaim, PairGain
+from stages.results import Claim, ClaimRecord, JudgedClaim, PairGain
 
 IN_FAVOUR = "to the right in favour of the proposed model"
 """A line of its own: one with the unit before it is wider than a telephone."""
@@ -134,6 +134,51 @@ def pairs_chart(
                     vega.intervals(x),
                     vega.points(x, ["ours", "paper"][: 1 + len(printed)], about=[{"field": "pair"}]),
                 ],
+            },
+        ],
+    }
+
+
+def arms_charts(record: ClaimRecord, titles: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """`{experiment: chart}`, as DAC's Figures 5 and 6: cost of a forward pass to the right, error with its interval up.
+
+    `titles` are those of the arms.  An experiment with fewer than two arms that have both has none.
+    """
+    charts = {}
+    for name in dict.fromkeys(arm.experiment for arm in record.arms):
+        rows = [
+            {
+                "arm": titles[arm.arm],
+                "role": arm.role,
+                "flops": arm.flops / 1e9,
+                **{end: 100 * getattr(arm, end) for end in ("value", "low", "high")},
+            }
+            for arm in record.arms
+            if arm.experiment == name and arm.flops
+        ]
+        if len(rows) > 1:
+            charts[name] = _arms_chart(name, rows)
+    return charts
+
+
+def _arms_chart(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    x = {"field": "flops", "type": "quantitative", "title": "GFLOP per forward pass", "scale": {"zero": False}}
+    y = {"type": "quantitative", "title": "test error (%)", "scale": {"zero": False}}
+    roles = [role for role in ("baseline", "proposed", "ablation") if any(row["role"] == role for row in rows)]
+    role = {"field": "role", "type": "nominal", "sort": roles, "legend": {"title": None, "orient": "top"}}
+    tooltip = [{"field": "arm", "title": "model"}, {"field": "value", "format": ".4~g"}]
+    return {
+        **vega.frame(f"{name}: test error of each model with its 95 % interval against its cost", height=260),
+        "data": {"values": list(rows)},
+        "encoding": {"x": x, "color": role},
+        "layer": [
+            {
+                "mark": {"type": "rule", "strokeWidth": 2},
+                "encoding": {"y": {"field": "low", **y}, "y2": {"field": "high"}},
+            },
+            {
+                "mark": {"type": "point", "filled": True, "size": 110, "opacity": 1},
+                "encoding": {"y": {"field": "value", **y}, "shape": role, "tooltip": tooltip},
             },
         ],
     }

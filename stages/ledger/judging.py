@@ -9,6 +9,7 @@ from statistics import fmean
 
 from stages.experiment import Params
 from stages.finding import Finding
+from stages.ledger.arms import summarise_figure
 from stages.ledger.claims import ORDERS, ClaimLine
 from stages.ledger.judgement import Judgement
 from stages.ledger.measures import NotMeasured, measure
@@ -174,7 +175,14 @@ def _judge_no_number(claim: ClaimLine, facts: Facts) -> Judgement:
     names = ", ".join(dict.fromkeys(trial.result.experiment for trial in shown)) or "none"
     means = _means(claim, groups, facts.params) if len(bodies) == 1 else ""
     verdict = judge_shown(f"{len(shown)} results of {names}{means}")
-    return Judgement(claim=claim, verdict=verdict, basis="results", is_decidable=False, cost=price(shown, facts.params))
+    return Judgement(
+        claim=claim,
+        verdict=verdict,
+        basis="results",
+        is_decidable=False,
+        arms=summarise_figure(claim.metric, bodies, facts.params.verdicts),
+        cost=price(shown, facts.params),
+    )
 
 
 def _means(claim: ClaimLine, arms: Sequence[tuple[str, Sequence[Trial]]], params: Params) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 
 from stages.evidence import unpack_correct
 from stages.experiment import Params
+from stages.ledger.arms import summarise_arms
 from stages.ledger.claims import ORDERS, ClaimLine
 from stages.ledger.failures import judge_failures
 from stages.ledger.judgement import Judgement
@@ -91,6 +92,7 @@ def _judge_samples(claim: ClaimLine, pairs: Pairs, body: Body, params: Params) -
         is_decidable=True,
         ours=ours,
         entries=sides.entries,
+        arms=summarise_arms(claim.metric, pairs.arms, body, rules),
         cost=price(sides.trials, params),
     )
 

@@ -49,6 +49,10 @@ def _verdict(judgement: Judgement, holds_adjusted: bool | None, rules: str) -> t
             )
             for position, entry in enumerate(judgement.entries)
         ],
+        arms=[
+            tables.VerdictArm(position=position, **dataclasses.asdict(arm))
+            for position, arm in enumerate(judgement.arms)
+        ],
         **{name: getattr(verdict, name) for name in names},
     )
 
@@ -119,6 +123,12 @@ def family_rows(sentences: Sequence[Table], judgements: Sequence[Judgement]) -> 
 def plain(judgements: Sequence[Judgement]) -> list[Any]:
     """What they say, as JSON values, for the digest of the database."""
     return [
-        [judgement.claim.id, dataclasses.asdict(judgement.verdict), judgement.ours, judgement.is_decidable]
+        [
+            judgement.claim.id,
+            dataclasses.asdict(judgement.verdict),
+            judgement.ours,
+            judgement.is_decidable,
+            [dataclasses.asdict(arm) for arm in judgement.arms],
+        ]
         for judgement in judgements
     ]

@@ -42,7 +42,15 @@ from stages.results.estimates import (
     t_interval,
     wilson_interval,
 )
-from stages.results.ledger_tables import ClaimDeviation, ClaimExperiment, Deviation, Family, Verdict, VerdictRun
+from stages.results.ledger_tables import (
+    ClaimDeviation,
+    ClaimExperiment,
+    Deviation,
+    Family,
+    Verdict,
+    VerdictArm,
+    VerdictRun,
+)
 from stages.results.pairs import PairGain
 from stages.results.table import as_csv, no_formula
 from stages.results.tables import (
@@ -107,6 +115,7 @@ __all__ = [
     "UnknownProfile",
     "UnknownRun",
     "Verdict",
+    "VerdictArm",
     "VerdictRun",
     "as_csv",
     "compare",

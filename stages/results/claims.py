@@ -12,7 +12,15 @@ from sqlalchemy.orm import Session, joinedload, selectinload
 
 from stages.results.database import UnknownClaim
 from stages.results.estimates import ArmVerdict
-from stages.results.ledger_tables import ClaimDeviation, ClaimExperiment, Deviation, Family, Verdict, VerdictRun
+from stages.results.ledger_tables import (
+    ClaimDeviation,
+    ClaimExperiment,
+    Deviation,
+    Family,
+    Verdict,
+    VerdictArm,
+    VerdictRun,
+)
 from stages.results.pairs import PairGain, pair_gains
 from stages.results.tables import Arm, Claim, Experiment, Paper
 from stages.verdicts import Status
@@ -48,10 +56,11 @@ class JudgedClaim:
 class ClaimRecord(JudgedClaim):
     """One claim with everything behind its verdict; `family` is the sentence of its table.
 
-    `pairs`: of a gain over a grid, what each pair gives.
+    `pairs`: of a gain over a grid, what each pair gives.  `arms`: of a metric that chooses an epoch, each arm's.
     """
 
     runs: tuple[VerdictRun, ...]
+    arms: tuple[VerdictArm, ...]
     pairs: tuple[PairGain, ...]
     deviations: tuple[Deviation, ...]
     family: Family | None
@@ -148,7 +157,12 @@ def find_judged(session: Session, claim_id: str) -> ClaimRecord:
     if claim is None:
         raise UnknownClaim(claim_id[:120])
     verdict = session.get_one(
-        Verdict, claim_id, options=[selectinload(Verdict.runs).options(joinedload(VerdictRun.result))]
+        Verdict,
+        claim_id,
+        options=[
+            selectinload(Verdict.runs).options(joinedload(VerdictRun.result)),
+            selectinload(Verdict.arms),
+        ],
     )
     names, datasets = _places(session, [claim_id]).get(claim_id, ((), ()))
     arms = select(Arm).where(Arm.experiment.in_(names)).order_by(Arm.experiment, Arm.position)
@@ -158,6 +172,7 @@ def find_judged(session: Session, claim_id: str) -> ClaimRecord:
         experiments=names,
         datasets=datasets,
         runs=tuple(verdict.runs),
+        arms=tuple(verdict.arms),
         pairs=pair_gains(claim, verdict, session.scalars(arms)) if claim.baseline_arm else (),
         deviations=tuple(deviations_of(session, claim_id)),
         family=session.get(Family, claim.family) if claim.family else None,

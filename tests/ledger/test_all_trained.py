@@ -161,6 +161,18 @@ def test_replicates_that_diverged_reproduce_nothing(tmp_path: Path) -> None:
     assert statuses.isdisjoint({Status.REPRODUCED, Status.SUPPORTED, Status.REVERSED})
 
 
+def test_a_claim_shows_the_epoch_that_each_arm_chose_and_its_standard_error(root: Path) -> None:
+    app = create_app(Settings(root=root, database=str(root / "data" / "results.db")))
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        arms = client.get("/api/v1/claims/dac.fig5").json()["arms"]
+        page = client.get("/claims/dac.fig5").text
+        single = client.get("/api/v1/claims/ninformer.table2.mnist.vit").json()["arms"]
+    assert len(arms) == 8 and {(arm["epoch"], arm["epochs"], arm["n"]) for arm in arms} == {(4, 7, 5)}
+    assert all(arm["low"] < arm["value"] < arm["high"] and arm["stderr"] > 0 for arm in arms)
+    assert "standard error: as Appendix B has it" in page and page.count("4 of 7") == 8
+    assert single == []
+
+
 def test_every_page_and_report_can_show_it(root: Path, tmp_path: Path) -> None:
     app = create_app(Settings(root=root, database=str(root / "data" / "results.db")))
     with TestClient(app, base_url="http://127.0.0.1") as client:
