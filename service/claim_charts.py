@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from service import vega
-from stages.results import Claim, JudgedClaim, PairGain
+from service.wording import GAINS
+from stages.results import Claim, ClaimRecord, JudgedClaim, PairGain
 
 IN_FAVOUR = "to the right in favour of the proposed model"
 """A line of its own: one with the unit before it is wider than a telephone."""
@@ -62,10 +63,11 @@ def forest_chart(title: str, judged: Sequence[JudgedClaim], names: Mapping[str, 
 def gain_chart(title: str, judged: JudgedClaim) -> dict[str, Any] | None:
     """A difference between two arms: our gain with the interval of the verdict, the paper's, and the line of no gain.
 
-    Around the paper's is the margin within which ours would be as large.  None where there is no interval, or no gain.
+    Around the paper's is the margin within which ours would be as large.  Arms that the paper calls comparable have
+    the margin around 0, and a line at the largest loss that it calls so.  None where there is no interval, or no gain.
     """
     claim, verdict = judged.claim, judged.verdict
-    is_gain = claim.kind in ("order", "difference") and verdict.basis == "results"
+    is_gain = claim.kind in GAINS and verdict.basis == "results"
     if not is_gain or verdict.estimate is None or verdict.low is None or verdict.high is None:
         return None
     unit, scale = _gain_unit(claim)
@@ -73,11 +75,17 @@ def gain_chart(title: str, judged: JudgedClaim) -> dict[str, Any] | None:
     rows: list[dict[str, Any]] = [{"side": "ours", **{name: scale * number for name, number in ours.items()}}]
     x = {"type": "quantitative", "title": [f"gain ({unit})", IN_FAVOUR]}
     layers = [_line(0, x, None)]
-    if claim.value is not None:
+    if claim.kind == "equivalence":
+        if verdict.margin:
+            layers.insert(0, vega.band({"low": -scale * verdict.margin, "high": scale * verdict.margin}, x))
+        if claim.value is not None:
+            layers.append(_line(-scale * claim.value, x, "paper"))
+    elif claim.value is not None:
         rows.append({"side": "paper", "value": scale * claim.value})
         if margin := verdict.margin or (verdict.size or {}).get("margin"):
             same = {"low": scale * (claim.value - margin), "high": scale * (claim.value + margin)}
             layers.insert(0, vega.band(same, x))
+    shown = ["ours", "paper"] if claim.value is not None else ["ours"]
     return {
         **vega.frame(f"{title}: our gain with its interval beside the paper's", height=44 * len(rows)),
         "data": {"values": rows},
@@ -85,7 +93,7 @@ def gain_chart(title: str, judged: JudgedClaim) -> dict[str, Any] | None:
             *layers,
             {
                 "encoding": {"y": {"field": "side", "type": "nominal", "sort": None, "title": None}},
-                "layer": [vega.intervals(x), vega.points(x, shown=[row["side"] for row in rows])],
+                "layer": [vega.intervals(x), vega.points(x, shown=shown)],
             },
         ],
     }
@@ -126,6 +134,51 @@ def pairs_chart(
                     vega.intervals(x),
                     vega.points(x, ["ours", "paper"][: 1 + len(printed)], about=[{"field": "pair"}]),
                 ],
+            },
+        ],
+    }
+
+
+def arms_charts(record: ClaimRecord, titles: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """`{experiment: chart}`, as DAC's Figures 5 and 6: cost of a forward pass to the right, error with its interval up.
+
+    `titles` are those of the arms.  An experiment with fewer than two arms that have both has none.
+    """
+    charts = {}
+    for name in dict.fromkeys(arm.experiment for arm in record.arms):
+        rows = [
+            {
+                "arm": titles[arm.arm],
+                "role": arm.role,
+                "flops": arm.flops / 1e9,
+                **{end: 100 * getattr(arm, end) for end in ("value", "low", "high")},
+            }
+            for arm in record.arms
+            if arm.experiment == name and arm.flops
+        ]
+        if len(rows) > 1:
+            charts[name] = _arms_chart(name, rows)
+    return charts
+
+
+def _arms_chart(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    x = {"field": "flops", "type": "quantitative", "title": "GFLOP per forward pass", "scale": {"zero": False}}
+    y = {"type": "quantitative", "title": "test error (%)", "scale": {"zero": False}}
+    roles = [role for role in ("baseline", "proposed", "ablation") if any(row["role"] == role for row in rows)]
+    role = {"field": "role", "type": "nominal", "sort": roles, "legend": {"title": None, "orient": "top"}}
+    tooltip = [{"field": "arm", "title": "model"}, {"field": "value", "format": ".4~g"}]
+    return {
+        **vega.frame(f"{name}: test error of each model with its 95 % interval against its cost", height=260),
+        "data": {"values": list(rows)},
+        "encoding": {"x": x, "color": role},
+        "layer": [
+            {
+                "mark": {"type": "rule", "strokeWidth": 2},
+                "encoding": {"y": {"field": "low", **y}, "y2": {"field": "high"}},
+            },
+            {
+                "mark": {"type": "point", "filled": True, "size": 110, "opacity": 1},
+                "encoding": {"y": {"field": "value", **y}, "shape": role, "tooltip": tooltip},
             },
         ],
     }

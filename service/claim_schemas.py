@@ -166,6 +166,23 @@ class VerdictRunOut(Out):
     changed_code: list[str]
 
 
+class VerdictArmOut(Out):
+    """An arm of a claim whose metric chooses one epoch for all folds together (DAC, Appendix B)."""
+
+    experiment: str
+    arm: str
+    role: str
+    n: int = Field(description="folds")
+    value: float = Field(description="in the claim's metric, at the chosen epoch")
+    stderr: float = Field(description="as the paper computes it")
+    low: float = Field(description="95 % interval of the mean, the choice of the epoch in it")
+    high: float
+    epoch: int = Field(examples=[187], description="chosen, from 1; the middle one of a window")
+    epochs: int = Field(examples=[256])
+    flops: float | None = Field(description="of one forward pass of one image")
+    parameters: float | None
+
+
 class PairOut(Out):
     """What one pair of a grid gives: the gain of the proposed arm, better positive, with its own 95 % interval."""
 
@@ -219,6 +236,7 @@ class ClaimDetailOut(ClaimOut):
     """One claim with everything behind its verdict."""
 
     runs: list[VerdictRunOut]
+    arms: list[VerdictArmOut] = Field(description="of a metric that chooses an epoch: each arm's number and epoch")
     pairs: list[PairOut] = Field(description="of a gain over a grid: each proposed arm against its own baseline")
     observations: list[ObservedPointOut] = Field(
         description="from inside the networks that it is about, real data only"
@@ -256,6 +274,7 @@ def describe_claim(judged: JudgedClaim) -> ClaimOut:
 def describe_record(record: ClaimRecord, observed: Sequence[ObservedPoint]) -> ClaimDetailOut:
     own = {
         "runs": [_run(run) for run in record.runs],
+        "arms": [VerdictArmOut.model_validate(arm) for arm in record.arms],
         "pairs": [PairOut.model_validate(pair) for pair in record.pairs],
         "observations": [ObservedPointOut.model_validate(point) for point in observed],
         "deviations": [DeviationOut.model_validate(deviation) for deviation in record.deviations],

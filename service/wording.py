@@ -47,6 +47,9 @@ _WORDS = {
     "protocol.optimizer.lr": "Learning rate",
     "protocol.optimizer.momentum": "Momentum",
     "protocol.schedule.factor": "Factor of the learning rate at a step",
+    "protocol.schedule.milestones.0": "First drop of the learning rate, as a share of the steps",
+    "protocol.schedule.milestones.1": "Second drop of the learning rate, as a share of the steps",
+    "protocol.schedule.milestones.2": "Third drop of the learning rate, as a share of the steps",
     "protocol.schedule.warmup_steps": "Warm-up steps",
     "protocol.split.folds": "Folds",
     "protocol.split.test": "Share for testing",
@@ -56,6 +59,9 @@ _WORDS = {
     "window_error": "Test error around the best validation epoch",
 }
 """What is compared nowhere and whose own name is no phrase."""
+
+GAINS = ("order", "difference", "gap", "equivalence")
+"""Kinds of claims whose number is a gain of one arm over another."""
 
 _SIDES = {
     "for": (Status.REPRODUCED, Status.SUPPORTED, Status.HOLDS, Status.HOLDS_UNDER_READING, Status.AS_PRINTED),
@@ -113,12 +119,17 @@ def in_terms_of(value: float | None, claim: Claim, write: Callable[[float], str]
     """A number in the terms of `claim`: a gain in a fraction in points, everything else in the claim's unit."""
     if claim.unit == "nats" and value is not None:
         return f"{write(value)} nats"
-    is_gain = claim.kind in ("order", "difference") and claim.unit == "fraction"
+    is_gain = claim.kind in GAINS and claim.unit == "fraction"
     return points(value) if is_gain else value_in(claim.unit or "", write)(value)
 
 
 def print_value(claim: Claim) -> str:
     """The paper's number as it stands there: with its error, as a range, or as k of n."""
+    if claim.kind == "equivalence":
+        named = (
+            "" if claim.value is None else f", with losses up to {in_terms_of(claim.value, claim).removeprefix('+')}"
+        )
+        return f"comparable{named}"
     if claim.value is None:
         return NONE
     value = in_terms_of(claim.value, claim, exact)

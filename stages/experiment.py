@@ -45,6 +45,7 @@ class DatasetSource:
     `shape` is [channels, height, width] of an image; `train` and `test` count the official images, `..._per_class`
     those of each class (one number: of every class; None: not published).  `shared_images` of the test set are in the
     training set, too, pixel by pixel (None: nobody has counted).  `folder` names the data set with the same raw files.
+    `complete_by_content`: nobody publishes a digest, and what is read tells whether all of it is there (decision 0033).
 
     A table has `shape` [columns] and no classes; its `response_range` is the least and the greatest response in its
     file, over all measured runs.  A text has shape [], its token ids as classes, and counts tokens.
@@ -68,6 +69,7 @@ class DatasetSource:
     shared_images: int | None = None
     response_range: tuple[float, float] | None = None
     folder: str | None = None
+    complete_by_content: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

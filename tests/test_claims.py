@@ -21,9 +21,10 @@ ROOT = Path(__file__).resolve().parent.parent
 CLAIMS = ROOT / "data" / "claims.csv"
 KINDS = {
     *("value", "order", "difference", "identity", "count", "ratio", "range", "proportion", "theorem", "inconsistent"),
-    *("figure", "qualitative", "setup", "observed"),
+    *("gap", "equivalence", "figure", "qualitative", "setup", "observed"),
 }
-FIVE = {"hyperbf": 38, "ninformer": 55, "nmn": 47, "brownian": 17, "dac": 154}
+COMPARED = ("order", "difference", "gap", "equivalence")
+FIVE = {"hyperbf": 39, "ninformer": 55, "nmn": 47, "brownian": 17, "dac": 176}
 # Experiments that claims wait for; one that params.yaml has is taken off this list.
 TO_BE_BUILT: set[str] = set()
 
@@ -59,7 +60,7 @@ def test_all_claims_of_the_five_papers_and_the_orders_that_their_tables_imply_ar
     implied = {i for i in five if i.endswith(".order") or i.startswith("ninformer.rank.")}
     assert Counter(claim.paper for i, claim in five.items() if i not in implied) == FIVE
     assert len(implied) == 35
-    assert {five[i].kind for i in implied} == {"order"}
+    assert Counter(five[i].kind for i in implied) == {"order": 33, "gap": 2}, "two tables print one arm behind"
 
 
 def test_no_two_claims_of_a_paper_read_alike(claims: dict[str, ClaimLine]) -> None:
@@ -112,10 +113,12 @@ def test_every_claim_is_placed_at_an_arm_of_its_paper(claims: dict[str, ClaimLin
 
 def test_a_comparison_stands_where_the_params_file_puts_the_arm(claims: dict[str, ClaimLine], params: Params) -> None:
     """The proposed arm against the one that its file names, unless the paper compares with several."""
+    across = ("ninformer.", "dac.shallower.", "dac.v1_worse.")
     for claim in claims.values():
-        for experiment in experiments_of(claim, params) if claim.kind in ("order", "difference") else []:
+        for experiment in experiments_of(claim, params) if claim.kind in COMPARED else []:
             assert claim.arm is not None and claim.baseline_arm is not None and claim.arm != claim.baseline_arm
-            for name in fnmatch.filter(experiment.arms, claim.arm) if claim.paper != "ninformer" else []:
+            is_across = claim.id.startswith(across) or claim.id.endswith("below_dac")
+            for name in fnmatch.filter(experiment.arms, claim.arm) if not is_across else []:
                 against = experiment.arms[name].against
                 assert against is not None and fnmatch.fnmatchcase(against, claim.baseline_arm), claim.id
                 assert experiment.arms[against].role == "baseline", claim.id
@@ -134,7 +137,7 @@ def test_differences_have_the_sign_and_size_of_the_papers_own_rows(claims: dict[
     printed = {(c.experiment, c.arm, c.metric): c for c in claims.values() if c.kind == "value" and not c.reason}
     checked = 0
     for claim in claims.values():
-        if claim.kind not in ("order", "difference"):
+        if claim.kind not in ("order", "difference", "gap"):
             continue
         ours = printed.get((claim.experiment, claim.arm, claim.metric))
         baseline = printed.get((claim.experiment, claim.baseline_arm, claim.metric))
@@ -143,10 +146,27 @@ def test_differences_have_the_sign_and_size_of_the_papers_own_rows(claims: dict[
         sign = 1 if claim.better == "higher" else -1
         assert ours.better == baseline.better == claim.better, claim.id
         assert claim.value == pytest.approx(sign * (ours.value - baseline.value), abs=1e-9), claim.id
-        if claim.kind == "order" and ours.stderr is not None:
+        if claim.kind in ("order", "gap") and ours.stderr is not None:
             assert claim.stderr == pytest.approx(math.hypot(ours.stderr, baseline.stderr), abs=1e-6), claim.id
         checked += claim.paper in FIVE
-    assert checked == 35 + 3 + 3 + 2, "implied orders; HyperBF's gaps; NMN's gains; ISIC's gains"
+    words = "implied orders; HyperBF's gaps; NMN's gains; ISIC's gains; DAC's shallower and pre-activated networks"
+    assert checked == 35 + 3 + 3 + 2 + 3 + 8, words
+
+
+def test_a_loss_is_a_size_and_never_a_claimed_order(claims: dict[str, ClaimLine]) -> None:
+    """No paper claims that its own arm is worse; a printed loss is a number, and its size alone is judged."""
+    compared = [claim for claim in claims.values() if claim.kind in ("order", "difference")]
+    assert [claim.id for claim in compared if claim.value is None or claim.value <= 0] == []
+    losses = {claim.id for claim in claims.values() if claim.kind == "gap" and (claim.value or 0) < 0}
+    assert losses >= {"hyperbf.text.c100.gap", "dac.table3.c10.v1.abs", "dac.table1.c100.v1.r44.order"}
+
+
+def test_what_a_paper_calls_comparable_covers_its_own_losses(claims: dict[str, ClaimLine]) -> None:
+    for claim in claims.values():
+        if claim.kind == "equivalence":
+            gap = claims[claim.id.replace(".comparable.", ".text.") + ".gap"]
+            places = [(one.experiment, one.arm, one.baseline_arm, one.metric, one.better) for one in (claim, gap)]
+            assert places[0] == places[1] and claim.value >= -gap.value > 0, claim.id
 
 
 def test_relative_claims_have_the_sign_and_size_of_the_papers_own_rows(claims: dict[str, ClaimLine]) -> None:
@@ -179,21 +199,23 @@ def test_shares_of_dacs_gain_agree_with_its_gain(claims: dict[str, ClaimLine]) -
 
 
 def test_families_are_the_orders_of_a_table(five: dict[str, ClaimLine]) -> None:
-    orders = Counter(c.family for c in five.values() if c.family and c.kind in ("order", "difference"))
+    orders = Counter(c.family for c in five.values() if c.family and c.kind in COMPARED)
     assert orders == {
-        "hyperbf.table2": 3,
+        "hyperbf.comparable": 3,
         "ninformer.table2": 9,
         "nmn.resnet18": 4,
         "dac.table1": 16,
         "dac.table2": 8,
-        "dac.table3": 4,
+        "dac.shallower": 3,
         "dac.vgg": 4,
         "dac.mba": 4,
         "dac.isic": 2,
     }
     tallies = {c.id: (c.value, c.trials, orders[c.family]) for c in five.values() if c.family and c.trials}
     assert tallies == {
+        "hyperbf.comparable": (3, 3, 3),
         "ninformer.rank": (9, 9, 9),
+        "dac.shallower": (1, 3, 3),
         "dac.resnet.wins": (15, 16, 16),
         "dac.resnet.significant": (9, 16, 16),
         "dac.vgg.significant": (4, 4, 4),
@@ -207,9 +229,9 @@ def test_units_are_fractions_and_never_percent(claims: dict[str, ClaimLine]) -> 
         assert "%" not in (claim.unit or ""), claim.id
         if claim.unit == "fraction" and claim.kind == "value":
             assert 0 < claim.value < 1, claim.id
-        if claim.kind in ("value", "order", "difference", "ratio", "range"):
+        if claim.kind in ("value", "ratio", "range", *COMPARED):
             assert claim.precision is not None and claim.precision > 0, claim.id
-        if claim.kind in ("value", "order", "difference"):
+        if claim.kind in ("value", *COMPARED):
             assert claim.better in ("higher", "lower"), claim.id
         assert (claim.high is not None) == (claim.kind == "range"), claim.id
         assert (claim.trials is not None) == (claim.kind == "proportion"), claim.id

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from service import queries
-from service.claim_charts import forest_chart, gain_chart, pairs_chart
+from service.claim_charts import arms_charts, forest_chart, gain_chart, pairs_chart
 from service.claim_queries import name_claims, titles_of
 from service.comparing import Compare, Question, first_of_each_dataset
 from service.dependencies import ResultsSession, parts_of
@@ -90,6 +90,7 @@ def show_claim(claim_id: str, request: Request, session: ResultsSession, compare
             "pairs_chart": pairs_chart(names[claim_id], record.pairs, titles, record.claim),
             "observed_chart": blocks_chart(names[claim_id], observed, titles),
             "observed": observed,
+            "arms_charts": arms_charts(record, titles),
             "titles": titles,
             "experiments": [item for item in experiments if item.name in record.experiments],
         },

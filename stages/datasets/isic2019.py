@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from stages.datasets.archive import Member, walk
 from stages.datasets.packed import ImageSet, Split
-from stages.datasets.pictures import ExtraFile, MissingFile, read_pictures
+from stages.datasets.pictures import ExtraFile, MissingFile, read_pictures, size_of
 from stages.datasets.verified import DatasetError
 
 CLASSES = (
@@ -33,6 +33,9 @@ ARCHIVE, TRUTH, METADATA = (f"ISIC_2019_Training_{name}" for name in ("Input.zip
 FILES: dict[Split, tuple[str, ...]] = {"train": (METADATA, TRUTH, ARCHIVE), "test": (METADATA, TRUTH, ARCHIVE)}
 SIDE = 80
 TEST_PART = 6  # 4 : 1 : 1 with the five folds of the protocol
+# HAM10000 and BCN_20000, 22,428 of the 25,331 pictures; those of MSK have various sizes (Gessert et al. 2019, 2.1).
+NATIVE_SIZES = ((600, 450), (1024, 1024))
+NATIVE_SHARE = 0.8
 
 
 class BadTable(DatasetError):
@@ -53,6 +56,18 @@ def describe(folder: Path) -> str:
     lesions = read_lesions(folder / METADATA)
     known = sum(image in lesions for image in labels)
     return f"split by lesion for {known:,} of {len(labels):,} images ({known / len(labels):.1%}), by image for the rest"
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether the pictures are in their official sizes: copies that somebody has shrunk go round under the same names.
+
+    Nobody publishes a digest.  That the official table names every picture, and one class for it, `read_split` checks;
+    numbers of each class are held to the declared ones.
+    """
+    labels = read_truth(folder / TRUTH)
+    pictures = (member for member in walk(folder / ARCHIVE) if PurePosixPath(member.name).suffix == ".jpg")
+    native = sum(size_of(member) in NATIVE_SIZES for member in pictures if PurePosixPath(member.name).stem in labels)
+    return native >= NATIVE_SHARE * len(labels)
 
 
 def choose_test(labels: Mapping[str, int], groups: Mapping[str, str]) -> set[str]:

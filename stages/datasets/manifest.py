@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,12 +13,6 @@ from pydantic import TypeAdapter, ValidationError
 from stages.datasets.verified import DatasetError
 
 Source = Literal["embedded", "mirror", "official"]
-# Of a data set that is there in all its parts.
-PROVENANCE_OF_WHOLE: Mapping[Source, Literal["embedded", "subset", "full"]] = {
-    "embedded": "embedded",
-    "mirror": "subset",
-    "official": "full",
-}
 
 
 class BadManifest(DatasetError):

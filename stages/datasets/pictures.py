@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import struct
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from stages.datasets.archive import walk
+from stages.datasets.archive import UNREADABLE, Member, walk
 from stages.datasets.packed import ImageSet
 from stages.datasets.verified import DatasetError
 
@@ -47,6 +48,19 @@ def decode_square(content: bytes, side: int, place: str) -> np.ndarray:
     except (OSError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError) as error:
         raise BadPicture(f"{place}: not a whole JPEG picture ({error})") from None
     return np.asarray(square, dtype=np.uint8).transpose(2, 0, 1)
+
+
+def size_of(member: Member) -> tuple[int, int]:
+    """Width and height of a JPEG file in an archive, by its head alone.
+
+    Raises:
+        BadPicture: it has none.
+    """
+    try:
+        with closing(member.open_content()) as content, Image.open(content, formats=("JPEG",)) as picture:
+            return picture.size
+    except (*UNREADABLE, RuntimeError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError) as error:
+        raise BadPicture(f"{member.place}: not a whole JPEG picture ({error})") from None
 
 
 def _middle(picture: Image.Image, side: int) -> Image.Image:

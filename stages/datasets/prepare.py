@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import ModuleType
-from typing import Literal
 
 import numpy as np
 
@@ -32,12 +31,13 @@ from stages.datasets.embedded import class_names, compose_stand_in
 from stages.datasets.manifest import BadManifest, Manifest
 from stages.datasets.packed import ImageSet, PackedInfo, Split, digest_images, write_packed
 from stages.datasets.prepare_table import prepare_table
+from stages.datasets.provenance import judge_provenance
 from stages.datasets.text import prepare_text
 from stages.datasets.verified import ChecksumMismatch, digest_file
 from stages.experiment import DatasetSource
 
 # A reader has CLASSES, FILES (the names of the raw files of each split) and read_split(folder, split) -> ImageSet; one
-# that makes the split itself also has describe(folder) -> str.
+# that makes the split itself also has describe(folder) -> str, one without published digests is_whole(folder) -> bool.
 READERS: dict[str, ModuleType] = {
     "cifar10": cifar10,
     "cifar100": cifar100,
@@ -49,7 +49,6 @@ READERS: dict[str, ModuleType] = {
     "tinyimagenet": tinyimagenet,
     "tinyimagenet32": tinyimagenet32,
 }
-INEXACT_SHARE = 0.005  # of the test rows, above which a data set is no longer `full` (DESIGN 2)
 
 
 def prepare(source: DatasetSource, manifest: Manifest, home: Path, target: Path) -> PackedInfo:
@@ -70,7 +69,7 @@ def _prepare_images(source: DatasetSource, manifest: Manifest, folder: Path, tar
     if manifest.source == "embedded":
         train, test = compose_stand_in(manifest.dataset, source.shape, source.classes)
         classes = class_names(source.classes)
-        kept, note = None, None
+        kept, note, is_whole, files = None, None, False, {}
     else:
         reader = _find_reader(manifest.dataset, source)
         train = _read_checked(reader, folder, "train", source, manifest)
@@ -78,6 +77,7 @@ def _prepare_images(source: DatasetSource, manifest: Manifest, folder: Path, tar
         classes = reader.CLASSES
         kept = _exact_rows(manifest, len(test))
         note = reader.describe(folder) if hasattr(reader, "describe") else None
+        files, is_whole = reader.FILES, source.complete_by_content and reader.is_whole(folder)
     excluded = 0
     if kept is not None:
         excluded = len(test) - len(kept)
@@ -91,7 +91,14 @@ def _prepare_images(source: DatasetSource, manifest: Manifest, folder: Path, tar
     mean, std = pixel_statistics(train.images)
     info = PackedInfo(
         dataset=manifest.dataset,
-        provenance=judge_provenance(source, manifest, len(train), len(test)),
+        provenance=judge_provenance(
+            source,
+            manifest,
+            len(train),
+            len(test),
+            files=files,
+            content_is_whole=is_whole,
+        ),
         digest=digest_images(train, test, classes),
         classes=classes,
         shape=source.shape,
@@ -107,22 +114,6 @@ def _prepare_images(source: DatasetSource, manifest: Manifest, folder: Path, tar
     )
     write_packed(target, {"train": train, "test": test}, info)
     return info
-
-
-def judge_provenance(
-    source: DatasetSource, manifest: Manifest, train_images: int, test_images: int
-) -> Literal["embedded", "subset", "full"]:
-    """`full`: every training row is official and at most `INEXACT_SHARE` of the test rows are missing or inexact."""
-    if manifest.source == "embedded":
-        return "embedded"
-    files = READERS[source.reader].FILES
-    inexact = {file.name for file in manifest.files if not file.matches_official}
-    is_whole = len(manifest.files) == len(source.files)
-    is_train_exact = is_whole and inexact.isdisjoint(files["train"]) and train_images == source.train
-    # An inexact test file without a list of its inexact rows may be wrong anywhere.
-    is_test_known = inexact.isdisjoint(files["test"]) or bool(manifest.inexact_test_rows)
-    is_test_enough = source.test - test_images <= INEXACT_SHARE * source.test
-    return "full" if is_train_exact and is_test_known and is_test_enough else "subset"
 
 
 def _find_reader(dataset: str, source: DatasetSource) -> ModuleType:

@@ -10,8 +10,9 @@ import numpy as np
 
 from stages.datasets import sgemm
 from stages.datasets.checks import UnknownReader, WrongCount, WrongShape, check_response
-from stages.datasets.manifest import PROVENANCE_OF_WHOLE, Manifest
+from stages.datasets.manifest import Manifest
 from stages.datasets.packed import PackedInfo, Split, TableSet, digest_tables, write_packed
+from stages.datasets.provenance import all_files, judge_provenance
 from stages.experiment import DatasetSource
 
 STAND_IN_ROWS: dict[Split, int] = {"train": 576, "test": 64}
@@ -42,7 +43,9 @@ def prepare_table(source: DatasetSource, manifest: Manifest, folder: Path, targe
     info = PackedInfo(
         dataset=manifest.dataset,
         kind="table",
-        provenance=PROVENANCE_OF_WHOLE[manifest.source],
+        provenance=judge_provenance(
+            source, manifest, counts["train"], counts["test"], files=all_files(source), content_is_whole=False
+        ),
         digest=digest_tables(splits["train"], splits["test"], sgemm.COLUMNS),
         classes=sgemm.COLUMNS,
         shape=source.shape,

@@ -80,7 +80,7 @@ def fetch_dataset(dataset: str, source: DatasetSource, home: Path, mirror: Path 
         )
     info = search.describe()
     write_mirror(search.folder, info)
-    return _manifest(dataset, folder, info)
+    return compose_manifest(dataset, folder, info)
 
 
 @dataclass
@@ -213,7 +213,8 @@ class _Search:
             self.tried.append(f"{place}: lacks {self.missing[0].name}{more}")
 
 
-def _manifest(dataset: str, folder: str, info: MirrorInfo) -> Manifest:
+def compose_manifest(dataset: str, folder: str, info: MirrorInfo) -> Manifest:
+    """What `preprocess` is told of the files that lie in `folder` of the downloads."""
     files = tuple(
         ManifestFile(
             name=name,

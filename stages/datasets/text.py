@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from stages.datasets.checks import UnknownReader, WrongCount, WrongShape
-from stages.datasets.manifest import PROVENANCE_OF_WHOLE, Manifest
+from stages.datasets.manifest import Manifest
 from stages.datasets.openwebtext import read_sample
 from stages.datasets.packed import PackedInfo, TokenSet, digest_tokens, write_packed
+from stages.datasets.provenance import all_files, judge_provenance
 from stages.datasets.verified import DatasetError
 from stages.experiment import DatasetSource
 
@@ -66,7 +67,10 @@ def prepare_text(source: DatasetSource, manifest: Manifest, folder: Path, target
     info = PackedInfo(
         dataset=manifest.dataset,
         kind="text",
-        provenance=PROVENANCE_OF_WHOLE[manifest.source],
+        # Nothing in a text but its length tells whether it is all there.
+        provenance=judge_provenance(
+            source, manifest, len(train), len(test), files=all_files(source), content_is_whole=True
+        ),
         digest=digest_tokens(train, test, shape[0]),
         classes=(),
         shape=shape,

@@ -15,6 +15,9 @@ from pydantic import TypeAdapter, ValidationError
 from stages.experiment import Params
 from stages.run import STRICT
 
+ORDERS = ("order", "difference")
+"""Kinds of claims that one arm is better than another."""
+
 
 class LedgerError(ValueError):
     """Claims or deviations that don't fit together, or not with the params files; the message names the place."""
@@ -29,6 +32,10 @@ class ClaimLine:
     `family` alone counts that family's orders, in its own metric.  Any other is computed by the paper's `findings`, or
     has the `reason` why it can't be tested.  `high` ends a range, `trials` is what a proportion's count is of,
     `statement` says what has no number.
+
+    Of two arms, an `order` or `difference` claims that one is better (the sign and the size of a gain), a `gap` is a
+    printed difference that claims no order (its size alone), and an `equivalence` says that they are comparable: its
+    `value` is the largest loss that the paper calls so.
     """
 
     __pydantic_config__: ClassVar = STRICT

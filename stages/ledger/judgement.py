@@ -28,6 +28,28 @@ class Entry:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ArmSummary:
+    """An arm's number in a metric that chooses an epoch for all its folds, such as DAC's in Appendix B.
+
+    `stderr` is as the paper computes it; `low` to `high` is the 95 % interval of the mean, the choice of the epoch in
+    it.  `epoch` counts from 1, of `epochs`; `n` counts the folds.  FLOPs are those of one forward pass of one image.
+    """
+
+    experiment: str
+    arm: str
+    role: str
+    n: int
+    value: float
+    stderr: float
+    low: float
+    high: float
+    epoch: int
+    epochs: int
+    flops: float | None
+    parameters: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClaimCost:
     """What the runs behind a verdict cost together.  Numbers are None where a run doesn't tell its own."""
 
@@ -64,6 +86,7 @@ class Judgement:
     is_decidable: bool
     ours: float | None = None
     entries: tuple[Entry, ...] = ()
+    arms: tuple[ArmSummary, ...] = ()
     cost: ClaimCost | None = None
     variants: tuple[Variant, ...] = ()
     power: Power | None = None

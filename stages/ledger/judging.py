@@ -9,7 +9,8 @@ from statistics import fmean
 
 from stages.experiment import Params
 from stages.finding import Finding
-from stages.ledger.claims import ClaimLine
+from stages.ledger.arms import summarise_figure
+from stages.ledger.claims import ORDERS, ClaimLine
 from stages.ledger.judgement import Judgement
 from stages.ledger.measures import NotMeasured, measure
 from stages.ledger.power import foresee
@@ -33,6 +34,8 @@ from stages.verdicts import (
 from stages.verdicts.looks import Looks
 
 NO_NUMBER = ("figure", "qualitative")
+COUNTED = (*ORDERS, "gap", "equivalence")
+"""What a paper's own count is of: also the comparisons that came out the other way."""
 EXACT = ("identity", "theorem", "inconsistent")
 MOST_SHOWN = 4
 """Arms whose means a sentence holds."""
@@ -80,7 +83,7 @@ def judge_claims(
     judged = {claim.id: _judge_each_way(claim, facts) for claim in claims if not _is_tally(claim)}
     tables = []
     for family in params.verdicts.families:
-        orders = [judged[claim.id] for claim in claims if claim.family == family and not _is_tally(claim)]
+        orders = [judged[claim.id] for claim in claims if claim.family == family and claim.kind in ORDERS]
         if orders:
             sentence = judge_table([order.verdict for order in orders], params.verdicts)
             tables.append(Table(family=family, sentence=sentence, claims=tuple(order.claim.id for order in orders)))
@@ -190,7 +193,14 @@ def _judge_no_number(claim: ClaimLine, facts: Facts) -> Judgement:
     names = ", ".join(dict.fromkeys(trial.result.experiment for trial in shown)) or "none"
     means = _means(claim, groups)
     verdict = judge_shown(f"{len(shown)} results of {names}{means}")
-    return Judgement(claim=claim, verdict=verdict, basis="results", is_decidable=False, cost=price(shown, facts.params))
+    return Judgement(
+        claim=claim,
+        verdict=verdict,
+        basis="results",
+        is_decidable=False,
+        arms=summarise_figure(claim.metric, bodies, facts.params.verdicts),
+        cost=price(shown, facts.params),
+    )
 
 
 def _means(claim: ClaimLine, arms: Sequence[tuple[str, Sequence[Trial], Looks]]) -> str:
@@ -224,7 +234,7 @@ def _judge_tally(claim: ClaimLine, judged: Sequence[Judgement], facts: Facts) ->
         if order.claim.metric == claim.metric
         else _judge(dataclasses.replace(order.claim, metric=claim.metric), facts)
         for order in judged
-        if order.claim.family == claim.family and order.claim.kind in ("order", "difference")
+        if order.claim.family == claim.family and order.claim.kind in COUNTED
     ]
     verdicts = [order.verdict for order in orders]
     if claim.unit in (WINS, SIGNIFICANT_WINS):

@@ -105,18 +105,36 @@ _ARM_METRICS: Mapping[str, Callable[[Sequence[ResultLine]], ArmMetric]] = {
 }
 
 
-def _measure_arm(metric: str, trials: Sequence[Trial], looks: Looks) -> Sample:
-    """The epoch is chosen by the replicates of the last complete look alone, which are those that are judged."""
-    n = complete_look((trial.result.replicate for trial in trials), looks)
-    used = [trial for trial in trials if n is None or trial.result.replicate < n]
-    finished = [trial for trial in used if trial.result.status == "finished"]
+def is_of_arm(metric: str) -> bool:
+    """Whether a metric belongs to an arm as a whole and chooses an epoch."""
+    return metric in _ARM_METRICS
+
+
+def choose_epoch(metric: str, trials: Sequence[Trial], looks: Looks) -> ArmMetric:
+    """What the trials that are judged come to, at the epoch that they choose together.
+
+    Raises:
+        NotMeasured: fewer than two of them have finished, or their curves lack what the metric needs.
+    """
+    finished = [trial.result for trial in judged_of(trials, looks) if trial.result.status == "finished"]
     if len(finished) < 2:
-        if _all_diverged(used):
-            return Sample(tuple(_replicate(trial, None) for trial in used))
         raise NotMeasured(f"{metric} is one number of all folds, and fewer than two have finished")
-    values = _ARM_METRICS[metric]([trial.result for trial in finished]).folds
-    by_replicate = {trial.result.replicate: value for trial, value in zip(finished, values, strict=True)}
-    return Sample(tuple(_replicate(trial, by_replicate.get(trial.result.replicate)) for trial in used))
+    return _ARM_METRICS[metric](finished)
+
+
+def judged_of(trials: Sequence[Trial], looks: Looks) -> list[Trial]:
+    """The replicates of the last complete look, which alone are judged; all where no look is complete."""
+    n = complete_look((trial.result.replicate for trial in trials), looks)
+    return [trial for trial in trials if n is None or trial.result.replicate < n]
+
+
+def _measure_arm(metric: str, trials: Sequence[Trial], looks: Looks) -> Sample:
+    used = judged_of(trials, looks)
+    if _all_diverged(used):
+        return Sample(tuple(_replicate(trial, None) for trial in used))
+    shares = iter(choose_epoch(metric, trials, looks).folds)
+    values = [next(shares) if trial.result.status == "finished" else None for trial in used]
+    return Sample(tuple(_replicate(trial, value) for trial, value in zip(used, values, strict=True)))
 
 
 def average(samples: Sequence[Sample]) -> Sample:

@@ -33,6 +33,9 @@ LOSS_SHARE = 0.005
 Combination = Mapping[str, float]
 """`{arm: factor}` of a sum over arms."""
 
+GAINS = ("order", "difference", "gap", "equivalence")
+"""Kinds that compare two arms."""
+
 
 def foresee(claim: ClaimLine, params: Params, verdict: Verdict, claims: Iterable[ClaimLine]) -> Power | None:
     """What the plan can tell of a printed value, ratio, order or difference.
@@ -40,7 +43,7 @@ def foresee(claim: ClaimLine, params: Params, verdict: Verdict, claims: Iterable
     `verdict` has the spread where replicates were judged; `claims` print what arms reach.  None of another kind, and
     where neither the paper nor its metric says what spread to expect.
     """
-    if claim.kind not in ("value", "ratio", "order", "difference") or claim.value is None:
+    if claim.kind not in ("value", "ratio", *GAINS) or claim.value is None:
         return None
     (name,) = fnmatch.filter(params.experiments, claim.experiment or "")
     experiment = params.experiments[name]
@@ -51,7 +54,7 @@ def foresee(claim: ClaimLine, params: Params, verdict: Verdict, claims: Iterable
     spread, source, because = found
     if len(pairs.proposed) > 1:
         because += f", for the whole grid of {len(pairs.proposed)} pairs"
-    is_gain, is_folded = claim.kind in ("order", "difference"), experiment.printed.split.kind == "folds"
+    is_gain, is_folded = claim.kind in GAINS, experiment.printed.split.kind == "folds"
     pairing: Literal["value", "fold", "none"] = "value"
     if is_gain:
         pairing = "fold" if is_folded else "none"
@@ -66,6 +69,11 @@ def foresee(claim: ClaimLine, params: Params, verdict: Verdict, claims: Iterable
         paper_n=claim.n,
     )
     rules = params.verdicts
+    if claim.kind == "equivalence":
+        return power_of_gain(design, 0.0, rules.margins.comparable(), rules)
+    if claim.kind == "gap":
+        margin = margin_of_gain(claim, rules.margins)
+        return power_of_value(design, margin, rules, can_reproduce=abs(claim.value) > margin)
     if is_gain:
         return power_of_gain(design, claim.value, margin_of_gain(claim, rules.margins), rules)
     if claim.kind == "ratio":

@@ -58,11 +58,11 @@ def _values(metric: str, experiment: Experiment, params: Params) -> list[Any]:
 
 
 def _follow(held: Any, path: str) -> Any:
-    """A field below `held` by its dotted path; None where a step on the way is not set."""
+    """A field below `held` by its dotted path, a number being a place in a list; None where one is not set."""
     for name in path.split("."):
-        if held is None:
+        if held is None or (name.isdigit() and int(name) >= len(held)):
             return None
-        held = getattr(held, name)
+        held = held[int(name)] if name.isdigit() else getattr(held, name)
     return held
 
 

@@ -1,4 +1,4 @@
-"""Claims that trained models decide: values, orders, differences, ratios, ranges, their inside, failed trainings."""
+"""Claims that trained models decide: values, gains, comparable arms, ratios, ranges, their inside, failed trainings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import numpy as np
 
 from stages.evidence import unpack_correct
 from stages.experiment import Params
-from stages.ledger.claims import ClaimLine
+from stages.ledger.arms import summarise_arms
+from stages.ledger.claims import ORDERS, ClaimLine
 from stages.ledger.failures import judge_failures
 from stages.ledger.judgement import Judgement
 from stages.ledger.measures import NotMeasured, measure
@@ -21,12 +22,16 @@ from stages.ledger.sides import Pairs, Sides, find_body, gather_sides, mean_of
 from stages.ledger.trials import Body, Trial, price
 from stages.rules import Margins, Rules
 from stages.verdicts import (
+    ComparableClaim,
     GainClaim,
+    Sample,
     Standing,
     ValueClaim,
     Verdict,
     indicate_order,
+    judge_comparable,
     judge_gain,
+    judge_gap,
     judge_side,
     judge_value,
     not_tested,
@@ -36,7 +41,7 @@ NOT_RUN = "Not run yet."
 SILENT = "Only stand-ins or too short runs so far; they say nothing of a claim."
 BYTES = 256
 PER_BYTE = "Our texts are bytes: nats per byte don't compare with nats per token. Ratios between arms do."
-SHORT = "Real data on a cut budget; a number needs the printed one, only an order may be indicated."
+NO_NUMBER_OF = "{}; a number needs all of it, only an order may be indicated."
 
 
 def judge_trained(claim: ClaimLine, params: Params, bodies: Sequence[Body]) -> Judgement:
@@ -62,11 +67,18 @@ def judge_trained(claim: ClaimLine, params: Params, bodies: Sequence[Body]) -> J
 def _judge_samples(claim: ClaimLine, pairs: Pairs, body: Body, params: Params) -> Judgement:
     rules = params.verdicts
     sides = gather_sides(claim, pairs, body, rules)
-    if claim.kind in ("order", "difference"):
+    if claim.kind in ORDERS:
         verdict = _judge_pair(claim, sides, body, rules)
         ours = verdict.estimate
     elif body.standing is Standing.INDICATES:
-        verdict, ours = not_tested(SHORT), None
+        verdict, ours = not_tested(_why_it_indicates(body)), None
+    elif claim.kind in ("gap", "equivalence"):
+        verdict = (
+            _judge_gap(claim, sides, body, rules)
+            if claim.kind == "gap"
+            else _judge_comparable(claim, sides, body, rules)
+        )
+        ours = verdict.estimate
     elif claim.kind == "value":
         verdict = _judge_value(claim, sides, pairs, body, rules)
         ours = mean_of(sides.proposed, body.looks(rules))
@@ -84,8 +96,18 @@ def _judge_samples(claim: ClaimLine, pairs: Pairs, body: Body, params: Params) -
         is_decidable=True,
         ours=ours,
         entries=sides.entries,
+        arms=summarise_arms(claim.metric, pairs.arms, body, rules),
         cost=price(sides.trials, params),
     )
+
+
+def _why_it_indicates(body: Body) -> str:
+    """What keeps results on real data from deciding a number."""
+    if body.is_of_part_of_the_data:
+        return NO_NUMBER_OF.format("Real data, but a part of them")
+    if body.share >= 1 and not body.follows_plan:
+        return NO_NUMBER_OF.format("Real data under another protocol than params/ prints today")
+    return NO_NUMBER_OF.format(f"Real data on a cut budget, {body.share:.0%} of the printed epochs")
 
 
 def margin_of_value(claim: ClaimLine, margins: Margins) -> float:
@@ -102,9 +124,7 @@ def margin_of_value(claim: ClaimLine, margins: Margins) -> float:
 
 def margin_of_gain(claim: ClaimLine, margins: Margins) -> float:
     gain = claim.value or 0.0
-    if claim.metric.endswith("log_mse"):
-        return margins.log_mse(gain)
-    return margins.difference(gain) if gain else margins.comparable()
+    return margins.log_mse(gain) if claim.metric.endswith("log_mse") else margins.difference(gain)
 
 
 def _judge_value(claim: ClaimLine, sides: Sides, pairs: Pairs, body: Body, rules: Rules) -> Verdict:
@@ -154,28 +174,60 @@ def _excluded_share(trials: Sequence[Trial]) -> float:
 
 
 def _judge_pair(claim: ClaimLine, sides: Sides, body: Body, rules: Rules) -> Verdict:
-    assert claim.value is not None and sides.baseline is not None, f"{claim.id} compares nothing"
-    gain = GainClaim(
-        gain=claim.value,
-        margin=margin_of_gain(claim, rules.margins),
-        better=_better(claim),
-        stderr=claim.stderr,
-        n=claim.n,
-    )
+    gain, baseline = _gain_claim(claim, rules), _baseline(claim, sides)
     if body.standing is Standing.INDICATES:
-        return indicate_order(gain, sides.proposed, sides.baseline, epochs_share=body.share)
-    share = _excluded_share(sides.trials)
+        return indicate_order(gain, sides.proposed, baseline, epochs_share=body.share)
     return judge_gain(
         gain,
         sides.proposed,
-        sides.baseline,
+        baseline,
         rules=rules,
         planned=body.experiment.replicates,
-        pairing="fold" if body.pairing_is_by_fold else "none",
-        # Their share of the share on which the two arms disagree.
-        widening=share * _disagreement(sides.trials) if share else 0.0,
+        pairing=body.pairing,
+        widening=_widening_of_pair(sides),
         part=sides.part,
     )
+
+
+def _judge_gap(claim: ClaimLine, sides: Sides, body: Body, rules: Rules) -> Verdict:
+    return judge_gap(
+        _gain_claim(claim, rules),
+        sides.proposed,
+        _baseline(claim, sides),
+        rules=rules,
+        planned=body.experiment.replicates,
+        pairing=body.pairing,
+        widening=_widening_of_pair(sides),
+    )
+
+
+def _judge_comparable(claim: ClaimLine, sides: Sides, body: Body, rules: Rules) -> Verdict:
+    return judge_comparable(
+        ComparableClaim(margin=rules.margins.comparable(), better=_better(claim), accepted=claim.value),
+        sides.proposed,
+        _baseline(claim, sides),
+        rules=rules,
+        planned=body.experiment.replicates,
+        pairing=body.pairing,
+        widening=_widening_of_pair(sides),
+    )
+
+
+def _gain_claim(claim: ClaimLine, rules: Rules) -> GainClaim:
+    assert claim.value, f"{claim.id} prints no difference"
+    margin = margin_of_gain(claim, rules.margins)
+    return GainClaim(gain=claim.value, margin=margin, better=_better(claim), stderr=claim.stderr, n=claim.n)
+
+
+def _baseline(claim: ClaimLine, sides: Sides) -> Sample:
+    assert sides.baseline is not None, f"{claim.id} compares nothing"
+    return sides.baseline
+
+
+def _widening_of_pair(sides: Sides) -> float:
+    """What left-out test rows could change: their share of the share on which the two arms disagree."""
+    share = _excluded_share(sides.trials)
+    return share * _disagreement(sides.trials) if share else 0.0
 
 
 def _better(claim: ClaimLine) -> Literal["higher", "lower"]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from stages.evidence import CostLine, ResultLine
 from stages.experiment import Arm, Experiment, Params
@@ -54,8 +55,16 @@ class Body:
         return looks_of_plan(rules.looks, self.experiment.replicates)
 
     @property
-    def pairing_is_by_fold(self) -> bool:
-        return self.experiment.printed.split.kind == "folds"
+    def pairing(self) -> Literal["fold", "none"]:
+        return "fold" if self.experiment.printed.split.kind == "folds" else "none"
+
+    @property
+    def is_of_part_of_the_data(self) -> bool:
+        return any(trial.result.data.provenance == "subset" for trials in self.arms.values() for trial in trials)
+
+    @property
+    def follows_plan(self) -> bool:
+        return all(trial.follows_plan for trials in self.arms.values() for trial in trials)
 
 
 def gather(params: Params, trials: Sequence[Trial]) -> dict[str, list[Body]]:

@@ -86,6 +86,10 @@ def _verdict(judgement: Judgement, holds_adjusted: bool | None) -> tables.Verdic
             )
             for position, entry in enumerate(judgement.entries)
         ],
+        arms=[
+            tables.VerdictArm(position=position, **dataclasses.asdict(arm))
+            for position, arm in enumerate(judgement.arms)
+        ],
         **{name: getattr(verdict, name) for name in names},
     )
 
@@ -162,6 +166,7 @@ def plain(judgements: Sequence[Judgement]) -> list[Any]:
             judgement.ours,
             judgement.is_decidable,
             None if judgement.power is None else dataclasses.asdict(judgement.power),
+            [dataclasses.asdict(arm) for arm in judgement.arms],
         ]
         for judgement in judgements
     ]

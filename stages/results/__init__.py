@@ -50,6 +50,7 @@ from stages.results.ledger_tables import (
     Deviation,
     Family,
     Verdict,
+    VerdictArm,
     VerdictRun,
 )
 from stages.results.pairs import PairGain
@@ -119,6 +120,7 @@ __all__ = [
     "UnknownProfile",
     "UnknownRun",
     "Verdict",
+    "VerdictArm",
     "VerdictRun",
     "as_csv",
     "compare",

@@ -19,6 +19,7 @@ from stages.results.ledger_tables import (
     Deviation,
     Family,
     Verdict,
+    VerdictArm,
     VerdictRun,
 )
 from stages.results.pairs import PairGain, pair_gains
@@ -56,10 +57,12 @@ class JudgedClaim:
 class ClaimRecord(JudgedClaim):
     """One claim with everything behind its verdict; `family` is the sentence of its table.
 
-    `pairs`: of a gain over a grid, what each pair gives.  `same_error`: other claims, wrong by the same error.
+    `pairs`: of a gain over a grid, what each pair gives.  `arms`: of a metric that chooses an epoch, each arm's.
+    `same_error`: other claims, wrong by the same error.
     """
 
     runs: tuple[VerdictRun, ...]
+    arms: tuple[VerdictArm, ...]
     pairs: tuple[PairGain, ...]
     deviations: tuple[Deviation, ...]
     changes: tuple[ClaimChange, ...]
@@ -161,7 +164,12 @@ def find_judged(session: Session, claim_id: str) -> ClaimRecord:
     if claim is None:
         raise UnknownClaim(claim_id[:120])
     verdict = session.get_one(
-        Verdict, claim_id, options=[selectinload(Verdict.runs).options(joinedload(VerdictRun.result))]
+        Verdict,
+        claim_id,
+        options=[
+            selectinload(Verdict.runs).options(joinedload(VerdictRun.result)),
+            selectinload(Verdict.arms),
+        ],
     )
     names, datasets = _places(session, [claim_id]).get(claim_id, ((), ()))
     arms = select(Arm).where(Arm.experiment.in_(names)).order_by(Arm.experiment, Arm.position)
@@ -172,6 +180,7 @@ def find_judged(session: Session, claim_id: str) -> ClaimRecord:
         experiments=names,
         datasets=datasets,
         runs=tuple(verdict.runs),
+        arms=tuple(verdict.arms),
         pairs=pair_gains(claim, verdict, session.scalars(arms)) if claim.baseline_arm else (),
         deviations=tuple(deviations_of(session, claim_id)),
         changes=tuple(session.scalars(changes)),

@@ -55,6 +55,7 @@ class Verdict(Base):
     energy_joules: Mapped[float | None]
     usd: Mapped[float | None]
     runs: Mapped[list[VerdictRun]] = relationship(order_by="VerdictRun.position")
+    arms: Mapped[list[VerdictArm]] = relationship(order_by="VerdictArm.position")
 
 
 class VerdictRun(Base):
@@ -85,6 +86,30 @@ class ClaimChange(Base):
     changed: Mapped[dict[str, Any]] = mapped_column(JSON)
     after_evidence: Mapped[bool]
     why: Mapped[str]
+
+
+class VerdictArm(Base):
+    """An arm of a claim whose metric chooses an epoch for all folds together: `epoch`, from 1, of `epochs`.
+
+    `stderr` is as the paper computes it (DAC, Appendix B), `low` to `high` the 95 % interval of the mean over `n`
+    folds, with the choice of the epoch in it.  `flops` are those of one forward pass of one image.
+    """
+
+    __tablename__ = "verdict_arms"
+    claim: Mapped[str] = mapped_column(ForeignKey("verdicts.claim"), primary_key=True)
+    position: Mapped[int] = mapped_column(primary_key=True)
+    experiment: Mapped[str] = mapped_column(ForeignKey("experiments.name"))
+    arm: Mapped[str]
+    role: Mapped[str]
+    n: Mapped[int]
+    value: Mapped[float]
+    stderr: Mapped[float]
+    low: Mapped[float]
+    high: Mapped[float]
+    epoch: Mapped[int]
+    epochs: Mapped[int]
+    flops: Mapped[float | None]
+    parameters: Mapped[float | None]
 
 
 class Deviation(Base):

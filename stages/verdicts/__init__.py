@@ -1,15 +1,16 @@
 """Verdicts: what replicates say of a printed number, as pure functions of arrays.
 
-One family a file: `value` (two one-sided tests), `difference` (sign and size of a gain), `families` (a table's
-sentence, Holm-adjusted, and a paper's own counts), `side` (of a bound), `others` (counts, ranges, proportions, …),
-`indicative` (what short runs may say), `power` (what a plan can tell beforehand).
+One family a file: `value` (two one-sided tests), `difference` (sign and size of a gain), `comparable` (no worse than
+by a margin), `families` (a table's sentence, Holm-adjusted, and a paper's own counts), `side` (of a bound), `others`
+(counts, ranges, proportions, …), `indicative` (what short runs may say), `power` (what a plan can tell beforehand).
 Rules, margins and looks are fixed before running (`stages.rules`); `curves` turns the curves of folds into an arm's
 metric.  Needs NumPy and SciPy only.
 """
 
 from stages.rules import Margins, Rules
+from stages.verdicts.comparable import ComparableClaim, judge_comparable
 from stages.verdicts.curves import ArmMetric, min_over_epochs, pseudo_values, window_error
-from stages.verdicts.difference import GainClaim, GridPart, judge_gain
+from stages.verdicts.difference import GainClaim, GridPart, judge_gain, judge_gap
 from stages.verdicts.families import TableSentence, judge_table, judge_tally, judge_wins
 from stages.verdicts.indicative import Standing, indicate_order, standing
 from stages.verdicts.others import (
@@ -29,6 +30,7 @@ from stages.verdicts.verdict import DuplicateReplicate, Prediction, Replicate, S
 
 __all__ = [
     "ArmMetric",
+    "ComparableClaim",
     "Design",
     "DuplicateReplicate",
     "GainClaim",
@@ -46,8 +48,10 @@ __all__ = [
     "Verdict",
     "fisher_p",
     "indicate_order",
+    "judge_comparable",
     "judge_count",
     "judge_gain",
+    "judge_gap",
     "judge_hardware",
     "judge_proportion",
     "judge_proportions",

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from stages.verdicts.intervals import half_width, variance_of
+
 Curves = NDArray[np.float64]
 
 
@@ -26,6 +28,12 @@ class ArmMetric:
     stderr: float
     epoch: int
     folds: tuple[float, ...]
+
+    def interval(self, confidence: float = 0.95) -> tuple[float, float]:
+        """Of `value`, by Student's t over the folds' shares; the epoch's choice, not in `stderr`, is in it."""
+        K = len(self.folds)
+        half = float(half_width(variance_of(np.array(self.folds)) / K, K - 1, (1 - confidence) / 2))
+        return self.value - half, self.value + half
 
 
 def min_over_epochs(test_error: Curves) -> ArmMetric:

@@ -44,7 +44,7 @@ Pairing = Literal["fold", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class GainClaim:
-    """`gain`: as printed, better positive, so negative where the paper says that its own arm is worse; 0: comparable.
+    """`gain`: as printed, better positive, so negative where the paper says that its own arm is worse; never 0.
 
     `better` says which way our metric points.  `stderr` and `n` are the paper's, of the gain.
     """
@@ -121,9 +121,9 @@ def judge_gain(
 ) -> Verdict:
     """The verdict on the sign, with the one on the size inside; not adjusted for other claims (`families`).
 
-    A claim of two comparable arms has no sign: its verdict is the one on the size.  The size of a printed gain that is
-    no larger than the margin is never `reproduced`.  Of a grid that isn't whole, the arms are means over the pairs of
-    `part`.  Looks end with the `planned` replicates; `widening` is what left-out test rows could change.
+    The size of a printed gain that is no larger than the margin is never `reproduced`.  Of a grid that isn't whole, the
+    arms are means over the pairs of `part`.  Looks end with the `planned` replicates; `widening` is what left-out test
+    rows could change.
     """
     looks = looks_of_plan(rules.looks, planned)
     shared = set(proposed.indices) & set(baseline.indices)
@@ -131,8 +131,7 @@ def judge_gain(
     if n is None:
         return too_few(shared, min(rules.looks), Status.UNRESOLVED, planned)
     arms = proposed.among(range(n)), baseline.among(range(n))
-    usable = len(set(arms[0].finished) & set(arms[1].finished)) if pairing == "fold" else min(map(_count, arms))
-    if usable < 2:
+    if usable_replicates(*arms, pairing) < 2:
         return too_many_diverged(n, max(arm.n_diverged for arm in arms), Status.UNRESOLVED)
     gain = measure_gain(*arms, claim.better, pairing)
     if part is not None:
@@ -145,8 +144,6 @@ def judge_gain(
         size = tell(
             size, f"Our gain {signed(gain.mean)} (n = {n}) − the paper's {signed(claim.gain)}", proposed, baseline
         )
-    if not claim.gain:
-        return size
     sign = _judge_sign(claim, gain, arms, rules=rules, looks=looks, widening=widening)
     design = "shared folds" if pairing == "fold" else "independent replicates"
     sign = tell(sign, f"Gain of the proposed arm (n = {n} {design})", proposed, baseline)
@@ -156,8 +153,39 @@ def judge_gain(
     return dataclasses.replace(sign, size=size)
 
 
-def _count(arm: Sample) -> int:
-    return len(arm.finished)
+def judge_gap(
+    claim: GainClaim,
+    proposed: Sample,
+    baseline: Sample,
+    *,
+    rules: Rules,
+    pairing: Pairing,
+    planned: int | None = None,
+    widening: float = 0.0,
+) -> Verdict:
+    """A printed difference that claims no order, such as a loss that the paper admits: its size alone decides.
+
+    Estimate, interval and p-value are those of our gain, as for a claimed one; the comparison with the paper's is the
+    `size` inside.
+    """
+    gain = judge_gain(claim, proposed, baseline, rules=rules, pairing=pairing, planned=planned, widening=widening)
+    if gain.size is None:  # too few replicates for any interval
+        untested = gain.status is Status.NOT_TESTED
+        return gain if untested else dataclasses.replace(gain, status=Status.INCONCLUSIVE)
+    low, high, confidence = gain.low or 0.0, gain.high or 0.0, gain.confidence or 0.0
+    ours = f"Our gain (n = {gain.n}) = {with_interval(gain.estimate or 0.0, low, high, confidence)}"
+    return dataclasses.replace(
+        gain,
+        status=gain.size.status,
+        explanation=f"{ours}. The paper prints it and claims no order: the size decides.",
+        replicates_expected=gain.size.replicates_expected,
+    )
+
+
+def usable_replicates(proposed: Sample, baseline: Sample, pairing: Pairing) -> int:
+    """Finished ones of the arm that has fewer, with "fold" those that both have."""
+    ours, theirs = set(proposed.finished), set(baseline.finished)
+    return len(ours & theirs) if pairing == "fold" else min(len(ours), len(theirs))
 
 
 def _judge_sign(

@@ -50,22 +50,29 @@ def _is_significant(order: Verdict, alpha: float) -> bool:
 
 
 def judge_tally(claimed: int, orders: Sequence[Verdict]) -> Verdict:
-    """A ranking that a paper says to hold in `claimed` orders, "9 of 9", each judged for itself."""
+    """A statement that a paper says to hold in `claimed` cases, "9 of 9", each judged for itself.
+
+    Where some of them hold under one of two readings only, so does the statement.
+    """
     m = len(orders)
     supported = sum(order.status is Status.SUPPORTED for order in orders)
     reversed_ = sum(order.status is Status.REVERSED for order in orders)
-    if not any(order.p_value is not None for order in orders):
+    read = sum(order.status is Status.HOLDS_UNDER_READING for order in orders)
+    if all(order.p_value is None and order.low is None for order in orders):
         status = Status.NOT_TESTED
     elif supported >= claimed:
         status = Status.SUPPORTED
+    elif supported + read >= claimed:
+        status = Status.HOLDS_UNDER_READING
     elif reversed_ > m - claimed:
         status = Status.REVERSED
     else:
         status = Status.UNRESOLVED
+    under_reading = f"{read} under a reading, " if read else ""
     return Verdict(
         status=status,
-        explanation=f"Claimed: {claimed} of {m}. Ours: {supported} supported, {reversed_} reversed, "
-        f"{m - supported - reversed_} open; not adjusted for their number.",
+        explanation=f"Claimed: {claimed} of {m}. Ours: {supported} supported, {under_reading}{reversed_} reversed, "
+        f"{m - supported - read - reversed_} open; not adjusted for their number.",
         estimate=None if status is Status.NOT_TESTED else supported / m,
     )
 

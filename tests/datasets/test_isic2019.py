@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from stages.datasets.isic2019 import ARCHIVE, COLUMNS, METADATA, TRUTH, BadTable
 from stages.datasets.pictures import ExtraFile, MissingFile, decode_square
 from stages.datasets.prepare import prepare
 from stages.datasets.sources import fetch_dataset
-from stages.experiment import load_params
+from stages.experiment import DatasetSource, load_params
 from tests.datasets.archives import write_zip
 from tests.datasets.test_pictures import jpeg
 
@@ -26,10 +27,25 @@ def pixels(image: str) -> np.ndarray:
     return np.random.RandomState(int(image[5:])).randint(0, 256, (80, 80, 3)).astype(np.uint8)
 
 
-def write(folder: Path, *, lesions: dict[str, str] | None = LESIONS, copy_of: dict[str, str] | None = None) -> None:
-    """The official files; a picture in `copy_of` has another one's content."""
+def flat(image: str, shape: tuple[int, int]) -> np.ndarray:
+    """Quickly made and small: of one colour, another one for each picture."""
+    number = list(IMAGES).index(image)
+    return np.full((*shape, 3), (3 * number, 255 - 3 * number, 7 * number % 256), dtype=np.uint8)
+
+
+def write(
+    folder: Path,
+    *,
+    lesions: dict[str, str] | None = LESIONS,
+    copy_of: dict[str, str] | None = None,
+    shape: tuple[int, int] | None = None,
+) -> None:
+    """The official files; a picture in `copy_of` has another one's content, and all have `shape`, height and width."""
     sources = {image: (copy_of or {}).get(image, image) for image in IMAGES}
-    members = [(f"ISIC_2019_Training_Input/{image}.jpg", jpeg(pixels(sources[image]))) for image in IMAGES]
+    contents = {
+        image: jpeg(pixels(source) if shape is None else flat(source, shape)) for image, source in sources.items()
+    }
+    members = [(f"ISIC_2019_Training_Input/{image}.jpg", contents[image]) for image in IMAGES]
     write_zip(folder / ARCHIVE, [*members, ("ISIC_2019_Training_Input/LICENSE.txt", b"CC BY-NC 4.0")])
     marks = {
         image: ",".join("1.0" if index == label else "0.0" for index in range(9)) for image, label in IMAGES.items()
@@ -134,6 +150,42 @@ def test_metadata_without_lesions_are_named(tmp_path: Path) -> None:
     (tmp_path / METADATA).write_text("image,sex\n")
     with pytest.raises(BadTable, match="has no column lesion_id"):
         isic2019.read_split(tmp_path, "train")
+
+
+WHOLE = dataclasses.replace(
+    load_params().datasets["isic2019"],
+    train=55,
+    test=11,
+    train_per_class=(15, 10, 5, 5, 5, 5, 5, 5),
+    test_per_class=(3, 2, 1, 1, 1, 1, 1, 1),
+    urls=(),
+)
+
+
+def provenance(home: Path, source: DatasetSource = WHOLE) -> str:
+    manifest = fetch_dataset("isic2019", source, home, None, lambda line: None)
+    return prepare(source, manifest, home, home / "packed").provenance
+
+
+def test_all_pictures_in_their_official_sizes_are_the_whole_set(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "downloads" / "isic2019"
+    folder.mkdir(parents=True)
+    write(folder, shape=(450, 600))
+    assert provenance(tmp_path) == "full"
+    assert provenance(tmp_path, dataclasses.replace(WHOLE, complete_by_content=False)) == "subset"
+    assert provenance(tmp_path, dataclasses.replace(WHOLE, train=56)) == "subset", "one of 67 isn't there"
+    (folder / METADATA).unlink()
+    assert provenance(tmp_path) == "subset", "without metadata lesions are torn apart"
+
+
+def test_a_shrunk_copy_under_the_official_names_is_a_subset(tmp_path: Path) -> None:
+    """As they go round: all pictures, 224 x 224."""
+    folder = tmp_path / "downloads" / "isic2019"
+    folder.mkdir(parents=True)
+    write(folder, shape=(224, 224))
+    assert provenance(tmp_path) == "subset"
 
 
 def test_real_sample_lying_unpacked_becomes_a_subset(tmp_path: Path, sample_mirror: Path) -> None:

@@ -10,7 +10,8 @@ import pytest
 from stages.datasets.checks import MissingClass, UnknownReader, WrongCount, WrongLabel, WrongShape
 from stages.datasets.manifest import BadManifest, Manifest, read_manifest
 from stages.datasets.packed import PackedInfo, read_images, read_info
-from stages.datasets.prepare import judge_provenance, prepare
+from stages.datasets.prepare import READERS, prepare
+from stages.datasets.provenance import judge_provenance
 from stages.datasets.sources import fetch_dataset
 from stages.datasets.verified import ChecksumMismatch
 from stages.experiment import DatasetSource
@@ -25,6 +26,11 @@ def pack(dataset: TinyDataset, home: Path, source: DatasetSource | None = None) 
     dataset.write(home / "downloads/tiny")
     manifest = fetch_dataset("tiny", dataset.source, home, None, lambda line: None)
     return prepare(source or dataset.source, manifest, home, home / "processed/tiny")
+
+
+def provenance_of(source: DatasetSource, manifest: Manifest, test: int = TEST) -> str:
+    files = READERS[source.reader].FILES
+    return judge_provenance(source, manifest, TRAIN, test, files=files, content_is_whole=False)
 
 
 def changed_mirror(dataset: TinyDataset, mirror: Path, name: str, rows: list[int] | None) -> Manifest:
@@ -64,7 +70,7 @@ def test_more_than_half_a_percent_of_inexact_test_rows_make_a_subset(tmp_path: P
     dataset = tiny_cifar10()
     for rows, provenance in (([199], "full"), ([198, 199], "subset")):
         manifest = changed_mirror(dataset, tmp_path / str(len(rows)), TEST_BATCH, rows)
-        assert judge_provenance(dataset.source, manifest, TRAIN, TEST - len(rows)) == provenance
+        assert provenance_of(dataset.source, manifest, TEST - len(rows)) == provenance
 
 
 def test_inexact_training_file_makes_a_subset(tmp_path: Path) -> None:
@@ -83,9 +89,9 @@ def test_data_set_without_one_of_its_files_is_a_subset(tmp_path: Path) -> None:
     dataset = tiny_mnist()
     dataset.write(tmp_path / "downloads/tiny")
     manifest = fetch_dataset("tiny", dataset.source, tmp_path, None, lambda line: None)
-    assert judge_provenance(dataset.source, manifest, TRAIN, TEST) == "full"
+    assert provenance_of(dataset.source, manifest) == "full"
     part = dataclasses.replace(manifest, files=manifest.files[:-1])
-    assert judge_provenance(dataset.source, part, TRAIN, TEST) == "subset"
+    assert provenance_of(dataset.source, part) == "subset"
 
 
 def test_stand_in_is_never_taken_for_the_data_set(tmp_path: Path) -> None:

@@ -150,6 +150,8 @@ def test_sample_becomes_tokens(tmp_path: Path) -> None:
     manifest = fetch_dataset("mine", source, tmp_path, None, lambda line: None)
     info = prepare(source, manifest, tmp_path, tmp_path / "packed")
     assert (info.train_images, info.test_images, info.provenance) == (90, 10, "subset")
+    by_content = dataclasses.replace(source, complete_by_content=True)
+    assert prepare(by_content, manifest, tmp_path, tmp_path / "packed").provenance == "full"
     assert bytes(read_tokens(tmp_path / "packed", "test").tokens.astype(np.uint8)) == b"b" * 10
 
 

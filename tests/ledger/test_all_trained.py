@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,12 +15,13 @@ from service.app import create_app
 from service.settings import Settings
 from stages.evidence import Divergence, Measurement, ResultLine
 from stages.experiment import Experiment
+from stages.ledger.judging import TIMES
 from stages.ledger.trained import PER_BYTE
 from stages.recording import record
 from stages.reporting import write_docs
 from stages.results import ClaimFilter, JudgedClaim, list_judged, open_results
 from stages.verdicts import Status
-from tests.ledger.lines import copy_project, params, publish, results
+from tests.ledger.lines import claims, copy_project, judge, loaded, params, publish, results, trials
 
 OBSERVED = (
     *("kernel_width_gap", "metric_distance_from_identity", "norm_error", "gaussian_distance"),
@@ -32,6 +34,7 @@ METRICS = {
     "text": ("loss", "perplexity"),
 }
 """What `evaluate` measures on test samples, by the kind of the data."""
+COMPUTED = "`python -m stages.analyse` computes it, and hasn't run here."
 
 
 def trained(experiment: Experiment) -> list[ResultLine]:
@@ -68,6 +71,10 @@ def recorded(root: Path, lines_of: Callable[[Experiment], list[ResultLine]] = tr
     return root
 
 
+def is_trained(claim: str) -> bool:
+    return claims()[claim].experiment is not None
+
+
 def judge_all(root: Path) -> list[JudgedClaim]:
     with open_results(str(root / "data" / "results.db"))() as session:
         return list_judged(session, ClaimFilter())
@@ -78,16 +85,59 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return recorded(tmp_path_factory.mktemp("all-trained"))
 
 
-def test_every_claim_of_an_experiment_is_decided(root: Path) -> None:
+def test_every_claim_that_can_be_decided_is_decided_or_left_open_by_statistics(root: Path) -> None:
+    """On complete data as the loaders write them: none is called decidable, and then `not tested`."""
     judged = judge_all(root)
-    open_still = {
+    waiting = {
         row.claim.id: row.verdict.explanation
         for row in judged
-        if row.verdict.status == Status.NOT_TESTED and row.claim.experiment and not row.claim.reason
+        if row.verdict.is_decidable and row.verdict.status in (Status.NOT_TESTED, Status.OTHER_HARDWARE)
     }
-    # Of bytes, and what `analyse` computes.
-    assert {claim for claim, why in open_still.items() if why != PER_BYTE} == {"ninformer.text.c10.acc_vs_localvit"}
-    assert sum(row.verdict.basis == "results" for row in judged) > 150
+    assert {claim for claim, why in waiting.items() if why != COMPUTED} == set()
+    assert {claim for claim in waiting if is_trained(claim)} == {"ninformer.text.c10.acc_vs_localvit"}, (
+        "a contradiction"
+    )
+    assert sum(row.verdict.basis == "results" for row in judged) > 170
+
+
+def test_what_cannot_be_decided_says_so_with_its_own_reason(root: Path) -> None:
+    never = [row for row in judge_all(root) if row.claim.experiment and not row.verdict.is_decidable]
+    untested = {row.claim.id: row.verdict for row in never if row.verdict.status == Status.NOT_TESTED}
+    assert {claim for claim, verdict in untested.items() if verdict.explanation == PER_BYTE} == {
+        *("nmn.gpt.valloss.aether", "nmn.gpt.valloss.gpt2"),
+    }
+    assert all(claims()[claim].kind in ("value", "figure", "qualitative", "setup") for claim in untested), untested
+
+
+@pytest.mark.parametrize("claim", sorted(claims()))
+def test_the_plan_has_the_replicates_that_a_claim_needs(claim: str) -> None:
+    """A value needs `minimum` replicates, a gain the first look; else no plan decides it, however it comes out."""
+    line, rules = claims()[claim], params().verdicts
+    needs_a_number = line.kind in ("value", "ratio", "gap") and line.unit != "nats per token"
+    is_a_sign = line.kind in ("order", "difference", "equivalence")
+    if line.reason or line.metric in TIMES or not (is_a_sign or needs_a_number):
+        return
+    least = min(rules.looks) if not needs_a_number or line.stderr else rules.minimum
+    for name in fnmatch.filter(params().experiments, line.experiment or ""):
+        assert params().experiments[name].replicates >= least
+
+
+@pytest.mark.parametrize("dataset", sorted(params().datasets))
+def test_a_complete_official_data_set_may_decide(dataset: str) -> None:
+    assert loaded(dataset) == "full"
+
+
+@pytest.mark.parametrize("claim", ["dac.isic.r20.base", "nmn.gpt.valloss.rel", "nmn.gpt.memory"])
+def test_a_part_of_the_data_decides_no_number_and_says_so(claim: str) -> None:
+    """What used to become of all of ISIC 2019 and OpenWebText, too, called a cut budget."""
+    line = claims()[claim]
+    lines = [
+        dataclasses.replace(one, data=dataclasses.replace(one.data, provenance="subset"))
+        for one in trained(params().experiments[line.experiment or ""])
+    ]
+    (judged,) = judge(line, entered=trials(lines))
+    assert judged.verdict.status is Status.NOT_TESTED
+    assert judged.verdict.explanation.startswith("Real data, but a part of them;")
 
 
 def test_a_cut_budget_decides_nothing(tmp_path: Path) -> None:
@@ -114,6 +164,18 @@ def test_replicates_that_diverged_reproduce_nothing(tmp_path: Path) -> None:
     judged = judge_all(recorded(tmp_path, lost))
     statuses = {Status(row.verdict.status) for row in judged if row.verdict.basis == "results"}
     assert statuses.isdisjoint({Status.REPRODUCED, Status.SUPPORTED, Status.REVERSED})
+
+
+def test_a_claim_shows_the_epoch_that_each_arm_chose_and_its_standard_error(root: Path) -> None:
+    app = create_app(Settings(root=root, database=str(root / "data" / "results.db")))
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        arms = client.get("/api/v1/claims/dac.fig5").json()["arms"]
+        page = client.get("/claims/dac.fig5").text
+        single = client.get("/api/v1/claims/ninformer.table2.mnist.vit").json()["arms"]
+    assert len(arms) == 8 and {(arm["epoch"], arm["epochs"], arm["n"]) for arm in arms} == {(4, 7, 5)}
+    assert all(arm["low"] < arm["value"] < arm["high"] and arm["stderr"] > 0 for arm in arms)
+    assert "standard error: as Appendix B has it" in page and page.count("4 of 7") == 8
+    assert single == []
 
 
 def test_every_page_and_report_can_show_it(root: Path, tmp_path: Path) -> None:

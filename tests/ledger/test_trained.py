@@ -247,9 +247,11 @@ def _early(row: EpochRow) -> EpochRow:
 
 
 def test_a_window_of_epochs_smooths_and_pairs_by_fold() -> None:
-    (shared,) = judge(claims()["dac.table3.c10.v1.abs"], entered=trials(dac_lines(0.08, 0.07, 0.09)))
-    assert shared.ours == pytest.approx(-0.01, abs=2e-4)
-    assert shared.verdict.status is Status.SUPPORTED, "the paper prints a loss, too"
+    (shared,) = judge(claims()["dac.table3.c10.v1.abs"], entered=trials(dac_lines(0.08, 0.07, 0.0813)))
+    assert shared.ours == pytest.approx(-0.0013, abs=2e-4)
+    assert shared.verdict.status is Status.REPRODUCED, "the paper prints a loss, too"
+    (ahead,) = judge(claims()["dac.table3.c10.v1.abs"], entered=trials(dac_lines(0.08, 0.07, 0.079)))
+    assert ahead.verdict.status is not Status.REVERSED, "and claims no order"
 
 
 def test_a_share_of_another_arms_gain() -> None:

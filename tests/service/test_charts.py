@@ -9,10 +9,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.charts import MOST_TICKS, _epochs, _scale
-from service.claim_charts import forest_chart, gain_chart, pairs_chart
+from service.claim_charts import arms_charts, forest_chart, gain_chart, pairs_chart
 from stages.experiment import load_params
 from stages.grid import Role
-from stages.results import Claim, JudgedClaim, PairGain, Verdict
+from stages.results import Claim, ClaimRecord, JudgedClaim, PairGain, Verdict, VerdictArm
 from tests.service.results_factory import REPOSITORY
 
 
@@ -52,11 +52,41 @@ def test_a_gain_is_drawn_beside_the_paper_s_and_no_gain() -> None:
     gain.claim.unit = "fraction"
     in_points = gain_chart("A", gain)
     assert in_points is not None and in_points["data"]["values"][1] == {"side": "paper", "value": 25}
-    gain.claim.value, gain.verdict.size, gain.verdict.margin = 0.0, None, 0.01
-    comparable = gain_chart("A", gain)
-    assert comparable is not None and comparable["layer"][0]["data"]["values"] == [{"low": -1.0, "high": 1.0}]
     gain.verdict.basis = "finding"
     assert gain_chart("A", gain) is None, "computed without training: no interval"
+
+
+def test_comparable_arms_are_drawn_against_the_margin_and_the_loss_that_the_paper_accepts() -> None:
+    judged = judge("a", -0.002, -0.004, 0.0, margin=0.005)
+    judged.verdict.basis, judged.verdict.size = "results", None
+    judged.claim.kind, judged.claim.unit, judged.claim.value = "equivalence", "fraction", 0.016
+    chart = gain_chart("A", judged)
+    assert chart is not None
+    assert [row["side"] for row in chart["data"]["values"]] == ["ours"], "the paper's is a limit and no gain"
+    band, zero, accepted, _ = chart["layer"]
+    assert band["data"]["values"] == [{"low": -0.5, "high": 0.5}]
+    assert [line["data"]["values"][0]["value"] for line in (zero, accepted)] == [0, -1.6]
+
+
+def test_arms_of_a_figure_are_drawn_by_experiment_where_two_have_a_cost() -> None:
+    def arm(name: str, experiment: str, flops: float | None) -> VerdictArm:
+        numbers = {"n": 5, "value": 0.08, "stderr": 0.001, "low": 0.078, "high": 0.082, "epoch": 6, "epochs": 9}
+        return VerdictArm(experiment=experiment, arm=name, role="proposed", flops=flops, parameters=None, **numbers)
+
+    plain = judge("a", 0.0, 0.0, 0.0, margin=None)
+    arms = (arm("one", "e", 5e8), arm("two", "e", 9e8), arm("one", "f", 5e8), arm("two", "f", None))
+    record = ClaimRecord(
+        **{name: getattr(plain, name) for name in ("claim", "verdict", "experiments", "datasets")},
+        runs=(),
+        arms=arms,
+        pairs=(),
+        deviations=(),
+        family=None,
+    )
+    charts = arms_charts(record, {"one": "One", "two": "Two"})
+    assert list(charts) == ["e"]
+    rows = charts["e"]["data"]["values"]
+    assert [(row["arm"], row["flops"], row["value"]) for row in rows] == [("One", 0.5, 8.0), ("Two", 0.9, 8.0)]
 
 
 def test_pairs_are_drawn_one_below_the_other_beside_the_paper_s_gain() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from stages.verdicts import GainClaim, Replicate, Sample, Status, judge_gain
+from stages.verdicts import GainClaim, Replicate, Sample, Status, judge_gain, judge_gap
 from tests.verdicts.simulation import RULES
 
 BASE = [0.700, 0.712, 0.705, 0.698, 0.709]
@@ -82,11 +82,33 @@ def test_size_against_a_single_run_allows_for_that_runs_two_arms() -> None:
     assert (size.high - size.low) / 2 == pytest.approx(half)
 
 
-def test_comparable_arms_have_a_size_and_no_sign() -> None:
-    claim = GainClaim(gain=0.0, margin=RULES.margins.comparable(), better="higher", stderr=0.0, n=5)
-    level = [value + shift for value, shift in zip(BASE, (0.001, -0.001, 0.0, 0.001, -0.0005), strict=True)]
-    assert judge(claim, level, BASE, "fold").status is Status.REPRODUCED
-    assert judge(claim, DAC, BASE, "fold").status is Status.NOT_REPRODUCED
+def gap(claim: GainClaim, proposed: list, baseline: list, pairing: str = "fold"):
+    return judge_gap(claim, Sample.of(proposed), Sample.of(baseline), rules=RULES, pairing=pairing)
+
+
+def test_a_printed_loss_is_judged_by_its_size_alone() -> None:
+    """The paper admits a loss of 2.1 points: being ahead isn't `reversed`, losing as much isn't `supported`."""
+    loss = GainClaim(gain=-0.021, margin=0.0105, better="higher", stderr=0.001, n=5)
+    as_printed, ahead, level = gap(loss, BASE, DAC), gap(loss, DAC, BASE), gap(loss, [v + 3e-5 * v for v in BASE], BASE)
+    assert [verdict.status for verdict in (as_printed, ahead, level)] == [
+        Status.REPRODUCED,
+        Status.NOT_REPRODUCED,
+        Status.NOT_REPRODUCED,
+    ]
+    assert as_printed.size is not None and as_printed.size.status is Status.REPRODUCED
+    assert (as_printed.estimate, as_printed.p_value) == (
+        pytest.approx(-np.mean(GAINS)),
+        judge(CLAIM, BASE, DAC, "fold").p_value,
+    )
+    assert "claims no order: the size decides" in as_printed.explanation
+
+
+def test_a_gap_waits_for_the_replicates_that_a_size_needs() -> None:
+    loss = GainClaim(gain=-0.021, margin=0.0105, better="higher")
+    assert gap(loss, [], []).status is Status.NOT_TESTED
+    assert gap(loss, BASE[:2], DAC[:2]).status is Status.INCONCLUSIVE
+    assert gap(loss, BASE[:3], DAC[:3]).status is Status.INCONCLUSIVE
+    assert gap(loss, [None] * 4 + BASE[:1], DAC).status is Status.INCONCLUSIVE
 
 
 def test_a_printed_gain_no_larger_than_its_margin_is_never_of_the_same_size() -> None:

@@ -85,6 +85,19 @@ def test_a_ranking_of_nine_orders_needs_each_of_them(supported: int, reversed_: 
     assert verdict.explanation.startswith(f"Claimed: 9 of 9. Ours: {supported} supported, {reversed_} reversed")
 
 
+def test_a_statement_of_several_cases_is_no_clearer_than_its_weakest() -> None:
+    """HyperBF: comparable on three data sets."""
+    holds, read, behind = (
+        Verdict(status=status, explanation="", low=-0.01, n=5)
+        for status in (Status.SUPPORTED, Status.HOLDS_UNDER_READING, Status.REVERSED)
+    )
+    assert judge_tally(3, [holds] * 3).status is Status.SUPPORTED
+    under = judge_tally(3, [holds, holds, read])
+    assert under.status is Status.HOLDS_UNDER_READING
+    assert "Ours: 2 supported, 1 under a reading, 0 reversed, 0 open" in under.explanation
+    assert judge_tally(3, [holds, read, behind]).status is Status.REVERSED
+
+
 def test_a_tally_without_evidence_is_not_tested() -> None:
     verdict = judge_tally(15, [order(None, status=Status.NOT_TESTED)] * 16)
     assert (verdict.status, verdict.estimate) == (Status.NOT_TESTED, None)
@@ -164,7 +177,9 @@ def test_chance_reproduces_no_lead_and_hardly_ever_refutes_a_repetition() -> Non
 def test_how_often_a_repetition_reproduces_the_papers_counts() -> None:
     """The table of decision 0024: Table 1's gains and their errors as the truth of five folds, or no gain at all."""
     with (Path(__file__).parents[2] / "data" / "claims.csv").open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["family"] == "dac.table1" and row["kind"] == "order"]
+        rows = [
+            row for row in csv.DictReader(file) if row["family"] == "dac.table1" and row["kind"] in ("order", "gap")
+        ]
     gains, errors = (np.array([float(row[name]) for row in rows]) for name in ("value", "stderr"))
     n = 4000
     noise = 5**0.5 * errors * np.random.default_rng(0).standard_normal((n, 5, 16))

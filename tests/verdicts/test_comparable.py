@@ -1,0 +1,113 @@
+"""Arms that a paper calls comparable: no worse than by a margin, and never refuted by being better."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from stages.verdicts import ComparableClaim, Sample, Status, judge_comparable
+from stages.verdicts.verdict import Verdict
+from tests.verdicts.simulation import RULES
+
+# HyperBF, section 3.1.2: losses of 0.49, 1.6 and 0.89 points are "within an acceptable range".
+CLAIM = ComparableClaim(margin=0.005, better="higher", accepted=0.016)
+STRICT = ComparableClaim(margin=0.005, better="higher")
+VIT = [0.7561, 0.7570, 0.7552, 0.7566, 0.7556]
+NOISE = [0.0006, -0.0008, 0.0002, 0.0007, -0.0007]
+
+
+def ours(gain: float, spread: float = 1.0) -> list[float]:
+    return [value + gain + spread * noise for value, noise in zip(reversed(VIT), NOISE, strict=True)]
+
+
+def judge(proposed: list, baseline: list = VIT, claim: ComparableClaim = CLAIM, pairing: str = "none") -> Verdict:
+    return judge_comparable(claim, Sample.of(proposed), Sample.of(baseline), rules=RULES, pairing=pairing)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("gain", "status"),
+    [
+        (0.03, Status.SUPPORTED),  # far ahead: better than comparable refutes nothing
+        (0.003, Status.SUPPORTED),
+        (0.0, Status.SUPPORTED),
+        (-0.002, Status.SUPPORTED),
+        (-0.0089, Status.HOLDS_UNDER_READING),  # what the paper itself calls comparable, and we by our margin don't
+        (-0.016, Status.UNRESOLVED),
+        (-0.02, Status.REVERSED),
+    ],
+)
+def test_equal_or_ahead_is_for_the_paper_and_two_points_behind_against(gain: float, status: Status) -> None:
+    verdict = judge(ours(gain))
+    assert verdict.status is status, verdict.explanation
+    assert verdict.estimate == pytest.approx(gain, abs=1e-4)
+
+
+def test_without_a_loss_that_the_paper_calls_comparable_the_margin_decides_alone() -> None:
+    assert judge(ours(-0.0089), claim=STRICT).status is Status.REVERSED
+    assert judge(ours(-0.005), claim=STRICT).status is Status.UNRESOLVED
+    assert judge(ours(0.0), claim=STRICT).status is Status.SUPPORTED
+
+
+def test_a_wide_interval_leaves_it_open_and_says_how_many_replicates_would_decide() -> None:
+    noisy = judge(ours(0.0, spread=30), [value + 0.01 * place for place, value in enumerate(VIT)])
+    assert noisy.status is Status.UNRESOLVED
+    assert noisy.replicates_expected is not None and noisy.replicates_expected > 5
+
+
+def test_the_bounds_are_scipys() -> None:
+    proposed, baseline = ours(0.001), VIT
+    test = stats.ttest_rel(proposed, baseline)
+    verdict = judge(proposed, pairing="fold")
+    interval = test.confidence_interval(verdict.confidence)
+    assert (verdict.low, verdict.high) == pytest.approx((interval.low, interval.high), rel=1e-9)
+    assert verdict.confidence == pytest.approx(1 - 2 * RULES.alpha_within * RULES.looks[5])
+
+
+def test_an_error_is_better_lower() -> None:
+    claim = ComparableClaim(margin=0.005, better="lower", accepted=0.016)
+    errors = [1 - value for value in VIT]
+    assert judge([1 - value for value in ours(0.02)], errors, claim).status is Status.SUPPORTED
+    assert judge([1 - value for value in ours(-0.02)], errors, claim).status is Status.REVERSED
+
+
+def test_no_arm_owes_its_verdict_to_replicates_that_diverged() -> None:
+    lost = [*ours(0.003)[:4], None]
+    assert judge(lost).status is Status.UNRESOLVED
+    assert "diverged" in judge(lost).explanation
+    assert judge([*ours(-0.02)[:4], None]).status is Status.REVERSED, "it is behind even so"
+    assert judge(ours(-0.02), [*VIT[:4], None]).status is Status.UNRESOLVED
+    assert judge([None] * 5).status is Status.UNRESOLVED
+
+
+@pytest.mark.parametrize(("n", "status"), [(0, Status.NOT_TESTED), (2, Status.UNRESOLVED)])
+def test_nothing_is_said_before_the_first_look(n: int, status: Status) -> None:
+    assert judge(ours(0.0)[:n]).status is status
+
+
+def test_identical_replicates_decide_nothing() -> None:
+    assert judge([0.76] * 5, [0.75] * 5).status is Status.UNRESOLVED
+
+
+@given(st.floats(-0.05, 0.05), st.floats(0, 0.05))
+def test_a_better_arm_never_fares_worse(gain: float, lift: float) -> None:
+    rank = [Status.REVERSED, Status.UNRESOLVED, Status.HOLDS_UNDER_READING, Status.SUPPORTED]
+    before, after = (rank.index(judge(ours(value)).status) for value in (gain, gain + lift))
+    assert before <= after
+
+
+@pytest.mark.parametrize(
+    ("gain", "wrong", "alpha"),
+    [(-0.005, (Status.SUPPORTED,), 0.05), (-0.016, (Status.REVERSED,), 0.025)],
+    ids=["behind by the margin", "behind by what the paper accepts"],
+)
+def test_errors_at_the_limits_keep_their_level(gain: float, wrong: tuple[Status, ...], alpha: float) -> None:
+    """All looks together, 10 replicates an arm whose spread is a quarter of a point; at most α but for chance."""
+    random, trials, called = np.random.default_rng(26), 1000, 0
+    for _ in range(trials):
+        proposed, baseline = random.normal([[0.75 + gain], [0.75]], 0.0025, (2, 10))
+        looks = [judge(list(proposed[:n]), list(baseline[:n])).status for n in RULES.looks]
+        called += any(status in wrong for status in looks)
+    assert called / trials <= alpha + 3 * (alpha * (1 - alpha) / trials) ** 0.5
