@@ -9,8 +9,9 @@ metric.  Needs NumPy and SciPy only.
 
 from stages.rules import Margins, Rules
 from stages.verdicts.curves import ArmMetric, min_over_epochs, pseudo_values, window_error
-from stages.verdicts.difference import GainClaim, GridPart, judge_gain
+from stages.verdicts.difference import GainClaim, judge_gain
 from stages.verdicts.families import TableSentence, judge_table, judge_tally, judge_wins
+from stages.verdicts.grid_part import GridPart
 from stages.verdicts.indicative import Standing, indicate_order, standing
 from stages.verdicts.others import (
     fisher_p,

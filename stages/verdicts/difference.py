@@ -6,17 +6,15 @@ The sign and the size are judged apart.  `supported`: the interval of the gain l
     pairing "fold"   gain = mean of the differences on shared folds,   Var = s_d²/n,          n − 1 df
     pairing "none"   gain = difference of the means,                   Var = s₁²/n₁ + s₂²/n₂,  Welch's df
 
-A gain over a grid of pairs is their mean, replicate by replicate.  Where m of M pairs have results (`GridPart`), the
-others may differ from them as they do from each other (a finite population, Cochran 1977, ch. 2):
-
-    Var = Var as above + (1 − m/M) · s²_pairs/m
+A gain over a grid of pairs is their mean, replicate by replicate.  Where a part of them has results, the verdict is on
+these and says so (`GridPart`).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Literal
 
 import numpy as np
@@ -24,10 +22,11 @@ from scipy import special
 
 from stages.rules import Rules
 from stages.verdicts.expected import MOST, expected_replicates
+from stages.verdicts.grid_part import GridPart
 from stages.verdicts.intervals import Numbers, combine, half_width, variance_of
 from stages.verdicts.looks import complete_look, level, looks_from
 from stages.verdicts.numerals import signed, with_interval
-from stages.verdicts.value import NONE_MISSING, Spread, judge_equivalence, tell, too_few, too_many_diverged
+from stages.verdicts.value import Spread, judge_equivalence, tell, too_few, too_many_diverged
 from stages.verdicts.verdict import Sample, Status, Verdict
 
 Pairing = Literal["fold", "none"]
@@ -47,38 +46,18 @@ class GainClaim:
     n: int | None = None
 
 
-@dataclass(frozen=True)
-class GridPart:
-    """The `pairs` (proposed, baseline) of a grid that have results, of the `planned` ones."""
-
-    pairs: tuple[tuple[Sample, Sample], ...]
-    planned: int
-
-    def missing(self, n: int) -> tuple[float, float]:
-        """(variance, df) that the pairs without results add, by how much gains over n replicates differ."""
-        gains = np.array(
-            [fmean(one.among(range(n)).values) - fmean(other.among(range(n)).values) for one, other in self.pairs]
-        )
-        share = gains.size / self.planned
-        return (1 - share) * float(variance_of(gains)) / gains.size, gains.size - 1.0
-
-
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """Our gain, and its variance as a function of n: `s2` is that of one pair, `df` at `n` replicates.
-
-    `missing`: what pairs of a grid without results add (`GridPart`).
-    """
+    """Our gain, and its variance as a function of n: `s2` is that of one pair, `df` at `n` replicates."""
 
     mean: float
     s2: float
     df: float
     n: int
-    missing: tuple[float, float] = NONE_MISSING
 
     def at(self, n: Numbers) -> tuple[Numbers, Numbers]:
         """(variance, df) with n replicates an arm."""
-        return combine([(self.s2 / n, self.df * (n - 1) / (self.n - 1)), self.missing])
+        return self.s2 / n, self.df * (n - 1) / (self.n - 1)
 
 
 def measure_gain(proposed: Sample, baseline: Sample, better: Literal["higher", "lower"], pairing: Pairing) -> Gain:
@@ -107,7 +86,8 @@ def judge_gain(
     """The verdict on the sign, with the one on the size inside; not adjusted for other claims (`families`).
 
     A claim of two comparable arms has no sign: its verdict is the one on the size.  Of a grid that isn't whole, the
-    arms are means over the pairs of `part`.  `widening` is what left-out test rows could change.
+    arms are means over the pairs of `part`, and the verdict is on these alone.  `widening` is what left-out test rows
+    could change.
     """
     shared = set(proposed.indices) & set(baseline.indices)
     n = complete_look(shared, rules.looks)
@@ -118,25 +98,39 @@ def judge_gain(
     if usable < 2:
         return too_many_diverged(n, max(arm.n_diverged for arm in arms), Status.UNRESOLVED)
     gain = measure_gain(*arms, claim.better, pairing)
-    if part is not None:
-        if len(part.pairs) < 2:
-            alone = "One pair says nothing of the others."
-            return Verdict(status=Status.UNRESOLVED, explanation=alone, estimate=gain.mean, n=n)
-        gain = dataclasses.replace(gain, missing=part.missing(n))
+    if part is not None and not part.is_sliced:
+        return Verdict(status=Status.UNRESOLVED, explanation=part.tell(), estimate=gain.mean, n=n)
     size = _judge_size(claim, gain, arms, rules=rules, widening=widening)
     if size.estimate is not None:
         size = tell(
             size, f"Our gain {signed(gain.mean)} (n = {n}) − the paper's {signed(claim.gain)}", proposed, baseline
         )
+        size = size if part is None else _leave_open(size)
     if not claim.gain:
         return size
     sign = _judge_sign(claim, gain, arms, rules=rules, widening=widening)
     design = "shared folds" if pairing == "fold" else "independent replicates"
     sign = tell(sign, f"Gain of the proposed arm (n = {n} {design})", proposed, baseline)
     if part is not None:
-        drawn = "The interval allows for the pairs without results as if they were drawn like these."
-        sign = dataclasses.replace(sign, explanation=f"{sign.explanation} {drawn}")
+        sign = dataclasses.replace(sign, explanation=f"{sign.explanation} {_of_part(part, gain, sign)}")
     return dataclasses.replace(sign, size=size)
+
+
+def _leave_open(size: Verdict) -> Verdict:
+    """Pairs that are missing may take the mean, which is what is printed, into the margin or out of it."""
+    decided = (Status.REPRODUCED, Status.NOT_REPRODUCED)
+    status = Status.INCONCLUSIVE if size.status in decided else size.status
+    needed = f"{size.explanation} The printed number is of every pair: more pairs are needed."
+    return dataclasses.replace(size, status=status, explanation=needed, replicates_expected=None)
+
+
+def _of_part(part: GridPart, gain: Gain, sign: Verdict) -> str:
+    assert sign.confidence is not None, "a sign has an interval"
+    half = part.half_width_of_whole(gain.at(gain.n), sign.n, (1 - sign.confidence) / 2)
+    if not math.isfinite(half):
+        return f"{part.tell()} They may differ by any amount, so nothing is said of the whole grid."
+    whole = with_interval(gain.mean, gain.mean - half, gain.mean + half, sign.confidence)
+    return f"{part.tell()} Of the whole grid, as if they were drawn, it says {whole}."
 
 
 def _count(arm: Sample) -> int:
@@ -162,8 +156,6 @@ def _judge_sign(claim: GainClaim, gain: Gain, arms: tuple[Sample, Sample], *, ru
         status = Status.UNRESOLVED
         expected = expected_replicates(decides, n, rules.looks)
         reason = f"{expected or f'more than {MOST}'} replicates are expected to decide"
-        if expected is None and gain.missing[0]:
-            reason = "more pairs are needed"
     elif ahead:
         status, reason = Status.UNRESOLVED, "the arm ahead has diverged replicates"
     elif as_claimed:
@@ -199,7 +191,7 @@ def _judge_size(claim: GainClaim, gain: Gain, arms: tuple[Sample, Sample], *, ru
         return too_few(range(n), min(looks), Status.INCONCLUSIVE)
     return judge_equivalence(
         gain.mean - claim.gain,
-        Spread(s2=gain.s2, df=gain.df, n=gain.n, stderr=claim.stderr, paper_n=claim.n, missing=gain.missing),
+        Spread(s2=gain.s2, df=gain.df, n=gain.n, stderr=claim.stderr, paper_n=claim.n),
         claim.margin,
         n=n,
         n_diverged=sum(arm.n_diverged for arm in arms),
