@@ -10,8 +10,6 @@ margin.  `not reproduced`: the wider interval at 1 − α lies wholly outside.
 from __future__ import annotations
 
 import dataclasses
-import functools
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -24,9 +22,6 @@ from stages.verdicts.intervals import Numbers, combine, half_width, is_outside, 
 from stages.verdicts.looks import Looks, complete_look, level, looks_from
 from stages.verdicts.numerals import with_interval
 from stages.verdicts.verdict import Sample, Status, Verdict
-
-NONE_MISSING = 0.0, math.inf
-"""(variance, df) of the pairs that a whole grid lacks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,17 +36,13 @@ class ValueClaim:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Variance of D as a function of our n: `s2` of one draw with `df`, seen at `n` replicates of ours.
-
-    `missing`: (variance, df) that pairs of a grid without results add (`difference.GridPart`).
-    """
+    """Variance of D as a function of our n: `s2` of one draw with `df`, seen at `n` replicates of ours."""
 
     s2: float
     df: float
     n: int
     stderr: float | None
     paper_n: int | None
-    missing: tuple[float, float] = NONE_MISSING
 
     def at(self, n: Numbers) -> tuple[Numbers, Numbers]:
         """(variance, df) with n replicates; df grow in proportion."""
@@ -61,7 +52,7 @@ class Spread:
         else:
             paper_df = self.paper_n - 1 if self.paper_n is not None and self.paper_n > 1 else np.inf
             parts = [(self.s2 / n, df), (self.stderr**2, paper_df)]
-        return combine([*parts, self.missing])
+        return combine(parts)
 
 
 def judge_value(
@@ -111,18 +102,17 @@ def judge_equivalence(
 ) -> Verdict:
     """Whether `difference` is nothing, given a margin.  The explanation is the part behind the numbers compared."""
 
-    def halves(of: Spread, replicates: Numbers, within: Numbers, outside: Numbers) -> tuple[Numbers, Numbers]:
-        variance, df = of.at(replicates)
+    def halves(replicates: Numbers, within: Numbers, outside: Numbers) -> tuple[Numbers, Numbers]:
+        variance, df = spread.at(replicates)
         return half_width(variance, df, within) + widening, half_width(variance, df, outside) + widening
 
-    def decides(of: Spread, replicates: Numbers, share: Numbers) -> Numbers:
-        inner, outer = halves(of, replicates, rules.alpha_within * share, rules.alpha_outside / 2 * share)
+    def decides(replicates: Numbers, share: Numbers) -> Numbers:
+        inner, outer = halves(replicates, rules.alpha_within * share, rules.alpha_outside / 2 * share)
         return is_within(difference, inner, margin) | is_outside(difference, outer, margin)
 
     inner_level = level(looks, n, rules.alpha_within)
     outer_level = level(looks, n, rules.alpha_outside / 2)
-    inner, outer = halves(spread, spread.n, inner_level, outer_level)
-    here = functools.partial(decides, spread)
+    inner, outer = halves(spread.n, inner_level, outer_level)
     expected = None
     if not spread.s2:
         status, reason = Status.INCONCLUSIVE, "the replicates don't differ at all, so their spread is unknown"
@@ -132,12 +122,10 @@ def judge_equivalence(
         status, reason = Status.REPRODUCED, "within"
     elif is_within(difference, inner, margin):
         status, reason = Status.INCONCLUSIVE, "within, but a diverged replicate rules out reproduced"
-    elif can_decide(here, looks):
+    elif can_decide(decides, looks):
         status = Status.INCONCLUSIVE
-        expected = expected_replicates(here, n, looks)
+        expected = expected_replicates(decides, n, looks)
         reason = f"{expected or f'more than {MOST}'} replicates are expected to decide"
-    elif can_decide(functools.partial(decides, dataclasses.replace(spread, missing=NONE_MISSING)), looks):
-        status, reason = Status.INCONCLUSIVE, "more pairs are needed"
     else:
         status, reason = Status.UNDECIDABLE, "no number of our replicates decides beside the paper's own error"
     half, alpha = (outer, outer_level) if status is Status.NOT_REPRODUCED else (inner, inner_level)
