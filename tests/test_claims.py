@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CLAIMS = ROOT / "data" / "claims.csv"
 KINDS = {
     *("value", "order", "difference", "identity", "count", "ratio", "range", "proportion", "theorem", "inconsistent"),
-    *("figure", "qualitative", "setup"),
+    *("uniform", "crossover", "figure", "qualitative", "setup"),
 }
 FIVE = {"hyperbf": 35, "ninformer": 55, "nmn": 47, "brownian": 14, "dac": 154}
 # Experiments that claims wait for; one that params.yaml has is taken off this list.

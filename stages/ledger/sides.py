@@ -6,6 +6,7 @@ import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Literal
 
 from stages.experiment import Experiment
 from stages.ledger.claims import ClaimLine
@@ -17,8 +18,8 @@ from stages.verdicts import GridPart, Sample
 from stages.verdicts.grid_part import Cell, whole_slices
 from stages.verdicts.looks import complete_look
 
-GAINS = ("order", "difference")
-"""Kinds of claims that say which of two arms is better."""
+OF_SLICES = ("order", "difference", "uniform")
+"""Kinds of claims about gains over a grid."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +78,8 @@ def find_body(claim: ClaimLine, experiment: Experiment, bodies: Sequence[Body]) 
     planned = arms_of(claim, experiment)
     if len(planned.proposed) == 1:
         return planned, choose(bodies, planned.arms)
+    if claim.kind == "crossover":  # its pairs are of equal size, which results tell
+        return planned, max(bodies, key=lambda body: strength(body, body.arms), default=None)
     best: tuple[Pairs, Body | None] = (planned, None)
     for body in bodies:
         numbers = [
@@ -87,7 +90,7 @@ def find_body(claim: ClaimLine, experiment: Experiment, bodies: Sequence[Body]) 
         if not numbers:
             continue
         some = planned.among(numbers)
-        if planned.baseline and claim.kind in GAINS:
+        if planned.baseline and claim.kind in OF_SLICES:
             some = some.among(whole_slices(some.cells, some.grid) or range(len(numbers)))
         if best[1] is None or strength(body, some.arms) > strength(best[1], best[0].arms):
             best = some, body
@@ -158,3 +161,8 @@ def mean_of(sample: Sample, rules: Rules) -> float | None:
     n = complete_look(sample.indices, rules.looks)
     used = sample.among(range(n)) if n else sample
     return fmean(used.values) if used.values else None
+
+
+def better_of(claim: ClaimLine) -> Literal["higher", "lower"]:
+    assert claim.better in ("higher", "lower"), f"{claim.id} doesn't say what is better"
+    return claim.better  # type: ignore[return-value]

@@ -6,7 +6,6 @@ import dataclasses
 import fnmatch
 from collections.abc import Sequence
 from statistics import fmean
-from typing import Literal
 
 import numpy as np
 
@@ -14,10 +13,11 @@ from stages.evidence import unpack_correct
 from stages.experiment import Params
 from stages.ledger.claims import ClaimLine
 from stages.ledger.failures import judge_failures
+from stages.ledger.grids import judge_crossover, judge_levels
 from stages.ledger.judgement import Judgement
 from stages.ledger.measures import NotMeasured, measure
 from stages.ledger.ratios import judge_relative, relative
-from stages.ledger.sides import Pairs, Sides, find_body, gather_sides, mean_of
+from stages.ledger.sides import Pairs, Sides, better_of, find_body, gather_sides, mean_of
 from stages.ledger.trials import Body, Trial, price
 from stages.rules import Margins, Rules
 from stages.verdicts import (
@@ -52,6 +52,12 @@ def judge_trained(claim: ClaimLine, params: Params, bodies: Sequence[Body]) -> J
     try:
         if claim.metric == "failed":
             return judge_failures(claim, pairs, body, params)
+        if claim.kind in ("uniform", "crossover") and body.standing is not Standing.DECIDES:
+            return Judgement(claim=claim, verdict=not_tested(SHORT), basis="none", is_decidable=True)
+        if claim.kind == "uniform":
+            return judge_levels(claim, pairs, body, params, _margin_of_gain(claim, params.verdicts.margins))
+        if claim.kind == "crossover":
+            return judge_crossover(claim, body, params)
         return _judge_samples(claim, pairs, body, params)
     except NotMeasured as error:
         verdict = not_tested(f"There are results, but {error}.")
@@ -139,7 +145,7 @@ def _judge_pair(claim: ClaimLine, sides: Sides, body: Body, rules: Rules) -> Ver
     gain = GainClaim(
         gain=claim.value,
         margin=_margin_of_gain(claim, rules.margins),
-        better=_better(claim),
+        better=better_of(claim),
         stderr=claim.stderr,
         n=claim.n,
     )
@@ -156,11 +162,6 @@ def _judge_pair(claim: ClaimLine, sides: Sides, body: Body, rules: Rules) -> Ver
         widening=share * _disagreement(sides.trials) if share else 0.0,
         part=sides.part,
     )
-
-
-def _better(claim: ClaimLine) -> Literal["higher", "lower"]:
-    assert claim.better in ("higher", "lower"), f"{claim.id} doesn't say what is better"
-    return claim.better  # type: ignore[return-value]
 
 
 def _disagreement(trials: Sequence[Trial]) -> float:

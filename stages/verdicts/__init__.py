@@ -23,6 +23,7 @@ from stages.verdicts.others import (
     judge_shown,
     not_tested,
 )
+from stages.verdicts.uniform import UniformClaim, judge_uniform
 from stages.verdicts.value import ValueClaim, judge_value
 from stages.verdicts.verdict import DuplicateReplicate, Replicate, Sample, Status, Verdict
 
@@ -38,6 +39,7 @@ __all__ = [
     "Standing",
     "Status",
     "TableSentence",
+    "UniformClaim",
     "ValueClaim",
     "Verdict",
     "fisher_p",
@@ -51,6 +53,7 @@ __all__ = [
     "judge_shown",
     "judge_table",
     "judge_tally",
+    "judge_uniform",
     "judge_value",
     "judge_wins",
     "min_over_epochs",

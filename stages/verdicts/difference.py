@@ -36,11 +36,12 @@ Pairing = Literal["fold", "none"]
 class GainClaim:
     """`gain`: as printed, better positive, so negative where the paper says that its own arm is worse; 0: comparable.
 
-    `better` says which way our metric points.  `stderr` and `n` are the paper's, of the gain.
+    `better` says which way our metric points.  `stderr` and `n` are the paper's, of the gain.  `margin` is of its size;
+    None where the paper prints none: then only the sign of `gain` counts.
     """
 
     gain: float
-    margin: float
+    margin: float | None
     better: Literal["higher", "lower"]
     stderr: float | None = None
     n: int | None = None
@@ -101,12 +102,12 @@ def judge_gain(
     if part is not None and not part.is_sliced:
         return Verdict(status=Status.UNRESOLVED, explanation=part.tell(), estimate=gain.mean, n=n)
     size = _judge_size(claim, gain, arms, rules=rules, widening=widening)
-    if size.estimate is not None:
+    if size is not None and size.estimate is not None:
         size = tell(
             size, f"Our gain {signed(gain.mean)} (n = {n}) − the paper's {signed(claim.gain)}", proposed, baseline
         )
         size = size if part is None else _leave_open(size)
-    if not claim.gain:
+    if size is not None and not claim.gain:
         return size
     sign = _judge_sign(claim, gain, arms, rules=rules, widening=widening)
     design = "shared folds" if pairing == "fold" else "independent replicates"
@@ -184,7 +185,11 @@ def _p_value(gain: Gain, widening: float) -> float | None:
     return float(2 * special.stdtr(df, -max(abs(gain.mean) - widening, 0.0) / np.sqrt(variance)))
 
 
-def _judge_size(claim: GainClaim, gain: Gain, arms: tuple[Sample, Sample], *, rules: Rules, widening: float) -> Verdict:
+def _judge_size(
+    claim: GainClaim, gain: Gain, arms: tuple[Sample, Sample], *, rules: Rules, widening: float
+) -> Verdict | None:
+    if claim.margin is None:
+        return None
     minimum = rules.minimum if claim.stderr is None else rules.minimum_with_error
     looks, n = looks_from(rules.looks, minimum), arms[0].n
     if n not in looks:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 
+from stages.evidence import Measurement, ResultLine
 from stages.ledger.measures import NotMeasured, count_failed
 from stages.verdicts import Status
 from tests.ledger.lines import claims, judge, params, results, trials
@@ -137,3 +139,95 @@ def test_what_has_no_interval_says_nothing_of_one() -> None:
         (gain,) = judge(claims()[GAIN], entered=trials(results("dac-sgemm", values, metric="selected_log_mse")))
         assert gain.verdict.low is None and "interval" not in gain.verdict.explanation
         assert gain.verdict.explanation.endswith(f"Over {len(values) // 2} of 35 pairs of the grid.")
+
+
+def uneven(low: float, high: float) -> dict[str, list[float | None]]:
+    """A gain that rises from `low` at the smallest width to `high` at the largest, in two depths."""
+    values: dict[str, list[float | None]] = {}
+    for number, width in enumerate(WIDTHS):
+        gain = low + (high - low) * number / (len(WIDTHS) - 1)
+        values |= grid(gain, (f"{width}x5", f"{width}x8"))
+    return values
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "status"),
+    [(0.25, 0.25, Status.REPRODUCED), (0.13, 0.31, Status.NOT_REPRODUCED), (0.23, 0.29, Status.INCONCLUSIVE)],
+)
+def test_a_uniform_gain_is_alike_at_every_width(low: float, high: float, status: Status) -> None:
+    lines = results("dac-sgemm", uneven(low, high), metric="selected_log_mse")
+    uniform, gain = judge(*(claims()[i] for i in ("dac.sgemm.uniform", GAIN)), entered=trials(lines))
+    assert (uniform.verdict.status, uniform.basis, gain.verdict.status) == (status, "results", Status.SUPPORTED)
+    assert "Over 14 of 35 pairs" in uniform.verdict.explanation and len(uniform.entries) == len(gain.entries) == 140
+    assert uniform.verdict.estimate == pytest.approx(high - low)
+
+
+def test_two_depths_cannot_show_that_depth_does_nothing() -> None:
+    """Alike at the depths that ran; three didn't.  Unlike, two are enough."""
+    (depth,) = judge(
+        claims()["dac.sgemm.depth"], entered=trials(results("dac-sgemm", uneven(0.2, 0.2), metric="selected_log_mse"))
+    )
+    assert depth.verdict.status is Status.INCONCLUSIVE
+    assert "within, of 2 of 5 levels" in depth.verdict.explanation
+    values = grid(0.1) | grid(0.4, tuple(f"{width}x8" for width in WIDTHS))
+    (depth,) = judge(
+        claims()["dac.sgemm.depth"], entered=trials(results("dac-sgemm", values, metric="selected_log_mse"))
+    )
+    assert depth.verdict.status is Status.NOT_REPRODUCED
+
+
+def test_levels_need_whole_slices() -> None:
+    values = grid(0.25, ("25x5", "50x5", "50x8"))
+    (uniform,) = judge(
+        claims()["dac.sgemm.uniform"], entered=trials(results("dac-sgemm", values, metric="selected_log_mse"))
+    )
+    assert uniform.verdict.status is Status.NOT_TESTED
+    assert uniform.verdict.explanation == "There are results, but of no width or depth has every pair run."
+
+
+def sized(levels: dict[str, tuple[float, int]]) -> list[ResultLine]:
+    """Lines of arms with a level and a number of parameters."""
+    values = {arm: [level + step for step in STEPS] for arm, (level, _) in levels.items()}
+    return [
+        dataclasses.replace(
+            line,
+            metrics=(*line.metrics, Measurement(metric="parameters", split="none", value=levels[line.arm][1])),
+        )
+        for line in results("dac-sgemm", values, metric="selected_log_mse")
+    ]
+
+
+LOW, HIGH = "dac.sgemm.crossover_low", "dac.sgemm.crossover_high"
+
+
+def test_a_crossover_compares_networks_of_one_depth_and_size() -> None:
+    lines = sized(
+        {
+            "dac-mlp-18x5": (-4.3, 3223),
+            "mlp-25x5": (-4.5, 3126),
+            "mlp-25x8": (-9.0, 3126),
+            "dac-mlp-25x5": (-4.6, 5876),
+            "mlp-35x5": (-4.8, 5776),
+            "dac-mlp-50x5": (-5.2, 21751),
+            "mlp-71x5": (-5.1, 21940),
+            "dac-mlp-141x5": (-5.5, 163984),
+            "mlp-200x5": (-5.2, 165001),
+            "mlp-141x5": (-9.0, 83050),
+        }
+    )
+    low, high = judge(claims()[LOW], claims()[HIGH], entered=trials(lines))
+    assert (low.verdict.status, high.verdict.status) == (Status.SUPPORTED, Status.SUPPORTED)
+    assert (low.verdict.estimate, high.verdict.estimate) == (pytest.approx(-0.2), pytest.approx(0.3))
+    assert {entry.arm for entry in high.entries} == {"dac-mlp-141x5", "mlp-200x5"}
+    assert "2 of 4 pairs of one depth and size that ran with 10,000 parameters or fewer: 3,223, 5,876." in (
+        low.verdict.explanation
+    )
+    assert low.verdict.size is None and low.basis == "results"
+
+
+def test_a_crossover_the_other_way_round_is_reversed() -> None:
+    lines = sized({"dac-mlp-18x5": (-4.6, 3223), "mlp-25x5": (-4.5, 3126)})
+    low, high = judge(claims()[LOW], claims()[HIGH], entered=trials(lines))
+    assert low.verdict.status is Status.REVERSED
+    assert high.verdict.status is Status.NOT_TESTED
+    assert "no two networks of one size have 100,000 parameters or more" in high.verdict.explanation

@@ -14,7 +14,7 @@ from stages.experiment import Experiment
 from stages.results import JudgedClaim
 from stages.verdicts import Status
 from tests.ledger.lines import claims, params, replicates_of, results
-from tests.ledger.test_all_trained import judge_all, measured, recorded
+from tests.ledger.test_all_trained import judge_all, measured, parameters_of, recorded
 
 ERRORS = ("min_error", "window_error")
 UNPRINTED = {"fraction": 0.3, "nats": -4.0}  # an error of networks that the paper prints none of
@@ -60,7 +60,7 @@ def as_printed(experiment: Experiment) -> list[ResultLine]:
     def hit(line: ResultLine) -> ResultLine:
         own, draw = known[line.arm], noise[line.arm][line.replicate]
         wanted = {"selected_log_mse": UNPRINTED["nats"] + draw, **{name: value + draw for name, value in own.items()}}
-        metrics = measured(kind, line.metrics)
+        metrics = measured(kind, line.metrics, parameters_of(experiment.arms[line.arm]))
         return dataclasses.replace(
             line, metrics=tuple(dataclasses.replace(one, value=wanted.get(one.metric, one.value)) for one in metrics)
         )
@@ -95,7 +95,7 @@ def test_what_is_left_open_is_known(judged: list[JudgedClaim]) -> None:
     others = {
         row.claim.id: row.verdict.status
         for row in judged
-        if row.verdict.basis == "results" and row.claim.kind in ("ratio", "range", "proportion")
+        if row.verdict.basis == "results" and row.claim.kind in ("ratio", "range", "proportion", "uniform")
     }
     open_still = {claim for claim, status in others.items() if status not in (Status.REPRODUCED, Status.SUPPORTED)}
     # Three seeds, no memory made up, and no training that failed.
