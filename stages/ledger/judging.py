@@ -17,6 +17,7 @@ from stages.ledger.sides import arms_of
 from stages.ledger.trained import NOT_RUN, SILENT, judge_trained
 from stages.ledger.trials import Body, Trial, gather, price
 from stages.verdicts import (
+    Order,
     Standing,
     Status,
     TableSentence,
@@ -40,7 +41,7 @@ TIMES = ("inference_time", "train_tokens_per_second", "train_seconds")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Table:
-    """One sentence for the orders of a table, Holm-adjusted."""
+    """One sentence for the orders of a table."""
 
     family: str
     sentence: TableSentence
@@ -76,12 +77,19 @@ def judge_claims(
     for family in params.verdicts.families:
         orders = [judged[claim.id] for claim in claims if claim.family == family and not _is_tally(claim)]
         if orders:
-            sentence = judge_table([order.verdict for order in orders], params.verdicts)
+            sentence = judge_table([_order(order) for order in orders], params.verdicts)
             tables.append(Table(family=family, sentence=sentence, claims=tuple(order.claim.id for order in orders)))
     for claim in claims:
         if _is_tally(claim):
             judged[claim.id] = _judge_tally(claim, list(judged.values()), facts)
     return [judged[claim.id] for claim in claims], tables
+
+
+def _order(judged: Judgement) -> Order:
+    """In a table; arms are those of its experiment."""
+    claim = judged.claim
+    arms = frozenset(f"{claim.experiment} {arm}" for arm in (claim.arm, claim.baseline_arm))
+    return Order(verdict=judged.verdict, printed=claim.value or 0.0, arms=arms)
 
 
 def _is_tally(claim: ClaimLine) -> bool:

@@ -107,14 +107,15 @@ def judge_gain(
             size, f"Our gain {signed(gain.mean)} (n = {n}) − the paper's {signed(claim.gain)}", proposed, baseline
         )
         size = size if part is None else _leave_open(size)
+    stderr = math.sqrt(gain.at(gain.n)[0])
     if size is not None and not claim.gain:
-        return size
+        return dataclasses.replace(size, stderr=stderr)
     sign = _judge_sign(claim, gain, arms, rules=rules, widening=widening)
     design = "shared folds" if pairing == "fold" else "independent replicates"
     sign = tell(sign, f"Gain of the proposed arm (n = {n} {design})", proposed, baseline)
     if part is not None:
         sign = dataclasses.replace(sign, explanation=f"{sign.explanation} {_of_part(part, gain, sign)}")
-    return dataclasses.replace(sign, size=size)
+    return dataclasses.replace(sign, size=size, stderr=stderr)
 
 
 def _leave_open(size: Verdict) -> Verdict:

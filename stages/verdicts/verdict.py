@@ -116,7 +116,7 @@ class Verdict:
     `estimate` is ours − paper for a value and proposed − baseline, better positive, for a difference, with the interval
     `low` to `high` at `confidence`.  `n` counts the replicates used, the diverged among them; `replicates_expected` is
     the number at which the present estimate would decide.  `size` judges how large a difference is, apart from its
-    sign.  `p_value` is two-sided and not adjusted for other claims.
+    sign.  `p_value` is two-sided and not adjusted for other claims.  `stderr` is that of a gain.
     """
 
     status: Status
@@ -130,4 +130,5 @@ class Verdict:
     n_diverged: int = 0
     replicates_expected: int | None = None
     p_value: float | None = None
+    stderr: float | None = None
     size: Verdict | None = None
