@@ -44,6 +44,7 @@ class DatasetSource:
     `shape` is [channels, height, width] of an image; `train` and `test` count the official images, `..._per_class`
     those of each class (one number: of every class; None: not published).  `shared_images` of the test set are in the
     training set, too, pixel by pixel (None: nobody has counted).  `folder` names the data set with the same raw files.
+    `test_is_ours`: the publisher has no test set, so ours is another than the papers'.
 
     A table has `shape` [columns], and no classes; a text has shape [], its token ids as classes,
     and counts tokens.
@@ -66,6 +67,7 @@ class DatasetSource:
     test_per_class: int | tuple[int, ...] | None = None
     shared_images: int | None = None
     folder: str | None = None
+    test_is_ours: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from stages.ledger.measures import NotMeasured, measure
 from stages.ledger.ratios import judge_relative, relative
 from stages.ledger.sides import Pairs, Sides, better_of, find_body, gather_sides, mean_of
 from stages.ledger.trials import Body, Trial, price
-from stages.rules import Margins, Rules
+from stages.rules import Margins
 from stages.verdicts import (
     GainClaim,
     Standing,
@@ -68,12 +68,12 @@ def _judge_samples(claim: ClaimLine, pairs: Pairs, body: Body, params: Params) -
     rules = params.verdicts
     sides = gather_sides(claim, pairs, body, rules)
     if claim.kind in ("order", "difference"):
-        verdict = _judge_pair(claim, sides, body, rules)
+        verdict = _judge_pair(claim, sides, body, params)
         ours = verdict.estimate
     elif body.standing is Standing.INDICATES:
         verdict, ours = not_tested(SHORT), None
     elif claim.kind == "value":
-        verdict = _judge_value(claim, sides, pairs, body, rules)
+        verdict = _judge_value(claim, sides, pairs, body, params)
         ours = mean_of(sides.proposed, rules)
     else:
         ratio = relative(claim, sides, pairs, body, rules)
@@ -109,7 +109,8 @@ def _margin_of_gain(claim: ClaimLine, margins: Margins) -> float:
     return margins.difference(gain) if gain else margins.comparable()
 
 
-def _judge_value(claim: ClaimLine, sides: Sides, pairs: Pairs, body: Body, rules: Rules) -> Verdict:
+def _judge_value(claim: ClaimLine, sides: Sides, pairs: Pairs, body: Body, params: Params) -> Verdict:
+    rules = params.verdicts
     assert claim.value is not None, f"{claim.id} has no value"
     peers = []
     for arm, trials in body.arms.items():
@@ -127,7 +128,19 @@ def _judge_value(claim: ClaimLine, sides: Sides, pairs: Pairs, body: Body, rules
         rules=rules,
         peers=peers,
         widening=wide * error if claim.unit == "fraction" else 0.0,
+        test_sets=_of_test_sets(claim, error * (1 - error), sides, body, params),
     )
+
+
+def _has_own_test_set(claim: ClaimLine, body: Body, params: Params) -> bool:
+    return claim.unit == "fraction" and params.datasets[body.experiment.dataset].test_is_ours
+
+
+def _of_test_sets(claim: ClaimLine, variance: float, sides: Sides, body: Body, params: Params) -> float:
+    """What two draws of the test set add, ours and the paper's, of which one image has this `variance`."""
+    if not _has_own_test_set(claim, body, params):
+        return 0.0
+    return 2 * variance / min(trial.result.data.test_images for trial in sides.trials)
 
 
 def _excluded_share(trials: Sequence[Trial]) -> float:
@@ -140,7 +153,8 @@ def _excluded_share(trials: Sequence[Trial]) -> float:
     return max(shares, default=0.0)
 
 
-def _judge_pair(claim: ClaimLine, sides: Sides, body: Body, rules: Rules) -> Verdict:
+def _judge_pair(claim: ClaimLine, sides: Sides, body: Body, params: Params) -> Verdict:
+    rules = params.verdicts
     assert claim.value is not None and sides.baseline is not None, f"{claim.id} compares nothing"
     gain = GainClaim(
         gain=claim.value,
@@ -152,6 +166,7 @@ def _judge_pair(claim: ClaimLine, sides: Sides, body: Body, rules: Rules) -> Ver
     if body.standing is Standing.INDICATES:
         return indicate_order(gain, sides.proposed, sides.baseline, epochs_share=body.share)
     share = _excluded_share(sides.trials)
+    disagreement = _disagreement(sides.trials) if share or _has_own_test_set(claim, body, params) else 0.0
     return judge_gain(
         gain,
         sides.proposed,
@@ -159,7 +174,8 @@ def _judge_pair(claim: ClaimLine, sides: Sides, body: Body, rules: Rules) -> Ver
         rules=rules,
         pairing="fold" if body.pairing_is_by_fold else "none",
         # Their share of the share on which the two arms disagree.
-        widening=share * _disagreement(sides.trials) if share else 0.0,
+        widening=share * disagreement,
+        test_sets=_of_test_sets(claim, disagreement, sides, body, params),
         part=sides.part,
     )
 

@@ -82,13 +82,15 @@ def judge_gain(
     rules: Rules,
     pairing: Pairing,
     widening: float = 0.0,
+    test_sets: float = 0.0,
     part: GridPart | None = None,
 ) -> Verdict:
     """The verdict on the sign, with the one on the size inside; not adjusted for other claims (`families`).
 
     A claim of two comparable arms has no sign: its verdict is the one on the size.  Of a grid that isn't whole, the
     arms are means over the pairs of `part`, and the verdict is on these alone.  `widening` is what left-out test rows
-    could change.
+    could change; `test_sets` the variance of two draws of the test set, where ours isn't the paper's, in the size
+    alone.
     """
     shared = set(proposed.indices) & set(baseline.indices)
     n = complete_look(shared, rules.looks)
@@ -101,7 +103,7 @@ def judge_gain(
     gain = measure_gain(*arms, claim.better, pairing)
     if part is not None and not part.is_sliced:
         return Verdict(status=Status.UNRESOLVED, explanation=part.tell(), estimate=gain.mean, n=n)
-    size = _judge_size(claim, gain, arms, rules=rules, widening=widening)
+    size = _judge_size(claim, gain, arms, rules=rules, widening=widening, test_sets=test_sets)
     if size is not None and size.estimate is not None:
         size = tell(
             size, f"Our gain {signed(gain.mean)} (n = {n}) − the paper's {signed(claim.gain)}", proposed, baseline
@@ -187,7 +189,7 @@ def _p_value(gain: Gain, widening: float) -> float | None:
 
 
 def _judge_size(
-    claim: GainClaim, gain: Gain, arms: tuple[Sample, Sample], *, rules: Rules, widening: float
+    claim: GainClaim, gain: Gain, arms: tuple[Sample, Sample], *, rules: Rules, widening: float, test_sets: float
 ) -> Verdict | None:
     if claim.margin is None:
         return None
@@ -197,7 +199,7 @@ def _judge_size(
         return too_few(range(n), min(looks), Status.INCONCLUSIVE)
     return judge_equivalence(
         gain.mean - claim.gain,
-        Spread(s2=gain.s2, df=gain.df, n=gain.n, stderr=claim.stderr, paper_n=claim.n),
+        Spread(s2=gain.s2, df=gain.df, n=gain.n, stderr=claim.stderr, paper_n=claim.n, test_sets=test_sets),
         claim.margin,
         n=n,
         n_diverged=sum(arm.n_diverged for arm in arms),

@@ -36,13 +36,17 @@ class ValueClaim:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Variance of D as a function of our n: `s2` of one draw with `df`, seen at `n` replicates of ours."""
+    """Variance of D as a function of our n: `s2` of one draw with `df`, seen at `n` replicates of ours.
+
+    `test_sets`: what two draws of the test set add, ours and the paper's; nothing where both have the same images.
+    """
 
     s2: float
     df: float
     n: int
     stderr: float | None
     paper_n: int | None
+    test_sets: float = 0.0
 
     def at(self, n: Numbers) -> tuple[Numbers, Numbers]:
         """(variance, df) with n replicates; df grow in proportion."""
@@ -52,7 +56,7 @@ class Spread:
         else:
             paper_df = self.paper_n - 1 if self.paper_n is not None and self.paper_n > 1 else np.inf
             parts = [(self.s2 / n, df), (self.stderr**2, paper_df)]
-        return combine(parts)
+        return combine([*parts, (self.test_sets, np.inf)])
 
 
 def judge_value(
@@ -62,8 +66,12 @@ def judge_value(
     rules: Rules,
     peers: Sequence[Sample] = (),
     widening: float = 0.0,
+    test_sets: float = 0.0,
 ) -> Verdict:
-    """`peers` are the experiment's other arms, `widening` what left-out test rows could change."""
+    """`peers` are the experiment's other arms, `widening` what left-out test rows could change.
+
+    `test_sets` is the variance of two draws of the test set, where ours isn't the paper's.
+    """
     minimum = rules.minimum if claim.stderr is None else rules.minimum_with_error
     looks = looks_from(rules.looks, minimum)
     n = complete_look(sample.indices, looks)
@@ -73,7 +81,7 @@ def judge_value(
     if len(used.values) < 2:
         return too_many_diverged(n, used.n_diverged, Status.INCONCLUSIVE)
     s2, df = pool(used.values, [peer.among(range(n)).values for peer in peers])
-    spread = Spread(s2=s2, df=df, n=len(used.values), stderr=claim.stderr, paper_n=claim.n)
+    spread = Spread(s2=s2, df=df, n=len(used.values), stderr=claim.stderr, paper_n=claim.n, test_sets=test_sets)
     difference = fmean(used.values) - claim.value
     verdict = judge_equivalence(
         difference,

@@ -77,6 +77,8 @@ def test_a_printed_value_is_reproduced(judged: list[JudgedClaim]) -> None:
     values = {row.claim.id: row.verdict.status for row in judged if row.claim.kind == "value"}
     tested = {claim: status for claim, status in values.items() if not status.startswith(Status.NOT_TESTED)}
     assert len(tested) > 70
+    # Two draws of 4,223 test pictures, ours and the paper's, may differ by more than the margin.
+    assert {tested.pop(claim) for claim in list(tested) if claim.startswith("dac.isic.")} == {Status.UNDECIDABLE}
     # Its printed error is as large as the margin.
     assert tested.pop("dac.table2.imagenette.v1.r32.base") == Status.UNDECIDABLE
     assert {claim: status for claim, status in tested.items() if status != Status.REPRODUCED} == {}

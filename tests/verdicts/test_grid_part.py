@@ -118,7 +118,7 @@ def test_intervals_cover_as_often_as_they_say_whatever_depths_do(spread: float, 
     An interval that leaves out the grid's own gain errs in its sign as well.  The one that is judged is of the depths
     that ran; all pairs as one sample cover the whole grid's in 91 and 72 % where depths differ.
     """
-    rng, trials = np.random.default_rng(1), 700
+    rng, trials = np.random.default_rng(1), 400
     covers, covers_whole, pooled = 0, 0, 0
     for _ in range(trials):
         gains = rng.normal(0, 0.08, (7, 1)) + rng.normal(0, spread, 5) + rng.normal(0, 0.03, (7, 5))
