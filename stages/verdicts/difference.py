@@ -134,7 +134,7 @@ def _of_part(part: GridPart, gain: Gain, sign: Verdict) -> str:
     if not math.isfinite(half):
         return f"{part.tell()} They may differ by any amount, so nothing is said of the whole grid."
     whole = with_interval(gain.mean, gain.mean - half, gain.mean + half, sign.confidence)
-    return f"{part.tell()} Of the whole grid, as if they were drawn, it says {whole}."
+    return f"{part.tell()} Of the whole grid, as if these were drawn from it: {whole}."
 
 
 def _count(arm: Sample) -> int:
