@@ -222,12 +222,23 @@ class ObservedPointOut(Out):
 
 
 class FamilyOut(Out):
-    """The sentence of a table, Holm-adjusted over its orders."""
+    """The sentence of a table: the gain over its orders, by random effects."""
 
     name: str = Field(examples=["ninformer.table2"])
     paper: str
     text: str
-    holds: int
+    status: str = Field(description="supported: the interval of the gain is on the printed side of 0")
+    gain: float | None = Field(
+        description="mean over the orders, better positive; orders that share an arm are averaged"
+    )
+    low: float | None = Field(description="interval of the gain at `confidence`")
+    high: float | None
+    confidence: float | None
+    tau: float | None = Field(description="standard deviation between orders beyond their own chance")
+    p_heterogeneity: float | None = Field(description="of orders that don't differ")
+    i2: float | None = Field(description="share of tau² in what orders differ by")
+    ahead: int = Field(description="of those tested, orders with a gain above 0")
+    holds: int = Field(description="orders that hold after Holm's adjustment")
     tested: int
     orders: int
 

@@ -46,6 +46,7 @@ class DatasetSource:
     those of each class (one number: of every class; None: not published).  `shared_images` of the test set are in the
     training set, too, pixel by pixel (None: nobody has counted).  `folder` names the data set with the same raw files.
     `complete_by_content`: nobody publishes a digest, and what is read tells whether all of it is there (decision 0033).
+    `test_is_ours`: the publisher has no test set, so ours is another than the papers'.
 
     A table has `shape` [columns] and no classes; its `response_range` is the least and the greatest response in its
     file, over all measured runs.  A text has shape [], its token ids as classes, and counts tokens.
@@ -70,6 +71,7 @@ class DatasetSource:
     response_range: tuple[float, float] | None = None
     folder: str | None = None
     complete_by_content: bool = False
+    test_is_ours: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

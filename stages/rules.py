@@ -76,7 +76,7 @@ class Rules:
     alpha_outside: both sides together for `not reproduced`, `supported` and `reversed` (0.05: a 95 % interval).
     minimum: replicates that a value needs; minimum_with_error where the paper prints its own error.
     indicative_share: of the printed epochs, from which on real data may indicate an order.
-    families: sets of orders that one sentence counts, Holm-adjusted.
+    families: tables of orders, each with a sentence over all of them.
     """
 
     __pydantic_config__: ClassVar = STRICT

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CLAIMS = ROOT / "data" / "claims.csv"
 KINDS = {
     *("value", "order", "difference", "identity", "count", "ratio", "range", "proportion", "theorem", "inconsistent"),
-    *("gap", "equivalence", "figure", "qualitative", "setup", "observed"),
+    *("gap", "equivalence", "uniform", "crossover", "figure", "qualitative", "setup", "observed"),
 }
 COMPARED = ("order", "difference", "gap", "equivalence")
 FIVE = {"hyperbf": 39, "ninformer": 55, "nmn": 47, "brownian": 17, "dac": 176}

@@ -20,6 +20,7 @@ from stages.ledger.sides import arms_of
 from stages.ledger.trained import NOT_RUN, SILENT, judge_trained
 from stages.ledger.trials import Body, Trial, gather, price
 from stages.verdicts import (
+    Order,
     Standing,
     Status,
     TableSentence,
@@ -34,7 +35,9 @@ from stages.verdicts import (
 from stages.verdicts.looks import Looks
 
 NO_NUMBER = ("figure", "qualitative")
-COUNTED = (*ORDERS, "gap", "equivalence")
+IN_TABLES = (*ORDERS, "gap")
+"""Of a table's sentence: a pair that the paper prints as lost belongs to its table's gain as much as the others."""
+COUNTED = (*IN_TABLES, "equivalence")
 """What a paper's own count is of: also the comparisons that came out the other way."""
 EXACT = ("identity", "theorem", "inconsistent")
 MOST_SHOWN = 4
@@ -48,7 +51,7 @@ TIMES = ("inference_time", "train_tokens_per_second", "train_seconds")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Table:
-    """One sentence for the orders of a table, Holm-adjusted."""
+    """One sentence for the orders of a table."""
 
     family: str
     sentence: TableSentence
@@ -83,9 +86,9 @@ def judge_claims(
     judged = {claim.id: _judge_each_way(claim, facts) for claim in claims if not _is_tally(claim)}
     tables = []
     for family in params.verdicts.families:
-        orders = [judged[claim.id] for claim in claims if claim.family == family and claim.kind in ORDERS]
+        orders = [judged[claim.id] for claim in claims if claim.family == family and claim.kind in IN_TABLES]
         if orders:
-            sentence = judge_table([order.verdict for order in orders], params.verdicts)
+            sentence = judge_table([_order(order) for order in orders], params.verdicts)
             tables.append(Table(family=family, sentence=sentence, claims=tuple(order.claim.id for order in orders)))
     for claim in claims:
         if _is_tally(claim):
@@ -97,6 +100,13 @@ def _judge_each_way(claim: ClaimLine, facts: Facts) -> Judgement:
     judgement = _judge(claim, facts)
     variants = under_other_metrics(judgement, lambda other: _judge(other, facts))
     return dataclasses.replace(judgement, variants=variants)
+
+
+def _order(judged: Judgement) -> Order:
+    """In a table; arms are those of its experiment."""
+    claim = judged.claim
+    arms = frozenset(f"{claim.experiment} {arm}" for arm in (claim.arm, claim.baseline_arm))
+    return Order(verdict=judged.verdict, printed=claim.value or 0.0, arms=arms)
 
 
 def _is_tally(claim: ClaimLine) -> bool:

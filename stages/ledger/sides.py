@@ -6,6 +6,7 @@ import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Literal
 
 from stages.experiment import Experiment
 from stages.ledger.claims import ClaimLine
@@ -14,20 +15,41 @@ from stages.ledger.measures import average, measure
 from stages.ledger.trials import Body, Trial, choose, strength
 from stages.rules import Rules
 from stages.verdicts import GridPart, Sample
+from stages.verdicts.grid_part import Cell, whole_slices
 from stages.verdicts.looks import Looks, complete_look
+
+OF_SLICES = ("order", "difference", "uniform")
+"""Kinds of claims about gains over a grid."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs:
-    """The arms of a claim: the proposed, and for each the baseline that it is compared with (none for a value)."""
+    """The arms of a claim: the proposed, and for each the baseline that it is compared with (none for a value).
+
+    `cells`: keywords of the proposed arms' models, which say where in the grid they are; `grid`: those of all planned.
+    """
 
     proposed: tuple[str, ...]
     baseline: tuple[str, ...]
-    planned: int
+    cells: tuple[Cell, ...]
+    grid: tuple[Cell, ...]
 
     @property
     def arms(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*self.proposed, *self.baseline)))
+
+    @property
+    def planned(self) -> int:
+        return len(self.grid)
+
+    def among(self, numbers: Sequence[int]) -> Pairs:
+        """The pairs with these numbers."""
+        return Pairs(
+            proposed=tuple(self.proposed[number] for number in numbers),
+            baseline=tuple(self.baseline[number] for number in numbers) if self.baseline else (),
+            cells=tuple(self.cells[number] for number in numbers),
+            grid=self.grid,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,22 +65,33 @@ class Sides:
 
     @property
     def note(self) -> str:
-        return "" if self.part is None else f" Over {len(self.part.pairs)} of {self.part.planned} pairs of the grid."
+        return (
+            "" if self.part is None else f" Over {len(self.part.pairs)} of {len(self.part.planned)} pairs of the grid."
+        )
 
 
 def find_body(claim: ClaimLine, experiment: Experiment, bodies: Sequence[Body]) -> tuple[Pairs, Body | None]:
-    """The claim's arms and the body that says most; of a grid of arms, those that have results."""
+    """The claim's arms and the body that says most; of a grid of arms, those that have results.
+
+    Of a grid of pairs, whole slices where there are any: which pairs of a begun slice count is nobody's choice.
+    """
     planned = arms_of(claim, experiment)
     if len(planned.proposed) == 1:
         return planned, choose(bodies, planned.arms)
+    if claim.kind == "crossover":  # its pairs are of equal size, which results tell
+        return planned, max(bodies, key=lambda body: strength(body, body.arms), default=None)
     best: tuple[Pairs, Body | None] = (planned, None)
     for body in bodies:
-        couples = list(zip(planned.proposed, planned.baseline or planned.proposed, strict=True))
-        there = [couple for couple in couples if set(couple) <= set(body.arms)]
-        if not there:
+        numbers = [
+            number
+            for number, couple in enumerate(zip(planned.proposed, planned.baseline or planned.proposed, strict=True))
+            if set(couple) <= set(body.arms)
+        ]
+        if not numbers:
             continue
-        proposed, baseline = zip(*there, strict=True)
-        some = Pairs(proposed=proposed, baseline=baseline if planned.baseline else (), planned=planned.planned)
+        some = planned.among(numbers)
+        if planned.baseline and claim.kind in OF_SLICES:
+            some = some.among(whole_slices(some.cells, some.grid) or range(len(numbers)))
         if best[1] is None or strength(body, some.arms) > strength(best[1], best[0].arms):
             best = some, body
     return best
@@ -68,15 +101,22 @@ def arms_of(claim: ClaimLine, experiment: Experiment) -> Pairs:
     """Arms by the claim's patterns; of a grid, each with the baseline that the params file sets against it."""
     proposed = fnmatch.filter(experiment.arms, claim.arm or "")
     if claim.baseline_arm is None:
-        return Pairs(proposed=tuple(proposed), baseline=(), planned=len(proposed))
-    if len(proposed) == 1:
-        (baseline,) = fnmatch.filter(experiment.arms, claim.baseline_arm)
-        return Pairs(proposed=tuple(proposed), baseline=(baseline,), planned=1)
+        return _pairs(experiment, [(arm, None) for arm in proposed])
     known = fnmatch.filter(experiment.arms, claim.baseline_arm)
+    if len(proposed) == 1:
+        (baseline,) = known
+        return _pairs(experiment, [(proposed[0], baseline)])
     couples = [(arm, experiment.arms[arm].against) for arm in proposed]
-    fitting = [(arm, str(against)) for arm, against in couples if against in known]
+    return _pairs(experiment, [(arm, against) for arm, against in couples if against in known])
+
+
+def _pairs(experiment: Experiment, couples: Sequence[tuple[str, str | None]]) -> Pairs:
+    cells = tuple(experiment.arms[arm].model for arm, _ in couples)
     return Pairs(
-        proposed=tuple(arm for arm, _ in fitting), baseline=tuple(arm for _, arm in fitting), planned=len(fitting)
+        proposed=tuple(arm for arm, _ in couples),
+        baseline=tuple(against for _, against in couples if against is not None),
+        cells=cells,
+        grid=cells,
     )
 
 
@@ -100,7 +140,8 @@ def gather_sides(claim: ClaimLine, pairs: Pairs, body: Body, rules: Rules) -> Si
     part = None
     if pairs.baseline and len(pairs.proposed) < pairs.planned:
         couples = zip(pairs.proposed, pairs.baseline, strict=True)
-        part = GridPart(tuple((samples[one], samples[other]) for one, other in couples), pairs.planned)
+        both = tuple((samples[one], samples[other]) for one, other in couples)
+        part = GridPart(pairs=both, cells=pairs.cells, planned=pairs.grid)
     return Sides(
         proposed=average([samples[arm] for arm in pairs.proposed]),
         baseline=average([samples[arm] for arm in pairs.baseline]) if pairs.baseline else None,
@@ -120,3 +161,8 @@ def mean_of(sample: Sample, looks: Looks) -> float | None:
     n = complete_look(sample.indices, looks)
     used = sample.among(range(n)) if n else sample
     return fmean(used.values) if used.values else None
+
+
+def better_of(claim: ClaimLine) -> Literal["higher", "lower"]:
+    assert claim.better in ("higher", "lower"), f"{claim.id} doesn't say what is better"
+    return claim.better  # type: ignore[return-value]

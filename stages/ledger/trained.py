@@ -6,7 +6,6 @@ import dataclasses
 import fnmatch
 from collections.abc import Sequence
 from statistics import fmean
-from typing import Literal
 
 import numpy as np
 
@@ -15,10 +14,11 @@ from stages.experiment import Params
 from stages.ledger.arms import summarise_arms
 from stages.ledger.claims import ORDERS, ClaimLine
 from stages.ledger.failures import judge_failures
+from stages.ledger.grids import judge_crossover, judge_levels
 from stages.ledger.judgement import Judgement
 from stages.ledger.measures import NotMeasured, measure
 from stages.ledger.ratios import judge_relative, relative
-from stages.ledger.sides import Pairs, Sides, find_body, gather_sides, mean_of
+from stages.ledger.sides import Pairs, Sides, better_of, find_body, gather_sides, mean_of
 from stages.ledger.trials import Body, Trial, price
 from stages.rules import Margins, Rules
 from stages.verdicts import (
@@ -58,6 +58,12 @@ def judge_trained(claim: ClaimLine, params: Params, bodies: Sequence[Body]) -> J
     try:
         if claim.metric == "failed":
             return judge_failures(claim, pairs, body, params)
+        if claim.kind in ("uniform", "crossover") and body.standing is not Standing.DECIDES:
+            return Judgement(claim=claim, verdict=not_tested(_why_it_indicates(body)), basis="none", is_decidable=True)
+        if claim.kind == "uniform":
+            return judge_levels(claim, pairs, body, params, margin_of_gain(claim, params.verdicts.margins))
+        if claim.kind == "crossover":
+            return judge_crossover(claim, body, params)
         return _judge_samples(claim, pairs, body, params)
     except NotMeasured as error:
         verdict = not_tested(f"There are results, but {error}.")
@@ -68,19 +74,19 @@ def _judge_samples(claim: ClaimLine, pairs: Pairs, body: Body, params: Params) -
     rules = params.verdicts
     sides = gather_sides(claim, pairs, body, rules)
     if claim.kind in ORDERS:
-        verdict = _judge_pair(claim, sides, body, rules)
+        verdict = _judge_pair(claim, sides, body, params)
         ours = verdict.estimate
     elif body.standing is Standing.INDICATES:
         verdict, ours = not_tested(_why_it_indicates(body)), None
     elif claim.kind in ("gap", "equivalence"):
         verdict = (
-            _judge_gap(claim, sides, body, rules)
+            _judge_gap(claim, sides, body, params)
             if claim.kind == "gap"
             else _judge_comparable(claim, sides, body, rules)
         )
         ours = verdict.estimate
     elif claim.kind == "value":
-        verdict = _judge_value(claim, sides, pairs, body, rules)
+        verdict = _judge_value(claim, sides, pairs, body, params)
         ours = mean_of(sides.proposed, body.looks(rules))
     elif claim.kind == "observed":
         verdict = _judge_observed(claim, sides, body, rules)
@@ -127,7 +133,8 @@ def margin_of_gain(claim: ClaimLine, margins: Margins) -> float:
     return margins.log_mse(gain) if claim.metric.endswith("log_mse") else margins.difference(gain)
 
 
-def _judge_value(claim: ClaimLine, sides: Sides, pairs: Pairs, body: Body, rules: Rules) -> Verdict:
+def _judge_value(claim: ClaimLine, sides: Sides, pairs: Pairs, body: Body, params: Params) -> Verdict:
+    rules = params.verdicts
     assert claim.value is not None, f"{claim.id} has no value"
     peers = []
     for arm, trials in body.arms.items():
@@ -146,6 +153,7 @@ def _judge_value(claim: ClaimLine, sides: Sides, pairs: Pairs, body: Body, rules
         planned=body.experiment.replicates,
         peers=peers,
         widening=wide * error if claim.unit == "fraction" else 0.0,
+        test_sets=_of_test_sets(claim, error * (1 - error), sides, body, params),
     )
 
 
@@ -157,10 +165,28 @@ def _judge_observed(claim: ClaimLine, sides: Sides, body: Body, rules: Rules) ->
     assert claim.value is not None, f"{claim.id} has nothing to be held against"
     planned = body.experiment.replicates
     if claim.better is not None:
-        return judge_side(claim.value, _better(claim), sides.proposed, rules=rules, planned=planned)
+        return judge_side(claim.value, better_of(claim), sides.proposed, rules=rules, planned=planned)
     margin = rules.margins.difference(claim.value)
     stated = ValueClaim(value=claim.value, margin=margin, stderr=0.0)
     return judge_value(stated, sides.proposed, rules=rules, planned=planned)
+
+
+def _has_own_test_set(claim: ClaimLine, body: Body, params: Params) -> bool:
+    return claim.unit == "fraction" and params.datasets[body.experiment.dataset].test_is_ours
+
+
+def _of_test_sets(claim: ClaimLine, variance: float, sides: Sides, body: Body, params: Params) -> float:
+    """What two draws of the test set add, ours and the paper's, of which one image has this `variance`."""
+    if not _has_own_test_set(claim, body, params):
+        return 0.0
+    return 2 * variance / min(trial.result.data.test_images for trial in sides.trials)
+
+
+def _of_test_sets_of_pair(claim: ClaimLine, sides: Sides, body: Body, params: Params) -> float:
+    """The same of a gain, to which images count on which the arms disagree."""
+    if not _has_own_test_set(claim, body, params):
+        return 0.0
+    return _of_test_sets(claim, _disagreement(sides.trials), sides, body, params)
 
 
 def _excluded_share(trials: Sequence[Trial]) -> float:
@@ -173,37 +199,39 @@ def _excluded_share(trials: Sequence[Trial]) -> float:
     return max(shares, default=0.0)
 
 
-def _judge_pair(claim: ClaimLine, sides: Sides, body: Body, rules: Rules) -> Verdict:
-    gain, baseline = _gain_claim(claim, rules), _baseline(claim, sides)
+def _judge_pair(claim: ClaimLine, sides: Sides, body: Body, params: Params) -> Verdict:
+    gain, baseline = _gain_claim(claim, params.verdicts), _baseline(claim, sides)
     if body.standing is Standing.INDICATES:
         return indicate_order(gain, sides.proposed, baseline, epochs_share=body.share)
     return judge_gain(
         gain,
         sides.proposed,
         baseline,
-        rules=rules,
+        rules=params.verdicts,
         planned=body.experiment.replicates,
         pairing=body.pairing,
         widening=_widening_of_pair(sides),
+        test_sets=_of_test_sets_of_pair(claim, sides, body, params),
         part=sides.part,
     )
 
 
-def _judge_gap(claim: ClaimLine, sides: Sides, body: Body, rules: Rules) -> Verdict:
+def _judge_gap(claim: ClaimLine, sides: Sides, body: Body, params: Params) -> Verdict:
     return judge_gap(
-        _gain_claim(claim, rules),
+        _gain_claim(claim, params.verdicts),
         sides.proposed,
         _baseline(claim, sides),
-        rules=rules,
+        rules=params.verdicts,
         planned=body.experiment.replicates,
         pairing=body.pairing,
         widening=_widening_of_pair(sides),
+        test_sets=_of_test_sets_of_pair(claim, sides, body, params),
     )
 
 
 def _judge_comparable(claim: ClaimLine, sides: Sides, body: Body, rules: Rules) -> Verdict:
     return judge_comparable(
-        ComparableClaim(margin=rules.margins.comparable(), better=_better(claim), accepted=claim.value),
+        ComparableClaim(margin=rules.margins.comparable(), better=better_of(claim), accepted=claim.value),
         sides.proposed,
         _baseline(claim, sides),
         rules=rules,
@@ -216,7 +244,7 @@ def _judge_comparable(claim: ClaimLine, sides: Sides, body: Body, rules: Rules) 
 def _gain_claim(claim: ClaimLine, rules: Rules) -> GainClaim:
     assert claim.value, f"{claim.id} prints no difference"
     margin = margin_of_gain(claim, rules.margins)
-    return GainClaim(gain=claim.value, margin=margin, better=_better(claim), stderr=claim.stderr, n=claim.n)
+    return GainClaim(gain=claim.value, margin=margin, better=better_of(claim), stderr=claim.stderr, n=claim.n)
 
 
 def _baseline(claim: ClaimLine, sides: Sides) -> Sample:
@@ -228,11 +256,6 @@ def _widening_of_pair(sides: Sides) -> float:
     """What left-out test rows could change: their share of the share on which the two arms disagree."""
     share = _excluded_share(sides.trials)
     return share * _disagreement(sides.trials) if share else 0.0
-
-
-def _better(claim: ClaimLine) -> Literal["higher", "lower"]:
-    assert claim.better in ("higher", "lower"), f"{claim.id} doesn't say what is better"
-    return claim.better  # type: ignore[return-value]
 
 
 def _disagreement(trials: Sequence[Trial]) -> float:

@@ -141,6 +141,12 @@ def place_rows(claims: Iterable[ClaimLine], params: Params) -> list[tables.Base]
     ]
 
 
+_SYNTHESIS = (
+    *("text", "tested", "ahead", "gain", "low", "high", "confidence"),
+    *("tau", "p_heterogeneity", "i2"),
+)
+
+
 def family_rows(sentences: Sequence[Table], judgements: Sequence[Judgement]) -> list[tables.Base]:
     papers = {judgement.claim.family: judgement.claim.paper for judgement in judgements}
     return [
@@ -148,10 +154,10 @@ def family_rows(sentences: Sequence[Table], judgements: Sequence[Judgement]) -> 
             name=table.family,
             position=position,
             paper=papers[table.family],
-            text=table.sentence.text,
+            status=str(table.sentence.status),
             holds=sum(table.sentence.holds),
-            tested=table.sentence.tested,
             orders=len(table.claims),
+            **{name: getattr(table.sentence, name) for name in _SYNTHESIS},
         )
         for position, table in enumerate(sentences)
     ]

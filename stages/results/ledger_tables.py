@@ -146,13 +146,26 @@ class ClaimExperiment(Base):
 
 
 class Family(Base):
-    """The sentence of a table: how many of its orders hold when all are asked at once."""
+    """The sentence of a table: the gain over its orders by random effects, with its interval at `confidence`.
+
+    `ahead` of the `tested` of all `orders` have a gain above 0.  `tau`: standard deviation between orders beyond
+    chance, `p_heterogeneity` of there being none, `i2` its share.  `holds`: orders that hold after Holm's adjustment.
+    """
 
     __tablename__ = "families"
     name: Mapped[str] = mapped_column(primary_key=True)
     position: Mapped[int]
     paper: Mapped[str] = mapped_column(index=True)
     text: Mapped[str]
+    status: Mapped[str]
+    gain: Mapped[float | None]
+    low: Mapped[float | None]
+    high: Mapped[float | None]
+    confidence: Mapped[float | None]
+    tau: Mapped[float | None]
+    p_heterogeneity: Mapped[float | None]
+    i2: Mapped[float | None]
+    ahead: Mapped[int]
     holds: Mapped[int]
     tested: Mapped[int]
     orders: Mapped[int]

@@ -37,7 +37,7 @@ def pair_gains(claim: Claim, verdict: Verdict, arms: Iterable[Arm]) -> tuple[Pai
 
     Replicates that wait for the next look wait here too.  `arms`: those of the runs' experiments, in their order.
     """
-    if claim.kind not in ("order", "difference"):
+    if claim.kind not in ("order", "difference", "uniform"):
         return ()  # a count of orders has the runs of all of them
     runs = [run for run in verdict.runs if verdict.confidence is None or run.replicate < verdict.n]
     proposed, baseline = (_values(run for run in runs if run.side == side) for side in ("proposed", "baseline"))

@@ -1,8 +1,9 @@
 """Verdicts: what replicates say of a printed number, as pure functions of arrays.
 
 One family a file: `value` (two one-sided tests), `difference` (sign and size of a gain), `comparable` (no worse than
-by a margin), `families` (a table's sentence, Holm-adjusted, and a paper's own counts), `side` (of a bound), `others`
-(counts, ranges, proportions, …), `indicative` (what short runs may say), `power` (what a plan can tell beforehand).
+by a margin), `grid_part` (of a part of a grid), `uniform` (a gain alike at every level), `families` (a table's
+sentence, by `synthesis`, and a paper's own counts), `side` (of a bound), `others` (counts, ranges, proportions, …),
+`indicative` (what short runs may say), `power` (what a plan can tell beforehand).
 Rules, margins and looks are fixed before running (`stages.rules`); `curves` turns the curves of folds into an arm's
 metric.  Needs NumPy and SciPy only.
 """
@@ -10,8 +11,9 @@ metric.  Needs NumPy and SciPy only.
 from stages.rules import Margins, Rules
 from stages.verdicts.comparable import ComparableClaim, judge_comparable
 from stages.verdicts.curves import ArmMetric, min_over_epochs, pseudo_values, window_error
-from stages.verdicts.difference import GainClaim, GridPart, judge_gain, judge_gap
-from stages.verdicts.families import TableSentence, judge_table, judge_tally, judge_wins
+from stages.verdicts.difference import GainClaim, judge_gain, judge_gap
+from stages.verdicts.families import Order, TableSentence, judge_table, judge_tally, judge_wins
+from stages.verdicts.grid_part import GridPart
 from stages.verdicts.indicative import Standing, indicate_order, standing
 from stages.verdicts.others import (
     fisher_p,
@@ -25,6 +27,7 @@ from stages.verdicts.others import (
 )
 from stages.verdicts.power import Design, Power, power_of_gain, power_of_value
 from stages.verdicts.side import judge_side
+from stages.verdicts.uniform import UniformClaim, judge_uniform
 from stages.verdicts.value import ValueClaim, judge_value
 from stages.verdicts.verdict import DuplicateReplicate, Prediction, Replicate, Sample, Status, Verdict
 
@@ -36,6 +39,7 @@ __all__ = [
     "GainClaim",
     "GridPart",
     "Margins",
+    "Order",
     "Power",
     "Prediction",
     "Replicate",
@@ -44,6 +48,7 @@ __all__ = [
     "Standing",
     "Status",
     "TableSentence",
+    "UniformClaim",
     "ValueClaim",
     "Verdict",
     "fisher_p",
@@ -60,6 +65,7 @@ __all__ = [
     "judge_side",
     "judge_table",
     "judge_tally",
+    "judge_uniform",
     "judge_value",
     "judge_wins",
     "min_over_epochs",

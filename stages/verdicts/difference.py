@@ -6,10 +6,8 @@ The sign and the size are judged apart.  `supported`: the interval of the gain l
     pairing "fold"   gain = mean of the differences on shared folds,   Var = s_d²/n,          n − 1 df
     pairing "none"   gain = difference of the means,                   Var = s₁²/n₁ + s₂²/n₂,  Welch's df
 
-A gain over a grid of pairs is their mean, replicate by replicate.  Where m of M pairs have results (`GridPart`), the
-others may differ from them as they do from each other (a finite population, Cochran 1977, ch. 2):
-
-    Var = Var as above + (1 − m/M) · s²_pairs/m
+A gain over a grid of pairs is their mean, replicate by replicate.  Where a part of them has results, the verdict is on
+these and says so (`GridPart`).
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Literal
 
 import numpy as np
@@ -25,18 +22,11 @@ from scipy import special
 
 from stages.rules import Rules
 from stages.verdicts.expected import expected_replicates, say_expected
+from stages.verdicts.grid_part import GridPart
 from stages.verdicts.intervals import Numbers, combine, half_width, variance_of
 from stages.verdicts.looks import Looks, complete_look, level, looks_from, looks_of_plan
 from stages.verdicts.numerals import signed, with_interval
-from stages.verdicts.value import (
-    NONE_MISSING,
-    Spread,
-    judge_equivalence,
-    tell,
-    too_few,
-    too_many_diverged,
-    with_prediction,
-)
+from stages.verdicts.value import Spread, judge_equivalence, tell, too_few, too_many_diverged, with_prediction
 from stages.verdicts.verdict import Sample, Status, Verdict
 
 Pairing = Literal["fold", "none"]
@@ -46,11 +36,12 @@ Pairing = Literal["fold", "none"]
 class GainClaim:
     """`gain`: as printed, better positive, so negative where the paper says that its own arm is worse; never 0.
 
-    `better` says which way our metric points.  `stderr` and `n` are the paper's, of the gain.
+    `better` says which way our metric points.  `stderr` and `n` are the paper's, of the gain.  `margin` is of its size;
+    None where the paper prints none: then only the sign of `gain` counts.
     """
 
     gain: float
-    margin: float
+    margin: float | None
     better: Literal["higher", "lower"]
     stderr: float | None = None
     n: int | None = None
@@ -58,41 +49,21 @@ class GainClaim:
     @property
     def has_size(self) -> bool:
         """Whether no gain at all is told from the printed one; of comparable arms none is what is claimed."""
-        return not self.gain or abs(self.gain) > self.margin
-
-
-@dataclass(frozen=True)
-class GridPart:
-    """The `pairs` (proposed, baseline) of a grid that have results, of the `planned` ones."""
-
-    pairs: tuple[tuple[Sample, Sample], ...]
-    planned: int
-
-    def missing(self, n: int) -> tuple[float, float]:
-        """(variance, df) that the pairs without results add, by how much gains over n replicates differ."""
-        gains = np.array(
-            [fmean(one.among(range(n)).values) - fmean(other.among(range(n)).values) for one, other in self.pairs]
-        )
-        share = gains.size / self.planned
-        return (1 - share) * float(variance_of(gains)) / gains.size, gains.size - 1.0
+        return not self.gain or (self.margin is not None and abs(self.gain) > self.margin)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """Our gain, and its variance as a function of n: `s2` is that of one pair, `df` at `n` replicates.
-
-    `missing`: what pairs of a grid without results add (`GridPart`).
-    """
+    """Our gain, and its variance as a function of n: `s2` is that of one pair, `df` at `n` replicates."""
 
     mean: float
     s2: float
     df: float
     n: int
-    missing: tuple[float, float] = NONE_MISSING
 
     def at(self, n: Numbers) -> tuple[Numbers, Numbers]:
         """(variance, df) with n replicates an arm."""
-        return combine([(self.s2 / n, self.df * (n - 1) / (self.n - 1)), self.missing])
+        return self.s2 / n, self.df * (n - 1) / (self.n - 1)
 
 
 def measure_gain(proposed: Sample, baseline: Sample, better: Literal["higher", "lower"], pairing: Pairing) -> Gain:
@@ -117,13 +88,15 @@ def judge_gain(
     pairing: Pairing,
     planned: int | None = None,
     widening: float = 0.0,
+    test_sets: float = 0.0,
     part: GridPart | None = None,
 ) -> Verdict:
     """The verdict on the sign, with the one on the size inside; not adjusted for other claims (`families`).
 
     The size of a printed gain that is no larger than the margin is never `reproduced`.  Of a grid that isn't whole, the
-    arms are means over the pairs of `part`.  Looks end with the `planned` replicates; `widening` is what left-out test
-    rows could change.
+    arms are means over the pairs of `part`, and the verdict is on these alone.  Looks end with the `planned`
+    replicates; `widening` is what left-out test rows could change; `test_sets` the variance of two draws of the test
+    set, where ours isn't the paper's, in the size alone.
     """
     looks = looks_of_plan(rules.looks, planned)
     shared = set(proposed.indices) & set(baseline.indices)
@@ -134,23 +107,38 @@ def judge_gain(
     if usable_replicates(*arms, pairing) < 2:
         return too_many_diverged(n, max(arm.n_diverged for arm in arms), Status.UNRESOLVED)
     gain = measure_gain(*arms, claim.better, pairing)
-    if part is not None:
-        if len(part.pairs) < 2:
-            alone = "One pair says nothing of the others."
-            return Verdict(status=Status.UNRESOLVED, explanation=alone, estimate=gain.mean, n=n)
-        gain = dataclasses.replace(gain, missing=part.missing(n))
-    size = _judge_size(claim, gain, arms, rules=rules, planned=planned, widening=widening)
-    if size.estimate is not None:
+    if part is not None and not part.is_sliced:
+        return Verdict(status=Status.UNRESOLVED, explanation=part.tell(), estimate=gain.mean, n=n)
+    size = _judge_size(claim, gain, arms, rules=rules, planned=planned, widening=widening, test_sets=test_sets)
+    if size is not None and size.estimate is not None:
         size = tell(
             size, f"Our gain {signed(gain.mean)} (n = {n}) − the paper's {signed(claim.gain)}", proposed, baseline
         )
+        size = size if part is None else _leave_open(size)
+    stderr = math.sqrt(gain.at(gain.n)[0])
     sign = _judge_sign(claim, gain, arms, rules=rules, looks=looks, widening=widening)
     design = "shared folds" if pairing == "fold" else "independent replicates"
     sign = tell(sign, f"Gain of the proposed arm (n = {n} {design})", proposed, baseline)
     if part is not None:
-        drawn = "The interval allows for the pairs without results as if they were drawn like these."
-        sign = dataclasses.replace(sign, explanation=f"{sign.explanation} {drawn}")
-    return dataclasses.replace(sign, size=size)
+        sign = dataclasses.replace(sign, explanation=f"{sign.explanation} {_of_part(part, gain, sign)}")
+    return dataclasses.replace(sign, size=size, stderr=stderr)
+
+
+def _leave_open(size: Verdict) -> Verdict:
+    """Pairs that are missing may take the mean, which is what is printed, into the margin or out of it."""
+    decided = (Status.REPRODUCED, Status.NOT_REPRODUCED)
+    status = Status.INCONCLUSIVE if size.status in decided else size.status
+    needed = f"{size.explanation} The printed number is of every pair: more pairs are needed."
+    return dataclasses.replace(size, status=status, explanation=needed, replicates_expected=None)
+
+
+def _of_part(part: GridPart, gain: Gain, sign: Verdict) -> str:
+    assert sign.confidence is not None, "a sign has an interval"
+    half = part.half_width_of_whole(gain.at(gain.n), sign.n, (1 - sign.confidence) / 2)
+    if not math.isfinite(half):
+        return f"{part.tell()} They may differ by any amount, so nothing is said of the whole grid."
+    whole = with_interval(gain.mean, gain.mean - half, gain.mean + half, sign.confidence)
+    return f"{part.tell()} Of the whole grid, as if these were drawn from it: {whole}."
 
 
 def judge_gap(
@@ -162,13 +150,23 @@ def judge_gap(
     pairing: Pairing,
     planned: int | None = None,
     widening: float = 0.0,
+    test_sets: float = 0.0,
 ) -> Verdict:
     """A printed difference that claims no order, such as a loss that the paper admits: its size alone decides.
 
     Estimate, interval and p-value are those of our gain, as for a claimed one; the comparison with the paper's is the
     `size` inside.
     """
-    gain = judge_gain(claim, proposed, baseline, rules=rules, pairing=pairing, planned=planned, widening=widening)
+    gain = judge_gain(
+        claim,
+        proposed,
+        baseline,
+        rules=rules,
+        pairing=pairing,
+        planned=planned,
+        widening=widening,
+        test_sets=test_sets,
+    )
     if gain.size is None:  # too few replicates for any interval
         untested = gain.status is Status.NOT_TESTED
         return gain if untested else dataclasses.replace(gain, status=Status.INCONCLUSIVE)
@@ -209,8 +207,6 @@ def _judge_sign(
         status = Status.UNRESOLVED
         expected = expected_replicates(decides, n, looks)
         reason = say_expected(expected, looks)
-        if expected is None and gain.missing[0]:
-            reason = "more pairs are needed"
     elif ahead:
         status, reason = Status.UNRESOLVED, "the arm ahead has diverged replicates"
     elif as_claimed:
@@ -249,12 +245,15 @@ def _judge_size(
     rules: Rules,
     planned: int | None,
     widening: float,
-) -> Verdict:
+    test_sets: float,
+) -> Verdict | None:
+    if claim.margin is None:
+        return None
     from_minimum = looks_from(rules.looks, rules.minimum if claim.stderr is None else rules.minimum_with_error)
     looks, n = looks_of_plan(from_minimum, planned), arms[0].n
     if n not in looks:
         return too_few(range(n), min(from_minimum), Status.INCONCLUSIVE, planned)
-    spread = Spread(s2=gain.s2, df=gain.df, n=gain.n, stderr=claim.stderr, paper_n=claim.n, missing=gain.missing)
+    spread = Spread(s2=gain.s2, df=gain.df, n=gain.n, stderr=claim.stderr, paper_n=claim.n, test_sets=test_sets)
     verdict = judge_equivalence(
         gain.mean - claim.gain,
         spread,

@@ -1,30 +1,127 @@
-"""Sentences about a table of orders: how many hold when all are asked at once, and a paper's own counts of them.
+"""Sentences about a table of orders: its gain over all of them, and a paper's own counts of them.
 
-Holm (1979), step by step: with r orders left, those significant at α/r hold; then again with what is left.  Each order
-is held to its own look's share of that level.
+A table's sentence is a synthesis (`synthesis`).  Orders that share an arm share its chance, so they are averaged first.
+Beside it, Holm (1979) says which orders hold when all are asked at once: with r orders left, those significant at α/r
+hold; then again with what is left.  Each order is held to its own look's share of that level.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from stages.rules import Rules
+from stages.verdicts.numerals import signed, with_interval
 from stages.verdicts.others import fisher_p, newcombe, not_tested
+from stages.verdicts.synthesis import Effect, Synthesis, synthesise
 from stages.verdicts.verdict import Status, Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableSentence:
-    """`holds` tells of each order, in their order; `tested` counts those with evidence."""
+class Order:
+    """An order of a table: its verdict, the printed gain, better positive, and the arms that it compares."""
 
+    verdict: Verdict
+    printed: float
+    arms: frozenset[str]
+
+    @property
+    def is_measured(self) -> bool:
+        return self.verdict.estimate is not None and self.verdict.stderr is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableSentence:
+    """`holds` tells of each order, in their order; `tested` counts those with evidence, `ahead` those with a gain.
+
+    `low` to `high` is the interval of the gain at `confidence`; `tau`, `p_heterogeneity` and `i2` say how orders
+    differ.
+    """
+
+    status: Status
+    text: str
     holds: tuple[bool, ...]
     tested: int
-    text: str
+    ahead: int
+    gain: float | None = None
+    low: float | None = None
+    high: float | None = None
+    confidence: float | None = None
+    tau: float | None = None
+    p_heterogeneity: float | None = None
+    i2: float | None = None
 
 
-def judge_table(orders: Sequence[Verdict], rules: Rules) -> TableSentence:
-    """How many of all orders of the table hold; one without evidence counts as not holding."""
+def judge_table(orders: Sequence[Order], rules: Rules) -> TableSentence:
+    """The gain over the orders with evidence: `supported` on the printed side of 0, `reversed` on the other."""
+    holds = holm([order.verdict for order in orders], rules)
+    measured = [order for order in orders if order.is_measured]
+    ahead = sum((order.verdict.estimate or 0.0) > 0 for order in measured)
+    none = f"None of {len(orders)} orders has enough replicates yet."
+    nothing = TableSentence(status=Status.NOT_TESTED, text=none, holds=holds, tested=len(measured), ahead=ahead)
+    if not measured:
+        return nothing
+    of = f"{len(measured)} of {len(orders)} orders" if len(measured) < len(orders) else f"{len(orders)} orders"
+    won = f"{ahead} of {len(measured)} ahead."
+    groups = _apart(measured)
+    alpha = min(order.verdict.share or 0.0 for order in measured) * rules.alpha_outside / 2
+    found = synthesise([_effect(group) for group in groups], alpha)
+    if found is None:
+        why = "They share an arm, so they are one comparison" if len(measured) > 1 else "It is one comparison"
+        mean = fmean(order.verdict.estimate or 0.0 for order in measured)
+        text = f"Mean gain over {of} {signed(mean)}; {won} {why}, which has no interval over orders."
+        return dataclasses.replace(nothing, status=Status.UNRESOLVED, text=text)
+    printed = fmean(fmean(order.printed for order in group) for group in groups)
+    status = Status.UNRESOLVED
+    if abs(found.gain) > found.half and printed:
+        status = Status.SUPPORTED if found.gain * printed > 0 else Status.REVERSED
+    low, high, confidence = found.gain - found.half, found.gain + found.half, 1 - 2 * alpha
+    where = f"{of} in {len(groups)} groups without a common arm" if len(groups) < len(measured) else of
+    return dataclasses.replace(
+        nothing,
+        status=status,
+        text=f"Mean gain over {where} {with_interval(found.gain, low, high, confidence)}, the paper's "
+        f"{signed(printed)}: {status}. {won} {_differences(found)}",
+        gain=found.gain,
+        low=low,
+        high=high,
+        confidence=confidence,
+        tau=found.tau,
+        p_heterogeneity=found.p_value,
+        i2=found.share,
+    )
+
+
+def _differences(found: Synthesis) -> str:
+    if not found.tau:
+        return "They differ by no more than chance."
+    return (
+        f"They differ by τ = {found.tau:.2g} beyond chance (p = {found.p_value:.2g}, I² = {100 * found.share:.0f} %)."
+    )
+
+
+def _apart(orders: Sequence[Order]) -> list[list[Order]]:
+    """Groups of orders that share no arm."""
+    groups: list[tuple[frozenset[str], list[Order]]] = []
+    for order in orders:
+        mine = [group for group in groups if group[0] & order.arms]
+        arms = order.arms.union(*(arms for arms, _ in mine))
+        joined = (arms, [*(one for _, group in mine for one in group), order])
+        groups = [*(group for group in groups if group not in mine), joined]
+    return [group for _, group in groups]
+
+
+def _effect(group: Sequence[Order]) -> Effect:
+    """The mean of a group.  Its standard error is at most the mean of theirs, whatever the arms that they share."""
+    errors = [order.verdict.stderr or 0.0 for order in group]
+    df = min(order.verdict.n for order in group) - 1.0
+    return Effect(gain=fmean(order.verdict.estimate or 0.0 for order in group), stderr=fmean(errors), df=df)
+
+
+def holm(orders: Sequence[Verdict], rules: Rules) -> tuple[bool, ...]:
+    """Which of all orders of the table hold; one without evidence counts as not holding."""
     open_orders = dict(enumerate(orders))
     held: set[int] = set()
     while open_orders:
@@ -34,15 +131,7 @@ def judge_table(orders: Sequence[Verdict], rules: Rules) -> TableSentence:
             break
         held |= now
         open_orders = {number: order for number, order in open_orders.items() if number not in now}
-    kept = [number in held and order.status is Status.SUPPORTED for number, order in enumerate(orders)]
-    tested = sum(order.p_value is not None for order in orders)
-    missing = f", {len(orders) - tested} without enough replicates" if tested < len(orders) else ""
-    text = f"{sum(kept)} of {len(orders)} orders hold (Holm-adjusted, α = {rules.alpha_outside:g}{missing})."
-    return TableSentence(
-        holds=tuple(kept),
-        tested=tested,
-        text=text if tested else f"None of {len(orders)} orders has enough replicates yet.",
-    )
+    return tuple(number in held and order.status is Status.SUPPORTED for number, order in enumerate(orders))
 
 
 def _is_significant(order: Verdict, alpha: float) -> bool:

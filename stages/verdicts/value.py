@@ -11,7 +11,6 @@ rerun would lie (`prediction`).
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -27,8 +26,6 @@ from stages.verdicts.numerals import with_interval
 from stages.verdicts.prediction import predict
 from stages.verdicts.verdict import Sample, Status, Verdict
 
-NONE_MISSING = 0.0, math.inf
-"""(variance, df) of the pairs that a whole grid lacks."""
 AS_LARGE = "the margin is as large as the printed number, so nothing at all would count as the same"
 
 
@@ -46,7 +43,7 @@ class ValueClaim:
 class Spread:
     """Variance of D as a function of our n: `s2` of one draw with `df`, seen at `n` replicates of ours.
 
-    `missing`: (variance, df) that pairs of a grid without results add (`difference.GridPart`).
+    `test_sets`: what two draws of the test set add, ours and the paper's; nothing where both have the same images.
     """
 
     s2: float
@@ -54,7 +51,7 @@ class Spread:
     n: int
     stderr: float | None
     paper_n: int | None
-    missing: tuple[float, float] = NONE_MISSING
+    test_sets: float = 0.0
 
     def at(self, n: Numbers) -> tuple[Numbers, Numbers]:
         """(variance, df) with n replicates; df grow in proportion."""
@@ -64,7 +61,7 @@ class Spread:
         else:
             paper_df = self.paper_n - 1 if self.paper_n is not None and self.paper_n > 1 else np.inf
             parts = [(self.s2 / n, df), (self.stderr**2, paper_df)]
-        return combine([*parts, self.missing])
+        return combine([*parts, (self.test_sets, np.inf)])
 
 
 def judge_value(
@@ -76,11 +73,12 @@ def judge_value(
     peers: Sequence[Sample] = (),
     widening: float = 0.0,
     can_reproduce: bool = True,
+    test_sets: float = 0.0,
 ) -> Verdict:
     """Of `planned` replicates, by which the looks end (None: the plan goes on after the last).
 
     `peers` are the experiment's other arms, `widening` what left-out test rows could change; `can_reproduce` as in
-    `judge_equivalence`.
+    `judge_equivalence`.  `test_sets` is the variance of two draws of the test set, where ours isn't the paper's.
     """
     from_minimum = looks_from(rules.looks, rules.minimum if claim.stderr is None else rules.minimum_with_error)
     looks = looks_of_plan(from_minimum, planned)
@@ -91,7 +89,7 @@ def judge_value(
     if len(used.values) < 2:
         return too_many_diverged(n, used.n_diverged, Status.INCONCLUSIVE)
     s2, df = pool(used.values, [peer.among(range(n)).values for peer in peers])
-    spread = Spread(s2=s2, df=df, n=len(used.values), stderr=claim.stderr, paper_n=claim.n)
+    spread = Spread(s2=s2, df=df, n=len(used.values), stderr=claim.stderr, paper_n=claim.n, test_sets=test_sets)
     difference = fmean(used.values) - claim.value
     verdict = judge_equivalence(
         difference,
@@ -127,18 +125,17 @@ def judge_equivalence(
     one.  Then it is `not reproduced` or `undecidable`.
     """
 
-    def halves(of: Spread, replicates: Numbers, within: Numbers, outside: Numbers) -> tuple[Numbers, Numbers]:
-        variance, df = of.at(replicates)
+    def halves(replicates: Numbers, within: Numbers, outside: Numbers) -> tuple[Numbers, Numbers]:
+        variance, df = spread.at(replicates)
         return half_width(variance, df, within) + widening, half_width(variance, df, outside) + widening
 
-    def decides(of: Spread, replicates: Numbers, share: Numbers) -> Numbers:
-        inner, outer = halves(of, replicates, rules.alpha_within * share, rules.alpha_outside / 2 * share)
+    def decides(replicates: Numbers, share: Numbers) -> Numbers:
+        inner, outer = halves(replicates, rules.alpha_within * share, rules.alpha_outside / 2 * share)
         return can_reproduce & is_within(difference, inner, margin) | is_outside(difference, outer, margin)
 
     inner_level = level(looks, n, rules.alpha_within)
     outer_level = level(looks, n, rules.alpha_outside / 2)
-    inner, outer = halves(spread, spread.n, inner_level, outer_level)
-    here = functools.partial(decides, spread)
+    inner, outer = halves(spread.n, inner_level, outer_level)
     expected = None
     if not spread.s2:
         status, reason = Status.INCONCLUSIVE, "the replicates don't differ at all, so their spread is unknown"
@@ -150,12 +147,10 @@ def judge_equivalence(
         status, reason = Status.REPRODUCED, "within"
     elif is_within(difference, inner, margin):
         status, reason = Status.INCONCLUSIVE, "within, but a diverged replicate rules out reproduced"
-    elif can_decide(here, looks):
+    elif can_decide(decides, looks):
         status = Status.INCONCLUSIVE
-        expected = expected_replicates(here, n, looks)
+        expected = expected_replicates(decides, n, looks)
         reason = say_expected(expected, looks)
-    elif can_decide(functools.partial(decides, dataclasses.replace(spread, missing=NONE_MISSING)), looks):
-        status, reason = Status.INCONCLUSIVE, "more pairs are needed"
     elif not can_reproduce:
         status, reason = Status.UNDECIDABLE, AS_LARGE
     else:

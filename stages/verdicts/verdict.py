@@ -127,7 +127,8 @@ class Verdict:
     `low` to `high` at `confidence`.  `n` counts the replicates used, the diverged among them; `replicates_expected` is
     the number at which the present estimate would decide.  `size` judges how large a difference is, apart from its
     sign.  `p_value` is two-sided and not adjusted for other claims.  `spread` is the standard deviation of one
-    replicate that went in, of one difference for a gain.  `share` is the part of α that this look spends.
+    replicate that went in, of one difference for a gain; `stderr` is that of a gain.  `share` is the part of α that
+    this look spends.
     """
 
     status: Status
@@ -141,6 +142,7 @@ class Verdict:
     n_diverged: int = 0
     replicates_expected: int | None = None
     p_value: float | None = None
+    stderr: float | None = None
     size: Verdict | None = None
     prediction: Prediction | None = None
     spread: float | None = None

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from service.app import create_app
 from service.settings import Settings
 from stages.evidence import Divergence, Measurement, ResultLine
-from stages.experiment import Experiment
+from stages.experiment import Arm, Experiment
 from stages.ledger.judging import TIMES
 from stages.ledger.trained import PER_BYTE
 from stages.recording import record
@@ -47,19 +47,27 @@ def trained(experiment: Experiment) -> list[ResultLine]:
     curves = {arm: [[0.5, 0.4, *[1 - value] * 5] for value in row] for arm, row in values.items()}
     kind = params().datasets[experiment.dataset].kind
     return [
-        dataclasses.replace(line, metrics=measured(kind, line.metrics))
+        dataclasses.replace(line, metrics=measured(kind, line.metrics, parameters_of(experiment.arms[line.arm])))
         for line in results(experiment.name, values, curves=curves)
     ]
 
 
-def measured(kind: str, metrics: Sequence[Measurement]) -> tuple[Measurement, ...]:
+def parameters_of(arm: Arm) -> float:
+    """About as many as a network of equal layers has, twice that with biases of their own; two millions of others."""
+    width, depth = arm.model.get("width"), arm.model.get("depth")
+    if width is None or depth is None:
+        return 2e6
+    return float(width**2 * depth * (2 if "DAC" in arm.model["name"] else 1))
+
+
+def measured(kind: str, metrics: Sequence[Measurement], parameters: float) -> tuple[Measurement, ...]:
     """The first of `metrics` under every name that this kind has."""
     first, *rest = metrics
     named = [
         dataclasses.replace(first, metric=name, value=math.log(1 - first.value) if "log" in name else first.value)
         for name in METRICS[kind]
     ]
-    return (*named, *rest, Measurement(metric="parameters", split="none", value=2e6))
+    return (*named, *rest, Measurement(metric="parameters", split="none", value=parameters))
 
 
 def recorded(root: Path, lines_of: Callable[[Experiment], list[ResultLine]] = trained) -> Path:

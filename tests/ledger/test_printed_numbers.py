@@ -15,7 +15,7 @@ from stages.ledger import ClaimLine
 from stages.results import JudgedClaim
 from stages.verdicts import Status
 from tests.ledger.lines import claims, params, results
-from tests.ledger.test_all_trained import judge_all, measured, recorded
+from tests.ledger.test_all_trained import judge_all, measured, parameters_of, recorded
 
 ERRORS = ("min_error", "window_error")
 UNPRINTED = {"fraction": 0.3, "nats": -4.0}  # an error of networks that the paper prints none of
@@ -69,7 +69,7 @@ def as_printed(experiment: Experiment) -> list[ResultLine]:
     def hit(line: ResultLine) -> ResultLine:
         own, draw = known[line.arm], noise[line.arm][line.replicate]
         wanted = {"selected_log_mse": UNPRINTED["nats"] + draw, **{name: value + draw for name, value in own.items()}}
-        metrics = measured(kind, line.metrics)
+        metrics = measured(kind, line.metrics, parameters_of(experiment.arms[line.arm]))
         loss = wanted.get("validation_loss", 1.0 + draw)
         return dataclasses.replace(
             line,
@@ -89,6 +89,8 @@ def test_a_printed_value_is_reproduced(judged: list[JudgedClaim]) -> None:
     values = {row.claim.id: row.verdict.status for row in judged if row.claim.kind == "value"}
     tested = {claim: status for claim, status in values.items() if not status.startswith(Status.NOT_TESTED)}
     assert len(tested) > 70
+    # Two draws of 4,223 test pictures, ours and the paper's, may differ by more than the margin.
+    assert {tested.pop(claim) for claim in list(tested) if claim.startswith("dac.isic.")} == {Status.UNDECIDABLE}
     # Its printed error is as large as the margin.
     assert tested.pop("dac.table2.imagenette.v1.r32.base") == Status.UNDECIDABLE
     assert {claim: status for claim, status in tested.items() if status != Status.REPRODUCED} == {}
@@ -140,7 +142,7 @@ def test_what_is_left_open_is_known(judged: list[JudgedClaim]) -> None:
     others = {
         row.claim.id: row.verdict.status
         for row in judged
-        if row.verdict.basis == "results" and row.claim.kind in ("ratio", "range", "proportion")
+        if row.verdict.basis == "results" and row.claim.kind in ("ratio", "range", "proportion", "uniform")
     }
     open_still = {claim for claim, status in others.items() if status not in (Status.REPRODUCED, Status.SUPPORTED)}
     # Its largest printed loss is a limit; no memory is made up, and no training failed.

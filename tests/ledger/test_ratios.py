@@ -16,7 +16,7 @@ from tests.ledger.lines import claims, params
 CLAIM = claims()["ninformer.text.c10.acc_vs_mixer"]
 TIMES, BASE = 1500, 0.70
 RULES = params().verdicts
-PAIRS = Pairs(proposed=("ninformer",), baseline=("mlp-mixer",), planned=1)
+PAIRS = Pairs(proposed=("ninformer",), baseline=("mlp-mixer",), cells=({},), grid=({},))
 BODY = Body(experiment=params().experiments["ninformer-cifar10"], standing=Standing.DECIDES, share=1.0, arms={})
 
 

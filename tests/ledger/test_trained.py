@@ -291,7 +291,11 @@ def test_a_tables_sentence_and_the_papers_own_count() -> None:
     assert table.family == "ninformer.table2" and len(table.claims) == 9
     held = [claim for claim, holds in zip(table.claims, table.sentence.holds, strict=True) if holds]
     assert held == ["ninformer.rank.mnist.ninformer", "ninformer.rank.mnist.localvit"]
-    assert table.sentence.text == "2 of 9 orders hold (Holm-adjusted, α = 0.05, 6 without enough replicates)."
+    assert (table.sentence.tested, table.sentence.ahead, table.sentence.gain) == (3, 2, None)
+    assert table.sentence.text.startswith("Mean gain over 3 of 9 orders +")
+    assert table.sentence.text.endswith(
+        "They share an arm, so they are one comparison, which has no interval over orders."
+    )
     tally = next(judgement for judgement in judged if judgement.claim.id == "ninformer.rank")
     assert (tally.verdict.status, tally.ours) == (Status.REVERSED, 2), "9 of 9 can't hold with one reversed"
     assert "Claimed: 9 of 9. Ours: 2 supported, 1 reversed, 6 open" in tally.verdict.explanation

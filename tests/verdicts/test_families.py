@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from stages.verdicts import Status, Verdict, judge_table, judge_tally, judge_wins
+from stages.verdicts import Status, Verdict, families, judge_tally, judge_wins
 from tests.verdicts.simulation import RULES
 
 RNG = np.random.default_rng(0)
@@ -29,44 +29,40 @@ def holm(p_values: list[float], alpha: float) -> list[bool]:
     return held
 
 
-def test_table_is_holms_procedure_at_the_level_of_the_look() -> None:
+def test_it_is_holms_procedure_at_the_level_of_the_look() -> None:
     for _ in range(200):
         p_values = list(RNG.uniform(0, 0.03, RNG.integers(1, 9)))
-        sentence = judge_table([order(p) for p in p_values], RULES)
-        assert list(sentence.holds) == holm(p_values, 0.05 * RULES.looks[5])
+        held = families.holm([order(p) for p in p_values], RULES)
+        assert list(held) == holm(p_values, 0.05 * RULES.looks[5])
 
 
 def test_a_hand_worked_table() -> None:
     """Level 0.02 at five replicates: 0.006 against 0.02/3, 0.009 against 0.02/2, then 0.021 against 0.02."""
-    sentence = judge_table([order(0.009), order(0.006), order(0.021)], RULES)
-    assert sentence.holds == (True, True, False)
-    assert sentence.text == "2 of 3 orders hold (Holm-adjusted, α = 0.05)."
+    assert families.holm([order(0.009), order(0.006), order(0.021)], RULES) == (True, True, False)
 
 
 def test_adjusting_only_ever_takes_away() -> None:
     p_values = [0.015, 0.016, 0.017]
-    assert judge_table([order(p) for p in p_values], RULES).holds == (False,) * 3
-    assert all(judge_table([order(p)], RULES).holds == (True,) for p in p_values)
+    assert families.holm([order(p) for p in p_values], RULES) == (False,) * 3
+    assert all(families.holm([order(p)], RULES) == (True,) for p in p_values)
 
 
-def test_untested_and_reversed_orders_count_against_the_table() -> None:
+def test_untested_and_reversed_orders_do_not_hold() -> None:
     orders = [order(1e-6), order(1e-6, status=Status.REVERSED), order(None, status=Status.NOT_TESTED)]
-    sentence = judge_table(orders, RULES)
-    assert (sentence.holds, sentence.tested) == ((True, False, False), 2)
-    assert sentence.text == "1 of 3 orders hold (Holm-adjusted, α = 0.05, 1 without enough replicates)."
+    assert families.holm(orders, RULES) == (True, False, False)
 
 
 def test_each_order_is_held_to_its_own_look() -> None:
     """0.008 is below the share of five replicates and above that of three in a table of two."""
-    assert judge_table([order(0.008), order(0.008)], RULES).holds == (True, True)
-    assert judge_table([order(0.008, n=3), order(0.008, n=3)], RULES).holds == (False, False)
+    assert families.holm([order(0.008), order(0.008)], RULES) == (True, True)
+    assert families.holm([order(0.008, n=3), order(0.008, n=3)], RULES) == (False, False)
 
 
 def test_the_family_errs_with_at_most_alpha() -> None:
     """Eight equal pairs of arms: any order that holds, in either direction, is an error."""
     trials = 4000
     p_values = RNG.uniform(0, 1, (trials, 8))
-    wrong = sum(any(judge_table([order(p) for p in row], RULES).holds) for row in p_values.tolist())
+    wrong = sum(any(families.holm([order(p) for p in row], RULES)) for row in p_values.tolist())
     assert wrong / trials <= 0.05 * RULES.looks[5] + 3 * (0.02 * 0.98 / trials) ** 0.5
 
 
@@ -198,8 +194,3 @@ def test_how_often_a_repetition_reproduces_the_papers_counts() -> None:
 @cache
 def judged_count(ours: int, claimed: int = 15) -> Status:
     return judge_wins(claimed, [*[gain(0.3)] * ours, *[gain(0.3, -1)] * (16 - ours)], RULES, n=5).status
-
-
-def test_a_table_without_any_replicates_says_that_and_no_count() -> None:
-    untested = order(None, status=Status.NOT_TESTED)
-    assert judge_table([untested] * 9, RULES).text == "None of 9 orders has enough replicates yet."

@@ -254,3 +254,16 @@ def test_the_unit_changes_nothing(sample: list, shift: float, factor: float) -> 
     plain = judge(ValueClaim(value=value, margin=0.01), sample)
     scaled = judge(ValueClaim(value=value * factor, margin=0.01 * factor), [one * factor for one in sample])
     assert (plain.status, plain.replicates_expected) == (scaled.status, scaled.replicates_expected)
+
+
+def test_another_test_set_is_drawn_on_both_sides() -> None:
+    """27 % of 4,223 pictures: two draws differ by ± 1.6 points in 90 %, beyond a margin of one, whatever is trained."""
+    error, pictures = 0.2705, 4223
+    sample = Sample.of([error + step for step in (-1e-4, 1e-4, 0.0, 5e-5, -5e-5)])
+    claim = ValueClaim(value=error, margin=0.01)
+    here = judge_value(claim, sample, rules=RULES)
+    drawn = judge_value(claim, sample, rules=RULES, test_sets=2 * error * (1 - error) / pictures)
+    assert (here.status, drawn.status) == (Status.REPRODUCED, Status.UNDECIDABLE)
+    rng = np.random.default_rng(0)
+    apart = rng.binomial(pictures, error, 20_000) - rng.binomial(pictures, error, 20_000)
+    assert np.mean(np.abs(apart / pictures) <= drawn.high) == pytest.approx(drawn.confidence, abs=0.01)
