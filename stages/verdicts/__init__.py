@@ -8,7 +8,15 @@ metric.  Needs NumPy and SciPy only.
 """
 
 from stages.rules import Margins, Rules
-from stages.verdicts.curves import ArmMetric, min_over_epochs, pseudo_values, window_error
+from stages.verdicts.curves import (
+    ARM_METRICS,
+    ArmMetric,
+    NoCurves,
+    arm_metric,
+    min_over_epochs,
+    pseudo_values,
+    window_error,
+)
 from stages.verdicts.difference import GainClaim, GridPart, judge_gain
 from stages.verdicts.families import TableSentence, judge_table, judge_tally, judge_wins
 from stages.verdicts.indicative import Standing, indicate_order, standing
@@ -26,11 +34,13 @@ from stages.verdicts.value import ValueClaim, judge_value
 from stages.verdicts.verdict import DuplicateReplicate, Replicate, Sample, Status, Verdict
 
 __all__ = [
+    "ARM_METRICS",
     "ArmMetric",
     "DuplicateReplicate",
     "GainClaim",
     "GridPart",
     "Margins",
+    "NoCurves",
     "Replicate",
     "Rules",
     "Sample",
@@ -39,6 +49,7 @@ __all__ = [
     "TableSentence",
     "ValueClaim",
     "Verdict",
+    "arm_metric",
     "fisher_p",
     "indicate_order",
     "judge_count",
