@@ -157,7 +157,7 @@ class CheckpointOut(Out):
     provenance: str
     label: str
     dtype: str | None = Field(description="of weights rounded to be kept in git; null for weights as trained")
-    accuracy: float | None = Field(description="ours, of these very weights on the test set")
+    accuracy: float | None = Field(description="of these very weights on the test set of the data they were trained on")
 
 
 class MetricInfoOut(Out):
@@ -176,14 +176,20 @@ class PopulationOut(Out):
 
 
 class EstimateOut(Out):
-    mean: float | None
-    std: float | None
+    """Mean over replicates with its errors, of real data; an epoch that was chosen is in the interval."""
+
+    mean: float
+    std: float | None = Field(description="over replicates; null of a metric that is one number of all folds")
+    stderr: float | None = Field(
+        description="of the mean; of min_error and window_error the paper's own, at the chosen epoch"
+    )
     low: float | None = Field(description="95 % t-interval over replicates")
     high: float | None
     interval_missing: str | None = Field(description="why there is no interval")
     n_replicates: int
     n_diverged: int
     n_test: int | None
+    epoch: int | None = Field(description="the one chosen, of min_error and window_error")
     population: PopulationOut | None
 
 
@@ -192,7 +198,8 @@ class PaperValueOut(Out):
     unit: str | None
     claim: str
     place: str
-    stderr: float | None
+    stderr: float | None = Field(description="where it is printed, as `n` is")
+    n: int | None = Field(description="replicates")
     precision: float | None
     note: str | None
 
@@ -203,6 +210,17 @@ class DifferenceOut(Out):
     value: float
     low: float | None
     high: float | None
+
+
+class GainOut(Out):
+    """How much better the arm is than `against`, better positive, where the paper prints that itself."""
+
+    against: str
+    paper: PaperValueOut
+    ours: float | None = Field(description="null where either arm has no number of ours")
+    low: float | None = Field(description="95 % interval; folds are paired")
+    high: float | None
+    n: int
 
 
 class CostOut(Out):
@@ -246,9 +264,14 @@ class ArmComparisonOut(Out):
     arm: str
     title: str
     role: str
-    ours: EstimateOut
+    ours: EstimateOut | None = Field(description="null where nothing on real data has the metric: see `reason`")
+    reason: str | None = Field(
+        description="why there is no number of ours",
+        examples=["stand-in data: its number says nothing about the claim"],
+    )
     paper: PaperValueOut | None
-    difference: DifferenceOut | None = Field(description="null for stand-in data and for costs")
+    difference: DifferenceOut | None = Field(description="null without ours, and for costs")
+    gain: GainOut | None = Field(description="null where the paper prints no difference of this arm in this metric")
     ratio: RatioOut | None = Field(description="for a cost: what is compared instead of a difference")
     rank_ours: int | None
     rank_paper: int | None
@@ -272,11 +295,16 @@ class ExperimentComparisonOut(Out):
     paper: str
     dataset: str
     metric: MetricInfoOut
+    printed: list[str] = Field(
+        description="metrics of the paper's claims about these arms; unless another is asked for, the first is shown",
+        examples=[["min_error", "window_error"]],
+    )
     profile: str | None
     cut: str | None
     provenance: str | None
     conditions: str | None = Field(description="digest of protocol and data, equal for all arms shown")
     label: str
+    reason: str | None = Field(description="why no arm has a number of ours; null where one has")
     profiles: list[str] = Field(description="profiles with results, the best first")
     arms: list[ArmComparisonOut]
     order: OrderOut
@@ -317,7 +345,7 @@ class ModelOut(Out):
     profile: str
     provenance: str
     label: str
-    our_accuracy: float | None
+    our_accuracy: float | None = Field(description="null for a stand-in, whose number says nothing")
     paper_accuracy: float | None
     paper_claim: str | None
     seconds: float = Field(description="forward pass over all images of the request, decoding apart")

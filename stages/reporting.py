@@ -131,7 +131,6 @@ def verdict_table(paper: str, judged: Sequence[JudgedClaim], families: Sequence[
 
 def as_markdown(comparison: ExperimentComparison) -> str:
     """Heading, label and table of one experiment."""
-    is_stand_in = comparison.provenance == "embedded"
     unit = comparison.metric.unit
     lines = [
         f"## {comparison.title}",
@@ -143,13 +142,12 @@ def as_markdown(comparison: ExperimentComparison) -> str:
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for arm in comparison.arms:
-        ours = _number(arm.ours.mean, unit)
         cells = [
             f"{arm.title} ({arm.role})",
-            _number(arm.paper.value, arm.paper.unit) if arm.paper else NONE,
-            f"*{ours} (stand-in)*" if is_stand_in and arm.ours.mean is not None else ours,
+            _with_error(arm.paper.value, arm.paper.stderr, arm.paper.unit) if arm.paper else NONE,
+            _with_error(arm.ours.mean, arm.ours.stderr, unit) if arm.ours else NONE,
             _interval(arm, unit),
-            f"{arm.ours.n_replicates}" + (f" (+ {arm.ours.n_diverged} diverged)" if arm.ours.n_diverged else ""),
+            _count(arm),
             _difference(arm, unit),
             f"{arm.rank_ours or NONE} / {arm.rank_paper or NONE}",
             NONE if arm.cost.parameters is None else f"{arm.cost.parameters:,}",
@@ -173,8 +171,20 @@ def _number(value: float | None, unit: str | None) -> str:
     return f"{100 * value:.2f} %" if unit == "fraction" else f"{value:.4g} {unit or ''}".strip()
 
 
+def _with_error(value: float, stderr: float | None, unit: str | None) -> str:
+    """One standard error behind ±, where there is one."""
+    return _number(value, unit) + ("" if stderr is None else f" ± {_number(stderr, unit)}")
+
+
+def _count(arm: ArmComparison) -> str:
+    """Replicates that have a number, and those that diverged; without a number the reason."""
+    if arm.ours is None:
+        return arm.reason or NONE
+    return f"{arm.ours.n_replicates}" + (f" (+ {arm.ours.n_diverged} diverged)" if arm.ours.n_diverged else "")
+
+
 def _interval(arm: ArmComparison, unit: str) -> str:
-    if arm.ours.low is None or arm.ours.high is None:
+    if arm.ours is None or arm.ours.low is None or arm.ours.high is None:
         return NONE
     return f"{_number(arm.ours.low, unit)} to {_number(arm.ours.high, unit)}"
 

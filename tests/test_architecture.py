@@ -38,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "ledger": {"run", "finding", "fingerprint", "schema", "rules", "experiment", "evidence", "verdicts"},
     "recording": {
         *("run", "finding", "store", "fingerprint", "experiment", "budget"),
-        *("evidence", "ledger", "results"),
+        *("evidence", "ledger", "results", "verdicts"),
     },
     "reporting": {"store", "recording", "results"},
     "verifying": {

@@ -17,6 +17,7 @@ from stages.evidence import CostLine
 from stages.experiment import Params
 from stages.fingerprint import source_path
 from stages.ledger import ClaimLine, PaperDeviations, Trial, judge_claims
+from stages.recording.arm_metrics import arm_metric_rows
 from stages.recording.ledger_rows import deviation_links, deviation_rows, family_rows, place_rows, plain, verdict_rows
 from stages.recording.sources import FindingLine, Found, Weights
 from stages.run import canonical_json
@@ -53,6 +54,7 @@ class Rows:
             self.experiments(),
             self.arms(),
             self.results(),
+            arm_metric_rows(item for item in self.found if item.identity in self.selected),
             self.checkpoints(),
             [self.claim(number, claim) for number, claim in enumerate(self.claims)],
             verdict_rows(self.judgements, self.sentences, self.params.verdicts.digest()),

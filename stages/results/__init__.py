@@ -33,8 +33,6 @@ from stages.results.database import (
     open_results,
 )
 from stages.results.estimates import (
-    METRICS,
-    SHOWN_METRICS,
     ArmComparison,
     ExperimentComparison,
     describe_fidelity,
@@ -43,11 +41,13 @@ from stages.results.estimates import (
     wilson_interval,
 )
 from stages.results.ledger_tables import ClaimDeviation, ClaimExperiment, Deviation, Family, Verdict, VerdictRun
+from stages.results.metrics import METRICS, SHOWN_METRICS
 from stages.results.pairs import PairGain
 from stages.results.table import as_csv, no_formula
 from stages.results.tables import (
     SCHEMA_VERSION,
     Arm,
+    ArmMetric,
     Array,
     Base,
     Checkpoint,
@@ -70,6 +70,7 @@ __all__ = [
     "SHOWN_METRICS",
     "Arm",
     "ArmComparison",
+    "ArmMetric",
     "Array",
     "Base",
     "Checkpoint",
