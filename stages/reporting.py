@@ -30,9 +30,10 @@ NONE = "–"
 DOCS_HEAD = """# Results
 
 Written by `make report` from the committed evidence (`data/evidence/`) alone: the same bytes on every machine.
-Ours is the mean over n replicates; intervals are Student's t, 95 %. Accuracy is on all official test images unless a
-table says how many are left out. A time ratio stands where both models' times were published at one revision, and
-taken on one kind of machine in one way.
+Each table is in the metric that its paper prints. Ours is the mean over n replicates; ± is one standard error,
+intervals are Student's t, 95 %. A metric that chooses an epoch on all folds has the paper's own standard error, at that
+epoch. Accuracy is on all official test images unless a table says how many are left out. A time ratio stands where both
+models' times were published at one revision, and taken on one kind of machine in one way.
 A label says how a run was cut by the plan of the day it was published.
 How a verdict is reached: [verdicts.md](verdicts.md). Claims that need no training: [findings.md](findings.md).
 """
@@ -156,7 +157,7 @@ def as_markdown(comparison: ExperimentComparison) -> str:
             NONE if arm.cost.paper_latency_ratio is None else f"{arm.cost.paper_latency_ratio:.2f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *_method(comparison), *_runs(comparison)]) + "\n"
+    return "\n".join([*lines, "", *_missing(comparison), *_method(comparison), *_runs(comparison)]) + "\n"
 
 
 def _order(comparison: ExperimentComparison) -> str:
@@ -173,13 +174,16 @@ def _number(value: float | None, unit: str | None) -> str:
 
 def _with_error(value: float, stderr: float | None, unit: str | None) -> str:
     """One standard error behind ±, where there is one."""
-    return _number(value, unit) + ("" if stderr is None else f" ± {_number(stderr, unit)}")
+    shown = _number(value, unit)
+    if stderr is None:
+        return shown
+    return f"{shown} ± {_number(stderr, unit) if unit == 'fraction' else f'{stderr:.2g}'}"
 
 
 def _count(arm: ArmComparison) -> str:
-    """Replicates that have a number, and those that diverged; without a number the reason."""
+    """Replicates that have a number, and those that diverged."""
     if arm.ours is None:
-        return arm.reason or NONE
+        return "0"
     return f"{arm.ours.n_replicates}" + (f" (+ {arm.ours.n_diverged} diverged)" if arm.ours.n_diverged else "")
 
 
@@ -194,6 +198,15 @@ def _difference(arm: ArmComparison, unit: str) -> str:
         return NONE
     value = arm.difference.value
     return f"{100 * value:+.2f} pp" if unit == "fraction" else f"{value:+.4g}"
+
+
+def _missing(comparison: ExperimentComparison) -> list[str]:
+    """Which arms have no number of ours, and why; where nothing real was trained the label says it."""
+    without: dict[str, list[str]] = {}
+    for arm in comparison.arms if comparison.is_real else ():
+        if arm.reason:
+            without.setdefault(arm.reason, []).append(arm.title)
+    return [f"No number of ours: {'; '.join(titles)}: {reason}.\n" for reason, titles in without.items()]
 
 
 def _method(comparison: ExperimentComparison) -> list[str]:

@@ -86,7 +86,11 @@ def test_a_lowest_error_stands_beside_the_printed_one_each_with_its_error(sessio
         assert arm.difference.value == pytest.approx(by_hand.value - arm.paper.value)
     base = arms["resnet20-v1"].paper
     assert base is not None and (base.value, base.stderr) == (0.3350, 0.0016)
+    ranks = {name: (arms[name].rank_ours, arms[name].rank_paper) for name in TABLE1}
+    assert [rank for _, rank in ranks.values()] == [2, 1], "of the two that were trained"
+    assert sorted(rank or 0 for rank, _ in ranks.values()) == [1, 2]
     other = arms["resnet56-v1"]
+    assert (other.rank_ours, other.rank_paper) == (None, None)
     assert (other.ours, other.reason) == (None, "not trained under the conditions that are shown")
 
 

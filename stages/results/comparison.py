@@ -121,8 +121,8 @@ def _compare_experiment(
     first = group[0] if group else None
     metric = next((item for item in metrics if any(_holds(result, item) for result in group)), metrics[0])
     shown = {result.arm for result in group} | {arm for _, name, arm in facts.claims if name == experiment.name}
-    for (_, name, arm), claim in facts.gains.items():
-        shown |= {arm, str(claim.baseline_arm)} if name == experiment.name else set()
+    for (name, where, arm), claim in facts.gains.items():
+        shown |= {arm, str(claim.baseline_arm)} if (name, where) == (metric.name, experiment.name) else set()
     by_arm = defaultdict(list)
     for result in group:
         by_arm[result.arm].append(result)
@@ -132,7 +132,7 @@ def _compare_experiment(
         # What wasn't trained and has no printed number is no gap in a table.
         if arm.name in shown or (not group and arm.role in _PAIR)
     ]
-    arms, order = _rank(arms, metric, is_stand_in=first is None or first.provenance == "embedded")
+    arms, order = _rank(arms, metric)
     label = fidelity_of(first)
     compared = [arm.name for arm in experiment.arms if arm.role in _PAIR]
     trained = sum(name in by_arm for name in compared)
@@ -186,11 +186,11 @@ def _compare_arm(
 ) -> ArmComparison:
     mine, theirs = by_arm.get(arm.name, ()), by_arm.get(arm.against or "", ())
     is_cost = metric.split is None
-    is_stand_in = any(result.provenance == "embedded" for result in mine)
-    ours = None if is_stand_in else estimate(mine, metric, facts)
+    real = _real(mine)
+    ours = estimate(real, metric, facts)
     paper = _printed(facts.claims.get((metric.name, experiment.name, arm.name)))
     cost_ratio, time_ratio = (
-        None if is_stand_in else _ratio(experiment.name, arm.name, arm.against, mine, theirs, facts, info)
+        _ratio(experiment.name, arm.name, arm.against, real, _real(theirs), facts, info)
         for info in (metric, METRICS["inference_time"])
     )
     return ArmComparison(
@@ -212,6 +212,11 @@ def _compare_arm(
         changed_code=tuple(sorted({name for result in mine for name in result.changed_code})),
         verdicts=facts.verdicts.get((experiment.name, arm.name), ()),
     )
+
+
+def _real(results: Sequence[ComparedRun]) -> list[ComparedRun]:
+    """Those on real data: a stand-in's number is none of ours."""
+    return [result for result in results if result.provenance != "embedded"]
 
 
 def _holds(result: ComparedRun, metric: MetricInfo) -> bool:
@@ -255,10 +260,7 @@ def _gain(
     paper = _printed(claim)
     if claim is None or claim.baseline_arm is None or paper is None:
         return None
-    sides = [
-        [result for result in by_arm.get(name, ()) if result.provenance != "embedded"]
-        for name in (arm.name, claim.baseline_arm)
-    ]
+    sides = (_real(by_arm.get(name, ())) for name in (arm.name, claim.baseline_arm))
     ours, theirs = (values_of(side, metric, facts) for side in sides)
     better: Literal["higher", "lower"] = "higher" if metric.better == "higher" else "lower"
     is_folded = experiment.protocol["split"]["kind"] == "folds"
@@ -341,17 +343,22 @@ def _cost(mine: Sequence[ComparedRun], latency: Ratio | None, facts: Facts) -> C
     )
 
 
-def _rank(arms: Sequence[ArmComparison], metric: MetricInfo, *, is_stand_in: bool) -> tuple[list[ArmComparison], Order]:
-    """Ranks from 1 (best) among the arms of the paper's table, equal values sharing the better; stand-ins get none."""
+def _rank(arms: Sequence[ArmComparison], metric: MetricInfo) -> tuple[list[ArmComparison], Order]:
+    """Ranks from 1 (best) among the arms of the paper's table that both sides have, equal values sharing the better.
+
+    Where the paper has none, among ours.
+    """
     sign = -1 if metric.better == "higher" else 1
     table = [arm for arm in arms if arm.role in _PAIR or arm.paper is not None]
     ours = {arm.arm: sign * arm.ours.mean for arm in table if arm.ours is not None}
     paper = {arm.arm: sign * arm.paper.value for arm in arms if arm.paper is not None}
     order_ours, order_paper = (tuple(sorted(side, key=lambda name: side[name])) for side in (ours, paper))
     is_complete = len(ours) == len(paper) == len(table) > 1
-    rank_paper = {} if is_stand_in else paper
+    sides = [
+        {name: side[name] for name in side if name in ours and (name in paper or not paper)} for side in (ours, paper)
+    ]
     ranked = [
-        replace(arm, rank_ours=_position(ours, arm.arm), rank_paper=_position(rank_paper, arm.arm)) for arm in arms
+        replace(arm, rank_ours=_position(sides[0], arm.arm), rank_paper=_position(sides[1], arm.arm)) for arm in arms
     ]
     # a cost is another one on every machine: the paper's order of times says nothing about ours
     agrees = (order_ours == order_paper) if is_complete and metric.split is not None else None
