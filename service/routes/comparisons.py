@@ -7,9 +7,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from service.comparing import Compare, Question
+from service.comparison_schemas import ComparisonOut, ExperimentComparisonOut
 from service.errors import declared
 from service.routes.catalogue import DatasetFilter, PaperFilter, ProvenanceFilter
-from service.schemas import ComparisonOut, ExperimentComparisonOut
 from service.strict import StrictRoute
 from service.tabular import CSV_TOO, ListFormat, csv_response
 from stages.results import as_csv
