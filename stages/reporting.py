@@ -157,7 +157,10 @@ def as_markdown(comparison: ExperimentComparison) -> str:
             NONE if arm.cost.paper_latency_ratio is None else f"{arm.cost.paper_latency_ratio:.2f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *_missing(comparison), *_method(comparison), *_runs(comparison)]) + "\n"
+    return (
+        "\n".join([*lines, "", *_gains(comparison), *_missing(comparison), *_method(comparison), *_runs(comparison)])
+        + "\n"
+    )
 
 
 def _order(comparison: ExperimentComparison) -> str:
@@ -196,8 +199,30 @@ def _interval(arm: ArmComparison, unit: str) -> str:
 def _difference(arm: ArmComparison, unit: str) -> str:
     if arm.difference is None:
         return NONE
-    value = arm.difference.value
+    return _points(arm.difference.value, unit)
+
+
+def _points(value: float, unit: str | None) -> str:
+    """A difference with its sign."""
     return f"{100 * value:+.2f} pp" if unit == "fraction" else f"{value:+.4g}"
+
+
+def _gains(comparison: ExperimentComparison) -> list[str]:
+    """Differences between two models that the paper prints, and ours."""
+    titles = {arm.arm: arm.title for arm in comparison.arms}
+    lines = []
+    for arm in comparison.arms:
+        gain = arm.gain
+        if gain is None or gain.ours is None:
+            continue
+        paper = _points(gain.paper.value, gain.paper.unit)
+        if gain.paper.stderr is not None:
+            paper += f" ± {_points(gain.paper.stderr, gain.paper.unit).removeprefix('+')}"
+        ours = f"{_points(gain.ours, gain.paper.unit)} (n = {gain.n}"
+        if gain.low is not None and gain.high is not None:
+            ours += f", {_points(gain.low, gain.paper.unit)} to {_points(gain.high, gain.paper.unit)}"
+        lines.append(f"{arm.title} over {titles[gain.against]}, better positive: the paper {paper}, ours {ours}).\n")
+    return lines
 
 
 def _missing(comparison: ExperimentComparison) -> list[str]:
