@@ -12,11 +12,13 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 from sqlalchemy import Table
 
 from stages.recording import record
 from stages.results import Base
+from stages.verdicts import ARM_METRICS
 
 SELECTED_RUNS, TIMES, EPOCHS = 1400, 100, 25
 METRICS = ("accuracy", "best_epoch_accuracy", "calibration_error", "loss", "selected_log_mse", "perplexity")
@@ -45,7 +47,7 @@ def build(place: Path, *, times: int = TIMES) -> int:
     with sqlite3.connect(place) as connection:
         connection.execute("PRAGMA journal_mode = OFF")
         connection.execute("PRAGMA synchronous = OFF")
-        for table in ("verdict_runs", "checkpoints", "arrays", "costs", "epochs", "metrics", "results"):
+        for table in ("verdict_runs", "checkpoints", "arrays", "costs", "epochs", "metrics", "arm_metrics", "results"):
             connection.execute(f"DELETE FROM {table}")
         query = (
             "SELECT arms.experiment, arms.name FROM arms JOIN experiments e ON e.name = experiment ORDER BY e.position"
@@ -58,6 +60,7 @@ def build(place: Path, *, times: int = TIMES) -> int:
         ]
         _fill(connection, "results", map(_result, planned))
         _fill(connection, "metrics", (row for item in planned for row in _metrics(item)))
+        _fill(connection, "arm_metrics", _arm_metrics(planned))
         _fill(connection, "epochs", (row for item in planned for row in _epochs(item)))
         _fill(connection, "costs", map(_cost, planned))
         _fill(connection, "checkpoints", (_checkpoint(item) for item in planned if item.time == 0))
@@ -132,6 +135,27 @@ def _epochs(item: Planned) -> Iterator[dict[str, object]]:
             "test_loss": 2.3 * math.exp(-epoch / 6) + 0.3,
             "test_accuracy": 0.95 * item.quality * rise,
         }
+
+
+def _arm_metrics(planned: Iterable[Planned]) -> Iterator[dict[str, object]]:
+    """Of the compared results of each arm."""
+    arms: dict[tuple[str, str], list[Planned]] = {}
+    for item in planned:
+        if item.time == 0:
+            arms.setdefault((item.experiment, item.arm), []).append(item)
+    for (experiment, arm), items in arms.items():
+        for metric in ARM_METRICS:
+            yield {
+                "experiment": experiment,
+                "arm": arm,
+                "profile": PROFILES[0],
+                "conditions": f"{experiment} {PROFILES[0]}",
+                "metric": metric,
+                "value": fmean(item.quality for item in items),
+                "stderr": 0.01,
+                "epoch": EPOCHS,
+                "shares": json.dumps([[item.replicate, item.quality] for item in items]),
+            }
 
 
 def _cost(item: Planned) -> dict[str, object]:

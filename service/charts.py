@@ -21,7 +21,7 @@ def comparison_chart(comparison: ExperimentComparison) -> dict[str, Any] | None:
     for arm in comparison.arms:
         if arm.paper is not None and arm.paper.unit == comparison.metric.unit:
             rows.append({"arm": arm.title, "side": "paper", "value": scale * arm.paper.value})
-        if arm.ours.mean is not None and comparison.provenance != "embedded":
+        if arm.ours is not None:
             row = {"arm": arm.title, "side": "ours", "value": scale * arm.ours.mean}
             if arm.ours.low is not None and arm.ours.high is not None:
                 row |= {"low": scale * arm.ours.low, "high": scale * arm.ours.high}
@@ -78,7 +78,7 @@ def cost_chart(comparison: ExperimentComparison, cost: str) -> dict[str, Any] | 
     rows = []
     for arm in comparison.arms:
         spent = getattr(arm.cost, cost)
-        if spent is None or arm.ours.mean is None:
+        if spent is None or arm.ours is None:
             continue
         row = {"model": arm.title, "role": arm.role, "cost": spent, "value": scale * arm.ours.mean}
         if arm.ours.low is not None and arm.ours.high is not None:

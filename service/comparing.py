@@ -6,15 +6,17 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import Depends, Request
 from sqlalchemy.orm import Session
 
 from service.dependencies import ResultsSession, parts_of
-from stages.results import ExperimentComparison, compare
+from stages.results import METRICS, SHOWN_METRICS, ExperimentComparison, compare
 
 MAX_REMEMBERED = 64
+Provenance = Literal["embedded", "subset", "full"]
+"""Of the data behind a result: stand-ins, part of the official data, or all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +27,7 @@ class Question:
     paper: str | None = None
     profile: str | None = None
     metric: str | None = None
+    provenance: Provenance | None = None
 
 
 class Comparisons:
@@ -58,12 +61,20 @@ class Comparisons:
 
 def real_first(comparisons: Sequence[ExperimentComparison]) -> list[ExperimentComparison]:
     """Experiments in their order, those measured on real data before stand-ins and those not run."""
-    return sorted(comparisons, key=lambda comparison: comparison.provenance in (None, "embedded"))
+    return sorted(comparisons, key=lambda comparison: not comparison.is_real)
 
 
 def first_of_each_dataset(comparisons: Sequence[ExperimentComparison]) -> dict[str, ExperimentComparison]:
     """By data set, the one that `real_first` has first."""
     return {comparison.dataset: comparison for comparison in reversed(real_first(comparisons))}
+
+
+def metrics_of(comparison: ExperimentComparison, kind: str) -> dict[str, str]:
+    """Titles of the metrics to choose from: those that the paper prints, then those that its kind of data has."""
+    names = [*comparison.printed, *SHOWN_METRICS[kind]]
+    if comparison.metric.name not in names:
+        names.append(comparison.metric.name)
+    return {name: METRICS[name].title for name in names}
 
 
 def _answering(request: Request, session: ResultsSession) -> Callable[[Question], list[ExperimentComparison]]:

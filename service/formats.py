@@ -94,10 +94,17 @@ def value_in(unit: str, write: Callable[[float], str] = plain) -> Callable[[floa
     return known.get(unit, lambda number: NONE if number is None else f"{write(number)}{suffix}")
 
 
+def span(low: float, high: float, unit: str) -> str:
+    """Both ends of an interval, a percent sign once: 96.47 to 97.97 %"""
+    write = value_in(unit)
+    return f"{write(low).removesuffix(' %')} to {write(high)}"
+
+
 def install(environment: Environment) -> None:
     """All of the above as filters."""
     for function in (percent, points, count, flops, memory, energy, duration, ratio, plain):
         environment.filters[function.__name__] = function
     environment.filters["zip"] = zip
+    environment.globals["span"] = span
     environment.filters["in_unit"] = lambda number, unit: value_in(unit or "")(number)
     environment.trim_blocks = environment.lstrip_blocks = True

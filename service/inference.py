@@ -140,7 +140,7 @@ def _model(answerer: Answerer, seconds: float) -> ModelOut:
         profile=answerer.profile,
         provenance=answerer.provenance,
         label=answerer.label,
-        our_accuracy=answerer.accuracy,
+        our_accuracy=None if answerer.is_stand_in else answerer.accuracy,
         paper_accuracy=answerer.paper_accuracy,
         paper_claim=answerer.paper_claim,
         seconds=seconds,

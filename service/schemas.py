@@ -168,133 +168,7 @@ class CheckpointOut(Out):
     provenance: str
     label: str
     dtype: str | None = Field(description="of weights rounded to be kept in git; null for weights as trained")
-    accuracy: float | None = Field(description="ours, of these very weights on the test set")
-
-
-class MetricInfoOut(Out):
-    name: str
-    title: str
-    unit: str
-    better: str
-
-
-class PopulationOut(Out):
-    """Wilson's 95 % interval over test images; decides nothing."""
-
-    low: float
-    high: float
-    n_test: int
-
-
-class EstimateOut(Out):
-    mean: float | None
-    std: float | None
-    low: float | None = Field(description="95 % t-interval over replicates")
-    high: float | None
-    interval_missing: str | None = Field(description="why there is no interval")
-    n_replicates: int
-    n_diverged: int
-    n_test: int | None
-    population: PopulationOut | None
-
-
-class PaperValueOut(Out):
-    value: float
-    unit: str | None
-    claim: str
-    place: str
-    stderr: float | None
-    precision: float | None
-    note: str | None
-
-
-class DifferenceOut(Out):
-    """Ours − paper."""
-
-    value: float
-    low: float | None
-    high: float | None
-
-
-class CostOut(Out):
-    train_seconds: float | None
-    parameters: int | None
-    flops_per_image: float | None
-    peak_memory_bytes: int | None
-    latency_seconds_per_sample: float | None
-    latency_batch_size: int | None
-    latency_warmup: int | None
-    latency_repeats: int | None
-    latency_device: str | None
-    latency_threads: int | None
-    latency_method: str | None = Field(description="how it was timed, in words")
-    latency_ratio: float | None = Field(
-        description="to latency_baseline, if both were published at one revision and timed alike"
-    )
-    paper_latency_ratio: float | None = Field(description="the paper's, to the same baseline")
-    latency_baseline: str | None
-
-
-class RatioOut(Out):
-    """A cost over the baseline arm's: on our machine, and on the paper's."""
-
-    baseline: str
-    ours: float | None
-    paper: float | None
-
-
-class ArmVerdictOut(Out):
-    """The verdict on a claim about an arm."""
-
-    claim: str = Field(examples=["ninformer.table2.c100.vit"])
-    kind: str
-    metric: str = Field(description="the one that the paper prints")
-    status: str = Field(examples=["reproduced"])
-    explanation: str
-
-
-class ArmComparisonOut(Out):
-    arm: str
-    title: str
-    role: str
-    ours: EstimateOut
-    paper: PaperValueOut | None
-    difference: DifferenceOut | None = Field(description="null for stand-in data and for costs")
-    ratio: RatioOut | None = Field(description="for a cost: what is compared instead of a difference")
-    rank_ours: int | None
-    rank_paper: int | None
-    cost: CostOut
-    checkpoints: list[str]
-    run_keys: list[str]
-    sources: list[str]
-    changed_code: list[str] = Field(description="modules that have changed since these results were measured")
-    verdicts: list[ArmVerdictOut] = Field(description="of the paper's claims about this arm")
-
-
-class OrderOut(Out):
-    ours: list[str]
-    paper: list[str]
-    agrees: bool | None = Field(description="null for costs, and where an arm is missing")
-
-
-class ExperimentComparisonOut(Out):
-    experiment: str
-    title: str
-    paper: str
-    dataset: str
-    metric: MetricInfoOut
-    profile: str | None
-    cut: str | None
-    provenance: str | None
-    conditions: str | None = Field(description="digest of protocol and data, equal for all arms shown")
-    label: str
-    profiles: list[str] = Field(description="profiles with results, the best first")
-    arms: list[ArmComparisonOut]
-    order: OrderOut
-
-
-class ComparisonOut(Out):
-    comparisons: list[ExperimentComparisonOut]
+    accuracy: float | None = Field(description="of these very weights on the test set of the data they were trained on")
 
 
 class ClassOut(Out):
@@ -328,7 +202,7 @@ class ModelOut(Out):
     profile: str
     provenance: str
     label: str
-    our_accuracy: float | None
+    our_accuracy: float | None = Field(description="null for a stand-in, whose number says nothing")
     paper_accuracy: float | None
     paper_claim: str | None
     seconds: float = Field(description="forward pass over all images of the request, decoding apart")

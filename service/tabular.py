@@ -58,7 +58,7 @@ def columns_of(kind: type[BaseModel], prefix: str = "") -> list[str]:
     columns = []
     for name, field in kind.model_fields.items():
         if get_args(field.annotation) == (MetricOut,):
-            columns += [info.name for info in METRICS.values() if info.split is not None]
+            columns += [info.name for info in METRICS.values() if info.split is not None and not info.of_arm]
         elif inner := _object(field.annotation):
             columns += columns_of(inner, f"{prefix}{name}.")
         else:

@@ -29,7 +29,6 @@ _WORDS = {
     "min(model.depth)": "Smallest depth",
     "min(model.width)": "Smallest width",
     "min(parameters)": "Fewest parameters",
-    "min_error": "Lowest test error of any epoch",
     "min_log_mse": "Log of the test mean squared error, its least of any epoch",
     "model.channel_dim": "Hidden width of channel mixing",
     "model.channels": "Hidden channels of the feed-forward",
@@ -55,8 +54,6 @@ _WORDS = {
     "protocol.split.test": "Share for testing",
     "protocol.split.train": "Share for training",
     "protocol.split.val": "Share for validation",
-    "train_tokens_per_second": "Tokens per second in training",
-    "window_error": "Test error around the best validation epoch",
 }
 """What is compared nowhere and whose own name is no phrase."""
 

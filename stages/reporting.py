@@ -30,9 +30,10 @@ NONE = "–"
 DOCS_HEAD = """# Results
 
 Written by `make report` from the committed evidence (`data/evidence/`) alone: the same bytes on every machine.
-Ours is the mean over n replicates; intervals are Student's t, 95 %. Accuracy is on all official test images unless a
-table says how many are left out. A time ratio stands where both models' times were published at one revision, and
-taken on one kind of machine in one way.
+Each table is in the metric that its paper prints. Ours is the mean over n replicates; ± is one standard error,
+intervals are Student's t, 95 %. A metric that chooses an epoch on all folds has the paper's own standard error, at that
+epoch. Accuracy is on all official test images unless a table says how many are left out. A time ratio stands where both
+models' times were published at one revision, and taken on one kind of machine in one way.
 A label says how a run was cut by the plan of the day it was published.
 How a verdict is reached: [verdicts.md](verdicts.md). Claims that need no training: [findings.md](findings.md).
 """
@@ -140,7 +141,6 @@ def verdict_table(paper: str, judged: Sequence[JudgedClaim], families: Sequence[
 
 def as_markdown(comparison: ExperimentComparison) -> str:
     """Heading, label and table of one experiment."""
-    is_stand_in = comparison.provenance == "embedded"
     unit = comparison.metric.unit
     lines = [
         f"## {comparison.title}",
@@ -152,13 +152,12 @@ def as_markdown(comparison: ExperimentComparison) -> str:
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for arm in comparison.arms:
-        ours = _number(arm.ours.mean, unit)
         cells = [
             f"{arm.title} ({arm.role})",
-            _number(arm.paper.value, arm.paper.unit) if arm.paper else NONE,
-            f"*{ours} (stand-in)*" if is_stand_in and arm.ours.mean is not None else ours,
+            _with_error(arm.paper.value, arm.paper.stderr, arm.paper.unit) if arm.paper else NONE,
+            _with_error(arm.ours.mean, arm.ours.stderr, unit) if arm.ours else NONE,
             _interval(arm, unit),
-            f"{arm.ours.n_replicates}" + (f" (+ {arm.ours.n_diverged} diverged)" if arm.ours.n_diverged else ""),
+            _count(arm),
             _difference(arm, unit),
             f"{arm.rank_ours or NONE} / {arm.rank_paper or NONE}",
             NONE if arm.cost.parameters is None else f"{arm.cost.parameters:,}",
@@ -167,7 +166,10 @@ def as_markdown(comparison: ExperimentComparison) -> str:
             NONE if arm.cost.paper_latency_ratio is None else f"{arm.cost.paper_latency_ratio:.2f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *_method(comparison), *_runs(comparison)]) + "\n"
+    return (
+        "\n".join([*lines, "", *_gains(comparison), *_missing(comparison), *_method(comparison), *_runs(comparison)])
+        + "\n"
+    )
 
 
 def _order(comparison: ExperimentComparison) -> str:
@@ -182,8 +184,23 @@ def _number(value: float | None, unit: str | None) -> str:
     return f"{100 * value:.2f} %" if unit == "fraction" else f"{value:.4g} {unit or ''}".strip()
 
 
+def _with_error(value: float, stderr: float | None, unit: str | None) -> str:
+    """One standard error behind ±, where there is one."""
+    shown = _number(value, unit)
+    if stderr is None:
+        return shown
+    return f"{shown} ± {_number(stderr, unit) if unit == 'fraction' else f'{stderr:.2g}'}"
+
+
+def _count(arm: ArmComparison) -> str:
+    """Replicates that have a number, and those that diverged."""
+    if arm.ours is None:
+        return "0"
+    return f"{arm.ours.n_replicates}" + (f" (+ {arm.ours.n_diverged} diverged)" if arm.ours.n_diverged else "")
+
+
 def _interval(arm: ArmComparison, unit: str) -> str:
-    if arm.ours.low is None or arm.ours.high is None:
+    if arm.ours is None or arm.ours.low is None or arm.ours.high is None:
         return NONE
     return f"{_number(arm.ours.low, unit)} to {_number(arm.ours.high, unit)}"
 
@@ -191,8 +208,39 @@ def _interval(arm: ArmComparison, unit: str) -> str:
 def _difference(arm: ArmComparison, unit: str) -> str:
     if arm.difference is None:
         return NONE
-    value = arm.difference.value
+    return _points(arm.difference.value, unit)
+
+
+def _points(value: float, unit: str | None) -> str:
+    """A difference with its sign."""
     return f"{100 * value:+.2f} pp" if unit == "fraction" else f"{value:+.4g}"
+
+
+def _gains(comparison: ExperimentComparison) -> list[str]:
+    """Differences between two models that the paper prints, and ours."""
+    titles = {arm.arm: arm.title for arm in comparison.arms}
+    lines = []
+    for arm in comparison.arms:
+        gain = arm.gain
+        if gain is None or gain.ours is None:
+            continue
+        paper = _points(gain.paper.value, gain.paper.unit)
+        if gain.paper.stderr is not None:
+            paper += f" ± {_points(gain.paper.stderr, gain.paper.unit).removeprefix('+')}"
+        ours = f"{_points(gain.ours, gain.paper.unit)} (n = {gain.n}"
+        if gain.low is not None and gain.high is not None:
+            ours += f", {_points(gain.low, gain.paper.unit)} to {_points(gain.high, gain.paper.unit)}"
+        lines.append(f"{arm.title} over {titles[gain.against]}, better positive: the paper {paper}, ours {ours}).\n")
+    return lines
+
+
+def _missing(comparison: ExperimentComparison) -> list[str]:
+    """Which arms have no number of ours, and why; where nothing real was trained the label says it."""
+    without: dict[str, list[str]] = {}
+    for arm in comparison.arms if comparison.is_real else ():
+        if arm.reason:
+            without.setdefault(arm.reason, []).append(arm.title)
+    return [f"No number of ours: {'; '.join(titles)}: {reason}.\n" for reason, titles in without.items()]
 
 
 def _method(comparison: ExperimentComparison) -> list[str]:

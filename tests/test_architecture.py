@@ -41,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "ledger": {"run", "finding", "fingerprint", "schema", "rules", "experiment", "evidence", "verdicts"},
     "recording": {
         *("run", "finding", "store", "fingerprint", "experiment", "budget"),
-        *("evidence", "rules", "ledger", "results"),
+        *("evidence", "rules", "ledger", "results", "verdicts"),
     },
     "reporting": {"store", "recording", "results"},
     "verifying": {

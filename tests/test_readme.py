@@ -27,11 +27,11 @@ def comparisons(published: str) -> list[ExperimentComparison]:
 
 
 def table_rows(comparisons: list[ExperimentComparison]) -> list[str]:
-    """The README's table, from evidence."""
+    """The README's table of NiNformer, from evidence."""
     rows = []
-    for comparison in comparisons:
+    for comparison in (item for item in comparisons if item.paper == "ninformer"):
         for arm in comparison.arms:
-            if arm.ours.mean is not None and arm.paper is not None:
+            if arm.ours is not None and arm.paper is not None:
                 data = comparison.title.rsplit(", ", 1)[1]
                 rows.append(f"| {data} | {arm.title} | {100 * arm.paper.value:.2f} % | {100 * arm.ours.mean:.2f} % |")
     return rows

@@ -96,17 +96,34 @@ def test_the_best_evidence_comes_first_and_a_profile_can_be_pinned(root: Path) -
     assert (pinned.profile, pinned.provenance) == ("smoke", "embedded")
     missing = only(root, dataset="cifar100", profile="paper")
     assert (missing.profile, missing.label) == (None, "not run yet")
-    assert [arm.ours.mean for arm in missing.arms] == [None] * 4
+    assert [(arm.ours, arm.reason) for arm in missing.arms] == [(None, "not run yet under the profile paper")] * 4
     assert [arm.paper.value for arm in missing.arms if arm.paper] == [0.3487, 0.3916, 0.4161, 0.5378]
 
 
-def test_a_stand_in_has_a_number_but_no_difference_rank_or_population(root: Path) -> None:
-    comparison = only(root, dataset="cifar10")
+@pytest.mark.parametrize("metric", ["accuracy", "loss", "parameters", "inference_time", "min_error"])
+def test_a_stand_in_s_number_is_none_of_ours_in_any_metric(root: Path, metric: str) -> None:
+    comparison = only(root, dataset="cifar10", metric=metric)
     assert comparison.label.startswith("stand-in data: shows that the pipeline runs, says nothing about the claim")
     assert comparison.order.ours == () and comparison.order.agrees is None
+    assert comparison.reason == "stand-in data: its number says nothing about the claim"
     for arm in comparison.arms:
-        assert arm.ours.mean is not None
-        assert (arm.difference, arm.rank_ours, arm.rank_paper, arm.ours.population) == (None, None, None, None)
+        assert arm.run_keys, "its runs have numbers of their own"
+        assert (arm.ours, arm.reason) == (None, comparison.reason)
+        assert (arm.difference, arm.rank_ours, arm.rank_paper) == (None, None, None)
+        assert arm.ratio is None or arm.ratio.ours is None
+        assert (arm.cost.latency_ratio, arm.cost.parameters) == (None, 2_143_588)
+
+
+def test_a_provenance_can_be_asked_for(root: Path) -> None:
+    best = only(root, dataset="cifar100", provenance="subset")
+    assert (best.profile, best.provenance) == ("quick", "subset") and best.arms[0].ours is not None
+    stand_in = only(root, dataset="cifar100", provenance="embedded")
+    assert (stand_in.profile, stand_in.provenance, stand_in.arms[0].ours) == ("smoke", "embedded", None)
+    none = only(root, dataset="cifar100", provenance="full")
+    assert (none.profile, none.label, none.reason) == (None, "not run yet", "not run yet on data of provenance full")
+    assert [arm.paper.value for arm in none.arms if arm.paper] == [0.3487, 0.3916, 0.4161, 0.5378]
+    both = only(root, dataset="cifar100", profile="quick", provenance="full")
+    assert both.reason == "not run yet under the profile quick on data of provenance full"
 
 
 def test_latency_is_compared_with_the_first_baseline_on_the_same_device(root: Path) -> None:
@@ -170,9 +187,9 @@ def test_results_under_other_conditions_never_share_a_table(tmp_path: Path) -> N
     ]
     (root / "data" / "results" / "ninformer-cifar10.jsonl").write_bytes(write_lines(changed))
     record(root, "data/results.db")
-    means = {arm.arm: arm.ours.mean for arm in only(root, dataset="cifar10").arms}
-    assert means["vit"] is None
-    assert None not in (means["mlp-mixer"], means["local-vit"], means["ninformer"])
+    runs = {arm.arm: arm.run_keys for arm in only(root, dataset="cifar10").arms}
+    assert runs["vit"] == ()
+    assert all(runs[name] for name in ("mlp-mixer", "local-vit", "ninformer"))
 
 
 def test_a_diverged_replicate_is_counted_and_not_averaged(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from service.claim_schemas import (
     describe_claim,
     describe_record,
 )
-from service.comparing import Compare, Question
+from service.comparing import Compare, Provenance, Question
 from service.curves import Curve, list_curves
 from service.dependencies import ResultsSession, parts_of
 from service.errors import declared
@@ -32,6 +32,9 @@ from stages.results import ClaimFilter, Status, find_judged, list_families
 router = APIRouter(prefix="/api/v1", route_class=StrictRoute)
 PaperFilter = Annotated[str | None, Query(description="name of a paper", examples=["ninformer"])]
 DatasetFilter = Annotated[str | None, Query(description="name of a data set", examples=["cifar100"])]
+ProvenanceFilter = Annotated[
+    Provenance | None, Query(description="embedded (stand-ins), subset or full", examples=["full"])
+]
 ExperimentFilter = Annotated[str | None, Query(description="name of an experiment", examples=["ninformer-cifar100"])]
 
 VerdictFilter = Annotated[Status | None, Query(description="a verdict", examples=["reproduced"])]

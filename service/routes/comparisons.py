@@ -7,9 +7,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from service.comparing import Compare, Question
+from service.comparison_schemas import ComparisonOut, ExperimentComparisonOut
 from service.errors import declared
-from service.routes.catalogue import DatasetFilter, PaperFilter
-from service.schemas import ComparisonOut, ExperimentComparisonOut
+from service.routes.catalogue import DatasetFilter, PaperFilter, ProvenanceFilter
 from service.strict import StrictRoute
 from service.tabular import CSV_TOO, ListFormat, csv_response
 from stages.results import as_csv
@@ -32,15 +32,18 @@ def read_comparison(
     paper: PaperFilter = None,
     profile: Annotated[str | None, Query(description="pin a profile; else the best", examples=["quick"])] = None,
     metric: Annotated[
-        str | None, Query(description="else what the kind of data is compared by", examples=["accuracy"])
+        str | None, Query(description="else the one that the paper prints, of each experiment", examples=["loss"])
     ] = None,
+    provenance: ProvenanceFilter = None,
 ) -> ComparisonOut | Response:
-    """Per experiment and arm: ours with its interval, the paper's value, the difference, order, fidelity and cost.
+    """Per experiment and arm: ours and the paper's number with their errors, the difference, order, fidelity and cost.
 
-    Shows the best evidence there is: real data before stand-ins, then the stronger profile.  All arms of an experiment
-    were trained under the same protocol on the same data.
+    In the metric that the paper prints of these arms, unless another is asked for.  Shows the best evidence there is:
+    real data before stand-ins, then the stronger profile.  All arms of an experiment were trained under the same
+    protocol on the same data.  A stand-in's number is not ours: `ours` is null, and `reason` says so.
     """
-    found = compare(Question(dataset=dataset, paper=paper, profile=profile, metric=metric))
+    question = Question(dataset=dataset, paper=paper, profile=profile, metric=metric, provenance=provenance)
+    found = compare(question)
     if form == "csv":
         return csv_response(as_csv(found), "compare")
     response.headers["vary"] = "Accept"

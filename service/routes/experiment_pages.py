@@ -10,14 +10,14 @@ from fastapi import APIRouter, Query, Request, Response
 from service import queries
 from service.charts import COSTS, band_chart, cost_chart
 from service.claim_queries import name_claims
-from service.comparing import Compare, Question
+from service.comparing import Compare, Question, metrics_of
 from service.curves import Curve, known_curves, list_curves
 from service.dependencies import ResultsSession, parts_of
 from service.errors import declared
 from service.observed import known_quantities, list_observed
 from service.observed_charts import blocks_chart
 from service.specs import lay_side_by_side
-from stages.results import METRICS, SHOWN_METRICS, Arm, ClaimFilter, Experiment, UnknownArm, list_judged
+from stages.results import Arm, ClaimFilter, Experiment, UnknownArm, list_judged
 
 router = APIRouter(include_in_schema=False)
 CURVES_AT_ONCE = 8
@@ -48,8 +48,7 @@ def show_experiment(
             raise UnknownArm(wanted[:80], known)
     found = compare(Question(dataset=experiment.dataset, profile=profile, metric=metric))
     comparison = next(item for item in found if item.experiment == name)
-    is_real = comparison.provenance not in (None, "embedded")
-    trained = [item.arm for item in comparison.arms if item.run_keys] if is_real else []
+    trained = [item.arm for item in comparison.arms if item.run_keys] if comparison.is_real else []
     shown = [item for item in trained if item in arm] or _first_shown(experiment, trained)
     curves = known_curves(session, comparison) if trained else []
     chosen = curve if curve in curves else next(iter(curves), None)
@@ -75,7 +74,6 @@ def show_experiment(
             "paper": queries.find_paper(session, experiment.paper),
             "claims": claims,
             "names": name_claims(session, claims, siblings),
-            "is_real": is_real,
             "trained": trained,
             "shown": shown,
             "titles": titles,
@@ -87,10 +85,10 @@ def show_experiment(
             "quantity": looked_at,
             "observed": observed,
             "observed_chart": blocks_chart(experiment.title, observed, titles),
-            "metrics": {name: METRICS[name].title for name in SHOWN_METRICS[kind]},
+            "metrics": metrics_of(comparison, kind),
             "costs": {key: COSTS[key] for key in costs},
             "cost": against,
-            "cost_chart": cost_chart(comparison, against) if against and is_real else None,
+            "cost_chart": cost_chart(comparison, against) if against else None,
             "pair": pair,
             "rows": lay_side_by_side(experiment, *pair) if len(pair) == 2 else [],
             "everything": everything,

@@ -31,11 +31,10 @@ def _bytes(media_type: str) -> dict[int | str, dict[str, Any]]:
 def export_table(table: TableName, session: ResultsSession) -> StreamingResponse:
     """One table of the database as a Parquet file, for `pandas.read_parquet` or DuckDB.
 
-    The tables: meta, papers, profiles, datasets, experiments, arms, results, metrics, epochs (the learning curves),
-    observations (inside networks), costs, arrays, checkpoints, claims, verdicts, verdict_runs, verdict_arms, families,
-    deviations,
-    claim_deviations, claim_experiments.  Fractions are in [0, 1], times in seconds, memory in bytes; JSON columns are
-    text.
+    The tables: meta, papers, profiles, datasets, experiments, arms, results, metrics, arm_metrics (of all folds
+    together), epochs (the learning curves), observations (inside networks), costs, arrays, checkpoints, claims,
+    claim_changes, verdicts, verdict_runs, verdict_arms, families, deviations, claim_deviations, claim_experiments.
+    Fractions are in [0, 1], times in seconds, memory in bytes; JSON columns are text.
     """
     wanted = find_table(table)
     headers = {"content-disposition": f'attachment; filename="{wanted.name}.parquet"'}

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from service import queries
 from service.charts import comparison_chart, curves_chart
 from service.claim_queries import name_claims
-from service.comparing import Compare, Question, first_of_each_dataset, real_first
+from service.comparing import Compare, Question, first_of_each_dataset, metrics_of, real_first
 from service.dependencies import ResultsSession, parts_of
 from service.errors import Problem, declared
 from service.observed_charts import inside_charts
@@ -21,8 +21,6 @@ from service.samples import Samples
 from service.schemas import SampleOut
 from service.specs import flatten
 from stages.results import (
-    METRICS,
-    SHOWN_METRICS,
     ClaimFilter,
     ExperimentComparison,
     fidelity_of,
@@ -59,8 +57,8 @@ def show_comparison(
             "overview": overview,
             "dataset": chosen,
             "profile": profile,
-            "metric": comparisons[0].metric if comparisons else METRICS[metric or SHOWN_METRICS[chosen.kind][0]],
-            "metrics": [METRICS[name] for name in SHOWN_METRICS[chosen.kind]],
+            "metric": metric,
+            "metrics": [metrics_of(comparison, chosen.kind) for comparison in comparisons],
             "comparisons": comparisons,
             "names": name_claims(session, judged, experiments),
             "charts": [comparison_chart(comparison) for comparison in comparisons],

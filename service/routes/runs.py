@@ -12,7 +12,7 @@ from service.dependencies import ResultsSession
 from service.errors import declared
 from service.paging import Paging, list_responses
 from service.provenance import ProvenanceOut, describe_provenance
-from service.routes.catalogue import DatasetFilter, ExperimentFilter
+from service.routes.catalogue import DatasetFilter, ExperimentFilter, ProvenanceFilter
 from service.schemas import (
     ArmResultOut,
     CheckpointOut,
@@ -40,7 +40,7 @@ def list_runs(
     experiment: ExperimentFilter = None,
     arm: Annotated[str | None, Query(examples=["ninformer"])] = None,
     profile: Annotated[str | None, Query(examples=["quick"])] = None,
-    provenance: Literal["embedded", "subset", "full"] | None = None,
+    provenance: ProvenanceFilter = None,
     source: Literal["evidence", "local"] | None = None,
     selected: Annotated[bool | None, Query(description="enters comparisons")] = None,
     sort: Annotated[queries.RunOrder, Query(description="a minus turns it round", examples=["-accuracy"])] = "position",

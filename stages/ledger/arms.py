@@ -47,7 +47,7 @@ def _summarise(metric: str, arm: str, body: Body, rules: Rules) -> ArmSummary | 
         stderr=chosen.stderr,
         low=low,
         high=high,
-        epoch=chosen.epoch + 1,
+        epoch=chosen.epoch,
         epochs=min(len(trial.result.curves) for trial in judged_of(trials, looks)),
         flops=_cost(trials, "flops_per_image"),
         parameters=_cost(trials, "parameters"),

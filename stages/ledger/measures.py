@@ -7,14 +7,11 @@ curves of all its folds; their sample is each fold's share in it (`pseudo_values
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from statistics import median
 
-import numpy as np
-
-from stages.evidence import EpochRow, ResultLine
 from stages.ledger.trials import Trial
-from stages.verdicts import ArmMetric, Replicate, Sample, min_over_epochs, window_error
+from stages.verdicts import ARM_METRICS, ArmMetric, NoCurves, Replicate, Sample, arm_metric
 from stages.verdicts.looks import Looks, complete_look
 
 COSTS = ("train_seconds", "samples_per_second", "train_tokens_per_second", "peak_memory_bytes")
@@ -33,7 +30,7 @@ def measure(metric: str, trials: Sequence[Trial], looks: Looks) -> Sample:
     Raises:
         NotMeasured: none of them holds it.
     """
-    if metric in _ARM_METRICS:
+    if metric in ARM_METRICS:
         return _measure_arm(metric, trials, looks)
     replicates = []
     for trial in trials:
@@ -73,41 +70,9 @@ def _read(metric: str, trial: Trial) -> float | None:
     return None
 
 
-def _curve(rows: Sequence[EpochRow], split: str) -> list[float]:
-    """Errors by epoch, without gaps at the end: 1 − accuracy."""
-    values = [getattr(row, f"{split}_accuracy") for row in rows]
-    return [1 - value for value in values if value is not None]
-
-
-def _stack(results: Sequence[ResultLine], split: str, metric: str) -> np.ndarray:
-    """Error curves of all folds [K, E], cut to the shortest."""
-    curves = [_curve(result.curves, split) for result in results]
-    shortest = min(map(len, curves))
-    if not shortest:
-        raise NotMeasured(f"{metric} needs {split} curves, and a run has none")
-    return np.array([curve[:shortest] for curve in curves])
-
-
-def _min_error(results: Sequence[ResultLine]) -> ArmMetric:
-    return min_over_epochs(_stack(results, "test", "min_error"))
-
-
-def _window_error(results: Sequence[ResultLine]) -> ArmMetric:
-    val, test = (_stack(results, split, "window_error") for split in ("val", "test"))
-    if test.shape[1] < 5:
-        raise NotMeasured("window_error looks at five epochs, and a run has fewer")
-    return window_error(val[:, : test.shape[1]], test[:, : val.shape[1]])
-
-
-_ARM_METRICS: Mapping[str, Callable[[Sequence[ResultLine]], ArmMetric]] = {
-    "min_error": _min_error,
-    "window_error": _window_error,
-}
-
-
 def is_of_arm(metric: str) -> bool:
     """Whether a metric belongs to an arm as a whole and chooses an epoch."""
-    return metric in _ARM_METRICS
+    return metric in ARM_METRICS
 
 
 def choose_epoch(metric: str, trials: Sequence[Trial], looks: Looks) -> ArmMetric:
@@ -119,7 +84,10 @@ def choose_epoch(metric: str, trials: Sequence[Trial], looks: Looks) -> ArmMetri
     finished = [trial.result for trial in judged_of(trials, looks) if trial.result.status == "finished"]
     if len(finished) < 2:
         raise NotMeasured(f"{metric} is one number of all folds, and fewer than two have finished")
-    return _ARM_METRICS[metric](finished)
+    try:
+        return arm_metric(metric, [result.curves for result in finished])
+    except NoCurves as error:
+        raise NotMeasured(str(error)) from None
 
 
 def judged_of(trials: Sequence[Trial], looks: Looks) -> list[Trial]:

@@ -17,6 +17,7 @@ from stages.evidence import CostLine, list_observed
 from stages.experiment import Params
 from stages.fingerprint import source_path
 from stages.ledger import Change, ClaimLine, PaperDeviations, Trial, judge_claims
+from stages.recording.arm_metrics import arm_metric_rows
 from stages.recording.ledger_rows import (
     change_rows,
     deviation_links,
@@ -62,6 +63,7 @@ class Rows:
             self.experiments(),
             self.arms(),
             self.results(),
+            arm_metric_rows(item for item in self.found if item.identity in self.selected),
             self.checkpoints(),
             [self.claim(number, claim) for number, claim in enumerate(self.claims)],
             verdict_rows(self.judgements, self.sentences, self.params.verdicts),

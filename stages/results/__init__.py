@@ -34,8 +34,6 @@ from stages.results.database import (
     open_results,
 )
 from stages.results.estimates import (
-    METRICS,
-    SHOWN_METRICS,
     ArmComparison,
     ExperimentComparison,
     describe_fidelity,
@@ -53,11 +51,13 @@ from stages.results.ledger_tables import (
     VerdictArm,
     VerdictRun,
 )
+from stages.results.metrics import METRICS, SHOWN_METRICS
 from stages.results.pairs import PairGain
 from stages.results.table import as_csv, no_formula
 from stages.results.tables import (
     SCHEMA_VERSION,
     Arm,
+    ArmMetric,
     Array,
     Base,
     Checkpoint,
@@ -81,6 +81,7 @@ __all__ = [
     "SHOWN_METRICS",
     "Arm",
     "ArmComparison",
+    "ArmMetric",
     "Array",
     "Base",
     "Checkpoint",

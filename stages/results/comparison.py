@@ -2,41 +2,40 @@
 
 Only results under equal conditions (same protocol, same data) stand in one table, so a pair differs in its arms alone.
 The best conditions are shown: real data before stand-ins, then the stronger profile, then more arms and replicates.
-A stand-in's number has no difference and no rank: it says nothing about the claim.
+A stand-in's number says nothing about the claim and is none of ours: no mean, no difference, no gain, no rank.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from statistics import fmean, stdev
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Literal
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session, selectinload
 
+from stages.evidence import Provenance
 from stages.results import tables
 from stages.results.database import UnknownDataset, UnknownMetric, UnknownPaper, UnknownProfile
 from stages.results.estimates import (
-    COST_COLUMNS,
-    FIRST_METRICS,
-    METRICS,
     ArmComparison,
     CostSummary,
     Difference,
     Estimate,
     ExperimentComparison,
-    MetricInfo,
+    Gain,
     Order,
     PaperValue,
-    Population,
     Ratio,
     describe_stopwatch,
     fidelity_of,
-    t_interval,
-    wilson_interval,
 )
-from stages.results.facts import ComparedRun, Facts, load_facts
+from stages.results.facts import ComparedRun, Facts, load_facts, printed_metrics
+from stages.results.metrics import FIRST_METRICS, METRICS, MetricInfo
+from stages.results.pairs import gain_between
+from stages.results.sampling import estimate, values_of, why_none
 
 PROVENANCE_RANK = {"embedded": 0, "subset": 1, "full": 2}
 
@@ -48,10 +47,12 @@ def compare(
     paper: str | None = None,
     profile: str | None = None,
     metric: str | None = None,
+    provenance: Provenance | None = None,
 ) -> list[ExperimentComparison]:
-    """Every experiment that fits, in the order of params.yaml, each under its best conditions (or `profile`'s).
+    """Every experiment that fits, in the order of params.yaml, each under its best conditions.
 
-    `metric` None: the first of those that its kind of data is compared by and its results hold.
+    `profile` and `provenance` cut these to theirs.  `metric` None: the one that the paper prints of the experiment's
+    arms; where it prints none, the first of those that its kind of data is compared by and its results hold.
 
     Raises:
         UnknownName: a dataset, paper, profile or metric that isn't there; the message lists what is.
@@ -68,10 +69,14 @@ def compare(
         query = query.where(tables.Experiment.paper == paper)
     experiments = session.scalars(query).all()
     kinds = {row.name: row.kind for row in session.execute(select(tables.Dataset.name, tables.Dataset.kind))}
-    named = {kind: (metric,) if metric else names for kind, names in FIRST_METRICS.items()}
-    chosen = {item.name: [METRICS[name] for name in named[kinds[item.dataset]]] for item in experiments}
+    printed = printed_metrics(session, [item.name for item in experiments])
+    chosen = {}
+    for item in experiments:
+        first = (metric,) if metric else printed[item.name][:1] or FIRST_METRICS[kinds[item.dataset]]
+        chosen[item.name] = [METRICS[name] for name in first]
     facts = load_facts(session, chosen)
-    return [_compare_experiment(item, facts, chosen[item.name], profile) for item in experiments]
+    asked = Asked(profile, provenance)
+    return [_compare_experiment(item, facts, chosen[item.name], printed[item.name], asked) for item in experiments]
 
 
 def _require(
@@ -88,25 +93,46 @@ def _require(
 _PAIR = ("baseline", "proposed")
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What results are cut to; None doesn't cut."""
+
+    profile: str | None
+    provenance: Provenance | None
+
+    def fits(self, result: ComparedRun) -> bool:
+        return self.profile in (None, result.profile) and self.provenance in (None, result.provenance)
+
+    def __str__(self) -> str:
+        profile = f" under the profile {self.profile}" if self.profile else ""
+        return profile + (f" on data of provenance {self.provenance}" if self.provenance else "")
+
+
 def _compare_experiment(
-    experiment: tables.Experiment, facts: Facts, metrics: Sequence[MetricInfo], profile: str | None
+    experiment: tables.Experiment,
+    facts: Facts,
+    metrics: Sequence[MetricInfo],
+    printed: tuple[str, ...],
+    asked: Asked,
 ) -> ExperimentComparison:
     groups = _conditions(facts.runs.get(experiment.name, []), facts.ranks)
     profiles = tuple(dict.fromkeys(group[0].profile for group in groups))
-    group = next((group for group in groups if profile in (None, group[0].profile)), [])
+    group = next((group for group in groups if asked.fits(group[0])), [])
     first = group[0] if group else None
     metric = next((item for item in metrics if any(_holds(result, item) for result in group)), metrics[0])
     shown = {result.arm for result in group} | {arm for _, name, arm in facts.claims if name == experiment.name}
+    for (name, where, arm), claim in facts.gains.items():
+        shown |= {arm, str(claim.baseline_arm)} if (name, where) == (metric.name, experiment.name) else set()
     by_arm = defaultdict(list)
     for result in group:
         by_arm[result.arm].append(result)
     arms = [
-        _compare_arm(experiment, arm, by_arm, facts, metric)
+        _compare_arm(experiment, arm, by_arm, facts, metric, str(asked))
         for arm in experiment.arms
         # What wasn't trained and has no printed number is no gap in a table.
         if arm.name in shown or (not group and arm.role in _PAIR)
     ]
-    arms, order = _rank(arms, metric, is_stand_in=first is None or first.provenance == "embedded")
+    arms, order = _rank(arms, metric)
     label = fidelity_of(first)
     compared = [arm.name for arm in experiment.arms if arm.role in _PAIR]
     trained = sum(name in by_arm for name in compared)
@@ -118,6 +144,7 @@ def _compare_experiment(
         paper=experiment.paper,
         dataset=experiment.dataset,
         metric=metric,
+        printed=printed,
         profile=first.profile if first else None,
         cut=first.cut if first else None,
         provenance=first.provenance if first else None,
@@ -155,37 +182,30 @@ def _compare_arm(
     by_arm: Mapping[str, Sequence[ComparedRun]],
     facts: Facts,
     metric: MetricInfo,
+    asked: str,
 ) -> ArmComparison:
-    baseline = arm.against
-    mine, theirs = by_arm.get(arm.name, ()), by_arm.get(baseline or "", ())
-    claim = facts.claims.get((metric.name, experiment.name, arm.name))
-    paper = None
-    if claim is not None and claim.value is not None:
-        paper = PaperValue(
-            value=claim.value,
-            unit=claim.unit,
-            claim=claim.id,
-            place=claim.place,
-            stderr=claim.stderr,
-            precision=claim.precision,
-            note=claim.note,
-        )
+    mine, theirs = by_arm.get(arm.name, ()), by_arm.get(arm.against or "", ())
     is_cost = metric.split is None
-    is_stand_in = any(result.provenance == "embedded" for result in mine)
-    ours = _estimate(mine, metric, has_population=not is_stand_in)
+    real = _real(mine)
+    ours = estimate(real, metric, facts)
+    paper = _printed(facts.claims.get((metric.name, experiment.name, arm.name)))
+    cost_ratio, time_ratio = (
+        _ratio(experiment.name, arm.name, arm.against, real, _real(theirs), facts, info)
+        for info in (metric, METRICS["inference_time"])
+    )
     return ArmComparison(
         arm=arm.name,
         title=arm.title,
         role=arm.role,
         ours=ours,
+        reason=why_none(by_arm, arm.name, metric, asked) if ours is None else None,
         paper=paper,
-        difference=None if is_stand_in or is_cost else _difference(ours, paper, metric),
-        ratio=None
-        if is_stand_in or not is_cost
-        else _ratio(experiment.name, arm.name, baseline, mine, theirs, facts, metric),
+        difference=None if is_cost else _difference(ours, paper, metric),
+        gain=_gain(experiment, arm, by_arm, facts, metric),
+        ratio=cost_ratio if is_cost else None,
         rank_ours=None,
         rank_paper=None,
-        cost=_cost(mine, _ratio(experiment.name, arm.name, baseline, mine, theirs, facts, METRICS["inference_time"])),
+        cost=_cost(mine, time_ratio, facts),
         checkpoints=tuple(name for result in mine for name in facts.checkpoints.get(result.id, [])),
         run_keys=tuple(result.run_key for result in mine),
         sources=tuple(sorted({result.source for result in mine})),
@@ -194,61 +214,59 @@ def _compare_arm(
     )
 
 
+def _real(results: Sequence[ComparedRun]) -> list[ComparedRun]:
+    """Those on real data: a stand-in's number is none of ours."""
+    return [result for result in results if result.provenance != "embedded"]
+
+
 def _holds(result: ComparedRun, metric: MetricInfo) -> bool:
     return (metric.name, metric.split) in result.numbers
 
 
-def _values(results: Sequence[ComparedRun], metric: MetricInfo) -> list[tuple[float, int | None]]:
-    if metric.split is None:
-        costs = [result.cost for result in results if result.cost is not None]
-        found = [getattr(cost, COST_COLUMNS[metric.name]) for cost in costs]
-        return [(float(value), None) for value in found if value is not None]
-    key = metric.name, metric.split
-    return [result.numbers[key] for result in results if key in result.numbers]
-
-
-def _estimate(results: Sequence[ComparedRun], metric: MetricInfo, *, has_population: bool) -> Estimate:
-    pairs = _values(results, metric)
-    values = [value for value, _ in pairs]
-    n_diverged = sum(result.status == "diverged" for result in results)
-    sizes = {n for _, n in pairs if n is not None}
-    n_test = min(sizes) if sizes else None
-    std = low = high = population = None
-    if len(values) >= 2:
-        std = stdev(values)
-        low, high = t_interval(values, std=std)
-        missing = None
-    else:
-        missing = "one replicate: an interval needs two" if values else _why_none(results, metric)
-    if has_population and values and n_test is not None and metric.name == "accuracy":
-        bounds = wilson_interval(fmean(values), n_test)
-        population = Population(low=bounds[0], high=bounds[1], n_test=n_test)
-    return Estimate(
-        mean=fmean(values) if values else None,
-        std=std,
-        low=low,
-        high=high,
-        interval_missing=missing,
-        n_replicates=len(values),
-        n_diverged=n_diverged,
-        n_test=n_test,
-        population=population,
+def _printed(claim: tables.Claim | None) -> PaperValue | None:
+    if claim is None or claim.value is None:
+        return None
+    return PaperValue(
+        value=claim.value,
+        unit=claim.unit,
+        claim=claim.id,
+        place=claim.place,
+        stderr=claim.stderr,
+        n=claim.n,
+        precision=claim.precision,
+        note=claim.note,
     )
 
 
-def _why_none(results: Sequence[ComparedRun], metric: MetricInfo) -> str:
-    is_unmeasured = any(result.status == "finished" for result in results)
-    return f"no replicate has {metric.name}" if is_unmeasured else "no finished replicate"
-
-
-def _difference(ours: Estimate, paper: PaperValue | None, metric: MetricInfo) -> Difference | None:
-    if ours.mean is None or paper is None or paper.unit != metric.unit:
+def _difference(ours: Estimate | None, paper: PaperValue | None, metric: MetricInfo) -> Difference | None:
+    if ours is None or paper is None or paper.unit != metric.unit:
         return None
     return Difference(
         value=ours.mean - paper.value,
         low=None if ours.low is None else ours.low - paper.value,
         high=None if ours.high is None else ours.high - paper.value,
     )
+
+
+def _gain(
+    experiment: tables.Experiment,
+    arm: tables.Arm,
+    by_arm: Mapping[str, Sequence[ComparedRun]],
+    facts: Facts,
+    metric: MetricInfo,
+) -> Gain | None:
+    """Where the paper prints how much better the arm is than another one: that, and ours."""
+    claim = facts.gains.get((metric.name, experiment.name, arm.name))
+    paper = _printed(claim)
+    if claim is None or claim.baseline_arm is None or paper is None:
+        return None
+    sides = (_real(by_arm.get(name, ())) for name in (arm.name, claim.baseline_arm))
+    ours, theirs = (values_of(side, metric, facts) for side in sides)
+    better: Literal["higher", "lower"] = "higher" if metric.better == "higher" else "lower"
+    is_folded = experiment.protocol["split"]["kind"] == "folds"
+    measured = gain_between(ours, theirs, better, is_folded=is_folded)
+    value, low, high, n = measured or (None, None, None, 0)
+    return Gain(against=claim.baseline_arm, paper=paper, ours=value, low=low, high=high, n=n)
 
 
 def _ratio(
@@ -266,7 +284,7 @@ def _ratio(
     if metric.name == "inference_time":
         mine, theirs = _timed(mine), _timed(theirs)
     same = len({_stopwatch(result, metric) for result in (*mine, *theirs)}) == 1
-    values, reference = ([value for value, _ in _values(side, metric)] for side in (mine, theirs))
+    values, reference = (list(values_of(side, metric, facts).values()) for side in (mine, theirs))
     claims = [facts.claims.get((metric.name, experiment, name)) for name in (arm, baseline)]
     printed = [claim.value for claim in claims if claim is not None and claim.value]
     return Ratio(
@@ -297,13 +315,10 @@ def _stopwatch(result: ComparedRun, metric: MetricInfo) -> tuple[object, ...]:
     )
 
 
-def _cost(mine: Sequence[ComparedRun], latency: Ratio | None) -> CostSummary:
-    parameters, flops = (
-        [value for value, _ in _values(mine, METRICS[name])] for name in ("parameters", "flops_per_image")
-    )
-    train, memory, seconds = (
-        [value for value, _ in _values(mine, METRICS[name])]
-        for name in ("train_seconds", "peak_memory_bytes", "inference_time")
+def _cost(mine: Sequence[ComparedRun], latency: Ratio | None, facts: Facts) -> CostSummary:
+    counted = ("parameters", "flops_per_image", "train_seconds", "peak_memory_bytes", "inference_time")
+    parameters, flops, train, memory, seconds = (
+        list(values_of(mine, METRICS[name], facts).values()) for name in counted
     )
     timed = next((result.cost for result in _timed(mine)), None)
     names = ("batch_size", "warmup", "repeats", "device", "threads")
@@ -328,17 +343,22 @@ def _cost(mine: Sequence[ComparedRun], latency: Ratio | None) -> CostSummary:
     )
 
 
-def _rank(arms: Sequence[ArmComparison], metric: MetricInfo, *, is_stand_in: bool) -> tuple[list[ArmComparison], Order]:
-    """Ranks from 1 (best) among the arms of the paper's table, equal values sharing the better; stand-ins get none."""
+def _rank(arms: Sequence[ArmComparison], metric: MetricInfo) -> tuple[list[ArmComparison], Order]:
+    """Ranks from 1 (best) among the arms of the paper's table that both sides have, equal values sharing the better.
+
+    Where the paper has none, among ours.
+    """
     sign = -1 if metric.better == "higher" else 1
     table = [arm for arm in arms if arm.role in _PAIR or arm.paper is not None]
-    ours = {arm.arm: sign * arm.ours.mean for arm in table if arm.ours.mean is not None and not is_stand_in}
+    ours = {arm.arm: sign * arm.ours.mean for arm in table if arm.ours is not None}
     paper = {arm.arm: sign * arm.paper.value for arm in arms if arm.paper is not None}
     order_ours, order_paper = (tuple(sorted(side, key=lambda name: side[name])) for side in (ours, paper))
     is_complete = len(ours) == len(paper) == len(table) > 1
-    rank_paper = {} if is_stand_in else paper
+    sides = [
+        {name: side[name] for name in side if name in ours and (name in paper or not paper)} for side in (ours, paper)
+    ]
     ranked = [
-        replace(arm, rank_ours=_position(ours, arm.arm), rank_paper=_position(rank_paper, arm.arm)) for arm in arms
+        replace(arm, rank_ours=_position(sides[0], arm.arm), rank_paper=_position(sides[1], arm.arm)) for arm in arms
     ]
     # a cost is another one on every machine: the paper's order of times says nothing about ours
     agrees = (order_ours == order_paper) if is_complete and metric.split is not None else None

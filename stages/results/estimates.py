@@ -1,9 +1,9 @@
-"""The words of a comparison: metrics, estimates, differences, costs; and the two intervals, as pure functions."""
+"""The words of a comparison: estimates, differences, gains, costs; and the two intervals, as pure functions."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import fmean, stdev
@@ -11,78 +11,7 @@ from typing import Protocol
 
 from scipy import special
 
-
-@dataclass(frozen=True, kw_only=True)
-class MetricInfo:
-    """A metric that can be compared.  `unit` is fraction, nats, count, flop, bytes or seconds."""
-
-    name: str
-    title: str
-    unit: str
-    better: str
-    split: str | None
-
-
-_INFOS = (
-    MetricInfo(name="accuracy", title="Test accuracy, last epoch", unit="fraction", better="higher", split="test"),
-    MetricInfo(
-        name="best_epoch_accuracy", title="Test accuracy, best epoch", unit="fraction", better="higher", split="test"
-    ),
-    MetricInfo(name="loss", title="Test loss", unit="nats", better="lower", split="test"),
-    MetricInfo(name="calibration_error", title="Calibration error", unit="fraction", better="lower", split="test"),
-    MetricInfo(name="mse", title="Test mean squared error, last epoch", unit="", better="lower", split="test"),
-    MetricInfo(
-        name="log_mse",
-        title="Log of the test mean squared error, last epoch",
-        unit="nats",
-        better="lower",
-        split="test",
-    ),
-    MetricInfo(
-        name="selected_mse",
-        title="Test mean squared error, best validation epoch",
-        unit="",
-        better="lower",
-        split="test",
-    ),
-    MetricInfo(
-        name="selected_log_mse",
-        title="Log of the test mean squared error, best validation epoch",
-        unit="nats",
-        better="lower",
-        split="test",
-    ),
-    MetricInfo(name="parameters", title="Parameters", unit="count", better="lower", split="none"),
-    MetricInfo(name="flops_per_image", title="FLOPs per image", unit="flop", better="lower", split="none"),
-    MetricInfo(name="flops_per_row", title="FLOPs per row", unit="flop", better="lower", split="none"),
-    MetricInfo(name="perplexity", title="Test perplexity", unit="", better="lower", split="test"),
-    MetricInfo(name="flops_per_token", title="FLOPs per token", unit="flop", better="lower", split="none"),
-    MetricInfo(name="train_seconds", title="Training time", unit="seconds", better="lower", split=None),
-    MetricInfo(name="peak_memory_bytes", title="Peak memory", unit="bytes", better="lower", split=None),
-    MetricInfo(name="inference_time", title="Inference time per sample", unit="seconds", better="lower", split=None),
-)
-METRICS: Mapping[str, MetricInfo] = {info.name: info for info in _INFOS}
-"""`split` None marks a cost, of which every machine has its own number."""
-
-SHOWN_METRICS: Mapping[str, tuple[str, ...]] = {
-    "images": ("accuracy", "best_epoch_accuracy", "loss", "calibration_error", "inference_time"),
-    "table": ("selected_log_mse", "log_mse", "selected_mse", "mse", "inference_time"),
-    "text": ("loss", "perplexity", "inference_time"),
-}
-"""What a reader compares models by, for each kind of data."""
-
-FIRST_METRICS: Mapping[str, tuple[str, ...]] = {
-    "images": ("accuracy",),
-    "table": ("selected_log_mse", "log_mse"),
-    "text": ("loss",),
-}
-"""Unless another is asked for: the first of these that the compared results hold."""
-
-COST_COLUMNS = {
-    "train_seconds": "train_seconds",
-    "peak_memory_bytes": "peak_memory_bytes",
-    "inference_time": "latency_seconds_per_sample",
-}
+from stages.results.metrics import MetricInfo
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,28 +28,35 @@ class Population:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Mean over replicates and its 95 % t-interval; `interval_missing` says why there is none."""
+    """Mean over replicates, its standard error and its 95 % t-interval; `interval_missing` says why there is none.
 
-    mean: float | None
+    Of a metric of the arm as a whole `mean` is its value, `epoch` the chosen one, `stderr` the paper's own there, and
+    the interval that of the folds' shares, which knows that the epoch was chosen; there is no `std`.
+    """
+
+    mean: float
     std: float | None
+    stderr: float | None
     low: float | None
     high: float | None
     interval_missing: str | None
     n_replicates: int
     n_diverged: int
     n_test: int | None
+    epoch: int | None
     population: Population | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class PaperValue:
-    """What the paper prints; `precision` is the printed rounding, in `unit`."""
+    """What the paper prints; `precision` is the printed rounding, in `unit`, and `n` the replicates behind it."""
 
     value: float
     unit: str | None
     claim: str
     place: str
     stderr: float | None
+    n: int | None
     precision: float | None
     note: str | None
 
@@ -132,6 +68,22 @@ class Difference:
     value: float
     low: float | None
     high: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gain:
+    """How much better an arm is than `against`, where the paper prints that itself; positive is better.
+
+    `ours` has a 95 % interval, pairing folds; it is None where either arm has no number of ours.  `n`: replicates of
+    the arm that has fewer, or folds that both have.
+    """
+
+    against: str
+    paper: PaperValue
+    ours: float | None
+    low: float | None
+    high: float | None
+    n: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,15 +134,18 @@ class ArmVerdict:
 class ArmComparison:
     """`ratio` is what is compared of a cost, which has no difference; `changed_code` lists modules changed since.
 
-    `verdicts` are those of the paper's claims about this arm, from the ledger's own choice of results.
+    `ours` is None where there is no number from real data, and `reason` says why.  `verdicts` are those of the paper's
+    claims about this arm, from the ledger's own choice of results.
     """
 
     arm: str
     title: str
     role: str
-    ours: Estimate
+    ours: Estimate | None
+    reason: str | None
     paper: PaperValue | None
     difference: Difference | None
+    gain: Gain | None
     ratio: Ratio | None
     rank_ours: int | None
     rank_paper: int | None
@@ -213,13 +168,18 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentComparison:
-    """`profile`, `cut` and `provenance` say how faithful the results are; None where there are none yet."""
+    """`profile`, `cut` and `provenance` say how faithful the results are; None where there are none yet.
+
+    `printed`: names of the metrics that the paper prints of these arms, the one that is shown unless another is asked
+    for first.
+    """
 
     experiment: str
     title: str
     paper: str
     dataset: str
     metric: MetricInfo
+    printed: tuple[str, ...]
     profile: str | None
     cut: str | None
     provenance: str | None
@@ -228,6 +188,23 @@ class ExperimentComparison:
     profiles: tuple[str, ...]
     arms: tuple[ArmComparison, ...]
     order: Order
+
+    @property
+    def is_real(self) -> bool:
+        """Whether results on real data are shown."""
+        return self.provenance not in (None, "embedded")
+
+    @property
+    def reason(self) -> str | None:
+        """Why no arm has a number of ours; None where one has."""
+        if any(arm.ours is not None for arm in self.arms):
+            return None
+        return "; ".join(dict.fromkeys(arm.reason for arm in self.arms if arm.reason)) or None
+
+    @property
+    def replicates(self) -> int:
+        """Of the arm that has the most."""
+        return max((arm.ours.n_replicates for arm in self.arms if arm.ours is not None), default=0)
 
     @property
     def stopwatches(self) -> dict[str, list[ArmComparison]]:

@@ -12,7 +12,9 @@ from sqlalchemy.orm import Session
 
 from stages.results import tables
 from stages.results.claims import arm_verdicts
-from stages.results.estimates import ArmVerdict, MetricInfo
+from stages.results.estimates import ArmVerdict
+from stages.results.ledger_tables import ClaimExperiment
+from stages.results.metrics import METRICS, MetricInfo
 
 COST_OF_EVERY_ARM = ("parameters", "flops_per_image")
 
@@ -30,6 +32,7 @@ class ComparedRun:
     origin: Mapping[str, Any] | None
     experiment: str
     arm: str
+    replicate: int
     source: str
     changed_code: list[str]
     profile: str
@@ -45,10 +48,16 @@ class ComparedRun:
 
 @dataclass(frozen=True)
 class Facts:
-    """Rows behind comparisons, runs by experiment."""
+    """Rows behind comparisons, runs by experiment.
+
+    `claims` are printed values by (metric, experiment, arm), `gains` printed differences between two arms.  `wholes`
+    are metrics of arms as wholes by (metric, experiment, arm, profile, conditions).
+    """
 
     runs: Mapping[str, list[ComparedRun]]
     claims: Mapping[tuple[str, str, str], tables.Claim]
+    gains: Mapping[tuple[str, str, str], tables.Claim]
+    wholes: Mapping[tuple[str, str, str, str, str], tables.ArmMetric]
     checkpoints: Mapping[int, list[str]]
     ranks: Mapping[str, int]
     verdicts: Mapping[tuple[str, str], tuple[ArmVerdict, ...]]
@@ -62,15 +71,19 @@ def load_facts(session: Session, experiments: Mapping[str, Sequence[MetricInfo]]
         .where(
             tables.Claim.experiment.in_(experiments),
             tables.Claim.metric.in_({"inference_time", *metrics}),
-            tables.Claim.kind == "value",
+            tables.Claim.kind.in_(("value", "difference")),
         )
         .order_by(tables.Claim.position.desc())
     )
+    printed: dict[str, dict[tuple[str, str, str], tables.Claim]] = {"value": {}, "difference": {}}
+    for claim in claims:
+        if claim.experiment and claim.arm and claim.value is not None:
+            printed[claim.kind][claim.metric, claim.experiment, claim.arm] = claim
     return Facts(
         runs=_runs(session, list(experiments), {*COST_OF_EVERY_ARM, *metrics}),
-        claims={
-            (claim.metric, claim.experiment, claim.arm): claim for claim in claims if claim.experiment and claim.arm
-        },
+        claims=printed["value"],
+        gains=printed["difference"],
+        wholes=_wholes(session, list(experiments), {name for name in metrics if METRICS[name].of_arm}),
         checkpoints=_checkpoints(session, list(experiments)),
         ranks=load_ranks(session),
         verdicts=arm_verdicts(session, list(experiments)),
@@ -80,6 +93,29 @@ def load_facts(session: Session, experiments: Mapping[str, Sequence[MetricInfo]]
 def load_ranks(session: Session) -> dict[str, int]:
     """How strong the evidence of each profile is."""
     return {row.name: row.rank for row in session.execute(select(tables.Profile.name, tables.Profile.rank))}
+
+
+def printed_metrics(session: Session, experiments: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Of each experiment the metrics that its paper's claims are in: values of arms first, costs last, as printed."""
+    query = (
+        select(ClaimExperiment.experiment, tables.Claim.metric, tables.Claim.kind)
+        .join(tables.Claim, tables.Claim.id == ClaimExperiment.claim)
+        .where(ClaimExperiment.experiment.in_(experiments), tables.Claim.metric.in_(METRICS))
+        .order_by(tables.Claim.position)
+    )
+    rows = sorted(session.execute(query), key=lambda row: (METRICS[row.metric].split is None, row.kind != "value"))
+    found: dict[str, dict[str, None]] = {name: {} for name in experiments}
+    for row in rows:
+        found[row.experiment][row.metric] = None
+    return {name: tuple(metrics) for name, metrics in found.items()}
+
+
+def _wholes(
+    session: Session, experiments: Sequence[str], metrics: set[str]
+) -> dict[tuple[str, str, str, str, str], tables.ArmMetric]:
+    whole = tables.ArmMetric
+    rows = session.scalars(select(whole).where(whole.experiment.in_(experiments), whole.metric.in_(metrics)))
+    return {(row.metric, row.experiment, row.arm, row.profile, row.conditions): row for row in rows}
 
 
 def _runs(session: Session, experiments: Sequence[str], metrics: set[str]) -> dict[str, list[ComparedRun]]:

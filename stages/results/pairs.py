@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from statistics import fmean
+from typing import Literal, NamedTuple
 
 from stages.results.ledger_tables import Verdict, VerdictRun
 from stages.results.tables import Arm, Claim
@@ -48,31 +49,56 @@ def pair_gains(claim: Claim, verdict: Verdict, arms: Iterable[Arm]) -> tuple[Pai
     found = []
     for arm in arms:
         ours, theirs = proposed.get((arm.experiment, arm.name)), baseline.get((arm.experiment, arm.against or ""))
-        shared = set(ours or ()) & set(theirs or ())
-        if not ours or not theirs or (len(shared) if is_folded else min(len(ours), len(theirs))) < 2:
+        measured = gain_between(ours or {}, theirs or {}, better, is_folded=is_folded)
+        if measured is None or measured.low is None or measured.high is None:
             continue
-        gain = measure_gain(_sample(ours), _sample(theirs), better, "fold" if is_folded else "none")
-        half = float(half_width(*gain.at(gain.n), _TAIL))
-        found.append(
-            PairGain(
-                experiment=arm.experiment,
-                arm=arm.name,
-                against=str(arm.against),
-                gain=gain.mean,
-                low=gain.mean - half,
-                high=gain.mean + half,
-                n=gain.n,
-            )
+        pair = PairGain(
+            experiment=arm.experiment,
+            arm=arm.name,
+            against=str(arm.against),
+            gain=measured.gain,
+            low=measured.low,
+            high=measured.high,
+            n=measured.n,
         )
+        found.append(pair)
     return tuple(found)
 
 
-Values = dict[int, float]
+Values = Mapping[int, float]
+"""By replicate."""
 
 
-def _values(runs: Iterable[VerdictRun]) -> dict[tuple[str, str], Values]:
+class GainBetween(NamedTuple):
+    """Proposed − baseline, better positive, with its 95 % interval; one replicate or fold has none."""
+
+    gain: float
+    low: float | None
+    high: float | None
+    n: int
+
+
+def gain_between(
+    ours: Values, theirs: Values, better: Literal["higher", "lower"], *, is_folded: bool
+) -> GainBetween | None:
+    """None without a replicate of each arm, or a fold that both have."""
+    shared = set(ours) & set(theirs)
+    n = len(shared) if is_folded else min(len(ours), len(theirs))
+    if n == 0:
+        return None
+    if n == 1:
+        if is_folded:
+            ours, theirs = ({fold: side[fold] for fold in shared} for side in (ours, theirs))
+        lone = fmean(ours.values()) - fmean(theirs.values())
+        return GainBetween(lone if better == "higher" else -lone, None, None, n)
+    gain = measure_gain(_sample(ours), _sample(theirs), better, "fold" if is_folded else "none")
+    half = float(half_width(*gain.at(gain.n), _TAIL))
+    return GainBetween(gain.mean, gain.mean - half, gain.mean + half, gain.n)
+
+
+def _values(runs: Iterable[VerdictRun]) -> dict[tuple[str, str], dict[int, float]]:
     """`{(experiment, arm): {replicate: value}}`, without the diverged."""
-    found: dict[tuple[str, str], Values] = defaultdict(dict)
+    found: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
     for run in runs:
         if run.value is not None:
             found[run.result.experiment, run.arm][run.replicate] = run.value

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from stages.results.estimates import ExperimentComparison
 
 COLUMNS = (
     *("experiment", "paper", "dataset", "metric", "unit", "arm", "title", "role"),
-    *("ours", "ours_low", "ours_high", "ours_std", "n_replicates", "n_diverged", "n_test"),
-    *("paper_value", "paper_unit", "paper_claim", "difference", "difference_low", "difference_high"),
+    *("ours", "ours_low", "ours_high", "ours_std", "ours_stderr", "n_replicates", "n_diverged", "n_test", "epoch"),
+    *("reason", "paper_value", "paper_stderr", "paper_n", "paper_unit", "paper_claim"),
+    *(
+        "difference",
+        "difference_low",
+        "difference_high",
+        "gain_against",
+        "gain_ours",
+        "gain_low",
+        "gain_high",
+        "gain_n",
+    ),
+    *("gain_paper", "gain_paper_stderr", "gain_paper_n", "gain_claim"),
     *("rank_ours", "rank_paper", "profile", "provenance", "label"),
     *("train_seconds", "parameters", "flops_per_image", "peak_memory_bytes", "latency_seconds_per_sample"),
     *("latency_batch_size", "latency_warmup", "latency_repeats", "latency_device", "latency_threads"),
@@ -19,6 +30,14 @@ COLUMNS = (
     "verdicts",
 )
 SHARED_COLUMNS = ("experiment", "paper", "dataset", "profile", "provenance", "label")
+
+# column: field of an arm's part
+OURS = {"ours": "mean", "ours_low": "low", "ours_high": "high", "ours_std": "std", "ours_stderr": "stderr"}
+OURS |= {name: name for name in ("n_replicates", "n_diverged", "n_test", "epoch")}
+PAPER = {"paper_value": "value", "paper_stderr": "stderr", "paper_n": "n", "paper_unit": "unit", "paper_claim": "claim"}
+DIFFERENCE = {"difference": "value", "difference_low": "low", "difference_high": "high"}
+GAIN = {"gain_against": "against", "gain_ours": "ours", "gain_low": "low", "gain_high": "high", "gain_n": "n"}
+GAIN_OF_PAPER = {"gain_paper": "value", "gain_paper_stderr": "stderr", "gain_paper_n": "n", "gain_claim": "claim"}
 
 
 FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
@@ -43,19 +62,12 @@ def as_csv(comparisons: Sequence[ExperimentComparison]) -> str:
                 "arm": arm.arm,
                 "title": arm.title,
                 "role": arm.role,
-                "ours": arm.ours.mean,
-                "ours_low": arm.ours.low,
-                "ours_high": arm.ours.high,
-                "ours_std": arm.ours.std,
-                "n_replicates": arm.ours.n_replicates,
-                "n_diverged": arm.ours.n_diverged,
-                "n_test": arm.ours.n_test,
-                "paper_value": arm.paper.value if arm.paper else None,
-                "paper_unit": arm.paper.unit if arm.paper else None,
-                "paper_claim": arm.paper.claim if arm.paper else None,
-                "difference": arm.difference.value if arm.difference else None,
-                "difference_low": arm.difference.low if arm.difference else None,
-                "difference_high": arm.difference.high if arm.difference else None,
+                **_cells(arm.ours, OURS),
+                "reason": arm.reason,
+                **_cells(arm.paper, PAPER),
+                **_cells(arm.difference, DIFFERENCE),
+                **_cells(arm.gain, GAIN),
+                **_cells(arm.gain.paper if arm.gain else None, GAIN_OF_PAPER),
                 "rank_ours": arm.rank_ours,
                 "rank_paper": arm.rank_paper,
                 "checkpoints": " ".join(arm.checkpoints),
@@ -66,3 +78,8 @@ def as_csv(comparisons: Sequence[ExperimentComparison]) -> str:
             }
             writer.writerow({name: no_formula(cell) if isinstance(cell, str) else cell for name, cell in row.items()})
     return buffer.getvalue()
+
+
+def _cells(part: object | None, columns: Mapping[str, str]) -> dict[str, object]:
+    """The fields of a part of an arm's comparison; nothing where there is none."""
+    return {} if part is None else {column: getattr(part, name) for column, name in columns.items()}

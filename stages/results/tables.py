@@ -163,6 +163,26 @@ class Metric(Base):
     n: Mapped[int | None]
 
 
+class ArmMetric(Base):
+    """A metric of an arm as a whole, from the curves of its selected, finished results under equal conditions.
+
+    `epoch` is the chosen one, `stderr` the paper's own there, None of one result.  `shares`: [replicate, its share in
+    `value`] of each; their mean is `value`.
+    """
+
+    __tablename__ = "arm_metrics"
+    __table_args__ = (ForeignKeyConstraint(["experiment", "arm"], ["arms.experiment", "arms.name"]),)
+    experiment: Mapped[str] = mapped_column(primary_key=True)
+    arm: Mapped[str] = mapped_column(primary_key=True)
+    profile: Mapped[str] = mapped_column(ForeignKey("profiles.name"), primary_key=True)
+    conditions: Mapped[str] = mapped_column(primary_key=True)
+    metric: Mapped[str] = mapped_column(primary_key=True)
+    value: Mapped[float]
+    stderr: Mapped[float | None]
+    epoch: Mapped[int]
+    shares: Mapped[list[Any]]
+
+
 class Epoch(Base):
     """One point of a result's curves."""
 

@@ -10,7 +10,15 @@ metric.  Needs NumPy and SciPy only.
 
 from stages.rules import Margins, Rules
 from stages.verdicts.comparable import ComparableClaim, judge_comparable
-from stages.verdicts.curves import ArmMetric, min_over_epochs, pseudo_values, window_error
+from stages.verdicts.curves import (
+    ARM_METRICS,
+    ArmMetric,
+    NoCurves,
+    arm_metric,
+    min_over_epochs,
+    pseudo_values,
+    window_error,
+)
 from stages.verdicts.difference import GainClaim, judge_gain, judge_gap
 from stages.verdicts.families import Order, TableSentence, judge_table, judge_tally, judge_wins
 from stages.verdicts.grid_part import GridPart
@@ -32,6 +40,7 @@ from stages.verdicts.value import ValueClaim, judge_value
 from stages.verdicts.verdict import DuplicateReplicate, Prediction, Replicate, Sample, Status, Verdict
 
 __all__ = [
+    "ARM_METRICS",
     "ArmMetric",
     "ComparableClaim",
     "Design",
@@ -39,6 +48,7 @@ __all__ = [
     "GainClaim",
     "GridPart",
     "Margins",
+    "NoCurves",
     "Order",
     "Power",
     "Prediction",
@@ -51,6 +61,7 @@ __all__ = [
     "UniformClaim",
     "ValueClaim",
     "Verdict",
+    "arm_metric",
     "fisher_p",
     "indicate_order",
     "judge_comparable",

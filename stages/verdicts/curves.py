@@ -5,8 +5,9 @@ K folds, E epochs; an error curve is [K, E].
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,18 +15,35 @@ from numpy.typing import NDArray
 from stages.verdicts.intervals import half_width, variance_of
 
 Curves = NDArray[np.float64]
+ARM_METRICS = ("min_error", "window_error")
+_WINDOW = 5
+
+
+class NoCurves(LookupError):
+    """The runs of an arm lack what a metric is taken from; the message says what."""
+
+
+class Observed(Protocol):
+    """An epoch of a run; an accuracy is None where nobody looked."""
+
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def val_accuracy(self) -> float | None: ...
+    @property
+    def test_accuracy(self) -> float | None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArmMetric:
-    """`epoch` counts from 0; `stderr` is as the paper has it; `folds` are each fold's `pseudo_values`.
+    """`epoch` counts from 0; `stderr` is as the paper has it, None of one fold; `folds` are their `pseudo_values`.
 
     The mean of `folds` is `value`, their standard error that of the jackknife: the epoch is chosen anew without each
     fold, so that the choice is part of the error.
     """
 
     value: float
-    stderr: float
+    stderr: float | None
     epoch: int
     folds: tuple[float, ...]
 
@@ -34,6 +52,34 @@ class ArmMetric:
         K = len(self.folds)
         half = float(half_width(variance_of(np.array(self.folds)) / K, K - 1, (1 - confidence) / 2))
         return self.value - half, self.value + half
+
+
+def arm_metric(name: str, runs: Sequence[Sequence[Observed]]) -> ArmMetric:
+    """One of `ARM_METRICS` from the epochs of an arm's runs, a fold each; an error is 1 − accuracy.
+
+    `epoch` is the number that the curves have for it.  Curves are cut to the shortest.
+
+    Raises:
+        NoCurves: a run lacks the errors that the metric is taken from.
+    """
+    test = _errors(name, runs, "test_accuracy")
+    if name == "min_error":
+        metric = min_over_epochs(test)
+    else:
+        val = _errors(name, runs, "val_accuracy")
+        if min(val.shape[1], test.shape[1]) < _WINDOW:
+            raise NoCurves(f"{name} looks at five epochs, and a run has fewer")
+        metric = window_error(val[:, : test.shape[1]], test[:, : val.shape[1]], width=_WINDOW)
+    numbers = [row.epoch for row in runs[0] if row.test_accuracy is not None]
+    return replace(metric, epoch=numbers[metric.epoch])
+
+
+def _errors(name: str, runs: Sequence[Sequence[Observed]], which: str) -> Curves:
+    curves = [[1 - value for row in rows if (value := getattr(row, which)) is not None] for rows in runs]
+    shortest = min(map(len, curves))
+    if not shortest:
+        raise NoCurves(f"{name} needs {which.partition('_')[0]} curves, and a run has none")
+    return np.array([curve[:shortest] for curve in curves])
 
 
 def min_over_epochs(test_error: Curves) -> ArmMetric:
@@ -46,7 +92,7 @@ def min_over_epochs(test_error: Curves) -> ArmMetric:
     at_epoch = test_error[:, epoch]
     return ArmMetric(
         value=float(at_epoch.mean()),
-        stderr=float(at_epoch.std(ddof=1) / np.sqrt(at_epoch.size)),
+        stderr=float(at_epoch.std(ddof=1) / np.sqrt(at_epoch.size)) if at_epoch.size > 1 else None,
         epoch=epoch,
         folds=pseudo_values(_lowest_mean, test_error),
     )
@@ -56,7 +102,7 @@ def _lowest_mean(test_error: Curves) -> float:
     return float(test_error.mean(axis=0).min())
 
 
-def window_error(val_error: Curves, test_error: Curves, *, width: int = 5) -> ArmMetric:
+def window_error(val_error: Curves, test_error: Curves, *, width: int = _WINDOW) -> ArmMetric:
     """Mean test error of all folds over `width` epochs around the best validation epoch m (DAC, Appendix B).
 
         Var = σ²/K + τ²/(K width),   σ² ≤ Σ_k (t_{k,m} − T)²/(K − 1),   τ²/K ≈ Σ_j (t_{*,m+j} − T)²/(width − 1)
@@ -72,11 +118,14 @@ def window_error(val_error: Curves, test_error: Curves, *, width: int = 5) -> Ar
     epoch = start + width // 2
     cells = test_error[:, start : start + width]
     folds, value = cells.shape[0], cells.mean()
-    over_folds = np.square(test_error[:, epoch] - value).sum() / (folds - 1)
-    over_epochs = np.square(cells.mean(axis=0) - value).sum() / (width - 1)
+    stderr = None
+    if folds > 1:
+        over_folds = np.square(test_error[:, epoch] - value).sum() / (folds - 1)
+        over_epochs = np.square(cells.mean(axis=0) - value).sum() / (width - 1)
+        stderr = float(np.sqrt(over_folds / folds + over_epochs / width))
     return ArmMetric(
         value=float(value),
-        stderr=float(np.sqrt(over_folds / folds + over_epochs / width)),
+        stderr=stderr,
         epoch=epoch,
         folds=pseudo_values(lambda val, test: _mean_of_window(val, test, width), val_error, test_error),
     )
@@ -100,16 +149,19 @@ def pseudo_values(statistic: Callable[..., float], *curves: Curves) -> tuple[flo
 
     They take the place of folds' values where a statistic isn't their mean, and equal them where it is.  Tukey's
     have the mean Kθ − (K − 1) mean_l θ_(l), with less bias; these have θ's bias, which the paper's number has, too.
+    One fold alone stands for itself.
     """
     K = curves[0].shape[0]
     whole = statistic(*curves)
+    if K == 1:
+        return (whole,)
     without = np.array([statistic(*(np.delete(curve, k, axis=0) for curve in curves)) for k in range(K)])
     return tuple(map(float, whole + (K - 1) * (without.mean() - without)))
 
 
 def _check(curves: Curves) -> None:
-    if curves.ndim != 2 or curves.shape[0] < 2:
-        raise ValueError(f"curves have shape {curves.shape}; expected [folds, epochs] with two folds or more")
+    if curves.ndim != 2 or not curves.size:
+        raise ValueError(f"curves have shape {curves.shape}; expected [folds, epochs], one or more of each")
     gaps = np.argwhere(~np.isfinite(curves))
     if gaps.size:
         raise ValueError(f"fold {gaps[0][0]} has no finite error at epoch {gaps[0][1]}; leave diverged folds out")

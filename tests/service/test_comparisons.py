@@ -7,6 +7,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.negotiation import NotAcceptable, preferred
+from stages.results.table import COLUMNS
 
 OFFERS = {"json": "application/json", "csv": "text/csv"}
 
@@ -39,8 +40,41 @@ def test_without_a_filter_every_experiment_is_compared(client: TestClient) -> No
 def test_a_stand_in_is_never_compared(client: TestClient) -> None:
     (comparison,) = client.get("/compare?dataset=cifar10").json()["comparisons"]
     assert comparison["label"].startswith("stand-in data")
+    reason = "stand-in data: its number says nothing about the claim"
+    assert comparison["reason"] == reason
     for arm in comparison["arms"]:
+        assert (arm["ours"], arm["reason"]) == (None, reason)
         assert (arm["difference"], arm["rank_ours"], arm["rank_paper"]) == (None, None, None)
+    rows = list(csv.DictReader(io.StringIO(client.get("/compare?dataset=cifar10&format=csv").text)))
+    for row in rows:
+        assert {row[name] for name in COLUMNS if name.startswith(("ours", "difference", "rank"))} == {""}
+        assert (row["reason"], row["provenance"]) == (reason, "embedded")
+
+
+def test_results_are_cut_to_a_provenance(client: TestClient) -> None:
+    """CIFAR-100 was run on part of the data and on stand-ins."""
+    answers = {}
+    for name in ("full", "subset", "embedded"):
+        (answers[name],) = client.get(f"/compare?dataset=cifar100&provenance={name}").json()["comparisons"]
+    assert {name: answer["provenance"] for name, answer in answers.items()} == {
+        "full": None,
+        "subset": "subset",
+        "embedded": "embedded",
+    }
+    assert answers["subset"]["arms"][3]["ours"]["mean"] == 0.3314
+    assert [answers[name]["arms"][3]["ours"] for name in ("full", "embedded")] == [None, None]
+    assert answers["full"]["reason"] == "not run yet on data of provenance full"
+    refused = client.get("/compare?provenance=half")
+    assert refused.status_code == 422 and refused.headers["content-type"] == "application/problem+json"
+    assert refused.json()["detail"] == "query.provenance: input should be 'embedded', 'subset' or 'full', got 'half'"
+
+
+def test_both_errors_stand_beside_the_numbers(client: TestClient) -> None:
+    (comparison,) = client.get("/compare?dataset=mnist").json()["comparisons"]
+    assert comparison["printed"] == ["accuracy", "inference_time"]
+    for arm in comparison["arms"]:
+        assert arm["ours"]["stderr"] == pytest.approx(arm["ours"]["std"] / 3**0.5)
+        assert (arm["ours"]["n_replicates"], arm["paper"]["n"], arm["paper"]["stderr"]) == (3, 1, None)
 
 
 def test_csv_holds_the_numbers_of_json(client: TestClient) -> None:
@@ -89,7 +123,7 @@ def test_an_unacceptable_accept_is_refused() -> None:
 @pytest.mark.parametrize(
     ("address", "known"),
     [
-        ("/compare?datset=mnist", "dataset, format, metric, paper, profile"),
+        ("/compare?datset=mnist", "dataset, format, metric, paper, profile, provenance"),
         ("/api/v1/runs?datset=mnist", "arm, cursor"),
         ("/api/v1/claims?datset=mnist", "cursor, dataset"),
     ],

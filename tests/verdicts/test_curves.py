@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from stages.verdicts import min_over_epochs, pseudo_values, window_error
+from stages.evidence import EpochRow
+from stages.verdicts import NoCurves, arm_metric, min_over_epochs, pseudo_values, window_error
 
 RNG = np.random.default_rng(0)
 # Two folds, seven epochs: the fold mean is lowest at epoch 4, each fold's own minimum is elsewhere.
@@ -114,7 +115,7 @@ def test_folds_have_no_order_and_a_shift_goes_through(order: list, shift: float)
     ("curves", "message"),
     [
         (np.array([0.1, 0.2]), r"expected \[folds, epochs\]"),
-        (np.array([[0.1, 0.2]]), "two folds or more"),
+        (np.empty((0, 3)), "one or more of each"),
         (np.array([[0.1, 0.2], [0.1, np.nan]]), "fold 1 has no finite error at epoch 1"),
     ],
 )
@@ -127,3 +128,47 @@ def test_curves_that_give_no_metric_are_refused(curves: np.ndarray, message: str
 def test_a_window_without_a_middle_or_longer_than_the_curve_is_refused(width: int) -> None:
     with pytest.raises(ValueError, match="an odd window"):
         window_error(SMALL, SMALL, width=width)
+
+
+def run(test: list[float | None], val: list[float] | None = None) -> list[EpochRow]:
+    """Epochs from 1 on, with these errors."""
+    accuracies = [(None if error is None else 1 - error) for error in test]
+    vals = [1 - error for error in val] if val else [None] * len(test)
+    return [
+        EpochRow(epoch=epoch, steps=epoch, lr=0.1, train_loss=1.0, val_accuracy=seen, test_accuracy=accuracy)
+        for epoch, (seen, accuracy) in enumerate(zip(vals, accuracies, strict=True), start=1)
+    ]
+
+
+def test_an_arm_s_metric_is_that_of_its_runs_curves_and_names_the_epoch_as_they_do() -> None:
+    """Cut to the shortest; epochs at which nobody looked are none."""
+    t = RNG.uniform(0.1, 0.3, (3, 9))
+    runs = [run([None, *map(float, errors)]) for errors in t]
+    metric = arm_metric("min_error", [runs[0][:8], *runs[1:]])
+    plain = min_over_epochs(t[:, :7])
+    assert (metric.value, metric.stderr) == (pytest.approx(plain.value), pytest.approx(plain.stderr))
+    assert metric.epoch == plain.epoch + 2, "the first looked at is epoch 2"
+    v = RNG.uniform(0.1, 0.3, (3, 9))
+    watched = [run(list(errors), list(seen)) for errors, seen in zip(t, v, strict=True)]
+    assert arm_metric("window_error", watched).value == pytest.approx(window_error(v, t).value)
+
+
+def test_one_fold_has_a_value_and_no_error_of_it() -> None:
+    metric = arm_metric("min_error", [run([0.3, 0.1, 0.2])])
+    assert (metric.value, metric.stderr, metric.epoch) == (pytest.approx(0.1), None, 2)
+    assert metric.folds == (metric.value,)
+    lone = window_error(SMALL[:1], SMALL[:1], width=3)
+    assert (lone.stderr, lone.folds) == (None, (lone.value,))
+
+
+@pytest.mark.parametrize(
+    ("name", "runs", "message"),
+    [
+        ("min_error", [run([0.1]), run([None])], "min_error needs test curves, and a run has none"),
+        ("window_error", [run([0.1] * 9)], "window_error needs val curves, and a run has none"),
+        ("window_error", [run([0.1] * 4, [0.1] * 4)], "looks at five epochs, and a run has fewer"),
+    ],
+)
+def test_runs_without_the_curves_have_no_metric(name: str, runs: list, message: str) -> None:
+    with pytest.raises(NoCurves, match=message):
+        arm_metric(name, runs)

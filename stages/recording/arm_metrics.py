@@ -1,0 +1,42 @@
+"""Metrics of arms as wholes as rows: read with a comparison, they would cost it every epoch of every run."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from stages import results as tables
+from stages.evidence import ResultLine
+from stages.recording.sources import Found
+from stages.verdicts import ARM_METRICS, NoCurves, arm_metric
+
+
+def arm_metric_rows(selected: Iterable[Found]) -> list[tables.Base]:
+    """A row for each metric that the curves of an arm's finished results under equal conditions give."""
+    groups: dict[tuple[str, str, str, str], list[ResultLine]] = defaultdict(list)
+    for item in selected:
+        line = item.result
+        if line.status == "finished":
+            groups[line.experiment, line.arm, line.profile, item.conditions].append(line)
+    rows: list[tables.Base] = []
+    for (experiment, arm, profile, conditions), lines in groups.items():
+        for name in ARM_METRICS:
+            try:
+                metric = arm_metric(name, [line.curves for line in lines])
+            except NoCurves:
+                continue
+            shares = [[line.replicate, share] for line, share in zip(lines, metric.folds, strict=True)]
+            rows.append(
+                tables.ArmMetric(
+                    experiment=experiment,
+                    arm=arm,
+                    profile=profile,
+                    conditions=conditions,
+                    metric=name,
+                    value=metric.value,
+                    stderr=metric.stderr,
+                    epoch=metric.epoch,
+                    shares=shares,
+                )
+            )
+    return rows
