@@ -37,6 +37,7 @@ def _summarise(metric: str, arm: str, body: Body, rules: Rules) -> ArmSummary | 
         chosen = choose_epoch(metric, trials, looks)
     except NotMeasured:
         return None
+    assert chosen.stderr is not None, "of two folds or more"
     low, high = chosen.interval()
     return ArmSummary(
         experiment=body.experiment.name,
