@@ -1,10 +1,10 @@
 """Backward passes that PyTorch is slow at in bfloat16 on a CPU: attention's goes by way of float32, since PyTorch's own
 takes four times as long, and GELU's by a table (`bfloat16_native.cpp`), in half of the time.
 
-Attention's numbers are those of float32, rounded once.  GELU's are PyTorch's bit by bit: the table holds what PyTorch
-computes in float32, and `agrees_here` tries whether it computes that in bfloat16, too.  Without AVX512 it doesn't, as it
-takes oneDNN's routine for the one and its own for the other.  Where a thread's part of a tensor has a rest that fills no
-register, PyTorch makes that by a third routine, and such a tensor is left to it.
+Attention's numbers are those of float32, rounded once.  GELU's are PyTorch's bit by bit: the table holds what it
+computes in float32, and `agrees_here` tries whether it computes that in bfloat16, too.  Without AVX512 it doesn't: it
+takes oneDNN's routine for the one and its own for the other.  Where a thread's part of a tensor has a rest that fills
+no register, PyTorch makes that by a third routine, and such a tensor is left to it.
 """
 
 from __future__ import annotations
