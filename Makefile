@@ -20,13 +20,18 @@ READY := .venv/ready-$(TORCH_BACKEND)
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Threads of torch that wait sleep instead of spinning: other work on the machine then costs its share and no more.
 export OMP_WAIT_POLICY ?= PASSIVE
+# Our files are UTF-8 whatever the locale says.
+export PYTHONUTF8 := 1
 ifneq ($(DEVICE),)
 export CLAIMCHECK_DEVICE := $(DEVICE)
 endif
 
+# Tests of what runs on a CPU only.
+FAST_PATHS := tests/ops/test_*native.py tests/ops/test_fast_and_plain.py tests/training/test_*native.py
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup repro test check format serve bench soak report mirror lock clean clean-data
+.PHONY: help setup repro test capabilities lint check format serve bench soak report mirror lock clean clean-data
 
 help:  ## this list
 	@awk -F ':.*##' '/^[a-z-]+:.*##/ {printf "  make %-12s%s\n", $$1, $$2}' Makefile
@@ -55,11 +60,21 @@ endif
 test: $(READY)  ## the tests, without those that take long
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile
 
-check: $(READY)  ## format, lint, types, tests
+# `test` has run them under the highest, which PyTorch chooses itself.
+capabilities: $(READY)  ## the fast paths' tests again as lesser processors run them
+	@case $$($(BIN)/python -c 'import torch; print(torch.backends.cpu.get_cpu_capability())') in \
+		AVX512) lesser="avx2 default";; AVX2) lesser=default;; *) lesser=;; \
+	esac; for capability in $$lesser; do \
+		echo "ATEN_CPU_CAPABILITY=$$capability"; \
+		ATEN_CPU_CAPABILITY=$$capability OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --dist loadfile $(FAST_PATHS) || exit; \
+	done
+
+lint: $(READY)  ## format, lint, types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(MAKE) --no-print-directory test
+
+check: lint test  ## format, lint, types, tests
 
 format: $(READY)  ## rewrite the code in the house format
 	$(BIN)/ruff format .

@@ -18,6 +18,9 @@ import pytest
 from tests.datasets.official_host import OfficialHost
 from tests.postgres import cluster, find_programs
 
+# `make test` hands down its own flags and variables, and a test's make is no part of it.
+for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MAKEFILES", "GNUMAKEFLAGS"):
+    os.environ.pop(name, None)
 # Before anything brings in torch: threads that wait for each other make small tests crawl on a busy machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 hypothesis.settings.register_profile("claimcheck", deadline=None)  # a busy machine is no fault of an example

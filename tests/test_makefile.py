@@ -16,10 +16,25 @@ ROOT = Path(__file__).resolve().parent.parent
 FRAME = ("Makefile", "Dockerfile", ".ci/run", "dvc.yaml")
 
 
+def make(*arguments: str, cwd: Path = ROOT) -> str:
+    """What make prints, whatever this process was told by one: a choice for the tests is none for what they test."""
+    chosen = re.findall(r"^(\w+) \?=", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    env = {name: value for name, value in os.environ.items() if name not in [*chosen, "CLAIMCHECK_DEVICE"]}
+    done = subprocess.run(["make", *arguments], cwd=cwd, env=env, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
 def dry_run(*arguments: str) -> str:
     """What make would do; it does nothing."""
-    command = ["make", "--dry-run", "--no-print-directory", "TORCH_BACKEND=locked", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return make("--dry-run", "TORCH_BACKEND=locked", *arguments)
+
+
+def test_a_make_within_the_tests_is_no_part_of_the_one_that_runs_them() -> None:
+    """The README says `make test`; what that make hands down would show in the output of each within."""
+    code = "import os, tests.conftest; print(*(name for name in os.environ if 'MAKE' in name or name == 'MFLAGS'))"
+    env = os.environ | {"MAKEFLAGS": "w -j1", "MFLAGS": "-w", "MAKELEVEL": "1", "MAKEOVERRIDES": "X=1"}
+    shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    assert shown.stdout.split() == []
 
 
 def test_an_unknown_experiment_is_answered_with_the_known_ones() -> None:
@@ -77,10 +92,8 @@ def test_the_backend_is_that_of_the_environment_once_it_is_complete(
     (tmp_path / ".venv").mkdir()
     for name in files:
         (tmp_path / ".venv" / name).write_text("cpu\n")
-    command = ["make", "-f", str(ROOT / "Makefile"), "--eval", "show: ; @echo $(TORCH_BACKEND)", "show"]
-    env = {name: value for name, value in os.environ.items() if name != "TORCH_BACKEND"}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
-    assert done.stdout == f"{chosen}\n"
+    shown = make("-f", str(ROOT / "Makefile"), "--eval", "show: ; @echo $(TORCH_BACKEND)", "show", cwd=tmp_path)
+    assert shown == f"{chosen}\n"
 
 
 def test_the_image_copies_what_is_there() -> None:

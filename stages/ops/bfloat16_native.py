@@ -1,23 +1,28 @@
 """Backward passes that PyTorch is slow at in bfloat16 on a CPU: attention's goes by way of float32, since PyTorch's own
 takes four times as long, and GELU's by a table (`bfloat16_native.cpp`), in half of the time.
 
-The table holds what PyTorch computes for full registers, so the numbers are PyTorch's; the last few of a tensor, which
-fill no register, PyTorch makes by another routine, and far from zero rounds some otherwise.
+Attention's numbers are those of float32, rounded once.  GELU's are PyTorch's bit by bit: the table holds what it
+computes in float32, and `agrees_here` tries whether it computes that in bfloat16, too.  Without AVX512 it doesn't: it
+takes oneDNN's routine for the one and its own for the other.  Where a thread's part of a tensor has a rest that fills
+no register, PyTorch makes that by a third routine, and such a tensor is left to it.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from stages.ops.agreement_native import agrees_here, all_numbers
 from stages.ops.native import call, in_parts, load_library
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
-_PART = 1 << 15
+_PART = 1 << 15  # and PyTorch's: it gives no thread fewer numbers than these
+_FULL = 64  # numbers that PyTorch takes at once, in registers of any width
 
 
 @cache
@@ -60,9 +65,33 @@ def _attention(
 
 def _gelu_backward(grad: Tensor, x: Tensor, *, approximate: str = "none") -> Tensor:
     is_known = all(tensor.dtype == torch.bfloat16 and tensor.is_contiguous() for tensor in (grad, x))
-    if not is_known or grad.shape != x.shape or not x.numel():
-        return _plain_gelu_backward(grad, x, approximate)
-    to_x, slopes, count = torch.empty_like(x), _slopes_of_gelu(approximate), x.numel()
+    if is_known and grad.shape == x.shape and _fills_registers(x.numel()) and _agrees(approximate):
+        return _fast_gelu_backward(grad, x, approximate)
+    return _plain_gelu_backward(grad, x, approximate)
+
+
+def _fills_registers(count: int) -> bool:
+    """Whether no thread of PyTorch's has numbers left over behind its last full registers."""
+    threads = max(1, min(torch.get_num_threads(), -(-count // _PART)))
+    return count > 0 and count % _FULL == 0 and -(-count // threads) % _FULL == 0
+
+
+def _agrees(approximate: str) -> bool:
+    """For every number, with gradients of all sizes."""
+
+    def tried(way: Callable[[Tensor, Tensor, str], Tensor]) -> Iterator[Tensor]:
+        x = all_numbers()
+        drawn = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu")
+        for grad in (torch.ones_like(x), drawn.bfloat16(), x.flip(0), x.roll(1 << 14)):
+            yield way(grad, x, approximate)
+
+    claim = f"GELU's gradient in bfloat16, approximate={approximate!r}"
+    return agrees_here(claim, lambda: tried(_fast_gelu_backward), lambda: tried(_plain_gelu_backward))
+
+
+def _fast_gelu_backward(grad: Tensor, x: Tensor, approximate: str) -> Tensor:
+    to_x, count = torch.empty_like(x), x.numel()
+    slopes = _slopes_of_gelu(approximate, torch._C._get_mkldnn_enabled())
 
     def work(parts: slice) -> None:
         call(_SOURCE, "gelu_backward", grad, x, slopes, to_x, parts.start * _PART, min(parts.stop * _PART, count))
@@ -78,8 +107,10 @@ def _plain_gelu_backward(grad: Tensor, x: Tensor, approximate: str) -> Tensor:
 
 
 @cache
-def _slopes_of_gelu(approximate: str) -> Tensor:
-    """In float32, [65536], in the order of the numbers' bits: what PyTorch multiplies gradients with, on its way."""
-    bits = torch.arange(1 << 16, dtype=torch.int32, device="cpu").to(torch.int16)
-    x = bits.view(torch.bfloat16).float()
+def _slopes_of_gelu(approximate: str, by_onednn: bool) -> Tensor:
+    """In float32, [65536], in the order of the numbers' bits: what PyTorch multiplies gradients with, on its way.
+
+    `by_onednn`: whether oneDNN is on, which makes PyTorch take another routine.
+    """
+    x = all_numbers().float()
     return _plain_gelu_backward(torch.ones_like(x), x, approximate)

@@ -7,13 +7,14 @@ and leave PyTorch's generator alike, so a run can't tell which of the two it had
 from __future__ import annotations
 
 import math
-from functools import cache
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from stages.ops.agreement_native import agrees_here, all_numbers
 from stages.ops.native import call, is_plain, load_library
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
@@ -60,7 +61,7 @@ def _scale(p: float, dtype: torch.dtype) -> float:
 
 def _applies(x: Tensor) -> bool:
     """Whether C++ can take it: without gaps in memory, and where PyTorch's draws are known."""
-    return _is_plain(x) and _is_dense(x) and _draws_alike()
+    return _is_plain(x) and _is_dense(x) and _draws_alike(x.dtype)
 
 
 def _is_plain(x: Tensor) -> bool:
@@ -74,19 +75,25 @@ def _is_dense(x: Tensor) -> bool:
     return x.permute(sorted(range(x.ndim), key=x.stride, reverse=True)).is_contiguous()
 
 
-@cache
-def _draws_alike() -> bool:
-    """Tried once: other builds of PyTorch may have another generator."""
+def _draws_alike(dtype: torch.dtype) -> bool:
+    """Other builds of PyTorch may have another generator."""
     if load_library(_SOURCE) is None:
         return False
+    claim = f"dropout in {str(dtype).removeprefix('torch.')}"
+    plain = torch.nn.functional.dropout
+    return agrees_here(claim, lambda: _drawn(_Dropout.apply, dtype), lambda: _drawn(plain, dtype))
+
+
+def _drawn(way: Callable[[Tensor, float], Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Values, gradients and the generator's state behind them, for all numbers and counts that fill no block."""
     state = torch.default_generator.get_state()
     try:
+        torch.default_generator.manual_seed(0)
         found = []
-        for draw in (_Dropout.apply, torch.nn.functional.dropout):
-            torch.default_generator.manual_seed(0)
-            ones = torch.ones(2500, dtype=torch.float32, device="cpu")
-            values = [draw(ones[:count], p) for count, p in ((1, 0.5), (311, 0.1), (2500, 0.7))]
-            found.append(torch.cat([*values, torch.default_generator.get_state().float()]))
-        return torch.equal(*found)
+        for count, p in ((1, 0.5), (311, 0.1), (1 << 16, 0.7)):
+            x = all_numbers()[-count:].to(dtype).requires_grad_()
+            out = way(x, p)
+            found += [out, *torch.autograd.grad(out, x, x.detach().flip(0))]
+        return [*found, torch.default_generator.get_state()]
     finally:
         torch.default_generator.set_state(state)

@@ -6,15 +6,18 @@ A fast path, never the only one: without a compiler, or where it fails, `load_li
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -27,10 +30,10 @@ import stages.ops.older_torch_native  # noqa: F401  (for what it does; every ope
 
 _HEADER = Path(__file__).with_suffix(".h")
 _COMPILERS = ("c++", "g++", "clang++")
-# GCC takes half of a wide register unless told otherwise.
-_WIDE = ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()
 # No -ffast-math: a NaN has to stay one, or a training that diverges would go on.
-_FLAGS = ("-std=c++17", "-O3", "-march=native", *_WIDE, "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
+_FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
+# What PyTorch is told to make do with, by its own variable, is what our C++ makes do with.
+_LESSER_PROCESSORS = {"default": "x86-64", "avx2": "x86-64-v3"}
 
 
 @cache
@@ -42,10 +45,12 @@ def load_library(source: Path) -> ctypes.CDLL | None:
     try:
         version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
         code = [path.read_bytes() for path in (source, _HEADER)]
-        parts = [*code, version, " ".join(_FLAGS).encode(), _processor().encode()]
-        built = _cache_folder() / f"{source.stem}-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:16]}.so"
+        parts = [*code, version, " ".join(_flags()).encode(), _processor().encode()]
+        built = _place(f"{source.stem}-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:16]}.so")
         if not built.is_file():
-            _compile(compiler, source, built)
+            with _alone(built.with_name(f"{source.stem}.lock")):
+                if not built.is_file():
+                    _compile(compiler, source, built)
         return ctypes.CDLL(str(built))
     except (OSError, subprocess.CalledProcessError) as error:
         reason = error.stderr.decode(errors="replace") if isinstance(error, subprocess.CalledProcessError) else error
@@ -129,22 +134,52 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
+def _flags() -> tuple[str, ...]:
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return (*_FLAGS, "-march=native")
+    processor = _LESSER_PROCESSORS.get(os.environ.get("ATEN_CPU_CAPABILITY", ""), "native")
+    return (*_FLAGS, f"-march={processor}", "-mprefer-vector-width=512")  # GCC takes half of a register otherwise
+
+
 def _compile(compiler: str, source: Path, built: Path) -> None:
     """Compile beside `built` and rename: another process sees all of it or nothing."""
     with tempfile.TemporaryDirectory(dir=built.parent) as folder:
         part = Path(folder) / built.name
         subprocess.run(
-            [compiler, *_FLAGS, f"-I{_HEADER.parent}", "-shared", "-fPIC", str(source), "-o", str(part)],
+            [compiler, *_flags(), f"-I{_HEADER.parent}", "-shared", "-fPIC", str(source), "-o", str(part)],
             capture_output=True,
             check=True,
         )
         part.replace(built)
 
 
-def _cache_folder() -> Path:
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "claimcheck"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """One process at a time; the others find what it made."""
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _place(name: str) -> Path:
+    """Where a library is kept: in the user's cache, or, where that can't be written to, in the temporary files.
+
+    Raises:
+        PermissionError: another user could put code there.
+    """
+    with suppress(OSError, RuntimeError):  # RuntimeError: the user has no home
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "claimcheck"
+        if (folder / name).is_file():
+            return folder / name
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder / name
+    folder = Path(tempfile.gettempdir()) / f"claimcheck-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise PermissionError(f"{folder} isn't this user's alone, and ~/.cache can't be written to; set XDG_CACHE_HOME")
+    return folder / name
 
 
 def _processor() -> str:

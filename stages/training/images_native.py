@@ -14,12 +14,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from stages.ops.agreement_native import agrees_here
 from stages.ops.native import call, load_library
 from stages.run import AugmentationSpec
-from stages.training.images import ImageClassification
+from stages.training.images import ImageClassification, LabelledImages
 from stages.training.loop import Task
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
+_TRIED = 64  # images at most
 
 
 def with_fast_batches(task: Task) -> Task:
@@ -27,7 +29,23 @@ def with_fast_batches(task: Task) -> Task:
     if not isinstance(task, ImageClassification) or type(task) is not ImageClassification or len(task) == 0:
         return task  # a subclass may have batches of its own
     is_known = task.device.type == "cpu" and task.data.images.dtype == torch.uint8
-    return FastImageClassification(task.data, task.protocol) if is_known and load_library(_SOURCE) else task
+    is_faster = is_known and load_library(_SOURCE) is not None and _agrees(task)
+    return FastImageClassification(task.data, task.protocol) if is_faster else task
+
+
+def _agrees(task: ImageClassification) -> bool:
+    """For batches of this size and normalisation, with every value that a pixel can have."""
+    protocol, size, count = task.protocol, task.data.images.shape[1:], min(task.protocol.batch_size, _TRIED)
+
+    def tried(kind: type[ImageClassification]) -> Iterator[Tensor]:
+        pixels = torch.arange(count * size.numel(), device="cpu").mul_(7).to(torch.uint8)
+        labels = torch.arange(count, device="cpu")
+        same = kind(LabelledImages(pixels.view(count, *size), labels), protocol)
+        yield from same.training_batch(labels, torch.Generator().manual_seed(0))
+        yield from next(same.plain_batches(labels, count))
+
+    claim = f"batches of {count} images {[*size]}, mean {[*protocol.mean]}, standard deviation {[*protocol.std]}"
+    return agrees_here(claim, lambda: tried(FastImageClassification), lambda: tried(ImageClassification))
 
 
 class FastImageClassification(ImageClassification):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stages.ops import dropout_native, native
+from stages.ops import agreement_native, dropout_native, native
 from stages.ops.dropout_native import Dropout
 from stages.ops.fast_layers_native import with_fast_layers
 from stages.papers.ninformer.mlp_mixer import MLPMixer
@@ -29,7 +29,7 @@ LAYOUTS = {
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the C++ functions that were called."""
-    assert dropout_native._draws_alike()
+    assert all(map(dropout_native._draws_alike, (torch.float32, torch.bfloat16)))
     names: list[str] = []
     real = dropout_native.call
     monkeypatch.setattr(dropout_native, "call", lambda at, name, *rest: (names.append(name), real(at, name, *rest)))
@@ -149,11 +149,14 @@ def test_in_place_stays_in_place(calls: list[str]) -> None:
     assert Dropout(0.5, inplace=True)(x) is x and x.sum() != 100 and not calls
 
 
-def test_another_generator_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_another_generator_is_noticed(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     before = torch.default_generator.get_state()
-    assert dropout_native._draws_alike.__wrapped__()
+    monkeypatch.setattr(agreement_native, "_answers", {})
+    assert dropout_native._draws_alike(dtype)
+    monkeypatch.setattr(agreement_native, "_answers", {})
     monkeypatch.setattr(torch.nn.functional, "dropout", lambda x, p: x * (torch.rand_like(x) >= p) / (1 - p))
-    assert not dropout_native._draws_alike.__wrapped__()
+    assert not dropout_native._draws_alike(dtype)
     assert torch.equal(torch.default_generator.get_state(), before)
 
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import shutil
 import subprocess
 import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,7 +18,17 @@ from stages.ops import native, similarity_native
 pytestmark = pytest.mark.skipif(native.load_library(similarity_native.SOURCE) is None, reason="no C++ compiler here")
 
 
-def test_a_library_is_compiled_again_when_its_header_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A source of one function, which takes a moment."""
+    source = tmp_path / "small.cpp"
+    source.write_text('#include "native.h"\nextern "C" int seven() { return 7; }')
+    return source
+
+
+def test_a_library_is_compiled_again_when_its_header_changes(
+    tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     built = []
     for addition in ("", "", "// another"):
@@ -21,9 +36,70 @@ def test_a_library_is_compiled_again_when_its_header_changes(tmp_path: Path, mon
         header.write_text(native._HEADER.read_text() + addition)
         with monkeypatch.context() as patch:
             patch.setattr(native, "_HEADER", header)
-            assert native.load_library.__wrapped__(similarity_native.SOURCE) is not None
+            assert native.load_library.__wrapped__(small) is not None
         built.append(len(list(tmp_path.rglob("*.so"))))
     assert built == [1, 1, 2]
+
+
+def test_all_that_need_a_library_at_once_wait_for_one_to_compile_it(
+    tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler, compiled = tmp_path / "c++", tmp_path / "compiled"
+    real = next(name for name in native._COMPILERS if shutil.which(name))
+    note = f'case "$*" in *-shared*) sleep 0.3; echo once >>{compiled};; esac'
+    compiler.write_text(f'#!/bin/sh\n{note}\nexec {real} "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with ThreadPoolExecutor(3) as pool:  # each opens the lock itself, as a process would
+        libraries = [*pool.map(native.load_library.__wrapped__, [small] * 3)]
+    assert all(library is not None and library.seven() == 7 for library in libraries)
+    assert compiled.read_text() == "once\n"
+
+
+@pytest.mark.parametrize("home", ["a file", "none"])
+def test_without_a_home_libraries_are_kept_in_the_users_own_temporary_files(
+    home: str, tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A home that can't be written to, for root too, is one whose `.cache` is a file."""
+    (tmp_path / "home").write_text("")
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    if home == "none":
+
+        def homeless() -> Path:
+            raise RuntimeError("Could not determine home directory.")
+
+        monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    library = native.load_library.__wrapped__(small)
+    assert library is not None and library.seven() == 7
+    (folder,) = (tmp_path / "temporary").iterdir()
+    assert folder.name == f"claimcheck-{os.getuid()}" and folder.stat().st_mode & 0o077 == 0
+    assert len(list(folder.glob("*.so"))) == 1
+
+
+def test_a_folder_in_which_others_can_write_is_not_trusted(
+    tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "home").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = tmp_path / f"claimcheck-{os.getuid()}"
+    folder.mkdir()
+    folder.chmod(0o777)
+    assert native.load_library.__wrapped__(small) is None
+    assert "set XDG_CACHE_HOME" in capsys.readouterr().err and not list(folder.iterdir())
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names of x86's processors")
+@pytest.mark.parametrize(("capability", "march"), [("default", "x86-64"), ("avx2", "x86-64-v3"), ("avx512", "native")])
+def test_code_is_for_the_processor_that_pytorch_plays(
+    capability: str, march: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", capability)
+    assert f"-march={march}" in native._flags()
 
 
 def test_a_fork_has_threads_of_its_own() -> None:

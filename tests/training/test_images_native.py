@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from stages.ops import native
+from stages.ops import agreement_native, native
 from stages.run import AugmentationSpec, OptimizerSpec, Protocol
 from stages.training import images_native
 from stages.training.images import ImageClassification, LabelledImages
@@ -71,6 +71,16 @@ def test_rows_may_count_from_the_end_and_in_any_integer() -> None:
 def test_a_row_that_is_not_there_is_an_error(rows: list[int]) -> None:
     with pytest.raises(IndexError, match="there are 40 images"):
         with_fast_batches(task(1)).training_batch(torch.tensor(rows), torch.Generator())
+
+
+def test_where_pytorch_rounds_otherwise_its_batches_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = task(3)
+    monkeypatch.setattr(agreement_native, "_answers", {})
+    numbers = FastImageClassification._numbers.func
+    monkeypatch.setattr(
+        FastImageClassification, "_numbers", property(lambda self: numbers(self).nextafter(torch.ones(())))
+    )
+    assert with_fast_batches(plain) is plain
 
 
 def test_what_it_does_not_know_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

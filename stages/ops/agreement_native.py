@@ -1,0 +1,60 @@
+"""Whether a fast path that claims PyTorch's numbers bit by bit gives them here: tried once in a process, at first use.
+
+A fast path stands outside a run's key because it changes no number.  PyTorch chooses its own kernels by the processor,
+by `ATEN_CPU_CAPABILITY` and by whether oneDNN is on, so the claim is about a machine.  Where it doesn't hold, the fast
+path isn't taken, and PyTorch's operators are.
+
+GELU's gradient, dropout and batches of images make this claim.  `FastShortcut` needs no trial: it copies.  All others
+(DAC, Yat, RBF, attention, batch normalisation, products by oneDNN) add in another order and claim to be as near to the
+equation as PyTorch is, in the precision that they run in; tests hold them to that against float64.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from functools import cache
+
+import torch
+from torch import Tensor
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_answers: dict[tuple[str, bool], bool] = {}
+_trying = threading.Lock()
+
+
+def agrees_here(claim: str, fast: Callable[[], Iterable[Tensor]], plain: Callable[[], Iterable[Tensor]]) -> bool:
+    """Whether both make the same tensors.  `claim` names what is tried, in the words that a user reads if it fails.
+
+    Tried again when oneDNN was turned on or off since, by which PyTorch takes other routines.
+    """
+    key = claim, torch._C._get_mkldnn_enabled()
+    if (known := _answers.get(key)) is not None:
+        return known
+    with _trying, torch.inference_mode(False), torch.enable_grad():
+        if key not in _answers:
+            _answers[key] = all(same_bits(*pair) for pair in zip(fast(), plain(), strict=True))
+            if not _answers[key]:
+                capability = torch.backends.cpu.get_cpu_capability()
+                what = f"not PyTorch's bit by bit on this processor ({capability}), using PyTorch's operators"
+                print(f"{claim}: {what}", file=sys.stderr)
+    return _answers[key]
+
+
+def same_bits(found: Tensor, wanted: Tensor) -> bool:
+    """Whether type, shape, order in memory and each number are the same, the sign of zero too; one NaN is any NaN."""
+    if (found.dtype, found.shape, found.stride()) != (wanted.dtype, wanted.shape, wanted.stride()):
+        return False
+    if not wanted.is_floating_point():
+        return torch.equal(found, wanted)
+    bits = _BITS[wanted.itemsize]
+    found, wanted = found.detach(), wanted.detach()
+    return torch.equal(*(each.masked_fill(each.isnan(), torch.nan).view(bits) for each in (found, wanted)))
+
+
+@cache
+def all_numbers() -> Tensor:
+    """Each of the 65,536 numbers of bfloat16, in the order of their bits."""
+    with torch.inference_mode(False):
+        return torch.arange(1 << 16, dtype=torch.int32, device="cpu").to(torch.int16).view(torch.bfloat16)
