@@ -258,16 +258,24 @@ class ClaimDetailOut(ClaimOut):
     same_error: list[str] = Field(description="other claims that are wrong by the same error, which counts once")
 
 
-class TallyOut(Out):
-    """Verdicts of a paper's claims; the badge is in_favour of decidable; an error at several places counts once."""
+class CountsOut(Out):
+    """Verdicts of claims that can be decided here, now or later."""
 
-    paper: str
-    claims: int = Field(description="all, those by one error each for itself; so in by_verdict and by_kind")
-    decidable: int = Field(description="can be decided here, now or later")
+    decidable: int
     in_favour: int = Field(description="reproduced, supported, holds, if only under a reading")
     against: int = Field(description="not reproduced, reversed, fails, contradicted")
     open: int = Field(description="there is evidence that doesn't decide yet")
     waiting: int = Field(description="not run yet")
+
+
+class TallyOut(CountsOut):
+    """Verdicts of a paper's claims; the badge is in_favour of decidable.  An error at several places counts once."""
+
+    paper: str
+    claims: int
+    trained: CountsOut = Field(description="those that trained models decide")
+    computed: CountsOut = Field(description="those that are computed without training")
+    data: CountsOut = Field(description="sizes and ranges of data sets")
     by_verdict: dict[str, int]
     by_kind: dict[str, dict[str, int]]
     errors: dict[str, int] = Field(examples=[{"ninformer.table3.nanoseconds": 12}], description="places of each")

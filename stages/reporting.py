@@ -13,6 +13,7 @@ from stages.recording import record
 from stages.results import (
     ArmComparison,
     ClaimFilter,
+    Counts,
     ExperimentComparison,
     Family,
     JudgedClaim,
@@ -92,10 +93,11 @@ def show_status(place: str) -> str:
     """
     with open_results(place)() as session:
         counts = tally(session)
-    lines = [f"{'paper':12} {'in favour':>9} {'against':>8} {'open':>5} {'waiting':>8}  of decidable, of all"]
+    lines = [f"{'paper':12} {'decided':14} {'in favour':>9} {'against':>8} {'open':>5} {'waiting':>8}"]
     for row in counts:
-        numbers = f"{row.in_favour:9} {row.against:8} {row.open:5} {row.waiting:8}"
-        lines.append(f"{row.paper:12} {numbers}  {row.decidable}, {row.claims}")
+        for name, part in _by_ground(row):
+            numbers = f"{part.in_favour:9} {part.against:8} {part.open:5} {part.waiting:8}"
+            lines.append(f"{row.paper:12} {name:14} {numbers}")
     words = dict.fromkeys(word for row in counts for word in row.by_verdict)
     lines += _errors(counts)
     lines += ["", *(f"{sum(row.by_verdict.get(word, 0) for row in counts):5} {word}" for word in sorted(words))]
@@ -105,13 +107,20 @@ def show_status(place: str) -> str:
 def badges(counts: Sequence[Tally]) -> str:
     """A line a paper: of the claims that can be decided, what came out."""
     lines = [
-        "| paper | claims | can be decided | in favour | against | open | not run yet |",
-        "|---|--:|--:|--:|--:|--:|--:|",
+        "| paper | decided | can be decided | in favour | against | open | not run yet |",
+        "|---|---|--:|--:|--:|--:|--:|",
     ]
     for row in counts:
-        cells = (row.paper, row.claims, row.decidable, row.in_favour, row.against, row.open, row.waiting)
-        lines.append(f"| {' | '.join(map(str, cells))} |")
+        for name, part in _by_ground(row):
+            cells = (row.paper, name, part.decidable, part.in_favour, part.against, part.open, part.waiting)
+            lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join([*lines, "", *_errors(counts)]).rstrip() + "\n"
+
+
+def _by_ground(tally: Tally) -> list[tuple[str, Counts]]:
+    """What trained models decide, what is computed, and facts of data, each apart; those that a paper has."""
+    parts = [("by training", tally.trained), ("by computing", tally.computed), ("facts of data", tally.data)]
+    return [(name, part) for name, part in parts if part.decidable]
 
 
 def _errors(counts: Sequence[Tally]) -> list[str]:

@@ -6,6 +6,7 @@
 from stages.results.claims import (
     ClaimFilter,
     ClaimRecord,
+    Counts,
     JudgedClaim,
     Tally,
     error_of,
@@ -92,6 +93,7 @@ __all__ = [
     "ClaimFilter",
     "ClaimRecord",
     "Cost",
+    "Counts",
     "Dataset",
     "Deviation",
     "Epoch",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import Select, select
 from sqlalchemy.orm import Session, joinedload, selectinload
@@ -29,6 +29,7 @@ from stages.verdicts import Status
 FOR_THE_PAPER = (Status.REPRODUCED, Status.SUPPORTED, Status.HOLDS, Status.HOLDS_UNDER_READING)
 AGAINST_THE_PAPER = (Status.NOT_REPRODUCED, Status.REVERSED, Status.FAILS, Status.CONTRADICTED)
 NOT_YET = (Status.NOT_TESTED,)
+Ground = Literal["trained", "computed", "data"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,22 +72,33 @@ class ClaimRecord(JudgedClaim):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tally:
-    """Verdicts of a paper's claims.  A badge counts those that can be decided: `decidable`, now or later.
+class Counts:
+    """Claims that can be decided, now or later: `decidable`.
 
     `in_favour`: reproduced, supported, holds.  `against`: not reproduced, reversed, fails, contradicted.  `open`: there
-    is evidence that doesn't decide yet.  `waiting`: not run yet.  An error that a finding shows at several places
-    counts once, in these five and in `by_basis`; `errors` are its places, and `claims`, `by_verdict` and `by_kind` have
-    all of them.
+    is evidence that doesn't decide yet.  `waiting`: not run yet.
     """
 
-    paper: str
-    claims: int
     decidable: int
     in_favour: int
     against: int
     open: int
     waiting: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tally(Counts):
+    """Verdicts of a paper's claims: a badge.  What training decides, what computing does, and facts of data apart.
+
+    An error that a finding shows at several places counts once, in the counts and in `by_basis`; `errors` are its
+    places, and `claims`, `by_verdict` and `by_kind` have all of them.
+    """
+
+    paper: str
+    claims: int
+    trained: Counts
+    computed: Counts
+    data: Counts
     by_verdict: dict[str, int] = field(default_factory=dict)
     by_kind: dict[str, dict[str, int]] = field(default_factory=dict)
     by_basis: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -249,28 +261,49 @@ def tally(session: Session, wanted: ClaimFilter | None = None) -> list[Tally]:
 def _tally(paper: str, rows: Sequence[tuple[Claim, Verdict]]) -> Tally:
     places = Counter(error for row in rows if (error := error_of(*row)))
     once = _count_once(rows)
-    decidable = [verdict.status for _, verdict in once if verdict.is_decidable]
     kinds: dict[str, Counter[str]] = {}
     bases: dict[str, Counter[str]] = {}
     for claim, verdict in rows:
         kinds.setdefault(claim.kind, Counter())[verdict.status] += 1
     for _, verdict in once:
         bases.setdefault(verdict.basis, Counter())[verdict.status] += 1
-    favour, against, waiting = (
-        sum(status in words for status in decidable) for words in (FOR_THE_PAPER, AGAINST_THE_PAPER, NOT_YET)
-    )
+    grounds: dict[Ground, list[tuple[Claim, Verdict]]] = {"trained": [], "computed": [], "data": []}
+    for row in once:
+        grounds[ground_of(*row)].append(row)
     return Tally(
         paper=paper,
         claims=len(rows),
+        **vars(_count(once)),
+        trained=_count(grounds["trained"]),
+        computed=_count(grounds["computed"]),
+        data=_count(grounds["data"]),
+        by_verdict=dict(sorted(Counter(verdict.status for _, verdict in rows).items())),
+        by_kind={kind: dict(sorted(counts.items())) for kind, counts in kinds.items()},
+        by_basis={basis: dict(sorted(counts.items())) for basis, counts in bases.items()},
+        errors={error: number for error, number in places.items() if number > 1},
+    )
+
+
+def ground_of(claim: Claim, verdict: Verdict) -> Ground:
+    """What decides a claim: trained models, a computation, or facts of the data."""
+    if verdict.basis == "params" or (claim.kind == "count" and claim.experiment):
+        return "data"
+    if verdict.basis == "finding" or (claim.experiment is None and claim.family is None):
+        return "computed"
+    return "trained"
+
+
+def _count(rows: Sequence[tuple[Claim, Verdict]]) -> Counts:
+    decidable = [verdict.status for _, verdict in rows if verdict.is_decidable]
+    favour, against, waiting = (
+        sum(status in words for status in decidable) for words in (FOR_THE_PAPER, AGAINST_THE_PAPER, NOT_YET)
+    )
+    return Counts(
         decidable=len(decidable),
         in_favour=favour,
         against=against,
         open=len(decidable) - favour - against - waiting,
         waiting=waiting,
-        by_verdict=dict(sorted(Counter(verdict.status for _, verdict in rows).items())),
-        by_kind={kind: dict(sorted(counts.items())) for kind, counts in kinds.items()},
-        by_basis={basis: dict(sorted(counts.items())) for basis, counts in bases.items()},
-        errors={error: number for error, number in places.items() if number > 1},
     )
 
 

@@ -20,7 +20,7 @@ from service.settings import Settings
 from service.wording import _WORDS, highlights, name_claim, name_metric, print_value, summarise
 from stages.ledger.sensitivity import DEFENSIBLE
 from stages.recording import record
-from stages.results import Claim, JudgedClaim, Tally, Verdict
+from stages.results import Claim, Counts, JudgedClaim, Tally, Verdict
 from stages.results.claims import AGAINST_THE_PAPER, FOR_THE_PAPER
 from tests.service.conftest import png, serving
 from tests.service.results_factory import PAPER_ACCURACY, REPOSITORY, add_results, make_root
@@ -114,9 +114,11 @@ def test_an_error_is_shown_first_at_one_of_its_places() -> None:
 
 
 def test_a_sentence_says_what_holds_under_a_reading_and_that_an_error_counts_once() -> None:
-    counts = {"claims": 16, "decidable": 5, "in_favour": 4, "against": 1, "open": 0, "waiting": 0}
+    counts = {"decidable": 5, "in_favour": 4, "against": 1, "open": 0, "waiting": 0}
+    none = Counts(**dict.fromkeys(counts, 0))
+    parts = {"trained": none, "computed": Counts(**counts), "data": none}
     computed = {"finding": {"holds": 3, "holds under a reading": 1, "contradicted": 1}}
-    sentence = summarise(Tally(paper="p", **counts, by_basis=computed, errors={"unit": 12}))
+    sentence = summarise(Tally(paper="p", claims=16, **counts, **parts, by_basis=computed, errors={"unit": 12}))
     assert sentence == (
         "4 of 5 statements that can be computed hold, 1 of them not under every reading; "
         "one error is at 12 places and counts once."
