@@ -9,11 +9,12 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from stages.observation import Observed
 from stages.run import ModelSpec
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from stages.observation import Observed
 
 
 class Observations(Protocol):

@@ -107,10 +107,7 @@ def test_a_printed_gain_is_supported_and_of_its_size(judged: list[JudgedClaim]) 
     assert tiny == {
         "ninformer.rank.mnist.localvit",
         "dac.table1.c10.v2.r44.order",
-        "dac.table1.c100.v1.r44.order",
-        "dac.table3.c10.v2.abs",
-        "dac.table3.c100.v1.abs",
-        "dac.table3.c100.v2.abs",
+        "dac.shallower.c10.v1.r44_r56",
     }, "no gain at all would be within their margin"
 
 
@@ -118,7 +115,8 @@ def test_the_papers_own_rerun_is_predicted_wherever_its_number_is_had(judged: li
     numbers = [row for row in judged if row.claim.kind in ("value", "order", "difference") and row.verdict.n >= 5]
     assert len(numbers) > 120
     # It prints 0.0097 where the errors that it prints differ by 0.0096, and these replicates hardly differ.
-    assert [row.claim.id for row in numbers if not row.verdict.is_predicted] == ["dac.mba.dac"]
+    missed = {row.claim.id for row in numbers if not row.verdict.is_predicted}
+    assert missed == {"dac.mba.dac", *(f"dac.mba.k{copies}_below_dac" for copies in (2, 4, 8))}
     for row in numbers:
         within = row.verdict.prediction_low <= row.claim.value <= row.verdict.prediction_high
         assert within == row.verdict.is_predicted
@@ -127,8 +125,9 @@ def test_the_papers_own_rerun_is_predicted_wherever_its_number_is_had(judged: li
 def test_a_printed_loss_is_of_its_size_and_comparable_where_the_paper_says_so(judged: list[JudgedClaim]) -> None:
     gaps = {row.claim.id: row.verdict.status for row in judged if row.claim.kind == "gap"}
     assert len(gaps) == 3 + 4 + 2
-    # Its printed error is twice the margin.
-    assert gaps.pop("dac.table1.c100.v1.r44.order") == Status.UNDECIDABLE
+    # Smaller than their margins, so no gap at all would be the same.
+    tiny = ("dac.table1.c100.v1.r44.order", *(f"dac.table3.{name}.abs" for name in ("c10.v2", "c100.v1", "c100.v2")))
+    assert {gaps.pop(claim) for claim in tiny} == {Status.UNDECIDABLE}
     assert {claim: status for claim, status in gaps.items() if status != Status.REPRODUCED} == {}
     comparable = {row.claim.id: row.verdict.status for row in judged if row.claim.kind == "equivalence"}
     assert comparable == {

@@ -81,7 +81,9 @@ def test_arms_of_a_figure_are_drawn_by_experiment_where_two_have_a_cost() -> Non
         arms=arms,
         pairs=(),
         deviations=(),
+        changes=(),
         family=None,
+        same_error=(),
     )
     charts = arms_charts(record, {"one": "One", "two": "Two"})
     assert list(charts) == ["e"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 import shutil
 from html.parser import HTMLParser
@@ -17,10 +16,9 @@ from service.app import create_app
 from service.formats import count, duration, memory, percent, points, ratio, value_in
 from service.printed import lay_out
 from service.settings import Settings
-from service.wording import _WORDS, highlights, name_claim, name_metric, print_value, summarise
-from stages.ledger.sensitivity import DEFENSIBLE
+from service.wording import highlights, name_claim, print_value
 from stages.recording import record
-from stages.results import Claim, Counts, JudgedClaim, Tally, Verdict
+from stages.results import Claim, JudgedClaim, Verdict
 from stages.results.claims import AGAINST_THE_PAPER, FOR_THE_PAPER
 from tests.service.conftest import png, serving
 from tests.service.results_factory import PAPER_ACCURACY, REPOSITORY, add_results, make_root
@@ -101,28 +99,6 @@ def test_trained_comes_before_computed_and_against_before_for() -> None:
     ]
     assert [row.claim.id for row in highlights(judged)] == ["e", "c", "b"]
     assert [row.claim.id for row in highlights(judged, most=9)] == ["e", "c", "b", "a"], "one of each place"
-
-
-def test_an_error_is_shown_first_at_one_of_its_places() -> None:
-    def judge(name: str, place: str, error: str | None) -> JudgedClaim:
-        claim = Claim(id=name, place=place, finding={"error": error})
-        verdict = Verdict(claim=name, status="contradicted", basis="finding")
-        return JudgedClaim(claim=claim, verdict=verdict, experiments=(), datasets=())
-
-    judged = [judge("a", "Table 3", "unit"), judge("b", "section 4", "unit"), judge("c", "section 5", None)]
-    assert [row.claim.id for row in highlights(judged)] == ["a", "c"]
-
-
-def test_a_sentence_says_what_holds_under_a_reading_and_that_an_error_counts_once() -> None:
-    counts = {"decidable": 5, "in_favour": 4, "against": 1, "open": 0, "waiting": 0}
-    none = Counts(**dict.fromkeys(counts, 0))
-    parts = {"trained": none, "computed": Counts(**counts), "data": none}
-    computed = {"finding": {"holds": 3, "holds under a reading": 1, "contradicted": 1}}
-    sentence = summarise(Tally(paper="p", claims=16, **counts, **parts, by_basis=computed, errors={"unit": 12}))
-    assert sentence == (
-        "4 of 5 statements that can be computed hold, 1 of them not under every reading; "
-        "one error is at 12 places and counts once."
-    )
 
 
 def test_a_paper_s_page_has_every_claim_under_its_place_with_its_verdict(client: TestClient) -> None:
@@ -345,17 +321,6 @@ def test_a_paper_s_page_counts_its_own_claims(root: Path, tmp_path: Path) -> Non
 def test_a_statement_begins_with_a_capital_unless_it_is_a_formula(statement: str, expected: str) -> None:
     judged = JudgedClaim(claim=Claim(id="x", statement=statement), verdict=Verdict(), experiments=(), datasets=())
     assert name_claim(judged, {}, {}) == expected
-
-
-def test_every_claim_is_named_in_words() -> None:
-    with (REPOSITORY / "data" / "claims.csv").open(newline="") as file:
-        metrics = {row["metric"] for row in csv.DictReader(file) if not row["statement"]}
-    assert [name for name in map(name_metric, metrics) if not re.fullmatch("[A-Z][A-Za-z0-9, -]+", name)] == []
-    alternatives = {metric for group in DEFENSIBLE for metric in group}
-    assert set(_WORDS) <= metrics | alternatives, "no word without a claim"
-    claim = Claim(id="x", arm="vit", metric="flops_per_image")
-    judged = JudgedClaim(claim=claim, verdict=Verdict(), experiments=(), datasets=("mnist",))
-    assert name_claim(judged, {"mnist": "MNIST"}, {}) == "vit: FLOPs per image (MNIST)"
 
 
 def test_claims_that_fill_no_table_keep_their_order_beside_it() -> None:

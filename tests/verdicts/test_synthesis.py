@@ -27,6 +27,7 @@ def order(gain: float | None, *, arms: str, stderr: float = 0.002, n: int = FOLD
         stderr=None if gain is None else stderr,
         n=0 if gain is None else n,
         p_value=None if gain is None else 0.5,
+        share=RULES.looks[n],
     )
     return Order(verdict=verdict, printed=printed, arms=frozenset(arms.split()))
 
@@ -93,7 +94,9 @@ def test_orders_that_share_an_arm_count_once() -> None:
 def table_1() -> tuple[np.ndarray, np.ndarray]:
     """Gains and their standard errors as DAC's Table 1 prints them."""
     with (Path(__file__).parents[2] / "data" / "claims.csv").open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["family"] == "dac.table1" and row["kind"] == "order"]
+        rows = [
+            row for row in csv.DictReader(file) if row["family"] == "dac.table1" and row["kind"] in ("order", "gap")
+        ]
     gains, errors = (np.array([float(row[name]) for row in rows]) for name in ("value", "stderr"))
     return gains, errors
 
@@ -117,7 +120,10 @@ def test_where_the_paper_is_right_the_sentence_says_so() -> None:
     rng, counts = np.random.default_rng(0), []
     for _ in range(300):
         p = stats.ttest_1samp(gains + FOLDS**0.5 * errors * rng.standard_normal((FOLDS, 16)), 0).pvalue
-        found = [Verdict(status=Status.SUPPORTED, explanation="", p_value=one, n=FOLDS) for one in p.tolist()]
+        found = [
+            Verdict(status=Status.SUPPORTED, explanation="", p_value=one, n=FOLDS, share=RULES.looks[FOLDS])
+            for one in p.tolist()
+        ]
         counts.append(sum(holm(found, RULES)))
     assert 1.0 < np.mean(counts) < 1.9
 

@@ -1,0 +1,44 @@
+"""What pages call a claim, what they show first of it, and how they sum up a paper."""
+
+from __future__ import annotations
+
+import csv
+import re
+
+from service.wording import _WORDS, highlights, name_claim, name_metric, summarise
+from stages.ledger.sensitivity import DEFENSIBLE
+from stages.results import Claim, Counts, JudgedClaim, Tally, Verdict
+from tests.service.results_factory import REPOSITORY
+
+
+def test_an_error_is_shown_first_at_one_of_its_places() -> None:
+    def judge(name: str, place: str, error: str | None) -> JudgedClaim:
+        claim = Claim(id=name, place=place, finding={"error": error})
+        verdict = Verdict(claim=name, status="contradicted", basis="finding")
+        return JudgedClaim(claim=claim, verdict=verdict, experiments=(), datasets=())
+
+    judged = [judge("a", "Table 3", "unit"), judge("b", "section 4", "unit"), judge("c", "section 5", None)]
+    assert [row.claim.id for row in highlights(judged)] == ["a", "c"]
+
+
+def test_a_sentence_says_what_holds_under_a_reading_and_that_an_error_counts_once() -> None:
+    counts = {"decidable": 5, "in_favour": 4, "against": 1, "open": 0, "waiting": 0}
+    none = Counts(**dict.fromkeys(counts, 0))
+    parts = {"trained": none, "computed": Counts(**counts), "data": none}
+    computed = {"finding": {"holds": 3, "holds under a reading": 1, "contradicted": 1}}
+    sentence = summarise(Tally(paper="p", claims=16, **counts, **parts, by_basis=computed, errors={"unit": 12}))
+    assert sentence == (
+        "4 of 5 statements that can be computed hold, 1 of them not under every reading; "
+        "one error is at 12 places and counts once."
+    )
+
+
+def test_every_claim_is_named_in_words() -> None:
+    with (REPOSITORY / "data" / "claims.csv").open(newline="") as file:
+        metrics = {row["metric"] for row in csv.DictReader(file) if not row["statement"]}
+    assert [name for name in map(name_metric, metrics) if not re.fullmatch("[A-Z][A-Za-z0-9, -]+", name)] == []
+    alternatives = {metric for group in DEFENSIBLE for metric in group}
+    assert set(_WORDS) <= metrics | alternatives, "no word without a claim"
+    claim = Claim(id="x", arm="vit", metric="flops_per_image")
+    judged = JudgedClaim(claim=claim, verdict=Verdict(), experiments=(), datasets=("mnist",))
+    assert name_claim(judged, {"mnist": "MNIST"}, {}) == "vit: FLOPs per image (MNIST)"
