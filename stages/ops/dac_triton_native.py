@@ -15,7 +15,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stages.ops import dac_kernels_native as kernels
+from stages.ops.native import keep_triton_kernels
 
+keep_triton_kernels()
 _HALF = (torch.bfloat16, torch.float16)
 _TAPS = 16  # kernel positions as columns of a product, padded
 _COUNTED = 2**31  # numbers that a kernel's 32 bits can count

@@ -162,24 +162,44 @@ def _alone(lock: Path) -> Iterator[None]:
 
 
 def _place(name: str) -> Path:
-    """Where a library is kept: in the user's cache, or, where that can't be written to, in the temporary files.
+    """Where a library is kept, or will be; one that is there is taken from a folder that can only be read, too."""
+    with suppress(RuntimeError):
+        if (kept := _home_cache() / name).is_file():
+            return kept
+    return cache_folder() / name
+
+
+def cache_folder() -> Path:
+    """Where this user keeps what is compiled: in the user's cache, or, if that can't be written to, in temporary files.
 
     Raises:
         PermissionError: another user could put code there.
     """
-    with suppress(OSError, RuntimeError):  # RuntimeError: the user has no home
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "claimcheck"
-        if (folder / name).is_file():
-            return folder / name
+    with suppress(OSError, RuntimeError):
+        folder = _home_cache()
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
-            return folder / name
+            return folder
     folder = Path(tempfile.gettempdir()) / f"claimcheck-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise PermissionError(f"{folder} isn't this user's alone, and ~/.cache can't be written to; set XDG_CACHE_HOME")
-    return folder / name
+    return folder
+
+
+def keep_triton_kernels() -> None:
+    """Triton keeps what it compiles at home; from now on beside our libraries where that can't be written to."""
+    with suppress(OSError, RuntimeError):
+        home = Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton" / "cache"
+        there = next(folder for folder in (home, *home.parents) if folder.exists())
+        if "TRITON_CACHE_DIR" not in os.environ and not (there.is_dir() and os.access(there, os.W_OK)):
+            os.environ["TRITON_CACHE_DIR"] = str(cache_folder() / "triton")
+
+
+def _home_cache() -> Path:
+    """RuntimeError where the user has no home."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "claimcheck"
 
 
 def _processor() -> str:

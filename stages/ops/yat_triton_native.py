@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from stages.ops import yat_kernels_native as kernels
-from stages.ops.native import head_strides, in_rows
+from stages.ops.native import head_strides, in_rows, keep_triton_kernels
 
+keep_triton_kernels()
 _HALF = (torch.bfloat16, torch.float16)
 _COUNTED = 2**31  # numbers that a kernel's 32 bits can count
 _WIDEST = 128  # features of a head: a block of each operand stays on chip

@@ -93,6 +93,22 @@ def test_a_folder_in_which_others_can_write_is_not_trusted(
     assert "set XDG_CACHE_HOME" in capsys.readouterr().err and not list(folder.iterdir())
 
 
+@pytest.mark.parametrize("is_writable", [True, False])
+def test_triton_keeps_its_kernels_at_home_if_it_can(
+    is_writable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TRITON_CACHE_DIR", "TRITON_HOME"):
+        monkeypatch.setenv(name, "")  # undone afterwards
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    home = tmp_path / "home"
+    home.mkdir() if is_writable else home.write_text("")
+    monkeypatch.setenv("HOME", str(home))
+    native.keep_triton_kernels()
+    wanted = None if is_writable else str(tmp_path / "cache" / "claimcheck" / "triton")
+    assert os.environ.get("TRITON_CACHE_DIR") == wanted
+
+
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names of x86's processors")
 @pytest.mark.parametrize(("capability", "march"), [("default", "x86-64"), ("avx2", "x86-64-v3"), ("avx512", "native")])
 def test_code_is_for_the_processor_that_pytorch_plays(
