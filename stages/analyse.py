@@ -16,6 +16,7 @@ from pathlib import Path
 from stages.experiment import load_params
 from stages.finding import Finding
 from stages.run import canonical_json
+from stages.stage_inputs import refuse_changed
 from stages.store import write_atomically
 
 TARGET, DOCS = Path("data/findings.jsonl"), Path("docs/findings.md")
@@ -36,6 +37,8 @@ def main(arguments: list[str] | None = None) -> int:
     found: dict[str, list[Finding]] = {
         paper: import_module(f"stages.papers.{paper}.findings").findings(margins) for paper in papers()
     }
+    if refuse_changed("analyse"):
+        return 1
     write_atomically(*((DOCS, page(found)) if options.docs else (TARGET, lines(found))))
     for paper, findings in found.items():
         print(f"analyse: {paper}: {_counts(findings)}")

@@ -17,6 +17,7 @@ from stages.device import pick_device
 from stages.evaluation.experiment import EvaluationError, evaluate_experiment
 from stages.evidence import EpochRow, ResultLine, write_lines
 from stages.experiment import ParamsError, load_params
+from stages.stage_inputs import refuse_changed
 from stages.store import write_atomically
 
 
@@ -62,6 +63,8 @@ def main(arguments: list[str] | None = None) -> int:
         results, costs = evaluate_experiment(name, data, load_params().profile.latency, device)
     except (ParamsError, EvaluationError, CheckpointError, ValueError) as error:
         print(f"evaluate@{name}: {error}", file=sys.stderr)
+        return 1
+    if refuse_changed(f"evaluate@{name}"):
         return 1
     write_atomically(data / "results" / f"{name}.jsonl", write_lines(results))
     write_atomically(data / "results" / f"{name}.cost.jsonl", write_lines(costs))

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
+from stages import LOADED
+
 PACKAGE_ROOT = Path(__file__).resolve().parent.parent
 
 _KEYED_BY_VALUE = {"stages.run"}
@@ -121,3 +123,12 @@ def changed_modules(code: Mapping[str, str]) -> list[str]:
     """Modules of a run's fingerprint whose source is another one now, or gone."""
     paths = {module: source_path(module) for module in code}
     return sorted(module for module, path in paths.items() if path is None or module_digest(path) != code[module])
+
+
+def unlike_loaded(code: Mapping[str, str]) -> list[str]:
+    """Modules of a run's fingerprint that this process has loaded from another source: what it runs isn't that code."""
+    return sorted(
+        module
+        for module, digest in code.items()
+        if module in LOADED and source_digest(LOADED[module].decode()) != digest
+    )

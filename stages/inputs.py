@@ -7,85 +7,12 @@ modules with their digests (comments and docstrings don't count, as in a run key
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from functools import cache
-from pathlib import Path
-from typing import Any
 
-from stages.experiment import Params, ParamsError, load_params
-from stages.fingerprint import imported_modules, module_digest, reachable, source_path
-from stages.signature import known_papers
-
-TARGET = Path("data/inputs")
-_FOLDER = Path(__file__).parent
-
-
-@dataclass(frozen=True)
-class StageInputs:
-    """`roots`: where a stage's imports start, its verb and what it finds by name.  `files`: patterns of files read."""
-
-    roots: tuple[str, ...]
-    params: Mapping[str, Any] = field(default_factory=dict)
-    files: tuple[str, ...] = ()
-
-
-def stage_inputs(params: Params) -> dict[str, StageInputs]:
-    """Every stage of dvc.yaml but `inputs` itself, by its name there."""
-    packages = tuple(f"stages.papers.{paper}" for paper in known_papers())
-    findings = tuple(f"{package}.findings" for package in packages if source_path(f"{package}.findings"))
-    optimizers = tuple(f"stages.optim.{path.stem}" for path in _FOLDER.glob("optim/*.py") if path.stem != "__init__")
-    everything = asdict(params)
-    profile = {"profile": everything.pop("profile_name")} | everything["profiles"][params.profile_name]
-    found = {
-        "analyse": StageInputs(("stages.analyse", *findings), {"margins": everything["verdicts"]["margins"]}),
-        "record": StageInputs(("stages.record", *packages), everything, files=("papers/*/*.yaml",)),
-        "report": StageInputs(("stages.report",)),
-    }
-    for name, source in everything["datasets"].items():
-        found[f"fetch@{name}"] = StageInputs(("stages.fetch",), {"dataset": source, "data": profile["data"]})
-        found[f"preprocess@{name}"] = StageInputs(("stages.preprocess",), {"dataset": source})
-    for name, experiment in everything["experiments"].items():
-        package = f"stages.papers.{experiment['paper']}"
-        fast = tuple(f"{package}.{path.stem}" for path in _FOLDER.glob(f"papers/{experiment['paper']}/*_native.py"))
-        trained = {"profile": profile, "experiment": experiment}
-        found[f"train@{name}"] = StageInputs(("stages.train", "stages.worker", package, *fast, *optimizers), trained)
-        observed = (f"{package}.observations",) if source_path(f"{package}.observations") else ()
-        evaluated = ("stages.evaluate", package, *observed)
-        found[f"evaluate@{name}"] = StageInputs(evaluated, {"latency": profile["latency"]})
-    return found
-
-
-def modules_run(roots: Iterable[str]) -> set[str]:
-    """`roots`, all of ours that they import, directly or not, and the packages in which these lie."""
-    return reachable(
-        roots, lambda module: [*imported_modules(module), *([module.rpartition(".")[0]] * ("." in module))]
-    )
-
-
-@cache
-def code_digests(roots: tuple[str, ...], files: tuple[str, ...]) -> Mapping[str, str]:
-    """`{module or file: digest}` of what `roots` run, with what bears a module's name beside it (C++, say)."""
-    found: dict[str, str] = {}
-    for module in sorted(modules_run(roots)):
-        path = source_path(module)
-        if path is None:
-            continue
-        found[module] = module_digest(path)
-        found |= _file_digests(other for other in path.parent.glob(f"{path.stem}.*") if other.suffix != ".py")
-    return found | _file_digests(path for pattern in files for path in sorted(_FOLDER.glob(pattern)))
-
-
-def _file_digests(paths: Iterable[Path]) -> dict[str, str]:
-    return {
-        path.relative_to(_FOLDER.parent).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-        for path in paths
-        if path.is_file()
-    }
+from stages.experiment import ParamsError, load_params
+from stages.stage_inputs import TARGET, code_digests, stage_inputs
 
 
 def main() -> int:

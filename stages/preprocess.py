@@ -12,6 +12,7 @@ from stages.datasets.prepare import prepare
 from stages.datasets.sources import find_source
 from stages.datasets.verified import DatasetError
 from stages.experiment import ParamsError, load_params
+from stages.stage_inputs import refuse_changed
 from stages.store import home
 
 UNITS: dict[Kind, str] = {"images": "images", "table": "rows", "text": "tokens"}
@@ -35,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     if info.split_note is not None:
         print(f"preprocess: {dataset}: {info.split_note}")
-    return 0
+    return 1 if refuse_changed("preprocess") else 0
 
 
 if __name__ == "__main__":

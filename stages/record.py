@@ -15,11 +15,14 @@ from stages.evidence import EvidenceError
 from stages.experiment import ParamsError
 from stages.recording import LedgerError, RecordError, record
 from stages.results import ResultsUnavailable
+from stages.stage_inputs import refuse_changed
 
 TRACKED = "data/results.db"
 
 
 def main() -> int:
+    if refuse_changed("record"):
+        return 1
     places = dict.fromkeys([TRACKED, os.environ.get("CLAIMCHECK_DATABASE", TRACKED)])
     return max(write(place) for place in places)
 

@@ -15,6 +15,7 @@ from stages.engine.orphan import OrphanedStage, dvc_and_shells, end_with
 from stages.experiment import ParamsError, load_params
 from stages.progress import ProgressDisplay
 from stages.runner import train_experiment
+from stages.stage_inputs import refuse_changed
 
 KILLED = 3
 """Exit code where something killed the processes that trained."""
@@ -58,6 +59,8 @@ def main(arguments: list[str] | None = None) -> int:
         return KILLED
     except (OrphanedStage, ParamsError, PackedDataError) as error:
         print(f"train@{options.experiment}: {error}", file=sys.stderr)
+        return 1
+    if refuse_changed(f"train@{options.experiment}"):
         return 1
     return 0 if complete else 1
 

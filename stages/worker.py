@@ -27,6 +27,7 @@ from stages.checkpoint.predictor import dump_checkpoint
 from stages.datasets.packed import PackedInfo, Split, read_info
 from stages.device import pick_device
 from stages.evaluation.flops import FlopCounts
+from stages.fingerprint import unlike_loaded
 from stages.memory import keep_freed_memory
 from stages.ops.bfloat16_native import use_fast_bfloat16
 from stages.ops.fast_layers_native import with_fast_layers
@@ -89,6 +90,7 @@ def train_run(
     """
     store, run_key, protocol = RunStore(job.store), job.spec.run_key, job.spec.protocol
     info, device = _prepare(job)
+    stamp = stamp_of(job.data)
     task = with_fast_batches(_task(job, info, "train", device))
     observe = None
     if protocol.observe_test:
@@ -96,6 +98,7 @@ def train_run(
     if device.type == "cpu" and protocol.precision == "bfloat16":
         use_fast_bfloat16()
     model = seeded_model(lambda: with_fast_layers(build_model(job.spec.model)), job.spec.replicate).to(device)
+    _refuse_other_code(job)
     environment = describe_environment(device)
     energy = EnergyMeter(lambda: energy_joules(device))
     resume = _ResumeFile(
@@ -121,9 +124,30 @@ def train_run(
             should_stop=should_stop,
         )
     spent = _Spent(time.monotonic() - started, energy.used(), peak_memory_bytes(device))
+    if stamp_of(job.data) != stamp:
+        raise ValueError(f"{job.data} changed while run {run_key[:12]} trained; nothing is published, run dvc repro")
     files = _published_files(job, info, model, outcome, environment, spent)
     with publishing():
         return store.publish(run_key, files)
+
+
+def _refuse_other_code(job: Job) -> None:
+    """What ran is what this process loaded, which may be older than the run's fingerprint, or newer.
+
+    Raises:
+        ValueError: it isn't the code that the run's key names.
+    """
+    unlike = unlike_loaded(job.spec.code)
+    if unlike:
+        raise ValueError(
+            f"run {job.spec.run_key[:12]} asks for other code than this process has loaded ({', '.join(unlike)}), "
+            "which was edited meanwhile: nothing is published, and the next dvc repro trains it"
+        )
+
+
+def stamp_of(folder: Path) -> dict[str, tuple[int, int]]:
+    """Size and last change of each file: packed data must be the same at the end of a training as at its start."""
+    return {path.name: (path.stat().st_size, path.stat().st_mtime_ns) for path in folder.iterdir()}
 
 
 def can_stack(device: str) -> bool:
@@ -342,6 +366,7 @@ def _published_files(
         "energy_joules": spent.energy_joules,
         "weights_sha256": None,
     }
+    _refuse_other_code(job)
     files = {
         "spec.json": canonical_json(job.spec.to_dict()).encode(),
         "history.jsonl": "".join(canonical_json(_finite(row)) + "\n" for row in outcome.history).encode(),

@@ -21,8 +21,18 @@ from tests.project import MARGINS, REPOSITORY, environment
 @pytest.fixture
 def toy_paper(tmp_path: Path) -> Path:
     """A checkout whose only paper finds what it is told to."""
-    readers = ("experiment", "fingerprint", "grid", "ranges", "rules", "schema", "signature", "papers/__init__")
-    for name in ("analyse", "finding", "run", "store", "__init__", *readers):
+    readers = (
+        "experiment",
+        "fingerprint",
+        "grid",
+        "ranges",
+        "rules",
+        "schema",
+        "signature",
+        "stage_inputs",
+        "papers/__init__",
+    )
+    for name in ("analyse", "finding", "run", "store", "__init__", "papers/__init__", *readers):
         target = tmp_path / "stages" / f"{name}.py"
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text((Path(analyse.__file__).parent / f"{name}.py").read_text())

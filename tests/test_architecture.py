@@ -19,7 +19,7 @@ ALLOWED: dict[str, set[str]] = {
     "run": set(),
     "outcome": set(),
     "store": {"outcome"},
-    "fingerprint": set(),
+    "fingerprint": {""},
     "images": set(),
     "device": set(),
     "memory": set(),
@@ -34,6 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "ops": set(),
     "optim": set(),
     "experiment": {"run", "schema", "ranges", "grid", "rules", "signature"},
+    "stage_inputs": {"", "experiment", "fingerprint", "signature"},
     "budget": {"run", "experiment", "signature"},
     "evidence": {"run"},
     "datasets": {"experiment", "store"},
@@ -68,7 +69,7 @@ ALLOWED: dict[str, set[str]] = {
         *("datasets", "engine", "runlist", "stacking"),
     },
     "worker": {
-        *("run", "device", "memory", "store", "outcome", "ops", "papers", "training", "stacking"),
+        *("run", "fingerprint", "device", "memory", "store", "outcome", "ops", "papers", "training", "stacking"),
         *("datasets", "checkpoint", "evaluation"),
     },
 }

@@ -16,12 +16,12 @@ import yaml
 
 from stages.experiment import load_params
 from stages.fingerprint import code_fingerprint
-from stages.inputs import code_digests, modules_run, stage_inputs
+from stages.stage_inputs import code_digests, modules_run, stage_inputs
 
 ROOT = Path(__file__).resolve().parent.parent
 PARAMS = load_params(ROOT)
 INPUTS = stage_inputs(PARAMS)
-# Modules that import by name: what they may find has to be among the roots of `stages.inputs`.
+# Modules that import by name: what they may find has to be among the roots of `stages.stage_inputs`.
 IMPORT_BY_NAME = {
     "analyse.py",  # the papers' findings
     "engine/local.py",  # the worker

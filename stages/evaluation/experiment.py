@@ -22,6 +22,7 @@ from stages.evidence import (
     ResultLine,
 )
 from stages.experiment import LatencySpec
+from stages.fingerprint import unlike_loaded
 from stages.outcome import find_fault
 from stages.run import RunSpec
 from stages.runlist import ListedRun, RunList, read_run_list
@@ -52,6 +53,12 @@ def evaluate_experiment(
             raise EvaluationError(
                 f"data/processed/{run_list.dataset} has digest {info.digest[:12]}, run {outcome.run.run_key[:12]} was "
                 f"trained on {outcome.spec['data_digest'][:12]}; run `dvc repro train@{name}` first"
+            )
+    for outcome in outcomes:
+        if unlike := unlike_loaded(outcome.spec["code"]):
+            raise EvaluationError(
+                f"run {outcome.run.run_key[:12]} was trained by other code than evaluates it ({', '.join(unlike)}); "
+                f"run `dvc repro train@{name}` first"
             )
     latencies = _latencies(outcomes, info, latency, device)
     counts, observer = FlopCounts(), Observer(test_set)
