@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from service import vega
-from service.wording import GAINS
+from service.wording import GAINS, unit_of
 from stages.results import Claim, ClaimRecord, JudgedClaim, PairGain
 
 IN_FAVOUR = "to the right in favour of the proposed model"
@@ -186,7 +186,7 @@ def _arms_chart(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _gain_unit(claim: Claim) -> tuple[str, int]:
     """What a gain is drawn in, and what its number is multiplied by."""
-    return ("percentage points", 100) if claim.unit == "fraction" else (claim.unit or "", 1)
+    return ("percentage points", 100) if unit_of(claim) == "fraction" else (unit_of(claim), 1)
 
 
 def _line(value: float, x: dict[str, Any], side: str | None) -> dict[str, Any]:

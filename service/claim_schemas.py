@@ -51,8 +51,11 @@ class PowerOut(Out):
     spread: float = Field(description="standard deviation of one replicate, of one difference for a gain")
     source: str = Field(examples=["printed"], description="of the spread: measured, printed or assumed")
     reproduced: float | None = Field(description="where the paper is right; of a gain's size")
-    not_reproduced: float | None = Field(description="where the truth is two margins from the paper's number")
-    supported: float | None = Field(description="where the gain is as printed")
+    not_reproduced: float | None = Field(
+        description="where the truth is two margins from the paper's number; of comparable arms: reversed, where one "
+        "is worse by twice what the paper calls comparable"
+    )
+    supported: float | None = Field(description="where the gain is as printed, or comparable arms are alike")
     needed: int | None = Field(
         description="replicates, the planned or more, that give 80 % of supported for a gain, else of reproduced"
     )

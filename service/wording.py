@@ -70,7 +70,7 @@ _SIDES = {
 
 def install(environment: Environment) -> None:
     """Those that take one claim or verdict, as filters."""
-    for function in (side_of, in_terms_of, print_value, print_metric, name_quantity):
+    for function in (side_of, in_terms_of, unit_of, as_run, print_value, print_metric, name_quantity):
         environment.filters[function.__name__] = function
     environment.filters["metric_name"] = name_metric
 
@@ -114,10 +114,21 @@ def _title(arm: str | None, experiments: Sequence[str], arms: Mapping[tuple[str,
 
 def in_terms_of(value: float | None, claim: Claim, write: Callable[[float], str] = plain) -> str:
     """A number in the terms of `claim`: a gain in a fraction in points, everything else in the claim's unit."""
-    if claim.unit == "nats" and value is not None:
+    unit = unit_of(claim)
+    if unit == "nats" and value is not None:
         return f"{write(value)} nats"
-    is_gain = claim.kind in GAINS and claim.unit == "fraction"
-    return points(value) if is_gain else value_in(claim.unit or "", write)(value)
+    is_gain = claim.kind in GAINS and unit == "fraction"
+    return points(value) if is_gain else value_in(unit, write)(value)
+
+
+def unit_of(claim: Claim) -> str:
+    """Of what is found: a gain by width is in nats, and so is one among networks of so many parameters."""
+    return METRICS[claim.metric].unit if claim.kind in ("uniform", "crossover") else claim.unit or ""
+
+
+def as_run(value: float, claim: Claim) -> str:
+    """What one run enters a claim with: a number in its metric, whatever the claim makes of it."""
+    return value_in(METRICS[claim.metric].unit if claim.metric in METRICS else claim.unit or "")(value)
 
 
 def print_value(claim: Claim) -> str:
@@ -130,6 +141,8 @@ def print_value(claim: Claim) -> str:
     if claim.value is None:
         return NONE
     value = in_terms_of(claim.value, claim, exact)
+    if claim.kind in ("uniform", "crossover"):
+        return value_in(claim.unit or "", exact)(claim.value)
     if claim.kind == "observed" and claim.better is not None:
         return f"{'above' if claim.better == 'higher' else 'below'} {value}"
     if claim.kind == "proportion" and claim.trials:

@@ -190,7 +190,10 @@ def _order(comparison: ExperimentComparison) -> str:
 def _number(value: float | None, unit: str | None) -> str:
     if value is None:
         return NONE
-    return f"{100 * value:.2f} %" if unit == "fraction" else f"{value:.4g} {unit or ''}".strip()
+    if unit == "fraction":
+        return f"{100 * value:.2f} %"
+    many = value >= 1e4 and value.is_integer()
+    return f"{f'{value:,.0f}' if many else f'{value:.4g}'} {unit or ''}".strip()
 
 
 def _with_error(value: float, stderr: float | None, unit: str | None) -> str:

@@ -112,7 +112,8 @@ def test_verdicts_are_a_table_a_paper(root: Path) -> None:
     record(root, "data/results.db")
     report.main([])
     text = (root / "data" / "report" / "verdicts.md").read_text()
-    assert "| ninformer | 16 | 13 | 0 | 1 | 4 | 8 |" in text
+    assert "| ninformer | by training | 12 | 0 | 0 | 4 | 8 |" in text
+    assert "| ninformer | by computing | 1 | 0 | 1 | 0 | 0 |" in text
     assert cells(text, "`ninformer.table2.mnist.vit`")[1:4] == ["97.12 %", "97.22 %", "inconclusive"]
     assert cells(text, "`ninformer.table3.mnist.vit`")[3] == "contradicted"
 
@@ -131,8 +132,9 @@ def test_the_status_counts_verdicts_by_paper(root: Path, capsys: pytest.CaptureF
     record(root, "data/results.db")
     assert cli.main(["status"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split() == ["ninformer", "0", "1", "4", "8", "13,", "16"]
-    assert [line.split(maxsplit=1) for line in lines[3:]] == [
+    assert lines[1].split() == ["ninformer", "by", "training", "0", "0", "4", "8"]
+    assert lines[2].split() == ["ninformer", "by", "computing", "0", "1", "0", "0"]
+    assert [line.split(maxsplit=1) for line in lines[lines.index("") + 1 :]] == [
         ["1", "contradicted"],
         ["4", "inconclusive"],
         ["8", "not tested"],

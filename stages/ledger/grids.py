@@ -87,6 +87,8 @@ def judge_crossover(claim: ClaimLine, body: Body, params: Params) -> Judgement:
     counted = sorted(sizes[arm] for arm in there)
     said = f"The mean over the {len(there)} of {len(couples)} pairs of one depth and size that ran with"
     said += f" {claim.value:,.0f} {claim.unit}: {', '.join(f'{size:,.0f}' for size in counted)}."
+    planned = len(body.experiment.arms)
+    said += f" {len(body.arms)} of the {planned} models of the grid ran." if len(body.arms) < planned else ""
     return Judgement(
         claim=claim,
         verdict=dataclasses.replace(verdict, explanation=f"{verdict.explanation} {said}"),

@@ -22,9 +22,9 @@ from typing import Literal
 from stages.experiment import Experiment, Params
 from stages.ledger.claims import ClaimLine
 from stages.ledger.ratios import margin_of_ratio
-from stages.ledger.sides import Pairs, arms_of
+from stages.ledger.sides import Pairs, arms_of, better_of
 from stages.ledger.trained import margin_of_gain, margin_of_value
-from stages.verdicts import Design, Power, Verdict, power_of_gain, power_of_value
+from stages.verdicts import ComparableClaim, Design, Power, Verdict, power_of_comparable, power_of_gain, power_of_value
 from stages.verdicts.power import Source
 
 CHANCE_SHARE = 0.8
@@ -53,7 +53,8 @@ def foresee(claim: ClaimLine, params: Params, verdict: Verdict, claims: Iterable
         return None
     spread, source, because = found
     if len(pairs.proposed) > 1:
-        because += f", for the whole grid of {len(pairs.proposed)} pairs"
+        whole = f", for the whole grid of {len(pairs.proposed)} pairs"
+        because += ", for the mean of the pairs that ran" if source == "measured" else whole
     is_gain, is_folded = claim.kind in GAINS, experiment.printed.split.kind == "folds"
     pairing: Literal["value", "fold", "none"] = "value"
     if is_gain:
@@ -70,7 +71,8 @@ def foresee(claim: ClaimLine, params: Params, verdict: Verdict, claims: Iterable
     )
     rules = params.verdicts
     if claim.kind == "equivalence":
-        return power_of_gain(design, 0.0, rules.margins.comparable(), rules)
+        asked = ComparableClaim(margin=rules.margins.comparable(), better=better_of(claim), accepted=claim.value)
+        return power_of_comparable(design, asked.margin, asked.widest, rules)
     if claim.kind == "gap":
         margin = margin_of_gain(claim, rules.margins)
         return power_of_value(design, margin, rules, can_reproduce=abs(claim.value) > margin)

@@ -168,7 +168,8 @@ def _judge_observed(claim: ClaimLine, sides: Sides, body: Body, rules: Rules) ->
         return judge_side(claim.value, better_of(claim), sides.proposed, rules=rules, planned=planned)
     margin = rules.margins.difference(claim.value)
     stated = ValueClaim(value=claim.value, margin=margin, stderr=0.0)
-    return judge_value(stated, sides.proposed, rules=rules, planned=planned)
+    verdict = judge_value(stated, sides.proposed, rules=rules, planned=planned)
+    return dataclasses.replace(verdict, prediction=None)  # no paper ran it
 
 
 def _has_own_test_set(claim: ClaimLine, body: Body, params: Params) -> bool:

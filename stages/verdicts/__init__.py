@@ -33,7 +33,7 @@ from stages.verdicts.others import (
     judge_shown,
     not_tested,
 )
-from stages.verdicts.power import Design, Power, power_of_gain, power_of_value
+from stages.verdicts.power import Design, Power, power_of_comparable, power_of_gain, power_of_value
 from stages.verdicts.side import judge_side
 from stages.verdicts.uniform import UniformClaim, judge_uniform
 from stages.verdicts.value import ValueClaim, judge_value
@@ -81,6 +81,7 @@ __all__ = [
     "judge_wins",
     "min_over_epochs",
     "not_tested",
+    "power_of_comparable",
     "power_of_gain",
     "power_of_value",
     "pseudo_values",

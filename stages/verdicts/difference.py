@@ -48,8 +48,8 @@ class GainClaim:
 
     @property
     def has_size(self) -> bool:
-        """Whether no gain at all is told from the printed one; of comparable arms none is what is claimed."""
-        return not self.gain or (self.margin is not None and abs(self.gain) > self.margin)
+        """Whether no gain at all is told from the printed one."""
+        return self.margin is not None and abs(self.gain) > self.margin
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,11 +125,14 @@ def judge_gain(
 
 
 def _leave_open(size: Verdict) -> Verdict:
-    """Pairs that are missing may take the mean, which is what is printed, into the margin or out of it."""
+    """Pairs that are missing may take the mean, which is what is printed, into the margin or out of it.
+
+    So a rerun of the paper, which ran them all, isn't predicted.
+    """
     decided = (Status.REPRODUCED, Status.NOT_REPRODUCED)
     status = Status.INCONCLUSIVE if size.status in decided else size.status
     needed = f"{size.explanation} The printed number is of every pair: more pairs are needed."
-    return dataclasses.replace(size, status=status, explanation=needed, replicates_expected=None)
+    return dataclasses.replace(size, status=status, explanation=needed, replicates_expected=None, prediction=None)
 
 
 def _of_part(part: GridPart, gain: Gain, sign: Verdict) -> str:

@@ -6,6 +6,7 @@ the tests are of the mean alone (Phillips 1990, for the equivalence):
     P(reproduced | same, v)                 = 2 Φ((Δ − h(v))/σ) − 1   where h(v) < Δ, else 0
     P(not reproduced | two margins off, v)  = Φ((Δ − H(v))/σ) + Φ((−3Δ − H(v))/σ)
     P(supported | gain g, v)                = Φ((|g| − H(v))/τ)
+    P(comparable | arms alike, v)           = Φ((Δ − h(v))/τ)
 
 Δ is the margin, h and H are the half-widths at the last look's level, σ² = s²/n + the paper's variance, τ² = s²/n.  The
 mean over v takes it at quantiles of its distribution, s² χ²/df.  The verdict is that of the last look, so looks before
@@ -65,10 +66,11 @@ class Power:
     """Probabilities of the verdicts at the end of a plan of `planned` replicates with this `spread`.
 
     `reproduced`: where the paper is right; `not_reproduced`: where the truth is two margins from its number; both of a
-    value or of a gain's size.  `supported`: where the gain is as printed.  None where it isn't asked.  `needed`: the
-    replicates, the planned ones or more, that give 80 % of `supported` for a gain and of `reproduced` for a value, and
-    `needed_for_size` of a gain's `reproduced`; None where no number does.  `can_reproduce`: whether any number of
-    replicates says `reproduced` more often where the paper is right than its level lets it where it is wrong.
+    value or of a gain's size.  `supported`: where the gain is as printed, or arms said to be comparable are alike.
+    None where it isn't asked.  `needed`: the replicates, the planned ones or more, that give 80 % of `supported` for a
+    gain and of `reproduced` for a value, and `needed_for_size` of a gain's `reproduced`; None where no number does.
+    `can_reproduce`: whether any number of replicates says `reproduced` more often where the paper is right than its
+    level lets it where it is wrong.
     """
 
     planned: int
@@ -88,10 +90,37 @@ def power_of_value(design: Design, margin: float, rules: Rules, *, can_reproduce
     return _size(design, margin, rules, can_reproduce=can_reproduce, thing="it")
 
 
+def power_of_comparable(design: Design, margin: float, widest: float, rules: Rules) -> Power:
+    """Of arms said to be comparable, margins as in `ComparableClaim`: is `supported` where they are alike.
+
+    The paper's own error has no part in it, since what it says has no number.  `not_reproduced` is the chance of
+    `reversed` where the proposed arm is worse by two of the `widest` margin.
+    """
+
+    def chance(n: int, limit: float = margin) -> float:
+        return _one_sided(design, limit, n, rules.alpha_within, rules)
+
+    planned = _judged(design, rules)
+    supported, read = chance(planned), chance(planned, widest)
+    worse = _one_sided(design, widest, planned, rules.alpha_outside / 2, rules)
+    needed = _needed(chance, planned, min(rules.looks))
+    also = f", and holds at least under a reading with {_percent(read)}" if widest > margin else ""
+    takes = "" if supported >= WANTED else f" {_takes(needed, rules)}"
+    return Power(
+        planned=design.planned,
+        spread=design.spread,
+        source=design.source,
+        explanation=f"{_plan(design)} Where the arms are alike, it is supported with probability "
+        f"{_percent(supported)}{also}.{takes} Where the proposed arm is worse by {2 * widest:.2g}, it is reversed with "
+        f"{_percent(worse)}.",
+        not_reproduced=worse,
+        supported=supported,
+        needed=needed,
+    )
+
+
 def power_of_gain(design: Design, gain: float, margin: float, rules: Rules) -> Power:
-    """Of an order or a difference: its sign as printed, and its size; comparable arms (`gain` 0) have no sign."""
-    if not gain:
-        return power_of_value(design, margin, rules)
+    """Of an order or a difference: its sign as printed, and its size."""
     size = _size(design, margin, rules, can_reproduce=abs(gain) > margin, thing="its size")
 
     def chance(n: int) -> float:
@@ -99,7 +128,7 @@ def power_of_gain(design: Design, gain: float, margin: float, rules: Rules) -> P
 
     supported = chance(_judged(design, rules))
     needed = _needed(chance, _judged(design, rules), min(rules.looks))
-    takes = "" if supported >= WANTED else f" {_takes(needed)}"
+    takes = "" if supported >= WANTED else f" {_takes(needed, rules)}"
     said = f"Where the gain is as printed, it is supported with probability {_percent(supported)}.{takes}"
     return dataclasses.replace(
         size,
@@ -128,11 +157,11 @@ def _size(design: Design, margin: float, rules: Rules, *, can_reproduce: bool, t
     if not can_reproduce:
         text = f"No gain at all would be within the margin, so {thing} is never reproduced; {off_text}"
     elif design.planned < first:
-        text = f"Nothing is judged before {first} replicates: the plan is too short. {_takes(needed)}"
+        text = f"Nothing is judged before {first} replicates: the plan is too short. {_takes(needed, rules)}"
     elif needed is None:
         text = f"{text} {_forbidden(design, margin, most, thing, rules)}"
     elif same < WANTED:
-        text = f"{text} {_takes(needed)}"
+        text = f"{text} {_takes(needed, rules)}"
     return Power(
         planned=design.planned,
         spread=design.spread,
@@ -145,10 +174,12 @@ def _size(design: Design, margin: float, rules: Rules, *, can_reproduce: bool, t
     )
 
 
-def _takes(needed: int | None) -> str:
+def _takes(needed: int | None, rules: Rules) -> str:
     if needed is None:
         return f"No number up to {MOST} gives {_percent(WANTED)}."
-    return f"{_percent(WANTED)} takes {needed} replicates."
+    last = max(rules.looks)
+    beyond = f", beyond the last look at {last}" if needed > last else ""
+    return f"{_percent(WANTED)} takes {needed} replicates{beyond}."
 
 
 def _forbidden(design: Design, margin: float, most: float, thing: str, rules: Rules) -> str:
@@ -206,12 +237,17 @@ def _size_chances(design: Design, margin: float, n: int, rules: Rules) -> tuple[
 
 
 def _sign_chance(design: Design, gain: float, n: int, rules: Rules) -> float:
+    return _one_sided(design, abs(gain), n, rules.alpha_outside / 2, rules)
+
+
+def _one_sided(design: Design, distance: float, n: int, alpha: float, rules: Rules) -> float:
+    """Chance that the interval of a gain lies wholly on the true side of a limit at this distance from the truth."""
     share = _share(n, min(rules.looks), rules)
     if not share:
         return 0.0
     ratio, df = _sample_variances(design.pairing, n, 0)
-    half = half_width(design.spread**2 * ratio / n, df, rules.alpha_outside / 2 * share)
-    return float(np.mean(special.ndtr((abs(gain) - half) * math.sqrt(n) / design.spread)))
+    half = half_width(design.spread**2 * ratio / n, df, alpha * share)
+    return float(np.mean(special.ndtr((distance - half) * math.sqrt(n) / design.spread)))
 
 
 @cache

@@ -25,6 +25,9 @@ from stages.verdicts.numerals import signed, with_interval
 from stages.verdicts.value import too_few
 from stages.verdicts.verdict import Sample, Status, Verdict
 
+_LEAST = 1e-9
+"""SciPy's noncentral F has negative probabilities where λ is 0."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class UniformClaim:
@@ -64,12 +67,12 @@ class Gains:
 
 def p_apart(f: Numbers, k: int, df: int, ratio: Numbers) -> Numbers:
     """Chance of an F as large or larger where no two of k levels are further apart than r, `ratio` = r²/v."""
-    return stats.ncf.sf(f, k - 1, df, (k // 2) * (k - k // 2) / k * ratio)
+    return stats.ncf.sf(f, k - 1, df, np.maximum((k // 2) * (k - k // 2) / k * ratio, _LEAST))
 
 
 def p_alike(f: Numbers, k: int, df: int, ratio: Numbers) -> Numbers:
     """Chance of an F as small or smaller where two of k levels are as far apart as r or further."""
-    return stats.ncf.cdf(f, k - 1, df, ratio / 2)
+    return stats.ncf.cdf(f, k - 1, df, np.maximum(ratio / 2, _LEAST))
 
 
 def _root(rising: Callable[[float], float], step: float) -> float:

@@ -222,6 +222,7 @@ def test_a_crossover_compares_networks_of_one_depth_and_size() -> None:
     assert "2 of 4 pairs of one depth and size that ran with 10,000 parameters or fewer: 3,223, 5,876." in (
         low.verdict.explanation
     )
+    assert low.verdict.explanation.endswith(" 10 of the 111 models of the grid ran.")
     assert low.verdict.size is None and low.basis == "results"
 
 

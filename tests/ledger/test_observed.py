@@ -79,6 +79,7 @@ def test_independent_steps_are_those_within_half_of_one(ratios: Sequence[float],
     judgement = judged(MOTION, ran(MOTION, ratios))
     assert judgement.verdict.status is status, judgement.verdict.explanation
     assert judgement.verdict.margin == 0.5
+    assert judgement.verdict.prediction is None, "no run of the paper's has this number"
 
 
 @pytest.mark.parametrize("claim", [ORDER, LEARNED, MOTION, KERNEL, IDENTITY])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 
-from service.wording import _WORDS, highlights, name_claim, name_metric, summarise
+from service.wording import _WORDS, as_run, highlights, in_terms_of, name_claim, name_metric, print_value, summarise
 from stages.ledger.sensitivity import DEFENSIBLE
 from stages.results import Claim, Counts, JudgedClaim, Tally, Verdict
 from tests.service.results_factory import REPOSITORY
@@ -42,3 +42,13 @@ def test_every_claim_is_named_in_words() -> None:
     claim = Claim(id="x", arm="vit", metric="flops_per_image")
     judged = JudgedClaim(claim=claim, verdict=Verdict(), experiments=(), datasets=("mnist",))
     assert name_claim(judged, {"mnist": "MNIST"}, {}) == "vit: FLOPs per image (MNIST)"
+
+
+def test_what_is_found_is_in_its_own_unit_and_no_number_of_parameters() -> None:
+    by_size = Claim(id="x", kind="crossover", metric="selected_log_mse", value=1e4, unit="parameters or fewer")
+    by_width = Claim(id="x", kind="uniform", metric="selected_log_mse", value=0.25, unit="nats by width")
+    assert (print_value(by_size), print_value(by_width)) == ("10,000 parameters or fewer", "0.25 nats by width")
+    assert (in_terms_of(-0.153, by_size), in_terms_of(0.127, by_width)) == ("−0.153 nats", "0.127 nats")
+    wins = Claim(id="x", kind="proportion", metric="window_error", unit="orders in favour")
+    gain = Claim(id="x", kind="ratio", metric="accuracy", unit="relative gain")
+    assert (as_run(0.07, wins), as_run(0.5, gain), as_run(-5.1, by_size)) == ("7.00 %", "50.00 %", "−5.1")

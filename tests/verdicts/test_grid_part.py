@@ -52,6 +52,8 @@ def test_the_sentence_names_the_depths_that_ran_and_those_that_did_not() -> None
     assert "It is of depth 5 and 8 with every width; depth 6, 11 and 16 didn't run." in verdict.explanation
     by_seeds = judge(GRID, np.tile(gains, 3)[:35], noise=some_noise(35))
     assert "didn't run" not in by_seeds.explanation and by_seeds.status is Status.SUPPORTED
+    assert verdict.size.prediction is None, "the paper's rerun would be of every depth"
+    assert by_seeds.size.prediction is not None
 
 
 def test_two_depths_say_little_of_five() -> None:

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
 
-from stages.verdicts import Design, GainClaim, Power, Sample, Status, judge_gain, power_of_gain, power_of_value
+from stages.verdicts import (
+    ComparableClaim,
+    Design,
+    GainClaim,
+    Power,
+    Sample,
+    Status,
+    judge_comparable,
+    judge_gain,
+    power_of_comparable,
+    power_of_gain,
+    power_of_value,
+)
 from stages.verdicts.power import WANTED
 from tests.verdicts.simulation import RULES, World, draw, judge_all
 
@@ -66,7 +79,8 @@ def test_more_replicates_are_named_where_they_would_do() -> None:
     design = dataclasses.replace(VALUE, stderr=0.2, paper_n=5)
     power = power_of_value(design, 1.0, RULES)
     assert power.reproduced < WANTED and power.needed is not None and power.can_reproduce
-    assert power.explanation.endswith(f"80 % takes {power.needed} replicates.")
+    assert f"80 % takes {power.needed} replicates" in power.explanation
+    assert power.explanation.endswith(", beyond the last look at 10.") == (power.needed > 10)
     enough = power_of_value(dataclasses.replace(design, planned=10), 1.0, RULES)
     assert power.needed <= 10 or enough.reproduced < WANTED
 
@@ -90,10 +104,29 @@ def test_a_gain_no_larger_than_its_margin_has_no_size_to_reproduce() -> None:
     assert power.needed is not None, "its sign can be"
 
 
-def test_comparable_arms_have_the_power_of_their_size_alone() -> None:
-    power = power_of_gain(dataclasses.replace(VALUE, pairing="none", paper_n=5), 0.0, 3.0, RULES)
-    assert power.supported is None and power.needed_for_size is None
-    assert power.reproduced is not None and power.reproduced > WANTED and power.needed == 5
+@pytest.mark.parametrize("pairing", ["fold", "none"])
+def test_the_power_of_comparable_arms_is_the_share_of_simulated_experiments(pairing: str) -> None:
+    """With margins of 1.2 and 3 spreads of a difference; the paper's own error has no part in it."""
+    trials, n, claim = 4000, 5, ComparableClaim(margin=1.2, better="higher", accepted=3.0)
+    design = Design(planned=n, spread=1.0, source="assumed", because="assumed: 1", pairing=pairing, paper_n=1)
+    power = power_of_comparable(design, claim.margin, claim.widest, RULES)
+    found = {}
+    for gain in (0.0, -2 * claim.widest):
+        rng = np.random.default_rng(5)
+        arms = [rng.normal(mean, math.sqrt(0.5), (trials, n)) for mean in (gain, 0.0)]
+        found[gain] = Counter(
+            judge_comparable(claim, Sample.of(ours), Sample.of(base), rules=RULES, pairing=pairing, planned=n).status
+            for ours, base in zip(*arms, strict=True)
+        )
+    close = 4 * 0.5 / math.sqrt(trials)
+    assert power.supported == pytest.approx(found[0.0][Status.SUPPORTED] / trials, abs=close)
+    assert power.not_reproduced == pytest.approx(found[-2 * claim.widest][Status.REVERSED] / trials, abs=close)
+    assert (power.reproduced, power.needed_for_size) == (None, None)
+    assert (
+        power.needed is not None and power.needed > n and f"80 % takes {power.needed} replicates" in power.explanation
+    )
+    enough = dataclasses.replace(design, planned=power.needed)
+    assert power_of_comparable(enough, claim.margin, claim.widest, RULES).supported >= WANTED
 
 
 def test_a_plan_that_is_too_short_says_so_and_what_it_takes() -> None:

@@ -77,6 +77,14 @@ def test_the_ends_of_the_interval_are_where_f_is_just_excluded() -> None:
     assert alike.range_interval(0.02) == (0.0, 0.0), "closer than chance lets them be"
 
 
+def test_what_chance_alone_explains_may_be_no_difference_at_all() -> None:
+    """SciPy's noncentral F is no probability where λ is 0."""
+    gains = Gains(values=np.array([0.24, 0.25, 0.26]), variance=0.01**2, df=24)
+    assert gains.range_interval(0.05)[0] == 0.0
+    assert p_apart(gains.f, 3, 24, 0.0) == pytest.approx(gains.p)
+    assert p_alike(gains.f, 3, 24, 0.0) == pytest.approx(1 - gains.p)
+
+
 def test_part_of_the_levels_can_refute_and_not_confirm() -> None:
     wide = dataclasses.replace(CLAIM, planned=9)
     assert judge(pairs([0.25] * 7, spread=0.02), wide).status is Status.INCONCLUSIVE
