@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import venv
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,90 @@ def test_a_small_pytorch_that_cannot_be_had_says_what_can(copy: Path) -> None:
     done = setup("install", "cpu", script=copy / ".ci/setup")
     assert done.returncode == 1
     assert "without TORCH_BACKEND=cpu the locked one is installed" in done.stderr
+
+
+class Clone:
+    """A clone's frame, and an environment that imports `stages` from it as an installation does."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.venv = root, root / ".venv"
+        (root / "stages").mkdir(parents=True)
+        (root / "stages" / "__init__.py").touch()
+        (root / "params").mkdir()
+        (root / ".ci").mkdir()
+        for name in (".ci/setup", "Makefile", "requirements.in", "requirements.lock", "pyproject.toml"):
+            shutil.copy(ROOT / name, root / name)
+
+    def install(self, clone: Path) -> None:
+        """As `make setup` leaves it, importing from `clone`."""
+        venv.create(self.venv, symlinks=True)
+        site = next(self.venv.glob("lib/python*/site-packages"))
+        (site / "claimcheck.pth").write_text(f"{clone}\n")
+        (self.venv / "ready-locked").touch()
+
+    def make(self) -> subprocess.CompletedProcess[str]:
+        """`make setup`, with a Python that can't make environments: nothing can be installed by mistake."""
+        env = stand_in(self.root, "python3", "exit 1")
+        return subprocess.run(
+            ["make", "setup", "TORCH_BACKEND=locked"],
+            cwd=self.root,
+            env={**os.environ, **env},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Clone:
+    clone = Clone(tmp_path / "owner")
+    clone.install(clone.root)
+    return clone
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_an_environment_that_imports_this_clone_is_ready(owner: Clone) -> None:
+    done = owner.make()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Nothing to be done" in done.stdout
+
+
+@pytest.mark.parametrize("part", [".venv", ".venv/bin", ".venv/lib"])
+def test_an_environment_is_never_changed_through_a_link(owner: Clone, tmp_path: Path, part: str) -> None:
+    other = Clone(tmp_path / "other")
+    if part != ".venv":
+        shutil.copytree(owner.venv, other.venv, symlinks=True)
+        shutil.rmtree(other.root / part)
+    (other.root / part).symlink_to(owner.root / part)
+    before = content(owner.venv)
+    done = other.make()
+    assert done.returncode != 0
+    assert f"setup: {part} is a link to {owner.root / part}" in done.stderr
+    assert f"remove the link (rm {part})" in done.stderr
+    assert content(owner.venv) == before
+    assert owner.make().returncode == 0
+
+
+def test_a_copied_environment_is_not_believed_and_made_anew(owner: Clone, tmp_path: Path) -> None:
+    other = Clone(tmp_path / "other")
+    shutil.copytree(owner.venv, other.venv, symlinks=True)
+    done = other.make()
+    assert f"setup: .venv is a copy of the environment of {owner.root}; it is made anew" in done.stderr
+    assert not other.venv.exists()
+    assert owner.make().returncode == 0
+
+
+def test_an_environment_that_was_pointed_elsewhere_is_not_believed(owner: Clone, tmp_path: Path) -> None:
+    owner.install(Clone(tmp_path / "other").root)
+    assert "it is made anew" in owner.make().stderr
+
+
+def test_another_clones_environment_named_by_hand_is_refused(owner: Clone, tmp_path: Path) -> None:
+    other, before = Clone(tmp_path / "other"), content(owner.venv)
+    done = setup("install", env={"VENV": str(owner.venv)}, script=other.root / ".ci/setup")
+    assert (done.returncode, f"is the environment of the clone {owner.root}" in done.stderr) == (1, True)
+    assert content(owner.venv) == before
