@@ -36,12 +36,13 @@ ALLOWED: dict[str, set[str]] = {
     "experiment": {"run", "schema", "ranges", "grid", "rules", "signature"},
     "budget": {"run", "experiment", "signature"},
     "evidence": {"run"},
+    "consistency": {"run", "evidence"},
     "datasets": {"experiment", "store"},
     "results": {"run", "experiment", "evidence", "verdicts"},
     "ledger": {"run", "finding", "fingerprint", "schema", "rules", "experiment", "evidence", "verdicts"},
     "recording": {
         *("run", "finding", "store", "fingerprint", "experiment", "budget"),
-        *("evidence", "rules", "ledger", "results", "verdicts"),
+        *("evidence", "consistency", "rules", "ledger", "results", "verdicts"),
     },
     "reporting": {"store", "recording", "results"},
     "verifying": {
@@ -56,7 +57,7 @@ ALLOWED: dict[str, set[str]] = {
         *("training", "device", "papers", "checkpoint", "datasets", "observation"),
     },
     "engine": {"run", "store", "experiment"},
-    "publishing": {"store", "fingerprint", "evidence"},
+    "publishing": {"store", "fingerprint", "evidence", "consistency"},
     "releasing": {"store", "evidence", "checkpoint", "datasets", "evaluation", "publishing"},
     "housekeeping": {"store", "stacking"},
     "progress": {"engine"},
