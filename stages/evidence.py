@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import hashlib
+import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -185,22 +187,35 @@ class Release:
 
 @dataclass(frozen=True, kw_only=True)
 class EvidenceLine:
-    """A published result: `result`, its `cost` and its `origin`; `release` where its model lies in git."""
+    """A published result: `result`, its `cost` and its `origin`; `release` where its model lies in git.
+
+    `digest`: sha256 over the canonical line without it.  `write_lines` takes it; a line without it, or with another
+    one, isn't read.
+    """
 
     __pydantic_config__: ClassVar = STRICT
     result: ResultLine
     cost: CostLine
     origin: Origin
     release: Release | None = None
+    digest: str | None = None
 
 
 def write_lines(lines: Iterable[Any]) -> bytes:
     """One canonical JSON object a line, sorted, so that the same lines are the same bytes.
 
-    What is None where it needn't be given is left out.
+    What is None where it needn't be given is left out.  An evidence line gets its digest.
     """
-    texts = sorted(canonical_json(_plain(line)) for line in lines)
+    texts = sorted(
+        canonical_json(seal(_plain(line)) if isinstance(line, EvidenceLine) else _plain(line)) for line in lines
+    )
     return "".join(f"{text}\n" for text in texts).encode()
+
+
+def seal(line: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON object of an evidence line with its digest."""
+    unsealed = {name: value for name, value in line.items() if name != "digest"}
+    return unsealed | {"digest": hashlib.sha256(canonical_json(unsealed).encode()).hexdigest()}
 
 
 def _plain(value: Any) -> Any:
@@ -225,7 +240,7 @@ def read_lines(path: Path, kind: type[Line]) -> list[Line]:
     """All lines of `path` as `kind`; an absent file has none.
 
     Raises:
-        EvidenceError: a line is not JSON or doesn't fit `kind`.
+        EvidenceError: a line is not JSON, doesn't fit `kind`, or is evidence and not as it was published.
     """
     if not path.is_file():
         return []
@@ -238,7 +253,23 @@ def read_lines(path: Path, kind: type[Line]) -> list[Line]:
             first = error.errors()[0]
             place = ".".join(str(part) for part in first["loc"])
             raise EvidenceError(f"{path}, line {number}: {place or 'line'}: {first['msg']}") from None
+        if isinstance(lines[-1], EvidenceLine):
+            _check_digest(f"{path}, line {number}", lines[-1], text)
     return lines
+
+
+def _check_digest(place: str, line: EvidenceLine, text: str) -> None:
+    name = f"{line.result.experiment}.{line.result.arm}.{line.result.replicate}"
+    try:
+        wanted = seal(json.loads(text))["digest"]
+    except ValueError as error:
+        raise EvidenceError(f"{place}: {name}: {error}") from None
+    if line.digest != wanted:
+        found = f"its digest is {line.digest[:12]}" if line.digest else "it has no digest"
+        raise EvidenceError(
+            f"{place}: {name}: {found}, its content gives {wanted[:12]}: it is not as it was published; "
+            f"take it from git again, or publish it anew (claimcheck publish {line.result.experiment})"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

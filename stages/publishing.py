@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from stages.consistency import find_contradictions, find_cost_contradictions
 from stages.evidence import CostLine, EvidenceLine, Origin, ResultLine, read_lines, write_lines
 from stages.fingerprint import changed_modules, source_digest
 from stages.store import write_atomically
@@ -36,7 +37,9 @@ def publish(experiment: str, root: Path) -> Published:
     A line of the same run, environment, arm and replicate replaces the older one, unless nothing in it has changed.
 
     Raises:
-        PublishError: no results, stand-in data, or results of code that is no longer the code in the tree.
+        EvidenceError: a line can't be read, or one that was published isn't any more as it was.
+        PublishError: no results, stand-in data, results that contradict themselves, or results of code that is no
+            longer the code in the tree.
     """
     data = root / "data"
     results = read_lines(data / "results" / f"{experiment}.jsonl", ResultLine)
@@ -56,6 +59,11 @@ def publish(experiment: str, root: Path) -> Published:
             raise PublishError(
                 f"data/results/{experiment}.cost.jsonl has no line of {line.arm}.{line.replicate}; "
                 f"run `dvc repro evaluate@{experiment}` again"
+            )
+        if found := [*find_contradictions(line), *find_cost_contradictions(line, cost)]:
+            raise PublishError(
+                f"{line.experiment} {line.arm}.{line.replicate} contradicts itself: {'; '.join(found)}; "
+                f"`dvc repro -s -f evaluate@{experiment}` writes it anew"
             )
         older = kept.get(_place(line))
         if older is None or (older.result, older.cost) != (line, cost):

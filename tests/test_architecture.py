@@ -37,12 +37,13 @@ ALLOWED: dict[str, set[str]] = {
     "stage_inputs": {"", "experiment", "fingerprint", "signature"},
     "budget": {"run", "experiment", "signature"},
     "evidence": {"run"},
+    "consistency": {"run", "evidence"},
     "datasets": {"experiment", "store"},
     "results": {"run", "experiment", "evidence", "verdicts"},
     "ledger": {"run", "finding", "fingerprint", "schema", "rules", "experiment", "evidence", "verdicts"},
     "recording": {
         *("run", "finding", "store", "fingerprint", "experiment", "budget"),
-        *("evidence", "rules", "ledger", "results", "verdicts"),
+        *("evidence", "consistency", "rules", "ledger", "results", "verdicts"),
     },
     "reporting": {"store", "recording", "results"},
     "verifying": {
@@ -57,7 +58,7 @@ ALLOWED: dict[str, set[str]] = {
         *("training", "device", "papers", "checkpoint", "datasets", "observation"),
     },
     "engine": {"run", "store", "experiment"},
-    "publishing": {"store", "fingerprint", "evidence"},
+    "publishing": {"store", "fingerprint", "evidence", "consistency"},
     "releasing": {"store", "evidence", "checkpoint", "datasets", "evaluation", "publishing"},
     "housekeeping": {"store", "stacking"},
     "progress": {"engine"},

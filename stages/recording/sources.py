@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from stages.budget import plan_runs
+from stages.consistency import find_contradictions, find_cost_contradictions, find_release_contradictions
 from stages.evidence import CostLine, EvidenceLine, Origin, Release, ResultLine, read_lines
 from stages.experiment import Params
 from stages.finding import Finding
@@ -27,7 +28,7 @@ class RecordError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A result with its cost, and where it was found.  `origin` is None for one of this working tree.
+    """A result with its cost, and the file and line where it was found.  `origin` is None for one of this working tree.
 
     `is_planned`: its model, and what its arm sets of the protocol, are what the params give this arm today;
     `follows_plan`: the whole protocol and the replicate are, too.  `varied`: protocol fields in which the experiment's
@@ -39,6 +40,7 @@ class Found:
     origin: Origin | None
     release: Release | None
     file: Path
+    number: int
     is_planned: bool = True
     follows_plan: bool = True
     varied: tuple[str, ...] = ()
@@ -98,12 +100,14 @@ def find_results(root: Path, params: Params, *, evidence_only: bool = False) -> 
 
     Raises:
         EvidenceError: a line can't be read.
-        RecordError: a line of an experiment, arm or profile that the params don't have, or a line twice.
+        RecordError: a line of an experiment, arm or profile that the params don't have, one that contradicts itself,
+            or a line twice.
     """
     found: dict[tuple[str, str, str, str, int], Found] = {}
     local = [] if evidence_only else _local(root / "data" / "results")
     for item in [*_evidence(root / "data" / "evidence"), *local]:
         _check_names(item, params)
+        _refuse_contradictions(item)
         if item.identity in found:
             if found[item.identity].source == item.source:
                 key, _, experiment, arm, replicate = item.identity
@@ -183,8 +187,10 @@ def _planned(params: Params, name: str, profile: str) -> dict[str, dict[str, Any
 
 def _evidence(folder: Path) -> Iterable[Found]:
     for path in sorted(folder.glob("*.jsonl")):
-        for line in read_lines(path, EvidenceLine):
-            yield Found(result=line.result, cost=line.cost, origin=line.origin, release=line.release, file=path)
+        for number, line in enumerate(read_lines(path, EvidenceLine), start=1):
+            yield Found(
+                result=line.result, cost=line.cost, origin=line.origin, release=line.release, file=path, number=number
+            )
 
 
 def _local(folder: Path) -> Iterable[Found]:
@@ -195,9 +201,9 @@ def _local(folder: Path) -> Iterable[Found]:
             (cost.run_key, cost.environment_digest, cost.arm, cost.replicate): cost
             for cost in read_lines(path.with_name(f"{path.stem}.cost.jsonl"), CostLine)
         }
-        for line in read_lines(path, ResultLine):
+        for number, line in enumerate(read_lines(path, ResultLine), start=1):
             cost = costs.get((line.run_key, line.environment_digest, line.arm, line.replicate))
-            yield Found(result=line, cost=cost, origin=None, release=None, file=path)
+            yield Found(result=line, cost=cost, origin=None, release=None, file=path, number=number)
 
 
 def _check_names(item: Found, params: Params) -> None:
@@ -214,6 +220,19 @@ def _check_names(item: Found, params: Params) -> None:
     for part in ("model", "protocol", "code"):
         if part not in line.spec:
             raise RecordError(f"{item.file}: the spec of run {line.run_key[:12]} has no {part}")
+
+
+def _refuse_contradictions(item: Found) -> None:
+    line = item.result
+    found = find_contradictions(line)
+    found += find_cost_contradictions(line, item.cost) if item.cost else []
+    found += find_release_contradictions(line, item.release) if item.release else []
+    if found:
+        remedy = f"`dvc repro -s -f evaluate@{line.experiment}` writes it anew"
+        raise RecordError(
+            f"{item.file}, line {item.number}: {line.experiment}.{line.arm}.{line.replicate}: {'; '.join(found)}; "
+            + (remedy if item.origin is None else "evidence is never edited: take the line from git again")
+        )
 
 
 @dataclass(frozen=True)
