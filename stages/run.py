@@ -147,7 +147,7 @@ class RunSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values.  What is not set (None) is left out, so a field added later changes no old key."""
-        return _set_fields(json.loads(json.dumps(dataclasses.asdict(self))))
+        return _set_fields(json.loads(json.dumps(self, default=vars)))
 
     @classmethod
     def from_dict(cls, spec: Mapping[str, Any]) -> RunSpec:
