@@ -231,7 +231,7 @@ def read_lines(path: Path, kind: type[Line]) -> list[Line]:
         return []
     adapter: TypeAdapter[Line] = _adapter(kind)  # type: ignore[arg-type]  # a class is hashable
     lines = []
-    for number, text in enumerate(path.read_text().splitlines(), start=1):
+    for number, text in enumerate(path.read_bytes().splitlines(), start=1):
         try:
             lines.append(adapter.validate_json(text))
         except ValidationError as error:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.experiment import Params, ParamsError, load_params
+from stages.faults import in_one_line, named
 from stages.fingerprint import imported_modules, module_digest, reachable, source_path
 from stages.signature import known_papers
 
@@ -88,18 +89,22 @@ def _file_digests(paths: Iterable[Path]) -> dict[str, str]:
     }
 
 
+@in_one_line("inputs")
 def main() -> int:
     try:
         found = stage_inputs(load_params())
     except ParamsError as error:
         print(f"inputs: {error}", file=sys.stderr)
         return 1
-    shutil.rmtree(TARGET, ignore_errors=True)
+    if TARGET.exists():
+        shutil.rmtree(TARGET)
     TARGET.mkdir(parents=True)
     for name, inputs in found.items():
         content = {"params": inputs.params, "code": code_digests(inputs.roots, inputs.files)}
         # Not sorted: the order of arms in a file is the order in which they are trained and shown.
-        (TARGET / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
+        path = TARGET / f"{name}.json"
+        with named(path):
+            path.write_text(json.dumps(content, indent=1) + "\n")
     print(f"inputs: {len(found)} stages")
     return 0
 

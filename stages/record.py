@@ -13,12 +13,14 @@ from sqlalchemy.engine import make_url
 
 from stages.evidence import EvidenceError
 from stages.experiment import ParamsError
+from stages.faults import in_one_line
 from stages.recording import LedgerError, RecordError, record
 from stages.results import ResultsUnavailable
 
 TRACKED = "data/results.db"
 
 
+@in_one_line("record")
 def main() -> int:
     places = dict.fromkeys([TRACKED, os.environ.get("CLAIMCHECK_DATABASE", TRACKED)])
     return max(write(place) for place in places)

@@ -77,7 +77,7 @@ def read_findings(path: Path, claims: Sequence[ClaimLine]) -> dict[str, FindingL
     """
     adapter, known = TypeAdapter(FindingLine), {claim.id for claim in claims}
     findings: dict[str, FindingLine] = {}
-    lines = path.read_text().splitlines() if path.is_file() else []
+    lines = path.read_bytes().splitlines() if path.is_file() else []
     for number, line in enumerate(lines, start=1):
         try:
             finding = adapter.validate_json(line)
@@ -253,4 +253,7 @@ def find_weights(root: Path, found: Sequence[Found]) -> tuple[dict[str, Weights]
 
 def _trained_digest(outcome: Path) -> str | None:
     """None where the run's folder isn't whole."""
-    return str(json.loads(outcome.read_text())["weights_sha256"]) if outcome.is_file() else None
+    try:
+        return str(json.loads(outcome.read_bytes())["weights_sha256"]) if outcome.is_file() else None
+    except (ValueError, KeyError, TypeError):
+        raise RecordError(f"{outcome}: damaged; `dvc repro train@{outcome.parts[-3]}` makes it anew") from None
