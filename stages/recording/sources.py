@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,19 +92,24 @@ def read_findings(path: Path, claims: Sequence[ClaimLine]) -> dict[str, FindingL
     return findings
 
 
-def find_results(root: Path, params: Params, *, evidence_only: bool = False) -> list[Found]:
+def find_results(root: Path, params: Params, *, evidence_only: bool = False) -> tuple[list[Found], list[str]]:
     """Every result below `data/evidence` and `data/results`, in the order of the params files, evidence first.
 
-    A local result that was published is there once, as evidence.
+    A local result that was published is there once, as evidence.  Results of a profile that params.yaml doesn't have
+    (any more) are left out: nothing says how strong they are.  The notes, given beside, tell how many.
 
     Raises:
         EvidenceError: a line can't be read.
-        RecordError: a line of an experiment, arm or profile that the params don't have, or a line twice.
+        RecordError: a line of an experiment or arm that the params don't have, or a line twice.
     """
+    left_out: Counter[tuple[Path, str]] = Counter()
     found: dict[tuple[str, str, str, str, int], Found] = {}
     local = [] if evidence_only else _local(root / "data" / "results")
     for item in [*_evidence(root / "data" / "evidence"), *local]:
         _check_names(item, params)
+        if item.result.profile not in params.profiles:
+            left_out[item.file, item.result.profile] += 1
+            continue
         if item.identity in found:
             if found[item.identity].source == item.source:
                 key, _, experiment, arm, replicate = item.identity
@@ -119,7 +125,12 @@ def find_results(root: Path, params: Params, *, evidence_only: bool = False) -> 
         arm = arms[line.experiment].index(line.arm)
         return positions[line.experiment], arm, line.replicate, item.source, line.run_key, line.environment_digest
 
-    return sorted(marked, key=place)
+    notes = [
+        f"{file}: {count} results of the profile {profile!r} left out: params.yaml has no such profile; "
+        f"known: {', '.join(params.profiles)}"
+        for (file, profile), count in left_out.items()
+    ]
+    return sorted(marked, key=place), notes
 
 
 def _mark(found: Iterable[Found], params: Params) -> list[Found]:
@@ -204,7 +215,6 @@ def _check_names(item: Found, params: Params) -> None:
     line = item.result
     checks: Sequence[tuple[str, str, Iterable[str]]] = [
         ("experiment", line.experiment, params.experiments),
-        ("profile", line.profile, params.profiles),
     ]
     if line.experiment in params.experiments:
         checks = [*checks, ("arm", line.arm, params.experiments[line.experiment].arms)]
