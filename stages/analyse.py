@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
-from stages.experiment import load_params
+from stages.experiment import ParamsError, load_params
+from stages.faults import in_one_line
 from stages.finding import Finding
 from stages.run import canonical_json
 from stages.stage_inputs import refuse_changed
@@ -29,11 +30,16 @@ def papers() -> list[str]:
     return sorted(path.parent.name for path in (Path(__file__).parent / "papers").glob("*/findings.py"))
 
 
+@in_one_line("analyse")
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.analyse", description=__doc__)
     parser.add_argument("--docs", action="store_true", help="write docs/findings.md instead of the lines")
     options = parser.parse_args(arguments)
-    margins = load_params().verdicts.margins
+    try:
+        margins = load_params().verdicts.margins
+    except ParamsError as error:
+        print(f"analyse: {error}", file=sys.stderr)
+        return 1
     found: dict[str, list[Finding]] = {
         paper: import_module(f"stages.papers.{paper}.findings").findings(margins) for paper in papers()
     }

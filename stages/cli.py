@@ -22,6 +22,7 @@ from stages.datasets.verified import DatasetError
 from stages.evaluation.flops import FlopCounts
 from stages.evidence import EvidenceError
 from stages.experiment import Params, ParamsError, Rate, load_params
+from stages.faults import FAULTS, describe_fault, named
 from stages.housekeeping import disk_usage, remove_leftovers
 from stages.ledger import LedgerError, read_claims, read_history
 from stages.ledger.history import PATH, append, committed_claims, pending
@@ -144,7 +145,8 @@ def write_sample(dataset: str, index: int, output: Path | None) -> None:
     pixels = test_set.images[index]
     image = Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0))
     path = output or Path(f"{dataset}-{index}.png")
-    image.save(path, "PNG")
+    with named(path):
+        image.save(path, "PNG")
     label = info.classes[test_set.labels[index]]
     print(f"{path}: test image {index} of {dataset} ({info.provenance} data), class {label}")
 
@@ -282,6 +284,9 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout.flush()
     except BrokenPipeError:  # `claimcheck plan | head`: whoever read has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except FAULTS as error:
+        print(f"claimcheck {options.command}: {describe_fault(error)}", file=sys.stderr)
+        return 1
     except MISTAKES as error:
         print(f"claimcheck {options.command}: {error}", file=sys.stderr)
         return 1

@@ -17,6 +17,7 @@ from stages.device import pick_device
 from stages.evaluation.experiment import EvaluationError, evaluate_experiment
 from stages.evidence import EpochRow, ResultLine, write_lines
 from stages.experiment import ParamsError, load_params
+from stages.faults import in_one_line
 from stages.stage_inputs import refuse_changed
 from stages.store import write_atomically
 
@@ -52,6 +53,7 @@ def _in_words(shown: Mapping[str, float], line: ResultLine) -> str:
     return f"{words} on {line.data.test_images:,} test samples"
 
 
+@in_one_line("evaluate")
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("experiment")

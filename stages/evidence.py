@@ -246,7 +246,7 @@ def read_lines(path: Path, kind: type[Line]) -> list[Line]:
         return []
     adapter: TypeAdapter[Line] = _adapter(kind)  # type: ignore[arg-type]  # a class is hashable
     lines = []
-    for number, text in enumerate(path.read_text().splitlines(), start=1):
+    for number, text in enumerate(path.read_bytes().splitlines(), start=1):
         try:
             lines.append(adapter.validate_json(text))
         except ValidationError as error:
@@ -258,7 +258,7 @@ def read_lines(path: Path, kind: type[Line]) -> list[Line]:
     return lines
 
 
-def _check_digest(place: str, line: EvidenceLine, text: str) -> None:
+def _check_digest(place: str, line: EvidenceLine, text: bytes) -> None:
     name = f"{line.result.experiment}.{line.result.arm}.{line.result.replicate}"
     try:
         wanted = seal(json.loads(text))["digest"]

@@ -11,9 +11,11 @@ from stages.datasets.manifest import Manifest
 from stages.datasets.sources import fetch_dataset, find_source
 from stages.datasets.verified import DatasetError
 from stages.experiment import ParamsError, load_params
+from stages.faults import in_one_line
 from stages.store import home, write_atomically
 
 
+@in_one_line("fetch")
 def main(arguments: list[str] | None = None) -> int:
     parser = ArgumentParser(prog="python -m stages.fetch", description=__doc__)
     parser.add_argument("dataset")
@@ -26,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             mirror = os.environ.get("CLAIMCHECK_MIRROR")
             manifest = fetch_dataset(dataset, source, home(), Path(mirror) if mirror else None)
-    except (DatasetError, ParamsError, OSError) as error:
+    except (DatasetError, ParamsError) as error:
         print(f"fetch: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     write_atomically(Path("data/raw") / f"{dataset}.json", manifest.to_json())

@@ -12,21 +12,26 @@ import shutil
 import sys
 
 from stages.experiment import ParamsError, load_params
+from stages.faults import in_one_line, named
 from stages.stage_inputs import TARGET, code_digests, stage_inputs
 
 
+@in_one_line("inputs")
 def main() -> int:
     try:
         found = stage_inputs(load_params())
     except ParamsError as error:
         print(f"inputs: {error}", file=sys.stderr)
         return 1
-    shutil.rmtree(TARGET, ignore_errors=True)
+    if TARGET.exists():
+        shutil.rmtree(TARGET)
     TARGET.mkdir(parents=True)
     for name, inputs in found.items():
         content = {"params": inputs.params, "code": code_digests(inputs.roots, inputs.files)}
         # Not sorted: the order of arms in a file is the order in which they are trained and shown.
-        (TARGET / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
+        path = TARGET / f"{name}.json"
+        with named(path):
+            path.write_text(json.dumps(content, indent=1) + "\n")
     print(f"inputs: {len(found)} stages")
     return 0
 

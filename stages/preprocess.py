@@ -12,12 +12,14 @@ from stages.datasets.prepare import prepare
 from stages.datasets.sources import find_source
 from stages.datasets.verified import DatasetError
 from stages.experiment import ParamsError, load_params
+from stages.faults import in_one_line
 from stages.stage_inputs import refuse_changed
 from stages.store import home
 
 UNITS: dict[Kind, str] = {"images": "images", "table": "rows", "text": "tokens"}
 
 
+@in_one_line("preprocess")
 def main(arguments: list[str] | None = None) -> int:
     parser = ArgumentParser(prog="python -m stages.preprocess", description=__doc__)
     parser.add_argument("dataset")
@@ -26,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
         source = find_source(load_params().datasets, dataset)
         manifest = read_manifest(Path("data/raw") / f"{dataset}.json")
         info = prepare(source, manifest, home(), Path("data/processed") / dataset)
-    except (DatasetError, ParamsError, OSError) as error:
+    except (DatasetError, ParamsError) as error:
         print(f"preprocess: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     left_out = f", {info.excluded_test_images} left out" if info.excluded_test_images else ""

@@ -13,6 +13,7 @@ from sqlalchemy.engine import make_url
 
 from stages.evidence import EvidenceError
 from stages.experiment import ParamsError
+from stages.faults import in_one_line
 from stages.recording import LedgerError, RecordError, record
 from stages.results import ResultsUnavailable
 from stages.stage_inputs import refuse_changed
@@ -20,6 +21,7 @@ from stages.stage_inputs import refuse_changed
 TRACKED = "data/results.db"
 
 
+@in_one_line("record")
 def main() -> int:
     if refuse_changed("record"):
         return 1

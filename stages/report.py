@@ -9,11 +9,13 @@ from pathlib import Path
 
 from stages.evidence import EvidenceError
 from stages.experiment import ParamsError
+from stages.faults import in_one_line
 from stages.recording import LedgerError, RecordError
 from stages.reporting import write_docs, write_report
 from stages.results import ResultsUnavailable
 
 
+@in_one_line("report")
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.report", description=__doc__)
     parser.add_argument("--docs", action="store_true", help="write docs/results.md from evidence alone")

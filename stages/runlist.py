@@ -9,6 +9,10 @@ from pathlib import Path
 from stages.store import write_atomically
 
 
+class DamagedRunList(ValueError):
+    """A `runs.json` that can't be read; `train` writes it anew."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ListedRun:
     """A row of `runs.json`: which run is which arm's which replicate.
@@ -36,12 +40,19 @@ class RunList:
 
 
 def read_run_list(folder: Path) -> RunList | None:
-    """The run list of an experiment's folder, or None where there is none."""
+    """The run list of an experiment's folder, or None where there is none.
+
+    Raises:
+        DamagedRunList: it can't be read.
+    """
     path = folder / "runs.json"
     if not path.is_file():
         return None
-    fields = json.loads(path.read_text())
-    return RunList(**fields | {"runs": tuple(ListedRun(**run) for run in fields["runs"])})
+    try:
+        fields = json.loads(path.read_bytes())
+        return RunList(**fields | {"runs": tuple(ListedRun(**run) for run in fields["runs"])})
+    except (ValueError, KeyError, TypeError):
+        raise DamagedRunList(f"{path}: damaged; `python -m stages.train {folder.name}` writes it anew") from None
 
 
 def write_run_list(folder: Path, run_list: RunList) -> None:

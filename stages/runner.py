@@ -11,6 +11,7 @@ import os
 import shutil
 import threading
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
@@ -24,7 +25,7 @@ from stages.experiment import Experiment, Params, ParamsError
 from stages.fingerprint import code_fingerprint, source_path
 from stages.outcome import find_fault, outcome_digest
 from stages.run import RunSpec, changed_parts
-from stages.runlist import ListedRun, RunList, read_run_list, write_run_list
+from stages.runlist import DamagedRunList, ListedRun, RunList, read_run_list, write_run_list
 from stages.stacking.grouping import form_groups
 from stages.store import RunStore, clone, home, write_atomically
 
@@ -182,13 +183,17 @@ def _refuse(outcome: Path, fault: str) -> None:
 
 
 def _previous_specs(folder: Path) -> dict[str, Mapping[str, Any]]:
-    """Specs of the runs that the folder holds now, by label."""
-    run_list = read_run_list(folder)
+    """Specs of the runs that the folder holds now, by label; what is damaged is written anew and says nothing."""
+    try:
+        run_list = read_run_list(folder)
+    except DamagedRunList as error:
+        print(f"  {error}")
+        return {}
     specs = {}
     for run in run_list.runs if run_list else ():
         path = folder / run.run_key / "spec.json"
-        if path.is_file():
-            specs[f"{run.arm}.{run.replicate}"] = json.loads(path.read_text())
+        with suppress(FileNotFoundError, ValueError):
+            specs[f"{run.arm}.{run.replicate}"] = json.loads(path.read_bytes())
     return specs
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from stages.faults import named
 from stages.outcome import find_fault
 
 _FICLONE = 0x40049409
@@ -26,7 +27,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with partial.open("wb") as file:
+        with named(path), partial.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

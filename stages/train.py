@@ -13,6 +13,7 @@ from stages.datasets.packed import PackedDataError
 from stages.engine.local import SlotKilled
 from stages.engine.orphan import OrphanedStage, dvc_and_shells, end_with
 from stages.experiment import ParamsError, load_params
+from stages.faults import in_one_line
 from stages.progress import ProgressDisplay
 from stages.runner import train_experiment
 from stages.stage_inputs import refuse_changed
@@ -21,6 +22,7 @@ KILLED = 3
 """Exit code where something killed the processes that trained."""
 
 
+@in_one_line("train")
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("experiment")

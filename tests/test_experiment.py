@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from stages.budget import describe_cut, plan_runs
 from stages.experiment import ParamsError, load_params, resolve_protocol
@@ -289,3 +290,15 @@ def test_an_empty_file_is_one_error(project: Path, content: str) -> None:
     (project / CIFAR100).write_text(content)
     with pytest.raises(ParamsError, match=r"ninformer-cifar100.yaml: the file is empty"):
         load_params(project)
+
+
+def test_the_documented_profile_is_one(project: Path) -> None:
+    """Copied out of the page into params.yaml, it plans runs."""
+    page = (REPOSITORY / "docs" / "profiles.md").read_text()
+    own = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])["profiles"]
+    edit(project / "params.yaml", lambda params: params["profiles"].update(own))
+    params = load_params(project)
+    experiment = params.experiments["ninformer-cifar100"]
+    runs = plan_runs(experiment, params.profiles["evening"], params.datasets["cifar100"])
+    assert {run.protocol.epochs for run in runs} == {10}
+    assert {run.replicate_index for run in runs} == {0, 1}

@@ -96,7 +96,8 @@ def test_folder_that_cannot_be_written_is_one_line(
     monkeypatch.setenv("CLAIMCHECK_MIRROR", str(tmp_path / "mirror"))
     assert fetch.main(["tiny"]) == 1
     message = capsys.readouterr().err
-    assert message.startswith("fetch: NotADirectoryError: ")
+    assert message.startswith("fetch: data")
+    assert ": Not a directory; a file is where a folder belongs" in message
     assert message.count("\n") == 1
 
 

@@ -198,13 +198,6 @@ def test_a_diverged_run_is_recorded_with_where_it_stopped(root: Path) -> None:
     [
         ("results/ninformer-cifar10.jsonl", '"arm":', '"arn":', EvidenceError, "cifar10.jsonl, line 1: ar[mn]"),
         ("results/ninformer-cifar10.jsonl", '"arm":"vit"', '"arm":"vat"', RecordError, "known: vit, mlp-mixer"),
-        (
-            "evidence/ninformer-mnist.jsonl",
-            '"profile":"paper"',
-            '"profile":"huge"',
-            RecordError,
-            "smoke, quick-bfloat16, quick, paper",
-        ),
         ("claims.csv", "0.5378", "54 %", LedgerError, "claims.csv, line 13: value"),
         ("claims.csv", "cifar100.ninformer", "cifar100.vit", LedgerError, "stands twice"),
     ],
@@ -222,6 +215,33 @@ def test_a_bad_line_is_named_and_the_old_database_stays(
     assert [path.name for path in (root / "data").glob("*results.db*")] + [
         path.name for path in (root / "data").glob(".*")
     ] == ["results.db"]
+
+
+def test_results_of_a_removed_profile_are_left_out_with_a_note(root: Path) -> None:
+    """A profile of one's own, added, run and removed again; its published results, too."""
+    record(root, DATABASE)
+    before = {table: rows(root, table) for table in ("results", "metrics", "epochs", "checkpoints", "verdicts")}
+    params = yaml.safe_load((root / "params.yaml").read_text())
+    mine = params | {"profiles": params["profiles"] | {"mine": params["profiles"]["smoke"]}}
+    (root / "params.yaml").write_text(yaml.safe_dump(mine, sort_keys=False))
+    for kind in ("results", "evidence"):
+        name = "ninformer-cifar10" if kind == "results" else "ninformer-mnist"
+        path = root / "data" / kind / f"{name}.jsonl"
+        line = json.loads(path.read_text().splitlines()[0])
+        own = line["result"] if kind == "evidence" else line
+        own.update(profile="mine", run_key="f" * 64)
+        with path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    assert record(root, DATABASE).results == 26
+    (root / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+    summary = record(root, DATABASE)
+    assert summary.results == 24
+    assert [note.partition(":")[0].rpartition("/")[2] for note in summary.notes] == [
+        "ninformer-mnist.jsonl",
+        "ninformer-cifar10.jsonl",
+    ]
+    assert all("1 results of the profile 'mine' left out" in note for note in summary.notes)
+    assert {table: rows(root, table) for table in before} == before
 
 
 def test_a_reader_under_way_finishes_on_the_old_database_and_the_next_one_sees_the_new(root: Path) -> None:

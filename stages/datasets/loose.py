@@ -13,6 +13,7 @@ from typing import IO
 
 from stages.datasets.mirror import BadMirror, MirrorFile
 from stages.datasets.verified import Pin, digest_file
+from stages.faults import named
 
 
 def pack_loose(place: Path, files: Mapping[str, MirrorFile], target: Path) -> None:
@@ -25,7 +26,7 @@ def pack_loose(place: Path, files: Mapping[str, MirrorFile], target: Path) -> No
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.partial")
     try:
-        with partial.open("wb") as file:
+        with named(target), partial.open("wb") as file:
             (_write_zip if target.suffix == ".zip" else _write_tar)(file, _contents(place, files))
             file.flush()
             os.fsync(file.fileno())

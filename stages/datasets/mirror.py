@@ -16,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from stages.datasets.verified import DatasetError, Digests, Pin, read_chunks, store_verified
 from stages.experiment import DatasetSource, ParamsError, SourceFile, load_params
+from stages.faults import in_one_line
 from stages.store import home, write_atomically
 
 
@@ -121,6 +122,7 @@ def copy_to_mirror(source: DatasetSource, downloads: Path, target: Path) -> Mirr
     return copied
 
 
+@in_one_line("mirror")
 def main(arguments: list[str]) -> int:
     """Write a mirror of every data set that is in the downloads."""
     if len(arguments) != 1:
@@ -138,7 +140,7 @@ def main(arguments: list[str]) -> int:
             info = copy_to_mirror(source, downloads, Path(arguments[0]) / name)
             copied += 1
             print(f"mirror: {name}: {len(info.files)} files, {'complete' if info.complete else 'not complete'}")
-    except (DatasetError, ParamsError, OSError) as error:
+    except (DatasetError, ParamsError) as error:
         print(f"mirror: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     return 0 if copied else 1

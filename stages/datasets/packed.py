@@ -25,6 +25,8 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
+from stages.faults import named
+
 Split = Literal["train", "test"]
 Kind = Literal["images", "table", "text"]
 DTYPES = {"images": np.uint8, "labels": np.int64, "features": np.float32, "targets": np.float32, "tokens": np.uint16}
@@ -146,7 +148,7 @@ def write_packed(folder: Path, splits: Mapping[Split, ImageSet | TableSet | Toke
 
 
 def _write_durably(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
+    with named(path), path.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from stages.faults import named
+
 CHUNK_BYTES = 1 << 20
 
 
@@ -111,11 +113,13 @@ def _digest(chunks: Iterable[bytes], into: Path | None) -> Digests:
             md5.update(chunk)
             sha256.update(chunk)
             size += len(chunk)
-            if file is not None:
-                file.write(chunk)
-        if file is not None:
-            file.flush()
-            os.fsync(file.fileno())
+            if file is not None and into is not None:
+                with named(into):
+                    file.write(chunk)
+        if file is not None and into is not None:
+            with named(into):
+                file.flush()
+                os.fsync(file.fileno())
     finally:
         if file is not None:
             file.close()

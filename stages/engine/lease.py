@@ -17,10 +17,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from stages.faults import named
 
 EXPIRY_SECONDS = 60.0
 _HEARTBEAT_SECONDS = 10.0
@@ -151,13 +153,10 @@ class LeaseTable:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        connection = sqlite3.connect(self.path, timeout=30.0, isolation_level=None)
-        try:
+        with named(self.path), closing(sqlite3.connect(self.path, timeout=30.0, isolation_level=None)) as connection:
             connection.execute("BEGIN IMMEDIATE")
             yield connection
             connection.execute("COMMIT")
-        finally:
-            connection.close()
 
     def claim(self, *run_keys: str) -> Lease | None:
         """The lease if all runs are free, their owners dead or their heartbeats too old; None while one is trained."""

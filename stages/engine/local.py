@@ -9,6 +9,7 @@ import importlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -23,6 +24,7 @@ from typing import Any, Literal
 
 from stages.engine.lease import LeaseLost, LeaseTable
 from stages.engine.orphan import end_with
+from stages.faults import FAULTS, describe_fault
 from stages.run import RunSpec
 from stages.store import RunStore
 
@@ -150,6 +152,8 @@ def _train(
                 report(Event(kind="elsewhere", label=group.label, message="(taken over)"))
                 return False
             report(Event(kind="stopped", label=group.label, message=str(stopped)))
+        except FAULTS as error:
+            report(Event(kind="failed", label=group.label, message=describe_fault(error)))
         except (TypeError, ValueError) as error:
             report(Event(kind="failed", label=group.label, message=str(error)))
         except Exception:  # noqa: BLE001  (one run's fault must not hold up the rest; the report carries the trace)
@@ -231,4 +235,7 @@ def _slot_process(groups: list[Group], store: Path, device: str, threads: int, e
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     torch = importlib.import_module("torch")
     torch.set_num_threads(threads)
-    _slot(groups, store, device, events.send, stop.is_set)
+    try:
+        _slot(groups, store, device, events.send, stop.is_set)
+    except FAULTS as error:
+        sys.exit(f"train: {describe_fault(error)}")

@@ -71,6 +71,8 @@ def read_claims(path: Path) -> list[ClaimLine]:
         text = path.read_text()
     except OSError as error:
         raise LedgerError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise LedgerError(f"{path}: not UTF-8 at byte {error.start}; `git checkout {path}` puts it back") from None
     return parse_claims(text, path)
 
 
@@ -82,7 +84,11 @@ def parse_claims(text: str, path: Path) -> list[ClaimLine]:
     """
     adapter = TypeAdapter(ClaimLine)
     claims: dict[str, ClaimLine] = {}
-    for number, row in enumerate(csv.DictReader(text.splitlines()), start=2):
+    reader = csv.DictReader(text.splitlines())
+    lacking = {"id", "paper", "place", "metric", "kind", "value"} - set(reader.fieldnames or ())
+    if lacking:
+        raise LedgerError(f"{path}: lacks the columns {', '.join(sorted(lacking))}; `git checkout {path}` puts it back")
+    for number, row in enumerate(reader, start=2):
         try:
             claim = adapter.validate_python({key: value or None for key, value in row.items()})
         except ValidationError as error:

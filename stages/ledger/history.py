@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
+from stages.faults import named
 from stages.fingerprint import module_digest, source_path
 from stages.ledger.claims import ClaimLine, LedgerError, parse_claims
 from stages.rules import Rules
@@ -100,7 +101,7 @@ def read_history(path: Path) -> list[Change]:
     """
     adapter = TypeAdapter(Change)
     changes = []
-    for number, line in enumerate(path.read_text().splitlines() if path.is_file() else [], start=1):
+    for number, line in enumerate(path.read_bytes().splitlines() if path.is_file() else [], start=1):
         try:
             changes.append(adapter.validate_json(line))
         except ValidationError as error:
@@ -168,5 +169,5 @@ def append(path: Path, changes: Iterable[Change], *, date: str, why: str, claims
         replace(change, date=date, why=why, claims=change.claims if change.subject == "claim" else claims)
         for change in changes
     ]
-    with path.open("a") as file:
+    with named(path), path.open("a") as file:
         file.writelines(canonical_json(asdict(line)) + "\n" for line in lines)

@@ -51,7 +51,7 @@ def record(root: Path, place: str, *, evidence_only: bool = False) -> Summary:
     listed = root / "data" / "claims.csv"
     claims = place_claims(listed, read_claims(listed), params)
     findings = read_findings(root / "data" / "findings.jsonl", claims) if not evidence_only else {}
-    found = find_results(root, params, evidence_only=evidence_only)
+    found, left_out = find_results(root, params, evidence_only=evidence_only)
     weights, notes = find_weights(root, found)
     deviations = read_deviations({experiment.paper for experiment in params.experiments.values()})
     history = read_history(root / HISTORY)
@@ -74,5 +74,5 @@ def record(root: Path, place: str, *, evidence_only: bool = False) -> Summary:
         checkpoints=len(rows.checkpoints()),
         claims=len(claims),
         findings=len(findings),
-        notes=tuple(notes),
+        notes=(*left_out, *notes),
     )

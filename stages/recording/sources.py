@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +80,7 @@ def read_findings(path: Path, claims: Sequence[ClaimLine]) -> dict[str, FindingL
     """
     adapter, known = TypeAdapter(FindingLine), {claim.id for claim in claims}
     findings: dict[str, FindingLine] = {}
-    lines = path.read_text().splitlines() if path.is_file() else []
+    lines = path.read_bytes().splitlines() if path.is_file() else []
     for number, line in enumerate(lines, start=1):
         try:
             finding = adapter.validate_json(line)
@@ -93,20 +94,25 @@ def read_findings(path: Path, claims: Sequence[ClaimLine]) -> dict[str, FindingL
     return findings
 
 
-def find_results(root: Path, params: Params, *, evidence_only: bool = False) -> list[Found]:
+def find_results(root: Path, params: Params, *, evidence_only: bool = False) -> tuple[list[Found], list[str]]:
     """Every result below `data/evidence` and `data/results`, in the order of the params files, evidence first.
 
-    A local result that was published is there once, as evidence.
+    A local result that was published is there once, as evidence.  Results of a profile that params.yaml doesn't have
+    (any more) are left out: nothing says how strong they are.  The notes, given beside, tell how many.
 
     Raises:
         EvidenceError: a line can't be read.
-        RecordError: a line of an experiment, arm or profile that the params don't have, one that contradicts itself,
-            or a line twice.
+        RecordError: a line of an experiment or arm that the params don't have, one that contradicts itself, or a line
+            twice.
     """
+    left_out: Counter[tuple[Path, str]] = Counter()
     found: dict[tuple[str, str, str, str, int], Found] = {}
     local = [] if evidence_only else _local(root / "data" / "results")
     for item in [*_evidence(root / "data" / "evidence"), *local]:
         _check_names(item, params)
+        if item.result.profile not in params.profiles:
+            left_out[item.file, item.result.profile] += 1
+            continue
         _refuse_contradictions(item)
         if item.identity in found:
             if found[item.identity].source == item.source:
@@ -123,7 +129,12 @@ def find_results(root: Path, params: Params, *, evidence_only: bool = False) -> 
         arm = arms[line.experiment].index(line.arm)
         return positions[line.experiment], arm, line.replicate, item.source, line.run_key, line.environment_digest
 
-    return sorted(marked, key=place)
+    notes = [
+        f"{file}: {count} results of the profile {profile!r} left out: params.yaml has no such profile; "
+        f"known: {', '.join(params.profiles)}"
+        for (file, profile), count in left_out.items()
+    ]
+    return sorted(marked, key=place), notes
 
 
 def _mark(found: Iterable[Found], params: Params) -> list[Found]:
@@ -210,7 +221,6 @@ def _check_names(item: Found, params: Params) -> None:
     line = item.result
     checks: Sequence[tuple[str, str, Iterable[str]]] = [
         ("experiment", line.experiment, params.experiments),
-        ("profile", line.profile, params.profiles),
     ]
     if line.experiment in params.experiments:
         checks = [*checks, ("arm", line.arm, params.experiments[line.experiment].arms)]
@@ -272,4 +282,7 @@ def find_weights(root: Path, found: Sequence[Found]) -> tuple[dict[str, Weights]
 
 def _trained_digest(outcome: Path) -> str | None:
     """None where the run's folder isn't whole."""
-    return str(json.loads(outcome.read_text())["weights_sha256"]) if outcome.is_file() else None
+    try:
+        return str(json.loads(outcome.read_bytes())["weights_sha256"]) if outcome.is_file() else None
+    except (ValueError, KeyError, TypeError):
+        raise RecordError(f"{outcome}: damaged; `dvc repro train@{outcome.parts[-3]}` makes it anew") from None

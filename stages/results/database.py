@@ -10,11 +10,12 @@ from typing import Any
 from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, create_engine, event, text
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import ExceptionContext, make_url
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import NullPool
 
+from stages.faults import FAULTS, describe_fault
 from stages.results.tables import SCHEMA_VERSION, Base
 
 Sessions = sessionmaker[Session]
@@ -91,6 +92,7 @@ def open_results(place: str) -> Sessions:
     else:
         engine = create_engine(url, pool_pre_ping=True).execution_options(postgresql_readonly=True)
     event.listen(engine, "connect", _schema_check(engine))
+    event.listen(engine, "handle_error", _refuse_damaged)
     return sessionmaker(engine)
 
 
@@ -102,6 +104,14 @@ def _read_only(path: Path) -> Callable[[], sqlite3.Connection]:
             raise ResultsUnavailable("there is no results database yet; `dvc repro` builds it") from error
 
     return connect
+
+
+def _refuse_damaged(context: ExceptionContext) -> None:
+    """SQLite finds a damaged page when it reads it, long after the file was opened."""
+    if type(context.original_exception) is sqlite3.DatabaseError:
+        raise ResultsUnavailable(
+            f"the results database is damaged ({context.original_exception}); `python -m stages.record` rebuilds it"
+        )
 
 
 def _schema_check(engine: Engine) -> Callable[[Any, Any], None]:
@@ -144,7 +154,9 @@ def create_results(url: str, fill: Callable[[Session], None]) -> None:
                 fill(session)
                 session.flush()
     except SQLAlchemyError as error:
-        raise ResultsUnavailable(f"can't write {make_url(url).render_as_string()}: {error}") from error
+        reason = getattr(error, "orig", None) or error  # without the statement and the address of SQLAlchemy's manual
+        words = describe_fault(reason) if isinstance(reason, FAULTS) else reason
+        raise ResultsUnavailable(f"can't write {make_url(url).render_as_string()}: {words}") from error
     finally:
         engine.dispose()
 

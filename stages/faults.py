@@ -1,0 +1,103 @@
+"""Faults of the machine (a full disk, a folder that can't be written to) as one line that says what to do.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import sqlite3
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import ParamSpec
+
+FAULTS = (OSError, sqlite3.OperationalError)
+P = ParamSpec("P")
+
+_AGAIN = "then run this again"
+_FULL = (
+    "free some space (`claimcheck du` shows what takes it, `claimcheck gc` removes what killed trainings left) or move "
+    f"downloads and trainings to another disk with CLAIMCHECK_HOME, {_AGAIN}"
+)
+_CLOSED = (
+    f"give this user the right to it, or work in a folder where it has that (CLAIMCHECK_HOME moves downloads and "
+    f"trainings), {_AGAIN}"
+)
+_IN_THE_WAY = f"a file is where a folder belongs, or a folder where a file does: move it away, {_AGAIN}"
+_BROKEN = f"look after the disk, put the file back (`git checkout` or `dvc repro`), {_AGAIN}"
+_ADVICE = {
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EFBIG: f"files may not grow so large here: raise `ulimit -f` or take another disk, {_AGAIN}",
+    errno.EACCES: _CLOSED,
+    errno.EPERM: _CLOSED,
+    errno.EROFS: _CLOSED,
+    errno.ENOENT: f"go to the root of a clone; `dvc repro` makes what is missing below data/, {_AGAIN}",
+    errno.ENOTDIR: _IN_THE_WAY,
+    errno.EISDIR: _IN_THE_WAY,
+    errno.EEXIST: _IN_THE_WAY,
+    errno.EIO: _BROKEN,
+    errno.EAGAIN: f"another process holds it: wait for that to end, {_AGAIN}",
+    errno.EMFILE: f"raise `ulimit -n`, {_AGAIN}",
+    errno.ENOMEM: f"end other programs, or train with fewer slots, {_AGAIN}",
+}
+_OF_SQLITE = {
+    sqlite3.SQLITE_FULL: errno.ENOSPC,
+    sqlite3.SQLITE_READONLY: errno.EACCES,
+    sqlite3.SQLITE_PERM: errno.EACCES,
+    sqlite3.SQLITE_CANTOPEN: errno.EACCES,
+    sqlite3.SQLITE_IOERR: errno.EIO,
+    sqlite3.SQLITE_BUSY: errno.EAGAIN,
+    sqlite3.SQLITE_LOCKED: errno.EAGAIN,
+}
+
+
+def describe_fault(error: OSError | sqlite3.OperationalError) -> str:
+    """`path: what is wrong; what to do`, on one line."""
+    place = getattr(error, "filename", None)
+    if isinstance(error, OSError):
+        number, words = error.errno, error.strerror or str(error)
+    else:
+        number, words = _OF_SQLITE.get(_sqlite_code(error)), str(error)
+    where = f"{place}: " if place else ""
+    return f"{where}{' '.join(words.split())}; {_ADVICE.get(number or 0, f'mend that, {_AGAIN}')}"
+
+
+def _sqlite_code(error: sqlite3.OperationalError) -> int:
+    """The primary one; its upper bits say more than is needed here."""
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
+
+
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Faults in here are of `path` where they name no file: the system doesn't say which one was being written."""
+    try:
+        yield
+    except FAULTS as error:
+        if getattr(error, "filename", None) is None:
+            error.filename = str(path)  # type: ignore[union-attr]  # SQLite's errors take any attribute
+        raise
+
+
+def in_one_line(verb: str) -> Callable[[Callable[P, int]], Callable[P, int]]:
+    """For a verb's `main`: a fault is a line on stderr and exit code 1, and no traceback."""
+
+    def decorate(main: Callable[P, int]) -> Callable[P, int]:
+        @functools.wraps(main)
+        def answer(*args: P.args, **kwargs: P.kwargs) -> int:
+            try:
+                code = main(*args, **kwargs)
+                sys.stdout.flush()
+            except FAULTS as error:
+                if isinstance(error, sqlite3.OperationalError) and _sqlite_code(error) not in _OF_SQLITE:
+                    raise  # a statement of ours is wrong
+                print(f"{verb}: {describe_fault(error)}", file=sys.stderr)
+                return 1
+            return code
+
+        return answer
+
+    return decorate

@@ -1,0 +1,173 @@
+"""No traceback reaches a user: a full disk, a folder that can't be written to and a damaged file are one line."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stages.faults import describe_fault, in_one_line, named
+from stages.ledger import LedgerError
+from stages.ledger.claims import parse_claims
+from tests.project import EXPERIMENT, REPOSITORY, environment, make_project
+
+_PR_CAPBSET_DROP, _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 24, 1, 2
+VERBS = {
+    "inputs": ["-m", "stages.inputs"],
+    "fetch": ["-m", "stages.fetch", "mnist"],
+    "preprocess": ["-m", "stages.preprocess", "mnist"],
+    "train": ["-m", "stages.train", EXPERIMENT],
+    "evaluate": ["-m", "stages.evaluate", EXPERIMENT],
+    "record": ["-m", "stages.record"],
+    "report": ["-m", "stages.report"],
+    "claimcheck profile": ["-m", "stages.cli", "profile", "quick"],
+    "claimcheck sample": ["-m", "stages.cli", "sample", "mnist"],
+}
+
+
+def obey_modes() -> None:
+    """Root writes where the mode of a folder forbids it; without these capabilities it is like everybody."""
+    if os.geteuid() == 0:
+        for capability in (_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH):
+            assert ctypes.CDLL(None).prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) == 0
+
+
+def write_little() -> None:
+    """No file may grow beyond a few bytes: what a write to a full disk looks like to a program."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, 16))
+
+
+def call(project: Path, verb: str, before: Callable[[], None] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *VERBS[verb]],
+        cwd=project,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=before,
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project whose verbs have all run."""
+    project = make_project(tmp_path_factory.mktemp("faults") / "project", epochs=1, steps_per_epoch=1)
+    shutil.copy(REPOSITORY / "data" / "claims.csv", project / "data")
+    for verb in ("fetch", "train", "evaluate", "record", "report", "inputs"):
+        done = call(project, verb)
+        assert done.returncode == 0, done.stderr
+    return project
+
+
+@pytest.fixture
+def project(finished: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(finished, tmp_path / "project")
+
+
+def check_one_line(done: subprocess.CompletedProcess[str], verb: str, words: str) -> None:
+    assert done.returncode == 1, done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+    faults = [line for line in (done.stdout + done.stderr).splitlines() if "then run this again" in line]
+    assert len(faults) == 1, done.stderr
+    assert words in faults[0]
+    assert verb in faults[0]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_folder_that_cannot_be_written_to(project: Path, verb: str) -> None:
+    folders = [path for path in [project, *project.rglob("*")] if path.is_dir()]
+    for folder in folders:
+        folder.chmod(0o555)
+    try:
+        done = call(project, verb, obey_modes)
+    finally:
+        for folder in folders:
+            folder.chmod(0o755)
+    check_one_line(done, verb, "; give this user the right to it")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_disk_that_takes_no_more(project: Path, verb: str) -> None:
+    check_one_line(call(project, verb, write_little), verb, "; ")
+
+
+@pytest.mark.parametrize("prepare", [obey_modes, write_little])
+def test_a_training_that_cannot_be_kept(project: Path, prepare: Callable[[], None]) -> None:
+    shutil.rmtree(project / "data" / "store")
+    shutil.rmtree(project / "data" / "runs")
+    (project / "data").chmod(0o555)
+    done = call(project, "train", prepare)
+    (project / "data").chmod(0o755)
+    check_one_line(done, "train", "data/store")
+
+
+def test_a_write_to_a_full_disk_names_its_file() -> None:
+    """The system's own error, which names none."""
+    with pytest.raises(OSError, match="No space left") as full, named(Path("data/x.json")):
+        Path("/dev/full").write_text("x")
+    assert describe_fault(full.value).startswith(
+        "data/x.json: No space left on device; free some space (`claimcheck du`"
+    )
+
+
+def test_a_mistake_in_our_sql_is_none_of_the_machines() -> None:
+    with pytest.raises(sqlite3.OperationalError, match="no such table"):
+        in_one_line("x")(lambda: sqlite3.connect(":memory:").execute("SELECT * FROM absent").rowcount)()
+
+
+DAMAGED = {
+    "data/raw/mnist.json": "preprocess",
+    "data/processed/mnist/dataset.json": "train",
+    "data/runs/tiny-mnist/runs.json": "evaluate",
+    "data/claims.csv": "record",
+    "data/results/tiny-mnist.jsonl": "record",
+    "data/results/tiny-mnist.cost.jsonl": "record",
+    "data/results.db": "report",
+    "params.yaml": "inputs",
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_file_is_named(project: Path, name: str) -> None:
+    (project / name).unlink()
+    (project / name).write_bytes(b"\xff\xfe\x00")
+    done = call(project, DAMAGED[name])
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert name in done.stderr or "the results database can't be read; `dvc repro` rebuilds it" in done.stderr
+
+
+def test_a_training_writes_a_damaged_list_anew(project: Path) -> None:
+    path = project / "data" / "runs" / EXPERIMENT / "runs.json"
+    before = path.read_bytes()
+    path.unlink()
+    path.write_bytes(before[:40])
+    done = call(project, "train")
+    assert (done.returncode, path.read_bytes()) == (0, before)
+    assert "damaged; `python -m stages.train tiny-mnist` writes it anew" in done.stdout
+
+
+def test_a_damaged_page_of_the_database_is_no_traceback(project: Path) -> None:
+    """Its first page is whole, so that it opens."""
+    path = project / "data" / "results.db"
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content[:4096] + b"\xff" * (len(content) - 4096))
+    done = call(project, "report")
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    assert "`python -m stages.record` rebuilds it" in done.stderr or "`dvc repro` rebuilds it" in done.stderr
+
+
+def test_claims_without_their_columns_are_refused(tmp_path: Path) -> None:
+    for content in ("", "id,paper\nx,y\n"):
+        with pytest.raises(LedgerError, match=r"claims\.csv: lacks the columns "):
+            parse_claims(content, tmp_path / "claims.csv")
