@@ -281,7 +281,7 @@ class TallyOut(CountsOut):
     data: CountsOut = Field(description="sizes and ranges of data sets")
     by_verdict: dict[str, int]
     by_kind: dict[str, dict[str, int]]
-    errors: dict[str, int] = Field(examples=[{"ninformer.table3.nanoseconds": 12}], description="places of each")
+    errors: dict[str, int] = Field(examples=[{"inference times in nanoseconds": 12}], description="places of each")
 
 
 class VerdictsOut(Out):

@@ -127,7 +127,7 @@ def write_findings(root: Path, claims: Sequence[str], error: str | None) -> None
     (root / "data" / "findings.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
 
-@pytest.mark.parametrize(("error", "counted"), [("ninformer.table3.nanoseconds", 1), (None, 4)])
+@pytest.mark.parametrize(("error", "counted"), [("inference times in nanoseconds", 1), (None, 4)])
 def test_an_error_at_several_places_counts_once(root: Path, tmp_path: Path, error: str | None, counted: int) -> None:
     other = smaller(root, tmp_path / "root")
     write_findings(other, TIMES, error)

@@ -24,7 +24,7 @@ NANOSECONDS = {  # Table 3
     "c10": {"vit": 142.64, "mlpmixer": 103.53, "localvit": 127.76, "ninformer": 104.64},
     "c100": {"vit": 141.07, "mlpmixer": 104.24, "localvit": 115.32, "ninformer": 105.37},
 }
-NANOSECONDS_ERROR = "ninformer.table3.nanoseconds"
+NANOSECONDS_ERROR = "inference times in nanoseconds"
 """One mistake, of the unit, at twelve places."""
 # Section 4's RTX 2080 Ti by its data sheet: 4352 cores, one multiply-add a cycle each, 1.545 GHz boost clock; and 544
 # tensor cores with 64 multiply-adds of half precision each.
