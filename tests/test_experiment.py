@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from stages.budget import describe_cut, plan_runs
 from stages.experiment import ParamsError, load_params, resolve_protocol
