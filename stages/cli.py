@@ -43,6 +43,8 @@ MISTAKES = (
     UnknownName,
 )
 _DATA = Path("data")
+_SHOWN = 8
+"""Broken trails that `verify` names: with a line a kind of link, twenty lines are not exceeded."""
 
 
 def show_plan(names: list[str]) -> None:
@@ -178,22 +180,47 @@ def show_verdicts() -> None:
     print(show_status(str(_DATA / "results.db")))
 
 
-def verify_trails(names: list[str]) -> bool:
-    """Print each link of each checkpoint's trail; False where one is broken."""
-    from stages.verifying import verify  # brings the database
+def verify_trails(names: list[str], *, every_link: bool, with_weights: bool) -> bool:
+    """Print how many links hold and what to do about the first broken ones; False where one is broken.
 
-    recorded, trails = verify(Path(), str(_DATA / "results.db"), names)
-    print(f"{recorded.name}: {recorded.status}; {recorded.detail}")
-    for trail in trails:
-        print(f"{trail.checkpoint}: {'broken at ' + trail.broken.name if trail.broken else 'holds'}")
-        for link in trail.links:
-            print(f"  {link.name}: {link.status}; {link.detail}")
-    counts = Counter(link.status for link in (recorded, *(link for trail in trails for link in trail.links)))
-    print(
-        f"{len(trails):,} checkpoint{'s' if len(trails) != 1 else ''}: {counts['holds']:,} links hold, "
-        f"{counts['not here']:,} not here, {counts['broken']:,} broken"
+    `every_link`, or with names: each link of each trail instead.
+    """
+    from stages.verifying import REMEDIES, verify  # brings the database
+
+    recorded, trails = verify(Path(), str(_DATA / "results.db"), names, with_weights=with_weights)
+    counts = Counter(
+        (link.name, link.status) for link in (recorded, *(link for trail in trails for link in trail.links))
     )
-    return not counts["broken"]
+    if every_link or names:
+        print(f"{recorded.name}: {recorded.status}; {recorded.detail}")
+        for trail in trails:
+            print(f"{trail.checkpoint}: {'broken at ' + trail.broken.name if trail.broken else 'holds'}")
+            for link in trail.links:
+                print(f"  {link.name}: {link.status}; {link.detail}")
+    else:
+        for name in dict.fromkeys(name for name, _ in counts):
+            print(
+                f"{name}: "
+                + ", ".join(
+                    f"{counts[name, status]:,} {status}"
+                    for status in ("holds", "not here", "broken")
+                    if counts[name, status]
+                )
+            )
+        broken = [("the database", recorded)] if recorded.status == "broken" else []
+        broken += [(trail.checkpoint, trail.broken) for trail in trails if trail.broken]
+        for where, link in broken[:_SHOWN]:
+            print(f"{where} is broken at {link.name}: {link.detail[:400]}; {REMEDIES[link.name]}")
+        if len(broken) > _SHOWN:
+            print(f"and {len(broken) - _SHOWN:,} more, which `claimcheck verify --all` lists")
+    totals = Counter(dict.fromkeys(("holds", "not here", "broken"), 0))
+    for (_, status), count in counts.items():
+        totals[status] += count
+    print(
+        f"{len(trails):,} checkpoint{'s' if len(trails) != 1 else ''}: {totals['holds']:,} links hold, "
+        f"{totals['not here']:,} not here, {totals['broken']:,} broken"
+    )
+    return not totals["broken"]
 
 
 def show_history(claims: str, why: str | None) -> None:
@@ -253,7 +280,9 @@ def build_parser() -> argparse.ArgumentParser:
     commands.add_parser("du", help="what data and trainings take on disk")
     commands.add_parser("gc", help="remove what killed trainings left behind; no outcome goes")
     verify = commands.add_parser("verify", help="recompute what served models rest on, from checkpoint to data")
-    verify.add_argument("checkpoints", nargs="*")
+    verify.add_argument("checkpoints", nargs="*", help="list every link of these")
+    verify.add_argument("--all", action="store_true", help="list every link of every checkpoint")
+    verify.add_argument("--weights", action="store_true", help="predict whole test sets with all weights; minutes")
     return parser
 
 
@@ -280,7 +309,8 @@ def main(arguments: list[str] | None = None) -> int:
             case "status":
                 show_verdicts()
             case "verify":
-                return 0 if verify_trails(options.checkpoints) else 1
+                held = verify_trails(options.checkpoints, every_link=options.all, with_weights=options.weights)
+                return 0 if held else 1
         sys.stdout.flush()
     except BrokenPipeError:  # `claimcheck plan | head`: whoever read has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,17 +1,20 @@
-"""Recomputes the trail behind a served model, offline: checkpoint, run, params, code, data, environment, record.
+"""Recomputes the trail behind a served model, offline: checkpoint to environment, metrics, record.
 
-Each link is a digest that is taken again from the files.  A link holds, is broken, or can't be checked here because
-what it needs is not on this machine; that is said and is no error.
+Each link is a digest that is taken again from the files; metrics are taken again from weights and test data, or from
+what else the result line holds.  A link holds, is broken, or can't be checked here because what it needs is not on this
+machine; that is said and is no error.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
+from math import isclose
 from pathlib import Path
 from typing import Literal
 
@@ -20,15 +23,33 @@ from sqlalchemy.orm import Session, contains_eager
 
 from stages.budget import plan_runs
 from stages.checkpoint.contract import CheckpointError, read_contract
+from stages.consistency import find_contradictions
 from stages.datasets.packed import PackedDataError, digest_packed, read_info
-from stages.evidence import EvidenceError
+from stages.evidence import DataUsed, Divergence, EpochRow, EvidenceError, Measurement, ResultLine
 from stages.experiment import Params, load_params
+from stages.outcome import find_fault
 from stages.publishing import digest_at
 from stages.recording import LedgerError, RecordError, record
 from stages.results import Base, Checkpoint, Experiment, Result, UnknownCheckpoint, open_results
 from stages.run import canonical_json
 
 Status = Literal["holds", "broken", "not here"]
+RELEASED = "data/models/"
+REMEDIES = {
+    "record": "take what was edited from git again or evaluate it anew, then `python -m stages.record`",
+    "checkpoint": "take it from git again (data/models), or train it anew with `dvc repro`",
+    "run": "`python -m stages.record`; if it stays, take data/evidence from git again",
+    "params": "if the file was edited on purpose, train its runs anew with `dvc repro`; else take it from git again",
+    "code": "`git fetch --all`; else publish from the revision that trained it",
+    "data": "`dvc repro -f preprocess@<dataset>` packs them anew",
+    "environment": "`python -m stages.record`; if it stays, take data/evidence from git again",
+    "metrics": "`dvc repro` evaluates it anew where its run is here; else take data/evidence from git again",
+}
+"""What to do about a broken link, by its name."""
+_AS_RECORDED = (
+    *("experiment", "arm", "replicate", "run_key", "profile", "cut", "status", "spec"),
+    *("environment_digest", "environment", "weights_sha256"),
+)
 
 
 @dataclass(frozen=True)
@@ -52,8 +73,13 @@ class Trail:
         return next((link for link in self.links if link.status == "broken"), None)
 
 
-def verify(root: Path, place: str, names: Sequence[str] = ()) -> tuple[Link, list[Trail]]:
+def verify(
+    root: Path, place: str, names: Sequence[str] = (), *, with_weights: bool = False
+) -> tuple[Link, list[Trail]]:
     """The link from the files to the database at `place`, and the trail of each named checkpoint (of all).
+
+    Released models predict some test images again where these are packed here; `with_weights`: every model predicts
+    all, and each metric is taken from that.
 
     Raises:
         ParamsError: the params files can't be read.
@@ -73,19 +99,20 @@ def verify(root: Path, place: str, names: Sequence[str] = ()) -> tuple[Link, lis
         for name in names:
             if name not in found:
                 raise UnknownCheckpoint(name, found)
-        trails = [_trail(root, params, *found[name]) for name in (names or found)]
+        trails = [_trail(root, params, *found[name], with_weights) for name in (names or found)]
         return _check_record(root, session), trails
 
 
-def _trail(root: Path, params: Params, checkpoint: Checkpoint, dataset: str) -> Trail:
-    result = checkpoint.result
+def _trail(root: Path, params: Params, checkpoint: Checkpoint, dataset: str, with_weights: bool) -> Trail:
+    result, packed = checkpoint.result, root / "data" / "processed" / dataset
     links = (
         check_checkpoint(root, checkpoint),
         check_run(result),
         check_params(params, result),
         check_code(root, result),
-        check_data(root / "data" / "processed" / dataset, result.data_digest, result.spec["data_digest"]),
+        check_data(packed, result.data_digest, result.spec["data_digest"]),
         check_environment(result),
+        check_metrics(root, checkpoint, packed, with_weights=with_weights),
     )
     return Trail(checkpoint.id, links)
 
@@ -214,3 +241,88 @@ def check_environment(result: Result) -> Link:
     if digest != result.environment_digest:
         return Link("environment", "broken", f"its facts give {digest}, recorded {result.environment_digest}")
     return Link("environment", "holds", digest)
+
+
+def check_metrics(root: Path, checkpoint: Checkpoint, packed: Path, *, with_weights: bool = False) -> Link:
+    """Every metric is what bitmap and curves give, the curves are the run's, and the weights score the same again."""
+    line, released = _line_of(checkpoint.result, packed.name), checkpoint.path.startswith(RELEASED)
+    found = [*find_contradictions(line), *_compare_with_run(root, line)]
+    if found:
+        return Link("metrics", "broken", "; ".join(found))
+    taken = "from bitmap and curves"
+    if not (released or with_weights):
+        return Link("metrics", "holds", f"{taken}; `claimcheck verify --weights` predicts again, too")
+    try:
+        if not (packed / "dataset.json").is_file() or read_info(packed).digest != line.data.digest:
+            needed = f"the weights need {packed.name} as it was packed, which is not here"
+            return Link("metrics", "holds", f"{taken}; {needed}")
+        from stages.recomputing import SPOTS, compare, compare_released, recompute, spot_check  # brings torch
+
+        weights = root / checkpoint.path
+        if not with_weights:
+            found, n = list(spot_check(weights, packed, line)), min(SPOTS, line.data.test_images)
+        elif checkpoint.accuracy is None:
+            found, n = list(compare(line, recompute(weights, packed, line))), line.data.test_images
+        else:
+            scores, n = recompute(weights, packed, line), line.data.test_images
+            found = list(compare_released(line, scores, checkpoint.accuracy))
+    except (CheckpointError, PackedDataError, OSError) as error:
+        return Link("metrics", "broken", str(error))
+    if found:
+        return Link("metrics", "broken", "; ".join(found))
+    return Link("metrics", "holds", f"{taken}, and from the weights on {n:,} test samples")
+
+
+def _compare_with_run(root: Path, line: ResultLine) -> list[str]:
+    """What is wrong with the outcome that was trained here, or with the curves that were taken from it."""
+    folder = root / "data" / "runs" / line.experiment / line.run_key
+    if not (folder / "history.jsonl").is_file():
+        return []
+    if fault := find_fault(folder, line.run_key):
+        return [f"{folder.relative_to(root)}: {fault}"]
+    if json.loads((folder / "result.json").read_text())["environment_digest"] != line.environment_digest:
+        return []
+    rows = [json.loads(text) for text in (folder / "history.jsonl").read_text().splitlines()]
+    names = [field.name for field in fields(EpochRow)]
+    differing = [
+        f"{name} of epoch {row.epoch}"
+        for row, trained in zip(line.curves, rows, strict=False)
+        for name in names
+        if not _is_near(getattr(row, name), trained.get(name))
+    ]
+    if len(rows) != len(line.curves):
+        differing.append(f"the number of epochs, {len(line.curves)} and {len(rows)}")
+    place = (folder / "history.jsonl").relative_to(root)
+    return [f"its curves are not those of {place}: {', '.join(differing[:3])}"] if differing else []
+
+
+def _is_near(stored: float | None, trained: float | None) -> bool:
+    if stored is None or trained is None:
+        return stored == trained
+    return isclose(stored, trained, rel_tol=1e-7)
+
+
+def _line_of(result: Result, dataset: str) -> ResultLine:
+    """The result line that a row of the database was made from, but for what was observed inside the network."""
+    arrays = {array.kind: array.content for array in result.arrays}
+    return ResultLine(
+        **{name: getattr(result, name) for name in _AS_RECORDED},
+        data=DataUsed(
+            dataset=dataset,
+            digest=result.data_digest,
+            provenance=result.provenance,  # type: ignore[arg-type]  # one of three literals
+            train_images=result.train_images,
+            test_images=result.test_images,
+            excluded_test_images=result.excluded_test_images,
+        ),
+        metrics=tuple(
+            Measurement(metric=row.metric, split=row.split, value=row.value, n=row.n)  # type: ignore[arg-type]
+            for row in result.metrics
+        ),
+        curves=tuple(
+            EpochRow(**{field.name: getattr(row, field.name) for field in fields(EpochRow)}) for row in result.epochs
+        ),
+        correct=arrays.get("correct"),
+        confusion=arrays.get("confusion"),
+        divergence=Divergence(**result.divergence) if result.divergence else None,
+    )

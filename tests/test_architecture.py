@@ -48,9 +48,10 @@ ALLOWED: dict[str, set[str]] = {
     },
     "reporting": {"store", "recording", "results"},
     "verifying": {
-        *("run", "fingerprint", "experiment", "budget", "evidence"),
-        *("datasets", "checkpoint", "recording", "results", "publishing"),
+        *("run", "outcome", "fingerprint", "experiment", "budget", "evidence", "consistency"),
+        *("datasets", "checkpoint", "recording", "results", "publishing", "recomputing"),
     },
+    "recomputing": {"run", "evidence", "datasets", "checkpoint", "training", "evaluation"},
     "papers": {"run", "finding", "observation", "rules", "ops", "optim"},
     "training": {"run", "device", "memory", "datasets", "ops", "optim"},
     "checkpoint": {"run", "ops", "papers"},

@@ -30,10 +30,10 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
     root = tmp_path_factory.mktemp("printed")
     copy_project(root)
     for experiment, errors in (("dac-resnet-cifar100", TABLE1), ("dac-vgg-cifar100", FIGURE5)):
-        values = {arm: [0.6] * 5 for arm in errors}
+        values = {arm: (1 - folds[:, -1]).tolist() for arm, folds in errors.items()}
         publish(root, results(experiment, values, curves={arm: folds.tolist() for arm, folds in errors.items()}))
     alone = {"resnet20-v1": TABLE1["resnet20-v1"][:1].tolist()}
-    publish(root, results("dac-resnet-cifar10", {"resnet20-v1": [0.6]}, curves=alone))
+    publish(root, results("dac-resnet-cifar10", {"resnet20-v1": [1 - alone["resnet20-v1"][0][-1]]}, curves=alone))
     record(root, "data/results.db")
     with open_results(str(root / "data" / "results.db"))() as session:
         yield session

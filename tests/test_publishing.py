@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from stages.evidence import CostLine, DataUsed, EvidenceLine, Measurement, ResultLine, read_lines, write_lines
+from stages.evidence import (
+    CostLine,
+    DataUsed,
+    EvidenceError,
+    EvidenceLine,
+    Measurement,
+    ResultLine,
+    pack_correct,
+    read_lines,
+    write_lines,
+)
 from stages.fingerprint import code_fingerprint, source_path
 from stages.publishing import PublishError, is_dirty, publish
+from stages.run import canonical_json
+from stages.training.environment import environment_digest
 from tests.project import REPOSITORY
 
 CODE = code_fingerprint(["stages.training.seeding"])
@@ -39,6 +55,14 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def key(arm: str, code: dict[str, str] = CODE) -> str:
+    return hashlib.sha256(canonical_json(spec(arm, code)).encode()).hexdigest()
+
+
+def spec(arm: str, code: dict[str, str]) -> dict[str, Any]:
+    return {"model": {"name": arm}, "code": code, "data_digest": "d"}
+
+
 def result(
     arm: str = "vit", provenance: str = "full", accuracy: float = 0.5, code: dict[str, str] = CODE
 ) -> ResultLine:
@@ -46,28 +70,30 @@ def result(
         experiment="toy",
         arm=arm,
         replicate=0,
-        run_key=arm * 3,
+        run_key=key(arm, code),
         profile="quick",
         cut="",
         status="finished",
-        spec={"code": code},
-        data=DataUsed(dataset="mnist", digest="d", provenance=provenance, train_images=2, test_images=2),  # type: ignore[arg-type]
-        environment_digest="e",
+        spec=spec(arm, code),
+        data=DataUsed(dataset="mnist", digest="d", provenance=provenance, train_images=2, test_images=4),  # type: ignore[arg-type]
+        environment_digest=environment_digest({}),
         environment={},
-        metrics=(Measurement(metric="accuracy", split="test", value=accuracy, n=2),),
+        metrics=(Measurement(metric="accuracy", split="test", value=accuracy, n=4),),
         curves=(),
+        weights_sha256="0" * 64,
+        correct=pack_correct(np.arange(4) < round(4 * accuracy)),
     )
 
 
-def cost(arm: str = "vit") -> CostLine:
+def cost(line: ResultLine) -> CostLine:
     return CostLine(
         experiment="toy",
-        arm=arm,
+        arm=line.arm,
         replicate=0,
-        run_key=arm * 3,
-        environment_digest="e",
+        run_key=line.run_key,
+        environment_digest=line.environment_digest,
         train_seconds=1.0,
-        epoch_seconds=(1.0,),
+        epoch_seconds=(),
         samples_per_second=2.0,
         peak_memory_bytes=3,
     )
@@ -77,7 +103,7 @@ def evaluated(checkout: Path, *lines: ResultLine) -> None:
     folder = checkout / "data" / "results"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "toy.jsonl").write_bytes(write_lines(lines))
-    (folder / "toy.cost.jsonl").write_bytes(write_lines(cost(line.arm) for line in lines))
+    (folder / "toy.cost.jsonl").write_bytes(write_lines(cost(line) for line in lines))
 
 
 def test_published_lines_carry_revision_and_cost(checkout: Path) -> None:
@@ -175,3 +201,25 @@ def test_code_that_is_not_committed_is_no_evidence(checkout: Path) -> None:
     git(checkout, "add", str(path))
     git(checkout, "commit", "-qm", "with it")
     assert publish("toy", checkout).new == 1
+
+
+def test_a_result_that_contradicts_itself_is_not_published(checkout: Path) -> None:
+    edited = dataclasses.replace(result(), metrics=result(accuracy=0.75).metrics)
+    evaluated(checkout, edited)
+    with pytest.raises(
+        PublishError, match=r"toy vit\.0 contradicts itself: accuracy is 0\.75, its bitmap has 2 correct of 4"
+    ):
+        publish("toy", checkout)
+    assert not (checkout / "data" / "evidence").exists()
+
+
+def test_nothing_is_published_beside_a_line_that_was_edited(checkout: Path) -> None:
+    """The digest would be taken anew, and the edit be evidence."""
+    evaluated(checkout, result())
+    path = publish("toy", checkout).path
+    path.write_text(path.read_text().replace('"dirty":false', '"dirty":true'))
+    before = path.read_bytes()
+    evaluated(checkout, result("ninformer"))
+    with pytest.raises(EvidenceError, match=r"toy.jsonl, line 1: toy.vit.0: its digest is"):
+        publish("toy", checkout)
+    assert path.read_bytes() == before

@@ -90,15 +90,15 @@ def test_the_newest_evidence_of_a_replicate_is_selected_and_a_seed_is_never_coun
     line = read_lines(folder / "ninformer-cifar10.jsonl", ResultLine)[0]
     cost = read_lines(folder / "ninformer-cifar10.cost.jsonl", CostLine)[0]
     others = [
-        as_published(dataclasses.replace(line, environment_digest=digest), cost, day)
-        for digest, day in (("a" * 16, "2026-11-05"), ("b" * 16, "2026-11-04"))
+        as_published(line, cost, day, machine=machine)
+        for machine, day in (("newer", "2026-11-05"), ("older", "2026-11-04"))
     ]
     (root / "data" / "evidence" / "ninformer-cifar10.jsonl").write_bytes(write_lines(others))
     record(root, DATABASE)
     with open_results(str(root / DATABASE))() as session:
         same = session.query(Result).filter_by(run_key=line.run_key, arm=line.arm).all()
         assert len(same) == 3
-        assert [row.environment_digest for row in same if row.is_selected] == ["a" * 16]
+        assert [row.environment["device_name"] for row in same if row.is_selected] == ["newer"]
 
 
 def selected(root: Path, arm: str) -> list[tuple[str, bool, list[str]]]:
@@ -198,6 +198,16 @@ def test_a_diverged_run_is_recorded_with_where_it_stopped(root: Path) -> None:
     [
         ("results/ninformer-cifar10.jsonl", '"arm":', '"arn":', EvidenceError, "cifar10.jsonl, line 1: ar[mn]"),
         ("results/ninformer-cifar10.jsonl", '"arm":"vit"', '"arm":"vat"', RecordError, "known: vit, mlp-mixer"),
+<<<<<<< HEAD
+=======
+        (
+            "results/ninformer-cifar10.jsonl",
+            '"profile":"smoke"',
+            '"profile":"huge"',
+            RecordError,
+            "smoke, quick-bfloat16, quick, paper",
+        ),
+>>>>>>> trail
         ("claims.csv", "0.5378", "54 %", LedgerError, "claims.csv, line 13: value"),
         ("claims.csv", "cifar100.ninformer", "cifar100.vit", LedgerError, "stands twice"),
     ],

@@ -25,6 +25,7 @@ from stages.results import (
     t_interval,
     wilson_interval,
 )
+from stages.run import RunSpec
 from tests.service.results_factory import add_results, make_root
 
 
@@ -179,12 +180,12 @@ def test_another_metric_has_no_claim_to_compare_with(root: Path) -> None:
 def test_results_under_other_conditions_never_share_a_table(tmp_path: Path) -> None:
     root = make_root(tmp_path)
     lines = read_lines(root / "data" / "results" / "ninformer-cifar10.jsonl", ResultLine)
-    changed = [
-        ResultLine(**{**vars(line), "spec": {**line.spec, "protocol": {**line.spec["protocol"], "batch_size": 8}}})
-        if line.arm == "vit"
-        else line
-        for line in lines
-    ]
+
+    def other(line: ResultLine) -> ResultLine:
+        spec = {**line.spec, "protocol": {**line.spec["protocol"], "batch_size": 8}}
+        return replace(line, spec=spec, run_key=RunSpec.from_dict(spec).run_key)
+
+    changed = [other(line) if line.arm == "vit" else line for line in lines]
     (root / "data" / "results" / "ninformer-cifar10.jsonl").write_bytes(write_lines(changed))
     record(root, "data/results.db")
     runs = {arm.arm: arm.run_keys for arm in only(root, dataset="cifar10").arms}

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import math
 import shutil
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+
+import numpy as np
 
 from stages.budget import plan_runs
 from stages.datasets.mirror import MirrorInfo, describe_file
@@ -24,12 +28,13 @@ from stages.evidence import (
     Origin,
     Provenance,
     ResultLine,
+    pack_correct,
     write_lines,
 )
 from stages.experiment import Params, load_params
 from stages.fingerprint import code_fingerprint
 from stages.ledger import ClaimLine, Judgement, Table, Trial, judge_claims, read_claims
-from stages.run import RunSpec
+from stages.run import RunSpec, canonical_json
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = code_fingerprint(["stages.training.optimizer"])
@@ -60,8 +65,38 @@ def publish(root: Path, lines: Sequence[ResultLine]) -> None:
     """Lines of one experiment as its evidence."""
     origin = Origin(revision="1" * 40, dirty=False, published="2026-01-01", versions={})
     (root / "data" / "evidence").mkdir(exist_ok=True)
-    evidence = [EvidenceLine(result=line, cost=cost(line), origin=origin) for line in lines]
+    evidence = [EvidenceLine(result=line, cost=cost(line), origin=origin) for line in map(as_evaluated, lines)]
     (root / "data" / "evidence" / f"{lines[0].experiment}.jsonl").write_bytes(write_lines(evidence))
+
+
+def as_evaluated(line: ResultLine) -> ResultLine:
+    """The line with curves to its last epoch, and a whole number of right images with their bitmap and best epoch.
+
+    A table's errors are those of its selected epoch, in every epoch.
+    """
+    protocol = line.spec["protocol"]
+    curves = list(line.curves[: protocol["epochs"]])
+    while line.status == "finished" and "early_stop" not in protocol and len(curves) < protocol["epochs"]:
+        curves.append(dataclasses.replace(curves[-1], epoch=len(curves) + 1, steps=10 * (len(curves) + 1)))
+    metrics = {row.metric: row for row in line.metrics}
+    correct = None
+    if "selected_log_mse" in metrics:
+        error = math.exp(metrics["selected_log_mse"].value)
+        curves = [dataclasses.replace(row, val_loss=error, test_loss=error) for row in curves]
+        for name in ("mse", "log_mse", "selected_mse", "selected_log_mse"):
+            metrics[name] = dataclasses.replace(
+                metrics["selected_log_mse"], metric=name, value=math.log(error) if "log" in name else error
+            )
+    if "accuracy" in metrics:
+        n = line.data.test_images
+        right = round(metrics["accuracy"].value * n)
+        correct = pack_correct(np.arange(n) < right)
+        metrics["accuracy"] = dataclasses.replace(metrics["accuracy"], value=right / n, n=n)
+        best = max(row.test_accuracy for row in curves if row.test_accuracy is not None)
+        metrics["best_epoch_accuracy"] = dataclasses.replace(
+            metrics["accuracy"], metric="best_epoch_accuracy", value=best
+        )
+    return dataclasses.replace(line, curves=tuple(curves), metrics=tuple(metrics.values()), correct=correct)
 
 
 @cache
@@ -87,16 +122,17 @@ def results(
     epochs: int | None = None,
     curves: Mapping[str, Sequence[Sequence[float]]] | None = None,
     excluded: int = 0,
-    environment: str = "e" * 12,
+    environment: str = "the first",
 ) -> list[ResultLine]:
     """A line for each arm and replicate; None diverged.  `curves` are test errors by replicate, validation alike.
 
-    On complete data unless `provenance` says otherwise.
+    Tables have squared errors instead.  On complete data unless `provenance` says otherwise.
     """
     known = params()
     plan = known.experiments[experiment]
     provenance = provenance or loaded(plan.dataset)
     source = known.datasets[plan.dataset]
+    facts = {"device": "cuda:0", "device_name": "NVIDIA H100", "machine": environment}
     every_seed = dataclasses.replace(known.profiles[profile], replicates=None)
     lines = []
     for run in plan_runs(plan, every_seed, source, every_role=True):
@@ -105,7 +141,8 @@ def results(
         value = values[run.arm][run.replicate_index]
         protocol = run.protocol if epochs is None else dataclasses.replace(run.protocol, epochs=epochs)
         spec = RunSpec(model=run.model, protocol=protocol, data_digest=provenance, replicate=run.replicate, code=CODE)
-        errors = curves[run.arm][run.replicate_index] if curves else []
+        last = 0.5 if value is None or not 0 <= value <= 1 else 1 - value
+        errors = curves[run.arm][run.replicate_index] if curves else [last]
         lines.append(
             ResultLine(
                 experiment=experiment,
@@ -124,10 +161,11 @@ def results(
                     test_images=source.test - excluded,
                     excluded_test_images=excluded,
                 ),
-                environment_digest=environment,
-                environment={"device": "cuda:0", "device_name": "NVIDIA H100"},
+                environment_digest=hashlib.sha256(canonical_json(facts).encode()).hexdigest()[:12],
+                environment=facts,
                 metrics=() if value is None else _metrics(metric, value, source.test - excluded),
-                curves=tuple(_row(number, error) for number, error in enumerate(errors, start=1)) or (_row(1, 0.5),),
+                curves=tuple(_row(number, error, source.kind) for number, error in enumerate(errors, start=1)),
+                weights_sha256=None if value is None else "0" * 64,
                 divergence=Divergence(step=9, last_finite_step=8, last_finite_loss=None) if value is None else None,
             )
         )
@@ -141,16 +179,17 @@ def _metrics(metric: str, value: float, n: int) -> tuple[Measurement, ...]:
     )
 
 
-def _row(epoch: int, error: float) -> EpochRow:
+def _row(epoch: int, error: float, kind: str) -> EpochRow:
+    loss = error if kind == "table" else 1.0
     return EpochRow(
         epoch=epoch,
         steps=10 * epoch,
         lr=0.1,
         train_loss=1.0,
         train_accuracy=0.5,
-        val_loss=1.0,
+        val_loss=loss,
         val_accuracy=1 - error,
-        test_loss=1.0,
+        test_loss=loss,
         test_accuracy=1 - error,
     )
 
@@ -163,7 +202,7 @@ def cost(line: ResultLine) -> CostLine:
         run_key=line.run_key,
         environment_digest=line.environment_digest,
         train_seconds=SECONDS,
-        epoch_seconds=(),
+        epoch_seconds=tuple(SECONDS / len(line.curves) for _ in line.curves),
         samples_per_second=1.0,
         peak_memory_bytes=2**30,
         energy_joules=700_000.0,

@@ -63,11 +63,13 @@ def parameters_of(arm: Arm) -> float:
 def measured(kind: str, metrics: Sequence[Measurement], parameters: float) -> tuple[Measurement, ...]:
     """The first of `metrics` under every name that this kind has."""
     first, *rest = metrics
-    named = [
-        dataclasses.replace(first, metric=name, value=math.log(1 - first.value) if "log" in name else first.value)
-        for name in METRICS[kind]
-    ]
+    named = [dataclasses.replace(first, metric=name, value=in_metric(name, first.value)) for name in METRICS[kind]]
     return (*named, *rest, Measurement(metric="parameters", split="none", value=parameters))
+
+
+def in_metric(name: str, value: float) -> float:
+    """Squared errors fall where accuracies grow."""
+    return math.log(1 - value) if "log" in name else 1 - value if "mse" in name else value
 
 
 def recorded(root: Path, lines_of: Callable[[Experiment], list[ResultLine]] = trained) -> Path:
@@ -165,7 +167,9 @@ def test_replicates_that_diverged_reproduce_nothing(tmp_path: Path) -> None:
     def lost(experiment: Experiment) -> list[ResultLine]:
         gone = Divergence(step=9, last_finite_step=8, last_finite_loss=None)
         return [
-            dataclasses.replace(line, status="diverged", metrics=(), divergence=gone) if line.replicate == 1 else line
+            dataclasses.replace(line, status="diverged", metrics=(), weights_sha256=None, divergence=gone)
+            if line.replicate == 1
+            else line
             for line in trained(experiment)
         ]
 

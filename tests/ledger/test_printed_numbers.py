@@ -60,7 +60,8 @@ def as_printed(experiment: Experiment) -> list[ResultLine]:
     values, curves = {}, {}
     for place, (arm, draws) in enumerate(noise.items()):
         own = known[arm]
-        accuracy = own.get("accuracy", own.get("best_epoch_accuracy", 0.5 + 0.003 * place))
+        errors = [own[name] for name in ERRORS[::-1] if name in own]
+        accuracy = own.get("accuracy", own.get("best_epoch_accuracy", 1 - errors[0] if errors else 0.5 + 0.003 * place))
         lowest, around = (own.get(name, own.get(other, 1 - accuracy)) for name, other in (ERRORS, ERRORS[::-1]))
         values[arm] = [accuracy + draw for draw in draws]
         curves[arm] = [[0.5, lowest + draw, *[0.5] * 4, *[around + draw] * 6] for draw in draws]
