@@ -11,9 +11,10 @@ import pytest
 import yaml
 
 from stages import record as verb
-from stages.evidence import CostLine, EvidenceError, EvidenceLine, Release, ResultLine, read_lines, write_lines
+from stages.evidence import CostLine, EvidenceError, EvidenceLine, Release, ResultLine, read_lines, seal, write_lines
 from stages.recording import LedgerError, RecordError, record
 from stages.results import Checkpoint, Claim, Result, open_results
+from stages.run import canonical_json
 from tests.service.results_factory import CODE, add_results, as_published, make_root
 
 DATABASE = "data/results.db"
@@ -198,16 +199,6 @@ def test_a_diverged_run_is_recorded_with_where_it_stopped(root: Path) -> None:
     [
         ("results/ninformer-cifar10.jsonl", '"arm":', '"arn":', EvidenceError, "cifar10.jsonl, line 1: ar[mn]"),
         ("results/ninformer-cifar10.jsonl", '"arm":"vit"', '"arm":"vat"', RecordError, "known: vit, mlp-mixer"),
-<<<<<<< HEAD
-=======
-        (
-            "results/ninformer-cifar10.jsonl",
-            '"profile":"smoke"',
-            '"profile":"huge"',
-            RecordError,
-            "smoke, quick-bfloat16, quick, paper",
-        ),
->>>>>>> trail
         ("claims.csv", "0.5378", "54 %", LedgerError, "claims.csv, line 13: value"),
         ("claims.csv", "cifar100.ninformer", "cifar100.vit", LedgerError, "stands twice"),
     ],
@@ -239,7 +230,12 @@ def test_results_of_a_removed_profile_are_left_out_with_a_note(root: Path) -> No
         path = root / "data" / kind / f"{name}.jsonl"
         line = json.loads(path.read_text().splitlines()[0])
         own = line["result"] if kind == "evidence" else line
-        own.update(profile="mine", run_key="f" * 64)
+        ran_in = own["environment"] | {"device_name": "mine"}
+        digest = hashlib.sha256(canonical_json(ran_in).encode()).hexdigest()[:12]
+        own.update(profile="mine", environment=ran_in, environment_digest=digest)
+        if kind == "evidence":
+            line["cost"]["environment_digest"] = digest
+            line = seal(line)
         with path.open("a") as file:
             file.write(json.dumps(line) + "\n")
     assert record(root, DATABASE).results == 26
