@@ -220,7 +220,9 @@ def seal(line: Mapping[str, Any]) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, ResultLine):
-        parts = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        parts = {
+            field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.name != "curves"
+        }
         given = {name: _plain(part) for name, part in parts.items() if part is not None}
         return given | {"curves": _columns(value.curves)}
     if dataclasses.is_dataclass(value):

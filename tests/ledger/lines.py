@@ -77,7 +77,7 @@ def as_evaluated(line: ResultLine) -> ResultLine:
     protocol = line.spec["protocol"]
     curves = list(line.curves[: protocol["epochs"]])
     while line.status == "finished" and "early_stop" not in protocol and len(curves) < protocol["epochs"]:
-        curves.append(dataclasses.replace(curves[-1], epoch=len(curves) + 1, steps=10 * (len(curves) + 1)))
+        curves.append(EpochRow(**vars(curves[-1]) | {"epoch": len(curves) + 1, "steps": 10 * (len(curves) + 1)}))
     metrics = {row.metric: row for row in line.metrics}
     correct = None
     if "selected_log_mse" in metrics:

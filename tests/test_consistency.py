@@ -1,0 +1,209 @@
+"""Published lines agree with themselves; each number that is edited in one is named by `record`, with file and line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stages.consistency import find_contradictions, find_cost_contradictions, find_release_contradictions
+from stages.evidence import EvidenceError, EvidenceLine, pack_correct, read_lines, seal, unpack_correct, write_lines
+from stages.recording import RecordError, record
+from stages.run import canonical_json
+from tests.project import REPOSITORY
+
+EVIDENCE = REPOSITORY / "data" / "evidence"
+Edit = Callable[[dict[str, Any]], None]
+
+
+def every_line() -> list[EvidenceLine]:
+    return [line for path in sorted(EVIDENCE.glob("*.jsonl")) for line in read_lines(path, EvidenceLine)]
+
+
+def test_published_evidence_contradicts_itself_nowhere() -> None:
+    lines = every_line()
+    assert len(lines) >= 169
+    for line in lines:
+        assert find_contradictions(line.result) == []
+        assert find_cost_contradictions(line.result, line.cost) == []
+        assert line.release is None or find_release_contradictions(line.result, line.release) == []
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """What `record` needs for the results of MNIST, which are local here."""
+    (tmp_path / "data").mkdir()
+    for name in ("params", "params.yaml", "data/claims.csv", "data/claims-history.jsonl"):
+        (tmp_path / name).symlink_to(REPOSITORY / name)
+    (tmp_path / "data" / "results").mkdir()
+    lines = [*read_lines(EVIDENCE / "ninformer-mnist.jsonl", EvidenceLine)]
+    lines += read_lines(EVIDENCE / "dac-sgemm.jsonl", EvidenceLine)[:1]
+    for experiment in ("ninformer-mnist", "dac-sgemm"):
+        own = [line for line in lines if line.result.experiment == experiment]
+        folder = tmp_path / "data" / "results"
+        (folder / f"{experiment}.jsonl").write_bytes(write_lines(line.result for line in own))
+        (folder / f"{experiment}.cost.jsonl").write_bytes(write_lines(line.cost for line in own))
+    return tmp_path
+
+
+def edit(path: Path, number: int, change: Edit) -> None:
+    """Change one line as somebody would with an editor."""
+    lines = path.read_text().splitlines()
+    value = json.loads(lines[number - 1])
+    change(value)
+    lines[number - 1] = canonical_json(value)
+    path.write_text("".join(f"{line}\n" for line in lines))
+
+
+def metric(name: str, value: float) -> Edit:
+    def change(line: dict[str, Any]) -> None:
+        next(row for row in line["metrics"] if row["metric"] == name)["value"] = value
+
+    return change
+
+
+def put(value: Any, *path: str | int) -> Edit:
+    def change(line: dict[str, Any]) -> None:
+        *place, last = path
+        for name in place:
+            line = line[name]  # type: ignore[index]
+        line[last] = value  # type: ignore[index]
+
+    return change
+
+
+def flip_images(line: dict[str, Any]) -> None:
+    correct = unpack_correct(line["correct"], line["data"]["test_images"])
+    correct[np.flatnonzero(correct)[:3]] = False
+    line["correct"] = pack_correct(correct)
+
+
+def diverge(line: dict[str, Any]) -> None:
+    line["status"] = "diverged"
+
+
+def shorten(line: dict[str, Any]) -> None:
+    line["curves"] = {name: column[:-1] for name, column in line["curves"].items()}
+
+
+IMAGES: dict[str, tuple[Edit, str]] = {
+    "accuracy": (metric("accuracy", 0.9999), r"accuracy is 0\.9999, its bitmap has \d,\d{3} correct of 10,000 images"),
+    "bitmap": (flip_images, "accuracy is .*, its bitmap has .*; its confusion matrix has 10,000 images"),
+    "no bitmap": (lambda line: line.pop("correct"), "accuracy has no bitmap of correct images behind it"),
+    "short bitmap": (put("AAAA", "correct"), "its bitmap of correct images is not one of 10,000 test images"),
+    "no base64": (put("A", "correct"), "its bitmap or confusion matrix can't be read"),
+    "best epoch": (metric("best_epoch_accuracy", 0.9999), r"best_epoch_accuracy is 0\.9999, its curves give 0\.9"),
+    "curve": (put(0.9999, "curves", "test_accuracy", -1), r"best_epoch_accuracy is .*, its curves give 0\.9999"),
+    "n": (put(9999, "metrics", 0, "n"), "is of 9999 test samples, its data have 10,000"),
+    "test images": (put(9999, "data", "test_images"), "is of 10000 test samples, its data have 9,999"),
+    "seed": (put(77, "spec", "replicate", "seed"), "run_key is .*, the sha256 of its spec is"),
+    "threads": (put(77, "environment", "threads"), "environment_digest is .*, the sha256 of its environment is"),
+    "data": (put("0" * 64, "data", "digest"), "its data are 000000000000, those of its spec"),
+    "diverged": (diverge, "its status is diverged, and it has metrics"),
+    "finished": (
+        put({"step": 9, "last_finite_step": 8, "last_finite_loss": None}, "divergence"),
+        "its status is finished, and it has divergence",
+    ),
+    "weights": (lambda line: line.pop("weights_sha256"), "its status is finished, and it has no weights_sha256"),
+    "fewer epochs": (shorten, "its curves have 2 epochs, its protocol 3"),
+    "order": (put(5, "curves", "epoch", 1), "its curves don't have the epochs 1 to 3 one after the other"),
+    "steps": (put(1, "curves", "steps", 2), "the steps of its curves don't grow from epoch to epoch"),
+    "share": (put(1.5, "curves", "train_accuracy", 0), "train_accuracy of epoch 1 is no share between 0 and 1"),
+}
+TABLES: dict[str, tuple[Edit, str]] = {
+    "mse": (metric("mse", 0.001), r"log_mse is .*, the logarithm of mse is -6\.9.*mse is 0\.001, the last epoch"),
+    "log_mse": (metric("log_mse", -9.0), "log_mse is -9, the logarithm of mse is"),
+    "selected_mse": (metric("selected_mse", 0.001), r"selected_mse is 0\.001, its curves give"),
+    "selected_log_mse": (metric("selected_log_mse", -9.0), "selected_log_mse is -9, the logarithm of selected_mse is"),
+    "validation": (put(1e-9, "curves", "val_loss", 0), "selected_mse is .*, its curves give"),
+    "no error": (metric("mse", 0.0), "mse is 0, no squared error"),
+}
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_an_edit_in_a_result_line_is_refused_where_it_stands(root: Path, name: str) -> None:
+    change, message = IMAGES[name]
+    edit(root / "data" / "results" / "ninformer-mnist.jsonl", 2, change)
+    with pytest.raises(RecordError, match=rf"ninformer-mnist\.jsonl, line 2: ninformer-mnist\.[\w-]+\.0: .*{message}"):
+        record(root, "data/results.db")
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_an_edit_in_the_line_of_a_table_is_refused_where_it_stands(root: Path, name: str) -> None:
+    change, message = TABLES[name]
+    edit(root / "data" / "results" / "dac-sgemm.jsonl", 1, change)
+    with pytest.raises(RecordError, match=rf"dac-sgemm\.jsonl, line 1: dac-sgemm\.[\w-]+\.\d: .*{message}.*evaluate@"):
+        record(root, "data/results.db")
+
+
+def test_a_cost_that_contradicts_its_result_is_refused(root: Path) -> None:
+    path = root / "data" / "results" / "ninformer-mnist.cost.jsonl"
+    edit(path, 1, put(1.0, "train_seconds"))
+    with pytest.raises(RecordError, match="train_seconds is 1, its epochs took"):
+        record(root, "data/results.db")
+
+
+def test_what_was_not_edited_is_recorded(root: Path) -> None:
+    assert record(root, "data/results.db").results == 5
+
+
+@pytest.fixture
+def published(root: Path) -> Path:
+    """The same, as evidence."""
+    shutil.rmtree(root / "data" / "results")
+    (root / "data" / "evidence").mkdir()
+    path = root / "data" / "evidence" / "ninformer-mnist.jsonl"
+    shutil.copy(EVIDENCE / path.name, path)
+    assert record(root, "data/results.db").results == 4
+    return path
+
+
+def test_evidence_without_its_digest_is_refused(root: Path, published: Path) -> None:
+    edit(published, 3, lambda line: line.pop("digest"))
+    with pytest.raises(EvidenceError, match=r"mnist\.jsonl, line 3: ninformer-mnist\.[\w-]+\.0: it has no digest"):
+        record(root, "data/results.db")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        put("0" * 64, "digest"),
+        put(1.0, "cost", "peak_memory_bytes"),
+        put(True, "origin", "dirty"),
+        put(0.1, "result", "metrics", 1, "value"),
+        put("another cut", "result", "cut"),
+    ],
+)
+def test_evidence_that_was_edited_is_refused_even_where_it_agrees_with_itself(
+    root: Path, published: Path, change: Edit
+) -> None:
+    edit(published, 1, change)
+    with pytest.raises(EvidenceError, match=r"mnist\.jsonl, line 1: .*its content gives \w{12}: it is not as it was"):
+        record(root, "data/results.db")
+
+
+def test_a_digest_taken_again_doesn_t_hide_a_contradiction(root: Path, published: Path) -> None:
+    def forge(line: dict[str, Any]) -> None:
+        metric("accuracy", 0.9999)(line["result"])
+        line.update(seal(line))
+
+    edit(published, 1, forge)
+    with pytest.raises(RecordError, match=r"mnist\.jsonl, line 1: .*accuracy is 0\.9999, .*take the line from git"):
+        record(root, "data/results.db")
+
+
+def test_a_released_model_scores_as_its_images_allow() -> None:
+    line = next(line for line in every_line() if line.release is not None)
+    assert line.release is not None
+    better = dataclasses.replace(line.release, accuracy=0.99, n=1)
+    found = find_release_contradictions(line.result, better)
+    assert [text.split(" was ")[0].split(" is ")[0] for text in found] == [
+        "its released model",
+        "the accuracy of its released model",
+    ]
