@@ -41,7 +41,7 @@ help:  ## this list
 setup: $(READY)  ## .venv with everything in it; the other targets call it themselves
 
 # A stamp that came by a link or a copy says nothing: ready is an environment that imports this clone's code.
-ifneq ($(shell $(BIN)/python -I -c 'import os, stages; print(os.path.samefile(*stages.__path__, "stages"))' 2>&1),True)
+ifneq ($(shell test -x $(BIN)/python && $(BIN)/python -I -c 'import os, stages; print(os.path.samefile(*stages.__path__, "stages"))' 2>/dev/null),True)
 .PHONY: $(READY)
 endif
 
