@@ -184,9 +184,9 @@ def test_a_claim_shows_the_epoch_that_each_arm_chose_and_its_standard_error(root
         arms = client.get("/api/v1/claims/dac.fig5").json()["arms"]
         page = client.get("/claims/dac.fig5").text
         single = client.get("/api/v1/claims/ninformer.table2.mnist.vit").json()["arms"]
-    assert len(arms) == 8 and {(arm["epoch"], arm["epochs"], arm["n"]) for arm in arms} == {(4, 256, 5)}
+    assert len(arms) == 8 and {(arm["epoch"], arm["epochs"], arm["n"]) for arm in arms} == {(5, 256, 5)}
     assert all(arm["low"] < arm["value"] < arm["high"] and arm["stderr"] > 0 for arm in arms)
-    assert "standard error: as Appendix B has it" in page and page.count("4 of 256") == 8
+    assert "standard error: as Appendix B has it" in page and page.count("5 of 256") == 8
     assert single == []
 
 
