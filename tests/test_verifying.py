@@ -1,8 +1,9 @@
-"""`claimcheck verify` on a clone of this repository with its published evidence, one byte of each link flipped."""
+"""`claimcheck verify` on a clone of this repository with its published evidence, each link changed once."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import shutil
 import sqlite3
@@ -15,9 +16,13 @@ import pytest
 
 from stages.cli import main
 from stages.datasets.packed import ImageSet, PackedInfo, TokenSet, digest_images, digest_tokens, write_packed
+from stages.evidence import EvidenceLine, ResultLine, pack_correct, read_lines, seal, unpack_correct
+from stages.outcome import seal as seal_outcome
+from stages.recomputing import compare, compare_released, recompute, spot_check
 from stages.recording import record
 from stages.results import UnknownCheckpoint
-from stages.verifying import Link, Trail, check_data, verify
+from stages.run import canonical_json
+from stages.verifying import REMEDIES, Link, Trail, check_data, verify
 from tests.packed_table import pack_table
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -76,7 +81,7 @@ def test_the_trail_of_a_released_model_holds(clone: Path, intact: tuple[Link, Tr
     assert found.pop("data") == "not here"
     if found.pop("code") == "not here":
         assert subprocess.check_output(["git", "rev-parse", "--is-shallow-repository"], cwd=clone) == b"true\n"
-    assert found == {"checkpoint": "holds", "run": "holds", "params": "holds", "environment": "holds"}, trail
+    assert found == dict.fromkeys(("checkpoint", "run", "params", "environment", "metrics"), "holds"), trail
 
 
 def test_the_last_line_counts_what_holds(
@@ -86,7 +91,40 @@ def test_the_last_line_counts_what_holds(
     assert main(["verify", NAME]) == 0
     *lines, last = capsys.readouterr().out.splitlines()
     held, absent = (sum(f": {status}; " in line for line in lines) for status in ("holds", "not here"))
-    assert last == f"1 checkpoint: {held} links hold, {absent} not here, 0 broken" and held + absent == 7
+    assert last == f"1 checkpoint: {held} links hold, {absent} not here, 0 broken" and held + absent == 8
+
+
+def test_unasked_it_answers_in_at_most_twenty_lines_with_what_to_do(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(root)
+    assert main(["verify"]) == 0
+    *kinds, last = capsys.readouterr().out.splitlines()
+    assert "checkpoint: 2 holds" in kinds and "record: 1 holds" in kinds and last.endswith("0 broken")
+    for path in (root / "data" / "models").glob("ninformer-mnist.*.safetensors"):
+        flip(path, -1)
+    assert main(["verify"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 20 and "checkpoint: 2 broken" in lines, lines
+    named = [
+        line for line in lines if line.startswith(f"{NAME} is broken at checkpoint: data/models/{NAME}.safetensors: ")
+    ]
+    assert len(named) == 1 and named[0].endswith(
+        "take it from git again (data/models), or train it anew with `dvc repro`"
+    )
+    assert main(["verify", "--all"]) == 1
+    assert sum("  checkpoint: broken; " in line for line in capsys.readouterr().out.splitlines()) == 2
+
+
+def test_a_lot_that_is_broken_is_still_twenty_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    links = tuple(Link(name, "broken", "x") for name in REMEDIES if name != "record")
+    trails = [Trail(f"toy.arm.{number}", links) for number in range(99)]
+    monkeypatch.setattr("stages.verifying.verify", lambda *_, **__: (Link("record", "broken", "x"), trails))
+    assert main(["verify"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 20 and "and 92 more, which `claimcheck verify --all` lists" in lines
 
 
 def flip(path: Path, place: int) -> None:
@@ -116,43 +154,58 @@ def flip_params(root: Path) -> None:
     flip(path, path.read_bytes().rindex(b" dim: 256") + len(b" dim: 25"))
 
 
-def flip_seed_in_evidence(root: Path) -> None:
-    path, place = in_evidence(root, '"seed":')
-    flip(path, place + len('"seed":'))
-    record(root, "data/results.db", evidence_only=True)
-
-
 def flip_revision(root: Path) -> None:
-    path, place = in_evidence(root, '"revision":"')
-    flip(path, place + len('"revision":"'))
+    """And take the digest of the line again, as somebody would who forges it."""
+    path = root / EVIDENCE
+    lines = [json.loads(text) for text in path.read_text().splitlines()]
+    for line in lines:
+        revision = line["origin"]["revision"]
+        line["origin"]["revision"] = f"{int(revision[0], 16) ^ 1:x}{revision[1:]}"
+    path.write_text("".join(f"{canonical_json(seal(line))}\n" for line in lines))
     record(root, "data/results.db", evidence_only=True)
 
 
-def flip_data_digest(root: Path) -> None:
-    path, place = in_evidence(root, '"data":{')
-    place = path.read_bytes().index(b'"digest":"', place)
-    flip(path, place + len('"digest":"'))
-    record(root, "data/results.db", evidence_only=True)
+def write(root: Path, change: str) -> None:
+    """Change the database behind everybody's back."""
+    with sqlite3.connect(root / "data" / "results.db") as connection:
+        assert connection.execute(f"UPDATE {change}").rowcount
+    connection.close()
 
 
-def flip_thread_count(root: Path) -> None:
-    path, place = in_evidence(root, '"threads":')
-    flip(path, place + len('"threads":'))
-    record(root, "data/results.db", evidence_only=True)
+def change_seed(root: Path) -> None:
+    write(root, "results SET spec = json_set(spec, '$.replicate.seed', 77)")
+
+
+def change_data_digest(root: Path) -> None:
+    write(root, "results SET data_digest = replace(data_digest, substr(data_digest, 1, 8), '00000000')")
+
+
+def change_thread_count(root: Path) -> None:
+    write(root, "results SET environment = json_set(environment, '$.threads', 77)")
+
+
+def change_accuracy(root: Path) -> None:
+    write(root, "metrics SET value = 0.9999 WHERE metric = 'accuracy'")
+
+
+def change_curve(root: Path) -> None:
+    write(root, "epochs SET test_accuracy = 0.9999 WHERE epoch = 3")
 
 
 @pytest.mark.parametrize(
     ("damage", "broken"),
     [
         (flip_weights, "checkpoint"),
-        (flip_seed_in_evidence, "run"),
+        (change_seed, "run"),
         (flip_params, "params"),
         (flip_revision, "code"),
-        (flip_data_digest, "checkpoint"),
-        (flip_thread_count, "environment"),
+        (change_data_digest, "checkpoint"),
+        (change_thread_count, "environment"),
+        (change_accuracy, "metrics"),
+        (change_curve, "metrics"),
     ],
 )
-def test_one_flipped_byte_breaks_the_link_it_is_in(
+def test_one_change_breaks_the_link_it_is_in(
     root: Path, intact: tuple[Link, Trail], damage: Callable[[Path], None], broken: str
 ) -> None:
     damage(root)
@@ -168,7 +221,8 @@ def test_evidence_that_was_changed_after_it_was_recorded_is_told(root: Path) -> 
     place = path.read_bytes().index(b'"value":0.', place) + len('"value":0.')
     flip(path, place)
     recorded, _ = trail_of(root)
-    assert recorded.status == "broken" and "is not what the files give" in recorded.detail
+    assert recorded.status == "broken" and "it is not as it was published" in recorded.detail
+    assert "ninformer-mnist.jsonl, line" in recorded.detail
 
 
 def test_the_profile_of_the_next_run_changes_nothing_that_is_recorded(root: Path) -> None:
@@ -184,6 +238,89 @@ def test_a_cell_that_was_changed_in_the_database_is_told(root: Path) -> None:
     connection.close()
     recorded, _ = trail_of(root)
     assert (recorded.status, recorded.detail.split(" is ")[0]) == ("broken", "table metrics")
+
+
+def run_of(root: Path) -> tuple[ResultLine, Path]:
+    """The published line of the model, and the run's folder as if it had been trained here."""
+    line = next(line.result for line in read_lines(root / EVIDENCE, EvidenceLine) if line.result.arm == "ninformer")
+    folder = root / "data" / "runs" / line.experiment / line.run_key
+    folder.mkdir(parents=True)
+    weights = b"weights"
+    rows = [{name: value for name, value in vars(row).items() if value is not None} for row in line.curves]
+    result = {"run_key": line.run_key, "environment_digest": line.environment_digest}
+    files = seal_outcome(
+        {
+            "spec.json": canonical_json(line.spec).encode(),
+            "history.jsonl": "".join(canonical_json(row) + "\n" for row in rows).encode(),
+            "result.json": canonical_json({**result, "weights_sha256": hashlib.sha256(weights).hexdigest()}).encode(),
+            "weights.safetensors": weights,
+        }
+    )
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return line, folder
+
+
+@pytest.mark.parametrize("forged", [False, True])
+def test_a_history_that_was_edited_after_training_is_told(root: Path, forged: bool) -> None:
+    _, folder = run_of(root)
+    assert statuses(trail_of(root)[1])["metrics"] == "holds"
+    path = folder / "history.jsonl"
+    *rows, last = path.read_text().splitlines()
+    path.write_text("\n".join([*rows, canonical_json({**json.loads(last), "test_accuracy": 0.9999})]) + "\n")
+    if forged:
+        files = seal_outcome({file.name: file.read_bytes() for file in folder.iterdir()})
+        (folder / "result.json").write_bytes(files["result.json"])
+    link = trail_of(root)[1].links[-1]
+    assert (link.name, link.status) == ("metrics", "broken")
+    named = "its curves are not those of" if forged else "history.jsonl or result.json is not as published"
+    assert named in link.detail and folder.relative_to(root).as_posix() in link.detail
+
+
+def test_weights_predict_again_what_the_line_says(tmp_path: Path) -> None:
+    """On pictures of noise, of which the released model gets some right."""
+    line = next(line for line in read_lines(REPOSITORY / EVIDENCE, EvidenceLine) if line.release is not None).result
+    weights = REPOSITORY / "data" / "models" / f"{line.experiment}.{line.arm}.{line.replicate}.safetensors"
+    generator = np.random.default_rng(0)
+    sets = {
+        split: ImageSet(generator.integers(0, 256, (count, 1, 28, 28), dtype=np.uint8), np.arange(count) % 10)
+        for split, count in (("train", 10), ("test", 300))
+    }
+    digits = tuple(str(number) for number in range(10))
+    info = PackedInfo(
+        dataset="mnist",
+        provenance="full",
+        digest=digest_images(sets["train"], sets["test"], digits),
+        classes=digits,
+        shape=(1, 28, 28),
+        train_images=10,
+        test_images=300,
+        test_rows=None,
+        excluded_test_images=0,
+        source="official",
+    )
+    packed = tmp_path / "mnist"
+    write_packed(packed, sets, info)
+    line = dataclasses.replace(line, data=dataclasses.replace(line.data, test_images=300))
+    scores = recompute(weights, packed, line)
+    line = dataclasses.replace(line, metrics=scores.metrics, correct=scores.correct, confusion=scores.confusion)
+    accuracy = next(row.value for row in scores.metrics if row.metric == "accuracy")
+    assert 0 < accuracy < 1
+    assert [*spot_check(weights, packed, line), *compare(line, scores), *compare_released(line, scores, accuracy)] == []
+    for edited in ("accuracy", "loss", "calibration_error", "parameters", "flops_per_image"):
+        metrics = [
+            dataclasses.replace(row, value=row.value * 1.5) if row.metric == edited else row for row in line.metrics
+        ]
+        (said,) = compare(dataclasses.replace(line, metrics=tuple(metrics)), scores)
+        assert said.startswith(f"{edited} is recorded as ")
+    (said,) = compare_released(line, scores, 0.9999)
+    assert said.startswith("accuracy is recorded as 0.9999, the released weights give ")
+    assert line.correct is not None
+    other = dataclasses.replace(line, correct=pack_correct(~unpack_correct(line.correct, 300)))
+    assert [text.split(" images ")[0] for text in (*spot_check(weights, packed, other), *compare(other, scores))] == [
+        "256 of 256",
+        "300 of 300",
+    ]
 
 
 def test_an_unknown_checkpoint_is_an_error_that_lists_the_known(clone: Path) -> None:
