@@ -35,14 +35,16 @@ def table(rows: int = 500) -> Regression:
     return Regression(TableRows(features, (features.sum(1) + features[:, 0].abs()).sin()))
 
 
-def networks(kind: type[MLP | DACMLP]) -> list[MLP | DACMLP]:
-    built = [seeded_model(lambda: kind(in_features=3, depth=3, width=9, last_width=5), one) for one in REPLICATES]
+def networks(kind: type[MLP | DACMLP], depth: int = 3) -> list[MLP | DACMLP]:
+    built = [seeded_model(lambda: kind(in_features=3, depth=depth, width=9, last_width=5), one) for one in REPLICATES]
     assert all(isinstance(network, kind) for network in built)
     return built  # type: ignore[return-value]
 
 
-def alone(kind: type[MLP | DACMLP], protocol: Protocol = PROTOCOL) -> tuple[list[Outcome], list[nn.Module]]:
-    built = networks(kind)
+def alone(
+    kind: type[MLP | DACMLP], protocol: Protocol = PROTOCOL, depth: int = 3
+) -> tuple[list[Outcome], list[nn.Module]]:
+    built = networks(kind, depth)
     return [fit(network, table(), protocol, one) for network, one in zip(built, REPLICATES, strict=True)], built
 
 
@@ -117,18 +119,19 @@ def test_a_stack_trains_as_its_networks_do_alone(network: type[MLP | DACMLP]) ->
 
 @NETWORKS
 def test_compiled_it_is_the_same(network: type[MLP | DACMLP]) -> None:
-    expected, _ = alone(network)
-    compiled = fit_stack(networks(network), Stack, table(), PROTOCOL, REPLICATES, is_compiled=True)
+    """Of two hidden layers: each more takes the compiler seconds."""
+    expected, _ = alone(network, depth=2)
+    compiled = fit_stack(networks(network, depth=2), Stack, table(), PROTOCOL, REPLICATES, is_compiled=True)
     assert_like(compiled, expected, relative=2e-3)
 
 
 def test_the_test_set_is_in_the_curves_and_changes_nothing_else() -> None:
     test = table(90)
-    built, singles = networks(MLP), networks(MLP)
+    built, singles = networks(MLP, depth=2), networks(MLP, depth=2)
     watched = [
         outcome for outcome, _ in fit_stack(built, Stack, table(), PROTOCOL, REPLICATES, is_compiled=True, test=test)
     ]
-    unwatched = fit_stack(networks(MLP), Stack, table(), PROTOCOL, REPLICATES, is_compiled=True)
+    unwatched = fit_stack(networks(MLP, depth=2), Stack, table(), PROTOCOL, REPLICATES, is_compiled=True)
     for outcome, (without, _), single, replicate in zip(watched, unwatched, singles, REPLICATES, strict=True):
         observed = fit(
             single, table(), PROTOCOL, replicate, observe=lambda model: {"test_loss": measure(model, test)["loss"]}
