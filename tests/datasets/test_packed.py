@@ -133,4 +133,5 @@ def test_worker_needs_only_numpy_and_safetensors() -> None:
         "stages",
         "stages.datasets",
         "stages.datasets.packed",
+        "stages.faults",
     }

@@ -160,7 +160,7 @@ def test_a_run_has_curves_spec_and_environment(client: TestClient) -> None:
     run = client.get(f"/api/v1/runs/{row['run_key']}").json()
     assert run["spec"]["model"]["arguments"]["image_size"] == 28
     (result,) = run["results"]
-    assert [epoch["epoch"] for epoch in result["curves"]] == list(range(1, 13))
+    assert [epoch["epoch"] for epoch in result["curves"]] == list(range(1, run["spec"]["protocol"]["epochs"] + 1))
     assert result["environment"]["torch"] == "2.15.0"
     assert result["origin"]["revision"] == "0" * 40
     assert result["checkpoint"] == "ninformer-mnist.vit.0"
