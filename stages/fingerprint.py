@@ -128,7 +128,11 @@ def changed_modules(code: Mapping[str, str]) -> list[str]:
 def unlike_loaded(code: Mapping[str, str]) -> list[str]:
     """Modules of a run's fingerprint that this process has loaded from another source: what it runs isn't that code."""
     return sorted(
-        module
-        for module, digest in code.items()
-        if module in LOADED and source_digest(LOADED[module].decode()) != digest
+        module for module, digest in code.items() if module in LOADED and _digest_of(LOADED[module]) != digest
     )
+
+
+@cache
+def _digest_of(source: bytes) -> str:
+    """A slot asks for the same modules at every run that it trains."""
+    return source_digest(source.decode())

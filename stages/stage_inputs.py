@@ -15,9 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from stages import LOADED
 from stages.experiment import Params, load_params
-from stages.fingerprint import imported_modules, module_digest, reachable, source_digest, source_path
+from stages.fingerprint import imported_modules, module_digest, reachable, source_path, unlike_loaded
 from stages.signature import known_papers
 
 TARGET = Path("data/inputs")
@@ -99,14 +98,12 @@ def changed_meanwhile(stage: str | None = None) -> list[str]:
     if stage is None or not path.is_file():
         return []
     written, content = path.stat().st_mtime_ns, json.loads(path.read_text())
-    changed = [
-        module
+    edited = {
+        module: digest
         for module, digest in content["code"].items()
-        if module in LOADED
-        and (source := source_path(module)) is not None
-        and source.stat().st_mtime_ns > written
-        and source_digest(LOADED[module].decode()) != digest
-    ]
+        if (source := source_path(module)) is not None and source.stat().st_mtime_ns > written
+    }
+    changed = unlike_loaded(edited)
     files = [Path("params.yaml"), *Path("params").glob("*.yaml")]
     if any(file.stat().st_mtime_ns > written for file in files):
         inputs = stage_inputs(load_params()).get(stage)

@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "ops": set(),
     "optim": set(),
     "experiment": {"run", "schema", "ranges", "grid", "rules", "signature"},
-    "stage_inputs": {"", "experiment", "fingerprint", "signature"},
+    "stage_inputs": {"experiment", "fingerprint", "signature"},
     "budget": {"run", "experiment", "signature"},
     "evidence": {"run"},
     "consistency": {"run", "evidence"},
