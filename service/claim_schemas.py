@@ -48,8 +48,10 @@ class PowerOut(Out):
     """What the plan can tell of a claim, known before anything runs: how probable each verdict is at its end."""
 
     planned: int = Field(description="replicates")
-    spread: float = Field(description="standard deviation of one replicate, of one difference for a gain")
-    source: str = Field(examples=["printed"], description="of the spread: measured, printed or assumed")
+    spread: float | None = Field(
+        description="standard deviation of one replicate, of one difference for a gain; null: nobody says it"
+    )
+    source: str | None = Field(examples=["printed"], description="of the spread: measured, printed or assumed")
     reproduced: float | None = Field(description="where the paper is right; of a gain's size")
     not_reproduced: float | None = Field(
         description="where the truth is two margins from the paper's number; of comparable arms: reversed, where one "

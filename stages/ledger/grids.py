@@ -42,7 +42,7 @@ def judge_levels(claim: ClaimLine, pairs: Pairs, body: Body, params: Params, mar
         proposed, baseline = (measure(claim.metric, body.arms[arm], body.looks(params.verdicts)) for arm in arms)
         levels[cell[factor]].append((proposed, baseline))
     asked = UniformClaim(
-        factor=factor, planned=len(planned[factor]), gain=claim.value, margin=margin, better=better_of(claim)
+        factor=factor, is_whole=sides.part is None, gain=claim.value, margin=margin, better=better_of(claim)
     )
     verdict = judge_uniform(asked, levels, rules=params.verdicts, replicates=body.experiment.replicates)
     if sides.part is not None:

@@ -21,11 +21,22 @@ from typing import Literal
 
 from stages.experiment import Experiment, Params
 from stages.ledger.claims import ClaimLine
+from stages.ledger.grids import BY
 from stages.ledger.ratios import margin_of_ratio
 from stages.ledger.sides import Pairs, arms_of, better_of
 from stages.ledger.trained import margin_of_gain, margin_of_value
+from stages.rules import Rules
 from stages.verdicts import ComparableClaim, Design, Power, Verdict, power_of_comparable, power_of_gain, power_of_value
+from stages.verdicts.grid_part import factors_of
 from stages.verdicts.power import Source
+from stages.verdicts.power_of_others import (
+    power_of_nearness,
+    power_of_proportion,
+    power_of_proportions,
+    power_of_range,
+    power_of_sign,
+    power_of_uniform,
+)
 
 CHANCE_SHARE = 0.8
 LOG_SPREAD = 0.05
@@ -38,16 +49,21 @@ GAINS = ("order", "difference", "gap", "equivalence")
 
 
 def foresee(claim: ClaimLine, params: Params, verdict: Verdict, claims: Iterable[ClaimLine]) -> Power | None:
-    """What the plan can tell of a printed value, ratio, order or difference.
+    """What the plan can tell of a claim that trained models decide.
 
-    `verdict` has the spread where replicates were judged; `claims` print what arms reach.  None of another kind, and
-    where neither the paper nor its metric says what spread to expect.
+    `verdict` has the spread where replicates were judged; `claims` print what arms reach.  None where neither the paper
+    nor its metric says what spread to expect of a number.
     """
-    if claim.kind not in ("value", "ratio", *GAINS) or claim.value is None:
+    if claim.value is None:
         return None
     (name,) = fnmatch.filter(params.experiments, claim.experiment or "")
     experiment = params.experiments[name]
     pairs = arms_of(claim, experiment)
+    if claim.kind in ("proportion", "range"):
+        return _of_one_look(claim, params.verdicts, pairs, experiment.replicates, claims)
+    if claim.kind in ("uniform", "crossover", "observed"):
+        return _of_no_printed_size(claim, params.verdicts, pairs, experiment, verdict)
+    assert claim.kind in ("value", "ratio", *GAINS), f"{claim.id}: no power of a {claim.kind}"
     found = _spread(claim, params, experiment, pairs, verdict, claims)
     if found is None:
         return None
@@ -82,6 +98,48 @@ def foresee(claim: ClaimLine, params: Params, verdict: Verdict, claims: Iterable
         margin = margin_of_ratio(claim, rules.margins)
         return power_of_value(design, margin, rules, can_reproduce=abs(claim.value) > margin)
     return power_of_value(design, margin_of_value(claim, rules.margins), rules)
+
+
+def _of_one_look(claim: ClaimLine, rules: Rules, pairs: Pairs, replicates: int, claims: Iterable[ClaimLine]) -> Power:
+    """Of a share of failed trainings, and of a range, which the mean alone decides."""
+    assert claim.value is not None, f"{claim.id} has no number"
+    if claim.kind == "range":
+        assert claim.high is not None and claim.precision, f"{claim.id} has no end or no precision"
+        return power_of_range(replicates, claim.high - claim.value, claim.precision, rules)
+    assert claim.trials is not None, f"{claim.id} counts of nothing"
+    printed, planned = (int(claim.value), claim.trials), pairs.planned * replicates
+    if not pairs.baseline:
+        margin = rules.margins.error(printed[0] / printed[1], 1 / printed[1])
+        return power_of_proportion(planned, replicates, printed, margin, rules)
+    (other,) = (one for one in claims if one.metric == claim.metric and one.arm == claim.baseline_arm)
+    assert other.value is not None and other.trials is not None, f"{other.id} has no count"
+    both = planned, len(set(pairs.baseline)) * replicates
+    return power_of_proportions(both, replicates, (printed, (int(other.value), other.trials)), rules)
+
+
+def _of_no_printed_size(
+    claim: ClaimLine, rules: Rules, pairs: Pairs, experiment: Experiment, verdict: Verdict
+) -> Power:
+    """Of gains alike over a grid, of who is ahead from a size on, and of what is observed inside trained networks."""
+    assert claim.value is not None, f"{claim.id} has no number"
+    is_measured = bool(verdict.spread)
+    is_log = claim.metric.endswith("log_mse")
+    design = Design(
+        planned=experiment.replicates,
+        spread=verdict.spread or LOG_SPREAD * math.sqrt(2),
+        source="measured" if is_measured else "assumed",
+        because=f"measured on our first {verdict.n}" if is_measured else f"assumed: {LOG_SPREAD} of each logarithm",
+        pairing="value" if claim.kind == "observed" else "none",
+        stderr=0.0 if claim.kind == "observed" else None,
+    )
+    if claim.kind == "uniform":
+        assert claim.unit is not None, f"{claim.id} names no factor"
+        levels = len(factors_of(pairs.grid)[claim.unit.partition(BY)[2]])
+        return power_of_uniform(design, levels, pairs.planned // levels, margin_of_gain(claim, rules.margins), rules)
+    if claim.kind == "crossover" or claim.better is not None:
+        return power_of_sign(design, rules, is_known=is_measured or is_log)
+    margin = rules.margins.difference(claim.value)
+    return power_of_value(design, margin, rules) if is_measured else power_of_nearness(design, margin, rules)
 
 
 def _spread(

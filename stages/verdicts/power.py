@@ -70,12 +70,12 @@ class Power:
     None where it isn't asked.  `needed`: the replicates, the planned ones or more, that give 80 % of `supported` for a
     gain and of `reproduced` for a value, and `needed_for_size` of a gain's `reproduced`; None where no number does.
     `can_reproduce`: whether any number of replicates says `reproduced` more often where the paper is right than its
-    level lets it where it is wrong.
+    level lets it where it is wrong.  Without a spread nobody says one; the explanation then is in spreads.
     """
 
     planned: int
-    spread: float
-    source: Source
+    spread: float | None
+    source: Source | None
     explanation: str
     reproduced: float | None = None
     not_reproduced: float | None = None
@@ -98,21 +98,21 @@ def power_of_comparable(design: Design, margin: float, widest: float, rules: Rul
     """
 
     def chance(n: int, limit: float = margin) -> float:
-        return _one_sided(design, limit, n, rules.alpha_within, rules)
+        return one_sided(design, limit, n, rules.alpha_within, rules)
 
-    planned = _judged(design, rules)
+    planned = judged_replicates(design, rules)
     supported, read = chance(planned), chance(planned, widest)
-    worse = _one_sided(design, widest, planned, rules.alpha_outside / 2, rules)
+    worse = one_sided(design, widest, planned, rules.alpha_outside / 2, rules)
     needed = _needed(chance, planned, min(rules.looks))
-    also = f", and holds at least under a reading with {_percent(read)}" if widest > margin else ""
+    also = f", and holds at least under a reading with {in_percent(read)}" if widest > margin else ""
     takes = "" if supported >= WANTED else f" {_takes(needed, rules)}"
     return Power(
         planned=design.planned,
         spread=design.spread,
         source=design.source,
         explanation=f"{_plan(design)} Where the arms are alike, it is supported with probability "
-        f"{_percent(supported)}{also}.{takes} Where the proposed arm is worse by {2 * widest:.2g}, it is reversed with "
-        f"{_percent(worse)}.",
+        f"{in_percent(supported)}{also}.{takes} Where the proposed arm is worse by {2 * widest:.2g}, it is reversed "
+        f"with {in_percent(worse)}.",
         not_reproduced=worse,
         supported=supported,
         needed=needed,
@@ -126,10 +126,10 @@ def power_of_gain(design: Design, gain: float, margin: float, rules: Rules) -> P
     def chance(n: int) -> float:
         return _sign_chance(design, gain, n, rules)
 
-    supported = chance(_judged(design, rules))
-    needed = _needed(chance, _judged(design, rules), min(rules.looks))
+    supported = chance(judged_replicates(design, rules))
+    needed = _needed(chance, judged_replicates(design, rules), min(rules.looks))
     takes = "" if supported >= WANTED else f" {_takes(needed, rules)}"
-    said = f"Where the gain is as printed, it is supported with probability {_percent(supported)}.{takes}"
+    said = f"Where the gain is as printed, it is supported with probability {in_percent(supported)}.{takes}"
     return dataclasses.replace(
         size,
         supported=supported,
@@ -149,11 +149,11 @@ def _size(design: Design, margin: float, rules: Rules, *, can_reproduce: bool, t
     def chance(n: int) -> float:
         return _size_chances(design, margin, n, rules)[0]
 
-    same, off = _size_chances(design, margin, _judged(design, rules), rules)
+    same, off = _size_chances(design, margin, judged_replicates(design, rules), rules)
     most = max(same, chance(NEVER))
-    needed = _needed(chance, _judged(design, rules), first) if can_reproduce else None
-    off_text = f"where the truth is two margins off, not reproduced with {_percent(off)}."
-    text = f"Where the paper is right, {thing} is reproduced with probability {_percent(same)}; {off_text}"
+    needed = _needed(chance, judged_replicates(design, rules), first) if can_reproduce else None
+    off_text = f"where the truth is two margins off, not reproduced with {in_percent(off)}."
+    text = f"Where the paper is right, {thing} is reproduced with probability {in_percent(same)}; {off_text}"
     if not can_reproduce:
         text = f"No gain at all would be within the margin, so {thing} is never reproduced; {off_text}"
     elif design.planned < first:
@@ -176,10 +176,10 @@ def _size(design: Design, margin: float, rules: Rules, *, can_reproduce: bool, t
 
 def _takes(needed: int | None, rules: Rules) -> str:
     if needed is None:
-        return f"No number up to {MOST} gives {_percent(WANTED)}."
+        return f"No number up to {MOST} gives {in_percent(WANTED)}."
     last = max(rules.looks)
     beyond = f", beyond the last look at {last}" if needed > last else ""
-    return f"{_percent(WANTED)} takes {needed} replicates{beyond}."
+    return f"{in_percent(WANTED)} takes {needed} replicates{beyond}."
 
 
 def _forbidden(design: Design, margin: float, most: float, thing: str, rules: Rules) -> str:
@@ -191,7 +191,7 @@ def _forbidden(design: Design, margin: float, most: float, thing: str, rules: Ru
     df = ran - 1 if design.stderr is not None and ran > 1 else math.inf
     level = rules.alpha_within * _share(NEVER, _minimum(design, rules), rules)
     error = margin / float(t_quantile(df, level) + special.ndtri((1 + WANTED) / 2))
-    start = f"No number of replicates gives {_percent(WANTED)}, at most {_percent(most)}"
+    start = f"No number of replicates gives {in_percent(WANTED)}, at most {in_percent(most)}"
     if most <= rules.alpha_within:
         start = f"No plan can reproduce {thing}"
     runs = ""
@@ -200,13 +200,13 @@ def _forbidden(design: Design, margin: float, most: float, thing: str, rules: Ru
     return f"{start}: the paper's own error, {design.paper_error:.2g}, would have to be below {error:.2g}{runs}."
 
 
-def _percent(chance: float) -> str:
+def in_percent(chance: float) -> str:
     if chance < 0.005:
         return "less than 1 %"
     return "more than 99 %" if chance > 0.995 else f"{100 * chance:.0f} %"
 
 
-def _judged(design: Design, rules: Rules) -> int:
+def judged_replicates(design: Design, rules: Rules) -> int:
     """Replicates of a plan beyond the last look are never judged."""
     return min(design.planned, max(rules.looks))
 
@@ -237,10 +237,10 @@ def _size_chances(design: Design, margin: float, n: int, rules: Rules) -> tuple[
 
 
 def _sign_chance(design: Design, gain: float, n: int, rules: Rules) -> float:
-    return _one_sided(design, abs(gain), n, rules.alpha_outside / 2, rules)
+    return one_sided(design, abs(gain), n, rules.alpha_outside / 2, rules)
 
 
-def _one_sided(design: Design, distance: float, n: int, alpha: float, rules: Rules) -> float:
+def one_sided(design: Design, distance: float, n: int, alpha: float, rules: Rules) -> float:
     """Chance that the interval of a gain lies wholly on the true side of a limit at this distance from the truth."""
     share = _share(n, min(rules.looks), rules)
     if not share:

@@ -65,6 +65,7 @@ def judge_side(
         n=n,
         n_diverged=used.n_diverged,
         replicates_expected=expected,
+        spread=float(s2) ** 0.5,
         p_value=float(2 * special.stdtr(df, -abs(mean) / np.sqrt(s2 / values.size))) if s2 else None,
     )
     above = "above" if better == "higher" else "below"

@@ -31,10 +31,13 @@ _LEAST = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class UniformClaim:
-    """A gain of `gain` at every level of `factor`, of which `planned` are in the grid."""
+    """A gain of `gain` at every level of `factor`; `is_whole`: every pair of the grid ran.
+
+    It is said of every pair, so some of them can refute it and nothing less than all can confirm it.
+    """
 
     factor: str
-    planned: int
+    is_whole: bool
     gain: float
     margin: float
     better: Literal["higher", "lower"]
@@ -42,9 +45,10 @@ class UniformClaim:
 
 @dataclass(frozen=True, kw_only=True)
 class Gains:
-    """Gains [k] of the levels, and the variance of each, with its df."""
+    """Gains [k] of the levels, and the variance of each, with its df; `spread` of one replicate's gain of one pair."""
 
     values: np.ndarray
+    spread: float
     variance: float
     df: int
 
@@ -122,7 +126,12 @@ def measure_levels(claim: UniformClaim, levels: Mapping[Any, Sequence[tuple[Samp
         values.append(fmean(sign * float(ours.mean() - theirs.mean()) for ours, theirs in arms))
         variances += [float(variance_of(ours) + variance_of(theirs)) for ours, theirs in arms]
     each = len(variances) // len(levels)
-    return Gains(values=np.array(values), variance=fmean(variances) / n / each, df=2 * (n - 1) * len(variances))
+    return Gains(
+        values=np.array(values),
+        spread=fmean(variances) ** 0.5,
+        variance=fmean(variances) / n / each,
+        df=2 * (n - 1) * len(variances),
+    )
 
 
 def _judge(
@@ -135,8 +144,8 @@ def _judge(
         status, alpha, reason = Status.NOT_REPRODUCED, outer, "wholly outside"
     elif p_alike(*of_margin) <= inner:
         status, reason = Status.REPRODUCED, "within"
-        if len(by_level) < claim.planned:
-            status, reason = Status.INCONCLUSIVE, f"within, of {len(by_level)} of {claim.planned} levels"
+        if not claim.is_whole:
+            status, reason = Status.INCONCLUSIVE, "within, but it is said of every pair, and only some ran"
     spread = max(by_level.values()) - min(by_level.values())
     low, high = gains.range_interval(alpha)
     confidence = 1 - 2 * alpha
@@ -156,5 +165,6 @@ def _judge(
         confidence=confidence,
         margin=claim.margin,
         n=n,
+        spread=gains.spread,
         p_value=gains.p,
     )

@@ -13,7 +13,7 @@ from stages.verdicts import Sample, Status, UniformClaim, Verdict, judge_uniform
 from stages.verdicts.uniform import Gains, measure_levels, p_alike, p_apart
 from tests.verdicts.simulation import RULES, above
 
-CLAIM = UniformClaim(factor="width", planned=7, gain=0.25, margin=0.0625, better="lower")
+CLAIM = UniformClaim(factor="width", is_whole=True, gain=0.25, margin=0.0625, better="lower")
 N, DEPTHS = 5, 2
 Pairs = dict[int, list[tuple[Sample, Sample]]]
 
@@ -69,26 +69,26 @@ def test_the_sentence_has_every_level_and_those_outside_the_margin() -> None:
 
 
 def test_the_ends_of_the_interval_are_where_f_is_just_excluded() -> None:
-    gains = Gains(values=np.array([0.1, 0.2, 0.3, 0.3]), variance=0.0004, df=48)
+    gains = Gains(values=np.array([0.1, 0.2, 0.3, 0.3]), spread=0.1, variance=0.0004, df=48)
     low, high = gains.range_interval(0.02)
     assert stats.ncf.sf(gains.f, 3, 48, low**2 / gains.variance) == pytest.approx(0.02)
     assert stats.ncf.cdf(gains.f, 3, 48, high**2 / 2 / gains.variance) == pytest.approx(0.02)
-    alike = Gains(values=np.array([0.2, 0.2, 0.2001]), variance=0.0004, df=48)
+    alike = Gains(values=np.array([0.2, 0.2, 0.2001]), spread=0.1, variance=0.0004, df=48)
     assert alike.range_interval(0.02) == (0.0, 0.0), "closer than chance lets them be"
 
 
 def test_what_chance_alone_explains_may_be_no_difference_at_all() -> None:
     """SciPy's noncentral F is no probability where λ is 0."""
-    gains = Gains(values=np.array([0.24, 0.25, 0.26]), variance=0.01**2, df=24)
+    gains = Gains(values=np.array([0.24, 0.25, 0.26]), spread=0.1, variance=0.01**2, df=24)
     assert gains.range_interval(0.05)[0] == 0.0
     assert p_apart(gains.f, 3, 24, 0.0) == pytest.approx(gains.p)
     assert p_alike(gains.f, 3, 24, 0.0) == pytest.approx(1 - gains.p)
 
 
-def test_part_of_the_levels_can_refute_and_not_confirm() -> None:
-    wide = dataclasses.replace(CLAIM, planned=9)
-    assert judge(pairs([0.25] * 7, spread=0.02), wide).status is Status.INCONCLUSIVE
-    assert judge(pairs([0.1] * 3 + [0.4] * 4, spread=0.02), wide).status is Status.NOT_REPRODUCED
+def test_part_of_the_pairs_can_refute_and_not_confirm() -> None:
+    some = dataclasses.replace(CLAIM, is_whole=False)
+    assert judge(pairs([0.25] * 7, spread=0.02), some).status is Status.INCONCLUSIVE
+    assert judge(pairs([0.1] * 3 + [0.4] * 4, spread=0.02), some).status is Status.NOT_REPRODUCED
 
 
 def test_what_cannot_be_compared_is_left_open() -> None:

@@ -1,0 +1,184 @@
+"""What a plan can tell of claims without a number to be near to: a sign, gains alike, a range, failed trainings.
+
+Where nobody says how far replicates spread, the answer is in spreads: the least distance that the plan tells from
+nothing, or the largest spread at which it decides.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from scipy import optimize, special, stats
+
+from stages.rules import Rules
+from stages.verdicts.looks import looks_from, looks_of_plan
+from stages.verdicts.others import fisher_p, judge_proportion
+from stages.verdicts.power import (
+    WANTED,
+    Design,
+    Power,
+    in_percent,
+    judged_replicates,
+    one_sided,
+    power_of_value,
+)
+from stages.verdicts.uniform import p_alike, p_apart
+from stages.verdicts.verdict import Status
+
+_RARE = 1e-6
+"""Counts of failed trainings less probable than this are left out."""
+
+
+def power_of_sign(design: Design, rules: Rules, *, is_known: bool) -> Power:
+    """Of a number that is said to lie on one side of a bound, without saying how far; `is_known`: its spread is."""
+    n = judged_replicates(design, rules)
+    unit = dataclasses.replace(design, spread=1.0)
+
+    def short_by(distance: float) -> float:
+        return one_sided(unit, distance, n, rules.alpha_outside / 2, rules) - WANTED
+
+    start = f"Planned are {design.planned} replicates"
+    if short_by(1e6) < 0:
+        text = f"{start}: too few for a look, the first is at {min(rules.looks)}."
+        return Power(planned=design.planned, spread=None, source=None, explanation=text, can_reproduce=False)
+    least = float(optimize.brentq(short_by, 0.0, 1e6))
+    told = f"No size is printed. The side is told with probability {in_percent(WANTED)} where the truth is at least "
+    if not is_known:
+        text = f"{start}; nobody says how far they spread. {told}{least:.2g} standard deviations of a replicate away."
+        return Power(planned=design.planned, spread=None, source=None, explanation=text)
+    return Power(
+        planned=design.planned,
+        spread=design.spread,
+        source=design.source,
+        explanation=f"{start} with a spread of {design.spread:.2g} ({design.because}). {told}"
+        f"{least * design.spread:.2g} away.",
+    )
+
+
+def power_of_nearness(design: Design, margin: float, rules: Rules) -> Power:
+    """Of a number said to equal another, where no spread is known: the largest one at which it decides."""
+
+    def chance(spread: float) -> float:
+        return power_of_value(dataclasses.replace(design, spread=spread), margin, rules).reproduced or 0.0
+
+    start = f"Planned are {design.planned} replicates; nobody says how far they spread."
+    if chance(margin * 1e-6) < WANTED:
+        text = f"{start} However little it is, nothing is judged before {rules.minimum_with_error} replicates."
+        return Power(planned=design.planned, spread=None, source=None, explanation=text, can_reproduce=False)
+    largest = float(optimize.brentq(lambda spread: chance(spread) - WANTED, margin * 1e-6, margin * 1e3))
+    return Power(
+        planned=design.planned,
+        spread=None,
+        source=None,
+        explanation=f"{start} Where the statement is right, it is reproduced with probability {in_percent(WANTED)} or "
+        f"more while that is at most {largest:.2g}; the margin is {margin:.2g}.",
+    )
+
+
+def power_of_uniform(design: Design, levels: int, pairs: int, margin: float, rules: Rules) -> Power:
+    """Of gains alike at every level: `reproduced` where they are exactly alike, `not_reproduced` where two are apart.
+
+    Two margins apart, the others in the middle, which is the hardest to see.  `design.spread` is that of one pair's
+    gain; `levels` of `pairs` each, the whole grid.
+    """
+    looks = looks_of_plan(looks_from(rules.looks, rules.minimum), design.planned)
+    n = judged_replicates(design, rules)
+    start = f"Planned are {design.planned} replicates of {levels} × {pairs} pairs, their gains with a spread of "
+    start += f"{design.spread:.2g} ({design.because})."
+    if n not in looks:
+        first = min(looks_from(rules.looks, rules.minimum))
+        text = f"{start} Nothing is judged before {first} replicates: the plan is too short."
+        return Power(planned=design.planned, spread=design.spread, source=design.source, explanation=text)
+    variance, df = design.spread**2 / n / pairs, 2 * (n - 1) * levels * pairs
+    ratio = margin**2 / variance
+
+    def f_where(rising: float, alpha: float) -> float:
+        """The F at which the chance of `p_alike` rises to alpha, or that of `p_apart` falls to it."""
+        chance = p_alike if rising > 0 else p_apart
+        return float(optimize.brentq(lambda f: rising * (float(chance(f, levels, df, ratio)) - alpha), 0.0, 1e6))
+
+    alike = f_where(1.0, rules.alpha_within * looks[n])
+    apart = f_where(-1.0, rules.alpha_outside / 2 * looks[n])
+    same = float(stats.f.cdf(alike, levels - 1, df))
+    off = float(stats.ncf.sf(apart, levels - 1, df, (2 * margin) ** 2 / variance / 2))
+    return Power(
+        planned=design.planned,
+        spread=design.spread,
+        source=design.source,
+        explanation=f"{start} Where the gains are exactly alike, it is reproduced with probability {in_percent(same)}; "
+        f"where two are {2 * margin:.2g} apart, twice the margin, not reproduced with {in_percent(off)}.",
+        reproduced=same,
+        not_reproduced=off,
+    )
+
+
+def power_of_range(planned: int, width: float, margin: float, rules: Rules) -> Power:
+    """Of a printed range of this width: up to which spread a truth at its ends holds, and one two margins off fails.
+
+    Both chances are Φ(margin √n / s), for the mean alone decides.
+    """
+    n = min(planned, max(rules.looks))
+    largest = margin * n**0.5 / float(special.ndtri(WANTED))
+    text = f"Planned are {planned} replicates; nobody says how far they spread. A truth at an end of the range holds, "
+    text += f"and one two margins outside fails, with probability {in_percent(WANTED)} or more while replicates spread "
+    text += f"by at most {largest:.2g}; in the middle, by at most {largest * (1 + width / 2 / margin):.2g}."
+    return Power(planned=planned, spread=None, source=None, explanation=text)
+
+
+def power_of_proportion(planned: int, replicates: int, claimed: tuple[int, int], margin: float, rules: Rules) -> Power:
+    """Of a printed proportion (count, of) by one look at `planned` trainings, `replicates` of each network."""
+    rate = claimed[0] / claimed[1]
+    chances = {Status.REPRODUCED: 0.0, Status.NOT_REPRODUCED: 0.0}
+    for truth, status in ((rate, Status.REPRODUCED), (rate + 2 * margin, Status.NOT_REPRODUCED)):
+        for count, chance in _counts(planned, truth):
+            verdict = judge_proportion(claimed, (count, planned), margin, rules=rules)
+            chances[status] += chance * (verdict.status is status)
+    same, off = chances[Status.REPRODUCED], chances[Status.NOT_REPRODUCED]
+    return Power(
+        planned=replicates,
+        spread=None,
+        source=None,
+        explanation=f"Planned are {planned} trainings, {replicates} of each network, judged once. Where as large a "
+        f"share fails as printed, it is reproduced with probability {in_percent(same)}; where the share is larger by "
+        f"{2 * margin:.2g}, twice the margin, not reproduced with {in_percent(off)}.",
+        reproduced=same,
+        not_reproduced=off,
+    )
+
+
+def power_of_proportions(
+    planned: tuple[int, int], replicates: int, claimed: tuple[tuple[int, int], tuple[int, int]], rules: Rules
+) -> Power:
+    """Of fewer failures in the proposed arms, both as (proposed, baseline), by Fisher's test at all trainings."""
+    ours, theirs = (count / total for count, total in claimed)
+    supported = 0.0
+    for baseline, chance in _counts(planned[1], theirs):
+        most = _most_significant(planned, baseline, rules)
+        supported += chance * float(stats.binom.cdf(most, planned[0], ours))
+    return Power(
+        planned=replicates,
+        spread=None,
+        source=None,
+        explanation=f"Planned are {planned[0]} and {planned[1]} trainings, {replicates} of each network, judged once. "
+        f"Where the shares that fail are as printed, it is supported with probability {in_percent(supported)}.",
+        supported=supported,
+    )
+
+
+def _most_significant(planned: tuple[int, int], baseline: int, rules: Rules) -> int:
+    """The largest count of the proposed arms that is significantly smaller than this one; −1 where none is."""
+    low, high = -1, int(baseline * planned[0] / planned[1])
+    while low < high:
+        middle = (low + high + 1) // 2
+        is_fewer = middle / planned[0] < baseline / planned[1]
+        is_significant = is_fewer and fisher_p((middle, planned[0]), (baseline, planned[1])) <= rules.alpha_outside
+        low, high = (middle, high) if is_significant else (low, middle - 1)
+    return low
+
+
+def _counts(trials: int, rate: float) -> list[tuple[int, float]]:
+    """(count, probability) of what may be counted at this rate."""
+    counts = np.arange(trials + 1)
+    chances = stats.binom.pmf(counts, trials, min(rate, 1.0))
+    return [(int(count), float(chance)) for count, chance in zip(counts, chances, strict=True) if chance > _RARE]

@@ -1,0 +1,133 @@
+"""What a plan can tell of a sign, a grid, a range or failed trainings, against results drawn and judged for real."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+
+from stages.verdicts import (
+    Design,
+    Sample,
+    Status,
+    UniformClaim,
+    ValueClaim,
+    judge_proportion,
+    judge_proportions,
+    judge_range,
+    judge_side,
+    judge_uniform,
+    judge_value,
+)
+from stages.verdicts.power import WANTED
+from stages.verdicts.power_of_others import (
+    power_of_nearness,
+    power_of_proportion,
+    power_of_proportions,
+    power_of_range,
+    power_of_sign,
+    power_of_uniform,
+)
+from tests.verdicts.simulation import RULES
+
+SIGN = Design(planned=5, spread=0.4, source="assumed", because="assumed: 0.4", pairing="value", stderr=0.0)
+
+
+def number_after(words: str, text: str) -> float:
+    assert words in text, text
+    return float(text.partition(words)[2].split()[0].rstrip(".,;"))
+
+
+def share(statuses: Iterable[Status], status: Status) -> float:
+    found = list(statuses)
+    return sum(one is status for one in found) / len(found)
+
+
+@pytest.mark.parametrize("planned", [3, 5, 10])
+def test_a_side_is_told_as_often_as_is_said_at_the_least_distance(planned: int) -> None:
+    design = dataclasses.replace(SIGN, planned=planned)
+    least = number_after("the truth is at least ", power_of_sign(design, RULES, is_known=True).explanation)
+    draws = np.random.default_rng(0).normal(least, design.spread, (3000, planned))
+    verdicts = (
+        judge_side(0.0, "higher", Sample.of(row.tolist()), rules=RULES, planned=planned).status for row in draws
+    )
+    assert share(verdicts, Status.SUPPORTED) == pytest.approx(WANTED, abs=0.04)  # two digits are said
+
+
+def test_without_a_spread_the_distance_is_said_in_spreads() -> None:
+    known, unknown = (power_of_sign(SIGN, RULES, is_known=is_known) for is_known in (True, False))
+    assert (unknown.spread, unknown.source, known.spread) == (None, None, 0.4)
+    in_spreads = number_after("at least ", unknown.explanation)
+    assert in_spreads * 0.4 == pytest.approx(number_after("at least ", known.explanation), rel=0.06)
+
+
+def test_a_plan_that_reaches_no_look_says_so() -> None:
+    power = power_of_sign(dataclasses.replace(SIGN, planned=2), RULES, is_known=False)
+    assert not power.can_reproduce and "too few for a look, the first is at 3" in power.explanation
+
+
+@pytest.mark.parametrize(("apart", "status"), [(0.0, Status.REPRODUCED), (2.0, Status.NOT_REPRODUCED)])
+@pytest.mark.parametrize("spread", [0.04, 0.07])
+def test_a_gain_alike_everywhere_is_seen_as_often_as_is_said(apart: float, status: Status, spread: float) -> None:
+    margin, levels, depths, n = 0.0625, 5, 3, 5
+    design = dataclasses.replace(SIGN, spread=spread * 2**0.5, pairing="none", stderr=None)
+    power = power_of_uniform(design, levels, depths, margin, RULES)
+    gains = 0.25 + apart * margin * np.array([-0.5, 0, 0, 0, 0.5])
+    claim = UniformClaim(factor="width", is_whole=True, gain=0.25, margin=margin, better="lower")
+    rng = np.random.default_rng(1)
+    found = []
+    for _ in range(400):
+        drawn = {
+            number: [
+                (Sample.of(rng.normal(-gain, spread, n).tolist()), Sample.of(rng.normal(0, spread, n).tolist()))
+                for _ in range(depths)
+            ]
+            for number, gain in enumerate(gains)
+        }
+        found.append(judge_uniform(claim, drawn, rules=RULES, replicates=n).status)
+    said = power.reproduced if status is Status.REPRODUCED else power.not_reproduced
+    assert said == pytest.approx(share(found, status), abs=0.07)
+
+
+def test_a_range_holds_at_its_ends_as_often_as_is_said() -> None:
+    power = power_of_range(5, 0.10, 0.01, RULES)
+    largest = number_after("spread by at most ", power.explanation)
+    rng = np.random.default_rng(2)
+    for truth, status in ((0.25, Status.HOLDS), (0.27, Status.FAILS)):
+        means = rng.normal(truth, largest, (4000, 5)).mean(axis=1)
+        found = (judge_range(0.15, 0.25, mean, 0.01).status for mean in means)
+        assert share(found, status) == pytest.approx(WANTED, abs=0.03)
+
+
+def test_a_number_near_another_is_reproduced_up_to_the_spread_that_is_said() -> None:
+    design = dataclasses.replace(SIGN, planned=5)
+    largest = number_after("that is at most ", power_of_nearness(design, 0.1, RULES).explanation)
+    draws = np.random.default_rng(3).normal(1.0, largest, (3000, 5))
+    stated = ValueClaim(value=1.0, margin=0.1, stderr=0.0)
+    found = (judge_value(stated, Sample.of(row.tolist()), rules=RULES, planned=5).status for row in draws)
+    assert share(found, Status.REPRODUCED) == pytest.approx(WANTED, abs=0.05)
+
+
+def test_shares_of_failed_trainings_are_told_as_often_as_is_said() -> None:
+    rng, planned, claimed, margin = np.random.default_rng(4), 550, (15, 576), 0.01
+    power = power_of_proportion(planned, 5, claimed, margin, RULES)
+    for truth, status, said in (
+        (15 / 576, Status.REPRODUCED, power.reproduced),
+        (15 / 576 + 2 * margin, Status.NOT_REPRODUCED, power.not_reproduced),
+    ):
+        counts = rng.binomial(planned, truth, 1500)
+        found = (judge_proportion(claimed, (int(one), planned), margin, rules=RULES).status for one in counts)
+        assert said == pytest.approx(share(found, status), abs=0.04)
+
+
+def test_fewer_failures_are_told_as_often_as_is_said() -> None:
+    rng, planned = np.random.default_rng(5), (400, 550)
+    power = power_of_proportions(planned, 5, ((2, 449), (15, 576)), RULES)
+    ours, theirs = rng.binomial(planned[0], 2 / 449, 1500), rng.binomial(planned[1], 15 / 576, 1500)
+    found = (
+        judge_proportions((int(one), planned[0]), (int(other), planned[1]), rules=RULES).status
+        for one, other in zip(ours, theirs, strict=True)
+    )
+    assert power.supported == pytest.approx(share(found, Status.SUPPORTED), abs=0.04)
