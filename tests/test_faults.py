@@ -9,35 +9,45 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stages.faults import describe_fault, in_one_line, named
 from stages.ledger import LedgerError
 from stages.ledger.claims import parse_claims
+from tests.preloaded import Preloaded
 from tests.project import EXPERIMENT, REPOSITORY, environment, make_project
 
 _PR_CAPBSET_DROP, _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 24, 1, 2
+_CAP_VERSION = 0x20080522
 VERBS = {
-    "inputs": ["-m", "stages.inputs"],
-    "fetch": ["-m", "stages.fetch", "mnist"],
-    "preprocess": ["-m", "stages.preprocess", "mnist"],
-    "train": ["-m", "stages.train", EXPERIMENT],
-    "evaluate": ["-m", "stages.evaluate", EXPERIMENT],
-    "record": ["-m", "stages.record"],
-    "report": ["-m", "stages.report"],
-    "claimcheck profile": ["-m", "stages.cli", "profile", "quick"],
-    "claimcheck sample": ["-m", "stages.cli", "sample", "mnist"],
+    "inputs": ["stages.inputs"],
+    "fetch": ["stages.fetch", "mnist"],
+    "preprocess": ["stages.preprocess", "mnist"],
+    "train": ["stages.train", EXPERIMENT],
+    "evaluate": ["stages.evaluate", EXPERIMENT],
+    "record": ["stages.record"],
+    "report": ["stages.report"],
+    "claimcheck profile": ["stages.cli", "profile", "quick"],
+    "claimcheck sample": ["stages.cli", "sample", "mnist"],
 }
+Call = Callable[..., subprocess.CompletedProcess[str]]
+"""(project, verb, what the child calls first) to its end."""
 
 
 def obey_modes() -> None:
     """Root writes where the mode of a folder forbids it; without these capabilities it is like everybody."""
     if os.geteuid() == 0:
-        for capability in (_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH):
-            assert ctypes.CDLL(None).prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) == 0
+        libc, header, sets = ctypes.CDLL(None), (ctypes.c_uint32 * 2)(_CAP_VERSION, 0), (ctypes.c_uint32 * 6)()
+        assert libc.capget(header, sets) == 0
+        for number in (0, 1):  # effective and permitted
+            sets[number] &= ~(1 << _CAP_DAC_OVERRIDE | 1 << _CAP_DAC_READ_SEARCH)
+        assert libc.capset(header, sets) == 0
+        for capability in (_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH):  # nor may what is started from here
+            assert libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) == 0
 
 
 def write_little() -> None:
@@ -45,20 +55,28 @@ def write_little() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (16, 16))
 
 
-def call(project: Path, verb: str, before: Callable[[], None] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *VERBS[verb]],
-        cwd=project,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        preexec_fn=before,
-    )
+@pytest.fixture(scope="module")
+def call() -> Iterator[Call]:
+    with Preloaded() as preloaded:
+
+        def run(project: Path, verb: str, before: Callable[[], None] | None = None) -> Any:
+            if verb != "train":
+                return preloaded.call(*VERBS[verb], cwd=project, env=environment(), before=before)
+            return subprocess.run(  # its workers are processes of their own
+                [sys.executable, "-m", *VERBS[verb]],
+                cwd=project,
+                env=environment(),
+                capture_output=True,
+                text=True,
+                check=False,
+                preexec_fn=before,
+            )
+
+        yield run
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory: pytest.TempPathFactory, call: Call) -> Path:
     """A project whose verbs have all run."""
     project = make_project(tmp_path_factory.mktemp("faults") / "project", epochs=1, steps_per_epoch=1)
     shutil.copy(REPOSITORY / "data" / "claims.csv", project / "data")
@@ -83,7 +101,7 @@ def check_one_line(done: subprocess.CompletedProcess[str], verb: str, words: str
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_folder_that_cannot_be_written_to(project: Path, verb: str) -> None:
+def test_a_folder_that_cannot_be_written_to(call: Call, project: Path, verb: str) -> None:
     folders = [path for path in [project, *project.rglob("*")] if path.is_dir()]
     for folder in folders:
         folder.chmod(0o555)
@@ -96,12 +114,12 @@ def test_a_folder_that_cannot_be_written_to(project: Path, verb: str) -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_disk_that_takes_no_more(project: Path, verb: str) -> None:
+def test_a_disk_that_takes_no_more(call: Call, project: Path, verb: str) -> None:
     check_one_line(call(project, verb, write_little), verb, "; ")
 
 
 @pytest.mark.parametrize("prepare", [obey_modes, write_little])
-def test_a_training_that_cannot_be_kept(project: Path, prepare: Callable[[], None]) -> None:
+def test_a_training_that_cannot_be_kept(call: Call, project: Path, prepare: Callable[[], None]) -> None:
     shutil.rmtree(project / "data" / "store")
     shutil.rmtree(project / "data" / "runs")
     (project / "data").chmod(0o555)
@@ -137,7 +155,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_a_damaged_file_is_named(project: Path, name: str) -> None:
+def test_a_damaged_file_is_named(call: Call, project: Path, name: str) -> None:
     (project / name).unlink()
     (project / name).write_bytes(b"\xff\xfe\x00")
     done = call(project, DAMAGED[name])
@@ -146,7 +164,7 @@ def test_a_damaged_file_is_named(project: Path, name: str) -> None:
     assert name in done.stderr or "the results database can't be read; `dvc repro` rebuilds it" in done.stderr
 
 
-def test_a_training_writes_a_damaged_list_anew(project: Path) -> None:
+def test_a_training_writes_a_damaged_list_anew(call: Call, project: Path) -> None:
     path = project / "data" / "runs" / EXPERIMENT / "runs.json"
     before = path.read_bytes()
     path.unlink()
@@ -156,7 +174,7 @@ def test_a_training_writes_a_damaged_list_anew(project: Path) -> None:
     assert "damaged; `python -m stages.train tiny-mnist` writes it anew" in done.stdout
 
 
-def test_a_damaged_page_of_the_database_is_no_traceback(project: Path) -> None:
+def test_a_damaged_page_of_the_database_is_no_traceback(call: Call, project: Path) -> None:
     """Its first page is whole, so that it opens."""
     path = project / "data" / "results.db"
     content = path.read_bytes()
