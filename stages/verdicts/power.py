@@ -256,18 +256,18 @@ def _sample_variances(pairing: str, n: int, peers: int) -> tuple[Numbers, Number
     if n == NEVER:
         return np.ones(1), np.full(1, float(NEVER))
     if pairing == "fold" or (pairing == "value" and not peers):
-        alone = _chi2(n - 1, _POINTS**2)
+        alone = relative_variances(n - 1, _POINTS**2)
         return alone, np.full(alone.shape, n - 1.0)
-    own = _chi2(n - 1)
+    own = relative_variances(n - 1)
     if pairing == "value":
-        one, others = (grid.ravel() for grid in np.meshgrid(own, _chi2(peers * (n - 1))))
+        one, others = (grid.ravel() for grid in np.meshgrid(own, relative_variances(peers * (n - 1))))
         return np.maximum((one + peers * others) / (1 + peers), one), np.full(one.shape, (1.0 + peers) * (n - 1))
     one, other = (grid.ravel() / 2 for grid in np.meshgrid(own, own))
     return combine([(one, n - 1.0), (other, n - 1.0)])
 
 
-def _chi2(df: int, points: int = _POINTS) -> Numbers:
-    """χ²/df at the middles of equally probable parts."""
+def relative_variances(df: int, points: int = _POINTS) -> Numbers:
+    """Of a sample over its expectation, χ²/df, at the middles of equally probable parts."""
     middles = (np.arange(points) + 0.5) / points
     return 2 * special.gammaincinv(df / 2, middles) / df
 

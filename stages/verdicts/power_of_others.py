@@ -22,10 +22,14 @@ from stages.verdicts.power import (
     judged_replicates,
     one_sided,
     power_of_value,
+    relative_variances,
 )
 from stages.verdicts.uniform import p_alike, p_apart
 from stages.verdicts.verdict import Status
 
+_AMPLE = 1e6
+"""Square of a margin in standard errors: a thousand of them decide as surely as more."""
+_POINTS = 16
 _RARE = 1e-6
 """Counts of failed trainings less probable than this are left out."""
 
@@ -90,27 +94,33 @@ def power_of_uniform(design: Design, levels: int, pairs: int, margin: float, rul
         first = min(looks_from(rules.looks, rules.minimum))
         text = f"{start} Nothing is judged before {first} replicates: the plan is too short."
         return Power(planned=design.planned, spread=design.spread, source=design.source, explanation=text)
-    variance, df = design.spread**2 / n / pairs, 2 * (n - 1) * levels * pairs
-    ratio = margin**2 / variance
-
-    def f_where(rising: float, alpha: float) -> float:
-        """The F at which the chance of `p_alike` rises to alpha, or that of `p_apart` falls to it."""
-        chance = p_alike if rising > 0 else p_apart
-        return float(optimize.brentq(lambda f: rising * (float(chance(f, levels, df, ratio)) - alpha), 0.0, 1e6))
-
-    alike = f_where(1.0, rules.alpha_within * looks[n])
-    apart = f_where(-1.0, rules.alpha_outside / 2 * looks[n])
-    same = float(stats.f.cdf(alike, levels - 1, df))
-    off = float(stats.ncf.sf(apart, levels - 1, df, (2 * margin) ** 2 / variance / 2))
+    variance, df = max(design.spread**2 / n / pairs, margin**2 / _AMPLE), 2 * (n - 1) * levels * pairs
+    within, outside = rules.alpha_within * looks[n], rules.alpha_outside / 2 * looks[n]
+    same, off = [], []
+    for estimate in variance * relative_variances(df, _POINTS):
+        alike, apart = _limits(levels, df, margin**2 / estimate, within, outside)
+        scale = estimate / variance * (levels - 1)  # F times it is the noncentral χ² of the gains
+        same.append(stats.chi2.cdf(alike * scale, levels - 1))
+        off.append(stats.ncx2.sf(apart * scale, levels - 1, (2 * margin) ** 2 / variance / 2))
+    reproduced, refuted = float(np.mean(same)), float(np.mean(off))
     return Power(
         planned=design.planned,
         spread=design.spread,
         source=design.source,
-        explanation=f"{start} Where the gains are exactly alike, it is reproduced with probability {in_percent(same)}; "
-        f"where two are {2 * margin:.2g} apart, twice the margin, not reproduced with {in_percent(off)}.",
-        reproduced=same,
-        not_reproduced=off,
+        explanation=f"{start} Where the gains are exactly alike, it is reproduced with probability "
+        f"{in_percent(reproduced)}; where two are {2 * margin:.2g} apart, twice the margin, and the others "
+        f"midway, which is hardest to see, not reproduced with {in_percent(refuted)}.",
+        reproduced=reproduced,
+        not_reproduced=refuted,
     )
+
+
+def _limits(levels: int, df: int, ratio: float, within: float, outside: float) -> tuple[float, float]:
+    """The F up to which levels count as alike, and the one from which two are further apart than the margin."""
+    end = 100 * (1 + ratio)
+    alike = optimize.brentq(lambda f: float(p_alike(f, levels, df, ratio)) - within, 0.0, end)
+    apart = optimize.brentq(lambda f: outside - float(p_apart(f, levels, df, ratio)), 0.0, end)
+    return float(alike), float(apart)
 
 
 def power_of_range(planned: int, width: float, margin: float, rules: Rules) -> Power:

@@ -150,18 +150,22 @@ def test_a_part_of_the_data_decides_no_number_and_says_so(claim: str) -> None:
     assert judged.verdict.explanation.startswith("Real data, but a part of them;")
 
 
-def test_a_cut_budget_decides_nothing(tmp_path: Path) -> None:
+def statuses_of_results(lines_of: Callable[[Experiment], list[ResultLine]]) -> set[Status]:
+    """Verdicts that these results of every experiment give; all claims are judged."""
+    lines = [line for experiment in params().experiments.values() for line in lines_of(experiment)]
+    return {one.verdict.status for one in judge(*claims().values(), entered=trials(lines)) if one.basis == "results"}
+
+
+def test_a_cut_budget_decides_nothing() -> None:
     """Real data and many epochs under `quick` may indicate an order, whatever the number of replicates."""
 
     def cut(experiment: Experiment) -> list[ResultLine]:
         return [dataclasses.replace(line, profile="quick") for line in trained(experiment)]
 
-    judged = judge_all(recorded(tmp_path, cut))
-    statuses = {Status(row.verdict.status) for row in judged if row.verdict.basis == "results"}
-    assert statuses == {Status.AGREES, Status.DISAGREES, Status.NOT_TESTED, Status.SHOWN}
+    assert statuses_of_results(cut) == {Status.AGREES, Status.DISAGREES, Status.NOT_TESTED, Status.SHOWN}
 
 
-def test_replicates_that_diverged_reproduce_nothing(tmp_path: Path) -> None:
+def test_replicates_that_diverged_reproduce_nothing() -> None:
     """One of each arm; a number that is printed without diverged ones isn't had again."""
 
     def lost(experiment: Experiment) -> list[ResultLine]:
@@ -173,9 +177,8 @@ def test_replicates_that_diverged_reproduce_nothing(tmp_path: Path) -> None:
             for line in trained(experiment)
         ]
 
-    judged = judge_all(recorded(tmp_path, lost))
-    statuses = {Status(row.verdict.status) for row in judged if row.verdict.basis == "results"}
-    assert statuses.isdisjoint({Status.REPRODUCED, Status.SUPPORTED, Status.REVERSED})
+    statuses = statuses_of_results(lost)
+    assert len(statuses) > 3 and statuses.isdisjoint({Status.REPRODUCED, Status.SUPPORTED, Status.REVERSED})
 
 
 def test_a_claim_shows_the_epoch_that_each_arm_chose_and_its_standard_error(root: Path) -> None:

@@ -91,6 +91,12 @@ def test_a_gain_alike_everywhere_is_seen_as_often_as_is_said(apart: float, statu
     assert said == pytest.approx(share(found, status), abs=0.07)
 
 
+@pytest.mark.parametrize("spread", [1e-9, 1e-5, 1e-3])
+def test_gains_that_hardly_spread_are_always_seen_to_be_alike(spread: float) -> None:
+    power = power_of_uniform(dataclasses.replace(SIGN, spread=spread, pairing="none"), 7, 5, 0.0625, RULES)
+    assert power.reproduced == pytest.approx(1)
+
+
 def test_a_range_holds_at_its_ends_as_often_as_is_said() -> None:
     power = power_of_range(5, 0.10, 0.01, RULES)
     largest = number_after("spread by at most ", power.explanation)
