@@ -67,7 +67,7 @@ def _answer(question: Mapping[str, Any]) -> dict[str, Any]:
         for number, (_, writer) in enumerate(pipes.values(), start=1):
             os.dup2(writer, number)
         os._exit(_run(**question))
-    output = {name: b"" for name in pipes}
+    output = dict.fromkeys(pipes, b"")
     with selectors.DefaultSelector() as selector:
         for name, (reader, writer) in pipes.items():
             os.close(writer)

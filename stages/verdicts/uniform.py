@@ -71,12 +71,17 @@ class Gains:
 
 def p_apart(f: Numbers, k: int, df: int, ratio: Numbers) -> Numbers:
     """Chance of an F as large or larger where no two of k levels are further apart than r, `ratio` = r²/v."""
-    return stats.ncf.sf(f, k - 1, df, np.maximum((k // 2) * (k - k // 2) / k * ratio, _LEAST))
+    return _known(stats.ncf.sf(f, k - 1, df, np.maximum((k // 2) * (k - k // 2) / k * ratio, _LEAST)))
 
 
 def p_alike(f: Numbers, k: int, df: int, ratio: Numbers) -> Numbers:
     """Chance of an F as small or smaller where two of k levels are as far apart as r or further."""
-    return stats.ncf.cdf(f, k - 1, df, np.maximum(ratio / 2, _LEAST))
+    return _known(stats.ncf.cdf(f, k - 1, df, np.maximum(ratio / 2, _LEAST)))
+
+
+def _known(tail: Numbers) -> Numbers:
+    """Where SciPy's series doesn't end, the tail is too small for it, which is NaN there and 0 here."""
+    return np.nan_to_num(tail, nan=0.0)
 
 
 def _root(rising: Callable[[float], float], step: float) -> float:

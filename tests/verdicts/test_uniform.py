@@ -85,6 +85,13 @@ def test_what_chance_alone_explains_may_be_no_difference_at_all() -> None:
     assert p_alike(gains.f, 3, 24, 0.0) == pytest.approx(1 - gains.p)
 
 
+def test_gains_far_closer_than_the_margin_are_alike() -> None:
+    """SciPy's series doesn't end there: a tail of 0 comes back as NaN."""
+    assert stats.ncf.cdf(1.490915244342992, 4, 24, 1800.5345513461411) != 0
+    assert p_alike(1.490915244342992, 5, 24, 2 * 1800.5345513461411) == 0.0
+    assert p_apart(1.490915244342992, 5, 24, 1800.5345513461411) == 1.0
+
+
 def test_part_of_the_pairs_can_refute_and_not_confirm() -> None:
     some = dataclasses.replace(CLAIM, is_whole=False)
     assert judge(pairs([0.25] * 7, spread=0.02), some).status is Status.INCONCLUSIVE
