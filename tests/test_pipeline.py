@@ -14,51 +14,11 @@ import time
 from pathlib import Path
 
 import pytest
-import yaml
 
-from tests.project import EXPERIMENT, REPOSITORY, edit, environment, make_project, outcomes
+from tests.checkout import DVC, make_checkout, repro, run, stages_run
+from tests.project import EXPERIMENT, edit, environment, outcomes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
-DVC = [sys.executable, "-m", "dvc"]
-
-
-def run(folder: Path, *command: str) -> str:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        command, cwd=folder, env=environment() | {"PATH": path}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def repro(folder: Path) -> str:
-    return run(folder, *DVC, "repro")
-
-
-def make_checkout(folder: Path, *, epochs: int = 1) -> Path:
-    """One data set, two tiny experiments, the real graph and the real code, under git and DVC."""
-    make_project(folder, epochs=epochs)
-    shutil.rmtree(folder / "data")
-    index = yaml.safe_load((folder / "params.yaml").read_text())
-    index["datasets"] = {"mnist": index["datasets"]["mnist"]}
-    index["experiments"]["other-mnist"] = index["experiments"][EXPERIMENT]
-    (folder / "params.yaml").write_text(yaml.safe_dump(index))
-    other = yaml.safe_load((folder / "params" / f"{EXPERIMENT}.yaml").read_text())
-    other["protocol"]["seeds"] = [7]
-    (folder / "params" / "other-mnist.yaml").write_text(yaml.safe_dump(other))
-    shutil.copytree(REPOSITORY / "stages", folder / "stages", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("dvc.yaml", ".dvcignore", ".gitignore"):
-        shutil.copy(REPOSITORY / name, folder / name)
-    for name in ("evidence", "models"):
-        (folder / "data" / name).mkdir(parents=True)
-        (folder / "data" / name / ".gitkeep").touch()
-    for name in ("claims.csv", "claims-history.jsonl"):
-        shutil.copy(REPOSITORY / "data" / name, folder / "data")
-    run(folder, "git", "init", "-q")
-    run(folder, *DVC, "init", "-q")
-    run(folder, *DVC, "config", "core.analytics", "false")
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +32,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def checkout(finished: Path, tmp_path: Path) -> Path:
     """A copy of a finished checkout, to change."""
     return Path(shutil.copytree(finished, tmp_path / "checkout", symlinks=True))
-
-
-def stages_run(output: str) -> list[str]:
-    return [line.split("'")[1] for line in output.splitlines() if line.startswith("Running stage")]
 
 
 def test_repro_fills_the_database_and_again_does_nothing(finished: Path) -> None:

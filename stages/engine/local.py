@@ -22,7 +22,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, Literal
 
-from stages.engine.lease import LeaseLost, LeaseTable
+from stages.engine.lease import LeaseLost, LeaseTable, process_identity
 from stages.engine.orphan import end_with
 from stages.faults import FAULTS, describe_fault
 from stages.run import RunSpec
@@ -49,12 +49,13 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that happened to a group; `progress` carries the worker's `Progress` as a dict."""
+    """Something that happened to a group; `progress` carries the worker's `Progress` as a dict, `owner` whose it is."""
 
     kind: Literal["started", "progress", "finished", "waiting", "elsewhere", "stopped", "failed"]
     label: str
     progress: dict[str, Any] | None = None
     message: str = ""
+    owner: str = ""
 
 
 Report = Callable[[Event], None]
@@ -100,7 +101,7 @@ def _slot(groups: Sequence[Group], store: Path, device: str, report: Report, sho
                 holder = leases.holder(*group.run_keys)
                 if holder is not None and told.get(group.label) != holder.owner:
                     told[group.label] = holder.owner
-                    report(Event(kind="waiting", label=group.label, message=str(holder)))
+                    report(Event(kind="waiting", label=group.label, message=str(holder), owner=holder.owner))
                 continue
             with leases.kept_alive(lease) as lost:
                 if _is_published(group, store):
@@ -194,6 +195,7 @@ def _fork_slots(
         slots[reader].start()
         writer.close()
     processes = list(slots.values())
+    siblings = {process_identity(process.pid) for process in processes if process.pid is not None}
     told = False
     elsewhere: dict[str, Event] = {}  # by another slot, or by another process: that is known at the end
     ours: set[str] = set()
@@ -212,6 +214,8 @@ def _fork_slots(
             if event.kind == "elsewhere":
                 elsewhere[event.label] = event
                 continue
+            if event.kind == "waiting" and event.owner in siblings:
+                continue  # one slot trains what the other looked at
             if event.kind == "finished":
                 ours.add(event.label)
             report(event)

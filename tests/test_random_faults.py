@@ -1,0 +1,238 @@
+"""Random faults in a finished project: each is named, healed by `dvc repro`, or harmless, and no number is another one.
+
+A fault flips a bit, cuts a file, swaps two files or changes a digit, anywhere: code, parameters, data, run store, DVC's
+cache, results, evidence, database.  Afterwards `claimcheck verify` and `dvc repro` run.  A number may then differ from
+the undisturbed one in two cases alone: it belongs to another run, with another run key, or somebody says by name that
+it doesn't hold.  Code and parameters that were changed are changes, not faults: put back, the old numbers are back.
+
+`CLAIMCHECK_SOAK_FAULTS` says how many; `CLAIMCHECK_SOAK_SEED` the first seed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages.evidence import seal
+from stages.run import canonical_json
+from tests.checkout import DVC, make_checkout, repro, run
+from tests.project import EXPERIMENT, REPOSITORY, environment
+from tests.soak import write_soak_report
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(6 * 3600)]
+
+FAULTS = int(os.environ.get("CLAIMCHECK_SOAK_FAULTS", "500"))
+SEED = int(os.environ.get("CLAIMCHECK_SOAK_SEED", "0"))
+LANES = max(1, min(4, os.cpu_count() or 2))
+PLACES = {
+    "code": ("stages/**/*.py",),
+    "params": ("params.yaml", "params/*.yaml"),
+    "graph": ("dvc.yaml", "dvc.lock", "data/inputs/*"),
+    "data": ("data/raw/**/*", "data/processed/**/*"),
+    "store": ("data/store/**/*",),
+    "runs": ("data/runs/**/*",),
+    "cache": (".dvc/cache/**/*",),
+    "results": ("data/results/*", "data/metrics/*", "data/plots/*", "data/findings.jsonl", "data/report/**/*"),
+    "evidence": ("data/evidence/*.jsonl",),
+    "claims": ("data/claims.csv", "data/claims-history.jsonl"),
+    "database": ("data/results.db",),
+}
+ASKED = ("code", "params", "graph", "claims")
+"""What git holds and people change: a change of them is taken at its word."""
+Numbers = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What became of a fault: `named` (by whom), `healed`, `harmless`, `another run`; `wrong` says what is amiss."""
+
+    seed: int
+    place: str
+    what: str
+    outcome: str
+    wrong: str = ""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project whose pipeline has run, with evidence of one of its experiments, committed."""
+    folder = make_checkout(tmp_path_factory.mktemp("finished") / "project")
+    lines = map(json.loads, (REPOSITORY / "data" / "evidence" / "ninformer-mnist.jsonl").read_text().splitlines())
+    published = []
+    for line in lines:
+        if line["result"]["arm"] in ("vit", "ninformer"):
+            for part in ("result", "cost"):
+                line[part]["experiment"] = EXPERIMENT
+            line.pop("release", None)
+            published.append(canonical_json(seal(line)))
+    (folder / "data" / "evidence" / f"{EXPERIMENT}.jsonl").write_text("".join(f"{line}\n" for line in published))
+    repro(folder)
+    run(folder, "git", "add", "-A")
+    run(folder, "git", "-c", "user.name=t", "-c", "user.email=t@example.com", "commit", "-qm", "finished")
+    return folder
+
+
+def call(folder: Path, *command: str) -> tuple[int, str]:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    env = environment() | {"PATH": path, "PYTHONPATH": str(folder)}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=900)
+    return done.returncode, done.stdout + done.stderr
+
+
+def numbers_of(folder: Path) -> Numbers:
+    """Metrics of each result by run key and source, and each verdict; times and costs are another matter."""
+    database = sqlite3.connect(f"file:{folder / 'data' / 'results.db'}?mode=ro", uri=True)
+    try:
+        found: Numbers = {"results": {}, "verdicts": {}}
+        rows = database.execute(
+            "SELECT r.run_key, r.source, m.metric, m.split, m.value FROM results r JOIN metrics m ON m.result_id = r.id"
+        )
+        for key, source, metric, split, value in rows:
+            found["results"].setdefault(f"{key} {source}", {})[f"{metric} {split}"] = value
+        verdicts = database.execute("SELECT claim, status, explanation, ours, estimate, low, high FROM verdicts")
+        found["verdicts"] = {claim: row for claim, *row in verdicts}
+    finally:
+        database.close()
+    return found
+
+
+def disturb(folder: Path, seed: int) -> tuple[str, str, list[Path]]:
+    """One fault: (place, what, files)."""
+    rng = random.Random(seed)
+    place = rng.choice(list(PLACES))
+    files = sorted(
+        {
+            path
+            for pattern in PLACES[place]
+            for path in folder.glob(pattern)
+            if path.is_file() and not path.is_symlink() and path.stat().st_size and "__pycache__" not in path.parts
+        }
+    )
+    path = rng.choice(files)
+    kind = rng.choice(["flip", "cut", "swap", "digit"])
+    content = path.read_bytes()
+    digits = [index for index, byte in enumerate(content) if byte in b"0123456789"]
+    changed = [path]
+    if kind == "swap" and len(files) > 1:
+        other = rng.choice([one for one in files if one != path])
+        write(path, other.read_bytes())
+        write(other, content)
+        changed.append(other)
+        what = f"{path.relative_to(folder)} and {other.relative_to(folder)} swapped"
+    elif kind == "cut":
+        length = rng.randrange(len(content))
+        write(path, content[:length])
+        what = f"{path.relative_to(folder)} cut to {length} of {len(content)} bytes"
+    elif kind == "digit" and digits:
+        index = rng.choice(digits)
+        digit = rng.choice([one for one in b"0123456789" if one != content[index]])
+        write(path, content[:index] + bytes([digit]) + content[index + 1 :])
+        what = f"{path.relative_to(folder)}: digit at {index} {chr(content[index])} -> {chr(digit)}"
+    else:
+        index, bit = rng.randrange(len(content)), rng.randrange(8)
+        write(path, content[:index] + bytes([content[index] ^ 1 << bit]) + content[index + 1 :])
+        what = f"{path.relative_to(folder)}: bit {bit} of byte {index} of {len(content)} flipped"
+    return place, what, changed
+
+
+def write(path: Path, content: bytes) -> None:
+    """In place: every name that a file has by hard links has the fault."""
+    mode = path.stat().st_mode
+    path.chmod(0o644)
+    path.write_bytes(content)
+    path.chmod(mode)
+
+
+def is_named(output: str, files: list[Path], folder: Path) -> bool:
+    """Whether a message has the file, its folder (a run, a data set) or what it is part of."""
+    names = {str(path.relative_to(folder)) for path in files} | {path.stem for path in files}
+    names |= {path.parent.name[:12] for path in files if len(path.parent.name) >= 12}
+    return any(name in output for name in names)
+
+
+def try_fault(finished: Path, folder: Path, seed: int, expected: Numbers) -> Seen:
+    shutil.rmtree(folder, ignore_errors=True)
+    subprocess.run(["cp", "-a", str(finished), str(folder)], check=True)  # with hard links
+    place, what, files = disturb(folder, seed)
+    verified, verify_output = call(folder, sys.executable, "-m", "stages.cli", "verify")
+    done, output = call(folder, *DVC, "repro")
+    wrong = ""
+    if place not in ("code", "graph") and "Traceback" in verify_output + output:
+        wrong = "a traceback"
+    if done == 0:
+        numbers = numbers_of(folder)
+        differing = unlike(numbers, expected)
+        if not differing:
+            outcome = "named by verify" if verified else "harmless or healed"
+        else:
+            again, _ = call(folder, sys.executable, "-m", "stages.cli", "verify")
+            outcome = "another run" if place in ASKED else "named by verify" if again else "unnoticed"
+            same_runs = numbers["results"].keys() & expected["results"].keys()
+            for key in same_runs:
+                if numbers["results"][key] != expected["results"][key] and not again:
+                    wrong = wrong or f"run {key[:12]} has other numbers under its key"
+    else:
+        outcome = "named by repro" if is_named(output, files, folder) else "stopped"
+        if outcome == "stopped" and not (verified and is_named(verify_output, files, folder)):
+            wrong = wrong or f"repro stops and nobody names the file: {output[-300:]}"
+    if outcome == "unnoticed":
+        wrong = wrong or "numbers differ and nobody says so"
+    if place in ASKED and (done or outcome == "another run"):
+        wrong = wrong or put_back(folder, expected)
+    return Seen(seed=seed, place=place, what=what, outcome=outcome, wrong=wrong)
+
+
+def unlike(numbers: Numbers, expected: Numbers) -> bool:
+    return numbers != expected
+
+
+def put_back(folder: Path, expected: Numbers) -> str:
+    """Files that git holds as they were, and one more repro: what is wrong then."""
+    run(folder, "git", "checkout", "-q", "--", ".")
+    done, output = call(folder, *DVC, "repro")
+    if done:
+        return f"put back, repro still stops: {output[-300:]}"
+    return "put back, the numbers are not those of before" if unlike(numbers_of(folder), expected) else ""
+
+
+def test_random_faults_change_no_number(finished: Path, tmp_path: Path) -> None:
+    expected = numbers_of(finished)
+    assert len(expected["results"]) == 6 and len(expected["verdicts"]) > 300
+    seen: list[Seen] = []
+
+    def work(lane: int) -> None:
+        for seed in range(SEED + lane, SEED + FAULTS, LANES):
+            seen.append(try_fault(finished, tmp_path / f"lane-{lane}", seed, expected))
+            report(seen)
+
+    with ThreadPoolExecutor(LANES) as pool:
+        list(pool.map(work, range(LANES)))
+    assert [one for one in seen if one.wrong] == []
+    assert len(seen) == FAULTS
+
+
+def report(seen: list[Seen]) -> None:
+    table: dict[str, Counter[str]] = {}
+    for one in list(seen):
+        table.setdefault(one.place, Counter())[one.outcome] += 1
+    write_soak_report(
+        "random-faults",
+        {
+            "faults": len(seen),
+            "first_seed": SEED,
+            "outcomes": {place: dict(sorted(counts.items())) for place, counts in sorted(table.items())},
+            "wrong": [vars(one) for one in sorted(seen, key=lambda one: one.seed) if one.wrong],
+        },
+    )
