@@ -63,7 +63,7 @@ endif
 
 # A process a core with one thread each: files in parallel are faster than threads in small tests.
 test: $(READY)  ## the tests, without those that take long
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile --durations 20
 
 # `test` has run them under the highest, which PyTorch chooses itself.
 capabilities: $(READY)  ## the fast paths' tests again as lesser processors run them
