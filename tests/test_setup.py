@@ -18,7 +18,11 @@ def setup(
     *arguments: str, env: dict[str, str] | None = None, script: Path = ROOT / ".ci/setup"
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(script), *arguments], env={**os.environ, "LC_ALL": "C", **(env or {})}, capture_output=True, text=True, check=False
+        [str(script), *arguments],
+        env={**os.environ, "LC_ALL": "C", **(env or {})},
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
