@@ -76,7 +76,7 @@ class DatasetSource:
 
 @dataclass(frozen=True, kw_only=True)
 class LatencySpec:
-    """How inference time is measured: batches of `batch_size`, `warmup` of them uncounted, then `repeats` timed."""
+    """How inference time is measured: `repeats` batches of `batch_size`; `warmup` uncounted ones before each round."""
 
     __pydantic_config__: ClassVar = STRICT
     batch_size: Annotated[int, Field(ge=1)]

@@ -56,8 +56,8 @@ ALLOWED: dict[str, set[str]] = {
     "training": {"run", "device", "memory", "datasets", "ops", "optim"},
     "checkpoint": {"run", "ops", "papers"},
     "evaluation": {
-        *("run", "store", "outcome", "fingerprint", "experiment", "evidence", "runlist"),
-        *("training", "device", "papers", "checkpoint", "datasets", "observation"),
+        *("run", "store", "outcome", "fingerprint", "experiment", "evidence", "consistency", "runlist"),
+        *("training", "device", "ops", "papers", "checkpoint", "datasets", "observation"),
     },
     "engine": {"run", "store", "experiment", "faults"},
     "publishing": {"store", "fingerprint", "evidence", "consistency"},

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from stages.evaluate import INCOMPLETE
 from tests.project import EXPERIMENT, REPOSITORY, edit, environment, make_project, outcomes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -94,6 +95,32 @@ def test_a_change_of_one_experiment_re_enters_that_experiment_only(checkout: Pat
     assert stages_run(output) == ["inputs", f"train@{EXPERIMENT}", f"evaluate@{EXPERIMENT}", "record", "report"]
     assert "vit.0: to train, model.arguments.mlp_dim: 16 -> 24" in output
     assert "ninformer.0: taken from the store" in output
+
+
+def test_a_failed_run_holds_up_itself_alone_and_the_next_repro_does_only_that(checkout: Path) -> None:
+    arms = checkout / "params" / f"{EXPERIMENT}.yaml"
+    edit(arms, lambda p: p["arms"]["vit"]["model"].update(num_heads=3))  # 16 is no multiple of it
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    told = environment() | {"PATH": path}
+    failed = subprocess.run([*DVC, "repro"], cwd=checkout, env=told, capture_output=True, text=True, check=False)
+    assert failed.returncode != 0
+    assert f"`python -m stages.evaluate {EXPERIMENT}`, then `python -m stages.record`" in failed.stdout
+    command = [sys.executable, "-m", "stages.evaluate", EXPERIMENT]
+    done = subprocess.run(command, cwd=checkout, env=told, capture_output=True, text=True, check=False)
+    assert done.returncode == INCOMPLETE
+    assert f"evaluate@{EXPERIMENT}: vit.0: has no outcome; `dvc repro train@{EXPERIMENT}` trains it" in done.stderr
+    assert "ninformer.0: accuracy" in done.stdout and "vit.0" not in done.stdout
+    run(checkout, sys.executable, "-m", "stages.record")
+    with sqlite3.connect(checkout / "data" / "results.db") as database:
+        cells = database.execute("SELECT arm FROM results WHERE experiment = ?", (EXPERIMENT,)).fetchall()
+    database.close()
+    assert cells == [("ninformer",)]
+    edit(arms, lambda p: p["arms"]["vit"]["model"].update(num_heads=4))
+    output = repro(checkout)
+    assert "ninformer.0: taken from the store" in output and "vit.0: to train" in output
+    lines = [line for line in output.splitlines() if " on 16 test samples" in line]
+    assert [line.strip().split(":")[0] for line in lines] == ["ninformer.0", "vit.0"]
+    assert [line.endswith("measured before") for line in lines] == [True, False]
 
 
 def test_metrics_plots_and_params_say_something(checkout: Path) -> None:
