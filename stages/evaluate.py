@@ -86,8 +86,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     data, name = Path("data"), options.experiment
     try:
-        device, latency = str(pick_device(options.device)), load_params().profile.latency
-        found = evaluate_experiment(name, data, latency, device, _code_of, anew=options.anew)
+        device, profile = str(pick_device(options.device)), load_params().profile
+        found = evaluate_experiment(name, data, profile, device, _code_of, anew=options.anew)
     except (ParamsError, EvaluationError, CheckpointError, ValueError) as error:
         print(f"evaluate@{name}: {error}", file=sys.stderr)
         return 1

@@ -44,7 +44,7 @@ ALLOWED: dict[str, set[str]] = {
     "ledger": {"run", "finding", "fingerprint", "schema", "rules", "experiment", "evidence", "verdicts", "faults"},
     "recording": {
         *("run", "finding", "store", "fingerprint", "experiment", "budget"),
-        *("evidence", "consistency", "rules", "ledger", "results", "verdicts"),
+        *("evidence", "consistency", "rules", "ledger", "results", "verdicts", "datasets"),
     },
     "reporting": {"store", "recording", "results"},
     "verifying": {

@@ -17,12 +17,15 @@ import numpy as np
 import pytest
 
 from stages.checkpoint.predictor import Predictor, load_predictor
-from stages.datasets.packed import read_images
+from stages.consistency import find_contradictions
+from stages.datasets.packed import ImageSet, PackedInfo, TableSet, TokenSet, read_images
 from stages.evaluate import INCOMPLETE, main
 from stages.evaluation import trained as trained_runs
 from stages.evaluation.experiment import evaluate_experiment
+from stages.evaluation.part import cut_info, cut_rows
 from stages.evidence import CostLine, ResultLine, read_lines, unpack_confusion, unpack_correct
-from stages.experiment import LatencySpec, load_params
+from stages.experiment import load_params
+from stages.recomputing import compare, recompute, spot_check
 from stages.runner import train_experiment
 from tests.project import EXPERIMENT, edit, make_project, pack_stand_in
 
@@ -185,11 +188,11 @@ def test_other_settings_of_the_stopwatch_have_times_taken_anew_and_nothing_else(
 
 
 def test_other_code_of_evaluation_measures_anew(trained: Path, loads: list[str]) -> None:
-    latency = LatencySpec(batch_size=2, warmup=0, repeats=1)
+    profile = load_params().profile
     for version, expected in (("1", 2), ("1", 0), ("2", 2), ("2", 0)):
         loads.clear()
         found = evaluate_experiment(
-            EXPERIMENT, Path("data"), latency, "cpu", lambda model, version=version: {"scores": version}
+            EXPERIMENT, Path("data"), profile, "cpu", lambda model, version=version: {"scores": version}
         )
         assert (len(loads), len(found.kept)) == (expected, 2 if expected == 0 else 0)
         assert not found.faults
@@ -309,3 +312,55 @@ def test_a_result_that_contradicts_itself_is_not_written(trained: Path, capsys: 
     said = capsys.readouterr().err
     assert f"evaluate@{EXPERIMENT}: vit.0: contradicts itself: test_accuracy of epoch 2 is no share" in said
     assert list(keys()) == ["ninformer.0"]
+
+
+def test_a_profile_may_score_a_part_of_the_test_rows_and_its_results_say_so(trained: Path) -> None:
+    edit_profile(lambda profile: profile["overrides"].update(observe_test=False))
+    assert train() and main([EXPERIMENT]) == 0
+    whole = {line.arm: line for line in read_lines(RESULTS, ResultLine)}
+    edit_profile(lambda profile: profile.update(test_rows=6))
+    assert train() and main([EXPERIMENT]) == 0
+    chosen = np.linspace(0, 15, 6).astype(int)
+    for line in read_lines(RESULTS, ResultLine):
+        before = whole[line.arm]
+        assert line.run_key == before.run_key, "the training is the same"
+        assert line.cut.endswith("6 of 10,000 test images, 1 of 5 replicates") and line.cut != before.cut
+        assert (line.data.test_images, line.data.excluded_test_images) == (6, 10)
+        metrics = {metric.metric: metric for metric in line.metrics}
+        assert line.correct is not None and before.correct is not None and metrics["accuracy"].n == 6
+        correct = unpack_correct(before.correct, 16)[chosen]
+        assert (unpack_correct(line.correct, 6) == correct).all() and metrics["accuracy"].value == correct.mean()
+        assert find_contradictions(line) == []
+        weights = Path("data/runs") / EXPERIMENT / line.run_key / "weights.safetensors"
+        assert list(compare(line, recompute(weights, Path("data/processed/mnist"), line))) == []
+        assert list(spot_check(weights, Path("data/processed/mnist"), line)) == []
+
+
+@pytest.mark.parametrize("kind", ["images", "table", "text"])
+def test_part_of_real_data_is_a_subset(kind: str) -> None:
+    rows, shape = {
+        "images": (ImageSet(np.zeros((100, 1, 2, 2), np.uint8), np.arange(100)), (1, 2, 2)),
+        "table": (TableSet(np.zeros((100, 3), np.float32), np.arange(100, dtype=np.float32)), (3,)),
+        "text": (TokenSet(np.arange(100, dtype=np.uint16)), (8,)),
+    }[kind]
+    info = PackedInfo(
+        dataset="d",
+        provenance="full",
+        digest="0",
+        classes=(),
+        shape=shape,
+        train_images=1,
+        test_images=100,
+        test_rows=None,
+        excluded_test_images=3,
+        source="official",
+        kind=kind,  # type: ignore[arg-type]  # one of three literals
+    )
+    assert cut_info(info, None) == cut_info(info, 100) == info
+    cut = cut_info(info, 5)
+    kept = 41 if kind == "text" else 5  # five windows of eight tokens, and the one that the last predicts
+    assert (cut.test_images, cut.excluded_test_images, cut.provenance) == (kept, 103 - kept, "subset")
+    part = cut_rows(rows, kept)
+    last = {"images": "labels", "table": "targets", "text": "tokens"}[kind]
+    expected = np.arange(41) if kind == "text" else [0, 24, 49, 74, 99]
+    assert getattr(part, last).tolist() == list(expected) and len(part) == kept

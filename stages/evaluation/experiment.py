@@ -23,10 +23,11 @@ from stages.evaluation.cost import Latency, Stopwatch
 from stages.evaluation.flops import FlopCounts
 from stages.evaluation.kept import Kept, digest_of
 from stages.evaluation.observing import Observer
+from stages.evaluation.part import cut_info, cut_rows
 from stages.evaluation.scores import score
 from stages.evaluation.trained import EvaluationError, Measured, TrainedRun
 from stages.evidence import CostLine, Measurement, ResultLine
-from stages.experiment import LatencySpec
+from stages.experiment import LatencySpec, Profile
 from stages.fingerprint import unlike_loaded
 from stages.ops.products_native import use_fast_products
 from stages.run import ModelSpec
@@ -52,9 +53,11 @@ class Evaluation:
 
 
 def evaluate_experiment(
-    name: str, data: Path, latency: LatencySpec, device: str, code_of: CodeOf, *, anew: bool = False
+    name: str, data: Path, profile: Profile, device: str, code_of: CodeOf, *, anew: bool = False
 ) -> Evaluation:
-    """Result and cost lines of the runs in `data/runs/<name>/`; `anew`: nothing that was measured before is taken.
+    """Result and cost lines of the runs in `data/runs/<name>/`, with the profile's stopwatch and part of the test rows.
+
+    `anew`: nothing that was measured before is taken.
 
     Raises:
         EvaluationError: there is no run list.
@@ -65,7 +68,7 @@ def evaluate_experiment(
         raise EvaluationError(f"data/runs/{name}/runs.json: no such file; run `dvc repro train@{name}` first")
     found = Evaluation(faults=dict.fromkeys(run_list.missing, f"has no outcome; `dvc repro train@{name}` trains it"))
     packed = data / "processed" / run_list.dataset
-    info = read_info(packed)
+    info = cut_info(read_info(packed), profile.test_rows)
     runs = []
     for run in run_list.runs:
         try:
@@ -73,7 +76,7 @@ def evaluate_experiment(
         except EvaluationError as error:
             found.faults[f"{run.arm}.{run.replicate}"] = str(error)
     bench = _Bench(run_list, packed, info, device, code_of, anew=anew)
-    latencies = bench.evaluate(runs, latency, found)
+    latencies = bench.evaluate(runs, profile.latency, found)
     found.costs.extend(run.cost_line(name, latencies.get(run.label)) for run in runs if run.label not in found.faults)
     return found
 
@@ -93,7 +96,7 @@ class _Bench:
 
     @cached_property
     def test_set(self) -> RowSet:
-        return read_rows(self.packed, self.info, "test")
+        return cut_rows(read_rows(self.packed, self.info, "test"), self.info.test_images)
 
     @cached_property
     def observer(self) -> Observer:
@@ -105,7 +108,7 @@ class _Bench:
         if not path.is_file():
             read_rows(self.packed, self.info, "test")  # says what to do
         with path.open("rb") as file:
-            return [self.info.digest, hashlib.file_digest(file, "sha256").hexdigest()]
+            return [self.info.digest, str(self.info.test_images), hashlib.file_digest(file, "sha256").hexdigest()]
 
     def evaluate(self, runs: Sequence[TrainedRun], spec: LatencySpec, found: Evaluation) -> dict[str, Latency]:
         """Fill in results and faults; returns inference times by the label of the run that stands for its arm.

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from stages.budget import plan_runs
 from stages.consistency import find_contradictions, find_cost_contradictions, find_release_contradictions
+from stages.datasets.provenance import INEXACT_SHARE
 from stages.evidence import CostLine, EvidenceLine, Origin, Release, ResultLine, read_lines
 from stages.experiment import Params
 from stages.finding import Finding
@@ -58,9 +59,12 @@ class Found:
 
     @property
     def conditions(self) -> str:
-        """Digest of protocol and data: what must be equal before two results are compared."""
+        """Digest of protocol, data and part of the test rows: what must be equal before two results are compared."""
         shared = {name: value for name, value in self.result.spec["protocol"].items() if name not in self.varied}
-        text = canonical_json([shared, self.result.data.digest])
+        data = self.result.data
+        left_out = data.excluded_test_images / (data.test_images + data.excluded_test_images)
+        part = [data.test_images] if left_out > INEXACT_SHARE else []
+        text = canonical_json([shared, data.digest, *part])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
