@@ -13,10 +13,11 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 from stages.checkpoint.contract import CheckpointError
+from stages.curves import EpochRow
 from stages.device import pick_device
 from stages.evaluation.experiment import evaluate_experiment
 from stages.evaluation.trained import EvaluationError
-from stages.evidence import EpochRow, ResultLine, write_lines
+from stages.evidence import ResultLine, write_lines
 from stages.experiment import ParamsError, load_params
 from stages.faults import in_one_line
 from stages.fingerprint import source_path

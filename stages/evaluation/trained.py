@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from stages.checkpoint.predictor import Predictor, load_predictor
+from stages.curves import EpochRow
 from stages.datasets.packed import PackedInfo
 from stages.evaluation.cost import Latency
-from stages.evidence import CostLine, DataUsed, Divergence, EpochRow, Layers, Measurement, Moment, ResultLine
+from stages.evidence import CostLine, DataUsed, Divergence, Layers, Measurement, Moment, ResultLine
 from stages.outcome import find_fault, outcome_digest
 from stages.run import RunSpec
 from stages.runlist import ListedRun, RunList
