@@ -58,6 +58,7 @@ def make_checkout(folder: Path, *, epochs: int = 1) -> Path:
         shutil.copy(REPOSITORY / "data" / name, folder / "data")
     run(folder, "git", "init", "-q")
     run(folder, *DVC, "init", "-q")
+    shutil.copytree(REPOSITORY / ".dvc" / "plots", folder / ".dvc" / "plots")
     run(folder, *DVC, "config", "core.analytics", "false")
     return folder
 
@@ -129,7 +130,7 @@ def test_metrics_plots_and_params_say_something(checkout: Path) -> None:
     assert 0 <= metrics["vit"]["accuracy"] <= 1 and metrics["vit"]["parameters"] > 1000
     run(checkout, *DVC, "plots", "show")
     page = (checkout / "dvc_plots" / "index.html").read_text()
-    assert "train_loss" in page
+    assert "train_loss" in page and "errorband" in page
     run(checkout, "git", "add", "-A")
     run(checkout, "git", "-c", "user.name=t", "-c", "user.email=t@example.com", "commit", "-qm", "x")
     edit(checkout / "params.yaml", lambda p: p["profiles"]["smoke"]["overrides"].update(epochs=2))
