@@ -192,7 +192,9 @@ class _Search:
 
     @property
     def _how_to_accept(self) -> str:
-        return f"If the new file is meant: `python -m stages.fetch {self.dataset} --accept`, then `dvc repro`."
+        # Forced, since DVC would put back the manifest that it has seen after this stage.
+        again = f"`dvc repro -f -s fetch@{self.dataset}` and `dvc repro`"
+        return f"If the new file is meant: `python -m stages.fetch {self.dataset} --accept`, then {again}."
 
     def take_from_mirror(self, place: Path) -> None:
         info = read_mirror(place)

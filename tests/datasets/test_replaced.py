@@ -5,6 +5,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +18,7 @@ from stages.datasets.sources import NothingAvailable, Replaced, fetch_dataset
 from stages.experiment import DatasetSource, SourceFile
 from tests.datasets.official_host import Answer, OfficialHost
 from tests.datasets.tiny import tar_gz
-from tests.datasets.workplace import write_params
+from tests.datasets.workplace import REPOSITORY, write_params
 
 NAME = "mine.txt"
 OLD, NEW = b"a" * 90 + b"b" * 10, b"c" * 90 + b"d" * 10
@@ -77,7 +81,7 @@ def test_a_replaced_file_is_noticed_and_taken_when_accepted(work: Path, capsys: 
     assert said == (
         f"fetch: Replaced: data/downloads/mine/{NAME}: sha256 was {sha256(OLD)} (100 bytes) when it was fetched, is "
         f"{sha256(NEW)} (100 bytes) now. If the new file is meant: `python -m stages.fetch mine --accept`, then "
-        "`dvc repro`. Else put the old one back"
+        "`dvc repro -f -s fetch@mine` and `dvc repro`. Else put the old one back"
     )
     assert path.read_bytes() == NEW and digest_in_manifest() == sha256(OLD)
     assert preprocess.main(["mine"]) == 1, "the raw file isn't that of the manifest"
@@ -85,6 +89,31 @@ def test_a_replaced_file_is_noticed_and_taken_when_accepted(work: Path, capsys: 
     assert digest_in_manifest() == sha256(NEW)
     assert fetch.main(["mine"]) == 0 and preprocess.main(["mine"]) == 0
     assert packed_digest() != before
+
+
+@pytest.mark.slow
+def test_what_is_said_is_what_real_dvc_needs(work: Path) -> None:
+    shutil.copytree(REPOSITORY / "stages", "stages", ignore=shutil.ignore_patterns("__pycache__"))
+    Path("params").mkdir()
+    for name in ("dvc.yaml", ".dvcignore", ".gitignore"):
+        shutil.copy(REPOSITORY / name, name)
+    path = put(Path("data/downloads/mine") / NAME, OLD)
+
+    def run(command: str) -> int:
+        words = [sys.executable, "-m", *command.removeprefix("python -m ").split()]
+        found = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        return subprocess.run(words, env=os.environ | {"PATH": found}, check=False, capture_output=True).returncode
+
+    subprocess.run(["git", "init", "-q"], check=True)
+    assert run("dvc init -q") == 0 and run("dvc config core.analytics false") == 0
+    assert run("dvc repro preprocess@mine") == 0
+    before = packed_digest()
+    path.write_bytes(NEW)
+    assert run("dvc repro -f -s fetch@mine") != 0
+    assert run("python -m stages.fetch mine --accept") == 0
+    assert run("dvc repro -f -s fetch@mine") == 0
+    assert run("dvc repro preprocess@mine") == 0
+    assert digest_in_manifest() == sha256(NEW) and packed_digest() != before
 
 
 def test_the_old_file_put_back_is_as_before(work: Path) -> None:
@@ -131,7 +160,8 @@ def test_a_file_replaced_in_the_mirror_is_said_and_taken_when_accepted(tmp_path:
     assert manifest.files[0].sha256 == sha256(OLD)
     assert said == [
         f"fetch: not used: {theirs}: sha256 was {sha256(OLD)} (100 bytes) when it was fetched, is {sha256(NEW)} "
-        "(100 bytes) now. If the new file is meant: `python -m stages.fetch mine --accept`, then `dvc repro`."
+        "(100 bytes) now. If the new file is meant: `python -m stages.fetch mine --accept`, then "
+        "`dvc repro -f -s fetch@mine` and `dvc repro`."
     ]
     manifest = fetch_dataset("mine", declare(), tmp_path, tmp_path / "mirror", said.append, accept=True)
     assert manifest.files[0].sha256 == sha256(NEW)
