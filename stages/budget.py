@@ -72,17 +72,17 @@ def plan_runs(
     return runs
 
 
-def _training_rows(source: DatasetSource) -> tuple[int, str]:
-    """How many rows train, and what a reader calls them."""
+def _rows(source: DatasetSource, count: int) -> tuple[int, str]:
+    """How many rows a split of `count` images, rows or tokens has, and what a reader calls them."""
     if source.kind == "text":
-        return (source.train - 1) // source.shape[0], f"windows of {source.shape[0]:,} tokens"
-    return source.train, {"images": "images", "table": "rows"}[source.kind]
+        return (count - 1) // source.shape[0], f"windows of {source.shape[0]:,} tokens"
+    return count, {"images": "images", "table": "rows"}[source.kind]
 
 
 def describe_cut(experiment: Experiment, profile: Profile, source: DatasetSource) -> str:
     """How the profile departs from the printed protocol, for a reader; empty where it doesn't."""
     protocol, printed = resolve_protocol(experiment, profile), experiment.printed
-    rows, noun = _training_rows(source)
+    rows, noun = _rows(source, source.train)
     words = {
         "epochs": f"{protocol.epochs} of {printed.epochs} epochs",
         "train_images": f"{protocol.train_images or rows:,} of {rows:,} training {noun}",
@@ -99,6 +99,9 @@ def describe_cut(experiment: Experiment, profile: Profile, source: DatasetSource
     cuts = ["stand-in data"] if profile.data == "embedded" else []
     cuts += [words[name] for name in words if name in changed]
     cuts += [f"another {name.replace('_', ' ')}" for name in changed if name not in words]
+    test_rows, noun = _rows(source, source.test)
+    if profile.test_rows is not None and profile.test_rows < test_rows:
+        cuts.append(f"{profile.test_rows:,} of {test_rows:,} test {noun}")
     if profile.replicates is not None and profile.replicates < experiment.replicates:
         cuts.append(f"{profile.replicates} of {experiment.replicates} replicates")
     return ", ".join(cuts)

@@ -9,13 +9,17 @@ import binascii
 import hashlib
 import math
 import zlib
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Iterator, Mapping, Sequence
+from operator import ge, itemgetter
+from typing import Any
 
 import numpy as np
 
-from stages.evidence import CostLine, EpochRow, Release, ResultLine, unpack_correct
+from stages.curves import COLUMNS, as_curves
+from stages.evidence import CostLine, Release, ResultLine, unpack_correct
 from stages.run import canonical_json
+
+Columns = Mapping[str, Sequence[Any]]
 
 _EIGHT_DIGITS = 1e-7
 _OTHER_PASS = 1e-3
@@ -31,7 +35,9 @@ _SHARES = ("accuracy", "calibration_error", "best_epoch_accuracy")
 
 def find_contradictions(line: ResultLine) -> list[str]:
     """Where `line` contradicts itself, in words; nothing where it doesn't."""
-    return [*_digests(line), *_status(line), *_curves(line), *_metrics(line)]
+    given = as_curves(line.curves)
+    curves = {name: given.column(name) for name in COLUMNS}
+    return [*_digests(line), *_status(line), *_curves(line, curves), *_metrics(line, curves)]
 
 
 def find_cost_contradictions(line: ResultLine, cost: CostLine) -> list[str]:
@@ -91,21 +97,23 @@ def _status(line: ResultLine) -> Iterator[str]:
         yield f"its status is {line.status}, and it has {name if has[name] else f'no {name}'}"
 
 
-def _curves(line: ResultLine) -> Iterator[str]:
-    rows, planned = line.curves, line.spec.get("protocol", {}).get("epochs", len(line.curves))
+def _curves(line: ResultLine, curves: Columns) -> Iterator[str]:
+    epochs, steps = curves["epoch"], curves["steps"]
+    planned = line.spec.get("protocol", {}).get("epochs", len(epochs))
     stops_early = line.spec.get("protocol", {}).get("early_stop") is not None
-    if [row.epoch for row in rows] != list(range(1, len(rows) + 1)):
-        yield f"its curves don't have the epochs 1 to {len(rows)} one after the other"
-    if any(later.steps <= earlier.steps for earlier, later in pairwise(rows)):
+    if list(epochs) != list(range(1, len(epochs) + 1)):
+        yield f"its curves don't have the epochs 1 to {len(epochs)} one after the other"
+    if any(map(ge, steps, steps[1:])):
         yield "the steps of its curves don't grow from epoch to epoch"
-    if len(rows) > planned or (line.status == "finished" and not stops_early and len(rows) < planned):
-        yield f"its curves have {len(rows)} epochs, its protocol {planned}"
+    if len(epochs) > planned or (line.status == "finished" and not stops_early and len(epochs) < planned):
+        yield f"its curves have {len(epochs)} epochs, its protocol {planned}"
     for name in ("train_accuracy", "val_accuracy", "test_accuracy"):
-        if wrong := [row.epoch for row in rows if not 0 <= (getattr(row, name) or 0) <= 1]:
+        shares = zip(epochs, curves[name], strict=True)
+        if wrong := [epoch for epoch, share in shares if share is not None and not 0 <= share <= 1]:
             yield f"{name} of epoch {wrong[0]} is no share between 0 and 1"
 
 
-def _metrics(line: ResultLine) -> Iterator[str]:
+def _metrics(line: ResultLine, curves: Columns) -> Iterator[str]:
     places = [(row.metric, row.split) for row in line.metrics]
     for metric, split in sorted({place for place in places if places.count(place) > 1}):
         yield f"{metric} of split {split} stands twice"
@@ -121,12 +129,12 @@ def _metrics(line: ResultLine) -> Iterator[str]:
         if row.metric in whole and row.n != line.data.test_images:
             yield f"{row.metric} is of {row.n} test samples, its data have {line.data.test_images:,}"
     if is_table:
-        yield from _of_table(line, values)
+        yield from _of_table(curves, values)
     elif is_text:
-        yield from _of_text(line, values)
+        yield from _of_text(curves, values)
     elif "accuracy" in values or line.correct is not None:
-        yield from _of_images(line, values)
-    observed = [row.test_accuracy for row in line.curves if row.test_accuracy is not None]
+        yield from _of_images(line, curves, values)
+    observed = [value for value in curves["test_accuracy"] if value is not None]
     best = values.get("best_epoch_accuracy")
     if best is not None and not (observed and _near(best, max(observed))):
         gives = f"give {max(observed):.10g}" if observed else "have no test_accuracy"
@@ -135,7 +143,7 @@ def _metrics(line: ResultLine) -> Iterator[str]:
         yield "its curves have test_accuracy, and it has no best_epoch_accuracy"
 
 
-def _of_images(line: ResultLine, values: dict[str, float]) -> Iterator[str]:
+def _of_images(line: ResultLine, curves: Columns, values: dict[str, float]) -> Iterator[str]:
     n, accuracy = line.data.test_images, values.get("accuracy", math.nan)
     try:
         if line.correct is None:
@@ -152,7 +160,7 @@ def _of_images(line: ResultLine, values: dict[str, float]) -> Iterator[str]:
     except (ValueError, zlib.error) as error:
         yield f"its bitmap or confusion matrix can't be read ({error})"
         return
-    last = line.curves[-1].test_accuracy if line.curves else None
+    last = next(iter(curves["test_accuracy"][-1:]), None)
     if last is not None and abs(last - accuracy) > max(_OTHER_CLASS, 1.5 / n):
         yield f"accuracy is {accuracy:.10g}, the last epoch of its curves has {last:.10g}"
 
@@ -171,7 +179,7 @@ def _confusion(packed: str, n: int, right: int) -> Iterator[str]:
         )
 
 
-def _of_table(line: ResultLine, values: dict[str, float]) -> Iterator[str]:
+def _of_table(curves: Columns, values: dict[str, float]) -> Iterator[str]:
     for prefix in ("", "selected_"):
         error, logarithm = values.get(f"{prefix}mse"), values.get(f"{prefix}log_mse")
         if (error is None) != (logarithm is None):
@@ -181,17 +189,18 @@ def _of_table(line: ResultLine, values: dict[str, float]) -> Iterator[str]:
                 yield f"{prefix}mse is {error:.10g}, no squared error"
             elif not math.isclose(logarithm, math.log(error), rel_tol=1e-9, abs_tol=1e-12):
                 yield f"{prefix}log_mse is {logarithm:.10g}, the logarithm of {prefix}mse is {math.log(error):.10g}"
-    watched = [row for row in line.curves if row.val_loss is not None and row.test_loss is not None]
-    chosen = min(watched, key=_validation_error).test_loss if watched else None
+    losses = zip(curves["val_loss"], curves["test_loss"], strict=True)
+    watched = [(val, test) for val, test in losses if val is not None and test is not None]
+    chosen = min(watched, key=itemgetter(0))[1] if watched else None
     selected = values.get("selected_mse")
     if (chosen is None) != (selected is None):
         yield f"it has {'no ' if selected is None else ''}selected_mse, its curves {'give' if watched else 'give none'}"
     elif chosen is not None and selected is not None and not _near(selected, chosen):
         yield f"selected_mse is {selected:.10g}, its curves give {chosen:.10g}"
-    yield from _last_loss(line, "mse", values["mse"])
+    yield from _last_loss(curves, "mse", values["mse"])
 
 
-def _of_text(line: ResultLine, values: dict[str, float]) -> Iterator[str]:
+def _of_text(curves: Columns, values: dict[str, float]) -> Iterator[str]:
     loss = values["validation_loss"]
     if values.get("loss") != loss:
         yield f"loss is {values.get('loss')}, validation_loss {loss:.10g}: the two are one number"
@@ -200,17 +209,13 @@ def _of_text(line: ResultLine, values: dict[str, float]) -> Iterator[str]:
         perplexity > 0 and math.isclose(math.log(perplexity), loss, rel_tol=1e-9, abs_tol=1e-12)
     ):
         yield f"perplexity is {perplexity:.10g}, of loss {loss:.10g} it is another"
-    yield from _last_loss(line, "loss", loss)
+    yield from _last_loss(curves, "loss", loss)
 
 
-def _last_loss(line: ResultLine, name: str, value: float) -> Iterator[str]:
-    last = line.curves[-1].test_loss if line.curves else None
+def _last_loss(curves: Columns, name: str, value: float) -> Iterator[str]:
+    last = next(iter(curves["test_loss"][-1:]), None)
     if last is not None and not math.isclose(value, last, rel_tol=_OTHER_PASS):
         yield f"{name} is {value:.10g}, the last epoch of its curves has {last:.10g}"
-
-
-def _validation_error(row: EpochRow) -> float:
-    return math.inf if row.val_loss is None else row.val_loss
 
 
 def _near(value: float, other: float) -> bool:

@@ -13,13 +13,20 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 from stages.checkpoint.contract import CheckpointError
+from stages.curves import EpochRow
 from stages.device import pick_device
-from stages.evaluation.experiment import EvaluationError, evaluate_experiment
-from stages.evidence import EpochRow, ResultLine, write_lines
+from stages.evaluation.experiment import evaluate_experiment
+from stages.evaluation.trained import EvaluationError
+from stages.evidence import ResultLine, write_lines
 from stages.experiment import ParamsError, load_params
 from stages.faults import in_one_line
-from stages.stage_inputs import refuse_changed
+from stages.fingerprint import source_path
+from stages.run import ModelSpec
+from stages.stage_inputs import code_digests, refuse_changed
 from stages.store import write_atomically
+
+INCOMPLETE = 4
+"""Exit code where some runs couldn't be evaluated; the others are written."""
 
 
 def metrics_document(results: Sequence[ResultLine]) -> bytes:
@@ -53,28 +60,56 @@ def _in_words(shown: Mapping[str, float], line: ResultLine) -> str:
     return f"{words} on {line.data.test_images:,} test samples"
 
 
+def _code_of(model: ModelSpec) -> Mapping[str, str]:
+    """Digests of all that evaluates this model: what `evaluate` depends on in dvc.yaml, but for other models."""
+    module = model.path.split(":")[0]
+    observations = f"{module.rpartition('.')[0]}.observations"
+    looks = (observations,) if source_path(observations) else ()
+    return code_digests(("stages.evaluation.experiment", module, *looks), ())
+
+
+def _say_faults(name: str, faults: Mapping[str, str]) -> None:
+    """A line for each fault, with the runs that have it."""
+    labels: dict[str, list[str]] = {}
+    for label, words in faults.items():
+        labels.setdefault(words, []).append(label)
+    for words, runs in labels.items():
+        more = f" and {len(runs) - 3} more" if len(runs) > 3 else ""
+        print(f"evaluate@{name}: {', '.join(runs[:3])}{more}: {words}", file=sys.stderr)
+
+
 @in_one_line("evaluate")
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("experiment")
     parser.add_argument("--device", default=os.environ.get("CLAIMCHECK_DEVICE", "auto"))
+    parser.add_argument("--anew", action="store_true", help="measure all, also what was measured before")
     options = parser.parse_args(arguments)
     data, name = Path("data"), options.experiment
     try:
-        device = str(pick_device(options.device))
-        results, costs = evaluate_experiment(name, data, load_params().profile.latency, device)
+        device, profile = str(pick_device(options.device)), load_params().profile
+        found = evaluate_experiment(name, data, profile, device, _code_of, anew=options.anew)
     except (ParamsError, EvaluationError, CheckpointError, ValueError) as error:
         print(f"evaluate@{name}: {error}", file=sys.stderr)
         return 1
-    if refuse_changed(f"evaluate@{name}"):
+    _say_faults(name, found.faults)
+    if refuse_changed(f"evaluate@{name}") or not found.results:
         return 1
-    write_atomically(data / "results" / f"{name}.jsonl", write_lines(results))
-    write_atomically(data / "results" / f"{name}.cost.jsonl", write_lines(costs))
-    write_atomically(data / "metrics" / f"{name}.json", metrics_document(results))
-    write_atomically(data / "plots" / f"{name}.csv", curves_table(results))
-    for line in results:
-        shown = {m.metric: m.value for m in line.metrics}
-        print(f"  {line.arm}.{line.replicate}: {_in_words(shown, line)}")
+    write_atomically(data / "results" / f"{name}.jsonl", write_lines(found.results))
+    write_atomically(data / "results" / f"{name}.cost.jsonl", write_lines(found.costs))
+    write_atomically(data / "metrics" / f"{name}.json", metrics_document(found.results))
+    write_atomically(data / "plots" / f"{name}.csv", curves_table(found.results))
+    for line in found.results:
+        label, shown = f"{line.arm}.{line.replicate}", {m.metric: m.value for m in line.metrics}
+        print(f"  {label}: {_in_words(shown, line)}{', measured before' if label in found.kept else ''}")
+    if found.faults:
+        lines = f"{len(found.results)} of {len(found.results) + len(found.faults)} runs"
+        print(
+            f"evaluate@{name}: {lines} are in data/results/{name}.jsonl; the next dvc repro evaluates the rest alone, "
+            "`python -m stages.record` takes these in now",
+            file=sys.stderr,
+        )
+        return INCOMPLETE
     return 0
 
 

@@ -76,7 +76,7 @@ class DatasetSource:
 
 @dataclass(frozen=True, kw_only=True)
 class LatencySpec:
-    """How inference time is measured: batches of `batch_size`, `warmup` of them uncounted, then `repeats` timed."""
+    """How inference time is measured: `repeats` batches of `batch_size`; `warmup` uncounted ones before each round."""
 
     __pydantic_config__: ClassVar = STRICT
     batch_size: Annotated[int, Field(ge=1)]
@@ -89,7 +89,8 @@ class Profile:
     """A budget.  `overrides` replace protocol fields; `replicates` keeps the first n seeds (None: all).
 
     `roles` are those of the arms that it trains (None: all).  `slots`: how many train at once on a device that is named
-    alone; on a CPU they share its threads.
+    alone; on a CPU they share its threads.  `test_rows`: how many `evaluate` scores, a text's in windows (None: all);
+    test curves are of all of them, so there are none then.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -99,6 +100,7 @@ class Profile:
     latency: LatencySpec
     roles: tuple[Role, ...] | None = None
     slots: Annotated[int, Field(ge=1)] = 1
+    test_rows: Annotated[int, Field(ge=1)] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,6 +209,11 @@ def load_params(root: Path = Path()) -> Params:
     check_choice(index.profile, index.profiles, index_path, "profile")
     for name, profile in index.profiles.items():
         _check_overrides(profile.overrides, index_path, f"profiles.{name}.overrides")
+        if profile.test_rows is not None and profile.overrides.get("observe_test") is not False:
+            raise ParamsError(
+                f"{index_path}: profiles.{name}.test_rows is set; its overrides need observe_test: false, since curves "
+                "over all test rows contradict a score on some of them"
+            )
     experiments = {}
     for name, entry in index.experiments.items():
         check_choice(entry.paper, known_papers(), index_path, f"experiments.{name}.paper")

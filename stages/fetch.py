@@ -19,7 +19,11 @@ from stages.store import home, write_atomically
 def main(arguments: list[str] | None = None) -> int:
     parser = ArgumentParser(prog="python -m stages.fetch", description=__doc__)
     parser.add_argument("dataset")
-    dataset = parser.parse_args(arguments).dataset
+    parser.add_argument(
+        "--accept", action="store_true", help="take files without a published digest that were replaced since"
+    )
+    options = parser.parse_args(arguments)
+    dataset = options.dataset
     try:
         params = load_params()
         source = find_source(params.datasets, dataset)
@@ -27,7 +31,8 @@ def main(arguments: list[str] | None = None) -> int:
             manifest = Manifest(dataset=dataset, source="embedded")
         else:
             mirror = os.environ.get("CLAIMCHECK_MIRROR")
-            manifest = fetch_dataset(dataset, source, home(), Path(mirror) if mirror else None)
+            place = Path(mirror) if mirror else None
+            manifest = fetch_dataset(dataset, source, home(), place, accept=options.accept)
     except (DatasetError, ParamsError) as error:
         print(f"fetch: {type(error).__name__}: {error}", file=sys.stderr)
         return 1

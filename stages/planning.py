@@ -64,20 +64,20 @@ def plan_costs(params: Params, profile: Profile, experiments: Iterable[str], cou
             identity = canonical_json([experiment.dataset, run.spec().to_dict()])
             if identity not in seen:
                 seen.add(identity)
-                own.append(_cost_of_run(run, rows, source, params.rates, count))
+                own.append(_cost_of_run(run, rows, source, params.rates, count, profile.test_rows or rows.test))
         costs[name] = add_up(own, params.rates)
     return costs
 
 
 def _cost_of_run(
-    run: PlannedRun, rows: Rows, source: DatasetSource, rates: Mapping[str, Rate], count: CountFlops
+    run: PlannedRun, rows: Rows, source: DatasetSource, rates: Mapping[str, Rate], count: CountFlops, scored: int
 ) -> Cost:
     protocol = run.protocol
     train, validation = training_counts(rows.train, protocol, run.replicate)
     steps = steps_per_epoch(train, protocol)
     epochs = expected_epochs(protocol)
     trained = epochs * min(train, steps * protocol.batch_size)
-    measured = epochs * (validation + (rows.test if protocol.observe_test else 0)) + rows.test
+    measured = epochs * (validation + (rows.test if protocol.observe_test else 0)) + min(scored, rows.test)
     forward = count(run.model, rows.shape, source.classes if source.kind == "text" else None)
     steps, flops = epochs * steps, forward * (3 * trained + measured)
     seconds = {

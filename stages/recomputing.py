@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -10,9 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from stages.checkpoint.predictor import load_predictor
-from stages.datasets.packed import read_images, read_info
+from stages.datasets.packed import ImageSet, read_images, read_info
 from stages.evaluation.flops import FlopCounts
 from stages.evaluation.metrics import correctness
+from stages.evaluation.part import cut_rows
 from stages.evaluation.scores import Scores, score
 from stages.evidence import ResultLine, unpack_correct
 from stages.run import RunSpec
@@ -33,10 +35,13 @@ def recompute(weights: Path, packed: Path, line: ResultLine) -> Scores:
         CheckpointError: the weights can't be loaded.
         PackedDataError: the test data can't be read.
     """
-    info, spec = read_info(packed), RunSpec.from_dict(dict(line.spec))
+    whole, spec = read_info(packed), RunSpec.from_dict(dict(line.spec))
+    rows = read_rows(packed, whole, "test")
+    info = dataclasses.replace(whole, test_images=line.data.test_images)
     flops = FlopCounts().count(spec.model, info.shape, info.vocabulary)
     curves = [{name: value for name, value in asdict(row).items() if value is not None} for row in line.curves]
-    return score(load_predictor(weights), read_rows(packed, info, "test"), info, spec.protocol, curves, flops)
+    test_set = cut_rows(rows, info.test_images)
+    return score(load_predictor(weights), test_set, info, spec.protocol, curves, flops)
 
 
 def spot_check(weights: Path, packed: Path, line: ResultLine) -> Iterator[str]:
@@ -48,7 +53,9 @@ def spot_check(weights: Path, packed: Path, line: ResultLine) -> Iterator[str]:
     """
     if line.correct is None:
         return
-    test_set, n = read_images(packed, "test"), line.data.test_images
+    n = line.data.test_images
+    test_set = cut_rows(read_images(packed, "test"), n)
+    assert isinstance(test_set, ImageSet), "a part of images is images"
     chosen = np.linspace(0, n - 1, min(n, SPOTS)).astype(int)
     found = correctness(load_predictor(weights).probabilities(test_set.images[chosen]), test_set.labels[chosen])
     differing = int(np.sum(found != unpack_correct(line.correct, n)[chosen]))

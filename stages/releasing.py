@@ -14,8 +14,9 @@ from pathlib import Path
 import torch
 
 from stages.checkpoint.predictor import dump_checkpoint, load_predictor
-from stages.datasets.packed import read_images
+from stages.datasets.packed import ImageSet, read_images
 from stages.evaluation.metrics import accuracy
+from stages.evaluation.part import cut_rows
 from stages.evidence import EvidenceLine, Release, read_lines, write_lines
 from stages.publishing import PublishError
 from stages.store import write_atomically
@@ -76,7 +77,8 @@ def _rounded(line: EvidenceLine, data: Path) -> tuple[bytes, Release]:
         rounded = load_predictor(staged)
     finally:
         staged.unlink()
-    test_set = read_images(data / "processed" / result.data.dataset, "test")
+    test_set = cut_rows(read_images(data / "processed" / result.data.dataset, "test"), result.data.test_images)
+    assert isinstance(test_set, ImageSet), "a part of images is images"
     before, after = original.probabilities(test_set.images), rounded.probabilities(test_set.images)
     return content, Release(
         sha256=hashlib.sha256(content).hexdigest(),

@@ -30,13 +30,17 @@ class ListedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class RunList:
-    """`data/runs/<experiment>/runs.json`: what was asked for, under which profile, and its runs."""
+    """`data/runs/<experiment>/runs.json`: what was asked for, under which profile, and its runs.
+
+    `missing`: labels, `<arm>.<replicate>`, of runs that have no outcome.
+    """
 
     experiment: str
     dataset: str
     profile: str
     cut: str
     runs: tuple[ListedRun, ...]
+    missing: tuple[str, ...] = ()
 
 
 def read_run_list(folder: Path) -> RunList | None:
@@ -50,10 +54,14 @@ def read_run_list(folder: Path) -> RunList | None:
         return None
     try:
         fields = json.loads(path.read_bytes())
-        return RunList(**fields | {"runs": tuple(ListedRun(**run) for run in fields["runs"])})
+        runs, missing = tuple(ListedRun(**run) for run in fields["runs"]), tuple(fields.get("missing", ()))
+        return RunList(**fields | {"runs": runs, "missing": missing})
     except (ValueError, KeyError, TypeError):
         raise DamagedRunList(f"{path}: damaged; `python -m stages.train {folder.name}` writes it anew") from None
 
 
 def write_run_list(folder: Path, run_list: RunList) -> None:
-    write_atomically(folder / "runs.json", (json.dumps(asdict(run_list), indent=1) + "\n").encode())
+    fields = asdict(run_list)
+    if not run_list.missing:
+        del fields["missing"]
+    write_atomically(folder / "runs.json", (json.dumps(fields, indent=1) + "\n").encode())

@@ -126,9 +126,15 @@ def train_experiment(
         for specs, is_stack in form_groups([a.spec for a in missing], packed.train_images, store)
     ]
     complete = run_groups(groups, store.root, devices, report, stop)
-    if complete:
+    trained = [assignment for assignment in wanted if store.published(assignment.spec.run_key)]
+    if complete or (trained and not stop.is_set()):
         _write_folder(folder, experiment, params, wanted, store)
     print(f"{name}: {len(wanted)} runs, {len(wanted) - len(missing)} from the store, {len(missing)} to train")
+    if not complete and trained and not stop.is_set():
+        print(
+            f"{name}: {len(wanted) - len(trained)} runs failed; the next dvc repro trains these alone.  The others: "
+            f"`python -m stages.evaluate {name}`, then `python -m stages.record`"
+        )
     return complete
 
 
@@ -210,11 +216,9 @@ def _write_folder(
     folder: Path, experiment: Experiment, params: Params, wanted: list[Assignment], store: RunStore
 ) -> None:
     """Links the runs' outcomes into the folder, lists them, and removes what is no longer wanted, last."""
-    keys = {assignment.spec.run_key for assignment in wanted}
-    for run_key in sorted(keys):
-        source = store.published(run_key)
-        assert source is not None, "all groups have their outcome"
-        for file in source.iterdir():
+    folders = {a.spec.run_key: store.published(a.spec.run_key) for a in wanted}
+    for run_key, source in sorted(folders.items()):
+        for file in source.iterdir() if source else ():
             _link(file, folder / run_key / file.name)
     run_list = RunList(
         experiment=experiment.name,
@@ -230,11 +234,13 @@ def _write_folder(
                 digest=outcome_digest(folder / a.spec.run_key),
             )
             for a in wanted
+            if folders[a.spec.run_key]
         ),
+        missing=tuple(a.label for a in wanted if not folders[a.spec.run_key]),
     )
     write_run_list(folder, run_list)
     for path in folder.iterdir():
-        if path.is_dir() and path.name not in keys:
+        if path.is_dir() and folders.get(path.name) is None:
             shutil.rmtree(path)
 
 

@@ -54,7 +54,7 @@ def stage_inputs(params: Params) -> dict[str, StageInputs]:
         found[f"train@{name}"] = StageInputs(("stages.train", "stages.worker", package, *fast, *optimizers), trained)
         observed = (f"{package}.observations",) if source_path(f"{package}.observations") else ()
         evaluated = ("stages.evaluate", package, *observed)
-        found[f"evaluate@{name}"] = StageInputs(evaluated, {"latency": profile["latency"]})
+        found[f"evaluate@{name}"] = StageInputs(evaluated, {name: profile[name] for name in ("latency", "test_rows")})
     return found
 
 

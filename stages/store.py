@@ -37,6 +37,14 @@ def write_atomically(path: Path, content: bytes) -> None:
     _fsync_folder(path.parent)
 
 
+def put_in_place(partial: Path, target: Path) -> None:
+    """Give a file that is written out its name, fsync first: a reader sees the old file or the new one."""
+    with named(target), partial.open("rb") as file:
+        os.fsync(file.fileno())
+    os.replace(partial, target)
+    _fsync_folder(target.parent)
+
+
 def clone(source: Path, target: Path) -> bool:
     """Make `target` share the blocks of `source` until one is written to; False where the file system can't."""
     try:

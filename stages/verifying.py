@@ -24,8 +24,9 @@ from sqlalchemy.orm import Session, contains_eager
 from stages.budget import plan_runs
 from stages.checkpoint.contract import CheckpointError, read_contract
 from stages.consistency import find_contradictions
+from stages.curves import EpochRow
 from stages.datasets.packed import PackedDataError, digest_packed, read_info
-from stages.evidence import DataUsed, Divergence, EpochRow, EvidenceError, Measurement, ResultLine
+from stages.evidence import DataUsed, Divergence, EvidenceError, Measurement, ResultLine
 from stages.experiment import Params, load_params
 from stages.outcome import find_fault
 from stages.publishing import digest_at

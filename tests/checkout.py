@@ -49,6 +49,7 @@ def make_checkout(folder: Path, *, epochs: int = 1) -> Path:
         shutil.copy(REPOSITORY / "data" / name, folder / "data")
     run(folder, "git", "init", "-q")
     run(folder, *DVC, "init", "-q")
+    shutil.copytree(REPOSITORY / ".dvc" / "plots", folder / ".dvc" / "plots")
     run(folder, *DVC, "config", "core.analytics", "false")
     return folder
 

@@ -1,20 +1,33 @@
-"""Evaluation: deterministic lines, the observer's last value is the Predictor's, and mixed-up data are refused."""
+"""Evaluation: deterministic lines, the observer's last value is the Predictor's, and mixed-up data are refused.
+
+It is incremental by run, holds one network at a time, and a run that can't be evaluated holds up no other.
+"""
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
+import weakref
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from stages.datasets.packed import read_images
-from stages.evaluate import main
+from stages.checkpoint.predictor import Predictor, load_predictor
+from stages.consistency import find_contradictions
+from stages.datasets.packed import ImageSet, PackedInfo, TableSet, TokenSet, read_images
+from stages.evaluate import INCOMPLETE, main
+from stages.evaluation import trained as trained_runs
+from stages.evaluation.experiment import evaluate_experiment
+from stages.evaluation.part import cut_info, cut_rows
 from stages.evidence import CostLine, ResultLine, read_lines, unpack_confusion, unpack_correct
 from stages.experiment import load_params
+from stages.recomputing import compare, recompute, spot_check
 from stages.runner import train_experiment
-from tests.project import EXPERIMENT, make_project, pack_stand_in
+from tests.project import EXPERIMENT, edit, make_project, pack_stand_in
 
 RESULTS = Path("data/results") / f"{EXPERIMENT}.jsonl"
 COSTS = Path("data/results") / f"{EXPERIMENT}.cost.jsonl"
@@ -25,11 +38,41 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(make_project(tmp_path, epochs=2))
     monkeypatch.delenv("CLAIMCHECK_HOME", raising=False)
     monkeypatch.setenv("CLAIMCHECK_DEVICE", "cpu")
-    params = load_params()
-    assert train_experiment(
-        EXPERIMENT, params, data=Path("data"), devices=["cpu"], report=lambda event: None, stop=threading.Event()
-    )
+    assert train()
     return tmp_path
+
+
+def train() -> bool:
+    return train_experiment(
+        EXPERIMENT, load_params(), data=Path("data"), devices=["cpu"], report=lambda event: None, stop=threading.Event()
+    )
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Run keys of the networks that are loaded from here on; no two of them are in memory at once."""
+    found: list[str] = []
+    networks: list[weakref.ref[Any]] = []
+
+    def load(weights: Path, **options: Any) -> Predictor:
+        gc.collect()
+        assert not [network for network in networks if network() is not None], "another network is in memory"
+        predictor = load_predictor(weights, **options)
+        networks.append(weakref.ref(predictor.network))
+        found.append(weights.parent.name)
+        return predictor
+
+    monkeypatch.setattr(trained_runs, "load_predictor", load)
+    return found
+
+
+def keys() -> dict[str, str]:
+    """Run keys by label."""
+    return {f"{line.arm}.{line.replicate}": line.run_key for line in read_lines(RESULTS, ResultLine)}
+
+
+def edit_profile(change: Callable[[Any], None]) -> None:
+    edit(Path("params.yaml"), lambda index: change(index["profiles"]["smoke"]))
 
 
 def test_lines_hold_what_was_measured_and_are_the_same_again(trained: Path) -> None:
@@ -64,7 +107,10 @@ def test_lines_hold_what_was_measured_and_are_the_same_again(trained: Path) -> N
 def test_other_test_data_are_refused(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pack_stand_in(Path("data/processed/mnist"), "cifar10")
     assert main([EXPERIMENT]) == 1
-    assert f"run `dvc repro train@{EXPERIMENT}` first" in capsys.readouterr().err
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1, "one line for both runs"
+    assert "ninformer.0, vit.0: data/processed/cifar10 has digest" in said[0]
+    assert f"run `dvc repro train@{EXPERIMENT}` first" in said[0]
     assert not RESULTS.exists()
 
 
@@ -78,5 +124,243 @@ def test_exchanged_weights_are_refused(trained: Path, capsys: pytest.CaptureFixt
     content = other.read_bytes()
     one.unlink()
     one.write_bytes(content)
-    assert main([EXPERIMENT]) == 1
+    assert main([EXPERIMENT]) == INCOMPLETE
     assert "weights.safetensors is not the file that result.json names" in capsys.readouterr().err
+    assert [line.run_key for line in read_lines(RESULTS, ResultLine)] == [other.parent.name]
+
+
+def test_what_was_measured_is_not_measured_again(trained: Path, loads: list[str]) -> None:
+    assert main([EXPERIMENT]) == 0
+    first = RESULTS.read_bytes(), COSTS.read_bytes()
+    assert sorted(loads) == sorted(keys().values())
+    loads.clear()
+    RESULTS.unlink()
+    assert main([EXPERIMENT]) == 0
+    assert loads == []
+    assert (RESULTS.read_bytes(), COSTS.read_bytes()) == first, "times are those that were taken"
+    assert main([EXPERIMENT, "--anew"]) == 0
+    assert len(loads) == 2
+    assert RESULTS.read_bytes() == first[0] and COSTS.read_bytes() != first[1]
+
+
+def test_a_new_replicate_is_evaluated_alone(trained: Path, loads: list[str]) -> None:
+    assert main([EXPERIMENT]) == 0
+    before = keys()
+    times = {line.run_key: line for line in read_lines(COSTS, CostLine)}
+    edit_profile(lambda profile: profile.update(replicates=2))
+    assert train()
+    loads.clear()
+    assert main([EXPERIMENT]) == 0
+    assert sorted(loads) == sorted(set(keys().values()) - set(before.values()))
+    after = {line.run_key: line for line in read_lines(COSTS, CostLine)}
+    assert {key: after[key] for key in times} == times
+    assert len(after) == 4 and sum(line.latency_repeats is not None for line in after.values()) == 2
+
+
+def test_a_new_network_of_one_arm_has_all_arms_timed_together(trained: Path, loads: list[str]) -> None:
+    edit_profile(lambda profile: profile["latency"].update(repeats=6))
+    assert main([EXPERIMENT]) == 0
+    before, line_of_ninformer = keys(), RESULTS.read_text().splitlines()[0]
+    times = {line.arm: line.latency_seconds_per_sample for line in read_lines(COSTS, CostLine)}
+    edit(
+        Path("params") / f"{EXPERIMENT}.yaml", lambda experiment: experiment["arms"]["vit"]["model"].update(mlp_dim=24)
+    )
+    assert train()
+    loads.clear()
+    assert main([EXPERIMENT]) == 0
+    after = keys()
+    assert after["vit.0"] != before["vit.0"] and after["ninformer.0"] == before["ninformer.0"]
+    assert loads == [after["ninformer.0"], after["vit.0"]] * 3, "in three rounds, the first while vit is evaluated"
+    assert RESULTS.read_text().splitlines()[0] == line_of_ninformer
+    assert all(line.latency_seconds_per_sample != times[line.arm] for line in read_lines(COSTS, CostLine))
+
+
+def test_other_settings_of_the_stopwatch_have_times_taken_anew_and_nothing_else(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main([EXPERIMENT]) == 0
+    results = RESULTS.read_bytes()
+    edit_profile(lambda profile: profile["latency"].update(repeats=3))
+    monkeypatch.setattr("stages.evaluation.experiment.score", None)  # it would fail
+    assert main([EXPERIMENT]) == 0
+    assert RESULTS.read_bytes() == results
+    assert {line.latency_repeats for line in read_lines(COSTS, CostLine)} == {3}
+
+
+def test_other_code_of_evaluation_measures_anew(trained: Path, loads: list[str]) -> None:
+    profile = load_params().profile
+    for version, expected in (("1", 2), ("1", 0), ("2", 2), ("2", 0)):
+        loads.clear()
+        found = evaluate_experiment(
+            EXPERIMENT, Path("data"), profile, "cpu", lambda model, version=version: {"scores": version}
+        )
+        assert (len(loads), len(found.kept)) == (expected, 2 if expected == 0 else 0)
+        assert not found.faults
+
+
+def test_other_test_data_under_the_same_digest_measure_anew(trained: Path, loads: list[str]) -> None:
+    assert main([EXPERIMENT]) == 0
+    first = RESULTS.read_bytes()
+    path = Path("data/processed/mnist/test.safetensors")
+    content = bytearray(path.read_bytes())
+    content[-200] ^= 255
+    path.write_bytes(content)
+    loads.clear()
+    assert main([EXPERIMENT]) == 0
+    assert len(loads) == 2 and RESULTS.read_bytes() != first
+
+
+@pytest.mark.parametrize("fault", ["flipped", "cut", "edited", "not JSON"])
+def test_a_damaged_measurement_is_taken_anew(trained: Path, fault: str, loads: list[str]) -> None:
+    assert main([EXPERIMENT]) == 0
+    first = RESULTS.read_bytes()
+    kept = Path("data/store/evaluated") / f"{keys()['vit.0']}.json"
+    text = kept.read_text()
+    value = json.loads(text)["measured"]["metrics"][0]["value"]
+    damaged = {
+        "flipped": text.replace('"accuracy"', '"accuracx"', 1),
+        "cut": text[: len(text) // 2],
+        "edited": text.replace(f'"value": {value}', '"value": 0.9999', 1),
+        "not JSON": "",
+    }[fault]
+    assert damaged != text
+    kept.write_text(damaged)
+    loads.clear()
+    assert main([EXPERIMENT]) == 0
+    assert loads == [keys()["vit.0"]]
+    assert RESULTS.read_bytes() == first and kept.read_text() == text
+
+
+def test_a_damaged_run_holds_up_itself_alone_and_is_done_next(
+    trained: Path, loads: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([EXPERIMENT]) == 0
+    whole = RESULTS.read_bytes()
+    damaged = keys()["vit.0"]
+    weights = Path("data/runs") / EXPERIMENT / damaged / "weights.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-5] ^= 1
+    weights.chmod(0o644)
+    weights.write_bytes(content)
+    capsys.readouterr()
+    assert main([EXPERIMENT]) == INCOMPLETE
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith(f"evaluate@{EXPERIMENT}: vit.0: data/runs/{EXPERIMENT}/{damaged}: weights.safetensors is")
+    assert said[0].endswith(f"; `dvc repro train@{EXPERIMENT}` trains it anew")
+    assert len(said) == 2 and "1 of 2 runs are in data/results" in said[1]
+    assert [line.arm for line in read_lines(RESULTS, ResultLine)] == ["ninformer"]
+    assert [line.arm for line in read_lines(COSTS, CostLine)] == ["ninformer"]
+    assert train()
+    assert main([EXPERIMENT]) == 0
+    assert RESULTS.read_bytes() == whole
+
+
+def test_a_failed_training_holds_up_itself_alone(
+    trained: Path, loads: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([EXPERIMENT]) == 0
+    arm = Path("params") / f"{EXPERIMENT}.yaml"
+    edit(arm, lambda experiment: experiment["arms"]["vit"]["model"].update(num_heads=3))  # 16 is no multiple of it
+    assert not train()
+    loads.clear()
+    capsys.readouterr()
+    assert main([EXPERIMENT]) == INCOMPLETE
+    said = capsys.readouterr().err
+    assert f"vit.0: has no outcome; `dvc repro train@{EXPERIMENT}` trains it" in said
+    assert list(keys()) == ["ninformer.0"] and loads == [keys()["ninformer.0"]], "timed without the other arm"
+    edit(arm, lambda experiment: experiment["arms"]["vit"]["model"].update(num_heads=4))
+    assert train()
+    loads.clear()
+    assert main([EXPERIMENT]) == 0
+    assert list(keys()) == ["ninformer.0", "vit.0"]
+
+
+def test_a_network_that_fails_on_the_test_data_holds_up_itself_alone(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    probabilities = Predictor.probabilities
+
+    def lacks_memory(predictor: Predictor, *arguments: Any, **options: Any) -> np.ndarray:
+        if predictor.contract.model.path.endswith(":ViT"):
+            raise RuntimeError("CUDA out of memory.\nTried to allocate 20 GiB")
+        return probabilities(predictor, *arguments, **options)
+
+    monkeypatch.setattr(Predictor, "probabilities", lacks_memory)
+    assert main([EXPERIMENT]) == INCOMPLETE
+    assert f"evaluate@{EXPERIMENT}: vit.0: CUDA out of memory." in capsys.readouterr().err.splitlines()
+    assert list(keys()) == ["ninformer.0"]
+    monkeypatch.setattr(Predictor, "probabilities", probabilities)
+    assert main([EXPERIMENT]) == 0
+    assert list(keys()) == ["ninformer.0", "vit.0"]
+
+
+def test_a_result_that_contradicts_itself_is_not_written(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An outcome of an older version, which no digest covers as a whole."""
+    folder = next(
+        path.parent
+        for path in (Path("data/runs") / EXPERIMENT).glob("*/spec.json")
+        if json.loads(path.read_text())["model"]["path"].endswith(":ViT")
+    )
+    result = json.loads((folder / "result.json").read_text())
+    del result["outcome_sha256"]
+    rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    rows[-1]["test_accuracy"] = 1.5
+    for name, text in (("result.json", json.dumps(result)), ("history.jsonl", "\n".join(map(json.dumps, rows)) + "\n")):
+        (folder / name).unlink()
+        (folder / name).write_text(text)
+    assert main([EXPERIMENT]) == INCOMPLETE
+    said = capsys.readouterr().err
+    assert f"evaluate@{EXPERIMENT}: vit.0: contradicts itself: test_accuracy of epoch 2 is no share" in said
+    assert list(keys()) == ["ninformer.0"]
+
+
+def test_a_profile_may_score_a_part_of_the_test_rows_and_its_results_say_so(trained: Path) -> None:
+    edit_profile(lambda profile: profile["overrides"].update(observe_test=False))
+    assert train() and main([EXPERIMENT]) == 0
+    whole = {line.arm: line for line in read_lines(RESULTS, ResultLine)}
+    edit_profile(lambda profile: profile.update(test_rows=6))
+    assert train() and main([EXPERIMENT]) == 0
+    chosen = np.linspace(0, 15, 6).astype(int)
+    for line in read_lines(RESULTS, ResultLine):
+        before = whole[line.arm]
+        assert line.run_key == before.run_key, "the training is the same"
+        assert line.cut.endswith("6 of 10,000 test images, 1 of 5 replicates") and line.cut != before.cut
+        assert (line.data.test_images, line.data.excluded_test_images) == (6, 10)
+        metrics = {metric.metric: metric for metric in line.metrics}
+        assert line.correct is not None and before.correct is not None and metrics["accuracy"].n == 6
+        correct = unpack_correct(before.correct, 16)[chosen]
+        assert (unpack_correct(line.correct, 6) == correct).all() and metrics["accuracy"].value == correct.mean()
+        assert find_contradictions(line) == []
+        weights = Path("data/runs") / EXPERIMENT / line.run_key / "weights.safetensors"
+        assert list(compare(line, recompute(weights, Path("data/processed/mnist"), line))) == []
+        assert list(spot_check(weights, Path("data/processed/mnist"), line)) == []
+
+
+@pytest.mark.parametrize("kind", ["images", "table", "text"])
+def test_part_of_real_data_is_a_subset(kind: str) -> None:
+    rows, shape = {
+        "images": (ImageSet(np.zeros((100, 1, 2, 2), np.uint8), np.arange(100)), (1, 2, 2)),
+        "table": (TableSet(np.zeros((100, 3), np.float32), np.arange(100, dtype=np.float32)), (3,)),
+        "text": (TokenSet(np.arange(100, dtype=np.uint16)), (8,)),
+    }[kind]
+    info = PackedInfo(
+        dataset="d",
+        provenance="full",
+        digest="0",
+        classes=(),
+        shape=shape,
+        train_images=1,
+        test_images=100,
+        test_rows=None,
+        excluded_test_images=3,
+        source="official",
+        kind=kind,  # type: ignore[arg-type]  # one of three literals
+    )
+    assert cut_info(info, None) == cut_info(info, 100) == info
+    cut = cut_info(info, 5)
+    kept = 41 if kind == "text" else 5  # five windows of eight tokens, and the one that the last predicts
+    assert (cut.test_images, cut.excluded_test_images, cut.provenance) == (kept, 103 - kept, "subset")
+    part = cut_rows(rows, kept)
+    last = {"images": "labels", "table": "targets", "text": "tokens"}[kind]
+    expected = np.arange(41) if kind == "text" else [0, 24, 49, 74, 99]
+    assert getattr(part, last).tolist() == list(expected) and len(part) == kept

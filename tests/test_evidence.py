@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stages.evidence import EpochRow, EvidenceError, EvidenceLine, ResultLine, read_lines, write_lines
+from stages.curves import Curves, EpochRow, as_curves, given_columns
+from stages.evidence import EvidenceError, EvidenceLine, ResultLine, read_lines, write_lines
 from tests.project import REPOSITORY
 
 ROWS = (
@@ -32,12 +33,21 @@ def test_curves_stand_by_column_and_come_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("curves", "message"),
     [
-        ({"epoch": [1], "steps": [], "lr": [0.1], "train_loss": [2.5]}, r"x\.jsonl, line 1: curves: .*shorter"),
+        (
+            {"epoch": [1], "steps": [], "lr": [0.1], "train_loss": [2.5]},
+            r"x\.jsonl, line 1: curves: .*lengths: epoch 1, steps 0",
+        ),
         (
             {"epoch": [1], "steps": [10], "lr": [0.1], "train_loss": ["high"]},
-            r"x\.jsonl, line 1: curves\.train_loss: .*number",
+            r"x\.jsonl, line 1: curves: .*train_loss\.0: .*number",
         ),
-        ({"epoch": [1], "steps": [10], "lr": [0.1]}, r"x\.jsonl, line 1: curves\.train_loss: .*required"),
+        ({"epoch": [1], "steps": [10], "lr": [0.1]}, r"x\.jsonl, line 1: curves: .*train_loss is missing"),
+        ({"epoch": [1], "step": [10]}, r"x\.jsonl, line 1: curves: .*unknown column step; known: epoch, steps"),
+        (
+            {"epoch": [1, 2], "steps": [1, 2], "lr": [0.1, 0.1], "train_loss": [2.5, None]},
+            r"x\.jsonl, line 1: curves: .*train_loss\.1: .*number",
+        ),
+        ({"epoch": 1, "steps": 10, "lr": 0.1, "train_loss": 2.5}, r"x\.jsonl, line 1: curves: .*epoch: .*list"),
         ([{"epoch": 1}], r"x\.jsonl, line 1: curves\.0"),
     ],
 )
@@ -46,6 +56,30 @@ def test_curves_that_are_no_columns_are_refused_by_file_and_line(tmp_path: Path,
     (tmp_path / "x.jsonl").write_text(json.dumps({**line, "curves": curves}) + "\n")
     with pytest.raises(EvidenceError, match=message):
         read_lines(tmp_path / "x.jsonl", ResultLine)
+
+
+def test_curves_are_a_sequence_of_epochs() -> None:
+    curves = Curves.read({"epoch": [1, 2], "steps": [10, 20], "lr": [0.1, 0.1], "train_loss": [3, 1.5]})
+    assert len(curves) == 2 and curves[-1].train_loss == 1.5 and curves[-1].test_loss is None
+    assert curves.column("train_loss") == [3.0, 1.5] and curves.column("test_loss") == [None, None]
+    assert [type(value) for value in curves.column("train_loss")] == [float, float]
+    assert [row.epoch for row in curves] == [1, 2] and curves[:1] == (curves[0],)
+    assert curves == tuple(curves) and tuple(curves) == curves and curves != ROWS
+    assert as_curves(ROWS) == ROWS and given_columns(ROWS)["val_loss"] == [2.25, None]
+    assert len(Curves.read({})) == 0 and not list(Curves.read({}))
+
+
+def test_a_line_that_is_laid_out_otherwise_is_what_it_says(tmp_path: Path) -> None:
+    """The digest is of the canonical line, however it is written."""
+    text = (REPOSITORY / "data" / "evidence" / "ninformer-mnist.jsonl").read_text().splitlines()[0]
+    line, path = json.loads(text), tmp_path / "x.jsonl"
+    path.write_text(json.dumps(dict(reversed(line.items()))) + "\n")
+    assert write_lines(read_lines(path, EvidenceLine)).decode() == f"{text}\n"
+    line["cost"]["train_seconds"] += 1
+    for edited in (json.dumps(line), json.dumps(line, sort_keys=True, separators=(",", ":"))):
+        path.write_text(f"{edited}\n")
+        with pytest.raises(EvidenceError, match="it is not as it was published"):
+            read_lines(path, EvidenceLine)
 
 
 def test_committed_evidence_is_as_it_would_be_written() -> None:

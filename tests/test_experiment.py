@@ -56,6 +56,19 @@ def test_cut_is_stated() -> None:
     assert smoke.startswith("stand-in data, ")
 
 
+def test_a_part_of_the_test_rows_is_stated() -> None:
+    params = load_params(REPOSITORY)
+    profile = dataclasses.replace(params.profiles["paper"], test_rows=2000, overrides={"observe_test": False})
+    for name, part in (
+        ("ninformer-cifar100", "2,000 of 10,000 test images"),
+        ("dac-sgemm", "2,000 of 36,240 test rows"),
+        ("nmn-gpt", "2,000 of 87,890 test windows of 1,024 tokens"),
+    ):
+        experiment = params.experiments[name]
+        cut = describe_cut(experiment, profile, params.datasets[experiment.dataset])
+        assert cut.removeprefix("no test curves, ") == part
+
+
 def test_every_other_departure_is_named(project: Path) -> None:
     changes = {"precision": "bfloat16", "compile": True}
     edit(project / "params.yaml", lambda p: p["profiles"]["paper"]["overrides"].update(changes))
@@ -230,6 +243,12 @@ MISTAKES: list[tuple[str, Callable[[Any], None], str]] = [
     ("params.yaml", lambda p: p["profiles"]["quick"].update(replicates=0), "profiles.quick.replicates is 0"),
     ("params.yaml", lambda p: p["profiles"]["quick"].update(replicates=-1), "profiles.quick.replicates is -1"),
     ("params.yaml", lambda p: p["profiles"]["quick"]["latency"].update(repeats=0), "quick.latency.repeats is 0"),
+    (
+        "params.yaml",
+        lambda p: p["profiles"]["quick"].update(test_rows=100),
+        "profiles.quick.test_rows is set; its overrides need observe_test: false",
+    ),
+    ("params.yaml", lambda p: p["profiles"]["smoke"].update(test_rows=0), "profiles.smoke.test_rows is 0"),
     ("params.yaml", lambda p: p["rates"]["cpu"].update(usd_per_hour=-1), "rates.cpu.usd_per_hour is -1"),
     (CIFAR100, lambda p: p.update(arms={}), "arms is {}"),
     (CIFAR100, lambda p: p["protocol"]["optimizer"].update(lr=float("nan")), "protocol.optimizer.lr is nan; expected"),

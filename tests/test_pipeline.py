@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from stages.evaluate import INCOMPLETE
 from tests.checkout import DVC, make_checkout, repro, run, stages_run
 from tests.project import EXPERIMENT, edit, environment, outcomes
 
@@ -52,13 +53,39 @@ def test_a_change_of_one_experiment_re_enters_that_experiment_only(checkout: Pat
     assert "ninformer.0: taken from the store" in output
 
 
+def test_a_failed_run_holds_up_itself_alone_and_the_next_repro_does_only_that(checkout: Path) -> None:
+    arms = checkout / "params" / f"{EXPERIMENT}.yaml"
+    edit(arms, lambda p: p["arms"]["vit"]["model"].update(num_heads=3))  # 16 is no multiple of it
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    told = environment() | {"PATH": path}
+    failed = subprocess.run([*DVC, "repro"], cwd=checkout, env=told, capture_output=True, text=True, check=False)
+    assert failed.returncode != 0
+    assert f"`python -m stages.evaluate {EXPERIMENT}`, then `python -m stages.record`" in failed.stdout
+    command = [sys.executable, "-m", "stages.evaluate", EXPERIMENT]
+    done = subprocess.run(command, cwd=checkout, env=told, capture_output=True, text=True, check=False)
+    assert done.returncode == INCOMPLETE
+    assert f"evaluate@{EXPERIMENT}: vit.0: has no outcome; `dvc repro train@{EXPERIMENT}` trains it" in done.stderr
+    assert "ninformer.0: accuracy" in done.stdout and "vit.0" not in done.stdout
+    run(checkout, sys.executable, "-m", "stages.record")
+    with sqlite3.connect(checkout / "data" / "results.db") as database:
+        cells = database.execute("SELECT arm FROM results WHERE experiment = ?", (EXPERIMENT,)).fetchall()
+    database.close()
+    assert cells == [("ninformer",)]
+    edit(arms, lambda p: p["arms"]["vit"]["model"].update(num_heads=4))
+    output = repro(checkout)
+    assert "ninformer.0: taken from the store" in output and "vit.0: to train" in output
+    lines = [line for line in output.splitlines() if " on 16 test samples" in line]
+    assert [line.strip().split(":")[0] for line in lines] == ["ninformer.0", "vit.0"]
+    assert [line.endswith("measured before") for line in lines] == [True, False]
+
+
 def test_metrics_plots_and_params_say_something(checkout: Path) -> None:
     shown = json.loads(run(checkout, *DVC, "metrics", "show", "--json"))
     metrics = shown[""]["data"][f"data/metrics/{EXPERIMENT}.json"]["data"]
     assert 0 <= metrics["vit"]["accuracy"] <= 1 and metrics["vit"]["parameters"] > 1000
     run(checkout, *DVC, "plots", "show")
     page = (checkout / "dvc_plots" / "index.html").read_text()
-    assert "train_loss" in page
+    assert "train_loss" in page and "errorband" in page
     run(checkout, "git", "add", "-A")
     run(checkout, "git", "-c", "user.name=t", "-c", "user.email=t@example.com", "commit", "-qm", "x")
     edit(checkout / "params.yaml", lambda p: p["profiles"]["smoke"]["overrides"].update(epochs=2))

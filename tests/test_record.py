@@ -13,6 +13,7 @@ import yaml
 from stages import record as verb
 from stages.evidence import CostLine, EvidenceError, EvidenceLine, Release, ResultLine, read_lines, seal, write_lines
 from stages.recording import LedgerError, RecordError, record
+from stages.recording.sources import Found
 from stages.results import Checkpoint, Claim, Result, open_results
 from stages.run import canonical_json
 from tests.service.results_factory import CODE, add_results, as_published, make_root
@@ -330,3 +331,17 @@ def test_a_finding_of_no_claim_is_refused(root: Path) -> None:
     write_finding(root, "ninformer.table9")
     with pytest.raises(RecordError, match=r"findings.jsonl, line 1: no claim ninformer.table9 in data/claims.csv"):
         record(root, DATABASE)
+
+
+def test_a_part_of_the_test_rows_is_compared_with_none_on_all(root: Path) -> None:
+    """A few test rows that a mirror lacks are no other test set."""
+    path = root / "data" / "results" / "ninformer-cifar10.jsonl"
+    line = read_lines(path, ResultLine)[0]
+
+    def conditions(scored: int, left_out: int) -> str:
+        data = dataclasses.replace(line.data, test_images=scored, excluded_test_images=left_out)
+        result = dataclasses.replace(line, data=data)
+        return Found(result=result, cost=None, origin=None, release=None, file=path, number=1).conditions
+
+    assert conditions(10_000, 0) == conditions(9_977, 23)
+    assert len({conditions(10_000, 0), conditions(2_000, 8_000), conditions(1_000, 9_000)}) == 3

@@ -115,7 +115,9 @@ def test_a_failed_run_does_not_hold_up_the_rest(project: Path) -> None:
     assert run(events) is False
     kinds = {event.label.split()[1]: event.kind for event in events if event.kind in ("failed", "finished")}
     assert kinds == {"vit.0": "failed", "ninformer.0": "finished"}
-    assert read_run_list(Path("data/runs") / EXPERIMENT) is None, "no folder pretends to be complete"
+    run_list = read_run_list(Path("data/runs") / EXPERIMENT)
+    assert run_list is not None and [item.arm for item in run_list.runs] == ["ninformer"]
+    assert run_list.missing == ("vit.0",), "no folder pretends to be complete"
     assert len(list(Path("data/store/runs").iterdir())) == 1, "what finished is kept"
 
 

@@ -99,7 +99,9 @@ def load_predictor(weights: Path, *, device: str = "cpu", expected_sha256: str |
     try:
         with _Undrawn():
             network = build_model(contract.model)
-        network.load_state_dict(safetensors.torch.load(content))
+        tensors = safetensors.torch.load(content)
+        del content  # the file, its tensors and the network at once would be three times the weights
+        network.load_state_dict(tensors)
     except (RuntimeError, TypeError, ValueError, safetensors.SafetensorError) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(f"{weights.name}: weights don't fit {contract.model.path}: {reason}") from None

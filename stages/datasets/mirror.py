@@ -36,11 +36,15 @@ class MirrorFile:
 
 @dataclass(frozen=True, kw_only=True)
 class MirrorInfo:
-    """A `mirror.json`.  `inexact_test_rows` are the positions of test images whose pixels are not the official ones."""
+    """A `mirror.json`.  `inexact_test_rows` are the positions of test images whose pixels are not the official ones.
+
+    `archive`: the one without a published digest that the files of these downloads were taken from.
+    """
 
     complete: bool
     files: Mapping[str, MirrorFile]
     inexact_test_rows: tuple[int, ...] = field(default=())
+    archive: MirrorFile | None = None
 
 
 def read_mirror(folder: Path) -> MirrorInfo | None:
@@ -74,15 +78,9 @@ def pin_in(info: MirrorInfo | None, file: SourceFile) -> Pin:
 def write_mirror(folder: Path, info: MirrorInfo) -> None:
     """Write `folder/mirror.json`, the same bytes for the same content."""
     document: dict[str, object] = {"complete": info.complete, "files": {}}
-    document["files"] = {
-        name: {
-            "sha256": file.sha256,
-            "bytes": file.bytes,
-            "official_md5": file.official_md5,
-            "matches_official": file.matches_official,
-        }
-        for name, file in info.files.items()
-    }
+    document["files"] = {name: dataclasses.asdict(file) for name, file in info.files.items()}
+    if info.archive is not None:
+        document["archive"] = dataclasses.asdict(info.archive)
     if info.inexact_test_rows:
         document["inexact_test_rows"] = list(info.inexact_test_rows)
     write_atomically(folder / "mirror.json", (json.dumps(document, indent=1) + "\n").encode())

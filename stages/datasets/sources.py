@@ -1,7 +1,8 @@
 """Where a data set's files come from: the downloads, a mirror, the official host, in this order.
 
 Whatever the place, a file counts only if its bytes are the published ones, or those that a mirror declares; only where
-nobody publishes a digest is the official host taken at its word.
+nobody publishes a digest is the first copy taken at its word, and every later one must be the same until a person
+accepts another.
 What is found is kept in the downloads, so that later runs need neither mirror nor network.  Wrong bytes in the
 downloads are reported and replaced; wrong bytes in a mirror or from an official host stop the fetch, because going on
 would hide them.
@@ -26,7 +27,7 @@ from stages.datasets.mirror import (
     read_mirror,
     write_mirror,
 )
-from stages.datasets.verified import ChecksumMismatch, DatasetError, digest_file, read_chunks, store_verified
+from stages.datasets.verified import ChecksumMismatch, DatasetError, Digests, digest_file, read_chunks, store_verified
 from stages.experiment import DatasetSource, SourceFile
 
 Say = Callable[[str], None]
@@ -40,6 +41,10 @@ class NothingAvailable(DatasetError):
     """No place has the files; the message lists every place tried and what can be done."""
 
 
+class Replaced(DatasetError):
+    """A file that answers to no published digest isn't the one that was fetched; the message says how to accept it."""
+
+
 def find_source(datasets: Mapping[str, DatasetSource], dataset: str) -> DatasetSource:
     """The declaration of a data set.
 
@@ -51,20 +56,26 @@ def find_source(datasets: Mapping[str, DatasetSource], dataset: str) -> DatasetS
     return datasets[dataset]
 
 
-def fetch_dataset(dataset: str, source: DatasetSource, home: Path, mirror: Path | None, say: Say = print) -> Manifest:
+def fetch_dataset(
+    dataset: str, source: DatasetSource, home: Path, mirror: Path | None, say: Say = print, *, accept: bool = False
+) -> Manifest:
     """Bring every file of `source` into its folder below `home/downloads`, verified, and describe them.
 
     `mirror` is the folder of all mirrored data sets.  `say` is told where files come from and what was not used.
+    `accept`: a file without a published digest may be another one than was fetched before.
 
     Raises:
         ChecksumMismatch: the mirror or the official host has other bytes.
         NothingAvailable: no place has the files.
+        Replaced: a file in the downloads without a published digest is another one than was fetched, and not accepted.
         BadMirror: a `mirror.json` can't be read or contradicts the data set.
         BadArchive: an archive can't be read, is a trap, or lacks a file.
     """
     folder = source.folder or dataset
-    search = _Search(source, home / "downloads" / folder, say)
+    search = _Search(dataset, source, home / "downloads" / folder, say, accept)
     search.look_through_downloads()
+    if mirror is not None and not search.has_accepted:
+        search.compare_with_mirror(mirror / folder)
     if search.missing and mirror is not None:
         search.take_from_mirror(mirror / folder)
     elif search.missing:
@@ -76,7 +87,7 @@ def fetch_dataset(dataset: str, source: DatasetSource, home: Path, mirror: Path 
         raise NothingAvailable(
             f"{dataset}: {len(search.missing)} of {len(source.files)} files are nowhere to be had. "
             f"Tried: {'; '.join(search.tried)}. Set CLAIMCHECK_MIRROR to a folder of mirrored data sets "
-            "(docs/data.md), or go on-line, or set `profile: smoke` in params.yaml"
+            "(docs/data.md), or go on-line, or set `profile: smoke` in params.yaml" + search.advice_on_digests()
         )
     info = search.describe()
     write_mirror(search.folder, info)
@@ -87,10 +98,14 @@ def fetch_dataset(dataset: str, source: DatasetSource, home: Path, mirror: Path 
 class _Search:
     """One fetch under way: what is in the downloads by now, and a line on each place that didn't help."""
 
+    dataset: str
     source: DatasetSource
     folder: Path
     say: Say
+    accept: bool
     found: dict[str, MirrorFile] = field(default_factory=dict)
+    archive: MirrorFile | None = None
+    has_accepted: bool = False
     inexact_test_rows: set[int] = field(default_factory=set)
     tried: list[str] = field(default_factory=list)
 
@@ -113,15 +128,73 @@ class _Search:
             try:
                 pin_in(info, file).check(digests, path)
             except ChecksumMismatch as error:
-                self._report_unusable(error)
-            else:
-                self.found[file.name] = describe_file(digests, file)
+                known = info.files.get(file.name) if info is not None else None
+                if known is None or not _is_unpublished(file):
+                    self._report_unusable(error)
+                    continue
+                # Not overwritten from elsewhere, either: it may be the only copy of what a person has put there.
+                change = _describe_change(path, known, digests)
+                if not self.accept:
+                    raise Replaced(f"{change}. {self._how_to_accept} Else put the old one back") from None
+                self.has_accepted = True
+                self.say(f"fetch: accepted: {change}")
+            self.found[file.name] = describe_file(digests, file)
         self._note_inexact_rows(info, self.folder)
+        self.archive = info.archive if info is not None else None
+        self._compare_archive(self.folder)
         try:
             self._take_from_archive(self.folder)
         except ChecksumMismatch as error:
             self._report_unusable(error)
         self._note_missing(str(self.folder))
+
+    def compare_with_mirror(self, place: Path) -> None:
+        """Say where a mirror's copy of an unpublished file is another one than that of the downloads, or take it."""
+        info = read_mirror(place)
+        for file in self.source.files:
+            known, path = self.found.get(file.name), place / file.name
+            if known is None or not _is_unpublished(file) or not path.is_file():
+                continue
+            digests = digest_file(path)
+            if digests.sha256 == known.sha256:
+                continue
+            change = _describe_change(path, known, digests)
+            if not self.accept:
+                self.say(f"fetch: not used: {change}. {self._how_to_accept}")
+                continue
+            digests = store_verified(read_chunks(path), self.folder / file.name, pin_in(info, file), path)
+            self.found[file.name] = describe_file(digests, file)
+            self.say(f"fetch: accepted: {change}")
+        if self._compare_archive(place):
+            self._take_from_archive(place)
+
+    def _compare_archive(self, place: Path) -> bool:
+        """The same of an archive whose files have no published digest either; whether they are to be taken from it."""
+        archive, unpublished = self.source.archive, [file for file in self.source.files if _is_unpublished(file)]
+        if archive is None or not _is_unpublished(archive) or not unpublished or not (place / archive.name).is_file():
+            return False
+        digests = digest_file(place / archive.name)
+        known, self.archive = self.archive, describe_file(digests, archive)
+        if known is None or known.sha256 == digests.sha256:
+            return False
+        change = _describe_change(place / archive.name, known, digests)
+        if self.accept:
+            self.has_accepted = True
+            self.say(f"fetch: accepted: {change}")
+            for file in unpublished:
+                self.found.pop(file.name, None)
+            return True
+        if place == self.folder:
+            raise Replaced(f"{change}. {self._how_to_accept} Else put the old one back")
+        self.archive = known
+        self.say(f"fetch: not used: {change}. {self._how_to_accept}")
+        return False
+
+    @property
+    def _how_to_accept(self) -> str:
+        # Forced, since DVC would put back the manifest that it has seen after this stage.
+        again = f"`dvc repro -f -s fetch@{self.dataset}` and `dvc repro`"
+        return f"If the new file is meant: `python -m stages.fetch {self.dataset} --accept`, then {again}."
 
     def take_from_mirror(self, place: Path) -> None:
         info = read_mirror(place)
@@ -166,7 +239,9 @@ class _Search:
         files = {file.name: self.found[file.name] for file in self.source.files if file.name in self.found}
         is_official = all(file.matches_official for file in files.values())
         rows = () if is_official else tuple(sorted(self.inexact_test_rows))
-        return MirrorInfo(complete=is_official and not self.wanted, files=files, inexact_test_rows=rows)
+        return MirrorInfo(
+            complete=is_official and not self.wanted, files=files, inexact_test_rows=rows, archive=self.archive
+        )
 
     def _take_from_archive(self, place: Path) -> None:
         """Use an official archive that lies in `place`, and leave it there."""
@@ -203,6 +278,13 @@ class _Search:
             )
         self.inexact_test_rows.update(rows)
 
+    def advice_on_digests(self) -> str:
+        """For who has given the digests of files of their own, which have no address."""
+        if self.source.urls or not any(text.startswith(ChecksumMismatch.__name__) for text in self.tried):
+            return ""
+        place = f"datasets.{self.dataset}.files of params.yaml"
+        return f". If a file of yours was replaced on purpose, put its new digest into {place}, then `dvc repro`"
+
     def _report_unusable(self, error: ChecksumMismatch) -> None:
         self.say(f"fetch: not used: {error}")
         self.tried.append(f"{type(error).__name__}: {error}")
@@ -211,6 +293,18 @@ class _Search:
         if self.missing:
             more = f" and {len(self.missing) - 1} more" if len(self.missing) > 1 else ""
             self.tried.append(f"{place}: lacks {self.missing[0].name}{more}")
+
+
+def _is_unpublished(file: SourceFile) -> bool:
+    """Whether no digest is published: a person's own file, say."""
+    return file.md5 is None and file.sha256 is None
+
+
+def _describe_change(path: Path, known: MirrorFile, digests: Digests) -> str:
+    return (
+        f"{path}: sha256 was {known.sha256} ({known.bytes:,} bytes) when it was fetched, is {digests.sha256} "
+        f"({digests.size_bytes:,} bytes) now"
+    )
 
 
 def compose_manifest(dataset: str, folder: str, info: MirrorInfo) -> Manifest:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -21,13 +21,16 @@ from stages.device import device_name
 
 Shape = tuple[int, ...]
 
+_ROUNDS, _PASSES = 3, 2
+"""Rounds of a measurement, at most, and the passes that each has at least."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Latency:
     """Median seconds per sample of a forward pass, with all that a reader needs to repeat the measurement.
 
-    `warmup` passes come first and are not counted, then `repeats` are timed one by one.  The clock starts and stops
-    with the device idle, so that queued work counts; on a CPU a call returns when it is done.
+    `repeats` passes are timed one by one, in rounds that each begin with `warmup` uncounted ones.  The clock starts and
+    stops with the device idle, so that queued work counts; on a CPU a call returns when it is done.
     """
 
     seconds_per_sample: float
@@ -59,54 +62,72 @@ def flops_per_sample(model: nn.Module, shape: Shape, vocabulary: int | None = No
     return counter.get_total_flops()
 
 
-def measure_latencies(
-    models: Sequence[nn.Module],
-    shape: Shape,
-    *,
-    vocabulary: int | None = None,
-    device: str | torch.device = "cpu",
-    batch_size: int,
-    warmup: int,
-    repeats: int,
-) -> list[Latency]:
-    """Time `models` in turn, pass by pass, so that a machine whose speed drifts slows all of them alike.
+class Stopwatch:
+    """Times models round by round, a part of the passes in each, so that a machine whose speed drifts slows all alike.
 
-    Every pass gets the same batch of `batch_size` samples, which are tokens where there is a `vocabulary`.  The models
-    are moved to `device`, their training mode stays.
+    Every pass gets the same batch of `batch_size` samples, which are tokens where there is a `vocabulary`.  `warmup`
+    passes come first in each round.
+
+    Raises:
+        ValueError: there is nothing to measure.
     """
-    if batch_size < 1 or warmup < 0 or repeats < 1:
-        raise ValueError(
-            f"batch_size, warmup, repeats are {batch_size}, {warmup}, {repeats}; expected at least 1, 0, 1"
-        )
-    device = torch.device(device)
-    generator = torch.Generator().manual_seed(0)
-    if vocabulary is None:
-        samples = torch.randn(batch_size, *shape, generator=generator).to(device)
-    else:
-        samples = torch.randint(vocabulary, (batch_size, *shape), generator=generator).to(device)
-    seconds: list[list[float]] = [[] for _ in models]
-    with ExitStack() as stack:
-        for model in models:
-            stack.enter_context(_inference(model.to(device)))
-        for _ in range(warmup + repeats):
-            for model, timings in zip(models, seconds, strict=True):
-                inputs = samples.to(next(model.parameters()).dtype) if samples.is_floating_point() else samples
-                _synchronise(device)
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        vocabulary: int | None = None,
+        device: str | torch.device = "cpu",
+        batch_size: int,
+        warmup: int,
+        repeats: int,
+    ) -> None:
+        if batch_size < 1 or warmup < 0 or repeats < 1:
+            raise ValueError(
+                f"batch_size, warmup, repeats are {batch_size}, {warmup}, {repeats}; expected at least 1, 0, 1"
+            )
+        self.batch_size, self.warmup, self.repeats = batch_size, warmup, repeats
+        self.rounds = max(1, min(_ROUNDS, repeats // _PASSES))
+        self.device = torch.device(device)
+        generator = torch.Generator().manual_seed(0)
+        if vocabulary is None:
+            self.samples = torch.randn(batch_size, *shape, generator=generator).to(self.device)
+        else:
+            self.samples = torch.randint(vocabulary, (batch_size, *shape), generator=generator).to(self.device)
+        self.seconds: dict[str, list[list[float]]] = {}
+
+    def time(self, name: str, model: nn.Module) -> None:
+        """The next round of `name`.  The model is moved to the device, its training mode stays."""
+        rounds = self.seconds.setdefault(name, [])
+        counted = len(range(len(rounds), self.repeats, self.rounds))
+        timings = []
+        with _inference(model.to(self.device)):
+            inputs = self.samples
+            if inputs.is_floating_point():
+                inputs = inputs.to(next(model.parameters()).dtype)
+            for _ in range(self.warmup + counted):
+                _synchronise(self.device)
                 start = time.perf_counter()
                 model(inputs)
-                _synchronise(device)
+                _synchronise(self.device)
                 timings.append(time.perf_counter() - start)
-    return [
-        Latency(
-            seconds_per_sample=statistics.median(timings[warmup:]) / batch_size,
-            batch_size=batch_size,
-            warmup=warmup,
-            repeats=repeats,
-            device=device_name(device),
-            threads=torch.get_num_threads(),
-        )
-        for timings in seconds
-    ]
+        rounds.append(timings[self.warmup :])
+
+    def latencies(self) -> dict[str, Latency]:
+        """Of every model that was timed in all rounds."""
+        return {
+            name: Latency(
+                seconds_per_sample=statistics.median(second for timings in rounds for second in timings)
+                / self.batch_size,
+                batch_size=self.batch_size,
+                warmup=self.warmup,
+                repeats=self.repeats,
+                device=device_name(self.device),
+                threads=torch.get_num_threads(),
+            )
+            for name, rounds in self.seconds.items()
+            if len(rounds) == self.rounds
+        }
 
 
 def _synchronise(device: torch.device) -> None:

@@ -1,163 +1,230 @@
-"""From an experiment's trained runs to its result and cost lines: where a finished run meets test data."""
+"""From an experiment's trained runs to its result and cost lines: where a finished run meets test data.
+
+One network is in memory at a time.  What was measured of a run is kept and taken again (`stages.evaluation.kept`); a
+run that can't be evaluated holds up no other.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from dataclasses import fields
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from stages.checkpoint.predictor import Predictor, load_predictor
+import torch
+
+from stages.checkpoint.predictor import Predictor
+from stages.consistency import find_contradictions
 from stages.datasets.packed import PackedInfo, read_info
-from stages.evaluation.cost import Latency, measure_latencies
+from stages.evaluation.cost import Latency, Stopwatch
 from stages.evaluation.flops import FlopCounts
-from stages.evaluation.observing import Inside, Observer
-from stages.evaluation.scores import Scores, score
-from stages.evidence import (
-    CostLine,
-    DataUsed,
-    Divergence,
-    EpochRow,
-    ResultLine,
-)
-from stages.experiment import LatencySpec
+from stages.evaluation.kept import Kept, digest_of
+from stages.evaluation.observing import Observer
+from stages.evaluation.part import cut_info, cut_rows
+from stages.evaluation.scores import score
+from stages.evaluation.trained import EvaluationError, Measured, TrainedRun
+from stages.evidence import CostLine, Measurement, ResultLine
+from stages.experiment import LatencySpec, Profile
 from stages.fingerprint import unlike_loaded
-from stages.outcome import find_fault
-from stages.run import RunSpec
-from stages.runlist import ListedRun, RunList, read_run_list
+from stages.ops.products_native import use_fast_products
+from stages.run import ModelSpec
+from stages.runlist import RunList, read_run_list
+from stages.training.environment import describe_environment
 from stages.training.kinds import RowSet, read_rows
 
+CodeOf = Callable[[ModelSpec], Mapping[str, str]]
+"""Digests of the modules that evaluate a model."""
 
-class EvaluationError(ValueError):
-    """The experiment's folder can't be evaluated; the message says what to run first."""
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Lines in the order of the run list; `faults`: what is wrong, in words, by the label of the run that it holds up.
+
+    `kept`: labels of runs that were evaluated before, with the same files, code and machine.
+    """
+
+    results: list[ResultLine] = field(default_factory=list)
+    costs: list[CostLine] = field(default_factory=list)
+    faults: dict[str, str] = field(default_factory=dict)
+    kept: list[str] = field(default_factory=list)
 
 
 def evaluate_experiment(
-    name: str, data: Path, latency: LatencySpec, device: str
-) -> tuple[list[ResultLine], list[CostLine]]:
-    """Result and cost lines of every run in `data/runs/<name>/`, in the order of its run list.
+    name: str, data: Path, profile: Profile, device: str, code_of: CodeOf, *, anew: bool = False
+) -> Evaluation:
+    """Result and cost lines of the runs in `data/runs/<name>/`, with the profile's stopwatch and part of the test rows.
+
+    `anew`: nothing that was measured before is taken.
 
     Raises:
-        EvaluationError: there is no run list, or the test data are not those that the runs were trained beside.
+        EvaluationError: there is no run list.
+        PackedDataError: the test data can't be read.
     """
     run_list = read_run_list(data / "runs" / name)
     if run_list is None:
         raise EvaluationError(f"data/runs/{name}/runs.json: no such file; run `dvc repro train@{name}` first")
+    found = Evaluation(faults=dict.fromkeys(run_list.missing, f"has no outcome; `dvc repro train@{name}` trains it"))
     packed = data / "processed" / run_list.dataset
-    info = read_info(packed)
-    test_set = read_rows(packed, info, "test")
-    outcomes = [_Outcome(run, data / "runs" / name / run.run_key, device) for run in run_list.runs]
-    for outcome in outcomes:
-        if outcome.spec["data_digest"] != info.digest:
-            raise EvaluationError(
-                f"data/processed/{run_list.dataset} has digest {info.digest[:12]}, run {outcome.run.run_key[:12]} was "
-                f"trained on {outcome.spec['data_digest'][:12]}; run `dvc repro train@{name}` first"
-            )
-    for outcome in outcomes:
-        if unlike := unlike_loaded(outcome.spec["code"]):
-            raise EvaluationError(
-                f"run {outcome.run.run_key[:12]} was trained by other code than evaluates it ({', '.join(unlike)}); "
-                f"run `dvc repro train@{name}` first"
-            )
-    latencies = _latencies(outcomes, info, latency, device)
-    counts, observer = FlopCounts(), Observer(test_set)
-    results = [outcome.result_line(run_list, test_set, info, counts, observer) for outcome in outcomes]
-    counts.save()
-    return results, [outcome.cost_line(name, info, latencies.get(outcome.run.arm)) for outcome in outcomes]
+    info = cut_info(read_info(packed), profile.test_rows)
+    runs = []
+    for run in run_list.runs:
+        try:
+            runs.append(TrainedRun(run, data / "runs" / name / run.run_key, info))
+        except EvaluationError as error:
+            found.faults[f"{run.arm}.{run.replicate}"] = str(error)
+    bench = _Bench(run_list, packed, info, device, code_of, anew=anew)
+    latencies = bench.evaluate(runs, profile.latency, found)
+    found.costs.extend(run.cost_line(name, latencies.get(run.label)) for run in runs if run.label not in found.faults)
+    return found
 
 
-def _latencies(outcomes: Sequence[_Outcome], info: PackedInfo, latency: LatencySpec, device: str) -> dict[str, Latency]:
-    """One network an arm, timed in turn so that a drifting machine hits all arms alike."""
-    first = {outcome.run.arm: outcome.predictor for outcome in reversed(outcomes) if outcome.predictor is not None}
-    timed = measure_latencies(
-        [predictor.network for predictor in first.values()],
+class _Bench:
+    """One evaluation under way: the test data, what counts as the same again, and the network that is looked at."""
+
+    def __init__(
+        self, run_list: RunList, packed: Path, info: PackedInfo, device: str, code_of: CodeOf, *, anew: bool
+    ) -> None:
+        self.run_list, self.packed, self.info, self.device, self.anew = run_list, packed, info, device, anew
+        self.code_of, self.counts = code_of, FlopCounts()
+        self.kept, self.kept_times = Kept("evaluated"), Kept("timed")
+        if torch.device(device).type == "cpu":
+            use_fast_products()  # as whoever loads a network does: it belongs to the environment
+        self.environment = describe_environment(torch.device(device))
+
+    @cached_property
+    def test_set(self) -> RowSet:
+        return cut_rows(read_rows(self.packed, self.info, "test"), self.info.test_images)
+
+    @cached_property
+    def observer(self) -> Observer:
+        return Observer(self.test_set)
+
+    @cached_property
+    def data(self) -> list[str]:
+        path = self.packed / "test.safetensors"
+        if not path.is_file():
+            read_rows(self.packed, self.info, "test")  # says what to do
+        with path.open("rb") as file:
+            return [self.info.digest, str(self.info.test_images), hashlib.file_digest(file, "sha256").hexdigest()]
+
+    def evaluate(self, runs: Sequence[TrainedRun], spec: LatencySpec, found: Evaluation) -> dict[str, Latency]:
+        """Fill in results and faults; returns inference times by the label of the run that stands for its arm.
+
+        Times compare where they were taken together: one arm that is new or changed has all of them taken anew.
+        """
+        timed: dict[str, TrainedRun] = {}
+        for run in runs:
+            if run.has_network:
+                timed.setdefault(run.run.arm, run)
+        timed_key = self._stands_on(list(timed.values()), asdict(spec))
+        latencies = {} if self.anew else _read_times(self.kept_times.read(self.run_list.experiment, timed_key))
+        watch = None if latencies or not timed else _stopwatch(self.info, spec, self.device)
+        for run in runs:
+            with _held_up_alone(run, found):
+                line, is_kept = self._line(run, watch if timed.get(run.run.arm) is run else None)
+                found.results.append(line)
+                found.kept.extend([run.label] * is_kept)
+        self.counts.save()
+        if watch is None:
+            return latencies
+        for _ in range(1, watch.rounds):
+            for run in [run for run in timed.values() if run.label not in found.faults]:
+                with _held_up_alone(run, found):
+                    watch.time(run.label, run.load(self.device).network)
+        latencies = watch.latencies()
+        if len(latencies) == len(timed) and not self._ran_other_code(list(timed.values())):
+            times = {label: asdict(latency) for label, latency in latencies.items()}
+            self.kept_times.write(self.run_list.experiment, timed_key, times)
+        return latencies
+
+    def _line(self, run: TrainedRun, watch: Stopwatch | None) -> tuple[ResultLine, bool]:
+        """The run's result line, and whether its numbers were measured before."""
+        stands_on = self._stands_on([run])
+        kept = None if self.anew or not run.has_network else _read_measured(self.kept.read(run.run.run_key, stands_on))
+        if kept is not None and find_contradictions(run.result_line(self.run_list, kept)):
+            kept = None
+        measured = kept or Measured()
+        if run.has_network and (kept is None or watch is not None):
+            predictor = run.load(self.device)
+            if unlike := unlike_loaded(run.planned.code):
+                raise EvaluationError(
+                    f"was trained by other code than evaluates it ({', '.join(unlike)}); "
+                    f"run `dvc repro train@{self.run_list.experiment}` first"
+                )
+            if kept is None:
+                measured = self._measure(run, predictor)
+            if watch is not None:
+                watch.time(run.label, predictor.network)
+        line = run.result_line(self.run_list, measured)
+        if contradictions := find_contradictions(line):
+            raise EvaluationError(
+                f"contradicts itself: {'; '.join(contradictions)}; remove data/store/runs/{run.run.run_key} and "
+                f"`dvc repro -f train@{self.run_list.experiment}` trains it anew"
+            )
+        if kept is None and run.has_network and not self._ran_other_code([run]):
+            self.kept.write(run.run.run_key, stands_on, asdict(measured))
+        return line, kept is not None
+
+    def _measure(self, run: TrainedRun, predictor: Predictor) -> Measured:
+        info, spec = self.info, run.planned
+        flops = self.counts.count(spec.model, info.shape, info.vocabulary)
+        scores = score(predictor, self.test_set, info, spec.protocol, run.history, flops)
+        inside = self.observer.observe(predictor, spec.replicate)
+        return Measured(
+            metrics=(*scores.metrics, *inside.metrics),
+            correct=scores.correct,
+            confusion=scores.confusion,
+            observed=inside.layers,
+        )
+
+    def _stands_on(self, runs: Sequence[TrainedRun], settings: Mapping[str, Any] | None = None) -> str:
+        """Digest of all that a measurement depends on: outcomes, test data, code, machine, settings."""
+        outcomes = [[run.label if settings else "", run.digest, dict(self.code_of(run.planned.model))] for run in runs]
+        return digest_of([outcomes, self.data, self.environment, dict(settings or {})])
+
+    def _ran_other_code(self, runs: Sequence[TrainedRun]) -> bool:
+        """Whether a module was edited between its digest and its import: then nobody knows what was measured."""
+        return any(unlike_loaded(self.code_of(run.planned.model)) for run in runs)
+
+
+@contextmanager
+def _held_up_alone(run: TrainedRun, found: Evaluation) -> Iterator[None]:
+    """A fault in here is that run's: it is noted, the run's line goes, and the others go on."""
+    try:
+        yield
+    except (ValueError, TypeError, RuntimeError, MemoryError) as error:  # torch lacks memory by a RuntimeError
+        found.faults[run.label] = next(iter(str(error).splitlines()), type(error).__name__)
+        place = run.run.arm, run.run.replicate
+        found.results[:] = [line for line in found.results if (line.arm, line.replicate) != place]
+
+
+def _read_measured(kept: Any) -> Measured | None:
+    """As it was measured: a whole number stays one, so that the line is the same to the byte."""
+    try:
+        return (
+            None if kept is None else Measured(**kept | {"metrics": tuple(Measurement(**m) for m in kept["metrics"])})
+        )
+    except (KeyError, TypeError):
+        return None
+
+
+def _read_times(kept: Any) -> dict[str, Latency]:
+    try:
+        return {label: Latency(**latency) for label, latency in (kept or {}).items()}
+    except (AttributeError, TypeError):
+        return {}
+
+
+def _stopwatch(info: PackedInfo, spec: LatencySpec, device: str) -> Stopwatch:
+    return Stopwatch(
         info.shape,
         vocabulary=info.vocabulary,
         device=device,
         # A window is a thousand samples already, and its logits are most of the memory.
-        batch_size=1 if info.kind == "text" else latency.batch_size,
-        warmup=latency.warmup,
-        repeats=latency.repeats,
+        batch_size=1 if info.kind == "text" else spec.batch_size,
+        warmup=spec.warmup,
+        repeats=spec.repeats,
     )
-    return dict(zip(first, timed, strict=True))
-
-
-class _Outcome:
-    """A published outcome and what is measured on it; `predictor` is None where the run diverged."""
-
-    def __init__(self, run: ListedRun, folder: Path, device: str) -> None:
-        self.run = run
-        if fault := find_fault(folder, run.run_key):
-            raise EvaluationError(f"{folder}: {fault}; `dvc repro train@{folder.parent.name}` trains it anew")
-        self.spec: dict[str, Any] = json.loads((folder / "spec.json").read_text())
-        self.result: dict[str, Any] = json.loads((folder / "result.json").read_text())
-        # Losses are means of single-precision numbers: eight digits are all that they hold.
-        lines = (folder / "history.jsonl").read_text().splitlines()
-        self.history = [json.loads(line, parse_float=lambda text: float(f"{float(text):.8g}")) for line in lines]
-        weights = folder / "weights.safetensors"
-        self.predictor: Predictor | None = None
-        if self.result["status"] == "finished":
-            self.predictor = load_predictor(weights, device=device, expected_sha256=self.result["weights_sha256"])
-
-    def result_line(
-        self, run_list: RunList, test_set: RowSet, info: PackedInfo, counts: FlopCounts, observer: Observer
-    ) -> ResultLine:
-        scores, inside = Scores(), Inside()
-        if self.predictor is not None:
-            spec = RunSpec.from_dict(self.spec)
-            flops = counts.count(spec.model, info.shape, info.vocabulary)
-            scores = score(self.predictor, test_set, info, spec.protocol, self.history, flops)
-            inside = observer.observe(self.predictor, spec.replicate)
-        known = {field.name for field in fields(EpochRow)}
-        return ResultLine(
-            experiment=run_list.experiment,
-            arm=self.run.arm,
-            replicate=self.run.replicate,
-            run_key=self.run.run_key,
-            profile=run_list.profile,
-            cut=run_list.cut,
-            status=self.result["status"],
-            spec=self.spec,
-            data=DataUsed(
-                dataset=info.dataset,
-                digest=info.digest,
-                provenance=info.provenance,
-                train_images=info.train_images,
-                test_images=info.test_images,
-                excluded_test_images=info.excluded_test_images,
-            ),
-            environment_digest=self.result["environment_digest"],
-            environment=self.result["environment"],
-            metrics=(*scores.metrics, *inside.metrics),
-            curves=tuple(
-                EpochRow(**{key: value for key, value in row.items() if key in known}) for row in self.history
-            ),
-            weights_sha256=self.result["weights_sha256"],
-            correct=scores.correct,
-            confusion=scores.confusion,
-            divergence=Divergence(**self.result["divergence"]) if self.result["divergence"] else None,
-            observed=inside.layers,
-        )
-
-    def cost_line(self, experiment: str, info: PackedInfo, latency: Latency | None) -> CostLine:
-        rate = self.result["samples_per_second"]
-        return CostLine(
-            experiment=experiment,
-            arm=self.run.arm,
-            replicate=self.run.replicate,
-            run_key=self.run.run_key,
-            environment_digest=self.result["environment_digest"],
-            train_seconds=self.result["train_seconds"],
-            epoch_seconds=tuple(round(seconds, 4) for seconds in self.result["epoch_seconds"]),
-            samples_per_second=rate,
-            train_tokens_per_second=rate * info.shape[0] if info.kind == "text" else None,
-            peak_memory_bytes=self.result["peak_memory_bytes"],
-            energy_joules=self.result.get("energy_joules"),
-            latency_seconds_per_sample=latency.seconds_per_sample if latency else None,
-            latency_batch_size=latency.batch_size if latency else None,
-            latency_warmup=latency.warmup if latency else None,
-            latency_repeats=latency.repeats if latency else None,
-            latency_device=latency.device if latency else None,
-            latency_threads=latency.threads if latency else None,
-        )

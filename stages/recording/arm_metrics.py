@@ -6,9 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from stages import results as tables
+from stages.curves import as_curves
 from stages.evidence import ResultLine
 from stages.recording.sources import Found
 from stages.verdicts import ARM_METRICS, NoCurves, arm_metric
+
+_NEEDED = "test_accuracy"
+"""All of `ARM_METRICS` are taken from it: curves without it needn't be gone through."""
 
 
 def arm_metric_rows(selected: Iterable[Found]) -> list[tables.Base]:
@@ -20,6 +24,8 @@ def arm_metric_rows(selected: Iterable[Found]) -> list[tables.Base]:
             groups[line.experiment, line.arm, line.profile, item.conditions].append(line)
     rows: list[tables.Base] = []
     for (experiment, arm, profile, conditions), lines in groups.items():
+        if not all(any(value is not None for value in as_curves(line.curves).column(_NEEDED)) for line in lines):
+            continue
         for name in ARM_METRICS:
             try:
                 metric = arm_metric(name, [line.curves for line in lines])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from stages import results as tables
@@ -15,7 +15,7 @@ from stages.rules import Rules
 
 
 def verdict_rows(judgements: Sequence[Judgement], sentences: Sequence[Table], rules: Rules) -> list[tables.Base]:
-    """A verdict for each judgement, with the runs behind it and the digest of what judged it."""
+    """A verdict for each judgement, with the digest of what judged it."""
     code, numbers = digest_code(), rules.digest()
     adjusted = {
         claim: holds for table in sentences for claim, holds in zip(table.claims, table.sentence.holds, strict=True)
@@ -28,6 +28,15 @@ def verdict_rows(judgements: Sequence[Judgement], sentences: Sequence[Table], ru
         row.rules, row.digest = numbers, digest_verdict(claim, rules, judging)
         rows.append(row)
     return rows
+
+
+def verdict_run_values(judgements: Iterable[Judgement]) -> Iterator[tuple[Any, ...]]:
+    """The runs behind each verdict, in the order of their table's columns."""
+    return (
+        (judgement.claim.id, position, entry.side, entry.arm, entry.replicate, entry.value, entry.result)
+        for judgement in judgements
+        for position, entry in enumerate(judgement.entries)
+    )
 
 
 def change_rows(history: Sequence[Change], judgements: Sequence[Judgement]) -> list[tables.Base]:
@@ -75,17 +84,6 @@ def _verdict(judgement: Judgement, holds_adjusted: bool | None) -> tables.Verdic
         peak_memory_bytes=cost.peak_memory_bytes if cost else None,
         energy_joules=cost.energy_joules if cost else None,
         usd=cost.usd if cost else None,
-        runs=[
-            tables.VerdictRun(
-                position=position,
-                side=entry.side,
-                arm=entry.arm,
-                replicate=entry.replicate,
-                value=entry.value,
-                result_id=entry.result,
-            )
-            for position, entry in enumerate(judgement.entries)
-        ],
         arms=[
             tables.VerdictArm(position=position, **dataclasses.asdict(arm))
             for position, arm in enumerate(judgement.arms)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -13,7 +14,8 @@ from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
 from stages import results as tables
-from stages.evidence import CostLine, list_observed
+from stages.curves import COLUMNS, as_curves
+from stages.evidence import CostLine, list_observed, write_lines
 from stages.experiment import Params
 from stages.fingerprint import source_path
 from stages.ledger import Change, ClaimLine, PaperDeviations, Trial, judge_claims
@@ -26,9 +28,12 @@ from stages.recording.ledger_rows import (
     place_rows,
     plain,
     verdict_rows,
+    verdict_run_values,
 )
 from stages.recording.sources import FindingLine, Found, Weights
 from stages.run import canonical_json
+
+Values = tuple[Any, ...]
 
 
 class Rows:
@@ -62,7 +67,15 @@ class Rows:
             self.named(),
             self.experiments(),
             self.arms(),
-            self.results(),
+        ):
+            session.add_all(rows)
+            session.flush()
+        # Values instead of objects where there are many.
+        if results := self.results():
+            session.execute(insert(tables.Result), results)
+        if costs := self.costs():
+            session.execute(insert(tables.Cost), costs)
+        for rows in (
             arm_metric_rows(item for item in self.found if item.identity in self.selected),
             self.checkpoints(),
             [self.claim(number, claim) for number, claim in enumerate(self.claims)],
@@ -75,20 +88,24 @@ class Rows:
         ):
             session.add_all(rows)
             session.flush()
-        if epochs := self.epochs():
-            session.execute(insert(tables.Epoch), epochs)
-        if observations := self.observations():
-            session.execute(insert(tables.Observation), observations)
+        for table, values in (
+            (tables.Metric, self.metrics()),
+            (tables.Array, self.arrays()),
+            (tables.Epoch, self.epochs()),
+            (tables.Observation, self.observations()),
+            (tables.VerdictRun, verdict_run_values(self.judgements)),
+        ):
+            tables.insert_rows(session, table, values)
         session.add(tables.Meta(name="schema_version", value=str(tables.SCHEMA_VERSION)))
         session.add(tables.Meta(name="content", value=self.digest()))
 
     def digest(self) -> str:
         """sha256 over everything that the rows are made from; which profile is run next is no part of it."""
-        found, deviations = TypeAdapter(Found), TypeAdapter(PaperDeviations)
+        deviations = TypeAdapter(PaperDeviations)
         parts: list[Any] = [
             TypeAdapter(Params).dump_python(self.params, mode="json", exclude={"profile_name"}),
             [_cite(paper) for paper in self.papers()],
-            [found.dump_python(item, mode="json", exclude={"file"}) for item in self.found],
+            [_identify(item) for item in self.found],
             [vars(claim) for claim in self.claims],
             {claim: dataclasses.asdict(finding) for claim, finding in self.findings.items()},
             {digest: vars(weights) for digest, weights in self.weights.items()},
@@ -172,22 +189,40 @@ class Rows:
             for position, arm in enumerate(experiment.arms.values())
         ]
 
-    def results(self) -> list[tables.Base]:
+    def results(self) -> list[dict[str, Any]]:
         return [_result_row(self.ids[item.identity], item, item.identity in self.selected) for item in self.found]
 
-    def epochs(self) -> list[dict[str, Any]]:
-        """Values instead of objects: they are most of the rows."""
-        return [
-            {"result_id": self.ids[item.identity], **vars(row)} for item in self.found for row in item.result.curves
-        ]
+    def costs(self) -> list[dict[str, Any]]:
+        return [_cost_row(self.ids[item.identity], item.cost) for item in self.found if item.cost]
 
-    def observations(self) -> list[dict[str, Any]]:
-        """Every number from inside a network, in the order of its result line."""
-        return [
-            {"result_id": self.ids[item.identity], "position": position, **vars(number)}
+    def metrics(self) -> Iterator[Values]:
+        return (
+            (self.ids[item.identity], row.metric, row.split, position, row.value, row.n)
             for item in self.found
-            for position, number in enumerate(list_observed(item.result.observed or {}))
-        ]
+            for position, row in enumerate(item.result.metrics)
+        )
+
+    def arrays(self) -> Iterator[Values]:
+        return (
+            (self.ids[item.identity], kind, text)
+            for item in self.found
+            for kind, text in (("correct", item.result.correct), ("confusion", item.result.confusion))
+            if text is not None
+        )
+
+    def epochs(self) -> Iterator[Values]:
+        """Nearly all rows that there are."""
+        for item in self.found:
+            curves = as_curves(item.result.curves)
+            yield from zip(repeat(self.ids[item.identity]), *(curves.column(name) for name in COLUMNS), strict=False)
+
+    def observations(self) -> Iterator[Values]:
+        """Every number from inside a network, in the order of its result line."""
+        return (
+            (self.ids[item.identity], position, row.quantity, row.moment, row.block, row.head, row.value)
+            for item in self.found
+            for position, row in enumerate(list_observed(item.result.observed or {}))
+        )
 
     def checkpoints(self) -> list[tables.Base]:
         """For each `<experiment>.<arm>.<replicate>` the strongest result of its model whose weights are here."""
@@ -256,48 +291,48 @@ def _cite(paper: str) -> tuple[str, str]:
     return paragraphs[0].rstrip("."), paragraphs[1] if len(paragraphs) > 1 else ""
 
 
-def _result_row(number: int, item: Found, is_selected: bool) -> tables.Result:
+def _result_row(number: int, item: Found, is_selected: bool) -> dict[str, Any]:
     line, data = item.result, item.result.data
-    metrics = [
-        tables.Metric(metric=row.metric, split=row.split, position=position, value=row.value, n=row.n)
-        for position, row in enumerate(line.metrics)
-    ]
-    arrays = {"correct": line.correct, "confusion": line.confusion}
-    return tables.Result(
-        id=number,
-        run_key=line.run_key,
-        environment_digest=line.environment_digest,
-        experiment=line.experiment,
-        arm=line.arm,
-        replicate=line.replicate,
-        source=item.source,
-        is_selected=is_selected,
-        changed_code=list(item.changed_code),
-        profile=line.profile,
-        provenance=data.provenance,
-        cut=line.cut,
-        conditions=item.conditions,
-        status=line.status,
-        data_digest=data.digest,
-        train_images=data.train_images,
-        test_images=data.test_images,
-        excluded_test_images=data.excluded_test_images,
-        accuracy=next((row.value for row in line.metrics if (row.metric, row.split) == ("accuracy", "test")), None),
-        train_seconds=item.cost.train_seconds if item.cost else None,
-        weights_sha256=line.weights_sha256,
-        spec=dict(line.spec),
-        environment=dict(line.environment),
-        divergence=dataclasses.asdict(line.divergence) if line.divergence else None,
-        origin=dataclasses.asdict(item.origin) if item.origin else None,
-        metrics=metrics,
-        cost=_cost_row(item.cost) if item.cost else None,
-        arrays=[tables.Array(kind=kind, content=text) for kind, text in arrays.items() if text is not None],
-    )
+    return {
+        "id": number,
+        "run_key": line.run_key,
+        "environment_digest": line.environment_digest,
+        "experiment": line.experiment,
+        "arm": line.arm,
+        "replicate": line.replicate,
+        "source": item.source,
+        "is_selected": is_selected,
+        "changed_code": list(item.changed_code),
+        "profile": line.profile,
+        "provenance": data.provenance,
+        "cut": line.cut,
+        "conditions": item.conditions,
+        "status": line.status,
+        "data_digest": data.digest,
+        "train_images": data.train_images,
+        "test_images": data.test_images,
+        "excluded_test_images": data.excluded_test_images,
+        "accuracy": next((row.value for row in line.metrics if (row.metric, row.split) == ("accuracy", "test")), None),
+        "train_seconds": item.cost.train_seconds if item.cost else None,
+        "weights_sha256": line.weights_sha256,
+        "spec": dict(line.spec),
+        "environment": dict(line.environment),
+        "divergence": dataclasses.asdict(line.divergence) if line.divergence else None,
+        "origin": dataclasses.asdict(item.origin) if item.origin else None,
+    }
 
 
-def _cost_row(cost: CostLine) -> tables.Cost:
+def _identify(item: Found) -> list[Any]:
+    """What tells a result from every other: the digest of its lines, and what the params make of them."""
+    digest = item.digest
+    if not digest:
+        text = write_lines([item.result]) + write_lines([item.cost] if item.cost else [])
+        digest = hashlib.sha256(text).hexdigest()
+    return [item.number, digest, item.is_planned, item.follows_plan, list(item.varied), list(item.changed_code)]
+
+
+def _cost_row(number: int, cost: CostLine) -> dict[str, Any]:
     names = {field.name for field in dataclasses.fields(CostLine)}
     identity = {"experiment", "arm", "replicate", "run_key", "environment_digest"}
-    return tables.Cost(
-        **{name: getattr(cost, name) for name in names - identity} | {"epoch_seconds": list(cost.epoch_seconds)}
-    )
+    values = {name: getattr(cost, name) for name in names - identity}
+    return values | {"result_id": number, "epoch_seconds": list(cost.epoch_seconds)}

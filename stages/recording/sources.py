@@ -8,6 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -15,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from stages.budget import plan_runs
 from stages.consistency import find_contradictions, find_cost_contradictions, find_release_contradictions
+from stages.datasets.provenance import INEXACT_SHARE
 from stages.evidence import CostLine, EvidenceLine, Origin, Release, ResultLine, read_lines
 from stages.experiment import Params
 from stages.finding import Finding
@@ -34,6 +36,7 @@ class Found:
     `is_planned`: its model, and what its arm sets of the protocol, are what the params give this arm today;
     `follows_plan`: the whole protocol and the replicate are, too.  `varied`: protocol fields in which the experiment's
     arms differ on purpose.  `changed_code`: modules of its fingerprint whose source is another one in the tree.
+    `digest`: of the evidence line; "" of a local result.
     """
 
     result: ResultLine
@@ -44,6 +47,7 @@ class Found:
     number: int
     is_planned: bool = True
     follows_plan: bool = True
+    digest: str = ""
     varied: tuple[str, ...] = ()
     changed_code: tuple[str, ...] = ()
 
@@ -56,11 +60,14 @@ class Found:
         line = self.result
         return line.run_key, line.environment_digest, line.experiment, line.arm, line.replicate
 
-    @property
+    @cached_property
     def conditions(self) -> str:
-        """Digest of protocol and data: what must be equal before two results are compared."""
+        """Digest of protocol, data and part of the test rows: what must be equal before two results are compared."""
         shared = {name: value for name, value in self.result.spec["protocol"].items() if name not in self.varied}
-        text = canonical_json([shared, self.result.data.digest])
+        data = self.result.data
+        left_out = data.excluded_test_images / (data.test_images + data.excluded_test_images)
+        part = [data.test_images] if left_out > INEXACT_SHARE else []
+        text = canonical_json([shared, data.digest, *part])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -200,7 +207,13 @@ def _evidence(folder: Path) -> Iterable[Found]:
     for path in sorted(folder.glob("*.jsonl")):
         for number, line in enumerate(read_lines(path, EvidenceLine), start=1):
             yield Found(
-                result=line.result, cost=line.cost, origin=line.origin, release=line.release, file=path, number=number
+                result=line.result,
+                cost=line.cost,
+                origin=line.origin,
+                release=line.release,
+                file=path,
+                number=number,
+                digest=line.digest or "",
             )
 
 

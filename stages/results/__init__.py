@@ -32,6 +32,7 @@ from stages.results.database import (
     UnknownRun,
     create_results,
     database_url,
+    insert_rows,
     open_results,
 )
 from stages.results.estimates import (
@@ -133,6 +134,7 @@ __all__ = [
     "error_of",
     "fidelity_of",
     "find_judged",
+    "insert_rows",
     "list_decided",
     "list_families",
     "list_judged",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy import Connection, Engine, create_engine, event, insert, text
 from sqlalchemy.engine import ExceptionContext, make_url
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session, sessionmaker
@@ -19,6 +20,7 @@ from stages.faults import FAULTS, describe_fault
 from stages.results.tables import SCHEMA_VERSION, Base
 
 Sessions = sessionmaker[Session]
+_ROWS_AT_ONCE = 100_000
 
 
 class ResultsUnavailable(RuntimeError):
@@ -159,6 +161,18 @@ def create_results(url: str, fill: Callable[[Session], None]) -> None:
         raise ResultsUnavailable(f"can't write {make_url(url).render_as_string()}: {words}") from error
     finally:
         engine.dispose()
+
+
+def insert_rows(session: Session, table: type[Base], rows: Iterable[tuple[Any, ...]]) -> None:
+    """Rows of plain values, in the order of the table's columns, past everything that the ORM does for a row."""
+    connection, columns = session.connection(), list(table.__table__.columns.keys())
+    statement = insert(table).compile(dialect=connection.dialect, column_keys=columns)
+    every = iter(rows)
+    while part := list(islice(every, _ROWS_AT_ONCE)):
+        if statement.positional:
+            connection.exec_driver_sql(str(statement), part)
+        else:
+            connection.exec_driver_sql(str(statement), [dict(zip(columns, row, strict=True)) for row in part])
 
 
 def _drop_tables(connection: Connection) -> None:

@@ -11,7 +11,7 @@ from stages.datasets.archive import walk
 from stages.datasets.manifest import Manifest
 from stages.datasets.mirror import BadMirror, copy_to_mirror
 from stages.datasets.prepare import prepare
-from stages.datasets.sources import NothingAvailable, fetch_dataset
+from stages.datasets.sources import NothingAvailable, Replaced, fetch_dataset
 from stages.datasets.verified import ChecksumMismatch
 from stages.experiment import DatasetSource, SourceFile
 from tests.datasets import test_isic2019
@@ -78,7 +78,7 @@ def test_what_came_without_a_digest_is_held_to_its_first_bytes(tmp_path: Path) -
     assert fetch(declare(), tmp_path) == manifest
     path = tmp_path / "downloads/tiny" / TRUTH
     path.write_bytes(path.read_bytes() + b"\n")
-    with pytest.raises(NothingAvailable, match=rf"ChecksumMismatch: .*{TRUTH}: expected sha256"):
+    with pytest.raises(Replaced, match=rf"{TRUTH}: sha256 was .* when it was fetched"):
         fetch(declare(), tmp_path)
 
 

@@ -11,9 +11,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from stages.device import device_name
 from stages.evaluation import cost
 from stages.evaluation.cost import (
+    Stopwatch,
     count_parameters,
     flops_per_sample,
-    measure_latencies,
 )
 from stages.papers.ninformer import LocalViT, MLPMixer, NiNformer, ViT
 from stages.training.environment import peak_memory_bytes
@@ -83,7 +83,7 @@ def test_counting_and_timing_leave_the_model_as_it_was() -> None:
     expected = torch.rand(1)
     torch.manual_seed(0)
     flops_per_sample(model, (3, 2, 2))
-    measure_latencies([model], (3, 2, 2), batch_size=4, warmup=1, repeats=2)
+    Stopwatch((3, 2, 2), batch_size=4, warmup=1, repeats=2).time("a", model)
     assert torch.equal(torch.rand(1), expected), "no number was drawn from the global generator"
     assert [module.training for module in model.modules()] == modes
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -116,30 +116,35 @@ class Clocked(nn.Module):
         return images * self.scale
 
 
-def test_latency_is_the_median_per_sample_without_the_warmup(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Clocked([9.0, 9.0, 9.0, 0.25, 3.0, 0.5])
+def test_latency_is_the_median_per_sample_without_the_warmup_of_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Clocked([9.0, 9.0, 0.25, 3.0, 9.0, 9.0, 0.5, 0.75])
     monkeypatch.setattr(cost, "time", model)
-    [latency] = measure_latencies([model], (1, 2, 2), batch_size=10, warmup=3, repeats=3)
-    assert model.batch_sizes == [10] * 6
-    assert latency.seconds_per_sample == 0.05
+    watch = Stopwatch((1, 2, 2), batch_size=10, warmup=2, repeats=4)
+    assert watch.rounds == 2
+    watch.time("a", model)
+    assert watch.latencies() == {}, "not timed in all rounds"
+    watch.time("a", model)
+    latency = watch.latencies()["a"]
+    assert model.batch_sizes == [10] * 8
+    assert latency.seconds_per_sample == pytest.approx(0.0625)
     stated = (latency.batch_size, latency.warmup, latency.repeats, latency.device)
-    assert stated == (10, 3, 3, device_name(torch.device("cpu")))
+    assert stated == (10, 2, 4, device_name(torch.device("cpu")))
 
 
-def test_models_are_timed_in_turn() -> None:
-    calls: list[str] = []
-    models = [nn.Linear(2, 2), nn.Linear(2, 2)]
-    for name, model in zip("ab", models, strict=True):
-        model.register_forward_pre_hook(lambda *_, name=name: calls.append(name))
-    latencies = measure_latencies(models, (1, 2, 2), batch_size=3, warmup=1, repeats=2)
-    assert calls == ["a", "b"] * 3
-    assert [latency.batch_size for latency in latencies] == [3, 3]
+@pytest.mark.parametrize(("repeats", "counted"), [(1, [1]), (2, [2]), (7, [3, 2, 2]), (30, [10, 10, 10])])
+def test_passes_are_divided_between_rounds(repeats: int, counted: list[int]) -> None:
+    watch, model = Stopwatch((1, 2, 2), batch_size=3, warmup=1, repeats=repeats), nn.Linear(2, 2)
+    assert watch.rounds == len(counted)
+    for _ in range(watch.rounds):
+        watch.time("a", model)
+    assert [len(timings) for timings in watch.seconds["a"]] == counted
+    assert watch.latencies()["a"].batch_size == 3
 
 
 @pytest.mark.parametrize(("batch_size", "warmup", "repeats"), [(0, 1, 1), (1, -1, 1), (1, 0, 0)])
 def test_an_empty_measurement_is_refused(batch_size: int, warmup: int, repeats: int) -> None:
     with pytest.raises(ValueError, match="expected at least 1, 0, 1"):
-        measure_latencies([nn.Linear(2, 2)], (1, 2, 2), batch_size=batch_size, warmup=warmup, repeats=repeats)
+        Stopwatch((1, 2, 2), batch_size=batch_size, warmup=warmup, repeats=repeats)
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="resident size is read from Linux's /proc")
@@ -151,7 +156,10 @@ def test_gpu_flops_latency_and_memory() -> None:
     on_cpu = flops_per_sample(model, (3, 32, 32))
     model.cuda()
     assert flops_per_sample(model, (3, 32, 32)) == on_cpu
-    [latency] = measure_latencies([model], (3, 32, 32), device="cuda", batch_size=128, warmup=3, repeats=10)
+    watch = Stopwatch((3, 32, 32), device="cuda", batch_size=128, warmup=3, repeats=10)
+    for _ in range(watch.rounds):
+        watch.time("vit", model)
+    latency = watch.latencies()["vit"]
     assert latency.device == torch.cuda.get_device_name()
     assert latency.seconds_per_sample > on_cpu / 1e15, "no device does a quadrillion operations a second in float32"
     torch.cuda.reset_peak_memory_stats()

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from stages.budget import plan_runs
+from stages.curves import EpochRow
 from stages.datasets.mirror import MirrorInfo, describe_file
 from stages.datasets.prepare import READERS
 from stages.datasets.provenance import all_files, judge_provenance
@@ -22,7 +23,6 @@ from stages.evidence import (
     CostLine,
     DataUsed,
     Divergence,
-    EpochRow,
     EvidenceLine,
     Measurement,
     Origin,

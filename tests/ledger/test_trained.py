@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from stages.evidence import EpochRow, pack_correct
+from stages.curves import EpochRow
+from stages.evidence import pack_correct
 from stages.ledger import Judgement
 from stages.verdicts import Status
 from tests.ledger.lines import claims, judge, judge_all, params, results, trials

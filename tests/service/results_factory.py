@@ -17,11 +17,11 @@ import yaml
 from stages.budget import describe_cut, plan_runs
 from stages.checkpoint.contract import InputContract
 from stages.checkpoint.predictor import dump_checkpoint
+from stages.curves import EpochRow
 from stages.evidence import (
     CostLine,
     DataUsed,
     Divergence,
-    EpochRow,
     EvidenceLine,
     Measurement,
     Origin,

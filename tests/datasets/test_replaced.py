@@ -1,0 +1,218 @@
+"""Files without a published digest, a person's own say: one that was replaced is noticed, and taken when accepted."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stages import fetch, preprocess
+from stages.datasets.sources import NothingAvailable, Replaced, fetch_dataset
+from stages.experiment import DatasetSource, SourceFile
+from tests.datasets.official_host import Answer, OfficialHost
+from tests.datasets.tiny import tar_gz
+from tests.datasets.workplace import REPOSITORY, write_params
+
+NAME = "mine.txt"
+OLD, NEW = b"a" * 90 + b"b" * 10, b"c" * 90 + b"d" * 10
+
+
+def declare(*, archive: bool = False, sha256: str | None = None) -> DatasetSource:
+    return DatasetSource(
+        title="mine",
+        kind="text",
+        reader="text",
+        shape=(8,),
+        classes=256,
+        train=90,
+        test=10,
+        licence="mine",
+        homepage="http://127.0.0.1/",
+        urls=(),
+        files=(SourceFile(name=NAME, sha256=sha256),),
+        archive=SourceFile(name="mine.tar.gz") if archive else None,
+    )
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def put(path: Path, content: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project whose only data set is one's own; both verbs run in it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CLAIMCHECK_HOME", raising=False)
+    monkeypatch.delenv("CLAIMCHECK_MIRROR", raising=False)
+    write_params(tmp_path, "quick", mine=declare())
+    return tmp_path
+
+
+def digest_in_manifest() -> str:
+    (file,) = json.loads(Path("data/raw/mine.json").read_text())["files"]
+    return str(file["sha256"])
+
+
+def packed_digest() -> str:
+    return str(json.loads(Path("data/processed/mine/dataset.json").read_text())["digest"])
+
+
+def test_a_replaced_file_is_noticed_and_taken_when_accepted(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = put(work / "data/downloads/mine" / NAME, OLD)
+    assert fetch.main(["mine"]) == 0 and preprocess.main(["mine"]) == 0
+    before = packed_digest()
+    path.write_bytes(NEW)
+    capsys.readouterr()
+    assert fetch.main(["mine"]) == 1
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said == (
+        f"fetch: Replaced: data/downloads/mine/{NAME}: sha256 was {sha256(OLD)} (100 bytes) when it was fetched, is "
+        f"{sha256(NEW)} (100 bytes) now. If the new file is meant: `python -m stages.fetch mine --accept`, then "
+        "`dvc repro -f -s fetch@mine` and `dvc repro`. Else put the old one back"
+    )
+    assert path.read_bytes() == NEW and digest_in_manifest() == sha256(OLD)
+    assert preprocess.main(["mine"]) == 1, "the raw file isn't that of the manifest"
+    assert fetch.main(["mine", "--accept"]) == 0
+    assert digest_in_manifest() == sha256(NEW)
+    assert fetch.main(["mine"]) == 0 and preprocess.main(["mine"]) == 0
+    assert packed_digest() != before
+
+
+@pytest.mark.slow
+def test_what_is_said_is_what_real_dvc_needs(work: Path) -> None:
+    shutil.copytree(REPOSITORY / "stages", "stages", ignore=shutil.ignore_patterns("__pycache__"))
+    Path("params").mkdir()
+    for name in ("dvc.yaml", ".dvcignore", ".gitignore"):
+        shutil.copy(REPOSITORY / name, name)
+    path = put(Path("data/downloads/mine") / NAME, OLD)
+
+    def run(command: str) -> int:
+        words = [sys.executable, "-m", *command.removeprefix("python -m ").split()]
+        found = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        return subprocess.run(words, env=os.environ | {"PATH": found}, check=False, capture_output=True).returncode
+
+    subprocess.run(["git", "init", "-q"], check=True)
+    assert run("dvc init -q") == 0 and run("dvc config core.analytics false") == 0
+    assert run("dvc repro preprocess@mine") == 0
+    before = packed_digest()
+    path.write_bytes(NEW)
+    assert run("dvc repro -f -s fetch@mine") != 0
+    assert run("python -m stages.fetch mine --accept") == 0
+    assert run("dvc repro -f -s fetch@mine") == 0
+    assert run("dvc repro preprocess@mine") == 0
+    assert digest_in_manifest() == sha256(NEW) and packed_digest() != before
+
+
+def test_the_old_file_put_back_is_as_before(work: Path) -> None:
+    path = put(work / "data/downloads/mine" / NAME, OLD)
+    assert fetch.main(["mine"]) == 0
+    path.write_bytes(NEW)
+    assert fetch.main(["mine"]) == 1
+    path.write_bytes(OLD)
+    assert fetch.main(["mine"]) == 0 and digest_in_manifest() == sha256(OLD)
+
+
+@pytest.mark.parametrize("other", ["mirror", "host"])
+def test_a_replaced_file_is_never_overwritten_from_elsewhere(
+    tmp_path: Path, official_host: OfficialHost, other: str
+) -> None:
+    path = put(tmp_path / "downloads/mine" / NAME, OLD)
+    source, mirror = declare(), None
+    if other == "mirror":
+        mirror = put(tmp_path / "mirror/mine" / NAME, OLD).parent.parent
+    else:
+        official_host.answers[NAME] = Answer(body=OLD)
+        source = dataclasses.replace(source, urls=(official_host.url,))
+    fetch_dataset("mine", source, tmp_path, mirror, str)
+    path.write_bytes(NEW)
+    with pytest.raises(Replaced):
+        fetch_dataset("mine", source, tmp_path, mirror, str)
+    assert path.read_bytes() == NEW
+
+
+def test_what_is_accepted_in_the_downloads_is_not_taken_back_from_the_mirror(tmp_path: Path) -> None:
+    put(tmp_path / "mirror/mine" / NAME, OLD)
+    fetch_dataset("mine", declare(), tmp_path, tmp_path / "mirror", str)
+    path = put(tmp_path / "downloads/mine" / NAME, NEW)
+    manifest = fetch_dataset("mine", declare(), tmp_path, tmp_path / "mirror", str, accept=True)
+    assert manifest.files[0].sha256 == sha256(NEW) and path.read_bytes() == NEW
+
+
+def test_a_file_replaced_in_the_mirror_is_said_and_taken_when_accepted(tmp_path: Path) -> None:
+    theirs, said = put(tmp_path / "mirror/mine" / NAME, OLD), []
+    fetch_dataset("mine", declare(), tmp_path, tmp_path / "mirror", said.append)
+    theirs.write_bytes(NEW)
+    said.clear()
+    manifest = fetch_dataset("mine", declare(), tmp_path, tmp_path / "mirror", said.append)
+    assert manifest.files[0].sha256 == sha256(OLD)
+    assert said == [
+        f"fetch: not used: {theirs}: sha256 was {sha256(OLD)} (100 bytes) when it was fetched, is {sha256(NEW)} "
+        "(100 bytes) now. If the new file is meant: `python -m stages.fetch mine --accept`, then "
+        "`dvc repro -f -s fetch@mine` and `dvc repro`."
+    ]
+    manifest = fetch_dataset("mine", declare(), tmp_path, tmp_path / "mirror", said.append, accept=True)
+    assert manifest.files[0].sha256 == sha256(NEW)
+    assert (tmp_path / "downloads/mine" / NAME).read_bytes() == NEW
+    said.clear()
+    assert fetch_dataset("mine", declare(), tmp_path, tmp_path / "mirror", said.append) == manifest
+    assert said == []
+
+
+@pytest.mark.parametrize("place", ["downloads", "mirror"])
+def test_a_replaced_archive_is_noticed_though_its_files_are_taken_out_already(tmp_path: Path, place: str) -> None:
+    source, said = declare(archive=True), []
+    old, new = tar_gz({NAME: OLD}), tar_gz({NAME: NEW})
+    archive = put(tmp_path / place / "mine" / "mine.tar.gz", old)
+    first = fetch_dataset("mine", source, tmp_path, tmp_path / "mirror", said.append)
+    assert first.files[0].sha256 == sha256(OLD)
+    archive.write_bytes(new)
+    said.clear()
+    words = f"{archive}: sha256 was {sha256(old)} .* is {sha256(new)} .* --accept"
+    if place == "downloads":
+        with pytest.raises(Replaced, match=words):
+            fetch_dataset("mine", source, tmp_path, tmp_path / "mirror", said.append)
+    else:
+        assert fetch_dataset("mine", source, tmp_path, tmp_path / "mirror", said.append) == first
+        assert len(said) == 1 and "not used" in said[0] and sha256(new) in said[0]
+    manifest = fetch_dataset("mine", source, tmp_path, tmp_path / "mirror", said.append, accept=True)
+    assert manifest.files[0].sha256 == sha256(NEW)
+    said.clear()
+    assert fetch_dataset("mine", source, tmp_path, tmp_path / "mirror", said.append) == manifest
+    assert said == []
+
+
+def test_a_file_of_ones_own_with_a_digest_in_params_says_where_the_new_one_belongs(tmp_path: Path) -> None:
+    source = declare(sha256=sha256(OLD))
+    path = put(tmp_path / "downloads/mine" / NAME, OLD)
+    fetch_dataset("mine", source, tmp_path, None, str)
+    path.write_bytes(NEW)
+    with pytest.raises(NothingAvailable) as caught:
+        fetch_dataset("mine", source, tmp_path, None, str)
+    assert f"expected sha256 {sha256(OLD)}, got {sha256(NEW)} (100 bytes)" in str(caught.value)
+    assert str(caught.value).endswith(
+        "If a file of yours was replaced on purpose, put its new digest into datasets.mine.files of params.yaml, then "
+        "`dvc repro`"
+    )
+    fetch_dataset("mine", declare(sha256=sha256(NEW)), tmp_path, None, str)
+
+
+def test_acceptance_touches_no_file_with_a_published_digest(tmp_path: Path) -> None:
+    source = declare(sha256=sha256(OLD))
+    path = put(tmp_path / "downloads/mine" / NAME, OLD)
+    fetch_dataset("mine", source, tmp_path, None, str)
+    path.write_bytes(NEW)
+    with pytest.raises(NothingAvailable, match="expected sha256"):
+        fetch_dataset("mine", source, tmp_path, None, str, accept=True)

@@ -1,0 +1,74 @@
+"""`dvc plots show` by real DVC: a line an arm, a band over its replicates."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import vl_convert
+
+from stages.curves import COLUMNS
+from tests.project import EXPERIMENT, REPOSITORY, environment, make_project
+
+ARMS, REPLICATES, EPOCHS = ("vit", "ninformer", "ninformer-wide"), 3, 4
+
+
+@pytest.fixture(scope="module")
+def specs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What the page draws, for the graph of this repository and made-up curves."""
+    folder = make_project(tmp_path_factory.mktemp("plots"))
+    shutil.copy(REPOSITORY / "dvc.yaml", folder)
+
+    def run(*command: str) -> None:
+        done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    run("git", "init", "-q")
+    run(sys.executable, "-m", "dvc", "init", "-q")
+    run(sys.executable, "-m", "dvc", "config", "core.analytics", "false")
+    shutil.copytree(REPOSITORY / ".dvc" / "plots", folder / ".dvc" / "plots")
+    plots = folder / "data" / "plots"
+    plots.mkdir()
+    with (plots / f"{EXPERIMENT}.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["arm", "replicate", *COLUMNS])
+        for number, arm in enumerate(ARMS):
+            for replicate in range(REPLICATES):
+                for epoch in range(1, EPOCHS + 1):
+                    loss = 2.0 + number - 0.3 * epoch + 0.05 * replicate
+                    writer.writerow([arm, replicate, epoch, 4 * epoch, 0.001, loss, *[""] * 5])
+    run(sys.executable, "-m", "dvc", "plots", "show")
+    page = (folder / "dvc_plots" / "index.html").read_text()
+    return [json.loads(text) for text in re.findall(r"var spec = (\{.*?\});\n", page, re.DOTALL)]
+
+
+def test_the_page_has_a_chart_an_experiment_with_arms_in_colours(specs: list[dict[str, Any]]) -> None:
+    (spec,) = specs
+    assert spec["title"] == EXPERIMENT
+    assert spec["encoding"]["color"]["field"] == "arm" and spec["encoding"]["x"]["field"] == "epoch"
+    band, line = spec["layer"]
+    assert (band["mark"]["type"], line["mark"]["type"]) == ("errorband", "line")
+    assert line["encoding"]["y"] == {
+        "aggregate": "mean",
+        "field": "train_loss",
+        "type": "quantitative",
+        "title": "train_loss",
+    }
+    assert len(spec["data"]["values"]) == len(ARMS) * REPLICATES * EPOCHS
+
+
+def test_drawn_it_is_a_line_and_a_band_an_arm(specs: list[dict[str, Any]]) -> None:
+    """By Vega itself, without a browser or a network."""
+    svg = vl_convert.vegalite_to_svg(specs[0], vl_version="5.20")
+    lines, bands = (re.findall(rf'class="mark-{kind} .*?d="(M[^"]+)"', svg, re.DOTALL) for kind in ("line", "area"))
+    assert len(lines) == len(bands) == len(ARMS)
+    assert all(path.count("L") == EPOCHS - 1 for path in lines), "the mean over replicates, epoch by epoch"
+    assert all(path.count("L") == 2 * EPOCHS - 1 for path in bands), "to and fro"
+    colours = re.findall(r'class="mark-line .*?stroke="([^"]+)"', svg, re.DOTALL)
+    assert len(set(colours)) == len(ARMS)
