@@ -148,7 +148,8 @@ class ClaimOut(Out):
     better: str | None
     note: str | None
     high: float | None = Field(description="a range ends here")
-    trials: int | None = Field(description="a proportion is value of these")
+    trials: int | None = Field(description="a count is value of these")
+    factor: str | None = Field(description="a uniform gain is alike over its levels")
     family: str | None = Field(description="the claims that are judged together with this one")
     statement: str | None = Field(description="what is stated where there is no number")
     reason: str | None = Field(description="why nothing here can test it")

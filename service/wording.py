@@ -57,6 +57,7 @@ _WORDS = {
 }
 """What is compared nowhere and whose own name is no phrase."""
 
+SIDES_OF_A_SIZE = ("ahead_from", "behind_up_to")
 GAINS = ("order", "difference", "gap", "equivalence")
 """Kinds of claims whose number is a gain of one arm over another."""
 
@@ -122,8 +123,8 @@ def in_terms_of(value: float | None, claim: Claim, write: Callable[[float], str]
 
 
 def unit_of(claim: Claim) -> str:
-    """Of what is found: a gain by width is in nats, and so is one among networks of so many parameters."""
-    return METRICS[claim.metric].unit if claim.kind in ("uniform", "crossover") else claim.unit or ""
+    """Of what is found: a gain among networks of so many parameters is in the unit of its metric."""
+    return METRICS[claim.metric].unit if claim.kind in SIDES_OF_A_SIZE else claim.unit or ""
 
 
 def as_run(value: float, claim: Claim) -> str:
@@ -141,11 +142,13 @@ def print_value(claim: Claim) -> str:
     if claim.value is None:
         return NONE
     value = in_terms_of(claim.value, claim, exact)
-    if claim.kind in ("uniform", "crossover"):
-        return value_in(claim.unit or "", exact)(claim.value)
+    if claim.kind in SIDES_OF_A_SIZE:
+        value = value_in(claim.unit or "", exact)(claim.value)
+    if claim.qualifier:
+        return f"{value} {claim.qualifier}"
     if claim.kind == "observed" and claim.better is not None:
         return f"{'above' if claim.better == 'higher' else 'below'} {value}"
-    if claim.kind == "proportion" and claim.trials:
+    if claim.trials is not None:
         return f"{claim.value:g} of {claim.trials:g}"
     if claim.high is not None:
         return f"{value} to {in_terms_of(claim.high, claim, exact)}"

@@ -10,19 +10,19 @@ import math
 import re
 from collections import Counter
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from stages.experiment import Experiment, Params, load_params
 from stages.ledger import ClaimLine, LedgerError, held, place_claims, read_claims
+from stages.ledger.claims import TALLIES, Kind, parse_claims
+from stages.ledger.judging import EXACT, NO_NUMBER
+from stages.ledger.trained import JUDGES
 from tests.project import MARGINS
 
 ROOT = Path(__file__).resolve().parent.parent
 CLAIMS = ROOT / "data" / "claims.csv"
-KINDS = {
-    *("value", "order", "difference", "identity", "count", "ratio", "range", "proportion", "theorem", "inconsistent"),
-    *("gap", "equivalence", "uniform", "crossover", "figure", "qualitative", "setup", "observed"),
-}
 COMPARED = ("order", "difference", "gap", "equivalence")
 FIVE = {"hyperbf": 42, "ninformer": 55, "nmn": 47, "brownian": 17, "dac": 176}
 # Experiments that claims wait for; one that params.yaml has is taken off this list.
@@ -75,9 +75,8 @@ def test_no_two_claims_of_a_paper_read_alike(claims: dict[str, ClaimLine]) -> No
 def test_every_claim_is_tested_in_one_place_or_says_why_not(claims: dict[str, ClaimLine]) -> None:
     for claim in claims.values():
         places = [claim.experiment is not None, claim.reason is not None, is_computed(claim)]
-        counts_orders = claim.kind == "proportion" and claim.family is not None
-        assert sum(places) + counts_orders == 1, claim.id
-        assert claim.kind in KINDS, claim.id
+        assert sum(places) + (claim.kind in TALLIES) == 1, claim.id
+        assert (claim.family is not None) >= (claim.kind in TALLIES), claim.id
         assert claim.value is not None or claim.statement, f"{claim.id} says nothing"
         if claim.experiment is None:
             assert claim.arm is None and claim.baseline_arm is None, claim.id
@@ -234,7 +233,21 @@ def test_units_are_fractions_and_never_percent(claims: dict[str, ClaimLine]) -> 
         if claim.kind in ("value", *COMPARED):
             assert claim.better in ("higher", "lower"), claim.id
         assert (claim.high is not None) == (claim.kind == "range"), claim.id
-        assert (claim.trials is not None) == (claim.kind == "proportion"), claim.id
+        assert (claim.trials is not None) == (claim.kind in ("failures", *TALLIES)), claim.id
+        assert (claim.factor is not None) == (claim.kind == "uniform"), claim.id
+
+
+def test_kinds_are_a_closed_set_of_which_each_is_in_use_and_has_its_judge(claims: dict[str, ClaimLine]) -> None:
+    kinds = set(get_args(Kind))
+    assert {claim.kind for claim in claims.values()} == kinds
+    trained = {claim.kind for claim in claims.values() if claim.experiment and not claim.reason}
+    assert trained - {*EXACT, *NO_NUMBER, "count", "setup"} == JUDGES.keys()
+    assert kinds - JUDGES.keys() == {*EXACT, *NO_NUMBER, *TALLIES, "count", "setup"}
+
+
+def test_an_unknown_kind_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match=r"claims\.csv, line 2: kind: Input should be 'value', .* or 'qualitative'"):
+        parse_claims(CLAIMS.read_text().replace(",value,0.7561,", ",proportion,0.7561,", 1), tmp_path / "claims.csv")
 
 
 def test_the_one_better_way_of_each_metric(claims: dict[str, ClaimLine]) -> None:

@@ -66,7 +66,7 @@ def test_a_count_of_orders_has_no_gain() -> None:
     sides = (("proposed", "a"), ("proposed", "b"), ("baseline", "x"), ("baseline", "y"))
     behind = [run for side, arm in sides for run in runs(side, arm, [0.1, 0.2])]
     assert len(pair_gains(ERROR, unjudged(behind), ARMS)) == 2
-    assert pair_gains(Claim(id="rank", kind="proportion", unit="orders"), unjudged(behind), ARMS) == ()
+    assert pair_gains(Claim(id="rank", kind="tally", unit="orders"), unjudged(behind), ARMS) == ()
 
 
 def test_one_pair_and_a_single_value_are_no_grid() -> None:

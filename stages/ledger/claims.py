@@ -8,15 +8,44 @@ import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
 from stages.experiment import Params
 from stages.run import STRICT
 
+Kind = Literal[
+    "value",
+    "ratio",
+    "range",
+    "observed",
+    "order",
+    "difference",
+    "gap",
+    "equivalence",
+    "uniform",
+    "ahead_from",
+    "behind_up_to",
+    "failures",
+    "tally",
+    "wins",
+    "significant_wins",
+    "identity",
+    "theorem",
+    "inconsistent",
+    "count",
+    "setup",
+    "figure",
+    "qualitative",
+]
+"""A closed set: a row of any other kind is refused.  `trained.JUDGES` has what judges those of trained models."""
 ORDERS = ("order", "difference")
-"""Kinds of claims that one arm is better than another."""
+"""That one arm is better than another."""
+CROSSOVERS = ("ahead_from", "behind_up_to")
+"""That among networks of equal size the proposed one is ahead from, or behind up to, a number of parameters."""
+TALLIES = ("tally", "wins", "significant_wins")
+"""A paper's own count of the orders of a family: of those that hold, of those in favour, of those with p < α, too."""
 
 
 class LedgerError(ValueError):
@@ -30,8 +59,8 @@ class ClaimLine:
     A row with an `experiment` is measured there; it and the arms are patterns of `fnmatch`: `*` stands for any text,
     `[0-9]` for a digit, and of several arms each is compared with the one that its file sets against it.  A row with a
     `family` alone counts that family's orders, in its own metric.  Any other is computed by the paper's `findings`, or
-    has the `reason` why it can't be tested.  `high` ends a range, `trials` is what a proportion's count is of,
-    `statement` says what has no number.
+    has the `reason` why it can't be tested.  `high` ends a range, `trials` is what a count is of, `factor` names the
+    levels over which a gain is uniform, `statement` says what has no number.
 
     Of two arms, an `order` or `difference` claims that one is better (the sign and the size of a gain), a `gap` is a
     printed difference that claims no order (its size alone), and an `equivalence` says that they are comparable: its
@@ -45,7 +74,7 @@ class ClaimLine:
     experiment: str | None
     arm: str | None
     metric: str
-    kind: str
+    kind: Kind
     value: float | None
     unit: str | None
     precision: float | None
@@ -56,6 +85,7 @@ class ClaimLine:
     note: str | None
     high: float | None = None
     trials: int | None = None
+    factor: str | None = None
     family: str | None = None
     statement: str | None = None
     reason: str | None = None

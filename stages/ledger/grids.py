@@ -11,29 +11,27 @@ from typing import Any
 from stages.experiment import Params
 from stages.ledger.claims import ClaimLine
 from stages.ledger.judgement import Judgement
+from stages.ledger.margins import margin_of_gain
 from stages.ledger.measures import NotMeasured, measure
 from stages.ledger.sides import Pairs, better_of, gather_sides
 from stages.ledger.trials import Body, price
 from stages.verdicts import GainClaim, Sample, UniformClaim, judge_gain, judge_uniform
 from stages.verdicts.grid_part import factors_of
 
-BY = " by "
-"""In the unit of a `uniform` claim: "nats by width"."""
-OR_FEWER, OR_MORE = "parameters or fewer", "parameters or more"
-"""Units of a `crossover`: up to its number the proposed arm is behind, from it on ahead."""
 MOST_APART = 1.1
 """Networks are of one size whose numbers of parameters are within this factor."""
 
 
-def judge_levels(claim: ClaimLine, pairs: Pairs, body: Body, params: Params, margin: float) -> Judgement:
+def judge_levels(claim: ClaimLine, pairs: Pairs, body: Body, params: Params) -> Judgement:
     """A gain that is said to be alike at every level of a factor of the grid.
 
     Raises:
         NotMeasured: the pairs that ran are no whole slices, so levels can't be compared.
     """
-    assert claim.value is not None and claim.unit is not None, f"{claim.id} has no gain by a factor"
-    factor, planned = claim.unit.partition(BY)[2], factors_of(pairs.grid)
+    assert claim.value is not None and claim.factor is not None, f"{claim.id} has no gain by a factor"
+    factor, planned = claim.factor, factors_of(pairs.grid)
     assert factor in planned, f"{claim.id}: its grid has no {factor!r}; known: {', '.join(planned)}"
+    margin = margin_of_gain(claim, params.verdicts.margins)
     sides = gather_sides(claim, pairs, body, params.verdicts)
     if sides.part is not None and not sides.part.is_sliced:
         raise NotMeasured(f"of no {' or '.join(planned)} has every pair run")
@@ -57,19 +55,20 @@ def judge_levels(claim: ClaimLine, pairs: Pairs, body: Body, params: Params, mar
     )
 
 
-def judge_crossover(claim: ClaimLine, body: Body, params: Params) -> Judgement:
+def judge_crossover(claim: ClaimLine, pairs: Pairs, body: Body, params: Params) -> Judgement:
     """Which arm is ahead among networks of equal size, on one side of a number of parameters.
 
     Raises:
         NotMeasured: no two networks of one size have results there.
     """
     assert claim.value is not None, f"{claim.id} has no number of parameters"
-    is_ahead = claim.unit == OR_MORE
+    is_ahead = claim.kind == "ahead_from"
+    side = "or more" if is_ahead else "or fewer"
     sizes = {arm: _parameters(arm, body) for arm in body.arms}
     couples = _of_equal_size(claim, body, sizes)
     there = {one: other for one, other in couples.items() if (sizes[one] >= claim.value) == is_ahead}
     if not there:
-        raise NotMeasured(f"no two networks of one size have {claim.value:,.0f} {claim.unit}")
+        raise NotMeasured(f"no two networks of one size have {claim.value:,.0f} parameters {side}")
     chosen = Pairs(
         proposed=tuple(there), baseline=tuple(there.values()), cells=({},) * len(there), grid=({},) * len(there)
     )
@@ -86,7 +85,7 @@ def judge_crossover(claim: ClaimLine, body: Body, params: Params) -> Judgement:
     )
     counted = sorted(sizes[arm] for arm in there)
     said = f"The mean over the {len(there)} of {len(couples)} pairs of one depth and size that ran with"
-    said += f" {claim.value:,.0f} {claim.unit}: {', '.join(f'{size:,.0f}' for size in counted)}."
+    said += f" {claim.value:,.0f} parameters {side}: {', '.join(f'{size:,.0f}' for size in counted)}."
     planned = len(body.experiment.arms)
     said += f" {len(body.arms)} of the {planned} models of the grid ran." if len(body.arms) < planned else ""
     return Judgement(

@@ -10,7 +10,7 @@ from statistics import fmean
 from stages.experiment import Params
 from stages.finding import Finding
 from stages.ledger.arms import summarise_figure
-from stages.ledger.claims import ORDERS, ClaimLine
+from stages.ledger.claims import ORDERS, TALLIES, ClaimLine
 from stages.ledger.judgement import Judgement
 from stages.ledger.measures import NotMeasured, measure
 from stages.ledger.power import foresee
@@ -42,8 +42,6 @@ COUNTED = (*IN_TABLES, "equivalence")
 EXACT = ("identity", "theorem", "inconsistent")
 MOST_SHOWN = 4
 """Arms whose means a sentence holds."""
-WINS, SIGNIFICANT_WINS = "orders in favour", "significant orders"
-"""Units of a paper's own count of comparisons.  Of "orders" alone, each has to hold by itself."""
 AGREE = (Status.HOLDS, Status.HOLDS_UNDER_READING)
 """What a finding says of numbers that may be true."""
 TIMES = ("inference_time", "train_tokens_per_second", "train_seconds")
@@ -110,7 +108,7 @@ def _order(judged: Judgement) -> Order:
 
 
 def _is_tally(claim: ClaimLine) -> bool:
-    return claim.kind == "proportion" and claim.experiment is None and claim.family is not None and not claim.reason
+    return claim.kind in TALLIES and not claim.reason
 
 
 def _judge(claim: ClaimLine, facts: Facts) -> Judgement:
@@ -247,8 +245,8 @@ def _judge_tally(claim: ClaimLine, judged: Sequence[Judgement], facts: Facts) ->
         if order.claim.family == claim.family and order.claim.kind in COUNTED
     ]
     verdicts = [order.verdict for order in orders]
-    if claim.unit in (WINS, SIGNIFICANT_WINS):
-        rules, marked = facts.params.verdicts, claim.unit == SIGNIFICANT_WINS
+    if claim.kind != "tally":
+        rules, marked = facts.params.verdicts, claim.kind == "significant_wins"
         n = claim.n or min(rules.looks)
         verdict = judge_wins(int(claim.value), verdicts, rules, n=n, must_be_significant=marked)
         ours = None if verdict.estimate is None else claim.value + verdict.estimate

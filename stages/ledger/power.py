@@ -20,11 +20,9 @@ from statistics import fmean
 from typing import Literal
 
 from stages.experiment import Experiment, Params
-from stages.ledger.claims import ClaimLine
-from stages.ledger.grids import BY
-from stages.ledger.ratios import margin_of_ratio
+from stages.ledger.claims import CROSSOVERS, ClaimLine
+from stages.ledger.margins import margin_of_gain, margin_of_ratio, margin_of_value
 from stages.ledger.sides import Pairs, arms_of, better_of
-from stages.ledger.trained import margin_of_gain, margin_of_value
 from stages.rules import Rules
 from stages.verdicts import ComparableClaim, Design, Power, Verdict, power_of_comparable, power_of_gain, power_of_value
 from stages.verdicts.grid_part import factors_of
@@ -59,9 +57,9 @@ def foresee(claim: ClaimLine, params: Params, verdict: Verdict, claims: Iterable
     (name,) = fnmatch.filter(params.experiments, claim.experiment or "")
     experiment = params.experiments[name]
     pairs = arms_of(claim, experiment)
-    if claim.kind in ("proportion", "range"):
+    if claim.kind in ("failures", "range"):
         return _of_one_look(claim, params.verdicts, pairs, experiment.replicates, claims)
-    if claim.kind in ("uniform", "crossover", "observed"):
+    if claim.kind in ("uniform", *CROSSOVERS, "observed"):
         return _of_no_printed_size(claim, params.verdicts, pairs, experiment, verdict)
     assert claim.kind in ("value", "ratio", *GAINS), f"{claim.id}: no power of a {claim.kind}"
     found = _spread(claim, params, experiment, pairs, verdict, claims)
@@ -133,10 +131,10 @@ def _of_no_printed_size(
         stderr=0.0 if claim.kind == "observed" else None,
     )
     if claim.kind == "uniform":
-        assert claim.unit is not None, f"{claim.id} names no factor"
-        levels = len(factors_of(pairs.grid)[claim.unit.partition(BY)[2]])
+        assert claim.factor is not None, f"{claim.id} names no factor"
+        levels = len(factors_of(pairs.grid)[claim.factor])
         return power_of_uniform(design, levels, pairs.planned // levels, margin_of_gain(claim, rules.margins), rules)
-    if claim.kind == "crossover" or claim.better is not None:
+    if claim.kind in CROSSOVERS or claim.better is not None:
         return power_of_sign(design, rules, is_known=is_measured or is_log)
     margin = rules.margins.difference(claim.value)
     return power_of_value(design, margin, rules) if is_measured else power_of_nearness(design, margin, rules)

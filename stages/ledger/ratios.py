@@ -8,10 +8,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from stages.ledger.claims import ClaimLine
+from stages.ledger.margins import margin_of_ratio
 from stages.ledger.measures import NotMeasured, measure
 from stages.ledger.sides import Pairs, Sides, mean_of
 from stages.ledger.trials import Body
-from stages.rules import Margins, Rules
+from stages.rules import Rules
 from stages.verdicts import Replicate, Sample, ValueClaim, Verdict, judge_range, judge_value, not_tested
 from stages.verdicts.looks import complete_look
 
@@ -86,8 +87,3 @@ def judge_relative(claim: ClaimLine, ratio: Sample, body: Body, rules: Rules) ->
         planned=body.experiment.replicates,
         can_reproduce=abs(claim.value) > margin,
     )
-
-
-def margin_of_ratio(claim: ClaimLine, margins: Margins) -> float:
-    """As of a difference, at least the printed rounding."""
-    return max(margins.difference(claim.value or 0.0), claim.precision or 0.0)

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Literal
 
 from stages.experiment import Experiment
-from stages.ledger.claims import ClaimLine
+from stages.ledger.claims import CROSSOVERS, ClaimLine
 from stages.ledger.judgement import Entry, Side
 from stages.ledger.measures import average, measure
 from stages.ledger.trials import Body, Trial, choose, strength
@@ -78,7 +78,7 @@ def find_body(claim: ClaimLine, experiment: Experiment, bodies: Sequence[Body]) 
     planned = arms_of(claim, experiment)
     if len(planned.proposed) == 1:
         return planned, choose(bodies, planned.arms)
-    if claim.kind == "crossover":  # its pairs are of equal size, which results tell
+    if claim.kind in CROSSOVERS:  # its pairs are of equal size, which results tell
         return planned, max(bodies, key=lambda body: strength(body, body.arms), default=None)
     best: tuple[Pairs, Body | None] = (planned, None)
     for body in bodies:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import fmean
 
 import numpy as np
@@ -12,15 +13,16 @@ import numpy as np
 from stages.evidence import unpack_correct
 from stages.experiment import Params
 from stages.ledger.arms import summarise_arms
-from stages.ledger.claims import ORDERS, ClaimLine
+from stages.ledger.claims import ORDERS, ClaimLine, Kind
 from stages.ledger.failures import judge_failures
 from stages.ledger.grids import judge_crossover, judge_levels
 from stages.ledger.judgement import Judgement
+from stages.ledger.margins import margin_of_gain, margin_of_value
 from stages.ledger.measures import NotMeasured, measure
 from stages.ledger.ratios import judge_relative, relative
 from stages.ledger.sides import Pairs, Sides, better_of, find_body, gather_sides, mean_of
 from stages.ledger.trials import Body, Trial, price
-from stages.rules import Margins, Rules
+from stages.rules import Rules
 from stages.verdicts import (
     ComparableClaim,
     GainClaim,
@@ -37,6 +39,9 @@ from stages.verdicts import (
     not_tested,
 )
 
+Judge = Callable[[ClaimLine, Pairs, Body, Params], Judgement]
+VerdictAndOurs = tuple[Verdict, float | None]
+SamplesJudge = Callable[[ClaimLine, Sides, Pairs, Body, Params], VerdictAndOurs]
 NOT_RUN = "Not run yet."
 SILENT = "Only stand-ins or too short runs so far; they say nothing of a claim."
 BYTES = 256
@@ -56,45 +61,26 @@ def judge_trained(claim: ClaimLine, params: Params, bodies: Sequence[Body]) -> J
     if body.standing is Standing.SILENT:
         return Judgement(claim=claim, verdict=not_tested(SILENT), basis="none", is_decidable=True)
     try:
-        if claim.metric == "failed":
-            return judge_failures(claim, pairs, body, params)
-        if claim.kind in ("uniform", "crossover") and body.standing is not Standing.DECIDES:
-            return Judgement(claim=claim, verdict=not_tested(_why_it_indicates(body)), basis="none", is_decidable=True)
-        if claim.kind == "uniform":
-            return judge_levels(claim, pairs, body, params, margin_of_gain(claim, params.verdicts.margins))
-        if claim.kind == "crossover":
-            return judge_crossover(claim, body, params)
-        return _judge_samples(claim, pairs, body, params)
+        return JUDGES[claim.kind](claim, pairs, body, params)
     except NotMeasured as error:
         verdict = not_tested(f"There are results, but {error}.")
         return Judgement(claim=claim, verdict=verdict, basis="none", is_decidable=True)
 
 
-def _judge_samples(claim: ClaimLine, pairs: Pairs, body: Body, params: Params) -> Judgement:
-    rules = params.verdicts
-    sides = gather_sides(claim, pairs, body, rules)
-    if claim.kind in ORDERS:
-        verdict = _judge_pair(claim, sides, body, params)
-        ours = verdict.estimate
-    elif body.standing is Standing.INDICATES:
+def _judge_grid(judge: Judge, claim: ClaimLine, pairs: Pairs, body: Body, params: Params) -> Judgement:
+    """A claim about a whole grid, of which results that only indicate say nothing."""
+    if body.standing is Standing.DECIDES:
+        return judge(claim, pairs, body, params)
+    return Judgement(claim=claim, verdict=not_tested(_why_it_indicates(body)), basis="none", is_decidable=True)
+
+
+def _judge_samples(judge: SamplesJudge, claim: ClaimLine, pairs: Pairs, body: Body, params: Params) -> Judgement:
+    """A claim about one or two arms, or their means over a grid."""
+    sides = gather_sides(claim, pairs, body, params.verdicts)
+    if body.standing is Standing.INDICATES and claim.kind not in ORDERS:
         verdict, ours = not_tested(_why_it_indicates(body)), None
-    elif claim.kind in ("gap", "equivalence"):
-        verdict = (
-            _judge_gap(claim, sides, body, params)
-            if claim.kind == "gap"
-            else _judge_comparable(claim, sides, body, rules)
-        )
-        ours = verdict.estimate
-    elif claim.kind == "value":
-        verdict = _judge_value(claim, sides, pairs, body, params)
-        ours = mean_of(sides.proposed, body.looks(rules))
-    elif claim.kind == "observed":
-        verdict = _judge_observed(claim, sides, body, rules)
-        ours = mean_of(sides.proposed, body.looks(rules))
     else:
-        ratio = relative(claim, sides, pairs, body, rules)
-        verdict = judge_relative(claim, ratio, body, rules)
-        ours = mean_of(ratio, body.looks(rules))
+        verdict, ours = judge(claim, sides, pairs, body, params)
     return Judgement(
         claim=claim,
         verdict=dataclasses.replace(verdict, explanation=verdict.explanation + sides.note),
@@ -102,7 +88,7 @@ def _judge_samples(claim: ClaimLine, pairs: Pairs, body: Body, params: Params) -
         is_decidable=True,
         ours=ours,
         entries=sides.entries,
-        arms=summarise_arms(claim.metric, pairs.arms, body, rules),
+        arms=summarise_arms(claim.metric, pairs.arms, body, params.verdicts),
         cost=price(sides.trials, params),
     )
 
@@ -116,24 +102,7 @@ def _why_it_indicates(body: Body) -> str:
     return NO_NUMBER_OF.format(f"Real data on a cut budget, {body.share:.0%} of the printed epochs")
 
 
-def margin_of_value(claim: ClaimLine, margins: Margins) -> float:
-    """By what the number is: an accuracy, an error, a loss, a memory."""
-    value, precision = claim.value or 0.0, claim.precision or 0.0
-    if claim.unit == "fraction":
-        return (margins.accuracy if claim.better == "higher" else margins.error)(value, precision)
-    if claim.metric.endswith("log_mse"):
-        return margins.log_mse(value)
-    if claim.unit == "bytes":
-        return margins.memory(value, precision)
-    return margins.loss(abs(value), precision)
-
-
-def margin_of_gain(claim: ClaimLine, margins: Margins) -> float:
-    gain = claim.value or 0.0
-    return margins.log_mse(gain) if claim.metric.endswith("log_mse") else margins.difference(gain)
-
-
-def _judge_value(claim: ClaimLine, sides: Sides, pairs: Pairs, body: Body, params: Params) -> Verdict:
+def _judge_value(claim: ClaimLine, sides: Sides, pairs: Pairs, body: Body, params: Params) -> VerdictAndOurs:
     rules = params.verdicts
     assert claim.value is not None, f"{claim.id} has no value"
     peers = []
@@ -146,7 +115,7 @@ def _judge_value(claim: ClaimLine, sides: Sides, pairs: Pairs, body: Body, param
     level = fmean(sides.proposed.values or [0.0])
     error = 1 - level if claim.better == "higher" else level
     wide = _excluded_share(sides.trials)
-    return judge_value(
+    verdict = judge_value(
         ValueClaim(value=claim.value, margin=margin_of_value(claim, rules.margins), stderr=claim.stderr, n=claim.n),
         sides.proposed,
         rules=rules,
@@ -155,21 +124,29 @@ def _judge_value(claim: ClaimLine, sides: Sides, pairs: Pairs, body: Body, param
         widening=wide * error if claim.unit == "fraction" else 0.0,
         test_sets=_of_test_sets(claim, error * (1 - error), sides, body, params),
     )
+    return verdict, mean_of(sides.proposed, body.looks(rules))
 
 
-def _judge_observed(claim: ClaimLine, sides: Sides, body: Body, rules: Rules) -> Verdict:
+def _judge_ratio(claim: ClaimLine, sides: Sides, pairs: Pairs, body: Body, params: Params) -> VerdictAndOurs:
+    rules = params.verdicts
+    ratio = relative(claim, sides, pairs, body, rules)
+    return judge_relative(claim, ratio, body, rules), mean_of(ratio, body.looks(rules))
+
+
+def _judge_observed(claim: ClaimLine, sides: Sides, pairs: Pairs, body: Body, params: Params) -> VerdictAndOurs:
     """A number from inside trained networks: on one side of what is stated or, where no side is, equal to it.
 
     What is stated follows from the paper's words and has no error of its own.
     """
     assert claim.value is not None, f"{claim.id} has nothing to be held against"
-    planned = body.experiment.replicates
+    rules, planned = params.verdicts, body.experiment.replicates
+    ours = mean_of(sides.proposed, body.looks(rules))
     if claim.better is not None:
-        return judge_side(claim.value, better_of(claim), sides.proposed, rules=rules, planned=planned)
+        return judge_side(claim.value, better_of(claim), sides.proposed, rules=rules, planned=planned), ours
     margin = rules.margins.difference(claim.value)
     stated = ValueClaim(value=claim.value, margin=margin, stderr=0.0)
     verdict = judge_value(stated, sides.proposed, rules=rules, planned=planned)
-    return dataclasses.replace(verdict, prediction=None)  # no paper ran it
+    return dataclasses.replace(verdict, prediction=None), ours  # no paper ran it
 
 
 def _has_own_test_set(claim: ClaimLine, body: Body, params: Params) -> bool:
@@ -200,11 +177,11 @@ def _excluded_share(trials: Sequence[Trial]) -> float:
     return max(shares, default=0.0)
 
 
-def _judge_pair(claim: ClaimLine, sides: Sides, body: Body, params: Params) -> Verdict:
+def _judge_order(claim: ClaimLine, sides: Sides, pairs: Pairs, body: Body, params: Params) -> VerdictAndOurs:
     gain, baseline = _gain_claim(claim, params.verdicts), _baseline(claim, sides)
     if body.standing is Standing.INDICATES:
-        return indicate_order(gain, sides.proposed, baseline, epochs_share=body.share)
-    return judge_gain(
+        return _with_gain(indicate_order(gain, sides.proposed, baseline, epochs_share=body.share))
+    verdict = judge_gain(
         gain,
         sides.proposed,
         baseline,
@@ -215,10 +192,11 @@ def _judge_pair(claim: ClaimLine, sides: Sides, body: Body, params: Params) -> V
         test_sets=_of_test_sets_of_pair(claim, sides, body, params),
         part=sides.part,
     )
+    return _with_gain(verdict)
 
 
-def _judge_gap(claim: ClaimLine, sides: Sides, body: Body, params: Params) -> Verdict:
-    return judge_gap(
+def _judge_gap(claim: ClaimLine, sides: Sides, pairs: Pairs, body: Body, params: Params) -> VerdictAndOurs:
+    verdict = judge_gap(
         _gain_claim(claim, params.verdicts),
         sides.proposed,
         _baseline(claim, sides),
@@ -228,10 +206,12 @@ def _judge_gap(claim: ClaimLine, sides: Sides, body: Body, params: Params) -> Ve
         widening=_widening_of_pair(sides),
         test_sets=_of_test_sets_of_pair(claim, sides, body, params),
     )
+    return _with_gain(verdict)
 
 
-def _judge_comparable(claim: ClaimLine, sides: Sides, body: Body, rules: Rules) -> Verdict:
-    return judge_comparable(
+def _judge_equivalence(claim: ClaimLine, sides: Sides, pairs: Pairs, body: Body, params: Params) -> VerdictAndOurs:
+    rules = params.verdicts
+    verdict = judge_comparable(
         ComparableClaim(margin=rules.margins.comparable(), better=better_of(claim), accepted=claim.value),
         sides.proposed,
         _baseline(claim, sides),
@@ -240,6 +220,12 @@ def _judge_comparable(claim: ClaimLine, sides: Sides, body: Body, rules: Rules) 
         pairing=body.pairing,
         widening=_widening_of_pair(sides),
     )
+    return _with_gain(verdict)
+
+
+def _with_gain(verdict: Verdict) -> VerdictAndOurs:
+    """Ours is the gain, which the verdict is about."""
+    return verdict, verdict.estimate
 
 
 def _gain_claim(claim: ClaimLine, rules: Rules) -> GainClaim:
@@ -266,3 +252,20 @@ def _disagreement(trials: Sequence[Trial]) -> float:
         return 1.0
     one, other = (unpack_correct(line.correct or "", line.data.test_images) for line in list(first.values())[:2])
     return float(np.mean(one != other)) if one.shape == other.shape else 1.0
+
+
+JUDGES: Mapping[Kind, Judge] = {
+    "value": partial(_judge_samples, _judge_value),
+    "ratio": partial(_judge_samples, _judge_ratio),
+    "range": partial(_judge_samples, _judge_ratio),
+    "observed": partial(_judge_samples, _judge_observed),
+    "order": partial(_judge_samples, _judge_order),
+    "difference": partial(_judge_samples, _judge_order),
+    "gap": partial(_judge_samples, _judge_gap),
+    "equivalence": partial(_judge_samples, _judge_equivalence),
+    "uniform": partial(_judge_grid, judge_levels),
+    "ahead_from": partial(_judge_grid, judge_crossover),
+    "behind_up_to": partial(_judge_grid, judge_crossover),
+    "failures": judge_failures,
+}
+"""What judges a claim of trained models, by its kind."""

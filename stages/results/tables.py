@@ -268,9 +268,9 @@ class Checkpoint(Base):
 class Claim(Base):
     """A statement of a paper, from `data/claims.csv`; `value` in `unit`, accuracies as fractions.
 
-    A range ends at `high`, a proportion is `value` of `trials`; `statement` says what has no number, `reason` why
-    nothing here can test it.  `experiment` and arms may have a `*` that stands for any text.  `finding`: what `analyse`
-    computed without training (status, computed, explanation, readings, error).
+    A range ends at `high`, a count is `value` of `trials`, a gain is alike over `factor`; `statement` says what has no
+    number, `reason` why nothing here can test it.  `experiment` and arms may have a `*` that stands for any text.
+    `finding`: what `analyse` computed without training (status, computed, explanation, readings, error).
     """
 
     __tablename__ = "claims"
@@ -293,7 +293,14 @@ class Claim(Base):
     note: Mapped[str | None]
     high: Mapped[float | None]
     trials: Mapped[int | None]
+    factor: Mapped[str | None]
     family: Mapped[str | None]
     statement: Mapped[str | None]
     reason: Mapped[str | None]
     finding: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+
+    @property
+    def qualifier(self) -> str:
+        """What stands behind the printed number and its unit: "or more", "by width"; mostly nothing."""
+        side = {"ahead_from": "or more", "behind_up_to": "or fewer"}.get(self.kind, "")
+        return f"by {self.factor}" if self.factor else side

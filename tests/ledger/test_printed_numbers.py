@@ -19,6 +19,7 @@ from tests.ledger.lines import claims, params, results
 from tests.ledger.test_all_trained import judge_all, measured, parameters_of, recorded
 
 ERRORS = ("min_error", "window_error")
+COUNTS = ("failures", "tally", "wins", "significant_wins")
 UNPRINTED = {"fraction": 0.3, "nats": -4.0}  # an error of networks that the paper prints none of
 Printed = dict[str, dict[str, float]]
 """`{arm: {metric: value}}`."""
@@ -148,7 +149,7 @@ def test_what_is_left_open_is_known(judged: list[JudgedClaim]) -> None:
     others = {
         row.claim.id: row.verdict.status
         for row in judged
-        if row.verdict.basis == "results" and row.claim.kind in ("ratio", "range", "proportion", "uniform")
+        if row.verdict.basis == "results" and row.claim.kind in ("ratio", "range", *COUNTS, "uniform")
     }
     open_still = {claim for claim, status in others.items() if status not in (Status.REPRODUCED, Status.SUPPORTED)}
     # Its largest printed loss is a limit; no memory is made up, and no training failed.

@@ -45,10 +45,10 @@ def test_every_claim_is_named_in_words() -> None:
 
 
 def test_what_is_found_is_in_its_own_unit_and_no_number_of_parameters() -> None:
-    by_size = Claim(id="x", kind="crossover", metric="selected_log_mse", value=1e4, unit="parameters or fewer")
-    by_width = Claim(id="x", kind="uniform", metric="selected_log_mse", value=0.25, unit="nats by width")
+    by_size = Claim(id="x", kind="behind_up_to", metric="selected_log_mse", value=1e4, unit="parameters")
+    by_width = Claim(id="x", kind="uniform", metric="selected_log_mse", value=0.25, unit="nats", factor="width")
     assert (print_value(by_size), print_value(by_width)) == ("10,000 parameters or fewer", "0.25 nats by width")
     assert (in_terms_of(-0.153, by_size), in_terms_of(0.127, by_width)) == ("−0.153 nats", "0.127 nats")
-    wins = Claim(id="x", kind="proportion", metric="window_error", unit="orders in favour")
+    wins = Claim(id="x", kind="wins", metric="window_error", unit="orders")
     gain = Claim(id="x", kind="ratio", metric="accuracy", unit="relative gain")
     assert (as_run(0.07, wins), as_run(0.5, gain), as_run(-5.1, by_size)) == ("7.00 %", "50.00 %", "−5.1")
