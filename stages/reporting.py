@@ -144,9 +144,8 @@ def verdict_table(paper: str, judged: Sequence[JudgedClaim], families: Sequence[
                 said += f" Its size: {verdict.size['status']}. {verdict.size['explanation']}"
             said = said.replace("|", "\\|")
             ours = _number(verdict.ours, claim.unit)
-            lines.append(
-                f"| `{claim.id}` | {' '.join(filter(None, (_number(claim.value, claim.unit), claim.qualifier)))} | {ours} | {verdict.status} | {said} |"
-            )
+            printed = f"{_number(claim.value, claim.unit)} {claim.qualifier}".rstrip()
+            lines.append(f"| `{claim.id}` | {printed} | {ours} | {verdict.status} | {said} |")
     return "\n".join(lines) + "\n"
 
 
