@@ -14,10 +14,18 @@ import tokenize
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from stages import LOADED
 
 PACKAGE_ROOT = Path(__file__).resolve().parent.parent
+
+# What a run executes besides its model, each with everything that it imports: the loop and the task of its data.
+TRAINING_ROOTS = {
+    "images": ("stages.training.loop", "stages.training.images"),
+    "table": ("stages.training.loop", "stages.training.tables"),
+    "text": ("stages.training.loop", "stages.training.tokens"),
+}
 
 _KEYED_BY_VALUE = {"stages.run"}
 
@@ -119,10 +127,38 @@ def code_fingerprint(roots: Iterable[str]) -> dict[str, str]:
     return {module: digest for module, digest in digests.items() if digest != source_digest("")}
 
 
-def changed_modules(code: Mapping[str, str]) -> list[str]:
-    """Modules of a run's fingerprint whose source is another one now, or gone."""
+@cache
+def training_code(kind: str, model_path: str, optimizer: str) -> Mapping[str, str]:
+    """Fingerprint of a training's code; an optimiser of ours is the module that bears its name.
+
+    Raises:
+        ModuleNotFoundError: the model's module is not one of ours.
+    """
+    own = f"stages.optim.{optimizer}"
+    return code_fingerprint([*TRAINING_ROOTS[kind], model_path.split(":")[0], *([own] if source_path(own) else [])])
+
+
+def kind_of(spec: Mapping[str, Any]) -> str:
+    """Which kind of data a spec is of: images have a mean by channel, the model of a text its context."""
+    if spec["protocol"].get("mean"):
+        return "images"
+    return "text" if "context" in spec["model"]["arguments"] else "table"
+
+
+def code_today(spec: Mapping[str, Any]) -> Mapping[str, str] | None:
+    """Fingerprint that the training of `spec` has in this tree, whatever its own says; None where its model is gone."""
+    try:
+        return training_code(kind_of(spec), spec["model"]["path"], spec["protocol"]["optimizer"]["name"])
+    except ModuleNotFoundError:
+        return None
+
+
+def changed_modules(spec: Mapping[str, Any]) -> list[str]:
+    """Modules of a run's fingerprint whose source is another one now, or gone, and those that it lacks."""
+    code, today = spec["code"], code_today(spec)
     paths = {module: source_path(module) for module in code}
-    return sorted(module for module, path in paths.items() if path is None or module_digest(path) != code[module])
+    changed = {module for module, path in paths.items() if path is None or module_digest(path) != code[module]}
+    return sorted(changed | (set(today or code) - set(code)))
 
 
 def unlike_loaded(code: Mapping[str, str]) -> list[str]:

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from stages.datasets.packed import Kind
-from stages.fingerprint import PACKAGE_ROOT, code_fingerprint, import_closure, significant_text
-from stages.runner import TRAINING_ROOTS
+from stages.fingerprint import PACKAGE_ROOT, TRAINING_ROOTS, code_fingerprint, import_closure, significant_text
 
 SOURCE = '''"""What it is."""
 import math  # for pi

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from stages.checkpoint.predictor import Predictor, load_predictor
 from stages.datasets.packed import PackedInfo, read_info
+from stages.equivalence import Equivalences, read_equivalences
 from stages.evaluation.cost import Latency, measure_latencies
 from stages.evaluation.flops import FlopCounts
 from stages.evaluation.observing import Inside, Observer
@@ -22,7 +23,7 @@ from stages.evidence import (
     ResultLine,
 )
 from stages.experiment import LatencySpec
-from stages.fingerprint import unlike_loaded
+from stages.fingerprint import code_today, unlike_loaded
 from stages.outcome import find_fault
 from stages.run import RunSpec
 from stages.runlist import ListedRun, RunList, read_run_list
@@ -40,6 +41,7 @@ def evaluate_experiment(
 
     Raises:
         EvaluationError: there is no run list, or the test data are not those that the runs were trained beside.
+        EvidenceError: a line of equivalent codes can't be read, or isn't as it was written.
     """
     run_list = read_run_list(data / "runs" / name)
     if run_list is None:
@@ -54,8 +56,9 @@ def evaluate_experiment(
                 f"data/processed/{run_list.dataset} has digest {info.digest[:12]}, run {outcome.run.run_key[:12]} was "
                 f"trained on {outcome.spec['data_digest'][:12]}; run `dvc repro train@{name}` first"
             )
+    equivalences = read_equivalences(data.parent)
     for outcome in outcomes:
-        if unlike := unlike_loaded(outcome.spec["code"]):
+        if unlike := unlike_loaded(_code_of(outcome, equivalences)):
             raise EvaluationError(
                 f"run {outcome.run.run_key[:12]} was trained by other code than evaluates it ({', '.join(unlike)}); "
                 f"run `dvc repro train@{name}` first"
@@ -65,6 +68,14 @@ def evaluate_experiment(
     results = [outcome.result_line(run_list, test_set, info, counts, observer) for outcome in outcomes]
     counts.save()
     return results, [outcome.cost_line(name, info, latencies.get(outcome.run.arm)) for outcome in outcomes]
+
+
+def _code_of(outcome: _Outcome, equivalences: Equivalences) -> Mapping[str, str]:
+    """The code that has to evaluate it: what trained it, or what that became without changing a number."""
+    if equivalences.today(outcome.spec, outcome.result["environment"]):
+        return code_today(outcome.spec) or {}
+    code: Mapping[str, str] = outcome.spec["code"]
+    return code
 
 
 def _latencies(outcomes: Sequence[_Outcome], info: PackedInfo, latency: LatencySpec, device: str) -> dict[str, Latency]:

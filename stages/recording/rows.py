@@ -273,6 +273,7 @@ def _result_row(number: int, item: Found, is_selected: bool) -> tables.Result:
         source=item.source,
         is_selected=is_selected,
         changed_code=list(item.changed_code),
+        equivalences=list(item.equivalences),
         profile=line.profile,
         provenance=data.provenance,
         cut=line.cut,
