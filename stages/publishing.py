@@ -13,7 +13,7 @@ from pathlib import Path
 from stages.consistency import find_contradictions, find_cost_contradictions
 from stages.equivalence import PATH, Equivalences, read_equivalences
 from stages.evidence import CostLine, EvidenceLine, Origin, ResultLine, read_lines, write_lines
-from stages.fingerprint import changed_modules, source_digest
+from stages.fingerprint import changed_modules, module_digest, source_digest, source_path
 from stages.store import write_atomically
 
 # Changes in these don't touch what a run computes, so they don't make its evidence dirty.
@@ -154,7 +154,7 @@ def has_revision(root: Path, revision: str) -> bool:
 
 @cache
 def digest_at(root: Path, revision: str | None, module: str) -> str | None:
-    """Digest of a module's source at a revision (None: as it lies in the tree), None where there is none."""
+    """Digest of a module's source at a revision (None: as it lies here), None where there is none."""
     base = module.replace(".", "/")
     for path in (f"{base}.py", f"{base}/__init__.py"):
         file = root / path
@@ -165,7 +165,8 @@ def digest_at(root: Path, revision: str | None, module: str) -> str | None:
             text = file.read_text() if file.is_file() else None
         if text is not None:
             return source_digest(text)
-    return None
+    outside = source_path(module) if revision is None else None
+    return None if outside is None else module_digest(outside)
 
 
 def describe_origin(root: Path) -> Origin:

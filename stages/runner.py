@@ -49,19 +49,20 @@ class Assignment:
 def assignments(
     experiment: Experiment, params: Params, data_digest: str, *, every_role: bool = False
 ) -> list[Assignment]:
-    """The experiment's grid as trainings, in the order of the file; of the profile's roles unless `every_role`."""
+    """The experiment's grid as trainings, in the order of the file; of the profile's roles unless `every_role`.
+
+    Raises:
+        ParamsError: a model imports what can't be found.
+    """
     source = params.datasets[experiment.dataset]
-    planned_runs = plan_runs(experiment, params.profile, source, every_role=every_role)
-    return [
-        Assignment(
-            planned=planned,
-            spec=planned.spec(
-                data_digest=data_digest,
-                code=training_code(source.kind, planned.model.path, planned.protocol.optimizer.name),
-            ),
-        )
-        for planned in planned_runs
-    ]
+    found = []
+    for planned in plan_runs(experiment, params.profile, source, every_role=every_role):
+        try:
+            code = training_code(source.kind, planned.model.path, planned.protocol.optimizer.name)
+        except ModuleNotFoundError as error:
+            raise ParamsError(f"{experiment.name}.{planned.arm} can't be trained: {error}") from None
+        found.append(Assignment(planned=planned, spec=planned.spec(data_digest=data_digest, code=code)))
+    return found
 
 
 def train_experiment(

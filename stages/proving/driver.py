@@ -53,9 +53,7 @@ class Trace:
         """sha256 of each tensor or number that the optimiser keeps, at the end."""
         if self.optimizer is None:
             return {}
-        return {
-            name: hashlib.sha256(content).hexdigest() for name, content in flatten(self.optimizer.state_dict()["state"])
-        }
+        return {name: hashlib.sha256(content).hexdigest() for name, content in flatten(self.optimizer.state_dict())}
 
 
 def name_tensors(parameters: list[Any]) -> dict[int, str]:

@@ -65,10 +65,11 @@ def show_equivalent(
         say(f"{len(paths)} paths with {older.revision[:12]} and {newer.revision[:12]}, on {_in_words(THREADS)} threads")
         trainings = [(path, cut) for path in paths for cut in path.cuts]
         machine: Mapping[str, Any] = {}
-        both = [
-            side.train([_training(path.item, cut, code) for path, cut in trainings], THREADS)
-            for side, code in ((older, "before"), (newer, "after"))
-        ]
+        both = []
+        for side, code in ((older, "before"), (newer, "after")):
+            both.append(side.train([_training(path.item, cut, code) for path, cut in trainings], THREADS))
+            for found in both[-1]:
+                _refuse_errors(trainings, found, side)
         for threads, *pair in zip(THREADS, *both, strict=True):
             for (path, cut), before, after in zip(trainings, *pair, strict=True):
                 if difference := first_difference(before, after):
@@ -93,6 +94,15 @@ def show_equivalent(
         )
     append_line(root, line)
     return Shown(line, tuple(f"{path.item.made.label}: {_describe(path.item)}" for path in paths), tuple(left_out))
+
+
+def _refuse_errors(trainings: Sequence[tuple[_Path, Cut]], found: Sequence[Mapping[str, Any]], side: Side) -> None:
+    for (path, _), gave in zip(trainings, found, strict=True):
+        if "error" in gave:
+            raise EquivalenceError(
+                f"the code of {side.revision[:12]} can't train {path.item.made.label} ({_describe(path.item)}): "
+                f"{gave['error'].strip().splitlines()[-1]}; nothing is written"
+            )
 
 
 @dataclass
