@@ -179,13 +179,15 @@ def release_models(experiment: str, arms: list[str]) -> None:
         print(f"{path}: {path.stat().st_size:,} bytes; commit it with data/evidence/{experiment}.jsonl")
 
 
-def show_code_equivalent(revision: str, steps: int) -> None:
-    """Compare the tree's code with an older revision's on all paths that evidence relies on."""
-    shown = show_equivalent(Path(), load_params(), revision, steps=steps)
+def show_code_equivalent(revision: str, steps: int, *, again: bool) -> None:
+    """Compare HEAD's code with an older revision's on all paths that evidence relies on; `again` writes nothing."""
+    shown = show_equivalent(Path(), load_params(), revision, steps=steps, again=again)
     for text in (*shown.compared, *shown.left_out):
         print(f"  {text}")
     if shown.line is None:
-        print(f"nothing to compare: no run that was made by the code of {revision} has other code now")
+        print(f"nothing to compare: no run that was made by the code of {revision} has other code in HEAD, uncovered")
+    elif again:
+        print(f"{len(shown.compared)} paths give the same; nothing is written")
     else:
         print(f"{EQUIVALENCES}: a line with {len(shown.compared)} paths; commit it")
 
@@ -293,6 +295,7 @@ def build_parser() -> argparse.ArgumentParser:
     equivalent = commands.add_parser("equivalent", help="show that code changed since a revision changes no number")
     equivalent.add_argument("revision", help="whose code made the evidence, or that an earlier line leads to")
     equivalent.add_argument("--steps", type=int, default=STEPS, help="of each path (default: %(default)s)")
+    equivalent.add_argument("--again", action="store_true", help="compare what lines cover already; write nothing")
     commands.add_parser("status", help="how many claims of each paper have which verdict")
     history = commands.add_parser("history", help="how claims, rules and judging code changed, and why")
     history.add_argument("claims", nargs="?", default="*", help="pattern of claim ids")
@@ -319,7 +322,7 @@ def main(arguments: list[str] | None = None) -> int:
             case "publish":
                 publish_all(options.experiments)
             case "equivalent":
-                show_code_equivalent(options.revision, options.steps)
+                show_code_equivalent(options.revision, options.steps, again=options.again)
             case "release":
                 release_models(options.experiment, options.arms)
             case "history":

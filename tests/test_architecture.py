@@ -54,7 +54,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "recomputing": {"run", "evidence", "datasets", "checkpoint", "training", "evaluation"},
     "papers": {"run", "finding", "observation", "rules", "ops", "optim"},
-    "training": {"run", "device", "memory", "datasets", "ops", "optim"},
+    "training": {"run", "device", "memory", "datasets", "ops", "optim", "papers"},
     "checkpoint": {"run", "ops", "papers"},
     "evaluation": {
         *("run", "store", "outcome", "fingerprint", "experiment", "evidence", "runlist"),

@@ -83,9 +83,10 @@ def _packed_digests(root: Path) -> dict[str, str]:
 
 
 def find_affected(
-    made: Sequence[Made], equivalences: Equivalences, codes_before: Codes, codes_after: Codes
+    made: Sequence[Made], equivalences: Equivalences, codes_before: Codes, codes_after: Codes, *, again: bool = False
 ) -> tuple[list[Affected], list[str]]:
-    """One run for each path and fingerprint that changed between the two trees and isn't covered; and what is left out.
+    """One run for each path and fingerprint that changed between the two trees and isn't covered (`again`: though it
+    is); and what is left out.
 
     A run counts whose own code is that of the older tree, or leads to it by lines that stand already.
     """
@@ -103,7 +104,7 @@ def find_affected(
             continue
         if equivalences.chain(run.spec, run.environment, old) is None:
             continue
-        if equivalences.chain(run.spec, run.environment, new) is not None:
+        if not again and equivalences.chain(run.spec, run.environment, new) is not None:
             continue
         place = path_of(run.spec), run.is_stacked, json.dumps(sorted(old.items()))
         found.setdefault(place, Affected(run, place[0], old, new))

@@ -62,7 +62,7 @@ def name_tensors(parameters: list[Any]) -> dict[int, str]:
     wanted = {id(one) for one in parameters}
     names: dict[int, str] = {}
     for thing in gc.get_objects():
-        if isinstance(thing, torch.nn.Module):
+        if issubclass(type(thing), torch.nn.Module):  # and not isinstance, which asks a weak reference's dead object
             held = {id(one): name for name, one in thing.named_parameters() if id(one) in wanted}
             names = held if len(held) > len(names) else names
     return {id(one): names.get(id(one), f"tensor {place}") for place, one in enumerate(parameters, start=1)}

@@ -36,9 +36,17 @@ class Shown:
 
 
 def show_equivalent(
-    root: Path, params: Params, revision: str, *, steps: int = STEPS, say: Callable[[str], None] = print
+    root: Path,
+    params: Params,
+    revision: str,
+    *,
+    steps: int = STEPS,
+    again: bool = False,
+    say: Callable[[str], None] = print,
 ) -> Shown:
     """Train every path whose fingerprint changed between `revision` and HEAD with both codes, and add the line.
+
+    `again`: also those that lines cover already, and add none.
 
     Raises:
         EquivalenceError: the codes give other numbers, the first of which is named; or the tree's code isn't committed.
@@ -48,7 +56,7 @@ def show_equivalent(
     with tempfile.TemporaryDirectory(prefix="claimcheck-equivalent-") as folder:
         scratch = Path(folder)
         older, newer = _sides(root, revision, scratch)
-        affected, left_out = find_affected(made, equivalences, older.fingerprints, newer.fingerprints)
+        affected, left_out = find_affected(made, equivalences, older.fingerprints, newer.fingerprints, again=again)
         for item in affected:
             if code_today(item.made.spec) != item.after:
                 changed = ", ".join(_unlike(item.after, code_today(item.made.spec) or {}))
@@ -92,7 +100,8 @@ def show_equivalent(
             versions={name: importlib.metadata.version(name) for name in ("torch", "numpy")},
             proofs=_proofs(paths),
         )
-    append_line(root, line)
+    if not again:
+        append_line(root, line)
     return Shown(line, tuple(f"{path.item.made.label}: {_describe(path.item)}" for path in paths), tuple(left_out))
 
 
