@@ -32,28 +32,35 @@ def fingerprint(kind: str, model: str, optimizer: str) -> dict[str, str] | None:
 
 
 class Trace:
-    """Every step of a training: its scores so far, and a checksum of each tensor that the optimiser has changed."""
+    """Every step of a training: its scores so far, and a checksum of each tensor that an optimiser has changed."""
 
     def __init__(self) -> None:
         self.scores: list[dict[str, str]] = []
         self.tensors: list[dict[str, int]] = []
-        self.optimizer: Any = None
-        self.names: dict[int, str] = {}
+        self._open: dict[str, int] = {}
+        self._optimizers: dict[int, tuple[Any, dict[int, str]]] = {}
 
     def progress(self, progress: Any) -> None:
+        """A step is over."""
         self.scores.append({name: float(value).hex() for name, value in progress.scores.items()})
+        self.tensors.append(self._open)
+        self._open = {}
 
     def stepped(self, optimizer: Any, *_: Any) -> None:
+        """An optimiser is, of which a step may have several, one within the other."""
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
-        if optimizer is not self.optimizer:
-            self.optimizer, self.names = optimizer, name_tensors(parameters)
-        self.tensors.append({self.names[id(one)]: zlib.crc32(to_bytes(one)) for one in parameters})
+        if id(optimizer) not in self._optimizers:
+            self._optimizers[id(optimizer)] = optimizer, name_tensors(parameters)
+        _, names = self._optimizers[id(optimizer)]
+        self._open |= {names[id(one)]: zlib.crc32(to_bytes(one)) for one in parameters}
 
     def state(self) -> dict[str, str]:
-        """sha256 of each tensor or number that the optimiser keeps, at the end."""
-        if self.optimizer is None:
-            return {}
-        return {name: hashlib.sha256(content).hexdigest() for name, content in flatten(self.optimizer.state_dict())}
+        """sha256 of each tensor or number that the optimisers keep, at the end."""
+        return {
+            f"{place}.{name}": hashlib.sha256(content).hexdigest()
+            for place, (optimizer, _) in enumerate(self._optimizers.values(), start=1)
+            for name, content in flatten(optimizer.state_dict())
+        }
 
 
 def name_tensors(parameters: list[Any]) -> dict[int, str]:

@@ -86,7 +86,7 @@ def show_equivalent(
                         f"{cut.specs[0].protocol.batch_size}) is another run with the code of {newer.revision[:12]}: "
                         f"{difference}; nothing is written"
                     )
-                if len(after["tensors"]) == 0:
+                if not any(after["tensors"]):
                     raise EquivalenceError(f"{path.item.made.label}: no step was taken; nothing is written")
                 path.keep(cut, threads, after)
                 machine = after["outcomes"][0]["environment"]
@@ -124,7 +124,7 @@ class _Path:
     found: dict[str, list[str]] = field(default_factory=dict)
 
     def keep(self, cut: Cut, threads: int, gave: Mapping[str, Any]) -> None:
-        self.steps[str(cut.specs[0].protocol.batch_size)] = len(gave["tensors"])
+        self.steps[str(cut.specs[0].protocol.batch_size)] = len(gave["scores"])
         self.found.setdefault(str(threads), []).append(_digest(gave))
 
     def compared(self) -> Compared:
