@@ -82,7 +82,7 @@ def path_of(spec: Mapping[str, Any]) -> str:
     kept = {
         "model": spec["model"],
         "protocol": spec["protocol"],
-        "fold": spec["replicate"].get("fold") is not None,
+        "fold": spec.get("replicate", {}).get("fold") is not None,
     }
     return hashlib.sha256(canonical_json(_outline(kept)).encode()).hexdigest()[:16]
 

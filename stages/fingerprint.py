@@ -36,7 +36,7 @@ TRAINING_ROOTS = {
 _KEYED_BY_VALUE = {"stages.run"}
 # Keyed by their own text alone: the first two choose among modules, and what they choose is a root; the last imports
 # only what words its errors.
-_CHOOSING = {"stages.training.kinds", "stages.papers", "stages.datasets.packed"}
+CHOOSING = {"stages.training.kinds", "stages.papers", "stages.datasets.packed"}
 _PINNED = {"torch", "numpy", "safetensors", "triton"} | sys.stdlib_module_names  # not looked for
 
 
@@ -173,7 +173,7 @@ def import_closure(roots: Iterable[str]) -> set[str]:
     return reachable(
         roots,
         lambda module: (
-            [] if module in _CHOOSING else [name for name in imported_modules(module) if not name.endswith("_native")]
+            [] if module in CHOOSING else [name for name in imported_modules(module) if not name.endswith("_native")]
         ),
     )
 
@@ -258,10 +258,10 @@ def kind_of(spec: Mapping[str, Any]) -> str:
 
 
 def code_today(spec: Mapping[str, Any]) -> Mapping[str, str] | None:
-    """Fingerprint that the training of `spec` has in this tree, whatever its own says; None where its model is gone."""
+    """Fingerprint of the training of `spec` in this tree, whatever its own says; None where it can't be trained."""
     try:
         return training_code(kind_of(spec), spec["model"]["path"], spec["protocol"]["optimizer"]["name"])
-    except ModuleNotFoundError:
+    except (ModuleNotFoundError, KeyError, TypeError):  # the latter for a spec that isn't one
         return None
 
 

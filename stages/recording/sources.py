@@ -143,11 +143,15 @@ def find_results(root: Path, params: Params, *, evidence_only: bool = False) -> 
 
 def _mark(found: Iterable[Found], params: Params, equivalences: Equivalences) -> list[Found]:
     """The results, each with what has changed since: its arm's model or own protocol fields, its code."""
+    changes: dict[str, tuple[str, ...]] = {}
     planned: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
     marked = []
     for item in found:
         spec, experiment = item.result.spec, params.experiments[item.result.experiment]
-        changed = tuple(changed_modules(spec))
+        code = canonical_json([spec["code"], spec["model"], spec["protocol"]])
+        if code not in changes:
+            changes[code] = tuple(changed_modules(spec))
+        changed = changes[code]
         lines = equivalences.today(spec, item.result.environment) if changed else ()
         place = experiment.name, item.result.profile
         if place not in planned:
