@@ -123,7 +123,8 @@ def _name_of(root: Path, revision: str) -> str:
 
 
 def line_faults(root: Path) -> list[str]:
-    """Lines of equivalent codes whose digests aren't those of the revisions that they name, as far as these are here.
+    """Lines of equivalent codes whose digests aren't those of the revisions that they name, or whose revisions there
+    aren't; a shallow clone, or none, can't tell.
 
     Raises:
         EvidenceError: a line can't be read, or isn't as it was written.
@@ -132,6 +133,8 @@ def line_faults(root: Path) -> list[str]:
     for number, line in enumerate(read_equivalences(root).lines, start=1):
         for side, revision in enumerate((line.before, line.after)):
             if not has_revision(root, revision):
+                if is_full_clone(root):
+                    found.append(f"{PATH}, line {number}: there is no revision {revision[:12]} in this repository")
                 continue
             pairs = {(module, pair[side]) for proof in line.proofs for module, pair in proof.modules.items()}
             wrong = sorted(
@@ -144,12 +147,22 @@ def line_faults(root: Path) -> list[str]:
 
 @cache
 def has_revision(root: Path, revision: str) -> bool:
-    asked = ["git", "cat-file", "-t", revision]
+    return _asked(root, "cat-file", "-t", revision) == "commit"
+
+
+@cache
+def is_full_clone(root: Path) -> bool:
+    """Whether a revision that isn't here is nowhere."""
+    return _asked(root, "rev-parse", "--is-shallow-repository") == "false"
+
+
+def _asked(root: Path, *arguments: str) -> str | None:
+    """What git says, or None where it refuses or isn't here."""
     try:
-        done = subprocess.run(asked, cwd=root, capture_output=True, text=True, check=False)
+        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
     except OSError:
-        return False
-    return done.stdout == "commit\n"
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 @cache

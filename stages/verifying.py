@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -28,7 +27,7 @@ from stages.equivalence import PATH
 from stages.evidence import DataUsed, Divergence, EpochRow, EvidenceError, Measurement, ResultLine
 from stages.experiment import Params, load_params
 from stages.outcome import find_fault
-from stages.publishing import digest_at, has_revision, line_faults
+from stages.publishing import digest_at, has_revision, is_full_clone, line_faults
 from stages.recording import LedgerError, RecordError, record
 from stages.results import Base, Checkpoint, Experiment, Result, UnknownCheckpoint, open_results
 from stages.run import canonical_json
@@ -192,7 +191,7 @@ def check_code(root: Path, result: Result) -> Link:
     origin = result.origin
     revision = None if origin is None else str(origin["revision"])
     if revision is not None and not has_revision(root, revision):
-        if _git(root, "rev-parse", "--is-shallow-repository") != "false\n":
+        if not is_full_clone(root):
             return Link("code", "not here", f"revision {revision[:12]} is not in this clone; a full clone has it")
         return Link("code", "broken", f"there is no revision {revision[:12]} in this repository")
     where = "in this tree" if revision is None else f"at revision {revision[:12]}"
@@ -204,15 +203,6 @@ def check_code(root: Path, result: Result) -> Link:
         return Link("code", "broken", f"{', '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} another one {where}")
     dirty = ", which had uncommitted changes" if origin is not None and origin["dirty"] else ""
     return Link("code", "holds", f"{len(result.spec['code'])} modules {where}{dirty}")
-
-
-def _git(root: Path, *arguments: str) -> str | None:
-    """What git says, or None where it refuses or isn't here."""
-    try:
-        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
-    except OSError:
-        return None
-    return done.stdout if done.returncode == 0 else None
 
 
 def check_data(folder: Path, recorded: str, in_spec: str) -> Link:

@@ -122,6 +122,9 @@ def test_a_renaming_takes_outcomes_from_the_store_once_it_is_shown(renamed: tupl
     assert (line.before, line.after) == (git(project, "rev-parse", "HEAD~1"), git(project, "rev-parse", "HEAD"))
     assert "a line with 2 paths; commit it" in said
     project = copy(project, tmp_path)
+    assert "nothing to compare" in ask(project, "stages.cli", "equivalent", "HEAD~1").stdout
+    again = ask(project, "stages.cli", "equivalent", "HEAD~1", "--steps", "2", "--again")
+    assert "2 paths give the same; nothing is written" in again.stdout and len(read_equivalences(project).lines) == 1
     done = ask(project, "stages.train", EXPERIMENT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("of older code that gives the same by line 1 of equivalences.jsonl") == 2, done.stdout

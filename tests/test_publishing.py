@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stages.equivalence import PATH as EQUIVALENCES
 from stages.equivalence import Compared, EquivalenceLine, Proof, append_line, path_of
 from stages.evidence import (
     CostLine,
@@ -22,6 +24,7 @@ from stages.evidence import (
     ResultLine,
     pack_correct,
     read_lines,
+    seal,
     write_lines,
 )
 from stages.fingerprint import source_digest, source_path, training_code
@@ -279,6 +282,9 @@ def test_older_code_that_gives_the_same_is_published_with_the_revision_that_hold
     revisions = {line.result.arm: line.origin.revision for line in read_lines(done.path, EvidenceLine)}
     assert revisions == {"vit": before, "ninformer": after}
     assert line_faults(checkout) == []
+    path = checkout / EQUIVALENCES
+    path.write_text(canonical_json(seal(json.loads(path.read_text()) | {"after": "0" * 40})) + "\n")
+    assert line_faults(checkout)[0].endswith("line 1: there is no revision 000000000000 in this repository")
 
 
 def test_older_code_is_refused_where_the_line_is_forged(checkout: Path) -> None:
