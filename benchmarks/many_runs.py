@@ -97,6 +97,7 @@ def _result(item: Planned) -> dict[str, object]:
         "source": "evidence" if item.time == 0 else "local",
         "is_selected": item.time == 0,
         "changed_code": "[]",
+        "equivalences": "[]",
         "profile": profile,
         "provenance": "embedded" if profile == "smoke" else "full",
         "cut": "" if profile == "paper" else "3 of 100 epochs",

@@ -25,6 +25,9 @@ class CodeLinkOut(Out):
     dirty: bool | None = Field(description="the revision had uncommitted changes")
     modules: dict[str, str] = Field(description="digest of the source of each module that the run executed")
     changed: list[str] = Field(description="those that are another one in the recorded tree")
+    equivalences: list[int] = Field(
+        description="lines of data/evidence/equivalences.jsonl which show that its code and the tree's give the same"
+    )
 
 
 class DataLinkOut(Out):
@@ -87,6 +90,7 @@ def _trail(result: Result, dataset: str, checkpoint: queries.Answerer | None) ->
             dirty=origin.get("dirty"),
             modules=result.spec["code"],
             changed=result.changed_code,
+            equivalences=result.equivalences,
         ),
         data=DataLinkOut(dataset=dataset, digest=result.data_digest, provenance=result.provenance),
         environment=EnvironmentLinkOut(digest=result.environment_digest, facts=result.environment),

@@ -1,12 +1,13 @@
 """Claimcheck's pipeline: the verbs (`fetch` … `report`) and the library they share.
 
-Importing it notes the source of every module of ours as it is loaded: which code ran is known for sure, whatever lies
-on the disk later.  A cached bytecode is taken by the digest of its source and not by its time, as an edit within one
-second that keeps a file's length would go unseen.
+Importing it notes the source of every module as it is loaded, unless that is the standard library's or an installed
+package's: which code ran is known for sure, whatever lies on the disk later.  A cached bytecode is taken by the digest
+of its source and not by its time, as an edit within one second that keeps a file's length would go unseen.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -16,8 +17,17 @@ from types import CodeType
 from typing import Any
 
 LOADED: dict[str, bytes] = {}
-"""Source of each module below `stages` that this process has loaded."""
+"""Source of each module outside of installed packages that this process has loaded since."""
 _HEADER = MAGIC_NUMBER + (0b11).to_bytes(4, "little")  # bytecode that is checked by the hash of its source (PEP 552)
+
+
+_LIBRARY = os.path.dirname(os.path.realpath(os.__file__)) + os.sep
+_PACKAGES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+
+
+def is_installed(path: str) -> bool:
+    """Whether a file is of the standard library or of an installed package, whose versions the lock pins."""
+    return any(name in path for name in _PACKAGES) or os.path.realpath(path).startswith(_LIBRARY)
 
 
 class _Loader(SourceFileLoader):
@@ -40,12 +50,12 @@ class _Loader(SourceFileLoader):
 
 class _Finder(MetaPathFinder):
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        if not fullname.startswith(f"{__name__}."):
-            return None
         spec = PathFinder.find_spec(fullname, path, target)
-        if spec is not None and type(spec.loader) is SourceFileLoader:
+        if spec is None or type(spec.loader) is not SourceFileLoader:
+            return spec
+        if fullname.startswith(f"{__name__}.") or not is_installed(spec.loader.path):
             spec.loader = _Loader(fullname, spec.loader.path)
         return spec
 
 
-sys.meta_path.insert(0, _Finder())
+sys.meta_path.insert(sys.meta_path.index(PathFinder), _Finder())

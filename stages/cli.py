@@ -19,6 +19,8 @@ from stages.checkpoint.contract import CheckpointError
 from stages.datasets.packed import PackedDataError, read_images, read_info
 from stages.datasets.sources import find_source
 from stages.datasets.verified import DatasetError
+from stages.equivalence import PATH as EQUIVALENCES
+from stages.equivalence import read_equivalences
 from stages.evaluation.flops import FlopCounts
 from stages.evidence import EvidenceError
 from stages.experiment import Params, ParamsError, Rate, load_params
@@ -27,13 +29,16 @@ from stages.housekeeping import disk_usage, remove_leftovers
 from stages.ledger import LedgerError, read_claims, read_history
 from stages.ledger.history import PATH, append, committed_claims, pending
 from stages.planning import Cost, add_up, plan_costs
+from stages.proving.show import STEPS, show_equivalent
+from stages.proving.sides import EquivalenceError
 from stages.publishing import PublishError, publish
 from stages.results import ResultsUnavailable, UnknownName
-from stages.runner import assignments, find_experiment
+from stages.runner import assignments, find_experiment, find_outcome, ways_to
 from stages.store import RunStore, home, write_atomically
 
 MISTAKES = (
     DatasetError,
+    EquivalenceError,
     EvidenceError,
     LedgerError,
     PackedDataError,
@@ -108,8 +113,9 @@ def _in_store(name: str, params: Params) -> list[str]:
     except PackedDataError:
         return ["not packed", cut]
     store = RunStore(home() / "store")
-    done = (store.published(run.spec.run_key) for run in assignments(experiment, params, digest))
-    return [str(sum(folder is not None for folder in done)), cut]
+    equivalences = read_equivalences(Path())
+    done = (find_outcome(store, ways_to(run.spec, equivalences)) for run in assignments(experiment, params, digest))
+    return [str(sum(way is not None for way in done)), cut]
 
 
 def print_table(heading: list[str], lines: list[list[str]]) -> None:
@@ -173,6 +179,19 @@ def release_models(experiment: str, arms: list[str]) -> None:
         print(f"{path}: {path.stat().st_size:,} bytes; commit it with data/evidence/{experiment}.jsonl")
 
 
+def show_code_equivalent(revision: str, steps: int, *, again: bool) -> None:
+    """Compare HEAD's code with an older revision's on all paths that evidence relies on; `again` writes nothing."""
+    shown = show_equivalent(Path(), load_params(), revision, steps=steps, again=again)
+    for text in (*shown.compared, *shown.left_out):
+        print(f"  {text}")
+    if shown.line is None:
+        print(f"nothing to compare: no run that was made by the code of {revision} has other code in HEAD, uncovered")
+    elif again:
+        print(f"{len(shown.compared)} paths give the same; nothing is written")
+    else:
+        print(f"{EQUIVALENCES}: a line with {len(shown.compared)} paths; commit it")
+
+
 def show_verdicts() -> None:
     """Print how many claims of each paper have which verdict."""
     from stages.reporting import show_status  # brings what builds and judges the database
@@ -228,7 +247,7 @@ def show_history(claims: str, why: str | None) -> None:
     params, path = load_params(), Path(PATH)
     if why:
         rows = read_claims(Path("data/claims.csv"))
-        published = {file.stem for file in Path("data/evidence").glob("*.jsonl")}
+        published = {file.stem for file in Path("data/evidence").glob("*.jsonl")} - {EQUIVALENCES.stem}
         changes = pending(
             rows, params.verdicts, read_history(path), known=committed_claims(Path()), published=published
         )
@@ -273,6 +292,10 @@ def build_parser() -> argparse.ArgumentParser:
     models = commands.add_parser("release", help="put published models into data/models/, rounded to float16")
     models.add_argument("experiment")
     models.add_argument("arms", nargs="+")
+    equivalent = commands.add_parser("equivalent", help="show that code changed since a revision changes no number")
+    equivalent.add_argument("revision", help="whose code made the evidence, or that an earlier line leads to")
+    equivalent.add_argument("--steps", type=int, default=STEPS, help="of each path (default: %(default)s)")
+    equivalent.add_argument("--again", action="store_true", help="compare what lines cover already; write nothing")
     commands.add_parser("status", help="how many claims of each paper have which verdict")
     history = commands.add_parser("history", help="how claims, rules and judging code changed, and why")
     history.add_argument("claims", nargs="?", default="*", help="pattern of claim ids")
@@ -298,6 +321,8 @@ def main(arguments: list[str] | None = None) -> int:
                 write_sample(options.dataset, options.index, options.output)
             case "publish":
                 publish_all(options.experiments)
+            case "equivalent":
+                show_code_equivalent(options.revision, options.steps, again=options.again)
             case "release":
                 release_models(options.experiment, options.arms)
             case "history":

@@ -1,34 +1,94 @@
 """Digest of the code that a run executes: `{module: sha256 of its source}` over a static import closure.
 
-Comments, docstrings and blank lines don't count, so that explaining the code invalidates nothing.  The source's own
-text is hashed, not a dumped syntax tree or a list of tokens: both differ between Python 3.11 and 3.13.  Fast paths
-(`*_native.py`) answer to their reference by test and are left out; so is `stages.run`, whose values are in the key.
+Whatever a run imports is in it that is no installed package, wherever it lies.  Comments, docstrings and blank lines
+don't count, so that explaining the code invalidates nothing.  The source's own text is hashed, not a dumped syntax tree
+or a list of tokens: both differ between Python 3.11 and 3.13.  Fast paths (`*_native.py`) answer to their reference by
+test and are left out; so is `stages.run`, whose values are in the key.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import importlib.util
 import io
+import os
+import sys
 import tokenize
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import cache
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from typing import Any
 
-from stages import LOADED
+from stages import LOADED, is_installed
 
 PACKAGE_ROOT = Path(__file__).resolve().parent.parent
 
+# What a run executes besides its model, each with everything that it imports: what drives it, and its data's task.
+TRAINING_ROOTS = {
+    "images": ("stages.training.session", "stages.training.images"),
+    "table": ("stages.training.session", "stages.training.tables"),
+    "text": ("stages.training.session", "stages.training.tokens"),
+}
+
 _KEYED_BY_VALUE = {"stages.run"}
+# Keyed by their own text alone: the first two choose among modules, and what they choose is a root; the last imports
+# only what words its errors.
+CHOOSING = {"stages.training.kinds", "stages.papers", "stages.datasets.packed"}
+_PINNED = {"torch", "numpy", "safetensors", "triton"} | sys.stdlib_module_names  # not looked for
 
 
 def source_path(module: str) -> Path | None:
-    """File of one of our modules, or None where the name is not ours (or is a package without a file of its own)."""
-    base = PACKAGE_ROOT.joinpath(*module.split("."))
+    """File of a module, ours or a user's; None where it is an installed package's, has no file, or is no module."""
+    top, *names = module.split(".")
+    if top != "stages":
+        return None if is_pinned(top) else _outside(module)
+    base = PACKAGE_ROOT.joinpath(top, *names)
     for candidate in (base.with_suffix(".py"), base / "__init__.py"):
-        if module.split(".")[0] == "stages" and candidate.is_file():
+        if candidate.is_file():
             return candidate
     return None
+
+
+@cache
+def is_pinned(module: str) -> bool:
+    """Whether a module comes with Python or an installed package; one that can't be found doesn't."""
+    top = module.partition(".")[0]
+    spec = None if top in _PINNED else _find(top)
+    if spec is None:
+        return top in _PINNED
+    places = [spec.origin] if spec.has_location else [*(spec.submodule_search_locations or [])]
+    return all(place is not None and is_installed(f"{place}{os.sep}") for place in places)
+
+
+@cache
+def _outside(module: str) -> Path | None:
+    """File of a module that lies neither here nor in an installed package."""
+    spec = _spec_of(module)
+    return None if spec is None or not spec.has_location or spec.origin is None else Path(spec.origin)
+
+
+def _spec_of(module: str) -> ModuleSpec | None:
+    """Where a module lies; nothing is imported for it."""
+    names = module.split(".")
+    spec = _find(names[0])
+    for depth in range(2, len(names) + 1):
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        spec = PathFinder.find_spec(".".join(names[:depth]), list(spec.submodule_search_locations))
+    return spec
+
+
+@cache
+def _find(top: str) -> ModuleSpec | None:
+    """As an import would find it, or beside `stages`."""
+    try:
+        found = importlib.util.find_spec(top)
+    except (ImportError, ValueError):  # the latter where something was put among the modules that was never imported
+        found = None
+    return found or PathFinder.find_spec(top, [str(PACKAGE_ROOT)])
 
 
 def significant_text(source: str) -> str:
@@ -63,23 +123,78 @@ def _insignificant_spans(source: str) -> list[Span]:
 
 @cache
 def imported_modules(module: str) -> set[str]:
-    """Our modules that `module` imports anywhere in its file, by reading it."""
-    path = source_path(module)
-    if path is None:
-        return set()
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            found.add(node.module)
-            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    """Modules, ours or a user's, that `module` imports anywhere in its file, by reading it.
+
+    A user's package runs its own file first, whichever of its modules is imported.
+    """
+    found = {name for asked in _imports(module) for name in (asked.module, *asked.names)}
+    for parts in [name.split(".") for name in found if not name.startswith("stages.")]:
+        found |= {".".join(parts[:count]) for count in range(1, len(parts))}
     return {name for name in found if source_path(name) is not None}
 
 
+@dataclass(frozen=True)
+class _Import:
+    """A module that an import statement names, what it takes of it, which may be modules, and whether it may fail."""
+
+    module: str
+    names: tuple[str, ...]
+    is_optional: bool
+
+
+@cache
+def _imports(module: str) -> tuple[_Import, ...]:
+    path = source_path(module)
+    if path is None or path.suffix != ".py":
+        return ()
+    tree, found = ast.parse(path.read_text()), []
+    optional = {id(inner) for node in ast.walk(tree) if _may_fail(node) for inner in ast.walk(node)}
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [_Import(alias.name, (), id(node) in optional) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            name = ".".join([*parents, *([node.module] if node.module else [])])
+            found.append(_Import(name, tuple(f"{name}.{alias.name}" for alias in node.names), id(node) in optional))
+    return tuple(found)
+
+
+def _may_fail(node: ast.AST) -> bool:
+    """A `try` around imports, or what only a type checker reads."""
+    if isinstance(node, ast.Try):
+        caught = {name for handler in node.handlers for name in ast.unparse(handler.type or node).split()}
+        return any("ImportError" in name or "ModuleNotFoundError" in name for name in caught)
+    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+
+
 def import_closure(roots: Iterable[str]) -> set[str]:
-    """`roots` and everything of ours that they import, directly or not, without fast paths."""
-    return reachable(roots, lambda module: [name for name in imported_modules(module) if not name.endswith("_native")])
+    """`roots` and everything that they import, directly or not, but for installed packages and fast paths."""
+    return reachable(
+        roots,
+        lambda module: (
+            [] if module in CHOOSING else [name for name in imported_modules(module) if not name.endswith("_native")]
+        ),
+    )
+
+
+def _refuse_missing(modules: Iterable[str]) -> None:
+    for module in sorted(modules):
+        for asked in _imports(module):
+            if not asked.is_optional and not is_pinned(asked.module) and not _is_module(asked.module):
+                raise ModuleNotFoundError(
+                    f"{source_path(module)}: imports {asked.module}, which can't be found, so nobody knows what would "
+                    "run: install it, put its folder on PYTHONPATH, or lay it beside stages"
+                )
+
+
+def _is_module(name: str) -> bool:
+    """Whether there is such a module, or a package without a file of its own."""
+    if source_path(name) is not None:
+        return True
+    if name.startswith("stages."):
+        return PACKAGE_ROOT.joinpath(*name.split(".")).is_dir()
+    return _spec_of(name) is not None
 
 
 def reachable(roots: Iterable[str], next_of: Callable[[str], Iterable[str]]) -> set[str]:
@@ -101,6 +216,9 @@ def source_digest(source: str) -> str:
 
 @cache
 def module_digest(path: Path) -> str:
+    """Of a compiled module, whose source nobody knows, that of its bytes."""
+    if path.suffix != ".py":
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     return source_digest(path.read_text())
 
 
@@ -108,21 +226,51 @@ def code_fingerprint(roots: Iterable[str]) -> dict[str, str]:
     """`{module: digest}` over the import closure of `roots`, without modules that hold no code.
 
     Raises:
-        ModuleNotFoundError: a root is not a module of ours.
+        ModuleNotFoundError: a root is not a module of ours, or something that is imported can't be found.
     """
     roots = list(roots)
     for root in roots:
         if source_path(root) is None:
             raise ModuleNotFoundError(f"{root} is not a module below {PACKAGE_ROOT.name}/stages")
-    paths = {module: source_path(module) for module in sorted(import_closure(roots) - _KEYED_BY_VALUE)}
+    closure = import_closure(roots) - _KEYED_BY_VALUE
+    _refuse_missing(closure)
+    paths = {module: source_path(module) for module in sorted(closure)}
     digests = {module: module_digest(path) for module, path in paths.items() if path is not None}
     return {module: digest for module, digest in digests.items() if digest != source_digest("")}
 
 
-def changed_modules(code: Mapping[str, str]) -> list[str]:
-    """Modules of a run's fingerprint whose source is another one now, or gone."""
+@cache
+def training_code(kind: str, model_path: str, optimizer: str) -> Mapping[str, str]:
+    """Fingerprint of a training's code; an optimiser of ours is the module that bears its name.
+
+    Raises:
+        ModuleNotFoundError: the model's module is not one of ours.
+    """
+    own = f"stages.optim.{optimizer}"
+    return code_fingerprint([*TRAINING_ROOTS[kind], model_path.split(":")[0], *([own] if source_path(own) else [])])
+
+
+def kind_of(spec: Mapping[str, Any]) -> str:
+    """Which kind of data a spec is of: images have a mean by channel, the model of a text its context."""
+    if spec["protocol"].get("mean"):
+        return "images"
+    return "text" if "context" in spec["model"]["arguments"] else "table"
+
+
+def code_today(spec: Mapping[str, Any]) -> Mapping[str, str] | None:
+    """Fingerprint of the training of `spec` in this tree, whatever its own says; None where it can't be trained."""
+    try:
+        return training_code(kind_of(spec), spec["model"]["path"], spec["protocol"]["optimizer"]["name"])
+    except (ModuleNotFoundError, KeyError, TypeError):  # the latter for a spec that isn't one
+        return None
+
+
+def changed_modules(spec: Mapping[str, Any]) -> list[str]:
+    """Modules of a run's fingerprint whose source is another one now, or gone, and those that it lacks."""
+    code, today = spec["code"], code_today(spec)
     paths = {module: source_path(module) for module in code}
-    return sorted(module for module, path in paths.items() if path is None or module_digest(path) != code[module])
+    changed = {module for module, path in paths.items() if path is None or module_digest(path) != code[module]}
+    return sorted(changed | (set(today or code) - set(code)))
 
 
 def unlike_loaded(code: Mapping[str, str]) -> list[str]:

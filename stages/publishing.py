@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import importlib.metadata
 import subprocess
@@ -10,8 +11,9 @@ from functools import cache
 from pathlib import Path
 
 from stages.consistency import find_contradictions, find_cost_contradictions
+from stages.equivalence import PATH, Equivalences, read_equivalences
 from stages.evidence import CostLine, EvidenceLine, Origin, ResultLine, read_lines, write_lines
-from stages.fingerprint import changed_modules, source_digest
+from stages.fingerprint import changed_modules, module_digest, source_digest, source_path
 from stages.store import write_atomically
 
 # Changes in these don't touch what a run computes, so they don't make its evidence dirty.
@@ -46,10 +48,14 @@ def publish(experiment: str, root: Path) -> Published:
     costs = {_place(line): line for line in read_lines(data / "results" / f"{experiment}.cost.jsonl", CostLine)}
     if not results:
         raise PublishError(f"data/results/{experiment}.jsonl has no lines; run `dvc repro evaluate@{experiment}` first")
-    origin = describe_origin(root)
+    here, equivalences = describe_origin(root), read_equivalences(root)
+    origins = {}
     for line in results:
-        _refuse_unfit(line)
+        origins[_place(line)] = origin = _origin_of(line, here, equivalences)
+        _refuse_unfit(line, is_covered=origin != here)
         _refuse_uncommitted(root, origin.revision, line)
+    if any(origin != here for origin in origins.values()) and (faults := line_faults(root)):
+        raise PublishError("; ".join(faults))
     path = data / "evidence" / f"{experiment}.jsonl"
     kept = {_place(line.result): line for line in read_lines(path, EvidenceLine)}
     before = len(kept)
@@ -68,7 +74,7 @@ def publish(experiment: str, root: Path) -> Published:
         older = kept.get(_place(line))
         if older is None or (older.result, older.cost) != (line, cost):
             kept[_place(line)] = EvidenceLine(
-                result=line, cost=cost, origin=origin, release=older.release if older else None
+                result=line, cost=cost, origin=origins[_place(line)], release=older.release if older else None
             )
     write_atomically(path, write_lines(kept.values()))
     return Published(path, len(kept), len(kept) - before)
@@ -78,17 +84,25 @@ def _place(line: ResultLine | CostLine) -> tuple[str, int, str, str]:
     return line.arm, line.replicate, line.run_key, line.environment_digest
 
 
-def _refuse_unfit(line: ResultLine) -> None:
+def _origin_of(line: ResultLine, here: Origin, equivalences: Equivalences) -> Origin:
+    """This tree's; of a run of older code that gives the same, the revision before the first line that shows it."""
+    if not changed_modules(line.spec) or not (lines := equivalences.today(line.spec, line.environment)):
+        return here
+    return dataclasses.replace(here, revision=equivalences.lines[lines[0] - 1].before)
+
+
+def _refuse_unfit(line: ResultLine, *, is_covered: bool) -> None:
     if line.data.provenance == "embedded":
         raise PublishError(
             f"{line.experiment} {line.arm}.{line.replicate} was trained on stand-in data, which are no evidence; "
             "train on real data first: claimcheck profile quick, then dvc repro"
         )
-    changed = changed_modules(line.spec["code"])
-    if changed:
+    changed = changed_modules(line.spec)
+    if changed and not is_covered:
         raise PublishError(
             f"{line.experiment} {line.arm}.{line.replicate} was trained by other code than the tree holds now "
-            f"(changed: {', '.join(changed)}); run dvc repro, or publish from the revision that trained it"
+            f"(changed: {', '.join(changed)}); run dvc repro, publish from the revision that trained it, or show that "
+            "the change changes no number (claimcheck equivalent <that revision>)"
         )
 
 
@@ -98,14 +112,62 @@ def _refuse_uncommitted(root: Path, revision: str, line: ResultLine) -> None:
     lacking = [module for module, digest in code.items() if digest_at(root, revision, module) != digest]
     if lacking:
         raise PublishError(
-            f"{line.experiment} {line.arm}.{line.replicate} ran code that HEAD doesn't hold ({', '.join(lacking)}); "
+            f"{line.experiment} {line.arm}.{line.replicate} ran code that {_name_of(root, revision)} doesn't hold "
+            f"({', '.join(lacking)}); "
             "commit it first, then publish: evidence names the revision where its code is found"
         )
 
 
+def _name_of(root: Path, revision: str) -> str:
+    return "HEAD" if _git(root, "rev-parse", "HEAD").strip() == revision else f"revision {revision[:12]}"
+
+
+def line_faults(root: Path) -> list[str]:
+    """Lines of equivalent codes whose digests aren't those of the revisions that they name, or whose revisions there
+    aren't; a shallow clone, or none, can't tell.
+
+    Raises:
+        EvidenceError: a line can't be read, or isn't as it was written.
+    """
+    found = []
+    for number, line in enumerate(read_equivalences(root).lines, start=1):
+        for side, revision in enumerate((line.before, line.after)):
+            if not has_revision(root, revision):
+                if is_full_clone(root):
+                    found.append(f"{PATH}, line {number}: there is no revision {revision[:12]} in this repository")
+                continue
+            pairs = {(module, pair[side]) for proof in line.proofs for module, pair in proof.modules.items()}
+            wrong = sorted(
+                {module for module, digest in pairs if digest and digest_at(root, revision, module) != digest}
+            )
+            if wrong:
+                found.append(f"{PATH}, line {number}: revision {revision[:12]} has another {', '.join(wrong)}")
+    return found
+
+
+@cache
+def has_revision(root: Path, revision: str) -> bool:
+    return _asked(root, "cat-file", "-t", revision) == "commit"
+
+
+@cache
+def is_full_clone(root: Path) -> bool:
+    """Whether a revision that isn't here is nowhere."""
+    return _asked(root, "rev-parse", "--is-shallow-repository") == "false"
+
+
+def _asked(root: Path, *arguments: str) -> str | None:
+    """What git says, or None where it refuses or isn't here."""
+    try:
+        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
 @cache
 def digest_at(root: Path, revision: str | None, module: str) -> str | None:
-    """Digest of a module's source at a revision (None: as it lies in the tree), None where there is none."""
+    """Digest of a module's source at a revision (None: as it lies here), None where there is none."""
     base = module.replace(".", "/")
     for path in (f"{base}.py", f"{base}/__init__.py"):
         file = root / path
@@ -116,7 +178,8 @@ def digest_at(root: Path, revision: str | None, module: str) -> str | None:
             text = file.read_text() if file.is_file() else None
         if text is not None:
             return source_digest(text)
-    return None
+    outside = source_path(module) if revision is None else None
+    return None if outside is None else module_digest(outside)
 
 
 def describe_origin(root: Path) -> Origin:

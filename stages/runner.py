@@ -5,6 +5,7 @@ Imports no torch: an experiment whose runs are all in the store costs next to no
 
 from __future__ import annotations
 
+import dataclasses
 import filecmp
 import json
 import os
@@ -14,27 +15,21 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from stages.budget import PlannedRun, describe_cut, plan_runs
-from stages.datasets.packed import Kind, PackedInfo, read_info
+from stages.datasets.packed import PackedInfo, read_info
 from stages.engine.local import Group, Report, run_groups
+from stages.equivalence import PATH as EQUIVALENCES
+from stages.equivalence import Equivalences, is_of_cpu, read_equivalences
 from stages.experiment import Experiment, Params, ParamsError
-from stages.fingerprint import code_fingerprint, source_path
+from stages.fingerprint import training_code
 from stages.outcome import find_fault, outcome_digest
 from stages.run import RunSpec, changed_parts
 from stages.runlist import DamagedRunList, ListedRun, RunList, read_run_list, write_run_list
 from stages.stacking.grouping import form_groups
 from stages.store import RunStore, clone, home, write_atomically
-
-# What a run executes besides its model, each with everything that it imports: the loop and the task of its data.
-TRAINING_ROOTS = {
-    "images": ("stages.training.loop", "stages.training.images"),
-    "table": ("stages.training.loop", "stages.training.tables"),
-    "text": ("stages.training.loop", "stages.training.tokens"),
-}
 
 DVC_CACHE = Path(".dvc/cache/files/md5")
 
@@ -54,26 +49,20 @@ class Assignment:
 def assignments(
     experiment: Experiment, params: Params, data_digest: str, *, every_role: bool = False
 ) -> list[Assignment]:
-    """The experiment's grid as trainings, in the order of the file; of the profile's roles unless `every_role`."""
+    """The experiment's grid as trainings, in the order of the file; of the profile's roles unless `every_role`.
+
+    Raises:
+        ParamsError: a model imports what can't be found.
+    """
     source = params.datasets[experiment.dataset]
-    planned_runs = plan_runs(experiment, params.profile, source, every_role=every_role)
-    return [
-        Assignment(
-            planned=planned,
-            spec=planned.spec(
-                data_digest=data_digest,
-                code=_code(source.kind, planned.model.path, planned.protocol.optimizer.name),
-            ),
-        )
-        for planned in planned_runs
-    ]
-
-
-@cache
-def _code(kind: Kind, model_path: str, optimizer: str) -> Mapping[str, str]:
-    """Fingerprint of a training's code; an optimiser of ours is the module that bears its name."""
-    own = f"stages.optim.{optimizer}"
-    return code_fingerprint([*TRAINING_ROOTS[kind], model_path.split(":")[0], *([own] if source_path(own) else [])])
+    found = []
+    for planned in plan_runs(experiment, params.profile, source, every_role=every_role):
+        try:
+            code = training_code(source.kind, planned.model.path, planned.protocol.optimizer.name)
+        except ModuleNotFoundError as error:
+            raise ParamsError(f"{experiment.name}.{planned.arm} can't be trained: {error}") from None
+        found.append(Assignment(planned=planned, spec=planned.spec(data_digest=data_digest, code=code)))
+    return found
 
 
 def train_experiment(
@@ -92,26 +81,29 @@ def train_experiment(
     runs alone.
 
     Raises:
+        EvidenceError: a line of equivalent codes can't be read, or isn't as it was written.
         ParamsError: no such experiment, a pattern that fits no run, or the packed data are stand-ins where the profile
             wants real data.
     """
     experiment = find_experiment(params, name)
     folder = data / "runs" / name
-    store = RunStore(home() / "store")
+    store, equivalences = RunStore(home() / "store"), read_equivalences(data.parent)
     packed = _packed(experiment, params, data)
     wanted = assignments(experiment, params, packed.digest, every_role=only is not None)
     if only is not None:
         wanted = _chosen(wanted, only, name)
     previous = _previous_specs(folder)
-    keys = {assignment.spec.run_key for assignment in wanted}
+    ways = {assignment.spec.run_key: ways_to(assignment.spec, equivalences) for assignment in wanted}
+    keys = {way.run_key for options in ways.values() for way in options}
     _forget_damaged(folder, keys)
-    whole = {run_key for run_key in keys if store.whole(run_key)}
+    for run_key in keys:
+        store.whole(run_key)
     adopt(folder, store)
-    whole |= {run_key for run_key in keys - whole if store.published(run_key)}
+    held = {run_key: way for run_key, options in ways.items() if (way := find_outcome(store, options))}
     missing = []
     for assignment in wanted:
-        if assignment.spec.run_key in whole:
-            print(f"  {assignment.label}: taken from the store ({assignment.spec.run_key[:12]})")
+        if way := held.get(assignment.spec.run_key):
+            print(f"  {assignment.label}: taken from the store ({way.run_key[:12]}{way.in_words()})")
         else:
             missing.append(assignment)
             print(f"  {assignment.label}: to train, {_why(assignment, previous)}")
@@ -126,9 +118,10 @@ def train_experiment(
         for specs, is_stack in form_groups([a.spec for a in missing], packed.train_images, store)
     ]
     complete = run_groups(groups, store.root, devices, report, stop)
-    trained = [assignment for assignment in wanted if store.published(assignment.spec.run_key)]
+    taken = {key: held[key].run_key if key in held else key for key in ways}
+    trained = [assignment for assignment in wanted if store.published(taken[assignment.spec.run_key])]
     if complete or (trained and not stop.is_set()):
-        _write_folder(folder, experiment, params, wanted, store)
+        _write_folder(folder, experiment, params, wanted, store, taken)
     print(f"{name}: {len(wanted)} runs, {len(wanted) - len(missing)} from the store, {len(missing)} to train")
     if not complete and trained and not stop.is_set():
         print(
@@ -136,6 +129,47 @@ def train_experiment(
             f"`python -m stages.evaluate {name}`, then `python -m stages.record`"
         )
     return complete
+
+
+@dataclass(frozen=True)
+class Way:
+    """A key under which a run's outcome may lie: its own, or one of older code that gives the same by these lines."""
+
+    run_key: str
+    lines: tuple[int, ...] = ()
+    is_stacked: bool | None = None
+
+    def in_words(self) -> str:
+        if not self.lines:
+            return ""
+        which = ", ".join(str(number) for number in self.lines)
+        return f", of older code that gives the same by line {which} of {EQUIVALENCES.name}"
+
+
+def ways_to(spec: RunSpec, equivalences: Equivalences) -> list[Way]:
+    """The run's own key first, then those of older code, nearest first."""
+    earlier = equivalences.earlier(spec.to_dict()) if equivalences else []
+    return [
+        Way(spec.run_key),
+        *(Way(dataclasses.replace(spec, code=code).run_key, lines, is_stacked) for code, is_stacked, lines in earlier),
+    ]
+
+
+def find_outcome(store: RunStore, ways: Sequence[Way]) -> Way | None:
+    """The first way to a published outcome; older code's counts where it was trained as the lines say, on a CPU."""
+    for way in ways:
+        folder = store.published(way.run_key)
+        if folder is not None and (way.is_stacked is None or _was_trained_so(folder, way.is_stacked)):
+            return way
+    return None
+
+
+def _was_trained_so(folder: Path, is_stacked: bool) -> bool:
+    try:
+        environment = json.loads((folder / "result.json").read_bytes())["environment"]
+    except (OSError, ValueError, KeyError):
+        return False
+    return is_of_cpu(environment) and ("stacked" in environment) == is_stacked
 
 
 def _label(labels: Sequence[str]) -> str:
@@ -213,10 +247,18 @@ def _why(assignment: Assignment, previous: Mapping[str, Mapping[str, Any]]) -> s
 
 
 def _write_folder(
-    folder: Path, experiment: Experiment, params: Params, wanted: list[Assignment], store: RunStore
+    folder: Path,
+    experiment: Experiment,
+    params: Params,
+    wanted: list[Assignment],
+    store: RunStore,
+    taken: Mapping[str, str],
 ) -> None:
-    """Links the runs' outcomes into the folder, lists them, and removes what is no longer wanted, last."""
-    folders = {a.spec.run_key: store.published(a.spec.run_key) for a in wanted}
+    """Links the runs' outcomes into the folder, lists them, and removes what is no longer wanted, last.
+
+    `taken` has the key of each run's outcome, which may be one of older code.
+    """
+    folders = {key: store.published(key) for key in taken.values()}
     for run_key, source in sorted(folders.items()):
         for file in source.iterdir() if source else ():
             _link(file, folder / run_key / file.name)
@@ -230,13 +272,13 @@ def _write_folder(
                 arm=a.planned.arm,
                 role=experiment.arms[a.planned.arm].role,
                 replicate=a.planned.replicate_index,
-                run_key=a.spec.run_key,
-                digest=outcome_digest(folder / a.spec.run_key),
+                run_key=taken[a.spec.run_key],
+                digest=outcome_digest(folder / taken[a.spec.run_key]),
             )
             for a in wanted
-            if folders[a.spec.run_key]
+            if folders[taken[a.spec.run_key]]
         ),
-        missing=tuple(a.label for a in wanted if not folders[a.spec.run_key]),
+        missing=tuple(a.label for a in wanted if not folders[taken[a.spec.run_key]]),
     )
     write_run_list(folder, run_list)
     for path in folder.iterdir():

@@ -74,7 +74,8 @@ def code_digests(roots: tuple[str, ...], files: tuple[str, ...]) -> Mapping[str,
         if path is None:
             continue
         found[module] = module_digest(path)
-        found |= _file_digests(other for other in path.parent.glob(f"{path.stem}.*") if other.suffix != ".py")
+        if path.is_relative_to(_FOLDER):
+            found |= _file_digests(other for other in path.parent.glob(f"{path.stem}.*") if other.suffix != ".py")
     return found | _file_digests(path for pattern in files for path in sorted(_FOLDER.glob(pattern)))
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from stages.datasets.packed import PackedDataError
 from stages.engine.local import SlotKilled
 from stages.engine.orphan import OrphanedStage, dvc_and_shells, end_with
+from stages.evidence import EvidenceError
 from stages.experiment import ParamsError, load_params
 from stages.faults import in_one_line
 from stages.progress import ProgressDisplay
@@ -59,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
     except SlotKilled as error:
         print(f"train@{options.experiment}: {error}", file=sys.stderr)
         return KILLED
-    except (OrphanedStage, ParamsError, PackedDataError) as error:
+    except (EvidenceError, OrphanedStage, ParamsError, PackedDataError) as error:
         print(f"train@{options.experiment}: {error}", file=sys.stderr)
         return 1
     if refuse_changed(f"train@{options.experiment}"):

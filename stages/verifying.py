@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import cache
 from math import isclose
 from pathlib import Path
 from typing import Literal
@@ -26,10 +24,11 @@ from stages.checkpoint.contract import CheckpointError, read_contract
 from stages.consistency import find_contradictions
 from stages.curves import EpochRow
 from stages.datasets.packed import PackedDataError, digest_packed, read_info
+from stages.equivalence import PATH
 from stages.evidence import DataUsed, Divergence, EvidenceError, Measurement, ResultLine
 from stages.experiment import Params, load_params
 from stages.outcome import find_fault
-from stages.publishing import digest_at
+from stages.publishing import digest_at, has_revision, is_full_clone, line_faults
 from stages.recording import LedgerError, RecordError, record
 from stages.results import Base, Checkpoint, Experiment, Result, UnknownCheckpoint, open_results
 from stages.run import canonical_json
@@ -124,6 +123,8 @@ def _check_record(root: Path, session: Session) -> Link:
         place = f"{folder}/results.db"
         try:
             record(root, place)
+            if faults := line_faults(root):
+                return Link("record", "broken", "; ".join(faults))
         except (EvidenceError, RecordError, LedgerError) as error:
             return Link("record", "broken", str(error))
         with open_results(place)() as rebuilt:
@@ -190,30 +191,19 @@ def check_code(root: Path, result: Result) -> Link:
     """Each module of the spec's fingerprint has its digest, at the evidence's revision or in this tree."""
     origin = result.origin
     revision = None if origin is None else str(origin["revision"])
-    if revision is not None and not _has_revision(root, revision):
-        if _git(root, "rev-parse", "--is-shallow-repository") != "false\n":
+    if revision is not None and not has_revision(root, revision):
+        if not is_full_clone(root):
             return Link("code", "not here", f"revision {revision[:12]} is not in this clone; a full clone has it")
         return Link("code", "broken", f"there is no revision {revision[:12]} in this repository")
     where = "in this tree" if revision is None else f"at revision {revision[:12]}"
     wrong = [name for name, digest in result.spec["code"].items() if digest_at(root, revision, name) != digest]
+    if wrong and revision is None and (lines := result.equivalences):
+        which = ", ".join(str(number) for number in lines)
+        return Link("code", "holds", f"{', '.join(wrong)} changed without changing a number: {PATH}, line {which}")
     if wrong:
         return Link("code", "broken", f"{', '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} another one {where}")
     dirty = ", which had uncommitted changes" if origin is not None and origin["dirty"] else ""
     return Link("code", "holds", f"{len(result.spec['code'])} modules {where}{dirty}")
-
-
-@cache
-def _has_revision(root: Path, revision: str) -> bool:
-    return _git(root, "cat-file", "-t", revision) == "commit\n"
-
-
-def _git(root: Path, *arguments: str) -> str | None:
-    """What git says, or None where it refuses or isn't here."""
-    try:
-        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
-    except OSError:
-        return None
-    return done.stdout if done.returncode == 0 else None
 
 
 def check_data(folder: Path, recorded: str, in_spec: str) -> Link:

@@ -12,8 +12,8 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,16 +24,13 @@ from torch import nn
 
 from stages.checkpoint.contract import InputContract
 from stages.checkpoint.predictor import dump_checkpoint
-from stages.datasets.packed import PackedInfo, Split, read_info
+from stages.datasets.packed import PackedInfo, read_info
 from stages.device import pick_device
 from stages.evaluation.flops import FlopCounts
-from stages.fingerprint import unlike_loaded
+from stages.fingerprint import is_pinned, unlike_loaded
 from stages.memory import keep_freed_memory
-from stages.ops.bfloat16_native import use_fast_bfloat16
-from stages.ops.fast_layers_native import with_fast_layers
 from stages.ops.products_native import use_fast_products
 from stages.outcome import seal
-from stages.papers import build_model
 from stages.run import RunSpec, canonical_json
 from stages.stacking.grouping import remember, stack_id
 from stages.stacking.loop import StackState, code_of_stack, fit_stack, mode_of, stack_class
@@ -45,19 +42,8 @@ from stages.training.environment import (
     peak_memory_bytes,
     reset_peak_memory,
 )
-from stages.training.images_native import with_fast_batches
-from stages.training.kinds import make_task, read_rows
-from stages.training.loop import (
-    Observer,
-    Outcome,
-    Progress,
-    Task,
-    TrainingState,
-    TrainingStopped,
-    fit,
-    measure,
-    seeded_model,
-)
+from stages.training.loop import Outcome, Progress, TrainingState, TrainingStopped
+from stages.training.session import flushing_denormals, open_session, plain_network, task_of
 from stages.training.tables import Regression
 
 __all__ = ["Job", "TrainingStopped", "can_stack", "train_run", "train_stack"]
@@ -88,17 +74,12 @@ def train_run(
         ValueError: the packed data are not those of the spec.
         TrainingStopped: asked to stop; the resume state is saved.
     """
-    store, run_key, protocol = RunStore(job.store), job.spec.run_key, job.spec.protocol
+    store, run_key = RunStore(job.store), job.spec.run_key
     info, device = _prepare(job)
     stamp = stamp_of(job.data)
-    task = with_fast_batches(_task(job, info, "train", device))
-    observe = None
-    if protocol.observe_test:
-        observe = _test_observer(with_fast_batches(_task(job, info, "test", device)))
-    if device.type == "cpu" and protocol.precision == "bfloat16":
-        use_fast_bfloat16()
-    model = seeded_model(lambda: with_fast_layers(build_model(job.spec.model)), job.spec.replicate).to(device)
+    session = open_session(job.spec, job.data, info, device)
     _refuse_other_code(job)
+    _refuse_unkeyed_layers(job, session.model)
     environment = describe_environment(device)
     energy = EnergyMeter(lambda: energy_joules(device))
     resume = _ResumeFile(
@@ -106,27 +87,16 @@ def train_run(
         kind=TrainingState,
         run_key=run_key,
         environment=environment_digest(environment),
-        epochs=protocol.epochs,
+        epochs=job.spec.protocol.epochs,
         energy=energy,
         should_stop=should_stop,
     )
     started = time.monotonic()
-    with _flushing_denormals():
-        outcome = fit(
-            model,
-            task,
-            protocol,
-            job.spec.replicate,
-            state=resume.load(),
-            save=resume.save,
-            observe=observe,
-            progress=progress,
-            should_stop=should_stop,
-        )
+    outcome = session.train(state=resume.load(), save=resume.save, progress=progress, should_stop=should_stop)
     spent = _Spent(time.monotonic() - started, energy.used(), peak_memory_bytes(device))
     if stamp_of(job.data) != stamp:
         raise ValueError(f"{job.data} changed while run {run_key[:12]} trained; nothing is published, run dvc repro")
-    files = _published_files(job, info, model, outcome, environment, spent)
+    files = _published_files(job, info, session.model, outcome, environment, spent)
     with publishing():
         return store.publish(run_key, files)
 
@@ -142,6 +112,23 @@ def _refuse_other_code(job: Job) -> None:
         raise ValueError(
             f"run {job.spec.run_key[:12]} asks for other code than this process has loaded ({', '.join(unlike)}), "
             "which was edited meanwhile: nothing is published, and the next dvc repro trains it"
+        )
+
+
+def _refuse_unkeyed_layers(job: Job, model: nn.Module) -> None:
+    """A layer whose module is imported by name, say, is in nobody's static imports.
+
+    Raises:
+        ValueError: a layer from outside the pinned packages isn't in the run's key.
+    """
+    found = {type(layer).__module__ for layer in model.modules()}
+    unkeyed = sorted(
+        name for name in found - job.spec.code.keys() if not name.startswith("stages.") and not is_pinned(name)
+    )
+    if unkeyed:
+        raise ValueError(
+            f"run {job.spec.run_key[:12]} has layers of {', '.join(unkeyed)}, which its key doesn't cover: import "
+            "that module by an import statement in the model's own"
         )
 
 
@@ -206,12 +193,12 @@ def train_stack(
     if state is None and len(missing) < len(jobs):
         shutil.rmtree(folder, ignore_errors=True)
         return train_stack(missing, progress=progress, should_stop=should_stop, publishing=publishing)
-    task = _task(job, info, "train", device)
+    task = task_of(job.spec, job.data, info, "train", device)
     assert isinstance(task, Regression), "only networks of tables are stacked"
-    test = _task(job, info, "test", device) if protocol.observe_test else None
+    test = task_of(job.spec, job.data, info, "test", device) if protocol.observe_test else None
     assert test is None or isinstance(test, Regression), "as its training rows"
-    networks = [seeded_model(lambda: build_model(job.spec.model), spec.replicate).to(device) for spec in specs]
-    with _flushing_denormals():
+    networks = [plain_network(spec, device) for spec in specs]
+    with flushing_denormals():
         stacked = fit_stack(
             networks,
             stack_class(job.spec.model),
@@ -236,19 +223,6 @@ def train_stack(
     return published
 
 
-@contextmanager
-def _flushing_denormals() -> Iterator[None]:
-    """A processor takes numbers below 1.2e-38 for 0 meanwhile (docs/decisions/0020).
-
-    Weights of units that are never active decay to such numbers, each of which takes a hundred times as long.
-    """
-    torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        torch.set_flush_denormal(False)
-
-
 def _prepare(job: Job) -> tuple[PackedInfo, torch.device]:
     """The packed data's description and the device, checked; operations counted, memory and products settled."""
     info = read_info(job.data)
@@ -266,17 +240,6 @@ def _prepare(job: Job) -> tuple[PackedInfo, torch.device]:
         use_fast_products()
     reset_peak_memory(device)
     return info, device
-
-
-def _task(job: Job, info: PackedInfo, split: Split, device: torch.device) -> Task:
-    return make_task(read_rows(job.data, info, split), info, job.spec.protocol, device)
-
-
-def _test_observer(task: Task) -> Observer:
-    def observe(model: nn.Module) -> dict[str, float]:
-        return {f"test_{name}": value for name, value in measure(model, task).items()}
-
-    return observe
 
 
 @dataclass(frozen=True)

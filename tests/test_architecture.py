@@ -39,29 +39,31 @@ ALLOWED: dict[str, set[str]] = {
     "budget": {"run", "experiment", "signature"},
     "curves": {"run"},
     "evidence": {"run", "curves"},
+    "equivalence": {"run", "curves", "evidence", "fingerprint"},
     "consistency": {"run", "curves", "evidence"},
     "datasets": {"experiment", "store", "faults"},
     "results": {"run", "experiment", "evidence", "verdicts", "faults"},
     "ledger": {"run", "finding", "fingerprint", "schema", "rules", "experiment", "evidence", "verdicts", "faults"},
     "recording": {
         *("run", "finding", "store", "fingerprint", "experiment", "budget"),
-        *("curves", "evidence", "consistency", "rules", "ledger", "results", "verdicts", "datasets"),
+        *("curves", "evidence", "consistency", "equivalence", "rules", "ledger", "results", "verdicts", "datasets"),
     },
     "reporting": {"store", "recording", "results"},
     "verifying": {
         *("run", "outcome", "fingerprint", "experiment", "budget", "curves", "evidence", "consistency"),
-        *("datasets", "checkpoint", "recording", "results", "publishing", "recomputing"),
+        *("datasets", "checkpoint", "recording", "results", "publishing", "recomputing", "equivalence"),
     },
     "recomputing": {"run", "evidence", "datasets", "checkpoint", "training", "evaluation"},
     "papers": {"run", "finding", "observation", "rules", "ops", "optim"},
-    "training": {"run", "device", "memory", "datasets", "ops", "optim"},
+    "training": {"run", "device", "memory", "datasets", "ops", "optim", "papers"},
     "checkpoint": {"run", "ops", "papers"},
     "evaluation": {
         *("run", "store", "outcome", "fingerprint", "experiment", "curves", "evidence", "consistency", "runlist"),
-        *("training", "device", "ops", "papers", "checkpoint", "datasets", "observation"),
+        *("training", "device", "ops", "papers", "checkpoint", "datasets", "observation", "equivalence"),
     },
     "engine": {"run", "store", "experiment", "faults"},
-    "publishing": {"store", "fingerprint", "evidence", "consistency"},
+    "publishing": {"store", "fingerprint", "evidence", "consistency", "equivalence"},
+    "proving": {"run", "store", "fingerprint", "experiment", "evidence", "equivalence", "datasets"},
     "releasing": {"store", "evidence", "checkpoint", "datasets", "evaluation", "publishing"},
     "housekeeping": {"store", "stacking"},
     "progress": {"engine"},
@@ -70,7 +72,7 @@ ALLOWED: dict[str, set[str]] = {
     "stacking": {"run", "store", "fingerprint", "training"},
     "runner": {
         *("run", "store", "outcome", "fingerprint", "experiment", "budget"),
-        *("datasets", "engine", "runlist", "stacking"),
+        *("datasets", "engine", "runlist", "stacking", "equivalence"),
     },
     "worker": {
         *("run", "fingerprint", "device", "memory", "store", "outcome", "ops", "papers", "training", "stacking"),
@@ -88,6 +90,8 @@ WITHOUT_TORCH = (
     "experiment",
     "budget",
     "evidence",
+    "equivalence",
+    "proving",
     "results",
     "ledger",
     "recording",
@@ -242,11 +246,12 @@ def test_the_server_loads_no_torch() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_six_modules_import_by_name() -> None:
-    """A model or findings by their paper's name, an optimiser and fast paths of models by theirs, the engine's worker.
+def test_seven_modules_import_by_name() -> None:
+    """A model or findings by their paper's name, an optimiser and fast paths of models by theirs, the engine's worker,
+    what compares two trees the one that it is told.
 
     The static closure sees the rest; the runner adds model and optimiser to a run's fingerprint.
     """
     users = {module_name(path) for path in python_files("stages") if "import_module" in path.read_text()}
     papers = {"stages.papers", "stages.ops.fast_layers_native", "stages.analyse", "stages.stacking.loop"}
-    assert users == papers | {"stages.training.optimizer", "stages.engine.local"}
+    assert users == papers | {"stages.training.optimizer", "stages.engine.local", "stages.proving.driver"}

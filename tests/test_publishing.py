@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stages.equivalence import PATH as EQUIVALENCES
+from stages.equivalence import Compared, EquivalenceLine, Proof, append_line, path_of
 from stages.evidence import (
     CostLine,
     DataUsed,
@@ -21,15 +24,19 @@ from stages.evidence import (
     ResultLine,
     pack_correct,
     read_lines,
+    seal,
     write_lines,
 )
-from stages.fingerprint import code_fingerprint, source_path
-from stages.publishing import PublishError, is_dirty, publish
+from stages.fingerprint import source_digest, source_path, training_code
+from stages.publishing import PublishError, is_dirty, line_faults, publish
 from stages.run import canonical_json
 from stages.training.environment import environment_digest
 from tests.project import REPOSITORY
 
-CODE = code_fingerprint(["stages.training.seeding"])
+MODEL = "stages.papers.ninformer.vit:ViT"
+CODE = dict(training_code("images", MODEL, "adam"))
+SEEDING = "stages.training.seeding"
+MACHINE = {"device": "cpu", "threads": 1}
 
 
 def git(folder: Path, *arguments: str) -> None:
@@ -60,7 +67,9 @@ def key(arm: str, code: dict[str, str] = CODE) -> str:
 
 
 def spec(arm: str, code: dict[str, str]) -> dict[str, Any]:
-    return {"model": {"name": arm}, "code": code, "data_digest": "d"}
+    protocol = {"optimizer": {"name": "adam"}, "mean": [0.5], "precision": "float32"}
+    model = {"path": MODEL, "arguments": {"arm": arm}}
+    return {"model": model, "protocol": protocol, "replicate": {"seed": 0}, "code": code, "data_digest": "d"}
 
 
 def result(
@@ -76,8 +85,8 @@ def result(
         status="finished",
         spec=spec(arm, code),
         data=DataUsed(dataset="mnist", digest="d", provenance=provenance, train_images=2, test_images=4),  # type: ignore[arg-type]
-        environment_digest=environment_digest({}),
-        environment={},
+        environment_digest=environment_digest(MACHINE),
+        environment=MACHINE,
         metrics=(Measurement(metric="accuracy", split="test", value=accuracy, n=4),),
         curves=(),
         weights_sha256="0" * 64,
@@ -223,3 +232,65 @@ def test_nothing_is_published_beside_a_line_that_was_edited(checkout: Path) -> N
     with pytest.raises(EvidenceError, match=r"toy.jsonl, line 1: toy.vit.0: its digest is"):
         publish("toy", checkout)
     assert path.read_bytes() == before
+
+
+def with_older_code(checkout: Path, *, forged: bool = False) -> tuple[ResultLine, str, str]:
+    """A result of code that was changed since without changing a number; the revisions before and after.
+
+    `forged`: the line that says so names a digest that its revision doesn't have.
+    """
+    path, older = checkout / f"{SEEDING.replace('.', '/')}.py", CODE | {SEEDING: "0" * 16}
+    source = path.read_text()
+    path.write_text(source + "OLDER = 1\n")
+    if not forged:
+        older = CODE | {SEEDING: source_digest(path.read_text())}
+    git(checkout, "commit", "-qam", "older")
+    before = head(checkout)
+    path.write_text(source)
+    git(checkout, "commit", "-qam", "newer")
+    line = result(code=older)
+    compared = Compared(
+        run="toy.vit.0",
+        run_key=line.run_key,
+        path=path_of(line.spec),
+        model=MODEL,
+        kind="images",
+        precision="float32",
+        optimizer="adam",
+        is_stacked=False,
+        data="d",
+        steps={"1": 1},
+        state={"1": "0"},
+    )
+    proof = Proof(modules={name: (older[name], CODE[name]) for name in CODE}, compared=(compared,))
+    shown = EquivalenceLine(
+        before=before, after=head(checkout), made="", device="cpu", machine={}, versions={}, proofs=(proof,)
+    )
+    append_line(checkout, shown)
+    return line, before, shown.after
+
+
+def head(checkout: Path) -> str:
+    asked = ["git", "rev-parse", "HEAD"]
+    return subprocess.run(asked, cwd=checkout, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_older_code_that_gives_the_same_is_published_with_the_revision_that_holds_it(checkout: Path) -> None:
+    line, before, after = with_older_code(checkout)
+    evaluated(checkout, line, result("ninformer"))
+    done = publish("toy", checkout)
+    revisions = {line.result.arm: line.origin.revision for line in read_lines(done.path, EvidenceLine)}
+    assert revisions == {"vit": before, "ninformer": after}
+    assert line_faults(checkout) == []
+    path = checkout / EQUIVALENCES
+    path.write_text(canonical_json(seal(json.loads(path.read_text()) | {"after": "0" * 40})) + "\n")
+    assert line_faults(checkout)[0].endswith("line 1: there is no revision 000000000000 in this repository")
+
+
+def test_older_code_is_refused_where_the_line_is_forged(checkout: Path) -> None:
+    line, before, _ = with_older_code(checkout, forged=True)
+    fault = f"equivalences.jsonl, line 1: revision {before[:12]} has another {SEEDING}"
+    assert [one.endswith(fault) for one in line_faults(checkout)] == [True]
+    evaluated(checkout, line)
+    with pytest.raises(PublishError, match=SEEDING):
+        publish("toy", checkout)

@@ -6,17 +6,20 @@ import json
 import shutil
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from stages import record as verb
+from stages.equivalence import PATH, Compared, EquivalenceLine, Proof, append_line, path_of
 from stages.evidence import CostLine, EvidenceError, EvidenceLine, Release, ResultLine, read_lines, seal, write_lines
+from stages.fingerprint import code_today
 from stages.recording import LedgerError, RecordError, record
 from stages.recording.sources import Found
 from stages.results import Checkpoint, Claim, Result, open_results
 from stages.run import canonical_json
-from tests.service.results_factory import CODE, add_results, as_published, make_root
+from tests.service.results_factory import add_results, as_published, make_root
 
 DATABASE = "data/results.db"
 
@@ -123,12 +126,55 @@ def test_a_result_of_another_model_than_the_arms_enters_nothing_and_answers_noth
 
 
 def test_unchanged_code_comes_before_evidence_and_older_code_is_named(root: Path) -> None:
-    older = CODE | {"stages.training.optimizer": "0" * 16}
+    older = {"stages.training.optimizer": "0" * 16}
     (root / "data" / "evidence" / "ninformer-cifar100.jsonl").unlink()
     add_results(root, "ninformer-cifar100", "quick", "subset", published="2026-11-01T10:00:00Z", code=older)
     assert selected(root, "vit") == [("evidence", True, ["stages.training.optimizer"])]
     add_results(root, "ninformer-cifar100", "quick", "subset")
     assert selected(root, "vit") == [("evidence", False, ["stages.training.optimizer"]), ("local", True, [])]
+
+
+def test_older_code_that_gives_the_same_is_current_by_name_of_the_line(root: Path) -> None:
+    """Shown of one model's path: the other arms' code is older all the same."""
+    older = {"stages.training.optimizer": "0" * 16}
+    (root / "data" / "evidence" / "ninformer-cifar100.jsonl").unlink()
+    lines = add_results(root, "ninformer-cifar100", "quick", "subset", published="2026-11-01T10:00:00Z", code=older)
+    vit = next(line for line in lines if line.arm == "vit")
+    today = code_today(vit.spec)
+    assert today is not None
+    compared = Compared(
+        run="ninformer-cifar100.vit.0",
+        run_key=vit.run_key,
+        path=path_of(vit.spec),
+        model=vit.spec["model"]["path"],
+        kind="images",
+        precision="float32",
+        optimizer="adam",
+        is_stacked=False,
+        data="d",
+        steps={"1": 1},
+        state={"1": "0"},
+    )
+    modules = {name: (vit.spec["code"].get(name), digest) for name, digest in today.items()}
+    facts: dict[str, Any] = {"before": "0" * 40, "after": "1" * 40, "made": "", "machine": {}, "versions": {}}
+    line = EquivalenceLine(device="cpu", proofs=(Proof(modules=modules, compared=(compared,)),), **facts)
+    append_line(root, line)
+    assert selected(root, "vit") == [("evidence", True, [])]
+    assert selected(root, "ninformer") == [("evidence", True, ["stages.training.optimizer"])]
+    with open_results(str(root / DATABASE))() as session:
+        assert {tuple(row.equivalences) for row in session.query(Result).filter_by(arm="vit", profile="quick")} == {
+            (1,)
+        }
+    path = root / PATH
+    path.write_text(path.read_text().replace(today["stages.training.optimizer"], "1" * 16))
+    with pytest.raises(EvidenceError, match=r"equivalences.jsonl, line 1: its digest is"):
+        record(root, DATABASE)
+    path.unlink()
+    modules |= {"stages.training.optimizer": ("0" * 16, "1" * 16)}
+    append_line(root, dataclasses.replace(line, proofs=(Proof(modules=modules, compared=(compared,)),)))
+    assert selected(root, "vit") == [("evidence", True, ["stages.training.optimizer"])]
+    (note,) = record(root, DATABASE).notes
+    assert "equivalences.jsonl, line 1: stages.training.optimizer is not in the tree as the line leaves it" in note
 
 
 def test_a_checkpoint_is_the_strongest_result_whose_weights_are_here(root: Path) -> None:

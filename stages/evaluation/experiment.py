@@ -19,6 +19,7 @@ import torch
 from stages.checkpoint.predictor import Predictor
 from stages.consistency import find_contradictions
 from stages.datasets.packed import PackedInfo, read_info
+from stages.equivalence import read_equivalences
 from stages.evaluation.cost import Latency, Stopwatch
 from stages.evaluation.flops import FlopCounts
 from stages.evaluation.kept import Kept, digest_of
@@ -28,7 +29,7 @@ from stages.evaluation.scores import score
 from stages.evaluation.trained import EvaluationError, Measured, TrainedRun
 from stages.evidence import CostLine, Measurement, ResultLine
 from stages.experiment import LatencySpec, Profile
-from stages.fingerprint import unlike_loaded
+from stages.fingerprint import code_today, unlike_loaded
 from stages.ops.products_native import use_fast_products
 from stages.run import ModelSpec
 from stages.runlist import RunList, read_run_list
@@ -62,6 +63,7 @@ def evaluate_experiment(
     Raises:
         EvaluationError: there is no run list.
         PackedDataError: the test data can't be read.
+        EvidenceError: a line of equivalent codes can't be read, or isn't as it was written.
     """
     run_list = read_run_list(data / "runs" / name)
     if run_list is None:
@@ -90,6 +92,7 @@ class _Bench:
         self.run_list, self.packed, self.info, self.device, self.anew = run_list, packed, info, device, anew
         self.code_of, self.counts = code_of, FlopCounts()
         self.kept, self.kept_times = Kept("evaluated"), Kept("timed")
+        self.equivalences = read_equivalences(packed.parent.parent.parent)
         if torch.device(device).type == "cpu":
             use_fast_products()  # as whoever loads a network does: it belongs to the environment
         self.environment = describe_environment(torch.device(device))
@@ -149,7 +152,7 @@ class _Bench:
         measured = kept or Measured()
         if run.has_network and (kept is None or watch is not None):
             predictor = run.load(self.device)
-            if unlike := unlike_loaded(run.planned.code):
+            if unlike := unlike_loaded(self._trained_code(run)):
                 raise EvaluationError(
                     f"was trained by other code than evaluates it ({', '.join(unlike)}); "
                     f"run `dvc repro train@{self.run_list.experiment}` first"
@@ -167,6 +170,12 @@ class _Bench:
         if kept is None and run.has_network and not self._ran_other_code([run]):
             self.kept.write(run.run.run_key, stands_on, asdict(measured))
         return line, kept is not None
+
+    def _trained_code(self, run: TrainedRun) -> Mapping[str, str]:
+        """The code that has to evaluate it: what trained it, or what that became without changing a number."""
+        if self.equivalences.today(run.spec, run.result["environment"]):
+            return code_today(run.spec) or {}
+        return run.planned.code
 
     def _measure(self, run: TrainedRun, predictor: Predictor) -> Measured:
         info, spec = self.info, run.planned

@@ -303,6 +303,7 @@ def _result_row(number: int, item: Found, is_selected: bool) -> dict[str, Any]:
         "source": item.source,
         "is_selected": is_selected,
         "changed_code": list(item.changed_code),
+        "equivalences": list(item.equivalences),
         "profile": line.profile,
         "provenance": data.provenance,
         "cut": line.cut,
@@ -328,7 +329,15 @@ def _identify(item: Found) -> list[Any]:
     if not digest:
         text = write_lines([item.result]) + write_lines([item.cost] if item.cost else [])
         digest = hashlib.sha256(text).hexdigest()
-    return [item.number, digest, item.is_planned, item.follows_plan, list(item.varied), list(item.changed_code)]
+    return [
+        item.number,
+        digest,
+        item.is_planned,
+        item.follows_plan,
+        list(item.varied),
+        list(item.changed_code),
+        list(item.equivalences),
+    ]
 
 
 def _cost_row(number: int, cost: CostLine) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from stages.budget import plan_runs
 from stages.consistency import find_contradictions, find_cost_contradictions, find_release_contradictions
 from stages.datasets.provenance import INEXACT_SHARE
+from stages.equivalence import PATH, Equivalences, read_equivalences
 from stages.evidence import CostLine, EvidenceLine, Origin, Release, ResultLine, read_lines
 from stages.experiment import Params
 from stages.finding import Finding
@@ -35,7 +36,8 @@ class Found:
 
     `is_planned`: its model, and what its arm sets of the protocol, are what the params give this arm today;
     `follows_plan`: the whole protocol and the replicate are, too.  `varied`: protocol fields in which the experiment's
-    arms differ on purpose.  `changed_code`: modules of its fingerprint whose source is another one in the tree.
+    arms differ on purpose.  `changed_code`: modules of its fingerprint whose source is another one in the tree, or that
+    it lacks; none where `equivalences`, numbers of lines, show that its code and the tree's give the same.
     `digest`: of the evidence line; "" of a local result.
     """
 
@@ -50,6 +52,7 @@ class Found:
     digest: str = ""
     varied: tuple[str, ...] = ()
     changed_code: tuple[str, ...] = ()
+    equivalences: tuple[int, ...] = ()
 
     @property
     def source(self) -> Literal["evidence", "local"]:
@@ -108,7 +111,7 @@ def find_results(root: Path, params: Params, *, evidence_only: bool = False) -> 
     (any more) are left out: nothing says how strong they are.  The notes, given beside, tell how many.
 
     Raises:
-        EvidenceError: a line can't be read.
+        EvidenceError: a line can't be read, or isn't as it was published or written.
         RecordError: a line of an experiment or arm that the params don't have, one that contradicts itself, or a line
             twice.
     """
@@ -127,7 +130,8 @@ def find_results(root: Path, params: Params, *, evidence_only: bool = False) -> 
                 raise RecordError(f"{item.file}: {experiment}.{arm}.{replicate} of run {key[:12]} stands twice")
             continue
         found[item.identity] = item
-    marked = _mark(found.values(), params)
+    equivalences = read_equivalences(root)
+    marked = _mark(found.values(), params, equivalences)
     positions = {name: position for position, name in enumerate(params.experiments)}
     arms = {name: list(experiment.arms) for name, experiment in params.experiments.items()}
 
@@ -141,19 +145,21 @@ def find_results(root: Path, params: Params, *, evidence_only: bool = False) -> 
         f"known: {', '.join(params.profiles)}"
         for (file, profile), count in left_out.items()
     ]
-    return sorted(marked, key=place), notes
+    return sorted(marked, key=place), [*notes, *equivalences.loose_ends()]
 
 
-def _mark(found: Iterable[Found], params: Params) -> list[Found]:
+def _mark(found: Iterable[Found], params: Params, equivalences: Equivalences) -> list[Found]:
     """The results, each with what has changed since: its arm's model or own protocol fields, its code."""
-    changed: dict[str, tuple[str, ...]] = {}
+    changes: dict[str, tuple[str, ...]] = {}
     planned: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
     marked = []
     for item in found:
         spec, experiment = item.result.spec, params.experiments[item.result.experiment]
-        code = canonical_json(spec["code"])
-        if code not in changed:
-            changed[code] = tuple(changed_modules(spec["code"]))
+        code = canonical_json([spec["code"], spec["model"], spec["protocol"]])
+        if code not in changes:
+            changes[code] = tuple(changed_modules(spec))
+        changed = changes[code]
+        lines = equivalences.today(spec, item.result.environment) if changed else ()
         place = experiment.name, item.result.profile
         if place not in planned:
             planned[place] = _planned(params, *place)
@@ -167,7 +173,8 @@ def _mark(found: Iterable[Found], params: Params) -> list[Found]:
                 is_planned=is_planned,
                 follows_plan=is_planned and _follows(item.result, today),
                 varied=experiment.varied,
-                changed_code=changed[code],
+                changed_code=() if lines else changed,
+                equivalences=lines or (),
             )
         )
     return marked
@@ -204,7 +211,7 @@ def _planned(params: Params, name: str, profile: str) -> dict[str, dict[str, Any
 
 
 def _evidence(folder: Path) -> Iterable[Found]:
-    for path in sorted(folder.glob("*.jsonl")):
+    for path in sorted(path for path in folder.glob("*.jsonl") if path.name != PATH.name):
         for number, line in enumerate(read_lines(path, EvidenceLine), start=1):
             yield Found(
                 result=line.result,

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from sqlalchemy import JSON, BigInteger, Double, ForeignKey, ForeignKeyConstraint, Index, String, Text, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
-SCHEMA_VERSION = 12
+SCHEMA_VERSION = 13
 
 
 class Base(DeclarativeBase):
@@ -104,8 +104,9 @@ class Result(Base):
 
     `source` is evidence or local.  `conditions` digests protocol and data: only results under equal conditions are
     compared.  `is_selected` marks the one result of a replicate that enters a comparison.  `changed_code` lists modules
-    whose source is another one now than when the run was trained.  `accuracy`, on the test set, and `train_seconds` are
-    those of `metrics` and `costs`: lists are sorted by them.
+    whose source is another one now than when the run was trained, unless `equivalences` (numbers of lines of
+    data/evidence/equivalences.jsonl) show that the change changed no number.  `accuracy`, on the test set, and
+    `train_seconds` are those of `metrics` and `costs`: lists are sorted by them.
     """
 
     __tablename__ = "results"
@@ -128,6 +129,7 @@ class Result(Base):
     source: Mapped[str]
     is_selected: Mapped[bool]
     changed_code: Mapped[list[Any]]
+    equivalences: Mapped[list[Any]]
     profile: Mapped[str] = mapped_column(ForeignKey("profiles.name"))
     provenance: Mapped[str]
     cut: Mapped[str]

@@ -32,12 +32,11 @@ from stages.evidence import (
     write_lines,
 )
 from stages.experiment import Params, load_params
-from stages.fingerprint import code_fingerprint
+from stages.fingerprint import training_code
 from stages.ledger import ClaimLine, Judgement, Table, Trial, judge_claims, read_claims
 from stages.run import RunSpec, canonical_json
 
 ROOT = Path(__file__).resolve().parents[2]
-CODE = code_fingerprint(["stages.training.optimizer"])
 SECONDS = 360.0
 Values = Sequence[float | None]
 
@@ -140,7 +139,8 @@ def results(
             continue
         value = values[run.arm][run.replicate_index]
         protocol = run.protocol if epochs is None else dataclasses.replace(run.protocol, epochs=epochs)
-        spec = RunSpec(model=run.model, protocol=protocol, data_digest=provenance, replicate=run.replicate, code=CODE)
+        code = training_code(source.kind, run.model.path, protocol.optimizer.name)
+        spec = RunSpec(model=run.model, protocol=protocol, data_digest=provenance, replicate=run.replicate, code=code)
         last = 0.5 if value is None or not 0 <= value <= 1 else 1 - value
         errors = curves[run.arm][run.replicate_index] if curves else [last]
         lines.append(

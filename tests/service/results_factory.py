@@ -33,7 +33,7 @@ from stages.evidence import (
     write_lines,
 )
 from stages.experiment import Experiment, load_params
-from stages.fingerprint import code_fingerprint
+from stages.fingerprint import training_code
 from stages.papers import build_model
 from stages.run import ModelSpec, RunSpec
 from stages.training.environment import environment_digest
@@ -50,7 +50,6 @@ CLAIM_COLUMNS = (
     *("id", "paper", "place", "experiment", "arm", "metric", "kind", "value", "unit", "precision", "stderr", "n"),
     *("baseline_arm", "better", "note"),
 )
-CODE = code_fingerprint(["stages.training.optimizer"])
 PAPER_TIMES = {"vit": 141.62, "mlp-mixer": 132.68, "local-vit": 139.65, "ninformer": 135.00}  # Table 3, MNIST
 ENVIRONMENT = {"python": "3.11.7", "torch": "2.15.0", "device": "cpu", "processor": "x86-64"}
 SMALL = {"dim": 8, "depth": 1, "num_heads": 2, "mlp_dim": 8, "token_dim": 8, "channel_dim": 8, "channels": 8}
@@ -151,7 +150,7 @@ def add_results(
 ) -> list[ResultLine]:
     """One result for every planned run of a profile, with small weights; as evidence where `published` is given.
 
-    `code` is the fingerprint that the runs bear (the tree's).
+    `code` has the digests of the runs' fingerprint that aren't the tree's.
     """
     params = load_params(root)
     experiment, profile = params.experiments[name], params.profiles[profile_name]
@@ -165,7 +164,7 @@ def add_results(
             protocol=planned.protocol,
             data_digest=digest,
             replicate=planned.replicate,
-            code=CODE if code is None else code,
+            code={**training_code(source.kind, planned.model.path, planned.protocol.optimizer.name), **(code or {})},
         )
         is_diverged = diverged == (planned.arm, planned.replicate_index)
         weights = None if is_diverged else _write_weights(root, experiment, planned.arm, spec, planned.replicate_index)

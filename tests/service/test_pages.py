@@ -372,3 +372,12 @@ def test_where_a_paper_has_no_number_the_page_leads_to_its_own_metric(client: Te
     assert missing not in client.get("/?dataset=mnist").text
     html = client.get("/?dataset=mnist&metric=loss").text
     assert missing in html and 'href="/?dataset=mnist&amp;metric=accuracy#ninformer-mnist"' in html
+
+
+def test_a_run_of_older_code_that_gives_the_same_says_which_line_shows_it(published: str) -> None:
+    with serving(Settings(root=REPOSITORY, database=published)) as client:
+        (run,) = client.get("/api/v1/runs?experiment=hyperbf-cifar10&limit=1").json()
+        page = client.get(f"/runs/{run['run_key']}").text
+        assert "changed since without changing a number: data/evidence/equivalences.jsonl, line 1." in page
+        (trail,) = client.get(f"/api/v1/runs/{run['run_key']}/provenance").json()["trails"]
+        assert (trail["code"]["changed"], trail["code"]["equivalences"]) == ([], [1])

@@ -1,0 +1,177 @@
+"""Real runs cut to some hundred steps on a little of their own data, so that both codes can train them in seconds.
+
+Architecture, optimiser, augmentation, split and all else that chooses branches stay; batches, rows and epochs shrink.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from stages.datasets.packed import (
+    ImageSet,
+    PackedDataError,
+    PackedInfo,
+    TableSet,
+    TokenSet,
+    digest_images,
+    digest_tables,
+    digest_tokens,
+    read_images,
+    read_info,
+    read_table,
+    read_tokens,
+    write_packed,
+)
+from stages.datasets.prepare import prepare
+from stages.datasets.sources import fetch_dataset
+from stages.experiment import Params
+from stages.fingerprint import kind_of
+from stages.proving.affected import Made
+from stages.run import Protocol, Replicate, RunSpec
+from stages.store import home
+
+_TEST_ROWS = 32
+_LARGEST_BATCH = {"images": 4, "table": 256, "text": 2}
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A training to compare: its spec without code (two of one network where it trains in a stack), its packed data."""
+
+    specs: tuple[RunSpec, ...]
+    data: Path
+
+
+class DataHere:
+    """Packed data of the runs: those of this clone where they are the run's or real, else packed anew from the official
+    files or the mirror.
+    """
+
+    def __init__(self, root: Path, params: Params, scratch: Path) -> None:
+        self.root, self.params, self.scratch = root, params, scratch
+        self._packed: dict[tuple[str, str], Path] = {}
+
+    def find(self, dataset: str, digest: str) -> Path:
+        """Folder of the packed set `dataset`, of this digest if there is one.
+
+        Raises:
+            DatasetError: its files can't be fetched.
+            PackedDataError: the set is unknown, or no packed set of this digest and no real one is here.
+        """
+        if dataset not in self.params.datasets:
+            raise PackedDataError(f"nobody knows which data set has the digest {digest[:12]}")
+        if (dataset, digest) not in self._packed:
+            self._packed[dataset, digest] = self._find(dataset, digest)
+        return self._packed[dataset, digest]
+
+    def _find(self, dataset: str, digest: str) -> Path:
+        here = self.root / "data" / "processed" / dataset
+        if (here / "dataset.json").is_file():
+            info = read_info(here)
+            if info.digest == digest or info.provenance != "embedded":
+                return here
+        target = self.scratch / "processed" / dataset
+        if not target.exists():
+            source, mirror = self.params.datasets[dataset], os.environ.get("CLAIMCHECK_MIRROR")
+            place = self.root / home() if mirror is None else self.scratch
+            manifest = fetch_dataset(dataset, source, place, Path(mirror) if mirror else None)
+            prepare(source, manifest, place, target)
+        return target
+
+    def cut(self, folder: Path, protocol: Protocol, replicate: Replicate, batches: float) -> Path:
+        """As many first rows of a packed set as so many batches of an epoch of `protocol` take."""
+        info = read_info(folder)
+        wanted = _rows(protocol, replicate, batches)
+        target = self.scratch / "cut" / f"{info.dataset}-{info.digest[:12]}-{wanted}"
+        if not target.exists():
+            _write_cut(folder, info, wanted, target)
+        return target
+
+
+def cut_run(here: DataHere, made: Made, steps: int) -> list[Cut]:
+    """Two trainings for one: two epochs of small batches, `steps` in all, and one and a half of the run's own batches.
+
+    The latter for what takes another way by the size of its tensors.
+
+    Raises:
+        DatasetError, PackedDataError: the run's data can't be had.
+    """
+    whole = RunSpec.from_dict(dict(made.spec))
+    size, folder = whole.protocol.batch_size, here.find(made.dataset, whole.data_digest)
+    small = min(size, _LARGEST_BATCH[kind_of(made.spec)])
+    found = []
+    for batch_size, epochs, batches in [(small, 2, max(1, steps // 2) - 0.5), (size, 1, 1.5)][: 1 + (size > small)]:
+        protocol = _cut_protocol(whole.protocol, batch_size, epochs, math.ceil(batches))
+        data = here.cut(folder, protocol, whole.replicate, batches)
+        first = dataclasses.replace(whole, protocol=protocol, data_digest=read_info(data).digest)
+        second = dataclasses.replace(whole.replicate, seed=whole.replicate.seed + 1)
+        both = first, dataclasses.replace(first, replicate=second)
+        found.append(Cut(both if made.is_stacked else both[:1], data))
+    return found
+
+
+def _cut_protocol(protocol: Protocol, batch_size: int, epochs: int, steps_per_epoch: int) -> Protocol:
+    schedule, stop = protocol.schedule, protocol.early_stop
+    if schedule.warmup_steps:
+        warmup = min(schedule.warmup_steps, max(1, epochs * steps_per_epoch // 4))
+        schedule = dataclasses.replace(schedule, warmup_steps=warmup)
+    if stop is not None:
+        stop = dataclasses.replace(stop, from_epoch=1, patience=1)
+    return dataclasses.replace(
+        protocol,
+        batch_size=batch_size,
+        epochs=epochs,
+        schedule=schedule,
+        early_stop=stop,
+        steps_per_epoch=None if protocol.steps_per_epoch is None else min(protocol.steps_per_epoch, steps_per_epoch),
+    )
+
+
+def _rows(protocol: Protocol, replicate: Replicate, batches: float) -> int:
+    """Rows of the training part: so many batches, and on top what is held out."""
+    split, held_out = protocol.split, 0.0
+    if split.kind == "fraction" and split.fraction is not None:
+        held_out = split.fraction
+    elif split.kind == "folds" and split.folds is not None and replicate.fold is not None:
+        held_out = 1 / split.folds
+    return max(2, math.ceil(batches * protocol.batch_size / (1 - held_out)))
+
+
+def _write_cut(folder: Path, info: PackedInfo, wanted: int, target: Path) -> None:
+    train: ImageSet | TableSet | TokenSet
+    test: ImageSet | TableSet | TokenSet
+    if info.kind == "table":
+        train, test = _few_rows(read_table(folder, "train"), wanted), _few_rows(read_table(folder, "test"), _TEST_ROWS)
+        digest = digest_tables(train, test, info.classes)
+    elif info.kind == "text":
+        window = info.shape[0]
+        train = TokenSet(read_tokens(folder, "train").tokens[: wanted * window + 1])
+        test = TokenSet(read_tokens(folder, "test").tokens[: 2 * window + 1])
+        digest = digest_tokens(train, test, window)
+    else:
+        train = _few_images(read_images(folder, "train"), wanted)
+        test = _few_images(read_images(folder, "test"), _TEST_ROWS)
+        digest = digest_images(train, test, info.classes)
+    described = dataclasses.replace(
+        info,
+        digest=digest,
+        train_images=len(train),
+        test_images=len(test),
+        test_rows=None,
+        excluded_test_images=0,
+        provenance="embedded" if info.provenance == "embedded" else "subset",
+    )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_packed(target, {"train": train, "test": test}, described)
+
+
+def _few_rows(table: TableSet, n: int) -> TableSet:
+    return TableSet(table.features[:n], table.targets[:n])
+
+
+def _few_images(images: ImageSet, n: int) -> ImageSet:
+    return ImageSet(images.images[:n], images.labels[:n])

@@ -1,0 +1,167 @@
+"""Trains what it is told with the code that it finds first, and writes down every step: one side of a comparison.
+
+`python -P driver.py <job.json>`, in a process of its own with `PYTHONPATH` naming the tree whose code is asked.  It may
+be another tree than its own, so it imports what that has always had: `stages.worker` and `stages.run`, and what makes
+a fingerprint.  A tree that brings a driver of its own is asked by that one.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import importlib
+import json
+import sys
+import traceback
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import stages
+
+
+def fingerprint(kind: str, model: str, optimizer: str) -> dict[str, str] | None:
+    """Of a training in this tree; None where it has no such model."""
+    own = importlib.import_module("stages.fingerprint")
+    find = getattr(own, "training_code", None) or importlib.import_module("stages.runner")._code
+    try:
+        return dict(find(kind, model, optimizer))
+    except ModuleNotFoundError:
+        return None
+
+
+class Trace:
+    """Every step of a training: its scores so far, and a checksum of each tensor that an optimiser has changed."""
+
+    def __init__(self) -> None:
+        self.scores: list[dict[str, str]] = []
+        self.tensors: list[dict[str, int]] = []
+        self._open: dict[str, int] = {}
+        self._optimizers: dict[int, tuple[Any, dict[int, str]]] = {}
+
+    def progress(self, progress: Any) -> None:
+        """A step is over."""
+        self.scores.append({name: float(value).hex() for name, value in progress.scores.items()})
+        self.tensors.append(self._open)
+        self._open = {}
+
+    def stepped(self, optimizer: Any, *_: Any) -> None:
+        """An optimiser is, of which a step may have several, one within the other."""
+        parameters = [one for group in optimizer.param_groups for one in group["params"]]
+        if id(optimizer) not in self._optimizers:
+            self._optimizers[id(optimizer)] = optimizer, name_tensors(parameters)
+        _, names = self._optimizers[id(optimizer)]
+        self._open |= {names[id(one)]: zlib.crc32(to_bytes(one)) for one in parameters}
+
+    def state(self) -> dict[str, str]:
+        """sha256 of each tensor or number that the optimisers keep, at the end."""
+        return {
+            f"{place}.{name}": hashlib.sha256(content).hexdigest()
+            for place, (optimizer, _) in enumerate(self._optimizers.values(), start=1)
+            for name, content in flatten(optimizer.state_dict())
+        }
+
+
+def name_tensors(parameters: list[Any]) -> dict[int, str]:
+    """Their names in the network that holds them: the largest one around."""
+    torch = importlib.import_module("torch")
+    wanted = {id(one) for one in parameters}
+    names: dict[int, str] = {}
+    for thing in gc.get_objects():
+        if issubclass(type(thing), torch.nn.Module):  # and not isinstance, which asks a weak reference's dead object
+            held = {id(one): name for name, one in thing.named_parameters() if id(one) in wanted}
+            names = held if len(held) > len(names) else names
+    return {id(one): names.get(id(one), f"tensor {place}") for place, one in enumerate(parameters, start=1)}
+
+
+def to_bytes(tensor: Any) -> bytes:
+    torch = importlib.import_module("torch")
+    content: bytes = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return content
+
+
+def flatten(value: Any, name: str = "") -> Iterator[tuple[str, bytes]]:
+    if hasattr(value, "detach"):
+        yield name, to_bytes(value)
+    elif isinstance(value, dict):
+        for key in sorted(value, key=str):
+            yield from flatten(value[key], f"{name}.{key}".lstrip("."))
+    elif isinstance(value, list | tuple):
+        for place, item in enumerate(value):
+            yield from flatten(item, f"{name}.{place}".lstrip("."))
+    else:
+        yield name, repr(value).encode()
+
+
+def train(training: dict[str, Any], store: Path) -> dict[str, Any]:
+    """What `stages.worker` makes of the training's specs, step by step and at the end."""
+    worker = importlib.import_module("stages.worker")
+    spec_class = importlib.import_module("stages.run").RunSpec
+    hooks = importlib.import_module("torch.optim.optimizer")
+    trace = Trace()
+    jobs = [
+        worker.Job(spec=spec_class.from_dict(spec), data=Path(training["data"]), store=store, device="cpu")
+        for spec in training["specs"]
+    ]
+    hook = hooks.register_optimizer_step_post_hook(trace.stepped)
+    try:
+        if training["is_stacked"]:
+            folders = worker.train_stack(jobs, progress=trace.progress)
+        else:
+            folders = [worker.train_run(jobs[0], progress=trace.progress)]
+    finally:
+        hook.remove()
+    return {
+        "scores": trace.scores,
+        "tensors": trace.tensors,
+        "optimizer": trace.state(),
+        "outcomes": [describe_outcome(folder) for folder in folders],
+    }
+
+
+def describe_outcome(folder: Path) -> dict[str, Any]:
+    """History, status and the digest of each tensor of a published outcome."""
+    result = json.loads((folder / "result.json").read_bytes())
+    weights = folder / "weights.safetensors"
+    tensors: dict[str, str] = {}
+    if weights.is_file():
+        load: Callable[..., dict[str, Any]] = importlib.import_module("safetensors.numpy").load_file
+        for name, array in sorted(load(weights).items()):
+            head = f"{array.dtype} {array.shape} ".encode()
+            tensors[name] = hashlib.sha256(head + array.tobytes()).hexdigest()
+    return {
+        "status": result["status"],
+        "divergence": result["divergence"],
+        "history": [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()],
+        "weights": tensors,
+        "environment": result["environment"],
+    }
+
+
+def main(place: str) -> int:
+    job = json.loads(Path(place).read_text())
+    tree = Path(job["tree"]).resolve()
+    if not Path(stages.__file__).resolve().is_relative_to(tree):
+        print(f"the code comes from {stages.__file__}, not from {tree}", file=sys.stderr)
+        return 1
+    if "codes" in job:
+        answers = [fingerprint(*question) for question in job["codes"]]
+        Path(job["output"]).write_text(json.dumps(answers))
+        return 0
+    torch = importlib.import_module("torch")
+    for threads in job["threads"]:
+        torch.set_num_threads(threads)
+        output = Path(job["output"]) / str(threads)
+        output.mkdir(parents=True)
+        for number, training in enumerate(job["trainings"]):
+            try:
+                found = train(training, output / "data" / "store")
+            except Exception:  # noqa: BLE001  (whatever it is, it is told by name, and the others are compared)
+                found = {"error": traceback.format_exc()}
+            (output / f"{number}.json").write_text(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,201 @@
+"""Compares two revisions on every path that published lines or stored outcomes rely on, and writes the line."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import hashlib
+import importlib.metadata
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stages.datasets.packed import PackedDataError
+from stages.datasets.verified import DatasetError
+from stages.equivalence import Compared, EquivalenceLine, Proof, append_line, read_equivalences
+from stages.experiment import Params
+from stages.fingerprint import code_today
+from stages.proving.affected import Affected, find_affected, made_runs
+from stages.proving.cutting import Cut, DataHere, cut_run
+from stages.proving.sides import DRIVER, EquivalenceError, Side, check_out, first_difference
+from stages.run import canonical_json
+
+STEPS = 100
+THREADS = (1, 2)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What was compared; `line` is None where nothing had to be, or could be."""
+
+    line: EquivalenceLine | None
+    compared: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+
+def show_equivalent(
+    root: Path,
+    params: Params,
+    revision: str,
+    *,
+    steps: int = STEPS,
+    again: bool = False,
+    say: Callable[[str], None] = print,
+) -> Shown:
+    """Train every path whose fingerprint changed between `revision` and HEAD with both codes, and add the line.
+
+    `again`: also those that lines cover already, and add none.
+
+    Raises:
+        EquivalenceError: the codes give other numbers, the first of which is named; or the tree's code isn't committed.
+        EvidenceError: published lines can't be read.
+    """
+    made, equivalences = list(made_runs(root)), read_equivalences(root)
+    with tempfile.TemporaryDirectory(prefix="claimcheck-equivalent-") as folder:
+        scratch = Path(folder)
+        older, newer = _sides(root, revision, scratch)
+        affected, left_out = find_affected(made, equivalences, older.fingerprints, newer.fingerprints, again=again)
+        for item in affected:
+            if code_today(item.made.spec) != item.after:
+                changed = ", ".join(_unlike(item.after, code_today(item.made.spec) or {}))
+                raise EquivalenceError(f"HEAD doesn't hold the code of this tree ({changed}); commit it first")
+        here = DataHere(root, params, scratch)
+        paths: list[_Path] = []
+        for item in affected:
+            try:
+                paths.append(_Path(item, cut_run(here, item.made, steps)))
+            except (DatasetError, PackedDataError) as error:
+                left_out.append(f"{item.made.label} isn't compared and stays uncovered: {error}")
+        if not paths:
+            return Shown(None, (), tuple(left_out))
+        say(f"{len(paths)} paths with {older.revision[:12]} and {newer.revision[:12]}, on {_in_words(THREADS)} threads")
+        trainings = [(path, cut) for path in paths for cut in path.cuts]
+        machine: Mapping[str, Any] = {}
+        both = []
+        for side, code in ((older, "before"), (newer, "after")):
+            both.append(side.train([_training(path.item, cut, code) for path, cut in trainings], THREADS))
+            for found in both[-1]:
+                _refuse_errors(trainings, found, side)
+        for threads, *pair in zip(THREADS, *both, strict=True):
+            for (path, cut), before, after in zip(trainings, *pair, strict=True):
+                if difference := first_difference(before, after):
+                    raise EquivalenceError(
+                        f"{path.item.made.label} ({_describe(path.item)}, {_in_words([threads])}, batches of "
+                        f"{cut.specs[0].protocol.batch_size}) is another run with the code of {newer.revision[:12]}: "
+                        f"{difference}; nothing is written"
+                    )
+                if not any(after["tensors"]):
+                    raise EquivalenceError(f"{path.item.made.label}: no step was taken; nothing is written")
+                path.keep(cut, threads, after)
+                machine = after["outcomes"][0]["environment"]
+            say(f"  {_in_words([threads])}: the same, bit by bit")
+        line = EquivalenceLine(
+            before=older.revision,
+            after=newer.revision,
+            made=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            device="cpu",
+            machine={name: value for name, value in machine.items() if name not in ("threads", "stacked")},
+            versions={name: importlib.metadata.version(name) for name in ("torch", "numpy")},
+            proofs=_proofs(paths),
+        )
+    if not again:
+        append_line(root, line)
+    return Shown(line, tuple(f"{path.item.made.label}: {_describe(path.item)}" for path in paths), tuple(left_out))
+
+
+def _refuse_errors(trainings: Sequence[tuple[_Path, Cut]], found: Sequence[Mapping[str, Any]], side: Side) -> None:
+    for (path, _), gave in zip(trainings, found, strict=True):
+        if "error" in gave:
+            raise EquivalenceError(
+                f"the code of {side.revision[:12]} can't train {path.item.made.label} ({_describe(path.item)}): "
+                f"{gave['error'].strip().splitlines()[-1]}; nothing is written"
+            )
+
+
+@dataclass
+class _Path:
+    """A path and its cut trainings; of these the steps by size of batch, and by number of threads what they gave."""
+
+    item: Affected
+    cuts: list[Cut]
+    steps: dict[str, int] = field(default_factory=dict)
+    found: dict[str, list[str]] = field(default_factory=dict)
+
+    def keep(self, cut: Cut, threads: int, gave: Mapping[str, Any]) -> None:
+        self.steps[str(cut.specs[0].protocol.batch_size)] = len(gave["scores"])
+        self.found.setdefault(str(threads), []).append(_digest(gave))
+
+    def compared(self) -> Compared:
+        kind, model, optimizer = self.item.made.question
+        return Compared(
+            run=self.item.made.label,
+            run_key=self.item.made.run_key,
+            path=self.item.path,
+            model=model,
+            kind=kind,  # type: ignore[arg-type]  # one of three
+            precision=self.cuts[0].specs[0].protocol.precision,
+            optimizer=optimizer,
+            is_stacked=self.item.made.is_stacked,
+            data=self.cuts[0].specs[0].data_digest,
+            steps=self.steps,
+            state={threads: "-".join(digests) for threads, digests in self.found.items()},
+        )
+
+
+def _sides(root: Path, revision: str, scratch: Path) -> tuple[Side, Side]:
+    names = [check_out(root, name, scratch / folder) for name, folder in ((revision, "before"), ("HEAD", "after"))]
+    newest = scratch / "after" / DRIVER
+    if not newest.is_file():
+        newest = Path(__file__).parent / DRIVER.name
+    own = scratch / "before" / DRIVER
+    return (
+        Side(names[0], scratch / "before", own if own.is_file() else newest),
+        Side(names[1], scratch / "after", newest),
+    )
+
+
+def _training(item: Affected, cut: Cut, side: str) -> dict[str, Any]:
+    """As the driver takes it; each side's specs name its own code, and its worker refuses to have run any other."""
+    code = dict(getattr(item, side))
+    specs = [dataclasses.replace(spec, code=code).to_dict() for spec in cut.specs]
+    return {"specs": specs, "data": str(cut.data), "is_stacked": item.made.is_stacked}
+
+
+def _digest(found: Mapping[str, Any]) -> str:
+    """Over all that is compared."""
+    outcomes = [{name: value for name, value in one.items() if name != "environment"} for one in found["outcomes"]]
+    return hashlib.sha256(canonical_json({**found, "outcomes": outcomes}).encode()).hexdigest()[:16]
+
+
+def _proofs(paths: Sequence[_Path]) -> tuple[Proof, ...]:
+    """By pair of fingerprints, in the order of their first path."""
+    grouped: dict[str, list[_Path]] = {}
+    for path in paths:
+        grouped.setdefault(canonical_json([path.item.before, path.item.after]), []).append(path)
+    return tuple(
+        Proof(
+            modules={
+                name: (same[0].item.before.get(name), same[0].item.after.get(name))
+                for name in sorted({*same[0].item.before, *same[0].item.after})
+            },
+            compared=tuple(path.compared() for path in same),
+        )
+        for same in grouped.values()
+    )
+
+
+def _unlike(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+    return sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
+
+
+def _describe(item: Affected) -> str:
+    kind, model, optimizer = item.made.question
+    together = ", in a stack" if item.made.is_stacked else ""
+    return f"{model.rpartition(':')[2]}, {kind}, {item.made.spec['protocol']['precision']}, {optimizer}{together}"
+
+
+def _in_words(threads: Iterable[int]) -> str:
+    numbers = [str(number) for number in threads]
+    return f"{' and '.join(numbers)}" if len(numbers) > 1 else f"{numbers[0]} thread{'s' if numbers != ['1'] else ''}"

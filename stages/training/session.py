@@ -1,0 +1,108 @@
+"""One training from its spec and packed rows to a trained network: what decides numbers besides loop, task and model.
+
+All of it is in the run key, so that `stages.worker`, which isn't, touches neither network nor rows: it saves and
+publishes what comes of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from stages.datasets.packed import PackedInfo, Split
+from stages.ops.bfloat16_native import use_fast_bfloat16
+from stages.ops.fast_layers_native import with_fast_layers
+from stages.papers import build_model
+from stages.run import RunSpec
+from stages.training.images_native import with_fast_batches
+from stages.training.kinds import make_task, read_rows
+from stages.training.loop import Observer, Outcome, Progress, Task, TrainingState, fit, measure, seeded_model
+
+
+@dataclass(frozen=True)
+class Session:
+    """A training that is ready to begin, or to go on: the network with its initial weights, and what it learns."""
+
+    spec: RunSpec
+    model: nn.Module
+    task: Task
+    observe: Observer | None
+
+    def train(
+        self,
+        *,
+        state: TrainingState | None,
+        save: Callable[[TrainingState], None],
+        progress: Callable[[Progress], None],
+        should_stop: Callable[[], bool],
+    ) -> Outcome:
+        """Train the network in place, on from `state` where one is given.
+
+        Raises:
+            TrainingStopped: `should_stop` said so.
+        """
+        with flushing_denormals():
+            return fit(
+                self.model,
+                self.task,
+                self.spec.protocol,
+                self.spec.replicate,
+                state=state,
+                save=save,
+                observe=self.observe,
+                progress=progress,
+                should_stop=should_stop,
+            )
+
+
+def open_session(spec: RunSpec, data: Path, info: PackedInfo, device: torch.device) -> Session:
+    """The training of `spec` on the packed set in `data`, with fast layers and batches where there are some.
+
+    Raises:
+        PackedDataError: a split can't be read.
+        ValueError, TypeError: the model can't be built by the spec's arguments.
+    """
+    protocol = spec.protocol
+    task = with_fast_batches(task_of(spec, data, info, "train", device))
+    observe = None
+    if protocol.observe_test:
+        observe = _test_observer(with_fast_batches(task_of(spec, data, info, "test", device)))
+    if device.type == "cpu" and protocol.precision == "bfloat16":
+        use_fast_bfloat16()
+    model = seeded_model(lambda: with_fast_layers(build_model(spec.model)), spec.replicate).to(device)
+    return Session(spec, model, task, observe)
+
+
+def task_of(spec: RunSpec, data: Path, info: PackedInfo, split: Split, device: torch.device) -> Task:
+    """One split of the packed set as what `spec` learns from it."""
+    return make_task(read_rows(data, info, split), info, spec.protocol, device)
+
+
+def plain_network(spec: RunSpec, device: torch.device) -> nn.Module:
+    """The network of `spec` with its initial weights, of plain layers."""
+    return seeded_model(lambda: build_model(spec.model), spec.replicate).to(device)
+
+
+@contextmanager
+def flushing_denormals() -> Iterator[None]:
+    """A processor takes numbers below 1.2e-38 for 0 meanwhile (docs/decisions/0020).
+
+    Weights of units that are never active decay to such numbers, each of which takes a hundred times as long.
+    """
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def _test_observer(task: Task) -> Observer:
+    def observe(model: nn.Module) -> dict[str, float]:
+        return {f"test_{name}": value for name, value in measure(model, task).items()}
+
+    return observe

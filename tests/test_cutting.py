@@ -1,0 +1,105 @@
+"""Runs are cut to a few steps without another way through the code; a little of every kind of data is packed."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stages.datasets.packed import PackedInfo, TableSet, TokenSet, digest_packed, read_info, write_packed
+from stages.equivalence import path_of
+from stages.experiment import load_params
+from stages.proving.affected import Made
+from stages.proving.cutting import DataHere, cut_run
+from stages.run import (
+    EarlyStopSpec,
+    ModelSpec,
+    OptimizerSpec,
+    Protocol,
+    Replicate,
+    RunSpec,
+    ScheduleSpec,
+    SplitSpec,
+    training_counts,
+)
+from tests.project import REPOSITORY, pack_stand_in
+
+PARAMS = load_params(REPOSITORY)
+ADAM = OptimizerSpec(name="adam", lr=0.001)
+
+
+def described(dataset: str, kind: str, shape: tuple[int, ...], train: int, test: int) -> PackedInfo:
+    return PackedInfo(
+        dataset=dataset,
+        provenance="full",
+        digest="d",
+        classes=tuple(f"column {number}" for number in range(shape[0])) if kind == "table" else (),
+        shape=shape,
+        train_images=train,
+        test_images=test,
+        test_rows=None,
+        excluded_test_images=0,
+        source="official",
+        kind=kind,  # type: ignore[arg-type]  # one of three
+        vocabulary=50 if kind == "text" else None,
+    )
+
+
+def made(spec: RunSpec, dataset: str, *, stacked: bool = False) -> Made:
+    environment = {"device": "cpu"} | ({"stacked": "0" * 12} if stacked else {})
+    return Made("toy", spec.run_key, spec.to_dict(), environment, dataset)
+
+
+def test_a_table_keeps_its_split_and_early_stop_and_a_stack_has_two_networks(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    splits = [TableSet(rng.normal(size=(n, 3)).astype("f4"), rng.normal(size=n).astype("f4")) for n in (9000, 100)]
+    target = tmp_path / "data" / "processed" / "sgemm"
+    write_packed(target, {"train": splits[0], "test": splits[1]}, described("sgemm", "table", (3,), 9000, 100))
+    protocol = Protocol(
+        optimizer=ADAM,
+        batch_size=1024,
+        epochs=300,
+        split=SplitSpec(kind="fraction", fraction=0.1),
+        early_stop=EarlyStopSpec(from_epoch=100, patience=20, min_delta=0.0),
+    )
+    model = ModelSpec(path="stages.papers.dac.mlp:MLP", arguments={"in_features": 3, "width": 8, "depth": 2})
+    spec = RunSpec(model=model, protocol=protocol, data_digest="d", replicate=Replicate(seed=3), code={})
+    small, whole = cut_run(DataHere(tmp_path, PARAMS, tmp_path / "scratch"), made(spec, "sgemm", stacked=True), 20)
+    assert [one.replicate.seed for one in small.specs] == [3, 4]
+    assert [cut.specs[0].protocol.batch_size for cut in (small, whole)] == [256, 1024]
+    for cut, steps in ((small, 9.5), (whole, 1.5)):
+        info = read_info(cut.data)
+        assert info.digest == cut.specs[0].data_digest == digest_packed(cut.data, info)
+        trained, held_out = training_counts(info.train_images, cut.specs[0].protocol, cut.specs[0].replicate)
+        assert trained == pytest.approx(steps * cut.specs[0].protocol.batch_size, abs=1) and held_out > 0
+        assert path_of(cut.specs[0].to_dict()) == path_of(spec.to_dict()), "no other way through the code"
+
+
+def test_a_text_is_cut_into_windows(tmp_path: Path) -> None:
+    tokens = np.arange(5000, dtype=np.uint16) % 50
+    target = tmp_path / "data" / "processed" / "openwebtext"
+    splits = {"train": TokenSet(tokens), "test": TokenSet(tokens[:900])}
+    write_packed(target, splits, described("openwebtext", "text", (16,), 5000, 900))  # type: ignore[arg-type]
+    protocol = Protocol(
+        optimizer=ADAM, batch_size=12, epochs=1, schedule=ScheduleSpec(name="cosine", warmup_steps=2000, floor=0.1)
+    )
+    model = ModelSpec(path="stages.papers.nmn.gpt2:GPT2", arguments={"context": 16})
+    spec = RunSpec(model=model, protocol=protocol, data_digest="d", replicate=Replicate(seed=0), code={})
+    small, whole = cut_run(DataHere(tmp_path, PARAMS, tmp_path / "scratch"), made(spec, "openwebtext"), 8)
+    assert [read_info(cut.data).train_images for cut in (small, whole)] == [7 * 16 + 1, 18 * 16 + 1]
+    assert small.specs[0].protocol.schedule.warmup_steps == 2 and len(small.specs) == 1
+    assert path_of(small.specs[0].to_dict()) == path_of(spec.to_dict())
+
+
+def test_images_of_the_runs_own_digest_are_taken_though_they_are_stand_ins(tmp_path: Path) -> None:
+    target = tmp_path / "data" / "processed" / "mnist"
+    pack_stand_in(target, "mnist")
+    protocol = Protocol(optimizer=ADAM, batch_size=2, epochs=1, mean=(0.5,), std=(0.5,), steps_per_epoch=2)
+    model = ModelSpec(path="stages.papers.ninformer.vit:ViT", arguments={"depth": 1})
+    digest = read_info(target).digest
+    spec = RunSpec(model=model, protocol=protocol, data_digest=digest, replicate=Replicate(seed=0), code={})
+    (only,) = cut_run(DataHere(tmp_path, PARAMS, tmp_path / "scratch"), made(spec, "mnist"), 100)
+    assert only.specs[0].protocol == dataclasses.replace(protocol, epochs=2), "it was small already"
+    assert read_info(only.data).provenance == "embedded"

@@ -1,0 +1,272 @@
+"""A refactor keeps its evidence when it is shown to change no number, and only then."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages.budget import plan_runs
+from stages.equivalence import PATH, Compared, EquivalenceLine, Equivalences, Proof, path_of, read_equivalences
+from stages.evidence import EvidenceError, seal
+from stages.experiment import load_params
+from stages.fingerprint import kind_of
+from stages.run import AugmentationSpec, ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, canonical_json
+from stages.runner import ways_to
+from tests.project import EXPERIMENT, REPOSITORY, environment, make_project
+
+IGNORED = (
+    "data/store/\ndata/runs/\ndata/processed/\ndata/results*\ndata/flops*\ndata/metrics/\ndata/plots/\n__pycache__/\n"
+)
+
+
+def ask(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`python -m …` with the project's own code."""
+    command, env = [sys.executable, "-m", *arguments], environment() | {"PYTHONPATH": str(project)}
+    return subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, check=False)
+
+
+def git(project: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=test", "-c", "user.email=test@example.com"]
+    done = subprocess.run(["git", *identity, *arguments], cwd=project, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def commit(project: Path, what: str) -> str:
+    git(project, "add", "-A")
+    git(project, "commit", "-qm", what)
+    return git(project, "rev-parse", "HEAD")
+
+
+def rewrite(project: Path, *files: tuple[str, str, str]) -> None:
+    for name, old, new in files:
+        path = project / "stages" / name
+        source = path.read_text()
+        assert old in source, f"{name} has {old!r}"
+        path.write_text(source.replace(old, new))
+
+
+def rename_a_module(project: Path) -> None:
+    """`stages.training.stopping` is called `halting` from now on, and so says whoever imports it."""
+    folder = project / "stages" / "training"
+    (folder / "stopping.py").rename(folder / "halting.py")
+    for name in ("training/loop.py", "stacking/loop.py"):
+        rewrite(project, (name, "stages.training.stopping", "stages.training.halting"))
+
+
+def rename_a_function(project: Path) -> None:
+    for name in ("training/schedule.py", "training/loop.py", "stacking/loop.py"):
+        rewrite(project, (name, "learning_rate(", "rate_of_step("))
+    for name in ("training/loop.py", "stacking/loop.py"):
+        rewrite(project, (name, "import learning_rate", "import rate_of_step"))
+
+
+def change_a_number(project: Path) -> None:
+    rewrite(project, ("training/optimizer.py", "spec.weight_decay", "(spec.weight_decay + 1e-6)"))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with its own code, in git, whose two runs are trained."""
+    project = make_project(tmp_path_factory.mktemp("trained") / "project", epochs=1, steps_per_epoch=2)
+    shutil.copytree(REPOSITORY / "stages", project / "stages", ignore=shutil.ignore_patterns("__pycache__"))
+    (project / ".gitignore").write_text(IGNORED)
+    git(project, "init", "-q")
+    commit(project, "old")
+    done = ask(project, "stages.train", EXPERIMENT)
+    assert done.returncode == 0, done.stderr
+    return project
+
+
+@pytest.fixture(scope="module")
+def renamed(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The same with a module renamed, and shown to be equivalent; and what was said of that."""
+    project = copy(trained, tmp_path_factory.mktemp("renamed"))
+    rename_a_module(project)
+    commit(project, "a better name")
+    done = ask(project, "stages.cli", "equivalent", "HEAD~1", "--steps", "6")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return project, done.stdout
+
+
+def in_store(project: Path) -> str:
+    """What `claimcheck plan` says of the experiment's two runs."""
+    line = next(text for text in ask(project, "stages.cli", "plan").stdout.splitlines() if text.startswith(EXPERIMENT))
+    return line.split("stand-in data")[0].split()[-1]
+
+
+def copy(project: Path, folder: Path) -> Path:
+    shutil.copytree(project, folder / "project", symlinks=True)
+    return folder / "project"
+
+
+def test_a_renaming_takes_outcomes_from_the_store_once_it_is_shown(renamed: tuple[Path, str], tmp_path: Path) -> None:
+    project, said = renamed
+    (line,) = read_equivalences(project).lines
+    (vit, ninformer) = sorted((one for proof in line.proofs for one in proof.compared), key=lambda one: one.model)[::-1]
+    assert (vit.model, vit.kind, vit.precision) == ("stages.papers.ninformer.vit:ViT", "images", "float32")
+    assert vit.steps == ninformer.steps == {"4": 4, "16": 2} and sorted(vit.state) == ["1", "2"], (
+        "the profile has two steps an epoch"
+    )
+    modules = line.proofs[0].modules
+    assert modules["stages.training.stopping"][1] is None and modules["stages.training.halting"][0] is None
+    before, after = modules["stages.training.loop"]
+    assert before != after and None not in (before, after)
+    assert (line.before, line.after) == (git(project, "rev-parse", "HEAD~1"), git(project, "rev-parse", "HEAD"))
+    assert "a line with 2 paths; commit it" in said
+    project = copy(project, tmp_path)
+    assert "nothing to compare" in ask(project, "stages.cli", "equivalent", "HEAD~1").stdout
+    again = ask(project, "stages.cli", "equivalent", "HEAD~1", "--steps", "2", "--again")
+    assert "2 paths give the same; nothing is written" in again.stdout and len(read_equivalences(project).lines) == 1
+    done = ask(project, "stages.train", EXPERIMENT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("of older code that gives the same by line 1 of equivalences.jsonl") == 2, done.stdout
+    assert "2 runs, 2 from the store, 0 to train" in done.stdout
+    done = ask(project, "stages.evaluate", EXPERIMENT)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(text) for text in (project / f"data/results/{EXPERIMENT}.jsonl").read_text().splitlines()]
+    assert all("stages.training.stopping" in line["spec"]["code"] for line in lines), "it is what trained them"
+    assert in_store(project) == "2"
+    (project / PATH).unlink()
+    assert in_store(project) == "0", "no line, no equivalence"
+    refused = ask(project, "stages.evaluate", EXPERIMENT)
+    assert refused.returncode == 1 and "was trained by other code than evaluates it" in refused.stderr
+
+
+def test_one_changed_number_is_refused_with_spec_step_and_tensor(trained: Path, tmp_path: Path) -> None:
+    project = copy(trained, tmp_path)
+    change_a_number(project)
+    assert "nothing to compare" in ask(project, "stages.cli", "equivalent", "HEAD").stdout, "what is committed counts"
+    commit(project, "a number")
+    refused = ask(project, "stages.cli", "equivalent", "HEAD~1", "--steps", "4")
+    assert refused.returncode == 1, refused.stdout
+    assert "(ViT, images, float32, adam, 1 thread, batches of 4) is another run" in refused.stderr
+    assert re.search(r": step 1: tensor [a-z_.0-9]+\.(weight|bias)", refused.stderr), refused.stderr
+    assert "nothing is written" in refused.stderr and not (project / PATH).exists()
+
+
+def test_two_lines_make_a_chain(renamed: tuple[Path, str], tmp_path: Path) -> None:
+    project = copy(renamed[0], tmp_path)
+    rename_a_function(project)
+    commit(project, "another name")
+    assert in_store(project) == "0", "the first line leads to code that is older than the tree's by now"
+    done = ask(project, "stages.cli", "equivalent", "HEAD~1", "--steps", "4")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(read_equivalences(project).lines) == 2
+    done = ask(project, "stages.train", EXPERIMENT)
+    assert done.stdout.count("of older code that gives the same by line 1, 2 of equivalences.jsonl") == 2, done.stdout
+
+
+def test_a_forged_line_is_refused_by_name(renamed: tuple[Path, str], tmp_path: Path) -> None:
+    project = copy(renamed[0], tmp_path)
+    line = json.loads((project / PATH).read_text())
+    (project / PATH).write_text(canonical_json(line | {"made": "2020-01-01T00:00:00Z"}) + "\n")
+    with pytest.raises(EvidenceError, match=r"equivalences\.jsonl, line 1: its digest is .* not as it was written"):
+        read_equivalences(project)
+    refused = ask(project, "stages.train", EXPERIMENT)
+    assert refused.returncode == 1 and "equivalences.jsonl, line 1: its digest is" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_what_another_line_says_of_the_code_before_changes_nothing(renamed: tuple[Path, str], tmp_path: Path) -> None:
+    """Sealed anew, with another digest before: the chain no longer begins at what trained the outcome."""
+    project = copy(renamed[0], tmp_path)
+    line = json.loads((project / PATH).read_text())
+    for proof in line["proofs"]:
+        proof["modules"]["stages.training.loop"][0] = "0" * 16
+    (project / PATH).write_text(canonical_json(seal(line)) + "\n")
+    assert in_store(project) == "0"
+
+
+SPEC = RunSpec(
+    model=ModelSpec(path="stages.papers.ninformer.vit:ViT", arguments={"depth": 2, "dropout": 0.1}),
+    protocol=Protocol(
+        optimizer=OptimizerSpec(name="adam", lr=0.001), batch_size=128, epochs=3, mean=(0.5,), std=(0.5,)
+    ),
+    data_digest="d",
+    replicate=Replicate(seed=0),
+    code={"a": "1", "b": "1"},
+)
+CPU = {"device": "cpu", "threads": 1}
+
+
+def proven(*steps: dict[str, tuple[str | None, str | None]]) -> Equivalences:
+    """A line a step, each of the path of `SPEC`."""
+    compared = Compared(
+        run="toy.vit.0",
+        run_key=SPEC.run_key,
+        path=path_of(SPEC.to_dict()),
+        model=SPEC.model.path,
+        kind="images",
+        precision="float32",
+        optimizer="adam",
+        is_stacked=False,
+        data="d",
+        steps={"1": 1},
+        state={"1": "0"},
+    )
+    fields: dict[str, Any] = {"before": "0" * 40, "after": "1" * 40, "made": "", "machine": {}, "versions": {}}
+    return Equivalences(
+        [EquivalenceLine(device="cpu", proofs=(Proof(modules=step, compared=(compared,)),), **fields) for step in steps]
+    )
+
+
+def test_chains_follow_whole_fingerprints() -> None:
+    lines = proven({"a": ("1", "2"), "b": ("1", "1")}, {"a": ("2", None), "b": ("1", "1"), "c": (None, "1")})
+    spec = SPEC.to_dict()
+    assert lines.chain(spec, CPU, {"a": "1", "b": "1"}) == ()
+    assert lines.chain(spec, CPU, {"a": "2", "b": "1"}) == (1,)
+    assert lines.chain(spec, CPU, {"b": "1", "c": "1"}) == (1, 2)
+    assert lines.chain(spec, CPU, {"b": "2", "c": "1"}) is None, "another module changed, too"
+    assert lines.chain(spec | {"code": {"a": "1", "b": "0"}}, CPU, {"a": "2", "b": "1"}) is None
+    assert proven().chain(spec, CPU, {"b": "1", "c": "1"}) is None
+    today = dataclasses.replace(SPEC, code={"b": "1", "c": "1"})
+    assert [way.run_key for way in ways_to(today, lines)] == [
+        today.run_key,
+        dataclasses.replace(SPEC, code={"a": "2", "b": "1"}).run_key,
+        SPEC.run_key,
+    ]
+    assert [way.run_key for way in ways_to(today, proven())] == [today.run_key]
+
+
+@pytest.mark.parametrize(
+    ("change", "is_covered"),
+    [
+        ({"replicate": Replicate(seed=7)}, True),
+        ({"data_digest": "other"}, True),
+        ({"protocol": dataclasses.replace(SPEC.protocol, epochs=300, batch_size=64)}, True),
+        ({"protocol": dataclasses.replace(SPEC.protocol, precision="bfloat16")}, False),
+        ({"protocol": dataclasses.replace(SPEC.protocol, optimizer=OptimizerSpec(name="sgd", lr=0.1))}, False),
+        ({"protocol": dataclasses.replace(SPEC.protocol, augmentation=AugmentationSpec(crop_padding=4))}, False),
+        ({"protocol": dataclasses.replace(SPEC.protocol, train_images=100)}, False),
+        ({"replicate": Replicate(seed=0, fold=1)}, False),
+        ({"model": ModelSpec(path="stages.papers.ninformer.vit:ViT", arguments={"depth": 4, "dropout": 0.5})}, True),
+        ({"model": ModelSpec(path="stages.papers.ninformer.vit:ViT", arguments={"depth": 2, "dropout": 0.0})}, False),
+        ({"model": ModelSpec(path="stages.papers.ninformer.vit:Other", arguments={"depth": 2, "dropout": 0.1})}, False),
+    ],
+)
+def test_a_line_covers_the_paths_that_it_ran(change: dict[str, Any], is_covered: bool) -> None:
+    lines, after = proven({"a": ("1", "2"), "b": ("1", "1")}), {"a": "2", "b": "1"}
+    spec = dataclasses.replace(SPEC, **change).to_dict()
+    assert lines.chain(spec, CPU, after) == ((1,) if is_covered else None)
+
+
+@pytest.mark.parametrize("environment", [{"device": "cuda"}, {"device": "cpu", "stacked": "0" * 12}, {}])
+def test_a_line_of_trainings_alone_on_a_cpu_covers_no_others(environment: dict[str, Any]) -> None:
+    lines = proven({"a": ("1", "2"), "b": ("1", "1")})
+    assert lines.chain(SPEC.to_dict(), environment, {"a": "2", "b": "1"}) is None
+
+
+def test_the_kind_of_data_is_known_from_a_spec() -> None:
+    params = load_params(REPOSITORY)
+    for experiment in params.experiments.values():
+        source = params.datasets[experiment.dataset]
+        for planned in plan_runs(experiment, params.profiles["paper"], source, every_role=True):
+            assert kind_of(planned.spec().to_dict()) == source.kind, experiment.name
