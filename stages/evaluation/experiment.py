@@ -29,7 +29,7 @@ from stages.evaluation.scores import score
 from stages.evaluation.trained import EvaluationError, Measured, TrainedRun
 from stages.evidence import CostLine, Measurement, ResultLine
 from stages.experiment import LatencySpec, Profile
-from stages.fingerprint import code_today, unlike_loaded
+from stages.fingerprint import changed_modules, code_today, unlike_loaded
 from stages.ops.products_native import use_fast_products
 from stages.run import ModelSpec
 from stages.runlist import RunList, read_run_list
@@ -145,6 +145,8 @@ class _Bench:
 
     def _line(self, run: TrainedRun, watch: Stopwatch | None) -> tuple[ResultLine, bool]:
         """The run's result line, and whether its numbers were measured before."""
+        if not self.equivalences.today(run.spec, run.result["environment"]):
+            self._refuse_other_code(changed_modules(run.spec))
         stands_on = self._stands_on([run])
         kept = None if self.anew or not run.has_network else _read_measured(self.kept.read(run.run.run_key, stands_on))
         if kept is not None and find_contradictions(run.result_line(self.run_list, kept)):
@@ -152,11 +154,7 @@ class _Bench:
         measured = kept or Measured()
         if run.has_network and (kept is None or watch is not None):
             predictor = run.load(self.device)
-            if unlike := unlike_loaded(self._trained_code(run)):
-                raise EvaluationError(
-                    f"was trained by other code than evaluates it ({', '.join(unlike)}); "
-                    f"run `dvc repro train@{self.run_list.experiment}` first"
-                )
+            self._refuse_other_code(unlike_loaded(code_today(run.spec) or run.planned.code))
             if kept is None:
                 measured = self._measure(run, predictor)
             if watch is not None:
@@ -171,11 +169,12 @@ class _Bench:
             self.kept.write(run.run.run_key, stands_on, asdict(measured))
         return line, kept is not None
 
-    def _trained_code(self, run: TrainedRun) -> Mapping[str, str]:
-        """The code that has to evaluate it: what trained it, or what that became without changing a number."""
-        if self.equivalences.today(run.spec, run.result["environment"]):
-            return code_today(run.spec) or {}
-        return run.planned.code
+    def _refuse_other_code(self, modules: Sequence[str]) -> None:
+        if modules:
+            raise EvaluationError(
+                f"was trained by other code than evaluates it ({', '.join(modules)}); "
+                f"run `dvc repro train@{self.run_list.experiment}` first"
+            )
 
     def _measure(self, run: TrainedRun, predictor: Predictor) -> Measured:
         info, spec = self.info, run.planned
