@@ -23,6 +23,7 @@ def disk_usage(root: Path) -> dict[str, int]:
         "packed data": root / "data" / "processed",
         "run store": base / "store" / "runs",
         "trainings under way": base / "store" / "work",
+        "measurements": base / "store" / "evaluated",
         "outcomes of experiments": root / "data" / "runs",
         "DVC's cache": root / ".dvc" / "cache",
     }

@@ -94,8 +94,7 @@ def train_run(
     started = time.monotonic()
     outcome = session.train(state=resume.load(), save=resume.save, progress=progress, should_stop=should_stop)
     spent = _Spent(time.monotonic() - started, energy.used(), peak_memory_bytes(device))
-    if stamp_of(job.data) != stamp:
-        raise ValueError(f"{job.data} changed while run {run_key[:12]} trained; nothing is published, run dvc repro")
+    _refuse_changed_data(job, stamp)
     files = _published_files(job, info, session.model, outcome, environment, spent)
     with publishing():
         return store.publish(run_key, files)
@@ -132,8 +131,19 @@ def _refuse_unkeyed_layers(job: Job, model: nn.Module) -> None:
         )
 
 
+def _refuse_changed_data(job: Job, stamp: dict[str, tuple[int, int]]) -> None:
+    """The packed data must be the same at the end of a training as at its start.
+
+    Raises:
+        ValueError: they have another stamp now.
+    """
+    if stamp_of(job.data) != stamp:
+        key = job.spec.run_key[:12]
+        raise ValueError(f"{job.data} changed while run {key} trained; nothing is published, run dvc repro")
+
+
 def stamp_of(folder: Path) -> dict[str, tuple[int, int]]:
-    """Size and last change of each file: packed data must be the same at the end of a training as at its start."""
+    """Size and last change of each file."""
     return {path.name: (path.stat().st_size, path.stat().st_mtime_ns) for path in folder.iterdir()}
 
 
@@ -176,6 +186,7 @@ def train_stack(
     job, specs = jobs[0], [job.spec for job in jobs]
     store, protocol = RunStore(job.store), job.spec.protocol
     info, device = _prepare(job)
+    stamp = stamp_of(job.data)
     environment = describe_environment(device) | {"stacked": code_of_stack(job.spec.model)}
     energy = EnergyMeter(lambda: energy_joules(device))
     folder = remember(specs, store)
@@ -198,6 +209,8 @@ def train_stack(
     test = task_of(job.spec, job.data, info, "test", device) if protocol.observe_test else None
     assert test is None or isinstance(test, Regression), "as its training rows"
     networks = [plain_network(spec, device) for spec in specs]
+    for one in jobs:
+        _refuse_other_code(one)
     with flushing_denormals():
         stacked = fit_stack(
             networks,
@@ -213,6 +226,7 @@ def train_stack(
             should_stop=should_stop,
         )
     used, peak = energy.used(), peak_memory_bytes(device)
+    _refuse_changed_data(job, stamp)
     published = []
     for one, network, (outcome, seconds) in zip(jobs, networks, stacked, strict=True):
         spent = _Spent(seconds, None if used is None else used / len(jobs), peak)

@@ -34,6 +34,7 @@ def test_a_linked_file_counts_once(root: Path) -> None:
         "packed data": 0,
         "run store": 1002,
         "trainings under way": 500,
+        "measurements": 0,
         "outcomes of experiments": 0,
         "DVC's cache": 0,
     }

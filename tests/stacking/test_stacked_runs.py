@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -100,6 +102,21 @@ def test_denormals_are_zero_while_it_trains_and_not_afterwards(kind: str, data: 
         train_run(jobs[0], progress=look)
     assert seen and all(seen)
     assert (probe * 1.5 > 0).all()
+
+
+def test_data_that_change_meanwhile_publish_no_run_of_the_stack(data: Path, tmp_path: Path) -> None:
+    jobs = [Job(spec=spec, data=data, store=tmp_path / "store", device="cpu") for spec in specs(data)]
+    with pytest.raises(ValueError, match=r"line changed while run .* trained; nothing is published, run dvc repro"):
+        train_stack(jobs, progress=lambda _: os.utime(data / "train.safetensors"))
+    assert [RunStore(tmp_path / "store").published(job.spec.run_key) for job in jobs] == [None, None]
+
+
+def test_a_stack_of_other_code_than_its_keys_name_is_not_trained(data: Path, tmp_path: Path) -> None:
+    one, other = specs(data)
+    other = dataclasses.replace(other, code={"stages.training.tables": "0" * 16})
+    jobs = [Job(spec=spec, data=data, store=tmp_path / "store", device="cpu") for spec in (one, other)]
+    with pytest.raises(ValueError, match="asks for other code than this process has loaded"):
+        train_stack(jobs)
 
 
 def test_stopped_it_goes_on_where_it_was(data: Path, tmp_path: Path) -> None:
