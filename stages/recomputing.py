@@ -14,6 +14,7 @@ from stages.checkpoint.predictor import load_predictor
 from stages.datasets.packed import ImageSet, read_images, read_info
 from stages.evaluation.flops import FlopCounts
 from stages.evaluation.metrics import correctness
+from stages.evaluation.observing import Observer
 from stages.evaluation.part import cut_rows
 from stages.evaluation.scores import Scores, score
 from stages.evidence import ResultLine, unpack_correct
@@ -75,6 +76,22 @@ def compare(line: ResultLine, scores: Scores) -> Iterator[str]:
         if not math.isclose(value, row.value, rel_tol=0 if row.split == "none" else _OTHER_MACHINE, abs_tol=slack):
             yield f"{row.metric} is recorded as {value:.10g}, the weights give {row.value:.10g}"
     yield from _compare_images(line, scores, _OTHER_MACHINE)
+
+
+def look_again(weights: Path, packed: Path, line: ResultLine) -> Iterator[str]:
+    """Where the numbers from inside the network aren't those that its weights, as they were trained, give.
+
+    Raises:
+        CheckpointError: the weights can't be loaded.
+        PackedDataError: the test data can't be read.
+    """
+    recorded = {(row.metric, row.split): row.value for row in line.metrics}
+    test_set = cut_rows(read_rows(packed, read_info(packed), "test"), line.data.test_images)
+    replicate = RunSpec.from_dict(dict(line.spec)).replicate
+    for row in Observer(test_set).observe(load_predictor(weights), replicate).metrics:
+        value = recorded.get((row.metric, row.split))
+        if value is not None and not math.isclose(value, row.value, rel_tol=_OTHER_MACHINE, abs_tol=1e-6):
+            yield f"{row.metric} is recorded as {value:.7g}, the weights give {row.value:.7g}"
 
 
 def compare_released(line: ResultLine, scores: Scores, accuracy: float) -> Iterator[str]:

@@ -247,13 +247,21 @@ def check_metrics(root: Path, checkpoint: Checkpoint, packed: Path, *, with_weig
         if not (packed / "dataset.json").is_file() or read_info(packed).digest != line.data.digest:
             needed = f"the weights need {packed.name} as it was packed, which is not here"
             return Link("metrics", "holds", f"{taken}; {needed}")
-        from stages.recomputing import SPOTS, compare, compare_released, recompute, spot_check  # brings torch
+        from stages.recomputing import (
+            SPOTS,
+            compare,
+            compare_released,
+            look_again,
+            recompute,
+            spot_check,
+        )  # brings torch
 
         weights = root / checkpoint.path
         if not with_weights:
             found, n = list(spot_check(weights, packed, line)), min(SPOTS, line.data.test_images)
         elif checkpoint.accuracy is None:
             found, n = list(compare(line, recompute(weights, packed, line))), line.data.test_images
+            found += look_again(weights, packed, line)
         else:
             scores, n = recompute(weights, packed, line), line.data.test_images
             found = list(compare_released(line, scores, checkpoint.accuracy))

@@ -25,6 +25,7 @@ from stages.experiment import load_params
 from stages.papers.brownian import ViT
 from stages.papers.brownian.probe import head_rows
 from stages.papers.hyperbf import HyperBF
+from stages.recomputing import look_again
 from stages.recording import record
 from stages.runner import train_experiment
 from tests.project import REPOSITORY, pack_stand_in
@@ -121,6 +122,23 @@ def test_the_walk_is_that_of_the_first_test_images(root: Path) -> None:
     other = lines(root, "brownian-cifar10")["sgd"].observed
     assert other is not None and other["start"] == line.observed["start"], "one seed, one beginning"
     assert other["trained"] != line.observed["trained"]
+
+
+@pytest.mark.parametrize(
+    ("name", "arm", "metric"),
+    [
+        ("hyperbf-cifar10", "hyperbf-equal-widths", "kernel_width_gap"),
+        ("brownian-cifar10", "adam", "displacement_over_steps"),
+    ],
+)
+def test_the_weights_are_looked_into_again(root: Path, name: str, arm: str, metric: str) -> None:
+    line = lines(root, name)[arm]
+    weights = root / "data" / "runs" / name / line.run_key / "weights.safetensors"
+    packed = root / "data" / "processed" / "cifar10"
+    assert list(look_again(weights, packed, line)) == []
+    edited = [dataclasses.replace(row, value=1.1 * row.value) if row.metric == metric else row for row in line.metrics]
+    (said,) = look_again(weights, packed, dataclasses.replace(line, metrics=tuple(edited)))
+    assert said.startswith(f"{metric} is recorded as ")
 
 
 def test_evaluating_again_writes_the_same_bytes(root: Path) -> None:
