@@ -1,4 +1,4 @@
-"""`python -m stages.report`: tables of all results into `data/report/`; with `--docs`, `docs/results.md`."""
+"""`python -m stages.report`: tables of all results into `data/report/`; with `--docs`, `docs/`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,22 @@ from stages.evidence import EvidenceError
 from stages.experiment import ParamsError
 from stages.faults import in_one_line
 from stages.recording import LedgerError, RecordError
-from stages.reporting import write_docs, write_report
+from stages.reporting import write_deviations, write_docs, write_report
 from stages.results import ResultsUnavailable
 
 
 @in_one_line("report")
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.report", description=__doc__)
-    parser.add_argument("--docs", action="store_true", help="write docs/results.md from evidence alone")
+    parser.add_argument(
+        "--docs",
+        action="store_true",
+        help="write docs/results.md from evidence alone, and each paper's deviations into its page",
+    )
     options = parser.parse_args(arguments)
     try:
         if options.docs:
-            written = [write_docs(Path(), Path("docs/results.md"))]
+            written = [write_docs(Path(), Path("docs/results.md")), *write_deviations(Path("docs/papers"))]
         else:
             written = write_report(os.environ.get("CLAIMCHECK_DATABASE", "data/results.db"), Path("data/report"))
     except (EvidenceError, LedgerError, ParamsError, RecordError, ResultsUnavailable) as error:

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from stages.ledger.deviations import read_deviations, tell
 from stages.recording import record
 from stages.results import (
     ArmComparison,
@@ -83,6 +84,19 @@ def write_docs(root: Path, path: Path) -> Path:
         parts.append("## Without evidence so far\n\n" + "".join(f"- {title}\n" for title in open_titles))
     write_atomically(path, "\n".join(parts).encode())
     return path
+
+
+def write_deviations(folder: Path) -> list[Path]:
+    """Each paper's page `<folder>/<paper>.md` with its deviations in the table for them.
+
+    Raises:
+        ParamsError: a file of deviations can't be read.
+    """
+    pages = {path.stem: path for path in sorted(folder.glob("*.md"))}
+    for paper in read_deviations(pages):
+        path = pages[paper.paper]
+        write_atomically(path, tell(path.read_text(), paper.deviations.values()).encode())
+    return list(pages.values())
 
 
 def show_status(place: str) -> str:

@@ -6,7 +6,7 @@ Data beside the paper's models, so that reading them loads no model.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,6 +16,9 @@ from stages.fingerprint import source_path
 from stages.ledger.claims import ClaimLine
 from stages.run import STRICT
 from stages.schema import read_yaml, validate
+
+HEADING = "## What the text leaves open, and what we do\n"
+"""Of the section of a paper's page that tells its deviations."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +68,26 @@ def read_deviations(papers: Collection[str]) -> list[PaperDeviations]:
         file = validate(TypeAdapter(_File), read_yaml(path), path)
         found.append(PaperDeviations(paper=paper, device=file.device, deviations=file.deviations))
     return found
+
+
+def tell(page: str, deviations: Iterable[Deviation]) -> str:
+    """A paper's page with a row for each deviation in the table under `HEADING`; its head says whether `code` is told.
+
+    A page without the heading, or without a table's head under it, stays as it is.
+    """
+    before, heading, rest = page.partition(HEADING)
+    section, next_heading, after = rest.partition("\n## ")
+    lines = section.splitlines(keepends=True)
+    head = next((number for number, line in enumerate(lines) if line.startswith("|")), None)
+    if head is None:
+        return page
+    end = head + 2
+    while end < len(lines) and lines[end].startswith("|"):
+        end += 1
+    has_code = lines[head].count("|") == 6
+    rows = [[one.subject, one.paper, *([one.code or "–"] if has_code else []), one.ours, one.why] for one in deviations]
+    lines[head + 2 : end] = [f"| {' | '.join(row)} |\n".replace("|  |", "| |") for row in rows]
+    return "".join((before, heading, *lines, next_heading, after))
 
 
 def touched(deviation: Deviation, claims: Sequence[ClaimLine]) -> list[str]:

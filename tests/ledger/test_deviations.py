@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from stages.ledger import Deviation, PaperDeviations, read_claims, read_deviations, touched
+from stages.ledger.deviations import HEADING, tell
 from stages.schema import ParamsError
 
 ROOT = Path(__file__).resolve().parents[2]
 CLAIMS = read_claims(ROOT / "data" / "claims.csv")
 PAPERS = sorted({claim.paper for claim in CLAIMS})
-HEADING = "## What the text leaves open, and what we do\n"
 
 
 @pytest.fixture(scope="module")
@@ -23,21 +23,21 @@ def found() -> dict[str, PaperDeviations]:
     return {paper.paper: paper for paper in read_deviations(PAPERS)}
 
 
-def told(paper: str) -> list[list[str]]:
-    """Rows of the table under the heading of the paper's page, without its head."""
-    section = (ROOT / "docs" / "papers" / f"{paper}.md").read_text().split(HEADING)[1].split("\n## ")[0]
-    rows = [line for line in section.splitlines() if line.startswith("|")][2:]
-    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", row[1:-1])] for row in rows]
-
-
 @pytest.mark.parametrize("paper", PAPERS)
-def test_the_papers_page_tells_the_records_and_no_other(paper: str, found: dict[str, PaperDeviations]) -> None:
-    """A row of the page without a record: add it to stages/papers/<paper>/deviations.yaml, word by word."""
-    records = []
-    for record in found[paper].deviations.values():
-        code = [record.code] if record.code is not None else []
-        records.append([record.subject, record.paper, *code, record.ours, record.why])
-    assert told(paper) == records
+def test_the_papers_page_is_what_make_report_writes(paper: str, found: dict[str, PaperDeviations]) -> None:
+    page = (ROOT / "docs" / "papers" / f"{paper}.md").read_text()
+    assert tell(page, found[paper].deviations.values()) == page, "run make report and commit"
+    head, *rows = [line for line in page.split(HEADING)[1].split("\n## ")[0].splitlines() if line.startswith("|")]
+    assert len(rows) - 1 == len(found[paper].deviations)
+    cells = {len(re.split(r"(?<!\\)\|", row)) for row in (head, *rows)}
+    assert len(cells) == 1, "a bar in a cell ends it"
+
+
+def test_rows_that_are_no_records_go_and_records_without_a_row_come() -> None:
+    page = f"# P\n\n{HEADING}\nWhy.\n\n| subject | text | ours | why |\n|---|---|---|---|\n| old | a | b | c |\n\n## Next\n| x |\n"
+    record = Deviation(subject="new", claims=("p.a",), paper="silent", ours="0.5", why="")
+    assert tell(page, [record]) == page.replace("| old | a | b | c |", "| new | silent | 0.5 | |")
+    assert tell("# P\n", [record]) == "# P\n"
 
 
 @pytest.mark.parametrize("paper", PAPERS)
