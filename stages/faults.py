@@ -83,7 +83,7 @@ def named(path: Path) -> Iterator[None]:
 
 
 def in_one_line(verb: str) -> Callable[[Callable[P, int]], Callable[P, int]]:
-    """For a verb's `main`: a fault is a line on stderr and exit code 1, and no traceback."""
+    """For a verb's `main`: a fault, or a module that can't be parsed, is a line on stderr and exit code 1."""
 
     def decorate(main: Callable[P, int]) -> Callable[P, int]:
         @functools.wraps(main)
@@ -91,6 +91,11 @@ def in_one_line(verb: str) -> Callable[[Callable[P, int]], Callable[P, int]]:
             try:
                 code = main(*args, **kwargs)
                 sys.stdout.flush()
+            except SyntaxError as error:  # of a module that is read, or imported, while the verb runs
+                line = f", line {error.lineno}" if error.lineno else ""
+                put_back = f"mend it, or put it back (`git checkout {error.filename}`), {_AGAIN}"
+                print(f"{verb}: {error.filename}{line}: {error.msg}; {put_back}", file=sys.stderr)
+                return 1
             except FAULTS as error:
                 if isinstance(error, sqlite3.OperationalError) and _sqlite_code(error) not in _OF_SQLITE:
                     raise  # a statement of ours is wrong

@@ -147,7 +147,7 @@ def _imports(module: str) -> tuple[_Import, ...]:
     path = source_path(module)
     if path is None or path.suffix != ".py":
         return ()
-    tree, found = ast.parse(path.read_text()), []
+    tree, found = ast.parse(_source(path)), []
     optional = {id(inner) for node in ast.walk(tree) if _may_fail(node) for inner in ast.walk(node)}
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     for node in ast.walk(tree):
@@ -219,7 +219,22 @@ def module_digest(path: Path) -> str:
     """Of a compiled module, whose source nobody knows, that of its bytes."""
     if path.suffix != ".py":
         return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-    return source_digest(path.read_text())
+    return source_digest(_source(path))
+
+
+@cache
+def _source(path: Path) -> str:
+    """Source that can be parsed.
+
+    Raises:
+        SyntaxError: it can't, or is no text; the error has the file.
+    """
+    try:
+        source = path.read_text(encoding="utf-8")
+        ast.parse(source, str(path))
+    except UnicodeDecodeError as error:
+        raise SyntaxError(f"not UTF-8 at byte {error.start}", (str(path), None, None, None)) from None
+    return source
 
 
 def code_fingerprint(roots: Iterable[str]) -> dict[str, str]:

@@ -48,7 +48,7 @@ ALLOWED: dict[str, set[str]] = {
         *("run", "finding", "store", "fingerprint", "experiment", "budget"),
         *("curves", "evidence", "consistency", "equivalence", "rules", "ledger", "results", "verdicts", "datasets"),
     },
-    "reporting": {"store", "recording", "results"},
+    "reporting": {"store", "ledger", "recording", "results"},
     "verifying": {
         *("run", "outcome", "fingerprint", "experiment", "budget", "curves", "evidence", "consistency"),
         *("datasets", "checkpoint", "recording", "results", "publishing", "recomputing", "equivalence"),

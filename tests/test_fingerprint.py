@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from stages.datasets.packed import Kind
+from stages.faults import in_one_line
 from stages.fingerprint import (
     CHOOSING,
     PACKAGE_ROOT,
@@ -20,6 +22,7 @@ from stages.fingerprint import (
     code_fingerprint,
     import_closure,
     imported_modules,
+    module_digest,
     significant_text,
 )
 
@@ -109,3 +112,23 @@ def test_digests_are_the_same_in_other_pythons(version: str) -> None:
         pytest.skip(f"no python{version} on this machine")
     other = subprocess.run([python, "-c", script], capture_output=True, text=True, check=True, cwd=PACKAGE_ROOT)
     assert other.stdout.strip() == str(code_fingerprint(roots))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [(b"def f(:\n", r"line 1: .*invalid syntax"), (b"x = '\xff'\n", "not UTF-8 at byte 5")]
+)
+def test_a_module_that_cannot_be_parsed_is_named_in_one_line(
+    content: bytes, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "broken.py"
+    path.write_bytes(content)
+
+    @in_one_line("inputs")
+    def verb() -> int:
+        module_digest(path)
+        return 0
+
+    assert verb() == 1
+    assert re.fullmatch(
+        rf"inputs: {path}.*{said}; mend it, or put it back \(`git checkout {path}`\), .*\n", capsys.readouterr().err
+    )

@@ -34,7 +34,8 @@ def test_the_papers_page_is_what_make_report_writes(paper: str, found: dict[str,
 
 
 def test_rows_that_are_no_records_go_and_records_without_a_row_come() -> None:
-    page = f"# P\n\n{HEADING}\nWhy.\n\n| subject | text | ours | why |\n|---|---|---|---|\n| old | a | b | c |\n\n## Next\n| x |\n"
+    head = "| subject | text | ours | why |\n|---|---|---|---|\n"
+    page = f"# P\n\n{HEADING}\nWhy.\n\n{head}| old | a | b | c |\n\n## Next\n| x |\n"
     record = Deviation(subject="new", claims=("p.a",), paper="silent", ours="0.5", why="")
     assert tell(page, [record]) == page.replace("| old | a | b | c |", "| new | silent | 0.5 | |")
     assert tell("# P\n", [record]) == "# P\n"
