@@ -79,7 +79,7 @@ def main() -> None:
         ws="none",
         timeout_graceful_shutdown=30,
     )
-    DrainingServer(config, app.state.parts.readiness, settings.drain_seconds).run()
+    DrainingServer(config, app.state.claimcheck.readiness, settings.drain_seconds).run()
 
 
 if __name__ == "__main__":

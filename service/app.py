@@ -26,7 +26,7 @@ from service.caching import NotModified, conditional, not_modified
 from service.choices import Choices
 from service.comparing import Comparisons
 from service.decoding import Decoder
-from service.dependencies import Parts
+from service.dependencies import AppState
 from service.errors import install_error_handlers
 from service.headers import MAX_REQUEST_HEADER_BYTES
 from service.inference import Engine
@@ -80,7 +80,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         # one file more than is taken, so that our own message says how many came
         form_limits={"max_files": settings.max_images + 1, "max_fields": 256, "max_part_size": 4096},
     )
-    app.state.parts = parts = _parts(settings)
+    app.state.claimcheck = parts = _app_state(settings)
     install_error_handlers(app)
     app.add_exception_handler(NotModified, not_modified)
     _add_middleware(app, parts)
@@ -99,13 +99,13 @@ def _is_probe(scope: Mapping[str, Any]) -> bool:
     return scope["path"].startswith(("/health/", "/v2/health/", "/metrics", "/static/"))
 
 
-def _parts(settings: Settings) -> Parts:
+def _app_state(settings: Settings) -> AppState:
     sessions, metrics, scripts = open_results(settings.database_place), Metrics(), ChartScripts()
     templates = Jinja2Templates(HERE / "templates")
     formats.install(templates.env)
     wording.install(templates.env)
     templates.env.globals["vega_version"] = scripts.version
-    return Parts(
+    return AppState(
         settings=settings,
         sessions=sessions,
         choices=Choices(settings.database_place, sessions),
@@ -146,7 +146,7 @@ def _engine(settings: Settings, metrics: Metrics) -> Engine:
     return engine
 
 
-def _add_middleware(app: FastAPI, parts: Parts) -> None:
+def _add_middleware(app: FastAPI, parts: AppState) -> None:
     """The last one added is the outermost."""
     settings = parts.settings
     app.add_middleware(BodyLimit, limit=settings.max_body_bytes, seconds=settings.body_seconds)
@@ -168,7 +168,7 @@ def _add_middleware(app: FastAPI, parts: Parts) -> None:
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    parts: Parts = app.state.parts
+    parts: AppState = app.state.claimcheck
     await run_in_threadpool(parts.engine.start)
     parts.scripts.warm_up()
     warming_up = asyncio.create_task(_warm_up(parts))
@@ -179,22 +179,22 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     await run_in_threadpool(parts.engine.stop)
 
 
-async def _warm_up(parts: Parts) -> None:
+async def _warm_up(parts: AppState) -> None:
     """One model's first passes; then the service is ready, with or without a database."""
     try:
-        answerer = await run_in_threadpool(_first_answerer, parts.sessions)
-        if answerer is not None:
-            await parts.engine.warm_up(answerer)
+        served_checkpoint = await run_in_threadpool(_first_served_checkpoint, parts.sessions)
+        if served_checkpoint is not None:
+            await parts.engine.warm_up(served_checkpoint)
     except (ResultsUnavailable, DBAPIError) as error:
         logger.error("warming up: %s", error)
     parts.readiness.is_warm = True
 
 
-def _first_answerer(sessions: Sessions) -> queries.Answerer | None:
+def _first_served_checkpoint(sessions: Sessions) -> queries.ServedCheckpoint | None:
     """The first checkpoint, of real data where there is one."""
     with sessions() as session:
         found = queries.list_checkpoints(session)
-    return min(found, key=lambda answerer: answerer.is_stand_in, default=None)
+    return min(found, key=lambda served_checkpoint: served_checkpoint.is_stand_in, default=None)
 
 
 def _version() -> str:

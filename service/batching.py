@@ -57,7 +57,7 @@ class Observer(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
+class PendingRequest:
     """Images uint8 [N, C, H, W] of one request; `future` gets their probabilities float32 [N, K]."""
 
     model: Model
@@ -85,7 +85,7 @@ class Batcher:
         self.workers = workers
         self.max_batch, self.max_wait_seconds, self.max_waiting = max_batch, max_wait_seconds, max_waiting
         self._observer = observer
-        self._jobs: deque[Job] = deque()
+        self._jobs: deque[PendingRequest] = deque()
         self._changed = threading.Condition()
         self._announced = self._idle = 0
         self._is_stopping = False
@@ -129,14 +129,17 @@ class Batcher:
                 self._announced -= 1
                 self._changed.notify_all()
 
-    def submit(self, model: Model, images: np.ndarray) -> list[Job]:
+    def submit(self, model: Model, images: np.ndarray) -> list[PendingRequest]:
         """Queue `images`, in jobs of at most `max_batch`.
 
         Raises:
             QueueFull: there is no room for all of them.
             InferenceStopped: a worker is gone.
         """
-        jobs = [Job(model, images[start : start + self.max_batch]) for start in range(0, len(images), self.max_batch)]
+        jobs = [
+            PendingRequest(model, images[start : start + self.max_batch])
+            for start in range(0, len(images), self.max_batch)
+        ]
         with self._changed:
             if not self.is_alive or self._is_stopping:
                 raise InferenceStopped("inference isn't running")
@@ -166,7 +169,7 @@ class Batcher:
         return sum(len(job.images) for job in self._jobs if not job.future.cancelled())
 
     def _run(self, worker: Runner) -> None:
-        batch: list[Job] = []
+        batch: list[PendingRequest] = []
         try:
             while batch := self._next_batch():
                 self._answer(batch, worker)
@@ -182,7 +185,7 @@ class Batcher:
                 if not job.future.done():
                     job.future.set_exception(InferenceStopped("inference ended"))
 
-    def _next_batch(self) -> list[Job]:
+    def _next_batch(self) -> list[PendingRequest]:
         """Jobs of one model that run together; empty once the batcher stops and nothing is left."""
         with self._changed:
             self._idle += 1
@@ -203,7 +206,7 @@ class Batcher:
                 self._idle -= 1
                 self._changed.notify_all()  # what waits may be enough for those that are left
 
-    def _same_model(self) -> list[Job]:
+    def _same_model(self) -> list[PendingRequest]:
         return [job for job in self._jobs if job.model.sha256 == self._jobs[0].model.sha256]
 
     def _worth_waiting(self) -> float:
@@ -213,7 +216,7 @@ class Batcher:
             return 0.0
         return self._jobs[0].submitted + self.max_wait_seconds - time.monotonic()
 
-    def _share(self) -> list[Job]:
+    def _share(self) -> list[PendingRequest]:
         """The oldest jobs of one model for a pass: as many as fit, evenly with the workers that have nothing to do."""
         jobs = self._same_model()
         fair = math.ceil(sum(len(job.images) for job in jobs) / self._idle)
@@ -221,7 +224,7 @@ class Batcher:
         count = sum(size <= min(self.max_batch, fair) for size in sizes)
         return jobs[: max(count, 1)]
 
-    def _answer(self, batch: Sequence[Job], worker: Runner) -> None:
+    def _answer(self, batch: Sequence[PendingRequest], worker: Runner) -> None:
         """One pass; where it fails, each job has its own, so that one bad image spoils no other's answer."""
         started = time.monotonic()
         try:
@@ -246,7 +249,7 @@ class Batcher:
             self._observer(images=len(images), waited_seconds=waited, pass_seconds=took)
 
     @staticmethod
-    def _hand_out(batch: Sequence[Job], found: np.ndarray) -> None:
+    def _hand_out(batch: Sequence[PendingRequest], found: np.ndarray) -> None:
         start = 0
         for job in batch:
             rows = found[start : start + len(job.images)]

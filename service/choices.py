@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
 from service import queries
-from service.queries import Answerer
+from service.queries import ServedCheckpoint
 from stages.results import Sessions, database_url
 
 Question = tuple[object, ...]
@@ -28,9 +28,11 @@ class Choices:
         self._file = Path(url.database or "") if url.get_backend_name() == "sqlite" else None
         self._sessions = sessions
         self._version: object = None
-        self._found: OrderedDict[Question, list[Answerer]] = OrderedDict()
+        self._found: OrderedDict[Question, list[ServedCheckpoint]] = OrderedDict()
 
-    async def get(self, question: Question, find: Callable[[Session], list[Answerer]]) -> list[Answerer]:
+    async def get(
+        self, question: Question, find: Callable[[Session], list[ServedCheckpoint]]
+    ) -> list[ServedCheckpoint]:
         """What `find` says to `question`; errors are not remembered."""
         version = await self._current()
         if version != self._version:

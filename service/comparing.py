@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from fastapi import Depends, Request
 from sqlalchemy.orm import Session
 
-from service.dependencies import ResultsSession, parts_of
+from service.dependencies import ResultsSession, app_state_of
 from stages.results import METRICS, SHOWN_METRICS, ExperimentComparison, compare
 
 MAX_REMEMBERED = 64
@@ -79,7 +79,7 @@ def metrics_of(comparison: ExperimentComparison, kind: str) -> dict[str, str]:
 
 def _answering(request: Request, session: ResultsSession) -> Callable[[Question], list[ExperimentComparison]]:
     """On the content that the request's ETag is made of (`caching.conditional`)."""
-    comparisons = parts_of(request).comparisons
+    comparisons = app_state_of(request).comparisons
     content: str = request.scope["state"]["content"]
     return lambda question: comparisons.get(session, content, question)
 

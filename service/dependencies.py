@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Parts:
+class AppState:
     """One application's parts, each made once."""
 
     settings: Settings
@@ -38,15 +38,15 @@ class Parts:
     templates: Jinja2Templates
 
 
-def parts_of(request: Request) -> Parts:
+def app_state_of(request: Request) -> AppState:
     """A call and no dependency: FastAPI takes as long over one of those as over reading a small form."""
-    parts: Parts = request.app.state.parts
+    parts: AppState = request.app.state.claimcheck
     return parts
 
 
 async def _session(request: Request) -> AsyncIterator[Session]:
     """Connects with its first use, which is never on the event loop."""
-    session = parts_of(request).sessions()
+    session = app_state_of(request).sessions()
     try:
         yield session
     finally:

@@ -103,7 +103,7 @@ def problem_response(request: Request, status: int, detail: str, headers: dict[s
         headers = {**(headers or {}), "vary": "Accept"}
         accept = request.headers.get("accept", "*/*")
         if weight(accept, "text/html") > weight(accept, MEDIA_TYPE):
-            templates: Jinja2Templates = request.app.state.parts.templates
+            templates: Jinja2Templates = request.app.state.claimcheck.templates
             shown = {"problem": problem, "back": _page_before(request)}
             return templates.TemplateResponse(request, "problem.html", shown, status, headers)
     content = problem.model_dump()

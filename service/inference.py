@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from service.batching import AnswerFailed, Batcher, InferenceStopped, QueueFull
 from service.decoding import Decoder, Upload
 from service.models import Model, Models
-from service.queries import Answerer
+from service.queries import ServedCheckpoint
 from service.schemas import AnswerOut, ClassOut, ImageAnswersOut, ModelOut, PredictionOut
 from service.workers import Worker
 from stages.checkpoint.contract import CheckpointError, InputContract
@@ -43,30 +43,30 @@ class Engine:
         for worker in self.workers:
             worker.stop()
 
-    async def model(self, answerer: Answerer) -> Model:
-        """The answerer's model, its file checked where it wasn't yet.
+    async def model(self, served_checkpoint: ServedCheckpoint) -> Model:
+        """The served_checkpoint's model, its file checked where it wasn't yet.
 
         Raises:
             CheckpointError: weights are gone, or aren't those that were recorded.
         """
-        if found := self.models.known(answerer.path, answerer.sha256):
+        if found := self.models.known(served_checkpoint.path, served_checkpoint.sha256):
             return found
-        return await run_in_threadpool(self.models.get, answerer.path, answerer.sha256)
+        return await run_in_threadpool(self.models.get, served_checkpoint.path, served_checkpoint.sha256)
 
-    async def warm_up(self, answerer: Answerer) -> None:
+    async def warm_up(self, served_checkpoint: ServedCheckpoint) -> None:
         """The first passes are slow; nobody should wait for them.  A model that can't be loaded stops no service."""
         try:
-            model = await self.model(answerer)
+            model = await self.model(served_checkpoint)
             most = min(self.batcher.max_batch, self.batcher.max_waiting // len(self.workers))
             for size in {1, max(1, most)}:
                 images = np.zeros((size, *model.contract.shape), dtype=np.uint8)
                 await asyncio.gather(*(self.batcher.probabilities(model, images) for _ in self.workers))
         except (CheckpointError, QueueFull, InferenceStopped, AnswerFailed) as error:
-            logger.error("warming up with %s: %s", answerer.id, error)
+            logger.error("warming up with %s: %s", served_checkpoint.id, error)
 
 
 async def predict(
-    uploads: Sequence[Upload], answerers: Sequence[Answerer], engine: Engine, *, top_k: int
+    uploads: Sequence[Upload], served_checkpoints: Sequence[ServedCheckpoint], engine: Engine, *, top_k: int
 ) -> PredictionOut:
     """What each checkpoint says about each image.
 
@@ -77,7 +77,7 @@ async def predict(
     """
     started = time.perf_counter()
     with engine.batcher.announce():
-        models = [await engine.model(answerer) for answerer in answerers]
+        models = [await engine.model(served_checkpoint) for served_checkpoint in served_checkpoints]
         images = {}
         for shape in {model.contract.shape for model in models}:
             decoded = await asyncio.gather(*(engine.decoder.decode(upload, shape) for upload in uploads))
@@ -88,15 +88,18 @@ async def predict(
         await asyncio.sleep(0)  # each has queued its images before the announcement ends
     answered = await _all_or_none(passes)
     answers = [
-        [_answer(answerer.id, model.contract, row, top_k) for row in probabilities]
-        for answerer, model, (probabilities, _) in zip(answerers, models, answered, strict=True)
+        [_answer(served_checkpoint.id, model.contract, row, top_k) for row in probabilities]
+        for served_checkpoint, model, (probabilities, _) in zip(served_checkpoints, models, answered, strict=True)
     ]
     return PredictionOut(
         images=[
             ImageAnswersOut(file=upload.name, answers=[column[number] for column in answers])
             for number, upload in enumerate(uploads)
         ],
-        models=[_model(answerer, seconds) for answerer, (_, seconds) in zip(answerers, answered, strict=True)],
+        models=[
+            _model(served_checkpoint, seconds)
+            for served_checkpoint, (_, seconds) in zip(served_checkpoints, answered, strict=True)
+        ],
         seconds=time.perf_counter() - started,
     )
 
@@ -126,22 +129,22 @@ def _answer(checkpoint: str, contract: InputContract, probabilities: np.ndarray,
     )
 
 
-def _model(answerer: Answerer, seconds: float) -> ModelOut:
+def _model(served_checkpoint: ServedCheckpoint, seconds: float) -> ModelOut:
     return ModelOut(
-        checkpoint=answerer.id,
-        experiment=answerer.experiment,
-        arm=answerer.arm,
-        title=answerer.title,
-        role=answerer.role,
-        replicate=answerer.replicate,
-        dataset=answerer.dataset,
-        run_key=answerer.run_key,
-        weights_sha256=answerer.sha256,
-        profile=answerer.profile,
-        provenance=answerer.provenance,
-        label=answerer.label,
-        our_accuracy=None if answerer.is_stand_in else answerer.accuracy,
-        paper_accuracy=answerer.paper_accuracy,
-        paper_claim=answerer.paper_claim,
+        checkpoint=served_checkpoint.id,
+        experiment=served_checkpoint.experiment,
+        arm=served_checkpoint.arm,
+        title=served_checkpoint.title,
+        role=served_checkpoint.role,
+        replicate=served_checkpoint.replicate,
+        dataset=served_checkpoint.dataset,
+        run_key=served_checkpoint.run_key,
+        weights_sha256=served_checkpoint.sha256,
+        profile=served_checkpoint.profile,
+        provenance=served_checkpoint.provenance,
+        label=served_checkpoint.label,
+        our_accuracy=None if served_checkpoint.is_stand_in else served_checkpoint.accuracy,
+        paper_accuracy=served_checkpoint.paper_accuracy,
+        paper_claim=served_checkpoint.paper_claim,
         seconds=seconds,
     )

@@ -66,7 +66,10 @@ class ProvenanceOut(Out):
 def describe_provenance(results: Sequence[Result], session: Session) -> ProvenanceOut:
     """The trail of each result of one run."""
     ids = queries.checkpoint_ids(session, results)
-    found = {answerer.id: answerer for answerer in queries.list_checkpoints(session, ids=list(ids.values()))}
+    found = {
+        served_checkpoint.id: served_checkpoint
+        for served_checkpoint in queries.list_checkpoints(session, ids=list(ids.values()))
+    }
     names = {result.experiment for result in results}
     datasets = {name: queries.find_experiment(session, name).dataset for name in names}
     return ProvenanceOut(
@@ -75,7 +78,7 @@ def describe_provenance(results: Sequence[Result], session: Session) -> Provenan
     )
 
 
-def _trail(result: Result, dataset: str, checkpoint: queries.Answerer | None) -> TrailOut:
+def _trail(result: Result, dataset: str, checkpoint: queries.ServedCheckpoint | None) -> TrailOut:
     origin = result.origin or {}
     return TrailOut(
         experiment=result.experiment,

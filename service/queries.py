@@ -175,7 +175,7 @@ def checkpoint_ids(session: Session, results: Sequence[Result]) -> dict[int, str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answerer:
+class ServedCheckpoint:
     """A checkpoint that can answer, with what is known of it."""
 
     id: str
@@ -212,7 +212,7 @@ def list_checkpoints(
     ids: Sequence[str] | None = None,
     limit: int | None = None,
     offset: int = 0,
-) -> list[Answerer]:
+) -> list[ServedCheckpoint]:
     """Checkpoints of image classifiers, which alone answer here, in the order of the params files."""
     query = (
         select(Checkpoint, Arm, Experiment.dataset, Profile.rank)
@@ -239,14 +239,18 @@ def list_checkpoints(
     rows = session.execute(query).all()
     claims = _accuracy_claims(session, {row.Arm.experiment for row in rows})
     return [
-        _answerer(row.Checkpoint, row.Arm, row.dataset, row.rank, claims.get((row.Arm.experiment, row.Arm.name)))
+        _served_checkpoint(
+            row.Checkpoint, row.Arm, row.dataset, row.rank, claims.get((row.Arm.experiment, row.Arm.name))
+        )
         for row in rows
     ]
 
 
-def _answerer(checkpoint: Checkpoint, arm: Arm, dataset: str, rank: int, claim: Claim | None) -> Answerer:
+def _served_checkpoint(
+    checkpoint: Checkpoint, arm: Arm, dataset: str, rank: int, claim: Claim | None
+) -> ServedCheckpoint:
     result = checkpoint.result
-    return Answerer(
+    return ServedCheckpoint(
         id=checkpoint.id,
         path=checkpoint.path,
         sha256=checkpoint.sha256,
@@ -279,20 +283,20 @@ def _accuracy_claims(session: Session, experiments: set[str]) -> dict[tuple[str,
     return {(claim.experiment, claim.arm): claim for claim in session.scalars(query) if claim.experiment and claim.arm}
 
 
-def find_checkpoints(session: Session, ids: Sequence[str]) -> list[Answerer]:
+def find_checkpoints(session: Session, ids: Sequence[str]) -> list[ServedCheckpoint]:
     """The named checkpoints, each once, in the order asked for.
 
     Raises:
         UnknownCheckpoint: one of them isn't there.
     """
-    found = {answerer.id: answerer for answerer in list_checkpoints(session, ids=ids)}
+    found = {served_checkpoint.id: served_checkpoint for served_checkpoint in list_checkpoints(session, ids=ids)}
     for name in ids:
         if name not in found:
             raise UnknownCheckpoint(name[:120])
     return [found[name] for name in dict.fromkeys(ids)]
 
 
-def find_model_versions(session: Session, name: str) -> list[Answerer]:
+def find_model_versions(session: Session, name: str) -> list[ServedCheckpoint]:
     """The checkpoints of the model `<experiment>.<arm>`, by replicate.
 
     Raises:
@@ -302,7 +306,7 @@ def find_model_versions(session: Session, name: str) -> list[Answerer]:
     found = list_checkpoints(session, arm_of=(experiment, arm))
     if not found:
         raise UnknownCheckpoint(name[:120])
-    return sorted(found, key=lambda answerer: answerer.replicate)
+    return sorted(found, key=lambda served_checkpoint: served_checkpoint.replicate)
 
 
 class AmbiguousCheckpoint(LookupError):
@@ -313,14 +317,14 @@ class NoRealCheckpoint(LookupError):
     """No model trained on real data of this kind is here; stand-ins answer only when they are named."""
 
 
-def strongest(answerers: Sequence[Answerer]) -> list[Answerer]:
+def strongest(served_checkpoints: Sequence[ServedCheckpoint]) -> list[ServedCheckpoint]:
     """Of each arm of each experiment one: real data before a stand-in, the best evidence, the lowest replicate."""
-    weakest_first = sorted(answerers, key=lambda row: (not row.is_stand_in, row.rank, -row.replicate))
+    weakest_first = sorted(served_checkpoints, key=lambda row: (not row.is_stand_in, row.rank, -row.replicate))
     best = {(row.experiment, row.arm): row.id for row in weakest_first}
-    return [row for row in answerers if row.id == best[row.experiment, row.arm]]
+    return [row for row in served_checkpoints if row.id == best[row.experiment, row.arm]]
 
 
-def choose_checkpoints(session: Session, dataset: str, arms: Sequence[str]) -> list[Answerer]:
+def choose_checkpoints(session: Session, dataset: str, arms: Sequence[str]) -> list[ServedCheckpoint]:
     """The `strongest` of each arm (all arms where none is named) among the models trained on real data.
 
     Raises:
@@ -336,21 +340,27 @@ def choose_checkpoints(session: Session, dataset: str, arms: Sequence[str]) -> l
     for name in arms:
         if name not in known:
             raise UnknownArm(name[:80], known)
-    fitting = [answerer for answerer in list_checkpoints(session, dataset=dataset) if not arms or answerer.arm in arms]
-    real = strongest([answerer for answerer in fitting if not answerer.is_stand_in])
-    origins = list(dict.fromkeys(answerer.experiment for answerer in real))
+    fitting = [
+        served_checkpoint
+        for served_checkpoint in list_checkpoints(session, dataset=dataset)
+        if not arms or served_checkpoint.arm in arms
+    ]
+    real = strongest([served_checkpoint for served_checkpoint in fitting if not served_checkpoint.is_stand_in])
+    origins = list(dict.fromkeys(served_checkpoint.experiment for served_checkpoint in real))
     if len(origins) > 1:
         raise AmbiguousCheckpoint(f"models of {', '.join(origins)} fit; name one by checkpoint=: {_some(real)}")
-    missing = [name for name in dict.fromkeys(arms) if name not in {answerer.arm for answerer in real}]
+    missing = [
+        name for name in dict.fromkeys(arms) if name not in {served_checkpoint.arm for served_checkpoint in real}
+    ]
     if missing or not real:
-        stand_ins = [answerer for answerer in fitting if answerer.is_stand_in]
+        stand_ins = [served_checkpoint for served_checkpoint in fitting if served_checkpoint.is_stand_in]
         whose = ", ".join(missing) or "a model"
         others = f"; stand-ins answer when named by checkpoint=: {_some(stand_ins)}" if stand_ins else ""
         raise NoRealCheckpoint(f"no weights of {whose} trained on real {dataset} data are here{others}")
     return real
 
 
-def _some(answerers: Sequence[Answerer]) -> str:
+def _some(served_checkpoints: Sequence[ServedCheckpoint]) -> str:
     """Their ids; of more than a message holds the first, and where all are listed."""
-    ids = ", ".join(answerer.id for answerer in answerers[:FEW])
-    return ids if len(answerers) <= FEW else f"{ids}, …; /api/v1/checkpoints lists all"
+    ids = ", ".join(served_checkpoint.id for served_checkpoint in served_checkpoints[:FEW])
+    return ids if len(served_checkpoints) <= FEW else f"{ids}, …; /api/v1/checkpoints lists all"

@@ -1,4 +1,4 @@
-"""Parts of Vega-Lite specs that several charts have."""
+"""AppState of Vega-Lite specs that several charts have."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from typing import get_args
 import pytest
 
 from stages.experiment import Experiment, Params, load_params
-from stages.ledger import ClaimLine, LedgerError, held, place_claims, read_claims
+from stages.ledger import ClaimLine, LedgerError, param_values, place_claims, read_claims
 from stages.ledger.claims import TALLIES, Kind, parse_claims
 from stages.ledger.judging import EXACT, NO_NUMBER
 from stages.ledger.trained import JUDGES
@@ -128,7 +128,7 @@ def test_settings_and_counts_name_what_the_params_files_hold(claims: dict[str, C
     for claim in claims.values():
         is_printed = claim.kind in ("setup", "count") and not claim.metric.endswith("(parameters)")
         if is_printed and experiments_of(claim, params):
-            assert held(claim, params), claim.id
+            assert param_values(claim, params), claim.id
 
 
 def test_differences_have_the_sign_and_size_of_the_papers_own_rows(claims: dict[str, ClaimLine]) -> None:

@@ -20,7 +20,7 @@ from service.claim_schemas import (
 )
 from service.comparing import Compare, Provenance, Question
 from service.curves import Curve, list_curves
-from service.dependencies import ResultsSession, parts_of
+from service.dependencies import ResultsSession, app_state_of
 from service.errors import declared
 from service.observed import known_quantities, list_behind, list_observed
 from service.paging import Paging, list_responses
@@ -85,7 +85,7 @@ def read_dataset(name: str, session: ResultsSession) -> DatasetOut:
 )
 def list_samples(name: str, request: Request, session: ResultsSession, page: Paging) -> Sequence[SampleOut] | Response:
     """Test images to try a model with: a few classes, one image each."""
-    samples = Samples(parts_of(request).settings.root, queries.find_dataset(session, name).name)
+    samples = Samples(app_state_of(request).settings.root, queries.find_dataset(session, name).name)
     return page.answer_with(SampleOut, samples.chosen())
 
 
@@ -103,7 +103,7 @@ def read_sample(
     session: ResultsSession,
 ) -> Response:
     """One test image."""
-    samples = Samples(parts_of(request).settings.root, queries.find_dataset(session, name).name)
+    samples = Samples(app_state_of(request).settings.root, queries.find_dataset(session, name).name)
     return Response(samples.png(index), media_type="image/png")
 
 

@@ -10,7 +10,7 @@ from service import queries
 from service.claim_charts import arms_charts, forest_chart, gain_chart, pairs_chart
 from service.claim_queries import name_claims, titles_of
 from service.comparing import Compare, Question, first_of_each_dataset
-from service.dependencies import ResultsSession, parts_of
+from service.dependencies import ResultsSession, app_state_of
 from service.errors import declared
 from service.observed import list_behind
 from service.observed_charts import blocks_chart
@@ -26,7 +26,7 @@ def show_papers(request: Request, session: ResultsSession, compare: Compare) -> 
     tallies = {counts.paper: counts for counts in tally(session)}
     papers, decided = queries.list_papers(session), list_decided(session)
     of_paper = {paper.name: [row for row in decided if row.claim.paper == paper.name] for paper in papers}
-    return parts_of(request).templates.TemplateResponse(
+    return app_state_of(request).templates.TemplateResponse(
         request,
         "front.html",
         {
@@ -54,7 +54,7 @@ def show_paper(
     groups = group_by_place(list_judged(session, ClaimFilter(paper=name, verdict=verdict)))
     titles, arms = titles_of(session, queries.list_experiments(session, paper=None, dataset=None))
     names = {row.claim.id: name_claim(row, titles, arms) for rows in groups.values() for row in rows}
-    return parts_of(request).templates.TemplateResponse(
+    return app_state_of(request).templates.TemplateResponse(
         request,
         "paper.html",
         {
@@ -79,7 +79,7 @@ def show_claim(claim_id: str, request: Request, session: ResultsSession, compare
     arms = [arm for item in experiments if item.name in record.experiments for arm in item.arms]
     titles = {arm.name: arm.title for arm in arms}
     observed = list_behind(session, record, arms, compare)
-    return parts_of(request).templates.TemplateResponse(
+    return app_state_of(request).templates.TemplateResponse(
         request,
         "claim.html",
         {

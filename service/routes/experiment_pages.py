@@ -12,7 +12,7 @@ from service.charts import COSTS, band_chart, cost_chart
 from service.claim_queries import name_claims
 from service.comparing import Compare, Question, metrics_of
 from service.curves import Curve, known_curves, list_curves
-from service.dependencies import ResultsSession, parts_of
+from service.dependencies import ResultsSession, app_state_of
 from service.errors import declared
 from service.observed import known_quantities, list_observed
 from service.observed_charts import blocks_chart
@@ -65,7 +65,7 @@ def show_experiment(
     judged = list_judged(session, ClaimFilter(experiment=name))
     claims = [row for row in judged if row.claim.kind not in ELSEWHERE]
     siblings = queries.list_experiments(session, paper=experiment.paper, dataset=None)
-    return parts_of(request).templates.TemplateResponse(
+    return app_state_of(request).templates.TemplateResponse(
         request,
         "experiment.html",
         {

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from service import queries
-from service.dependencies import Parts, ResultsSession, parts_of
+from service.dependencies import AppState, ResultsSession, app_state_of
 from service.errors import Problem, declared
 from service.schemas import HealthOut
 
@@ -24,11 +24,11 @@ def live() -> HealthOut:
 @router.get("/health/ready", operation_id="ready", responses=declared())
 def ready(request: Request, session: ResultsSession) -> HealthOut:
     """Requests may be sent here: the results can be read and models can answer; 503 where not."""
-    require_ready(parts_of(request))
+    require_ready(app_state_of(request))
     return HealthOut(status="ok", detail=f"results {queries.content_digest(session)[:12]}")
 
 
-def require_ready(parts: Parts) -> None:
+def require_ready(parts: AppState) -> None:
     """Raises:
     Problem: the service is starting or ending, or an inference worker is gone (503).
     """
@@ -48,4 +48,4 @@ def require_ready(parts: Parts) -> None:
 )
 def read_metrics(request: Request) -> Response:
     """For Prometheus: requests, forward passes, queue and memory."""
-    return Response(parts_of(request).metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    return Response(app_state_of(request).metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

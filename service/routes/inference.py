@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from service import queries
 from service.decoding import Upload
-from service.dependencies import parts_of
+from service.dependencies import app_state_of
 from service.errors import Problem, declared
 from service.inference import predict
 from service.negotiation import preferred
@@ -70,7 +70,7 @@ async def require_multipart(request: Request) -> None:
         raise Problem(415, "images come as multipart/form-data, each in a part named file")
 
 
-async def choose_answerers(
+async def choose_served_checkpoints(
     request: Request,
     checkpoint: Checkpoints = [],  # noqa: B006
     dataset: DatasetName = None,
@@ -78,7 +78,7 @@ async def choose_answerers(
     form_checkpoint: Annotated[list[str], Form(alias="checkpoint", description="as in the query")] = [],  # noqa: B006
     form_dataset: Annotated[str | None, Form(alias="dataset", description="as in the query")] = None,
     form_arm: Annotated[list[str], Form(alias="arm", description="as in the query")] = [],  # noqa: B006
-) -> list[queries.Answerer]:
+) -> list[queries.ServedCheckpoint]:
     """Names come in the query or in the form."""
     names, arms = (*checkpoint, *form_checkpoint), (*arm, *form_arm)
     wanted = dataset or form_dataset
@@ -87,12 +87,12 @@ async def choose_answerers(
     if not names and not wanted:
         raise Problem(422, "no model is chosen; name some by checkpoint=<id>, or by dataset=<name> with arm=<name>")
 
-    def find(session: Session) -> list[queries.Answerer]:
+    def find(session: Session) -> list[queries.ServedCheckpoint]:
         if not wanted:
             return queries.find_checkpoints(session, names)
         return queries.choose_checkpoints(session, wanted, arms)
 
-    return await parts_of(request).choices.get((names, wanted, arms), find)
+    return await app_state_of(request).choices.get((names, wanted, arms), find)
 
 
 async def read_uploads(files: list[UploadFile], settings: Settings) -> list[Upload]:
@@ -138,7 +138,7 @@ async def _disconnect(request: Request) -> None:
 )
 async def create_prediction(
     request: Request,
-    answerers: Annotated[list[queries.Answerer], Depends(choose_answerers)],
+    served_checkpoints: Annotated[list[queries.ServedCheckpoint], Depends(choose_served_checkpoints)],
     file: Annotated[list[UploadFile], File(description="PNG, JPEG or WebP, any size; repeat it for more images")],
     top_k: Annotated[int, Query(ge=1, le=1000)] = 5,
 ) -> PredictionOut | Response:
@@ -149,10 +149,10 @@ async def create_prediction(
     of several experiments fit, the answer is 409 with their ids.  Images of several requests run through a model
     together; 503 with Retry-After says that too many are waiting.
     """
-    parts = parts_of(request)
+    parts = app_state_of(request)
     wanted = preferred(request.headers.get("accept", "*/*"), {"json": "application/json", "html": "text/html"})
     uploads = await read_uploads(file, parts.settings)
-    prediction = await unless_gone(request, predict(uploads, answerers, parts.engine, top_k=top_k))
+    prediction = await unless_gone(request, predict(uploads, served_checkpoints, parts.engine, top_k=top_k))
     if wanted == "html":
         return parts.templates.TemplateResponse(request, "prediction.html", {"prediction": prediction})
     return prediction

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, Path, Request, Response
 
 from service import queries
-from service.dependencies import ResultsSession, parts_of
+from service.dependencies import ResultsSession, app_state_of
 from service.errors import Problem, declared
 from service.routes.health import require_ready
 from service.routes.inference import unless_gone
@@ -76,35 +76,35 @@ def live() -> ServerLiveOut:
 @router.get("/health/ready", operation_id="serverReady", responses=declared())
 def ready(request: Request, session: ResultsSession) -> ServerReadyOut:
     """As `/health/ready`: 503 where requests shouldn't be sent here."""
-    require_ready(parts_of(request))
+    require_ready(app_state_of(request))
     queries.content_digest(session)
     return ServerReadyOut(ready=True)
 
 
-async def all_versions(model: ModelName, request: Request) -> list[queries.Answerer]:
+async def all_versions(model: ModelName, request: Request) -> list[queries.ServedCheckpoint]:
     """By replicate."""
-    choices = parts_of(request).choices
+    choices = app_state_of(request).choices
     return await choices.get(("versions", model), lambda session: queries.find_model_versions(session, model))
 
 
-Versions = Annotated[list[queries.Answerer], Depends(all_versions)]
+Versions = Annotated[list[queries.ServedCheckpoint], Depends(all_versions)]
 
 
-async def lowest_version(versions: Versions) -> queries.Answerer:
+async def lowest_version(versions: Versions) -> queries.ServedCheckpoint:
     """The lowest replicate answers where none is named."""
     return versions[0]
 
 
-async def named_version(model: ModelName, version: ModelVersion, versions: Versions) -> queries.Answerer:
+async def named_version(model: ModelName, version: ModelVersion, versions: Versions) -> queries.ServedCheckpoint:
     """The replicate that is named."""
-    for answerer in versions:
-        if str(answerer.replicate) == version:
-            return answerer
+    for served_checkpoint in versions:
+        if str(served_checkpoint.replicate) == version:
+            return served_checkpoint
     raise UnknownCheckpoint(f"{model}.{version}"[:120])
 
 
-Lowest = Annotated[queries.Answerer, Depends(lowest_version)]
-Named = Annotated[queries.Answerer, Depends(named_version)]
+Lowest = Annotated[queries.ServedCheckpoint, Depends(lowest_version)]
+Named = Annotated[queries.ServedCheckpoint, Depends(named_version)]
 
 
 def _metadata(model: str, versions: Versions, session: ResultsSession) -> ModelMetadataOut:
@@ -137,16 +137,16 @@ def read_version(model: ModelName, versions: Versions, session: ResultsSession) 
 
 
 @router.get("/models/{model}/ready", operation_id="modelReady", responses=declared(404, 422))
-async def model_ready(model: ModelName, answerer: Lowest, request: Request) -> ModelReadyOut:
+async def model_ready(model: ModelName, served_checkpoint: Lowest, request: Request) -> ModelReadyOut:
     """The model may be asked: its weights are those that were recorded; 503 where they can't be read."""
-    await parts_of(request).engine.model(answerer)
+    await app_state_of(request).engine.model(served_checkpoint)
     return ModelReadyOut(name=model, ready=True)
 
 
 @router.get("/models/{model}/versions/{version}/ready", operation_id="modelVersionReady", responses=declared(404, 422))
-async def version_ready(model: ModelName, answerer: Named, request: Request) -> ModelReadyOut:
+async def version_ready(model: ModelName, served_checkpoint: Named, request: Request) -> ModelReadyOut:
     """As above, of one version."""
-    await parts_of(request).engine.model(answerer)
+    await app_state_of(request).engine.model(served_checkpoint)
     return ModelReadyOut(name=model, ready=True)
 
 
@@ -162,23 +162,23 @@ HeaderLength = Annotated[str | None, Header(alias="inference-header-content-leng
 
 async def _infer(
     request: Request,
-    answerer: queries.Answerer,
+    served_checkpoint: queries.ServedCheckpoint,
     body: bytes,
     header_length: str | None,
 ) -> Response:
-    parts = parts_of(request)
+    parts = app_state_of(request)
 
     async def work() -> tuple[InferRequest, Any]:
         with parts.engine.batcher.announce():
-            chosen = await parts.engine.model(answerer)
+            chosen = await parts.engine.model(served_checkpoint)
             asked = read_request(body, header_length, chosen.contract.shape, parts.settings.max_waiting)
         return asked, await parts.engine.batcher.probabilities(chosen, asked.images)
 
     asked, probabilities = await unless_gone(request, work())
     head = {
-        "model_name": f"{answerer.experiment}.{answerer.arm}",
-        "model_version": str(answerer.replicate),
-        "parameters": {"run_key": answerer.run_key, "weights_sha256": answerer.sha256},
+        "model_name": f"{served_checkpoint.experiment}.{served_checkpoint.arm}",
+        "model_version": str(served_checkpoint.replicate),
+        "parameters": {"run_key": served_checkpoint.run_key, "weights_sha256": served_checkpoint.sha256},
     }
     content, length = write_answer(probabilities, asked, head)
     if length is None:
@@ -197,20 +197,20 @@ INFER: dict[str, Any] = {
 @router.post("/models/{model}/infer", operation_id="modelInfer", **INFER)
 async def infer(
     request: Request,
-    answerer: Lowest,
+    served_checkpoint: Lowest,
     body: Body,
     header_length: HeaderLength = None,
 ) -> Response:
     """Probabilities and classes of images by a model's lowest replicate; tensors as JSON or as raw bytes behind it."""
-    return await _infer(request, answerer, body, header_length)
+    return await _infer(request, served_checkpoint, body, header_length)
 
 
 @router.post("/models/{model}/versions/{version}/infer", operation_id="modelVersionInfer", **INFER)
 async def infer_version(
     request: Request,
-    answerer: Named,
+    served_checkpoint: Named,
     body: Body,
     header_length: HeaderLength = None,
 ) -> Response:
     """As above, by one version."""
-    return await _infer(request, answerer, body, header_length)
+    return await _infer(request, served_checkpoint, body, header_length)

@@ -13,7 +13,7 @@ from service import queries
 from service.charts import comparison_chart, curves_chart
 from service.claim_queries import name_claims
 from service.comparing import Compare, Question, first_of_each_dataset, metrics_of, real_first
-from service.dependencies import ResultsSession, parts_of
+from service.dependencies import ResultsSession, app_state_of
 from service.errors import Problem, declared
 from service.observed_charts import inside_charts
 from service.routes.claim_pages import show_papers
@@ -43,7 +43,7 @@ def show_comparison(
     """The papers and what came out; with `dataset`, its models side by side and to try."""
     if dataset is None:
         return show_papers(request, session, compare)
-    parts, datasets = parts_of(request), queries.list_datasets(session)
+    parts, datasets = app_state_of(request), queries.list_datasets(session)
     overview = first_of_each_dataset(compare(Question()))
     chosen = queries.find_dataset(session, dataset)
     comparisons = real_first(compare(Question(dataset=chosen.name, profile=profile, metric=metric)))
@@ -85,18 +85,24 @@ class ToTry:
 
     title: str
     is_stand_in: bool
-    answerers: list[queries.Answerer]
-    asked: list[queries.Answerer]
+    served_checkpoints: list[queries.ServedCheckpoint]
+    asked: list[queries.ServedCheckpoint]
 
 
-def _to_try(answerers: Sequence[queries.Answerer], comparisons: Sequence[ExperimentComparison]) -> list[ToTry]:
+def _to_try(
+    served_checkpoints: Sequence[queries.ServedCheckpoint], comparisons: Sequence[ExperimentComparison]
+) -> list[ToTry]:
     """In groups, real data before stand-ins.  The first is asked, as by `/predict?dataset=`.
 
     Of stand-ins, whose answers mean nothing, only those that are compared are asked.
     """
     found: list[ToTry] = []
     for is_stand_in, comparison in itertools.product((False, True), comparisons):
-        own = [row for row in answerers if (row.experiment, row.is_stand_in) == (comparison.experiment, is_stand_in)]
+        own = [
+            row
+            for row in served_checkpoints
+            if (row.experiment, row.is_stand_in) == (comparison.experiment, is_stand_in)
+        ]
         compared = [row for row in own if row.role in ("baseline", "proposed")] if is_stand_in else []
         if own:
             found.append(ToTry(comparison.title, is_stand_in, own, [] if found else compared or own))
@@ -122,7 +128,7 @@ def show_run(run_key: str, request: Request, session: ResultsSession) -> Respons
         }
         for result in results
     ]
-    return parts_of(request).templates.TemplateResponse(
+    return app_state_of(request).templates.TemplateResponse(
         request,
         "run.html",
         {"run_key": run_key, "results": shown, "spec": dict(flatten(results[0].spec)), "flatten": flatten},
@@ -132,4 +138,6 @@ def show_run(run_key: str, request: Request, session: ResultsSession) -> Respons
 @router.get("/static/vega.js")
 def read_vega(request: Request) -> Response:
     """Vega, Vega-Lite and vega-embed, out of the installed vl-convert-python."""
-    return Response(parts_of(request).scripts.vega(), media_type="text/javascript", headers={"cache-control": MONTH})
+    return Response(
+        app_state_of(request).scripts.vega(), media_type="text/javascript", headers={"cache-control": MONTH}
+    )

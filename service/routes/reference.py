@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from service.dependencies import parts_of
+from service.dependencies import app_state_of
 
 router = APIRouter(include_in_schema=False)
 METHODS = ("get", "post", "put", "patch", "delete")
@@ -46,7 +46,7 @@ def show_reference(request: Request) -> Response:
     groups: dict[str, list[dict[str, Any]]] = {}
     for operation in operations:
         groups.setdefault(operation["tag"], []).append(operation)
-    return parts_of(request).templates.TemplateResponse(
+    return app_state_of(request).templates.TemplateResponse(
         request, "reference.html", {"document": document, "groups": groups, "problems": PROBLEMS}
     )
 

@@ -8,7 +8,7 @@ from stages.ledger.deviations import Deviation, PaperDeviations, read_deviations
 from stages.ledger.history import Change, read_history
 from stages.ledger.judgement import Judgement
 from stages.ledger.judging import Table, judge_claims
-from stages.ledger.settings import held
+from stages.ledger.settings import param_values
 from stages.ledger.trials import Trial
 
 __all__ = [
@@ -20,8 +20,8 @@ __all__ = [
     "PaperDeviations",
     "Table",
     "Trial",
-    "held",
     "judge_claims",
+    "param_values",
     "place_claims",
     "read_claims",
     "read_deviations",

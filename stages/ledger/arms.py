@@ -6,33 +6,33 @@ from collections.abc import Iterable, Sequence
 
 from stages.ledger.judgement import ArmSummary
 from stages.ledger.measures import NotMeasured, choose_epoch, is_of_arm, judged_of
-from stages.ledger.trials import Body, Trial, choose
+from stages.ledger.trials import ResultGroup, Trial, choose
 from stages.rules import Rules
 
 DRAWN = ("baseline", "proposed")
 """Roles of the arms that a paper's figure shows."""
 
 
-def summarise_arms(metric: str, arms: Iterable[str], body: Body, rules: Rules) -> tuple[ArmSummary, ...]:
+def summarise_arms(metric: str, arms: Iterable[str], group: ResultGroup, rules: Rules) -> tuple[ArmSummary, ...]:
     """Those of `arms` that have the metric, each once; none where the metric is a replicate's own."""
-    found = [_summarise(metric, arm, body, rules) for arm in dict.fromkeys(arms)] if is_of_arm(metric) else []
+    found = [_summarise(metric, arm, group, rules) for arm in dict.fromkeys(arms)] if is_of_arm(metric) else []
     return tuple(summary for summary in found if summary is not None)
 
 
-def summarise_figure(metric: str, bodies: Sequence[Body], rules: Rules) -> tuple[ArmSummary, ...]:
+def summarise_figure(metric: str, groups: Sequence[ResultGroup], rules: Rules) -> tuple[ArmSummary, ...]:
     """The arms of a figure, of each experiment those results that may say most."""
     found: list[ArmSummary] = []
-    for name in dict.fromkeys(body.experiment.name for body in bodies):
-        own = [body for body in bodies if body.experiment.name == name]
+    for name in dict.fromkeys(group.experiment.name for group in groups):
+        own = [group for group in groups if group.experiment.name == name]
         drawn = [arm for arm, settings in own[0].experiment.arms.items() if settings.role in DRAWN]
         for arm in drawn:
-            body = choose(own, [arm])
-            found += summarise_arms(metric, [arm], body, rules) if body else ()
+            group = choose(own, [arm])
+            found += summarise_arms(metric, [arm], group, rules) if group else ()
     return tuple(found)
 
 
-def _summarise(metric: str, arm: str, body: Body, rules: Rules) -> ArmSummary | None:
-    trials, looks = body.arms[arm], body.looks(rules)
+def _summarise(metric: str, arm: str, group: ResultGroup, rules: Rules) -> ArmSummary | None:
+    trials, looks = group.arms[arm], group.looks(rules)
     try:
         chosen = choose_epoch(metric, trials, looks)
     except NotMeasured:
@@ -40,9 +40,9 @@ def _summarise(metric: str, arm: str, body: Body, rules: Rules) -> ArmSummary | 
     assert chosen.stderr is not None, "of two folds or more"
     low, high = chosen.interval()
     return ArmSummary(
-        experiment=body.experiment.name,
+        experiment=group.experiment.name,
         arm=arm,
-        role=body.experiment.arms[arm].role,
+        role=group.experiment.arms[arm].role,
         n=len(chosen.folds),
         value=chosen.value,
         stderr=chosen.stderr,

@@ -9,14 +9,14 @@ from stages.ledger.claims import ClaimLine
 from stages.ledger.judgement import Entry, Judgement, Side
 from stages.ledger.measures import count_failed
 from stages.ledger.sides import Pairs, entry_of
-from stages.ledger.trials import Body, Trial, price
-from stages.verdicts import Standing, judge_proportion, judge_proportions, not_tested
+from stages.ledger.trials import ResultGroup, Trial, price
+from stages.verdicts import EvidenceLevel, judge_proportion, judge_proportions, not_tested
 
 
-def judge_failures(claim: ClaimLine, pairs: Pairs, body: Body, params: Params) -> Judgement:
+def judge_failures(claim: ClaimLine, pairs: Pairs, group: ResultGroup, params: Params) -> Judgement:
     """Failed trainings of a whole grid: one look, when all of it is there."""
     assert claim.value is not None and claim.trials is not None, f"{claim.id} has no count"
-    experiment = body.experiment
+    experiment = group.experiment
     counts: dict[Side, tuple[int, int]] = {}
     entries: list[Entry] = []
     used: list[Trial] = []
@@ -25,13 +25,13 @@ def judge_failures(claim: ClaimLine, pairs: Pairs, body: Body, params: Params) -
         failed = total = 0
         for arm in dict.fromkeys(arms):
             against = experiment.arms[arm].against
-            one = count_failed(body.arms[arm], body.arms.get(against or "", ()))
+            one = count_failed(group.arms[arm], group.arms.get(against or "", ()))
             failed, total = failed + one[0], total + one[1]
-            used += body.arms[arm]
-            entries += [entry_of(trial, side, None) for trial in body.arms[arm]]
+            used += group.arms[arm]
+            entries += [entry_of(trial, side, None) for trial in group.arms[arm]]
         counts[side] = failed, total
     planned = pairs.planned * experiment.replicates
-    is_whole = body.standing is Standing.DECIDES and counts["proposed"][1] >= planned
+    is_whole = group.evidence_level is EvidenceLevel.DECIDES and counts["proposed"][1] >= planned
     if not is_whole:
         there = f"{counts['proposed'][1]} of {planned} trainings of the grid are there, {counts['proposed'][0]} failed"
         verdict = not_tested(f"{there}; the test looks once, at all of them.")

@@ -13,8 +13,8 @@ from stages.ledger.claims import ClaimLine
 from stages.ledger.judgement import Judgement
 from stages.ledger.margins import margin_of_gain
 from stages.ledger.measures import NotMeasured, measure
-from stages.ledger.sides import Pairs, better_of, gather_sides
-from stages.ledger.trials import Body, price
+from stages.ledger.sides import Pairs, better_of, gather_samples
+from stages.ledger.trials import ResultGroup, price
 from stages.verdicts import GainClaim, Sample, UniformClaim, judge_gain, judge_uniform
 from stages.verdicts.grid_part import factors_of
 
@@ -22,7 +22,7 @@ MOST_APART = 1.1
 """Networks are of one size whose numbers of parameters are within this factor."""
 
 
-def judge_levels(claim: ClaimLine, pairs: Pairs, body: Body, params: Params) -> Judgement:
+def judge_levels(claim: ClaimLine, pairs: Pairs, group: ResultGroup, params: Params) -> Judgement:
     """A gain that is said to be alike at every level of a factor of the grid.
 
     Raises:
@@ -32,17 +32,17 @@ def judge_levels(claim: ClaimLine, pairs: Pairs, body: Body, params: Params) -> 
     factor, planned = claim.factor, factors_of(pairs.grid)
     assert factor in planned, f"{claim.id}: its grid has no {factor!r}; known: {', '.join(planned)}"
     margin = margin_of_gain(claim, params.verdicts.margins)
-    sides = gather_sides(claim, pairs, body, params.verdicts)
+    sides = gather_samples(claim, pairs, group, params.verdicts)
     if sides.part is not None and not sides.part.is_sliced:
         raise NotMeasured(f"of no {' or '.join(planned)} has every pair run")
     levels: dict[Any, list[tuple[Sample, Sample]]] = defaultdict(list)
     for cell, *arms in zip(pairs.cells, pairs.proposed, pairs.baseline, strict=True):
-        proposed, baseline = (measure(claim.metric, body.arms[arm], body.looks(params.verdicts)) for arm in arms)
+        proposed, baseline = (measure(claim.metric, group.arms[arm], group.looks(params.verdicts)) for arm in arms)
         levels[cell[factor]].append((proposed, baseline))
     asked = UniformClaim(
         factor=factor, is_whole=sides.part is None, gain=claim.value, margin=margin, better=better_of(claim)
     )
-    verdict = judge_uniform(asked, levels, rules=params.verdicts, replicates=body.experiment.replicates)
+    verdict = judge_uniform(asked, levels, rules=params.verdicts, replicates=group.experiment.replicates)
     if sides.part is not None:
         verdict = dataclasses.replace(verdict, explanation=f"{verdict.explanation} {sides.part.tell()}{sides.note}")
     return Judgement(
@@ -55,7 +55,7 @@ def judge_levels(claim: ClaimLine, pairs: Pairs, body: Body, params: Params) -> 
     )
 
 
-def judge_crossover(claim: ClaimLine, pairs: Pairs, body: Body, params: Params) -> Judgement:
+def judge_crossover(claim: ClaimLine, pairs: Pairs, group: ResultGroup, params: Params) -> Judgement:
     """Which arm is ahead among networks of equal size, on one side of a number of parameters.
 
     Raises:
@@ -64,15 +64,15 @@ def judge_crossover(claim: ClaimLine, pairs: Pairs, body: Body, params: Params) 
     assert claim.value is not None, f"{claim.id} has no number of parameters"
     is_ahead = claim.kind == "ahead_from"
     side = "or more" if is_ahead else "or fewer"
-    sizes = {arm: _parameters(arm, body) for arm in body.arms}
-    couples = _of_equal_size(claim, body, sizes)
+    sizes = {arm: _parameters(arm, group) for arm in group.arms}
+    couples = _of_equal_size(claim, group, sizes)
     there = {one: other for one, other in couples.items() if (sizes[one] >= claim.value) == is_ahead}
     if not there:
         raise NotMeasured(f"no two networks of one size have {claim.value:,.0f} parameters {side}")
     chosen = Pairs(
         proposed=tuple(there), baseline=tuple(there.values()), cells=({},) * len(there), grid=({},) * len(there)
     )
-    sides = gather_sides(claim, chosen, body, params.verdicts)
+    sides = gather_samples(claim, chosen, group, params.verdicts)
     assert sides.baseline is not None, "pairs have a baseline"
     asked = GainClaim(gain=1.0 if is_ahead else -1.0, margin=None, better=better_of(claim))
     verdict = judge_gain(
@@ -81,13 +81,13 @@ def judge_crossover(claim: ClaimLine, pairs: Pairs, body: Body, params: Params) 
         sides.baseline,
         rules=params.verdicts,
         pairing="none",
-        planned=body.experiment.replicates,
+        planned=group.experiment.replicates,
     )
     counted = sorted(sizes[arm] for arm in there)
     said = f"The mean over the {len(there)} of {len(couples)} pairs of one depth and size that ran with"
     said += f" {claim.value:,.0f} parameters {side}: {', '.join(f'{size:,.0f}' for size in counted)}."
-    planned = len(body.experiment.arms)
-    said += f" {len(body.arms)} of the {planned} models of the grid ran." if len(body.arms) < planned else ""
+    planned = len(group.experiment.arms)
+    said += f" {len(group.arms)} of the {planned} models of the grid ran." if len(group.arms) < planned else ""
     return Judgement(
         claim=claim,
         verdict=dataclasses.replace(verdict, explanation=f"{verdict.explanation} {said}"),
@@ -98,19 +98,19 @@ def judge_crossover(claim: ClaimLine, pairs: Pairs, body: Body, params: Params) 
     )
 
 
-def _parameters(arm: str, body: Body) -> float:
-    counted = [row.value for trial in body.arms[arm] for row in trial.result.metrics if row.metric == "parameters"]
+def _parameters(arm: str, group: ResultGroup) -> float:
+    counted = [row.value for trial in group.arms[arm] for row in trial.result.metrics if row.metric == "parameters"]
     return counted[0] if counted else math.nan
 
 
-def _of_equal_size(claim: ClaimLine, body: Body, sizes: dict[str, float]) -> dict[str, str]:
+def _of_equal_size(claim: ClaimLine, group: ResultGroup, sizes: dict[str, float]) -> dict[str, str]:
     """For each proposed arm the baseline nearest in parameters among those that differ in their width alone."""
-    known = body.experiment.arms
+    known = group.experiment.arms
     found = {}
-    for arm in fnmatch.filter(body.arms, claim.arm or ""):
+    for arm in fnmatch.filter(group.arms, claim.arm or ""):
         like = [
             other
-            for other in fnmatch.filter(body.arms, claim.baseline_arm or "")
+            for other in fnmatch.filter(group.arms, claim.baseline_arm or "")
             if _but_width(known[other].model) == _but_width(known[arm].model)
             and max(sizes[arm] / sizes[other], sizes[other] / sizes[arm]) <= MOST_APART
         ]

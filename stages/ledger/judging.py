@@ -18,10 +18,10 @@ from stages.ledger.sensitivity import under_other_metrics
 from stages.ledger.settings import agree, judge_counted, judge_setting
 from stages.ledger.sides import arms_of
 from stages.ledger.trained import NOT_RUN, SILENT, judge_trained
-from stages.ledger.trials import Body, Trial, gather, price
+from stages.ledger.trials import ResultGroup, Trial, gather, price
 from stages.verdicts import (
+    EvidenceLevel,
     Order,
-    Standing,
     Status,
     TableSentence,
     Verdict,
@@ -63,12 +63,12 @@ class Facts:
     claims: Sequence[ClaimLine]
     params: Params
     findings: Mapping[str, Finding]
-    bodies: Mapping[str, Sequence[Body]]
+    groups: Mapping[str, Sequence[ResultGroup]]
     devices: Mapping[str, str]
 
-    def bodies_of(self, claim: ClaimLine) -> list[Body]:
+    def groups_of(self, claim: ClaimLine) -> list[ResultGroup]:
         names = fnmatch.filter(self.params.experiments, claim.experiment or "")
-        return [body for name in names for body in self.bodies.get(name, ())]
+        return [group for name in names for group in self.groups.get(name, ())]
 
 
 def judge_claims(
@@ -80,7 +80,7 @@ def judge_claims(
     devices: Mapping[str, str],
 ) -> tuple[list[Judgement], list[Table]]:
     """One judgement a claim, in their order, and the sentences of the tables."""
-    facts = Facts(claims=claims, params=params, findings=findings, bodies=gather(params, trials), devices=devices)
+    facts = Facts(claims=claims, params=params, findings=findings, groups=gather(params, trials), devices=devices)
     judged = {claim.id: _judge_each_way(claim, facts) for claim in claims if not _is_tally(claim)}
     tables = []
     for family in params.verdicts.families:
@@ -156,7 +156,7 @@ def _judge_measured(claim: ClaimLine, facts: Facts) -> Judgement:
         elsewhere = _judge_device(claim, facts)
         if elsewhere is not None:
             return Judgement(claim=claim, verdict=elsewhere, basis="none", is_decidable=False)
-    judgement = judge_trained(claim, facts.params, facts.bodies_of(claim))
+    judgement = judge_trained(claim, facts.params, facts.groups_of(claim))
     if not judgement.is_decidable:
         return judgement
     power = foresee(claim, facts.params, judgement.verdict, facts.claims)
@@ -172,9 +172,9 @@ def _judge_setup(claim: ClaimLine, facts: Facts) -> Verdict:
         return judge_setting(claim, facts.params)
     counted = [
         row.value
-        for body in facts.bodies_of(claim)
-        if body.arms.keys() == body.experiment.arms.keys()  # the smallest of a part says nothing of the grid
-        for trials in body.arms.values()
+        for group in facts.groups_of(claim)
+        if group.arms.keys() == group.experiment.arms.keys()  # the smallest of a part says nothing of the grid
+        for trials in group.arms.values()
         for row in trials[0].result.metrics
         if row.metric == "parameters"
     ]
@@ -185,28 +185,28 @@ def _judge_setup(claim: ClaimLine, facts: Facts) -> Verdict:
 
 def _judge_no_number(claim: ClaimLine, facts: Facts) -> Judgement:
     """Shown where there is something to show: results on real data."""
-    bodies = [body for body in facts.bodies_of(claim) if body.standing is not Standing.SILENT]
-    if not bodies:
-        silent = SILENT if facts.bodies_of(claim) else NOT_RUN
+    groups = [group for group in facts.groups_of(claim) if group.evidence_level is not EvidenceLevel.SILENT]
+    if not groups:
+        silent = SILENT if facts.groups_of(claim) else NOT_RUN
         verdict = not_tested(silent if claim.experiment else "No experiment of ours shows it.")
         return Judgement(claim=claim, verdict=verdict, basis="none", is_decidable=False)
-    many = len(bodies) > 1
-    groups = [
-        (f"{arm} of {body.experiment.name}" if many else arm, body.arms[arm], body.looks(facts.params.verdicts))
-        for body in bodies
-        for arm in (arms_of(claim, body.experiment).arms if claim.arm else body.arms)
-        if arm in body.arms
+    many = len(groups) > 1
+    arms = [
+        (f"{arm} of {group.experiment.name}" if many else arm, group.arms[arm], group.looks(facts.params.verdicts))
+        for group in groups
+        for arm in (arms_of(claim, group.experiment).arms if claim.arm else group.arms)
+        if arm in group.arms
     ]
-    shown = [trial for _, trials, _ in groups for trial in trials]
+    shown = [trial for _, trials, _ in arms for trial in trials]
     names = ", ".join(dict.fromkeys(trial.result.experiment for trial in shown)) or "none"
-    means = _means(claim, groups)
+    means = _means(claim, arms)
     verdict = judge_shown(f"{len(shown)} results of {names}{means}")
     return Judgement(
         claim=claim,
         verdict=verdict,
         basis="results",
         is_decidable=False,
-        arms=summarise_figure(claim.metric, bodies, facts.params.verdicts),
+        arms=summarise_figure(claim.metric, groups, facts.params.verdicts),
         cost=price(shown, facts.params),
     )
 
@@ -225,7 +225,7 @@ def _means(claim: ClaimLine, arms: Sequence[tuple[str, Sequence[Trial], Looks]])
 
 def _judge_device(claim: ClaimLine, facts: Facts) -> Verdict | None:
     """Times compare on the paper's own device only."""
-    devices = [trial.device for body in facts.bodies_of(claim) for arm in body.arms.values() for trial in arm]
+    devices = [trial.device for group in facts.groups_of(claim) for arm in group.arms.values() for trial in arm]
     printed = facts.devices.get(claim.paper)
     if printed is None:
         return not_tested("The paper doesn't name the device that it timed on.")

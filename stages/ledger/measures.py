@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from stages.ledger.trials import Trial
-from stages.verdicts import ARM_METRICS, ArmMetric, NoCurves, Replicate, Sample, arm_metric
+from stages.verdicts import ARM_METRICS, ArmMetric, NoCurves, Observation, Sample, arm_metric
 from stages.verdicts.looks import Looks, complete_look
 
 COSTS = ("train_seconds", "samples_per_second", "train_tokens_per_second", "peak_memory_bytes")
@@ -42,9 +42,9 @@ def measure(metric: str, trials: Sequence[Trial], looks: Looks) -> Sample:
     return Sample(tuple(replicates))
 
 
-def _replicate(trial: Trial, value: float | None) -> Replicate:
+def _replicate(trial: Trial, value: float | None) -> Observation:
     ran_in = frozenset({trial.result.environment_digest})
-    return Replicate(index=trial.result.replicate, value=value, environments=ran_in)
+    return Observation(index=trial.result.replicate, value=value, environments=ran_in)
 
 
 def _all_diverged(trials: Sequence[Trial]) -> bool:
@@ -113,7 +113,7 @@ def average(samples: Sequence[Sample]) -> Sample:
         mine = [replicate for sample in samples for replicate in sample.replicates if replicate.index == index]
         values = [replicate.value for replicate in mine if replicate.value is not None]
         replicates.append(
-            Replicate(
+            Observation(
                 index=index,
                 value=sum(values) / len(values) if len(values) == len(mine) else None,
                 environments=frozenset().union(*(replicate.environments for replicate in mine)),

@@ -10,14 +10,14 @@ import numpy as np
 from stages.ledger.claims import ClaimLine
 from stages.ledger.margins import margin_of_ratio
 from stages.ledger.measures import NotMeasured, measure
-from stages.ledger.sides import Pairs, Sides, mean_of
-from stages.ledger.trials import Body
+from stages.ledger.sides import ClaimSamples, Pairs, mean_of
+from stages.ledger.trials import ResultGroup
 from stages.rules import Rules
-from stages.verdicts import Replicate, Sample, ValueClaim, Verdict, judge_range, judge_value, not_tested
+from stages.verdicts import Observation, Sample, ValueClaim, Verdict, judge_range, judge_value, not_tested
 from stages.verdicts.looks import complete_look
 
 
-def relative(claim: ClaimLine, sides: Sides, pairs: Pairs, body: Body, rules: Rules) -> Sample:
+def relative(claim: ClaimLine, sides: ClaimSamples, pairs: Pairs, group: ResultGroup, rules: Rules) -> Sample:
     """A ratio r = N/D of means, as a sample whose mean is r and whose spread is that of (N − v D)/mean(D).
 
     v is the printed ratio: where it is right, this is the spread of r to first order (Fieller 1954).  N is the gain and
@@ -30,10 +30,10 @@ def relative(claim: ClaimLine, sides: Sides, pairs: Pairs, body: Body, rules: Ru
     ours, theirs = sides.proposed.finished, sides.baseline.finished
     sign = 1 if claim.better == "higher" else -1
     if claim.unit == "of the gain of DAC":
-        against = body.experiment.arms[pairs.proposed[0]].against
-        if against is None or against not in body.arms:
+        against = group.experiment.arms[pairs.proposed[0]].against
+        if against is None or against not in group.arms:
             raise NotMeasured(f"{against}, over which both gain, has none")
-        base = measure(claim.metric, body.arms[against], body.looks(rules)).finished
+        base = measure(claim.metric, group.arms[against], group.looks(rules)).finished
         shared = [index for index in ours if index in theirs and index in base]
         top = {index: sign * (ours[index] - base[index]) for index in shared}
         bottom = {index: sign * (theirs[index] - base[index]) for index in shared}
@@ -45,7 +45,9 @@ def relative(claim: ClaimLine, sides: Sides, pairs: Pairs, body: Body, rules: Ru
     return _ratio_sample(claim, sides, top, bottom)
 
 
-def _ratio_sample(claim: ClaimLine, sides: Sides, top: Mapping[int, float], bottom: Mapping[int, float]) -> Sample:
+def _ratio_sample(
+    claim: ClaimLine, sides: ClaimSamples, top: Mapping[int, float], bottom: Mapping[int, float]
+) -> Sample:
     values = np.array(list(bottom.values()))
     if not values.size:
         raise NotMeasured("no replicate has finished in both arms")
@@ -59,7 +61,7 @@ def _ratio_sample(claim: ClaimLine, sides: Sides, top: Mapping[int, float], bott
     indices = sorted(set(sides.proposed.indices) & set(sides.baseline.indices if sides.baseline else ()))
     return Sample(
         tuple(
-            Replicate(
+            Observation(
                 index=index,
                 value=v + (top[index] - v * bottom[index]) / float(values.mean()) if index in top else None,
                 environments=environments[index],
@@ -69,9 +71,9 @@ def _ratio_sample(claim: ClaimLine, sides: Sides, top: Mapping[int, float], bott
     )
 
 
-def judge_relative(claim: ClaimLine, ratio: Sample, body: Body, rules: Rules) -> Verdict:
+def judge_relative(claim: ClaimLine, ratio: Sample, group: ResultGroup, rules: Rules) -> Verdict:
     """A ratio that is no larger than its margin is never `reproduced`: no gain at all would be the same."""
-    looks = body.looks(rules)
+    looks = group.looks(rules)
     assert claim.value is not None, f"{claim.id} has no ratio"
     if claim.kind == "range":
         assert claim.high is not None, f"{claim.id} has no end"
@@ -84,6 +86,6 @@ def judge_relative(claim: ClaimLine, ratio: Sample, body: Body, rules: Rules) ->
         ValueClaim(value=claim.value, margin=margin, n=claim.n),
         ratio,
         rules=rules,
-        planned=body.experiment.replicates,
+        planned=group.experiment.replicates,
         can_reproduce=abs(claim.value) > margin,
     )

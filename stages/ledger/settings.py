@@ -21,7 +21,7 @@ class Unresolved(LookupError):
     """The params files don't hold this setting; the message says so."""
 
 
-def held(claim: ClaimLine, params: Params) -> list[Any]:
+def param_values(claim: ClaimLine, params: Params) -> list[Any]:
     """What the params files hold of the claim's metric: its values in all experiments and arms, each once.
 
     `min(…)` and `max(…)` are the smallest and the largest of them.
@@ -111,7 +111,7 @@ _DERIVED: Mapping[str, Derive] = {
 def judge_setting(claim: ClaimLine, params: Params) -> Verdict:
     """`as printed` where every experiment and arm has the printed value."""
     try:
-        used = held(claim, params)
+        used = param_values(claim, params)
     except Unresolved as error:
         return not_tested(f"{str(error)[0].upper()}{str(error)[1:]}.")
     return agree(claim, used)
@@ -138,7 +138,7 @@ def _is_printed(used: Any, claim: ClaimLine) -> bool:
 def judge_counted(claim: ClaimLine, params: Params) -> Verdict:
     """A count or range of the data, exact: as declared, which `fetch` and `preprocess` hold the files to."""
     try:
-        used = held(claim, params)
+        used = param_values(claim, params)
     except Unresolved as error:
         return not_tested(f"{str(error)[0].upper()}{str(error)[1:]}.")
     assert claim.value is not None, f"{claim.id} counts nothing"

@@ -12,7 +12,7 @@ from stages.experiment import Experiment
 from stages.ledger.claims import CROSSOVERS, ClaimLine
 from stages.ledger.judgement import Entry, Side
 from stages.ledger.measures import average, measure
-from stages.ledger.trials import Body, Trial, choose, strength
+from stages.ledger.trials import ResultGroup, Trial, choose, strength
 from stages.rules import Rules
 from stages.verdicts import GridPart, Sample
 from stages.verdicts.grid_part import Cell, whole_slices
@@ -53,7 +53,7 @@ class Pairs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sides:
+class ClaimSamples:
     """Samples of a claim's two sides in its metric; a value has no baseline."""
 
     proposed: Sample
@@ -70,30 +70,32 @@ class Sides:
         )
 
 
-def find_body(claim: ClaimLine, experiment: Experiment, bodies: Sequence[Body]) -> tuple[Pairs, Body | None]:
-    """The claim's arms and the body that says most; of a grid of arms, those that have results.
+def find_group(
+    claim: ClaimLine, experiment: Experiment, groups: Sequence[ResultGroup]
+) -> tuple[Pairs, ResultGroup | None]:
+    """The claim's arms and the group that says most; of a grid of arms, those that have results.
 
     Of a grid of pairs, whole slices where there are any: which pairs of a begun slice count is nobody's choice.
     """
     planned = arms_of(claim, experiment)
     if len(planned.proposed) == 1:
-        return planned, choose(bodies, planned.arms)
+        return planned, choose(groups, planned.arms)
     if claim.kind in CROSSOVERS:  # its pairs are of equal size, which results tell
-        return planned, max(bodies, key=lambda body: strength(body, body.arms), default=None)
-    best: tuple[Pairs, Body | None] = (planned, None)
-    for body in bodies:
+        return planned, max(groups, key=lambda group: strength(group, group.arms), default=None)
+    best: tuple[Pairs, ResultGroup | None] = (planned, None)
+    for group in groups:
         numbers = [
             number
             for number, couple in enumerate(zip(planned.proposed, planned.baseline or planned.proposed, strict=True))
-            if set(couple) <= set(body.arms)
+            if set(couple) <= set(group.arms)
         ]
         if not numbers:
             continue
         some = planned.among(numbers)
         if planned.baseline and claim.kind in OF_SLICES:
             some = some.among(whole_slices(some.cells, some.grid) or range(len(numbers)))
-        if best[1] is None or strength(body, some.arms) > strength(best[1], best[0].arms):
-            best = some, body
+        if best[1] is None or strength(group, some.arms) > strength(best[1], best[0].arms):
+            best = some, group
     return best
 
 
@@ -120,20 +122,20 @@ def _pairs(experiment: Experiment, couples: Sequence[tuple[str, str | None]]) ->
     )
 
 
-def gather_sides(claim: ClaimLine, pairs: Pairs, body: Body, rules: Rules) -> Sides:
+def gather_samples(claim: ClaimLine, pairs: Pairs, group: ResultGroup, rules: Rules) -> ClaimSamples:
     """The claim's samples.
 
     Raises:
         NotMeasured: no result holds the metric.
     """
-    samples = {arm: measure(claim.metric, body.arms[arm], body.looks(rules)) for arm in pairs.arms}
+    samples = {arm: measure(claim.metric, group.arms[arm], group.looks(rules)) for arm in pairs.arms}
     entries: list[Entry] = []
     trials: dict[int, Trial] = {}
     sides: Mapping[Side, tuple[str, ...]] = {"proposed": pairs.proposed, "baseline": pairs.baseline}
     for side, arms in sides.items():
         for arm in dict.fromkeys(arms):
             values = {replicate.index: replicate.value for replicate in samples[arm].replicates}
-            for trial in body.arms[arm]:
+            for trial in group.arms[arm]:
                 if trial.result.replicate in values:
                     trials[trial.number] = trial
                     entries.append(entry_of(trial, side, values[trial.result.replicate]))
@@ -142,7 +144,7 @@ def gather_sides(claim: ClaimLine, pairs: Pairs, body: Body, rules: Rules) -> Si
         couples = zip(pairs.proposed, pairs.baseline, strict=True)
         both = tuple((samples[one], samples[other]) for one, other in couples)
         part = GridPart(pairs=both, cells=pairs.cells, planned=pairs.grid)
-    return Sides(
+    return ClaimSamples(
         proposed=average([samples[arm] for arm in pairs.proposed]),
         baseline=average([samples[arm] for arm in pairs.baseline]) if pairs.baseline else None,
         trials=tuple(trials.values()),

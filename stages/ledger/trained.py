@@ -20,14 +20,14 @@ from stages.ledger.judgement import Judgement
 from stages.ledger.margins import margin_of_gain, margin_of_value
 from stages.ledger.measures import NotMeasured, measure
 from stages.ledger.ratios import judge_relative, relative
-from stages.ledger.sides import Pairs, Sides, better_of, find_body, gather_sides, mean_of
-from stages.ledger.trials import Body, Trial, price
+from stages.ledger.sides import ClaimSamples, Pairs, better_of, find_group, gather_samples, mean_of
+from stages.ledger.trials import ResultGroup, Trial, price
 from stages.rules import Rules
 from stages.verdicts import (
     ComparableClaim,
+    EvidenceLevel,
     GainClaim,
     Sample,
-    Standing,
     ValueClaim,
     Verdict,
     indicate_order,
@@ -39,9 +39,9 @@ from stages.verdicts import (
     not_tested,
 )
 
-Judge = Callable[[ClaimLine, Pairs, Body, Params], Judgement]
+Judge = Callable[[ClaimLine, Pairs, ResultGroup, Params], Judgement]
 VerdictAndOurs = tuple[Verdict, float | None]
-SamplesJudge = Callable[[ClaimLine, Sides, Pairs, Body, Params], VerdictAndOurs]
+SamplesJudge = Callable[[ClaimLine, ClaimSamples, Pairs, ResultGroup, Params], VerdictAndOurs]
 NOT_RUN = "Not run yet."
 SILENT = "Only stand-ins or too short runs so far; they say nothing of a claim."
 BYTES = 256
@@ -49,38 +49,40 @@ PER_BYTE = "Our texts are bytes: nats per byte don't compare with nats per token
 NO_NUMBER_OF = "{}; a number needs all of it, only an order may be indicated."
 
 
-def judge_trained(claim: ClaimLine, params: Params, bodies: Sequence[Body]) -> Judgement:
+def judge_trained(claim: ClaimLine, params: Params, groups: Sequence[ResultGroup]) -> Judgement:
     """The claim against the results of its experiment that may say most."""
     (name,) = fnmatch.filter(params.experiments, claim.experiment or "")
     experiment = params.experiments[name]
     if claim.unit == "nats per token" and params.datasets[experiment.dataset].classes == BYTES:
         return Judgement(claim=claim, verdict=not_tested(PER_BYTE), basis="none", is_decidable=False)
-    pairs, body = find_body(claim, experiment, bodies)
-    if body is None:
+    pairs, group = find_group(claim, experiment, groups)
+    if group is None:
         return Judgement(claim=claim, verdict=not_tested(NOT_RUN), basis="none", is_decidable=True)
-    if body.standing is Standing.SILENT:
+    if group.evidence_level is EvidenceLevel.SILENT:
         return Judgement(claim=claim, verdict=not_tested(SILENT), basis="none", is_decidable=True)
     try:
-        return JUDGES[claim.kind](claim, pairs, body, params)
+        return JUDGES[claim.kind](claim, pairs, group, params)
     except NotMeasured as error:
         verdict = not_tested(f"There are results, but {error}.")
         return Judgement(claim=claim, verdict=verdict, basis="none", is_decidable=True)
 
 
-def _judge_grid(judge: Judge, claim: ClaimLine, pairs: Pairs, body: Body, params: Params) -> Judgement:
+def _judge_grid(judge: Judge, claim: ClaimLine, pairs: Pairs, group: ResultGroup, params: Params) -> Judgement:
     """A claim about a whole grid, of which results that only indicate say nothing."""
-    if body.standing is Standing.DECIDES:
-        return judge(claim, pairs, body, params)
-    return Judgement(claim=claim, verdict=not_tested(_why_it_indicates(body)), basis="none", is_decidable=True)
+    if group.evidence_level is EvidenceLevel.DECIDES:
+        return judge(claim, pairs, group, params)
+    return Judgement(claim=claim, verdict=not_tested(_why_it_indicates(group)), basis="none", is_decidable=True)
 
 
-def _judge_samples(judge: SamplesJudge, claim: ClaimLine, pairs: Pairs, body: Body, params: Params) -> Judgement:
+def _judge_samples(
+    judge: SamplesJudge, claim: ClaimLine, pairs: Pairs, group: ResultGroup, params: Params
+) -> Judgement:
     """A claim about one or two arms, or their means over a grid."""
-    sides = gather_sides(claim, pairs, body, params.verdicts)
-    if body.standing is Standing.INDICATES and claim.kind not in ORDERS:
-        verdict, ours = not_tested(_why_it_indicates(body)), None
+    sides = gather_samples(claim, pairs, group, params.verdicts)
+    if group.evidence_level is EvidenceLevel.INDICATES and claim.kind not in ORDERS:
+        verdict, ours = not_tested(_why_it_indicates(group)), None
     else:
-        verdict, ours = judge(claim, sides, pairs, body, params)
+        verdict, ours = judge(claim, sides, pairs, group, params)
     return Judgement(
         claim=claim,
         verdict=dataclasses.replace(verdict, explanation=verdict.explanation + sides.note),
@@ -88,28 +90,30 @@ def _judge_samples(judge: SamplesJudge, claim: ClaimLine, pairs: Pairs, body: Bo
         is_decidable=True,
         ours=ours,
         entries=sides.entries,
-        arms=summarise_arms(claim.metric, pairs.arms, body, params.verdicts),
+        arms=summarise_arms(claim.metric, pairs.arms, group, params.verdicts),
         cost=price(sides.trials, params),
     )
 
 
-def _why_it_indicates(body: Body) -> str:
+def _why_it_indicates(group: ResultGroup) -> str:
     """What keeps results on real data from deciding a number."""
-    if body.is_of_part_of_the_data:
+    if group.is_of_part_of_the_data:
         return NO_NUMBER_OF.format("Real data, but a part of them")
-    if body.share >= 1 and not body.follows_plan:
+    if group.share >= 1 and not group.follows_plan:
         return NO_NUMBER_OF.format("Real data under another protocol than params/ prints today")
-    return NO_NUMBER_OF.format(f"Real data on a cut budget, {body.share:.0%} of the printed epochs")
+    return NO_NUMBER_OF.format(f"Real data on a cut budget, {group.share:.0%} of the printed epochs")
 
 
-def _judge_value(claim: ClaimLine, sides: Sides, pairs: Pairs, body: Body, params: Params) -> VerdictAndOurs:
+def _judge_value(
+    claim: ClaimLine, sides: ClaimSamples, pairs: Pairs, group: ResultGroup, params: Params
+) -> VerdictAndOurs:
     rules = params.verdicts
     assert claim.value is not None, f"{claim.id} has no value"
     peers = []
-    for arm, trials in body.arms.items():
+    for arm, trials in group.arms.items():
         if arm not in pairs.arms:
             try:
-                peers.append(measure(claim.metric, trials, body.looks(rules)))
+                peers.append(measure(claim.metric, trials, group.looks(rules)))
             except NotMeasured:
                 continue
     level = fmean(sides.proposed.values or [0.0])
@@ -119,28 +123,32 @@ def _judge_value(claim: ClaimLine, sides: Sides, pairs: Pairs, body: Body, param
         ValueClaim(value=claim.value, margin=margin_of_value(claim, rules.margins), stderr=claim.stderr, n=claim.n),
         sides.proposed,
         rules=rules,
-        planned=body.experiment.replicates,
+        planned=group.experiment.replicates,
         peers=peers,
         widening=wide * error if claim.unit == "fraction" else 0.0,
-        test_sets=_of_test_sets(claim, error * (1 - error), sides, body, params),
+        test_sets=_of_test_sets(claim, error * (1 - error), sides, group, params),
     )
-    return verdict, mean_of(sides.proposed, body.looks(rules))
+    return verdict, mean_of(sides.proposed, group.looks(rules))
 
 
-def _judge_ratio(claim: ClaimLine, sides: Sides, pairs: Pairs, body: Body, params: Params) -> VerdictAndOurs:
+def _judge_ratio(
+    claim: ClaimLine, sides: ClaimSamples, pairs: Pairs, group: ResultGroup, params: Params
+) -> VerdictAndOurs:
     rules = params.verdicts
-    ratio = relative(claim, sides, pairs, body, rules)
-    return judge_relative(claim, ratio, body, rules), mean_of(ratio, body.looks(rules))
+    ratio = relative(claim, sides, pairs, group, rules)
+    return judge_relative(claim, ratio, group, rules), mean_of(ratio, group.looks(rules))
 
 
-def _judge_observed(claim: ClaimLine, sides: Sides, pairs: Pairs, body: Body, params: Params) -> VerdictAndOurs:
+def _judge_observed(
+    claim: ClaimLine, sides: ClaimSamples, pairs: Pairs, group: ResultGroup, params: Params
+) -> VerdictAndOurs:
     """A number from inside trained networks: on one side of what is stated or, where no side is, equal to it.
 
     What is stated follows from the paper's words and has no error of its own.
     """
     assert claim.value is not None, f"{claim.id} has nothing to be held against"
-    rules, planned = params.verdicts, body.experiment.replicates
-    ours = mean_of(sides.proposed, body.looks(rules))
+    rules, planned = params.verdicts, group.experiment.replicates
+    ours = mean_of(sides.proposed, group.looks(rules))
     if claim.better is not None:
         return judge_side(claim.value, better_of(claim), sides.proposed, rules=rules, planned=planned), ours
     margin = rules.margins.difference(claim.value)
@@ -149,22 +157,22 @@ def _judge_observed(claim: ClaimLine, sides: Sides, pairs: Pairs, body: Body, pa
     return dataclasses.replace(verdict, prediction=None), ours  # no paper ran it
 
 
-def _has_own_test_set(claim: ClaimLine, body: Body, params: Params) -> bool:
-    return claim.unit == "fraction" and params.datasets[body.experiment.dataset].test_is_ours
+def _has_own_test_set(claim: ClaimLine, group: ResultGroup, params: Params) -> bool:
+    return claim.unit == "fraction" and params.datasets[group.experiment.dataset].test_is_ours
 
 
-def _of_test_sets(claim: ClaimLine, variance: float, sides: Sides, body: Body, params: Params) -> float:
+def _of_test_sets(claim: ClaimLine, variance: float, sides: ClaimSamples, group: ResultGroup, params: Params) -> float:
     """What two draws of the test set add, ours and the paper's, of which one image has this `variance`."""
-    if not _has_own_test_set(claim, body, params):
+    if not _has_own_test_set(claim, group, params):
         return 0.0
     return 2 * variance / min(trial.result.data.test_images for trial in sides.trials)
 
 
-def _of_test_sets_of_pair(claim: ClaimLine, sides: Sides, body: Body, params: Params) -> float:
+def _of_test_sets_of_pair(claim: ClaimLine, sides: ClaimSamples, group: ResultGroup, params: Params) -> float:
     """The same of a gain, to which images count on which the arms disagree."""
-    if not _has_own_test_set(claim, body, params):
+    if not _has_own_test_set(claim, group, params):
         return 0.0
-    return _of_test_sets(claim, _disagreement(sides.trials), sides, body, params)
+    return _of_test_sets(claim, _disagreement(sides.trials), sides, group, params)
 
 
 def _excluded_share(trials: Sequence[Trial]) -> float:
@@ -177,47 +185,53 @@ def _excluded_share(trials: Sequence[Trial]) -> float:
     return max(shares, default=0.0)
 
 
-def _judge_order(claim: ClaimLine, sides: Sides, pairs: Pairs, body: Body, params: Params) -> VerdictAndOurs:
+def _judge_order(
+    claim: ClaimLine, sides: ClaimSamples, pairs: Pairs, group: ResultGroup, params: Params
+) -> VerdictAndOurs:
     gain, baseline = _gain_claim(claim, params.verdicts), _baseline(claim, sides)
-    if body.standing is Standing.INDICATES:
-        return _with_gain(indicate_order(gain, sides.proposed, baseline, epochs_share=body.share))
+    if group.evidence_level is EvidenceLevel.INDICATES:
+        return _with_gain(indicate_order(gain, sides.proposed, baseline, epochs_share=group.share))
     verdict = judge_gain(
         gain,
         sides.proposed,
         baseline,
         rules=params.verdicts,
-        planned=body.experiment.replicates,
-        pairing=body.pairing,
+        planned=group.experiment.replicates,
+        pairing=group.pairing,
         widening=_widening_of_pair(sides),
-        test_sets=_of_test_sets_of_pair(claim, sides, body, params),
+        test_sets=_of_test_sets_of_pair(claim, sides, group, params),
         part=sides.part,
     )
     return _with_gain(verdict)
 
 
-def _judge_gap(claim: ClaimLine, sides: Sides, pairs: Pairs, body: Body, params: Params) -> VerdictAndOurs:
+def _judge_gap(
+    claim: ClaimLine, sides: ClaimSamples, pairs: Pairs, group: ResultGroup, params: Params
+) -> VerdictAndOurs:
     verdict = judge_gap(
         _gain_claim(claim, params.verdicts),
         sides.proposed,
         _baseline(claim, sides),
         rules=params.verdicts,
-        planned=body.experiment.replicates,
-        pairing=body.pairing,
+        planned=group.experiment.replicates,
+        pairing=group.pairing,
         widening=_widening_of_pair(sides),
-        test_sets=_of_test_sets_of_pair(claim, sides, body, params),
+        test_sets=_of_test_sets_of_pair(claim, sides, group, params),
     )
     return _with_gain(verdict)
 
 
-def _judge_equivalence(claim: ClaimLine, sides: Sides, pairs: Pairs, body: Body, params: Params) -> VerdictAndOurs:
+def _judge_equivalence(
+    claim: ClaimLine, sides: ClaimSamples, pairs: Pairs, group: ResultGroup, params: Params
+) -> VerdictAndOurs:
     rules = params.verdicts
     verdict = judge_comparable(
         ComparableClaim(margin=rules.margins.comparable(), better=better_of(claim), accepted=claim.value),
         sides.proposed,
         _baseline(claim, sides),
         rules=rules,
-        planned=body.experiment.replicates,
-        pairing=body.pairing,
+        planned=group.experiment.replicates,
+        pairing=group.pairing,
         widening=_widening_of_pair(sides),
     )
     return _with_gain(verdict)
@@ -234,12 +248,12 @@ def _gain_claim(claim: ClaimLine, rules: Rules) -> GainClaim:
     return GainClaim(gain=claim.value, margin=margin, better=better_of(claim), stderr=claim.stderr, n=claim.n)
 
 
-def _baseline(claim: ClaimLine, sides: Sides) -> Sample:
+def _baseline(claim: ClaimLine, sides: ClaimSamples) -> Sample:
     assert sides.baseline is not None, f"{claim.id} compares nothing"
     return sides.baseline
 
 
-def _widening_of_pair(sides: Sides) -> float:
+def _widening_of_pair(sides: ClaimSamples) -> float:
     """What left-out test rows could change: their share of the share on which the two arms disagree."""
     share = _excluded_share(sides.trials)
     return share * _disagreement(sides.trials) if share else 0.0

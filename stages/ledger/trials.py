@@ -1,6 +1,6 @@
 """Which results may speak for a claim, and how much they may say.
 
-Only results under equal conditions (protocol and data) are judged together.  Of several such bodies of results the one
+Only results under equal conditions (protocol and data) are judged together.  Of several such groups of results the one
 that may say most speaks: a decision before an indication, then more replicates, then published evidence.
 """
 
@@ -15,7 +15,7 @@ from stages.evidence import CostLine, ResultLine
 from stages.experiment import Arm, Experiment, Params
 from stages.ledger.judgement import ClaimCost
 from stages.rules import Rules
-from stages.verdicts import Standing, standing
+from stages.verdicts import EvidenceLevel, evidence_level_of
 from stages.verdicts.looks import looks_of_plan
 
 FLOPS_OF_TRAINING = 3
@@ -42,11 +42,11 @@ class Trial:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Body:
+class ResultGroup:
     """Results of one experiment under equal conditions; `share` of the printed passes over the training images."""
 
     experiment: Experiment
-    standing: Standing
+    evidence_level: EvidenceLevel
     share: float
     arms: Mapping[str, tuple[Trial, ...]]
 
@@ -67,35 +67,35 @@ class Body:
         return all(trial.follows_plan for trials in self.arms.values() for trial in trials)
 
 
-def gather(params: Params, trials: Sequence[Trial]) -> dict[str, list[Body]]:
-    """The bodies of results of each experiment."""
-    groups: dict[tuple[str, str, str], list[Trial]] = defaultdict(list)
+def gather(params: Params, trials: Sequence[Trial]) -> dict[str, list[ResultGroup]]:
+    """The groups of results of each experiment."""
+    alike: dict[tuple[str, str, str], list[Trial]] = defaultdict(list)
     for trial in trials:
-        groups[trial.result.experiment, trial.result.profile, trial.conditions].append(trial)
-    bodies: dict[str, list[Body]] = defaultdict(list)
-    for (name, _, _), group in groups.items():
-        bodies[name].append(_body(params.experiments[name], group, params.verdicts))
-    return bodies
+        alike[trial.result.experiment, trial.result.profile, trial.conditions].append(trial)
+    groups: dict[str, list[ResultGroup]] = defaultdict(list)
+    for (name, _, _), trials_of_it in alike.items():
+        groups[name].append(_group(params.experiments[name], trials_of_it, params.verdicts))
+    return groups
 
 
-def _body(experiment: Experiment, group: Sequence[Trial], rules: Rules) -> Body:
+def _group(experiment: Experiment, trials: Sequence[Trial], rules: Rules) -> ResultGroup:
     arms: dict[str, list[Trial]] = defaultdict(list)
-    for trial in sorted(group, key=lambda trial: trial.result.replicate):
+    for trial in sorted(trials, key=lambda trial: trial.result.replicate):
         arms[trial.result.arm].append(trial)
-    share = min(passes_share(trial.result, experiment.arms[trial.result.arm], experiment) for trial in group)
-    return Body(
+    share = min(passes_share(trial.result, experiment.arms[trial.result.arm], experiment) for trial in trials)
+    return ResultGroup(
         experiment=experiment,
-        standing=_standing(group, share, rules),
+        evidence_level=_evidence_level(trials, share, rules),
         share=share,
         arms={name: tuple(trials) for name, trials in arms.items()},
     )
 
 
-def _standing(group: Sequence[Trial], share: float, rules: Rules) -> Standing:
+def _evidence_level(trials: Sequence[Trial], share: float, rules: Rules) -> EvidenceLevel:
     """A protocol of yesterday decides nothing: under the name of the profile `paper` it may still indicate."""
-    first = group[0].result
-    as_printed = all(trial.follows_plan for trial in group)
-    return standing(
+    first = trials[0].result
+    as_printed = all(trial.follows_plan for trial in trials)
+    return evidence_level_of(
         profile=first.profile if as_printed else "",
         provenance=first.data.provenance,
         share=share,
@@ -114,21 +114,21 @@ def passes_share(result: ResultLine, arm: Arm, experiment: Experiment) -> float:
     return float(protocol["epochs"] * seen / (printed * images))
 
 
-def strength(body: Body, arms: Collection[str]) -> tuple[int, int, int]:
-    """What a body may say of `arms`: its standing, the replicates that all have, how many of them are published."""
-    order = [Standing.SILENT, Standing.INDICATES, Standing.DECIDES]
-    mine = [trial for arm in arms for trial in body.arms[arm]]
+def strength(group: ResultGroup, arms: Collection[str]) -> tuple[int, int, int]:
+    """What a group may say of `arms`: its standing, the replicates that all have, how many of them are published."""
+    order = [EvidenceLevel.SILENT, EvidenceLevel.INDICATES, EvidenceLevel.DECIDES]
+    mine = [trial for arm in arms for trial in group.arms[arm]]
     return (
-        order.index(body.standing),
-        min((len(body.arms[arm]) for arm in arms), default=0),
+        order.index(group.evidence_level),
+        min((len(group.arms[arm]) for arm in arms), default=0),
         sum(trial.is_evidence for trial in mine),
     )
 
 
-def choose(bodies: Sequence[Body], arms: Collection[str]) -> Body | None:
-    """The body that may say most and has results of all `arms`; None where none has."""
-    fitting = [body for body in bodies if set(arms) <= set(body.arms)]
-    return max(fitting, key=lambda body: strength(body, arms), default=None)
+def choose(groups: Sequence[ResultGroup], arms: Collection[str]) -> ResultGroup | None:
+    """The group that may say most and has results of all `arms`; None where none has."""
+    fitting = [group for group in groups if set(arms) <= set(group.arms)]
+    return max(fitting, key=lambda group: strength(group, arms), default=None)
 
 
 def price(trials: Collection[Trial], params: Params) -> ClaimCost | None:

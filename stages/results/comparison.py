@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session, selectinload
 
 from stages.evidence import Provenance
 from stages.results import tables
+from stages.results.comparison_rows import ComparedRun, ComparisonRows, load_facts, printed_metrics
 from stages.results.database import UnknownDataset, UnknownMetric, UnknownPaper, UnknownProfile
 from stages.results.estimates import (
     ArmComparison,
@@ -32,7 +33,6 @@ from stages.results.estimates import (
     describe_stopwatch,
     fidelity_of,
 )
-from stages.results.facts import ComparedRun, Facts, load_facts, printed_metrics
 from stages.results.metrics import FIRST_METRICS, METRICS, MetricInfo
 from stages.results.pairs import gain_between
 from stages.results.sampling import estimate, values_of, why_none
@@ -110,7 +110,7 @@ class Asked:
 
 def _compare_experiment(
     experiment: tables.Experiment,
-    facts: Facts,
+    facts: ComparisonRows,
     metrics: Sequence[MetricInfo],
     printed: tuple[str, ...],
     asked: Asked,
@@ -180,7 +180,7 @@ def _compare_arm(
     experiment: tables.Experiment,
     arm: tables.Arm,
     by_arm: Mapping[str, Sequence[ComparedRun]],
-    facts: Facts,
+    facts: ComparisonRows,
     metric: MetricInfo,
     asked: str,
 ) -> ArmComparison:
@@ -252,7 +252,7 @@ def _gain(
     experiment: tables.Experiment,
     arm: tables.Arm,
     by_arm: Mapping[str, Sequence[ComparedRun]],
-    facts: Facts,
+    facts: ComparisonRows,
     metric: MetricInfo,
 ) -> Gain | None:
     """Where the paper prints how much better the arm is than another one: that, and ours."""
@@ -275,7 +275,7 @@ def _ratio(
     baseline: str | None,
     mine: Sequence[ComparedRun],
     theirs: Sequence[ComparedRun],
-    facts: Facts,
+    facts: ComparisonRows,
     metric: MetricInfo,
 ) -> Ratio | None:
     """The cost of an arm over the baseline's: ours where both were measured in the same way, and the paper's."""
@@ -315,7 +315,7 @@ def _stopwatch(result: ComparedRun, metric: MetricInfo) -> tuple[object, ...]:
     )
 
 
-def _cost(mine: Sequence[ComparedRun], latency: Ratio | None, facts: Facts) -> CostSummary:
+def _cost(mine: Sequence[ComparedRun], latency: Ratio | None, facts: ComparisonRows) -> CostSummary:
     counted = ("parameters", "flops_per_image", "train_seconds", "peak_memory_bytes", "inference_time")
     parameters, flops, train, memory, seconds = (
         list(values_of(mine, METRICS[name], facts).values()) for name in counted

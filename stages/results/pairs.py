@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from stages.results.ledger_tables import Verdict, VerdictRun
 from stages.results.tables import Arm, Claim
-from stages.verdicts import Replicate, Sample
+from stages.verdicts import Observation, Sample
 from stages.verdicts.difference import measure_gain
 from stages.verdicts.intervals import half_width
 
@@ -106,4 +106,4 @@ def _values(runs: Iterable[VerdictRun]) -> dict[tuple[str, str], dict[int, float
 
 
 def _sample(values: Values) -> Sample:
-    return Sample(tuple(Replicate(index=index, value=value) for index, value in values.items()))
+    return Sample(tuple(Observation(index=index, value=value) for index, value in values.items()))

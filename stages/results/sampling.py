@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 
 from stages.results import tables
+from stages.results.comparison_rows import ComparedRun, ComparisonRows
 from stages.results.estimates import Estimate, Population, t_interval, wilson_interval
-from stages.results.facts import ComparedRun, Facts
 from stages.results.metrics import COST_COLUMNS, MetricInfo
 
 STAND_IN = "stand-in data: its number says nothing about the claim"
@@ -18,7 +18,7 @@ _TAKES = {
 }
 
 
-def values_of(results: Sequence[ComparedRun], metric: MetricInfo, facts: Facts) -> dict[int, float]:
+def values_of(results: Sequence[ComparedRun], metric: MetricInfo, facts: ComparisonRows) -> dict[int, float]:
     """By replicate; of a metric of the arm as a whole each fold's share in it."""
     if metric.of_arm:
         whole = _whole(results, metric, facts)
@@ -30,14 +30,14 @@ def values_of(results: Sequence[ComparedRun], metric: MetricInfo, facts: Facts) 
     return {result.replicate: result.numbers[key][0] for result in results if key in result.numbers}
 
 
-def _whole(results: Sequence[ComparedRun], metric: MetricInfo, facts: Facts) -> tables.ArmMetric | None:
+def _whole(results: Sequence[ComparedRun], metric: MetricInfo, facts: ComparisonRows) -> tables.ArmMetric | None:
     if not results:
         return None
     first = results[0]
     return facts.wholes.get((metric.name, first.experiment, first.arm, first.profile, first.conditions))
 
 
-def estimate(results: Sequence[ComparedRun], metric: MetricInfo, facts: Facts) -> Estimate | None:
+def estimate(results: Sequence[ComparedRun], metric: MetricInfo, facts: ComparisonRows) -> Estimate | None:
     """Of `results` of one arm under equal conditions; None where none of them has the metric."""
     by_replicate = values_of(results, metric, facts)
     values, whole = list(by_replicate.values()), _whole(results, metric, facts) if metric.of_arm else None

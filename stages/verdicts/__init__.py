@@ -22,7 +22,7 @@ from stages.verdicts.curves import (
 from stages.verdicts.difference import GainClaim, judge_gain, judge_gap
 from stages.verdicts.families import Order, TableSentence, judge_table, judge_tally, judge_wins
 from stages.verdicts.grid_part import GridPart
-from stages.verdicts.indicative import Standing, indicate_order, standing
+from stages.verdicts.indicative import EvidenceLevel, evidence_level_of, indicate_order
 from stages.verdicts.others import (
     fisher_p,
     judge_count,
@@ -37,31 +37,32 @@ from stages.verdicts.power import Design, Power, power_of_comparable, power_of_g
 from stages.verdicts.side import judge_side
 from stages.verdicts.uniform import UniformClaim, judge_uniform
 from stages.verdicts.value import ValueClaim, judge_value
-from stages.verdicts.verdict import DuplicateReplicate, Prediction, Replicate, Sample, Status, Verdict
+from stages.verdicts.verdict import DuplicateObservation, Observation, Prediction, Sample, Status, Verdict
 
 __all__ = [
     "ARM_METRICS",
     "ArmMetric",
     "ComparableClaim",
     "Design",
-    "DuplicateReplicate",
+    "DuplicateObservation",
+    "EvidenceLevel",
     "GainClaim",
     "GridPart",
     "Margins",
     "NoCurves",
+    "Observation",
     "Order",
     "Power",
     "Prediction",
-    "Replicate",
     "Rules",
     "Sample",
-    "Standing",
     "Status",
     "TableSentence",
     "UniformClaim",
     "ValueClaim",
     "Verdict",
     "arm_metric",
+    "evidence_level_of",
     "fisher_p",
     "indicate_order",
     "judge_comparable",
@@ -85,6 +86,5 @@ __all__ = [
     "power_of_gain",
     "power_of_value",
     "pseudo_values",
-    "standing",
     "window_error",
 ]

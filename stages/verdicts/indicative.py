@@ -11,7 +11,7 @@ from stages.verdicts.numerals import signed
 from stages.verdicts.verdict import Sample, Status, Verdict
 
 
-class Standing(StrEnum):
+class EvidenceLevel(StrEnum):
     """`decides`: full data, as printed.  `indicates`: real data and a good part of the epochs.  `silent`: the rest."""
 
     DECIDES = "decides"
@@ -19,22 +19,22 @@ class Standing(StrEnum):
     SILENT = "silent"
 
 
-def standing(
+def evidence_level_of(
     *,
     profile: str,
     provenance: Literal["embedded", "subset", "full"],
     share: float,
     rules: Rules,
-) -> Standing:
+) -> EvidenceLevel:
     """What results of this profile and data may say, and of this `share` of the printed epochs.
 
     A run that was stopped early by its rule is complete.
     """
     if provenance == "embedded":
-        return Standing.SILENT
+        return EvidenceLevel.SILENT
     if profile == "paper" and provenance == "full":
-        return Standing.DECIDES
-    return Standing.INDICATES if share >= rules.indicative_share else Standing.SILENT
+        return EvidenceLevel.DECIDES
+    return EvidenceLevel.INDICATES if share >= rules.indicative_share else EvidenceLevel.SILENT
 
 
 def indicate_order(claim: GainClaim, proposed: Sample, baseline: Sample, *, epochs_share: float) -> Verdict:

@@ -37,12 +37,12 @@ class Status(StrEnum):
         return self not in (Status.SHOWN, Status.AS_PRINTED, Status.DEVIATES)
 
 
-class DuplicateReplicate(ValueError):
+class DuplicateObservation(ValueError):
     """A replicate that stands twice in a sample: one result for each enters a verdict."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replicate:
+class Observation:
     """One seed or fold.  `index` counts in the planned order from 0; `value` is None where training diverged.
 
     `environments`: of what its trainings ran in, one unless it is a mean over several arms.
@@ -58,16 +58,16 @@ class Sample:
     """The replicates of one arm, in any order.
 
     Raises:
-        DuplicateReplicate: an index stands twice.
+        DuplicateObservation: an index stands twice.
         ValueError: a value that is no number; None says that training diverged.
     """
 
-    replicates: tuple[Replicate, ...]
+    replicates: tuple[Observation, ...]
 
     def __post_init__(self) -> None:
         twice = [index for index, times in Counter(self.indices).items() if times > 1]
         if twice:
-            raise DuplicateReplicate(f"replicates {twice} stand twice; choose one result of each")
+            raise DuplicateObservation(f"replicates {twice} stand twice; choose one result of each")
         endless = [index for index, value in self.finished.items() if not math.isfinite(value)]
         if endless:
             raise ValueError(f"replicates {endless} have no finite value; one that diverged has None")
@@ -75,7 +75,7 @@ class Sample:
     @classmethod
     def of(cls, values: Sequence[float | None]) -> Sample:
         """Replicates 0, 1, 2, … with these values."""
-        return cls(tuple(Replicate(index=index, value=value) for index, value in enumerate(values)))
+        return cls(tuple(Observation(index=index, value=value) for index, value in enumerate(values)))
 
     @property
     def indices(self) -> tuple[int, ...]:

@@ -8,16 +8,18 @@ import numpy as np
 import pytest
 
 from stages.ledger.ratios import judge_relative, relative
-from stages.ledger.sides import Pairs, Sides
-from stages.ledger.trials import Body
-from stages.verdicts import Sample, Standing, Status
+from stages.ledger.sides import ClaimSamples, Pairs
+from stages.ledger.trials import ResultGroup
+from stages.verdicts import EvidenceLevel, Sample, Status
 from tests.ledger.lines import claims, params
 
 CLAIM = claims()["ninformer.text.c10.acc_vs_mixer"]
 TIMES, BASE = 1500, 0.70
 RULES = params().verdicts
 PAIRS = Pairs(proposed=("ninformer",), baseline=("mlp-mixer",), cells=({},), grid=({},))
-BODY = Body(experiment=params().experiments["ninformer-cifar10"], standing=Standing.DECIDES, share=1.0, arms={})
+BODY = ResultGroup(
+    experiment=params().experiments["ninformer-cifar10"], evidence_level=EvidenceLevel.DECIDES, share=1.0, arms={}
+)
 
 
 def shares(true: float, papers: float, spread: float) -> dict[Status, float]:
@@ -28,7 +30,9 @@ def shares(true: float, papers: float, spread: float) -> dict[Status, float]:
         theirs = random.normal((BASE * (1 + papers), BASE), spread)
         ours, base = (random.normal(mean, spread, 5) for mean in (BASE * (1 + true), BASE))
         claim = dataclasses.replace(CLAIM, value=float(theirs[0] / theirs[1] - 1))
-        sides = Sides(proposed=Sample.of(ours.tolist()), baseline=Sample.of(base.tolist()), trials=(), entries=())
+        sides = ClaimSamples(
+            proposed=Sample.of(ours.tolist()), baseline=Sample.of(base.tolist()), trials=(), entries=()
+        )
         verdict = judge_relative(claim, relative(claim, sides, PAIRS, BODY, RULES), BODY, RULES)
         found[verdict.status] = found.get(verdict.status, 0) + 1
     return {status: count / TIMES for status, count in found.items()}
@@ -49,6 +53,8 @@ def test_the_same_ratio_is_rarely_refused_and_mostly_found_where_the_spread_is_s
 
 
 def test_the_sample_of_a_ratio_has_the_ratio_as_its_mean() -> None:
-    sides = Sides(proposed=Sample.of([0.80, 0.83, 0.81]), baseline=Sample.of([0.70, 0.69, 0.72]), trials=(), entries=())
+    sides = ClaimSamples(
+        proposed=Sample.of([0.80, 0.83, 0.81]), baseline=Sample.of([0.70, 0.69, 0.72]), trials=(), entries=()
+    )
     sample = relative(CLAIM, sides, PAIRS, BODY, RULES)
     assert sum(sample.values) / 3 == pytest.approx((0.80 + 0.83 + 0.81) / (0.70 + 0.69 + 0.72) - 1)

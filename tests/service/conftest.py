@@ -35,7 +35,7 @@ def serving(settings: Settings) -> Iterator[TestClient]:
     """A client of a service that has started and is warm; the service ends with the block."""
     app = create_app(settings)
     with TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False) as client:
-        while not app.state.parts.readiness.is_warm:
+        while not app.state.claimcheck.readiness.is_warm:
             time.sleep(0.01)
         yield client
 

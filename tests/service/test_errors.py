@@ -310,8 +310,8 @@ def test_a_table_that_breaks_under_the_service_is_unavailable(own_root: Path) ->
 
 def test_a_fault_of_ours_is_a_problem_without_internals(settings: Settings) -> None:
     with serving(settings) as client:
-        parts = client.app.state.parts  # type: ignore[attr-defined]
-        client.app.state.parts = replace(parts, templates=None)  # type: ignore[attr-defined]
+        parts = client.app.state.claimcheck  # type: ignore[attr-defined]
+        client.app.state.claimcheck = replace(parts, templates=None)  # type: ignore[attr-defined]
         assert_problem(client.get("/"), 500, "the service failed; its log says why")
 
 

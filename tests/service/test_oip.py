@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from PIL import Image
 from tritonclient.utils import InferenceServerException
 
-from service.queries import Answerer, list_checkpoints
+from service.queries import ServedCheckpoint, list_checkpoints
 from stages.checkpoint.predictor import load_predictor
 from stages.results import open_results
 from tests.service.conftest import png
@@ -38,9 +38,9 @@ def remote(service: Running) -> Iterator[triton.InferenceServerClient]:
 
 
 @pytest.fixture(scope="module")
-def answerers(root: Path) -> dict[str, Answerer]:
+def served_checkpoints(root: Path) -> dict[str, ServedCheckpoint]:
     with open_results(str(root / "data" / "results.db"))() as session:
-        return {answerer.id: answerer for answerer in list_checkpoints(session)}
+        return {served_checkpoint.id: served_checkpoint for served_checkpoint in list_checkpoints(session)}
 
 
 def images(count: int, shape: tuple[int, ...] = (3, 32, 32)) -> np.ndarray:
@@ -77,10 +77,14 @@ def test_the_client_learns_names_shapes_and_versions(remote: triton.InferenceSer
 @pytest.mark.parametrize("is_binary", [True, False])
 @pytest.mark.parametrize("count", [1, 5, 70])
 def test_the_client_gets_what_the_predictor_gives(
-    remote: triton.InferenceServerClient, root: Path, answerers: dict[str, Answerer], count: int, is_binary: bool
+    remote: triton.InferenceServerClient,
+    root: Path,
+    served_checkpoints: dict[str, ServedCheckpoint],
+    count: int,
+    is_binary: bool,
 ) -> None:
     pixels = images(count)
-    predictor = load_predictor(root / answerers[f"{MODEL}.0"].path)
+    predictor = load_predictor(root / served_checkpoints[f"{MODEL}.0"].path)
     expected = predictor.probabilities(pixels)
     wanted = [
         triton.InferRequestedOutput("classes", binary_data=is_binary),
@@ -92,7 +96,7 @@ def test_the_client_gets_what_the_predictor_gives(
     assert result.as_numpy("classes").tolist() == expected.argmax(1).tolist()
     answer = result.get_response()
     assert (answer["id"], answer["model_name"], answer["model_version"]) == ("seven", MODEL, "0")
-    assert answer["parameters"]["run_key"] == answerers[f"{MODEL}.0"].run_key
+    assert answer["parameters"]["run_key"] == served_checkpoints[f"{MODEL}.0"].run_key
 
 
 def test_without_named_outputs_the_client_gets_all_as_bytes(remote: triton.InferenceServerClient) -> None:

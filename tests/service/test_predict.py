@@ -13,7 +13,7 @@ from PIL import Image
 from sqlalchemy.orm import Session
 
 from service.choices import Choices
-from service.queries import Answerer
+from service.queries import ServedCheckpoint
 from service.settings import Settings
 from stages.checkpoint.predictor import load_predictor
 from stages.images import decode_image
@@ -137,7 +137,7 @@ def test_who_answers_is_asked_again_once_results_are_rebuilt(root: Path, tmp_pat
 def test_a_question_without_an_answer_is_asked_again(root: Path) -> None:
     asked = []
 
-    def find(_session: Session) -> list[Answerer]:
+    def find(_session: Session) -> list[ServedCheckpoint]:
         asked.append(None)
         if len(asked) == 1:
             raise UnknownCheckpoint("x")

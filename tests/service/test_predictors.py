@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from service.models import Models
 from service.predictors import PredictorCache, weight_bytes
-from service.queries import Answerer, list_checkpoints
+from service.queries import ServedCheckpoint, list_checkpoints
 from stages.checkpoint.contract import CheckpointError, InputContract
 from stages.checkpoint.predictor import Predictor, dump_checkpoint, load_predictor
 from stages.papers import build_model
@@ -25,41 +25,43 @@ ARMS = ("vit", "mlp-mixer", "local-vit")
 
 
 @pytest.fixture(scope="module")
-def answerers(root: Path) -> dict[str, Answerer]:
+def served_checkpoints(root: Path) -> dict[str, ServedCheckpoint]:
     with open_results(str(root / "data" / "results.db"))() as session:
         return by_arm(session)
 
 
-def by_arm(session: Session) -> dict[str, Answerer]:
+def by_arm(session: Session) -> dict[str, ServedCheckpoint]:
     found = list_checkpoints(session, experiment="ninformer-cifar100")
-    return {answerer.arm: answerer for answerer in found}
+    return {served_checkpoint.arm: served_checkpoint for served_checkpoint in found}
 
 
 def cache_of(budget_bytes: int = 1 << 30) -> PredictorCache:
     return PredictorCache(device="cpu", budget_bytes=budget_bytes)
 
 
-def test_the_models_used_last_stay_within_the_budget(root: Path, answerers: dict[str, Answerer]) -> None:
-    sizes = {arm: weight_bytes(load_predictor(root / answerers[arm].path)) for arm in ARMS}
+def test_the_models_used_last_stay_within_the_budget(
+    root: Path, served_checkpoints: dict[str, ServedCheckpoint]
+) -> None:
+    sizes = {arm: weight_bytes(load_predictor(root / served_checkpoints[arm].path)) for arm in ARMS}
     cache = cache_of(sum(sizes.values()) - 1)
 
     def get(arm: str) -> Predictor:
-        return cache.get(root / answerers[arm].path, answerers[arm].sha256)
+        return cache.get(root / served_checkpoints[arm].path, served_checkpoints[arm].sha256)
 
     first = get("vit")
     get("mlp-mixer")
     assert get("vit") is first
     get("local-vit")
-    assert answerers["mlp-mixer"].sha256 not in cache, "used before the ViT was used again"
+    assert served_checkpoints["mlp-mixer"].sha256 not in cache, "used before the ViT was used again"
     assert get("vit") is first
     assert cache.size_bytes == sizes["vit"] + sizes["local-vit"]
 
 
-def test_a_model_beyond_the_budget_is_kept_alone(root: Path, answerers: dict[str, Answerer]) -> None:
+def test_a_model_beyond_the_budget_is_kept_alone(root: Path, served_checkpoints: dict[str, ServedCheckpoint]) -> None:
     cache = cache_of(1)
     for arm in ARMS:
-        cache.get(root / answerers[arm].path, answerers[arm].sha256)
-    assert [arm for arm in ARMS if answerers[arm].sha256 in cache] == ["local-vit"]
+        cache.get(root / served_checkpoints[arm].path, served_checkpoints[arm].sha256)
+    assert [arm for arm in ARMS if served_checkpoints[arm].sha256 in cache] == ["local-vit"]
 
 
 def contract(model: ModelSpec) -> InputContract:
@@ -127,20 +129,24 @@ def test_torchs_own_format_is_refused_under_our_suffix(tmp_path: Path) -> None:
         load_predictor(tmp_path / "weights.safetensors")
 
 
-def test_one_flipped_byte_is_another_digest(root: Path, tmp_path: Path, answerers: dict[str, Answerer]) -> None:
-    content = bytearray((root / answerers["vit"].path).read_bytes())
+def test_one_flipped_byte_is_another_digest(
+    root: Path, tmp_path: Path, served_checkpoints: dict[str, ServedCheckpoint]
+) -> None:
+    content = bytearray((root / served_checkpoints["vit"].path).read_bytes())
     content[-1] ^= 1
     (tmp_path / "weights.safetensors").write_bytes(content)
     with pytest.raises(CheckpointError, match="expected sha256"):
-        cache_of().get(tmp_path / "weights.safetensors", answerers["vit"].sha256)
+        cache_of().get(tmp_path / "weights.safetensors", served_checkpoints["vit"].sha256)
     with pytest.raises(CheckpointError, match="expected sha256"):
-        Models(tmp_path).get("weights.safetensors", answerers["vit"].sha256)
+        Models(tmp_path).get("weights.safetensors", served_checkpoints["vit"].sha256)
 
 
-def test_a_failed_load_is_tried_again(root: Path, tmp_path: Path, answerers: dict[str, Answerer]) -> None:
+def test_a_failed_load_is_tried_again(
+    root: Path, tmp_path: Path, served_checkpoints: dict[str, ServedCheckpoint]
+) -> None:
     cache = cache_of()
     with pytest.raises(CheckpointError, match="can't be read"):
-        cache.get(tmp_path / "weights.safetensors", answerers["vit"].sha256)
-    (tmp_path / "weights.safetensors").write_bytes((root / answerers["vit"].path).read_bytes())
-    predictor = cache.get(tmp_path / "weights.safetensors", answerers["vit"].sha256)
+        cache.get(tmp_path / "weights.safetensors", served_checkpoints["vit"].sha256)
+    (tmp_path / "weights.safetensors").write_bytes((root / served_checkpoints["vit"].path).read_bytes())
+    predictor = cache.get(tmp_path / "weights.safetensors", served_checkpoints["vit"].sha256)
     assert predictor.probabilities(np.zeros((1, *predictor.contract.shape), np.uint8)).shape == (1, 100)

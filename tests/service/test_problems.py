@@ -145,9 +145,9 @@ def broken(settings: Settings) -> Iterator[TestClient]:
         raise RuntimeError("SELECT secret FROM internals")
 
     with serving(settings) as client:
-        parts = client.app.state.parts  # type: ignore[attr-defined]
+        parts = client.app.state.claimcheck  # type: ignore[attr-defined]
         choices = Choices(settings.database_place, fail)
-        client.app.state.parts = replace(parts, sessions=fail, choices=choices)  # type: ignore[attr-defined]
+        client.app.state.claimcheck = replace(parts, sessions=fail, choices=choices)  # type: ignore[attr-defined]
         yield client
 
 
@@ -165,7 +165,7 @@ def test_a_dead_worker_turns_readiness_false(settings: Settings) -> None:
     """Killed from outside, as by a system without memory: alive says yes, ready and metrics say no, none hangs."""
     with serving(settings) as client:
         assert client.get("/health/ready").status_code == 200
-        victim = client.app.state.parts.engine.workers[-1]  # type: ignore[attr-defined]
+        victim = client.app.state.claimcheck.engine.workers[-1]  # type: ignore[attr-defined]
         os.kill(victim.pid, signal.SIGKILL)
         while victim.is_alive:
             time.sleep(0.01)

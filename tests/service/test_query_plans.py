@@ -54,7 +54,7 @@ class Plans:
 @pytest.fixture(scope="module")
 def plans(client: TestClient) -> Iterator[Plans]:
     plans = Plans()
-    engine: Engine = client.app.state.parts.sessions.kw["bind"]  # type: ignore[attr-defined]
+    engine: Engine = client.app.state.claimcheck.sessions.kw["bind"]  # type: ignore[attr-defined]
     event.listen(engine, "before_cursor_execute", plans.note)
     yield plans
     event.remove(engine, "before_cursor_execute", plans.note)
@@ -62,7 +62,7 @@ def plans(client: TestClient) -> Iterator[Plans]:
 
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_no_answer_reads_a_growing_table_from_end_to_end(client: TestClient, plans: Plans, address: str) -> None:
-    client.app.state.parts.comparisons.__init__()  # type: ignore[attr-defined]
+    client.app.state.claimcheck.comparisons.__init__()  # type: ignore[attr-defined]
     key = client.get("/api/v1/runs?limit=1").json()[0]["run_key"]
     plans.clear()
     assert client.get(address.replace("{key}", key)).status_code == 200

@@ -32,6 +32,6 @@ def test_an_impossible_device_ends_the_start_with_one_line(tmp_path: Path, wante
 def test_the_first_device_answers(tmp_path: Path, wanted: str) -> None:
     auto = "cuda:0" if torch.cuda.is_available() else "cpu"
     app = create_app(Settings(root=tmp_path, device=wanted))
-    assert {worker.device for worker in app.state.parts.engine.workers} == {
+    assert {worker.device for worker in app.state.claimcheck.engine.workers} == {
         auto if wanted.startswith("auto") else "cpu"
     }

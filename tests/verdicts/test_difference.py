@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from stages.verdicts import GainClaim, Replicate, Sample, Status, judge_gain, judge_gap
+from stages.verdicts import GainClaim, Observation, Sample, Status, judge_gain, judge_gap
 from tests.verdicts.simulation import RULES
 
 BASE = [0.700, 0.712, 0.705, 0.698, 0.709]
@@ -137,7 +137,7 @@ def test_three_replicates_order_but_do_not_size_a_single_run() -> None:
 
 
 def test_a_fold_that_one_arm_lacks_ends_the_look() -> None:
-    proposed = Sample(tuple(Replicate(index=fold, value=DAC[fold]) for fold in (0, 1, 2, 4)))
+    proposed = Sample(tuple(Observation(index=fold, value=DAC[fold]) for fold in (0, 1, 2, 4)))
     verdict = judge_gain(CLAIM, proposed, Sample.of(BASE), rules=RULES, pairing="fold")
     assert verdict.n == 3
 
@@ -190,7 +190,7 @@ def test_left_out_rows_can_undo_an_order() -> None:
 def test_arms_from_different_machines_are_mentioned() -> None:
     ours, theirs = (
         Sample(
-            tuple(Replicate(index=i, value=value, environments=frozenset({where})) for i, value in enumerate(values))
+            tuple(Observation(index=i, value=value, environments=frozenset({where})) for i, value in enumerate(values))
         )
         for where, values in (("cuda", DAC), ("cpu", BASE))
     )

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from stages.verdicts import GainClaim, Sample, Standing, Status, indicate_order, standing
+from stages.verdicts import EvidenceLevel, GainClaim, Sample, Status, evidence_level_of, indicate_order
 from tests.verdicts.simulation import RULES
 
 CLAIM = GainClaim(gain=0.02, margin=0.01, better="higher")
@@ -11,17 +11,17 @@ CLAIM = GainClaim(gain=0.02, margin=0.01, better="higher")
 @pytest.mark.parametrize(
     ("profile", "provenance", "epochs", "expected"),
     [
-        ("paper", "full", 100, Standing.DECIDES),
-        ("paper", "subset", 100, Standing.INDICATES),
-        ("quick", "full", 30, Standing.INDICATES),
-        ("quick", "subset", 30, Standing.INDICATES),
-        ("quick", "full", 29, Standing.SILENT),
-        ("paper", "embedded", 100, Standing.SILENT),
-        ("smoke", "embedded", 100, Standing.SILENT),
+        ("paper", "full", 100, EvidenceLevel.DECIDES),
+        ("paper", "subset", 100, EvidenceLevel.INDICATES),
+        ("quick", "full", 30, EvidenceLevel.INDICATES),
+        ("quick", "subset", 30, EvidenceLevel.INDICATES),
+        ("quick", "full", 29, EvidenceLevel.SILENT),
+        ("paper", "embedded", 100, EvidenceLevel.SILENT),
+        ("smoke", "embedded", 100, EvidenceLevel.SILENT),
     ],
 )
-def test_what_a_run_may_say(profile: str, provenance: str, epochs: int, expected: Standing) -> None:
-    said = standing(profile=profile, provenance=provenance, share=epochs / 100, rules=RULES)
+def test_what_a_run_may_say(profile: str, provenance: str, epochs: int, expected: EvidenceLevel) -> None:
+    said = evidence_level_of(profile=profile, provenance=provenance, share=epochs / 100, rules=RULES)
     assert said is expected
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stages.verdicts import Replicate, Sample, Status, judge_side
+from stages.verdicts import Observation, Sample, Status, judge_side
 from tests.verdicts.simulation import RULES, above
 
 
 def of(*values: float | None) -> Sample:
-    return Sample(tuple(Replicate(index=index, value=value) for index, value in enumerate(values)))
+    return Sample(tuple(Observation(index=index, value=value) for index, value in enumerate(values)))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from stages.verdicts import DuplicateReplicate, Replicate, Sample, Status, ValueClaim, judge_value
+from stages.verdicts import DuplicateObservation, Observation, Sample, Status, ValueClaim, judge_value
 from stages.verdicts.intervals import combine, half_width, pool, t_quantile
 from tests.verdicts.simulation import RULES
 
@@ -134,14 +134,14 @@ def test_replicates_beyond_a_look_change_nothing_and_are_mentioned() -> None:
 
 def test_a_gap_in_the_planned_order_is_no_look() -> None:
     """Nobody chooses which five of ten count."""
-    later = Sample(tuple(Replicate(index=index, value=0.81) for index in (0, 1, 2, 4, 5, 6, 7, 8)))
+    later = Sample(tuple(Observation(index=index, value=0.81) for index in (0, 1, 2, 4, 5, 6, 7, 8)))
     verdict = judge_value(ValueClaim(value=0.81, margin=0.01), later, rules=RULES)
     assert (verdict.status, verdict.n) == (Status.INCONCLUSIVE, 4)
 
 
 def test_a_replicate_twice_is_an_error() -> None:
-    twice = (Replicate(index=0, value=0.81), Replicate(index=0, value=0.82))
-    with pytest.raises(DuplicateReplicate, match=r"replicates \[0\] stand twice"):
+    twice = (Observation(index=0, value=0.81), Observation(index=0, value=0.82))
+    with pytest.raises(DuplicateObservation, match=r"replicates \[0\] stand twice"):
         Sample(twice)
 
 
@@ -188,7 +188,7 @@ def test_peers_steady_a_small_sample() -> None:
 def test_mixed_environments_are_mentioned() -> None:
     mixed = Sample(
         tuple(
-            Replicate(index=i, value=value, environments=frozenset({"cuda" if i else "cpu"}))
+            Observation(index=i, value=value, environments=frozenset({"cuda" if i else "cpu"}))
             for i, value in enumerate(FIVE)
         )
     )
@@ -242,7 +242,7 @@ def test_order_of_replicates_and_mirror_image_change_nothing(sample: list, shift
 
 @given(st.permutations(range(5)))
 def test_the_order_in_which_replicates_arrive_changes_no_digit(order: list) -> None:
-    arrived = Sample(tuple(Replicate(index=index, value=FIVE[index]) for index in order))
+    arrived = Sample(tuple(Observation(index=index, value=FIVE[index]) for index in order))
     claim = ValueClaim(value=0.8159, margin=0.01)
     assert judge_value(claim, arrived, rules=RULES) == judge(claim, FIVE)
 

@@ -47,7 +47,7 @@ class ComparedRun:
 
 
 @dataclass(frozen=True)
-class Facts:
+class ComparisonRows:
     """Rows behind comparisons, runs by experiment.
 
     `claims` are printed values by (metric, experiment, arm), `gains` printed differences between two arms.  `wholes`
@@ -63,7 +63,7 @@ class Facts:
     verdicts: Mapping[tuple[str, str], tuple[ArmVerdict, ...]]
 
 
-def load_facts(session: Session, experiments: Mapping[str, Sequence[MetricInfo]]) -> Facts:
+def load_facts(session: Session, experiments: Mapping[str, Sequence[MetricInfo]]) -> ComparisonRows:
     """The rows of these experiments, each compared by one of its metrics."""
     metrics = {info.name for infos in experiments.values() for info in infos}
     claims = session.scalars(
@@ -79,7 +79,7 @@ def load_facts(session: Session, experiments: Mapping[str, Sequence[MetricInfo]]
     for claim in claims:
         if claim.experiment and claim.arm and claim.value is not None:
             printed[claim.kind][claim.metric, claim.experiment, claim.arm] = claim
-    return Facts(
+    return ComparisonRows(
         runs=_runs(session, list(experiments), {*COST_OF_EVERY_ARM, *metrics}),
         claims=printed["value"],
         gains=printed["difference"],
