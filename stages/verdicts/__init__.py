@@ -1,9 +1,9 @@
-"""Verdicts: what replicates say of a printed number, as pure functions of arrays.
+"""Verdicts: pure functions of arrays that judge a printed number by our replicates.
 
-One family a file: `value` (two one-sided tests), `difference` (sign and size of a gain), `comparable` (no worse than
-by a margin), `grid_part` (of a part of a grid), `uniform` (a gain alike at every level), `families` (a table's
-sentence, by `synthesis`, and a paper's own counts), `side` (of a bound), `others` (counts, ranges, proportions, …),
-`indicative` (what short runs may say), `power` (what a plan can tell beforehand).
+One family per file: `value` (two one-sided tests), `difference` (sign and size of a gain), `comparable` (no worse
+than by a margin), `grid_part` (a gain over part of a grid), `uniform` (the same gain at every level), `families` (the
+sentence of a table, by `synthesis`, and a paper's own counts), `side` (which side of a bound), `others` (counts,
+ranges, proportions, …), `indicative` (what short runs may show), `power` (what a plan can show in advance).
 Rules, margins and looks are fixed before running (`stages.rules`); `curves` turns the curves of folds into an arm's
 metric.  Needs NumPy and SciPy only.
 """

@@ -1,13 +1,13 @@
 """Two arms that a paper calls comparable: is the proposed one no worse, by more than a margin?
 
-"Comparable" speaks up for an arm that may be behind: who is ahead isn't refuted.  So the test is one of
-non-inferiority, of the gain g = proposed − baseline, better positive, against two margins δ ≤ Δ:
+"Comparable" defends an arm that may be behind, so the claim doesn't depend on who is ahead.  The test is therefore one
+of non-inferiority, of the gain g = proposed − baseline, better positive, against two margins δ ≤ Δ:
 
     supported               the lower bound of g, at 1 − α, lies above −δ: comparable by the margin of the rules
-    holds under a reading   it lies above −Δ: comparable as the paper uses the word; Δ is its own largest loss that it
+    holds under a reading   it lies above −Δ: comparable in the paper's own sense; Δ is the largest loss that the paper
                             calls comparable, where that is more than δ
     reversed                the upper bound, at 1 − α/2, lies below −Δ: worse under both readings
-    unresolved              else
+    unresolved              otherwise
 
 The margins are nested, so both tests keep their level (a closed test).  Variances are those of a gain (`difference`).
 """
@@ -55,7 +55,7 @@ def judge_comparable(
     planned: int | None = None,
     widening: float = 0.0,
 ) -> Verdict:
-    """Whether `proposed` is no worse than `baseline`.  Looks end with the `planned` replicates; `widening` is what
+    """Judge whether `proposed` is no worse than `baseline`.  Looks end with the `planned` replicates; `widening`: what
     left-out test rows could change.
     """
     looks = looks_of_plan(rules.looks, planned)

@@ -20,11 +20,11 @@ _WINDOW = 5
 
 
 class NoCurves(LookupError):
-    """The runs of an arm lack what a metric is taken from; the message says what."""
+    """The runs of an arm lack the curves or errors that a metric needs; the message says which."""
 
 
 class Observed(Protocol):
-    """An epoch of a run; an accuracy is None where nobody looked."""
+    """An epoch of a run; an accuracy is None where it wasn't measured."""
 
     @property
     def epoch(self) -> int: ...
@@ -36,7 +36,7 @@ class Observed(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ArmMetric:
-    """`epoch` counts from 0; `stderr` is as the paper has it, None of one fold; `folds` are their `pseudo_values`.
+    """`epoch` counts from 0; `stderr` is the paper's, None with one fold; `folds` are the folds' `pseudo_values`.
 
     The mean of `folds` is `value`, their standard error that of the jackknife: the epoch is chosen anew without each
     fold, so that the choice is part of the error.
@@ -48,19 +48,19 @@ class ArmMetric:
     folds: tuple[float, ...]
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
-        """Of `value`, by Student's t over the folds' shares; the epoch's choice, not in `stderr`, is in it."""
+        """Interval of `value` by Student's t over the folds' shares; unlike `stderr`, includes the epoch's choice."""
         K = len(self.folds)
         half = float(half_width(variance_of(np.array(self.folds)) / K, K - 1, (1 - confidence) / 2))
         return self.value - half, self.value + half
 
 
 def arm_metric(name: str, runs: Sequence[Sequence[Observed]]) -> ArmMetric:
-    """One of `ARM_METRICS` from the epochs of an arm's runs, a fold each; an error is 1 − accuracy.
+    """One of `ARM_METRICS` from the epochs of an arm's runs, one run per fold; an error is 1 − accuracy.
 
-    `epoch` is the number that the curves have for it.  Curves are cut to the shortest.
+    `epoch` is the epoch's number in the curves.  Curves are cut to the length of the shortest.
 
     Raises:
-        NoCurves: a run lacks the errors that the metric is taken from.
+        NoCurves: a run lacks the errors that the metric needs.
     """
     test = _errors(name, runs, "test_accuracy")
     if name == "min_error":

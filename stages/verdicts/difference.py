@@ -1,13 +1,13 @@
 """A printed order or difference between two arms: gain = proposed − baseline, better positive.
 
-The sign and the size are judged apart.  `supported`: the interval of the gain lies on the claimed side of nothing;
-`reversed`: on the other; else `unresolved`.  The size is the question of `value`: is our gain the printed one?
+The sign and the size are judged separately.  `supported`: the interval of the gain lies on the claimed side of zero;
+`reversed`: on the other side; otherwise `unresolved`.  The size is judged as in `value`: is our gain the printed one?
 
     pairing "fold"   gain = mean of the differences on shared folds,   Var = s_d²/n,          n − 1 df
     pairing "none"   gain = difference of the means,                   Var = s₁²/n₁ + s₂²/n₂,  Welch's df
 
-A gain over a grid of pairs is their mean, replicate by replicate.  Where a part of them has results, the verdict is on
-these and says so (`GridPart`).
+A gain over a grid of pairs is their mean, replicate by replicate.  Where only part of them has results, the verdict
+covers that part and says so (`GridPart`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class GainClaim:
 
     @property
     def has_size(self) -> bool:
-        """Whether no gain at all is told from the printed one."""
+        """True if the printed gain can be distinguished from no gain at all."""
         return self.margin is not None and abs(self.gain) > self.margin
 
 
@@ -62,12 +62,12 @@ class Gain:
     n: int
 
     def at(self, n: Numbers) -> tuple[Numbers, Numbers]:
-        """(variance, df) with n replicates an arm."""
+        """(variance, df) with n replicates per arm."""
         return self.s2 / n, self.df * (n - 1) / (self.n - 1)
 
 
 def measure_gain(proposed: Sample, baseline: Sample, better: Literal["higher", "lower"], pairing: Pairing) -> Gain:
-    """Both arms need two finished replicates, with "fold" two that both have."""
+    """The gain.  Both arms need two finished replicates; with "fold", two that both have."""
     sign = 1.0 if better == "higher" else -1.0
     if pairing == "fold":
         ours, theirs = proposed.finished, baseline.finished
@@ -91,7 +91,7 @@ def judge_gain(
     test_sets: float = 0.0,
     part: GridPart | None = None,
 ) -> Verdict:
-    """The verdict on the sign, with the one on the size inside; not adjusted for other claims (`families`).
+    """The verdict on the sign, containing the one on the size; not adjusted for other claims (`families`).
 
     The size of a printed gain that is no larger than the margin is never `reproduced`.  Of a grid that isn't whole, the
     arms are means over the pairs of `part`, and the verdict is on these alone.  Looks end with the `planned`
@@ -125,9 +125,9 @@ def judge_gain(
 
 
 def _leave_open(size: Verdict) -> Verdict:
-    """Pairs that are missing may take the mean, which is what is printed, into the margin or out of it.
+    """Leave the size open: missing pairs may move the mean, which is the printed number, into or out of the margin.
 
-    So a rerun of the paper, which ran them all, isn't predicted.
+    For the same reason no rerun of the paper, which ran them all, is predicted.
     """
     decided = (Status.REPRODUCED, Status.NOT_REPRODUCED)
     status = Status.INCONCLUSIVE if size.status in decided else size.status
@@ -155,7 +155,7 @@ def judge_gap(
     widening: float = 0.0,
     test_sets: float = 0.0,
 ) -> Verdict:
-    """A printed difference that claims no order, such as a loss that the paper admits: its size alone decides.
+    """Judge a printed difference that claims no order, such as a loss that the paper admits, by its size alone.
 
     Estimate, interval and p-value are those of our gain, as for a claimed one; the comparison with the paper's is the
     `size` inside.
@@ -184,7 +184,7 @@ def judge_gap(
 
 
 def usable_replicates(proposed: Sample, baseline: Sample, pairing: Pairing) -> int:
-    """Finished ones of the arm that has fewer, with "fold" those that both have."""
+    """Number of finished replicates of the arm that has fewer; with "fold", of those that both have."""
     ours, theirs = set(proposed.finished), set(baseline.finished)
     return len(ours & theirs) if pairing == "fold" else min(len(ours), len(theirs))
 
@@ -201,7 +201,7 @@ def _judge_sign(
         return np.abs(gain.mean) > half_width(*gain.at(replicates), rules.alpha_outside / 2 * share) + widening
 
     expected = None
-    # The arm that comes out better must not owe it to replicates that diverged.
+    # Diverged replicates must not be the reason why an arm comes out better.
     ahead = diverged[0] if gain.mean > 0 else diverged[1]
     as_claimed = gain.mean * claim.gain > 0
     if not gain.s2:

@@ -1,4 +1,4 @@
-"""How many replicates would decide, if the present estimate and spread stayed as they are."""
+"""How many replicates would decide, if the current estimate and spread stayed as they are."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ def say_expected(expected: int | None, looks: Looks) -> str:
 
 
 def can_decide(decides: Decides, looks: Looks) -> bool:
-    """Whether any number of replicates would: what remains then is the paper's own error."""
+    """True if some number of replicates would decide: with many, only the paper's own error remains."""
     return bool(decides(float(NEVER), looks[max(looks)]))

@@ -1,8 +1,8 @@
 """Sentences about a table of orders: its gain over all of them, and a paper's own counts of them.
 
-A table's sentence is a synthesis (`synthesis`).  Orders that share an arm share its chance, so they are averaged first.
-Beside it, Holm (1979) says which orders hold when all are asked at once: with r orders left, those significant at α/r
-hold; then again with what is left.  Each order is held to its own look's share of that level.
+A table's sentence is a synthesis (`synthesis`).  Orders that share an arm share its random error, so they are averaged
+first.  In addition, Holm (1979) says which orders hold when all are tested at once: with r orders left, those with
+p < α/r hold; repeat with the remaining ones.  Each order is tested at its own look's share of that level.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True)
 class TableSentence:
-    """`holds` tells of each order, in their order; `tested` counts those with evidence, `ahead` those with a gain.
+    """`holds` has one entry per order, in their order; `tested` counts those with evidence, `ahead` those with a gain.
 
     `low` to `high` is the interval of the gain at `confidence`; `tau`, `p_heterogeneity` and `i2` say how orders
     differ.
@@ -103,7 +103,7 @@ def _differences(found: Synthesis) -> str:
 
 
 def _apart(orders: Sequence[Order]) -> list[list[Order]]:
-    """Groups of orders that share no arm."""
+    """Split the orders into groups that share no arm."""
     groups: list[tuple[frozenset[str], list[Order]]] = []
     for order in orders:
         mine = [group for group in groups if group[0] & order.arms]
@@ -114,14 +114,14 @@ def _apart(orders: Sequence[Order]) -> list[list[Order]]:
 
 
 def _effect(group: Sequence[Order]) -> Effect:
-    """The mean of a group.  Its standard error is at most the mean of theirs, whatever the arms that they share."""
+    """The mean of a group.  Its standard error is at most the mean of theirs, whichever arms they share."""
     errors = [order.verdict.stderr or 0.0 for order in group]
     df = min(order.verdict.n for order in group) - 1.0
     return Effect(gain=fmean(order.verdict.estimate or 0.0 for order in group), stderr=fmean(errors), df=df)
 
 
 def holm(orders: Sequence[Verdict], rules: Rules) -> tuple[bool, ...]:
-    """Which of all orders of the table hold; one without evidence counts as not holding."""
+    """For each order of the table, whether it holds; one without evidence counts as not holding."""
     open_orders = dict(enumerate(orders))
     held: set[int] = set()
     while open_orders:
@@ -139,9 +139,9 @@ def _is_significant(order: Verdict, alpha: float) -> bool:
 
 
 def judge_tally(claimed: int, orders: Sequence[Verdict]) -> Verdict:
-    """A statement that a paper says to hold in `claimed` cases, "9 of 9", each judged for itself.
+    """Judge a statement that a paper says holds in `claimed` cases, "9 of 9", each of which has its own verdict.
 
-    Where some of them hold under one of two readings only, so does the statement.
+    Where some of them hold under only one of two readings, so does the statement.
     """
     m = len(orders)
     supported = sum(order.status is Status.SUPPORTED for order in orders)
@@ -173,7 +173,7 @@ _UNTESTED = (Status.NOT_TESTED, Status.AGREES, Status.DISAGREES)
 def judge_wins(
     claimed: int, orders: Sequence[Verdict], rules: Rules, *, n: int, must_be_significant: bool = False
 ) -> Verdict:
-    """A paper's own count of comparisons in its favour, "15 of 16", against ours of the same ones by the same mark.
+    """Judge a paper's own count of comparisons in its favour, "15 of 16", against our count by the same criterion.
 
     The mark is the sign of the gain, or with `must_be_significant` also p < α of each comparison by itself; one with
     diverged replicates is in nobody's favour.  `reproduced`: as many or more.  `not reproduced`: fewer, by more than

@@ -1,4 +1,4 @@
-"""A gain over a grid of pairs of which a part has results: what it may be said of, and what the rest could change.
+"""A gain over a grid of pairs of which only part has results: the scope of its verdict, and what the rest could change.
 
 A verdict is on the pairs that ran, where these are whole slices of the grid: every width with 5 and 8 layers, say.
 The rest enters an interval for the whole grid, by factors: with l of L levels run, Var = (1 − l/L) · s²/l, s² that of
@@ -23,16 +23,16 @@ Cell = Mapping[str, Any]
 
 
 def factors_of(planned: Sequence[Cell]) -> dict[str, tuple[Any, ...]]:
-    """The factors in which the cells of a grid differ, each with its levels in their order."""
+    """The factors in which the cells of a grid differ, each with its levels in order."""
     names = dict.fromkeys(name for cell in planned for name in cell)
     levels = {name: tuple(dict.fromkeys(cell[name] for cell in planned if name in cell)) for name in names}
     return {name: values for name, values in levels.items() if len(values) > 1}
 
 
 def whole_slices(cells: Sequence[Cell], planned: Sequence[Cell]) -> list[int]:
-    """Which of `cells` make up whole slices: the levels of one factor, each with every planned pair of that level.
+    """The indices of `cells` that form whole slices: levels of one factor, each with every planned pair of that level.
 
-    Of several factors the one whose slices hold most pairs; none where no level is whole.
+    Where several factors qualify, the one whose slices hold most pairs; none where no level is complete.
     """
     best: list[int] = []
     for factor, levels in factors_of(planned).items():
@@ -56,11 +56,11 @@ class GridPart:
 
     @property
     def is_sliced(self) -> bool:
-        """Whether the pairs are whole slices of the grid, so that a sentence can say what they are."""
+        """True if the pairs are whole slices of the grid, so that a sentence can describe them."""
         return len(whole_slices(self.cells, self.planned)) == len(self.cells)
 
     def half_width_of_whole(self, seeds: tuple[float, float], n: int, alpha: float) -> float:
-        """Half of the interval of the whole grid's gain that errs with at most alpha on each side.
+        """Half-width of the interval of the whole grid's gain, with an error of at most alpha on each side.
 
         Infinite where one level of a factor ran.  `seeds`: (variance, df) of the mean over the pairs that ran.  Each
         part has its own t (Banerjee 1960): one number of df for their sum (Welch–Satterthwaite) errs too often where
@@ -70,7 +70,7 @@ class GridPart:
         return math.sqrt(sum(float(half_width(variance, df, alpha)) ** 2 if df else math.inf for variance, df in parts))
 
     def _missing(self, n: int) -> list[tuple[float, float]]:
-        """(variance, df) of each factor with levels that didn't run, and of pairs that lack between those that did."""
+        """(variance, df) of each factor with levels that didn't run, and of pairs missing between those that did."""
         gains = [fmean(one.among(range(n)).values) - fmean(other.among(range(n)).values) for one, other in self.pairs]
         parts = []
         for factor, levels in factors_of(self.planned).items():
@@ -92,7 +92,7 @@ class GridPart:
         return [level for level in self._factors[factor] if level in there]
 
     def tell(self) -> str:
-        """Which pairs a verdict is on, and which are missing."""
+        """Say which pairs a verdict covers, and which are missing."""
         for factor, levels in self._factors.items():
             ran = self._ran(factor)
             others = [name for name in self._factors if name != factor]
@@ -105,7 +105,7 @@ class GridPart:
 
 
 def _of_finite(draws: Sequence[float], population: int) -> tuple[float, float]:
-    """(variance, df) by which the mean of `population` may differ from that of `draws`; no df, no variance known."""
+    """(variance, df) of the difference between the means of `population` and of `draws`; no df: unknown variance."""
     if len(draws) < 2:
         return math.nan, 0.0
     return (1 - len(draws) / population) * float(variance_of(np.array(draws))) / len(draws), len(draws) - 1.0

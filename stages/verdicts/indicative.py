@@ -1,4 +1,4 @@
-"""What a run may say at all, by its budget and data; and the little that a short run may say of an order."""
+"""The conclusions that a run allows, given its budget and data; and the little that a short run can say of an order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def evidence_level_of(
     share: float,
     rules: Rules,
 ) -> EvidenceLevel:
-    """What results of this profile and data may say, and of this `share` of the printed epochs.
+    """The evidence level of results of this profile and data that cover this `share` of the printed epochs.
 
     A run that was stopped early by its rule is complete.
     """
@@ -38,7 +38,7 @@ def evidence_level_of(
 
 
 def indicate_order(claim: GainClaim, proposed: Sample, baseline: Sample, *, epochs_share: float) -> Verdict:
-    """Whether the means of short runs stand in the claimed order: a direction, no test, whatever n."""
+    """Compare the means of short runs with the claimed order: a direction, not a test, whatever n."""
     if not proposed.values or not baseline.values or not claim.gain:
         return Verdict(
             status=Status.NOT_TESTED, explanation="No finished replicates of both arms, or no order claimed."

@@ -13,13 +13,13 @@ Numbers = Any
 
 
 def t_quantile(df: Numbers, alpha: Numbers) -> Numbers:
-    """The point that Student's t exceeds with probability alpha; infinite df is the normal distribution."""
+    """The point that Student's t exceeds with probability alpha; with infinite df, the normal distribution's."""
     finite = special.stdtrit(np.where(np.isinf(df), 1.0, df), 1 - np.asarray(alpha))
     return np.where(np.isinf(df), special.ndtri(1 - np.asarray(alpha)), finite)
 
 
 def half_width(variance: Numbers, df: Numbers, alpha: Numbers) -> Numbers:
-    """Half of the interval that errs with probability alpha on each side."""
+    """Half-width of the interval that errs with probability alpha on each side."""
     return t_quantile(df, alpha) * np.sqrt(variance)
 
 
@@ -32,7 +32,7 @@ def combine(parts: Sequence[tuple[Numbers, Numbers]]) -> tuple[Numbers, Numbers]
 
 
 def variance_of(draws: Numbers) -> Numbers:
-    """Sample variance over the last axis; what rounding alone makes of equal draws is 0."""
+    """Sample variance over the last axis; 0 where equal draws differ by rounding only."""
     variance = np.var(draws, axis=-1, ddof=1)
     return np.where(np.sqrt(variance) <= 1e-12 * np.max(np.abs(draws), axis=-1), 0.0, variance)
 
@@ -40,8 +40,8 @@ def variance_of(draws: Numbers) -> Numbers:
 def pool(values: Numbers, peers: Sequence[Numbers]) -> tuple[Numbers, int]:
     """Variance of one draw and its df: pooled over the arms, but never below this arm's own.  Draws on the last axis.
 
-    Pooling is what makes few replicates enough.  An arm that is noisier than its peers would be flattered by them, so
-    it keeps its own variance.
+    Pooling makes few replicates suffice.  An arm that is noisier than its peers would look better than it is, so it
+    keeps its own variance.
     """
     arms = [arm for arm in map(np.asarray, (values, *peers)) if arm.shape[-1] > 1]
     df = sum(arm.shape[-1] - 1 for arm in arms)
@@ -50,10 +50,10 @@ def pool(values: Numbers, peers: Sequence[Numbers]) -> tuple[Numbers, int]:
 
 
 def is_within(difference: Numbers, half: Numbers, margin: Numbers) -> Numbers:
-    """Two one-sided tests: the whole interval lies within ± margin."""
+    """Two one-sided tests: True where the whole interval lies within ± margin."""
     return np.abs(difference) + half <= margin
 
 
 def is_outside(difference: Numbers, half: Numbers, margin: Numbers) -> Numbers:
-    """The whole interval lies beyond + margin, or the whole of it beyond − margin."""
+    """True where the whole interval lies above + margin, or all of it below − margin."""
     return np.abs(difference) - half > margin

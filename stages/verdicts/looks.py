@@ -1,7 +1,7 @@
-"""Planned looks: when evidence may be judged, and which share of α each look spends.
+"""Planned looks: when evidence may be judged, and the share of α that each look spends.
 
-Testing at every replicate until the answer pleases gives many times the nominal error.  So evidence is judged only when
-a planned number of replicates is complete, in the planned order, and the looks share α: whenever one stops, the error
+Testing after every replicate until the answer pleases multiplies the nominal error.  So evidence is judged only when a
+planned number of replicates is complete, in the planned order, and the looks share α: whichever look stops, the error
 of all looks together is at most the sum of their shares, whatever the distribution.
 
 A look that the plan never reaches would spend its share on nothing, so the plan's end is the last one (decision 0029).
@@ -16,17 +16,17 @@ Looks = Mapping[int, float]
 
 
 class UnplannedLook(ValueError):
-    """A number of replicates at which no look was planned."""
+    """A number of replicates at which no look is planned."""
 
 
 def looks_from(looks: Looks, minimum: int) -> dict[int, float]:
-    """The looks with enough replicates; they share what the earlier ones would have spent."""
+    """The looks with enough replicates; they also share what the earlier ones would have spent."""
     enough = {n: share for n, share in looks.items() if n >= minimum}
     return {n: share / sum(enough.values()) for n, share in enough.items()}
 
 
 def looks_of_plan(looks: Looks, planned: int | None) -> dict[int, float]:
-    """The looks of a plan of so many replicates: those that it reaches, with its end as the last.
+    """The looks of a plan of this many replicates: those that it reaches, the last one being its end.
 
     The first look that it doesn't reach moves to its end, unless one is there already; the others are dropped, and all
     shares grow in proportion until they spend α again.  A plan shorter than the first look has none; one that goes on
@@ -43,10 +43,10 @@ def looks_of_plan(looks: Looks, planned: int | None) -> dict[int, float]:
 
 
 def level(looks: Looks, n: int, alpha: float) -> float:
-    """Level of the test at the look at n replicates, of `alpha` for all looks.
+    """Level of the test at the look at n replicates, if all looks together spend `alpha`.
 
     Raises:
-        UnplannedLook: none was planned there.
+        UnplannedLook: no look is planned there.
     """
     if n not in looks:
         raise UnplannedLook(f"{n} replicates are no planned look; planned: {', '.join(map(str, looks))}")
@@ -54,6 +54,6 @@ def level(looks: Looks, n: int, alpha: float) -> float:
 
 
 def complete_look(indices: Iterable[int], looks: Looks) -> int | None:
-    """The last look whose replicates 0 … n − 1 are all there; later ones wait for the next look."""
+    """The last look whose replicates 0 … n − 1 are all there; later replicates wait for the next look."""
     present = set(indices)
     return max((n for n in looks if present.issuperset(range(n))), default=None)

@@ -1,4 +1,4 @@
-"""Numbers as the sentences of verdicts have them: as exact as their interval, with a typographical minus."""
+"""Numbers as printed in the sentences of verdicts: as exact as their interval, with a typographical minus."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def signed(number: float) -> str:
 
 
 def with_interval(estimate: float, low: float, high: float, confidence: float, margin: float | None = None) -> str:
-    """To two digits of the interval's half-width, of the numbers to three where it has none.
+    """Format to two digits of the interval's half-width, or to three digits of the numbers where it has none.
 
-    The interval stands against ± `margin`, without one against 0: its ends have the digits that tell them from these,
-    and the margin is no coarser than they are.
+    The interval is compared with ± `margin`, or with 0 if there is no margin: its ends get enough digits to be distinct
+    from these, and the margin is at least as precise as they are.
 
     +0.214, 98 % interval +0.168 to +0.260
     """
@@ -33,7 +33,7 @@ def with_interval(estimate: float, low: float, high: float, confidence: float, m
 
 
 def _are_apart(limits: tuple[float, ...], low: float, high: float, decimals: int) -> bool:
-    """Whether each end that is no limit prints as none."""
+    """True if every end that differs from the limits also prints differently."""
     ends = [(end, limit) for end in (low, high) for limit in limits if end != limit]
     return all(f"{abs(end):.{decimals}f}" != f"{abs(limit):.{decimals}f}" for end, limit in ends)
 

@@ -26,7 +26,7 @@ def judge_count(claimed: float, counted: float) -> Verdict:
 
 
 def judge_range(low: float, high: float, measured: float, margin: float = 0.0) -> Verdict:
-    """A printed range, widened by `margin` at both ends."""
+    """Compare `measured` with a printed range, widened by `margin` at both ends."""
     inside = low - margin <= measured <= high + margin
     return Verdict(
         status=_holds(inside),
@@ -46,7 +46,7 @@ def not_tested(reason: str) -> Verdict:
 
 
 def judge_hardware(printed_device: str, our_device: str) -> Verdict | None:
-    """Times compare only on the same class of device; None where they may be compared."""
+    """Refuse to compare times of different classes of device; None where they may be compared."""
     if printed_device == our_device:
         return None
     return Verdict(
@@ -62,9 +62,9 @@ def fisher_p(first: tuple[int, int], second: tuple[int, int]) -> float:
 
 
 def judge_proportions(proposed: tuple[int, int], baseline: tuple[int, int], *, rules: Rules) -> Verdict:
-    """Whether failures (count, trials) are rarer in the proposed arm, by Fisher's exact test.
+    """Test by Fisher's exact test whether failures (count, trials) are rarer in the proposed arm.
 
-    One look only, at the whole planned grid: α isn't spread.
+    One look only, at the whole planned grid: α isn't shared among looks.
     """
     rates = [count / trials for count, trials in (proposed, baseline)]
     gain, p = rates[1] - rates[0], fisher_p(proposed, baseline)
@@ -85,7 +85,7 @@ def judge_proportions(proposed: tuple[int, int], baseline: tuple[int, int], *, r
 
 
 def judge_proportion(claimed: tuple[int, int], ours: tuple[int, int], margin: float, *, rules: Rules) -> Verdict:
-    """A printed proportion against ours, both as (count, trials), by the interval of their difference."""
+    """Judge a printed proportion against ours, both as (count, trials), by the interval of their difference."""
     difference = ours[0] / ours[1] - claimed[0] / claimed[1]
     inner = newcombe(ours, claimed, 1 - 2 * rules.alpha_within)
     outer = newcombe(ours, claimed, 1 - rules.alpha_outside)

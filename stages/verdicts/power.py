@@ -1,4 +1,4 @@
-"""Before anything is run: how probable each verdict is with the planned replicates, by the very tests that give it.
+"""The probability of each verdict with the planned replicates, before anything runs, by the very tests that judge.
 
 Replicates are normal with spread s, ours and the paper's.  Then mean and sample variance v are independent, and given v
 the tests are of the mean alone (Phillips 1990, for the equivalence):
@@ -9,8 +9,8 @@ the tests are of the mean alone (Phillips 1990, for the equivalence):
     P(comparable | arms alike, v)           = Φ((Δ − h(v))/τ)
 
 Δ is the margin, h and H are the half-widths at the last look's level, σ² = s²/n + the paper's variance, τ² = s²/n.  The
-mean over v takes it at quantiles of its distribution, s² χ²/df.  The verdict is that of the last look, so looks before
-it take α and add nothing.
+mean over v is taken at quantiles of its distribution, s² χ²/df.  The verdict is that of the last look, so earlier looks
+use up α and add nothing.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ Source = Literal["measured", "printed", "assumed"]
 
 @dataclass(frozen=True, kw_only=True)
 class Design:
-    """What is planned.  `spread`: standard deviation of one replicate, of one difference for a gain; `because` of what.
+    """The plan.  `spread`: standard deviation of one replicate, or of one difference for a gain; `because`: its source.
 
     `pairing`: a value, or a gain by shared folds or of independent arms.  `peers`: other arms whose spread is pooled
-    with a value's.  `stderr` and `paper_n` are the paper's.
+    with that of a value.  `stderr` and `paper_n` are the paper's.
     """
 
     planned: int
@@ -57,7 +57,7 @@ class Design:
 
     @property
     def paper_error(self) -> float:
-        """Standard error of the paper's number: as printed, else of as many runs as it made."""
+        """Standard error of the paper's number: as printed, otherwise that of as many runs as the paper made."""
         return self.spread / math.sqrt(self.paper_n or 1) if self.stderr is None else self.stderr
 
 
@@ -86,15 +86,15 @@ class Power:
 
 
 def power_of_value(design: Design, margin: float, rules: Rules, *, can_reproduce: bool = True) -> Power:
-    """Of a printed value, or a ratio; `can_reproduce` as in `judge_equivalence`."""
+    """Power of a printed value, or of a ratio; `can_reproduce` as in `judge_equivalence`."""
     return _size(design, margin, rules, can_reproduce=can_reproduce, thing="it")
 
 
 def power_of_comparable(design: Design, margin: float, widest: float, rules: Rules) -> Power:
-    """Of arms said to be comparable, margins as in `ComparableClaim`: is `supported` where they are alike.
+    """Power of arms said to be comparable, margins as in `ComparableClaim`: of `supported` where they are alike.
 
-    The paper's own error has no part in it, since what it says has no number.  `not_reproduced` is the chance of
-    `reversed` where the proposed arm is worse by two of the `widest` margin.
+    The paper's own error plays no part, since the claim has no number.  `not_reproduced` is the chance of `reversed`
+    where the proposed arm is worse by twice the `widest` margin.
     """
 
     def chance(n: int, limit: float = margin) -> float:
@@ -120,7 +120,7 @@ def power_of_comparable(design: Design, margin: float, widest: float, rules: Rul
 
 
 def power_of_gain(design: Design, gain: float, margin: float, rules: Rules) -> Power:
-    """Of an order or a difference: its sign as printed, and its size."""
+    """Power of an order or a difference: of its sign as printed, and of its size."""
     size = _size(design, margin, rules, can_reproduce=abs(gain) > margin, thing="its size")
 
     def chance(n: int) -> float:
@@ -183,7 +183,7 @@ def _takes(needed: int | None, rules: Rules) -> str:
 
 
 def _forbidden(design: Design, margin: float, most: float, thing: str, rules: Rules) -> str:
-    """What the paper's own error would have to be for the power wanted.
+    """Say how small the paper's own error would have to be to reach the wanted power.
 
     Without any error of ours, D has the standard error e of the paper, and 2 Φ(Δ/e − t) − 1 is the power.
     """
@@ -207,7 +207,7 @@ def in_percent(chance: float) -> str:
 
 
 def judged_replicates(design: Design, rules: Rules) -> int:
-    """Replicates of a plan beyond the last look are never judged."""
+    """Planned replicates up to the last look: those beyond it are never judged."""
     return min(design.planned, max(rules.looks))
 
 
@@ -267,13 +267,13 @@ def _sample_variances(pairing: str, n: int, peers: int) -> tuple[Numbers, Number
 
 
 def relative_variances(df: int, points: int = _POINTS) -> Numbers:
-    """Of a sample over its expectation, χ²/df, at the middles of equally probable parts."""
+    """Sample variance over its expectation, χ²/df, at the middles of equally probable parts."""
     middles = (np.arange(points) + 0.5) / points
     return 2 * special.gammaincinv(df / 2, middles) / df
 
 
 def _needed(chance: Callable[[int], float], planned: int, first: int) -> int | None:
-    """The least number from the plan on that gives the power wanted; the chance grows with it."""
+    """The smallest number, from the plan on, that gives the wanted power; the chance grows with it."""
     if chance(planned) >= WANTED:
         return planned
     low, high = max(planned, first - 1), MOST

@@ -1,7 +1,7 @@
-"""What a plan can tell of claims without a number to be near to: a sign, gains alike, a range, failed trainings.
+"""The power of a plan for claims without a target number: a sign, equal gains, a range, failed trainings.
 
-Where nobody says how far replicates spread, the answer is in spreads: the least distance that the plan tells from
-nothing, or the largest spread at which it decides.
+Where the spread of replicates is unknown, the answer is in spreads: the smallest distance from zero that the plan
+detects, or the largest spread at which it decides.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _RARE = 1e-6
 
 
 def power_of_sign(design: Design, rules: Rules, *, is_known: bool) -> Power:
-    """Of a number that is said to lie on one side of a bound, without saying how far; `is_known`: its spread is."""
+    """Power for a number said to lie on one side of a bound, at no stated distance; `is_known`: its spread is known."""
     n = judged_replicates(design, rules)
     unit = dataclasses.replace(design, spread=1.0)
 
@@ -61,7 +61,7 @@ def power_of_sign(design: Design, rules: Rules, *, is_known: bool) -> Power:
 
 
 def power_of_nearness(design: Design, margin: float, rules: Rules) -> Power:
-    """Of a number said to equal another, where no spread is known: the largest one at which it decides."""
+    """Power for a number said to equal another, with unknown spread: the largest spread at which it decides."""
 
     def chance(spread: float) -> float:
         return power_of_value(dataclasses.replace(design, spread=spread), margin, rules).reproduced or 0.0
@@ -81,10 +81,10 @@ def power_of_nearness(design: Design, margin: float, rules: Rules) -> Power:
 
 
 def power_of_uniform(design: Design, levels: int, pairs: int, margin: float, rules: Rules) -> Power:
-    """Of gains alike at every level: `reproduced` where they are exactly alike, `not_reproduced` where two are apart.
+    """Power for equal gains at every level: `reproduced` where exactly equal, `not_reproduced` where two differ.
 
-    Two margins apart, the others in the middle, which is the hardest to see.  `design.spread` is that of one pair's
-    gain; `levels` of `pairs` each, the whole grid.
+    The two are two margins apart and the others halfway between, the hardest case to detect.  `design.spread` is that
+    of one pair's gain; `levels` with `pairs` each make up the whole grid.
     """
     looks = looks_of_plan(looks_from(rules.looks, rules.minimum), design.planned)
     n = judged_replicates(design, rules)
@@ -116,7 +116,7 @@ def power_of_uniform(design: Design, levels: int, pairs: int, margin: float, rul
 
 
 def _limits(levels: int, df: int, ratio: float, within: float, outside: float) -> tuple[float, float]:
-    """The F up to which levels count as alike, and the one from which two are further apart than the margin."""
+    """The F up to which levels count as equal, and the F from which two are further apart than the margin."""
     end = 100 * (1 + ratio)
     alike = optimize.brentq(lambda f: float(p_alike(f, levels, df, ratio)) - within, 0.0, end)
     apart = optimize.brentq(lambda f: outside - float(p_apart(f, levels, df, ratio)), 0.0, end)
@@ -124,9 +124,9 @@ def _limits(levels: int, df: int, ratio: float, within: float, outside: float) -
 
 
 def power_of_range(planned: int, width: float, margin: float, rules: Rules) -> Power:
-    """Of a printed range of this width: up to which spread a truth at its ends holds, and one two margins off fails.
+    """Power for a printed range of this width: the spread up to which a truth at its ends holds, two margins off fails.
 
-    Both chances are Φ(margin √n / s), for the mean alone decides.
+    Both chances are Φ(margin √n / s), since the mean alone decides.
     """
     n = min(planned, max(rules.looks))
     largest = margin * n**0.5 / float(special.ndtri(WANTED))
@@ -137,7 +137,7 @@ def power_of_range(planned: int, width: float, margin: float, rules: Rules) -> P
 
 
 def power_of_proportion(planned: int, replicates: int, claimed: tuple[int, int], margin: float, rules: Rules) -> Power:
-    """Of a printed proportion (count, of) by one look at `planned` trainings, `replicates` of each network."""
+    """Power for a printed proportion (count, of) by one look at `planned` trainings, `replicates` of each network."""
     rate = claimed[0] / claimed[1]
     chances = {Status.REPRODUCED: 0.0, Status.NOT_REPRODUCED: 0.0}
     for truth, status in ((rate, Status.REPRODUCED), (rate + 2 * margin, Status.NOT_REPRODUCED)):
@@ -160,7 +160,7 @@ def power_of_proportion(planned: int, replicates: int, claimed: tuple[int, int],
 def power_of_proportions(
     planned: tuple[int, int], replicates: int, claimed: tuple[tuple[int, int], tuple[int, int]], rules: Rules
 ) -> Power:
-    """Of fewer failures in the proposed arms, both as (proposed, baseline), by Fisher's test at all trainings."""
+    """Power for fewer failures in proposed arms, both as (proposed, baseline), by Fisher's test of all trainings."""
     ours, theirs = (count / total for count, total in claimed)
     supported = 0.0
     for baseline, chance in _counts(planned[1], theirs):
@@ -177,7 +177,7 @@ def power_of_proportions(
 
 
 def _most_significant(planned: tuple[int, int], baseline: int, rules: Rules) -> int:
-    """The largest count of the proposed arms that is significantly smaller than this one; −1 where none is."""
+    """The largest count of the proposed arms that is significantly smaller than the `baseline` count; −1 if none is."""
     low, high = -1, int(baseline * planned[0] / planned[1])
     while low < high:
         middle = (low + high + 1) // 2
@@ -188,7 +188,7 @@ def _most_significant(planned: tuple[int, int], baseline: int, rules: Rules) -> 
 
 
 def _counts(trials: int, rate: float) -> list[tuple[int, float]]:
-    """(count, probability) of what may be counted at this rate."""
+    """(count, probability) of the counts that may occur at this rate."""
     counts = np.arange(trials + 1)
     chances = stats.binom.pmf(counts, trials, min(rate, 1.0))
     return [(int(count), float(chance)) for count, chance in zip(counts, chances, strict=True) if chance > _RARE]

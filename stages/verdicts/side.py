@@ -1,6 +1,6 @@
-"""On which side of a bound a number of trained networks lies: the interval of its mean over replicates.
+"""Judge on which side of a bound a number from trained networks lies, by the interval of its mean over replicates.
 
-`supported`: the interval lies wholly on the claimed side; `reversed`: wholly on the other; else `unresolved`.
+`supported`: the interval lies wholly on the claimed side; `reversed`: wholly on the other; otherwise `unresolved`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stages.verdicts.verdict import Sample, Status, Verdict
 def judge_side(
     bound: float, better: Literal["higher", "lower"], sample: Sample, *, rules: Rules, planned: int | None = None
 ) -> Verdict:
-    """Whether the number lies on the side of `bound` that `better` names; `estimate` is positive on that side.
+    """Judge whether the number lies on the side of `bound` that `better` names; `estimate` is positive on that side.
 
     A replicate that diverged has no number, so the others alone can't support or reverse.  Looks end with the `planned`
     replicates.

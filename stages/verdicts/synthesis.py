@@ -1,9 +1,9 @@
-"""The gain over the orders of a table: random effects, with how much the orders differ.
+"""The gain over the orders of a table by random effects, with how much the orders differ.
 
     gain = mean(g_i),    τ² = max(0, s²(g) − mean(v_i)),    Var gain = (τ² + mean(v_i))/k,    Student's t with k − 1 df
 
 g_i and v_i are the gain of an order and its variance.  Orders weigh equally (Hedges, Olkin 1985, ch. 9): with five
-folds each, weights by v_i would be mostly chance.  s²(g)/mean(v_i) has F(k − 1, df of the mean) where orders don't
+folds each, weights by v_i would be mostly noise.  s²(g)/mean(v_i) follows F(k − 1, df of the mean) where orders don't
 differ.
 """
 
@@ -21,7 +21,7 @@ from stages.verdicts.intervals import Numbers, combine, half_width, variance_of
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """The gain of one order, its standard error and the df of that."""
+    """The gain of one order, its standard error and that error's df."""
 
     gain: float
     stderr: float
@@ -30,9 +30,9 @@ class Effect:
 
 @dataclass(frozen=True, kw_only=True)
 class Synthesis:
-    """`tau`: standard deviation between orders beyond their own chance, `p_value` of there being none.
+    """`tau`: standard deviation between orders beyond their own random error; `p_value`: of there being none.
 
-    `share`: that of τ² in what orders differ by, I².
+    `share`: the part of the variance between orders that is τ², I².
     """
 
     gain: float
@@ -44,7 +44,7 @@ class Synthesis:
 
 
 def synthesise(effects: Sequence[Effect], alpha: float) -> Synthesis | None:
-    """The mean gain, with an interval that errs with probability alpha on each side; None of less than two effects."""
+    """The mean gain, with an interval that errs with probability alpha on each side; None below two effects."""
     k = len(effects)
     if k < 2:
         return None

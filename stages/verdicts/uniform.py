@@ -1,11 +1,10 @@
-"""Whether a gain is alike at every level of a factor: at every width, at every depth.
+"""Test whether a gain is the same at every level of a factor: at every width, at every depth.
 
     F = s²(gains of the k levels) / v,    v the variance of one level's gain, from replicates
 
-Exactly alike gains have F(k − 1, df).  Levels count as alike where no two are further apart than the margin, as two
-arms do that a paper calls comparable.  Gains whose largest and smallest are r apart have a noncentral F with
-λ = Σ(gain − mean)²/v between r²/2v and r² ⌊k/2⌋⌈k/2⌉/kv; the interval of r is made of those that F doesn't exclude.
-`reproduced`: it lies within the margin.  `not reproduced`: wholly outside.
+Exactly equal gains follow F(k − 1, df).  Levels count as equal where no two are further apart than the margin, as two
+arms do that a paper calls comparable.  Gains whose largest and smallest are r apart follow a noncentral F with
+λ = Σ(gain − mean)²/v between r²/2v and r² ⌊k/2⌋⌈k/2⌉/kv; the interval of r holds the values that F doesn't exclude.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _LEAST = 1e-9
 class UniformClaim:
     """A gain of `gain` at every level of `factor`; `is_whole`: every pair of the grid ran.
 
-    It is said of every pair, so some of them can refute it and nothing less than all can confirm it.
+    The claim is about every pair, so some pairs can refute it, but only all of them can confirm it.
     """
 
     factor: str
@@ -45,7 +44,7 @@ class UniformClaim:
 
 @dataclass(frozen=True, kw_only=True)
 class Gains:
-    """Gains [k] of the levels, and the variance of each, with its df; `spread` of one replicate's gain of one pair."""
+    """Gains [k] of the levels, and the variance of each, with its df; `spread` is that of one pair in one replicate."""
 
     values: np.ndarray
     spread: float
@@ -58,11 +57,11 @@ class Gains:
 
     @property
     def p(self) -> float:
-        """Of exactly alike gains."""
+        """p-value under exactly equal gains."""
         return float(stats.f.sf(self.f, self.values.size - 1, self.df))
 
     def range_interval(self, alpha: float) -> tuple[float, float]:
-        """How far apart the largest and the smallest may be, erring with at most alpha on each side."""
+        """Interval of the distance between largest and smallest gain, erring with at most alpha on each side."""
         k = self.values.size
         low = _root(lambda r: float(p_apart(self.f, k, self.df, r**2 / self.variance)) - alpha, self.variance**0.5)
         high = _root(lambda r: alpha - float(p_alike(self.f, k, self.df, r**2 / self.variance)), self.variance**0.5)
@@ -70,22 +69,22 @@ class Gains:
 
 
 def p_apart(f: Numbers, k: int, df: int, ratio: Numbers) -> Numbers:
-    """Chance of an F as large or larger where no two of k levels are further apart than r, `ratio` = r²/v."""
+    """Chance of an F this large or larger where no two of k levels are further apart than r; `ratio` = r²/v."""
     return _known(stats.ncf.sf(f, k - 1, df, np.maximum((k // 2) * (k - k // 2) / k * ratio, _LEAST)))
 
 
 def p_alike(f: Numbers, k: int, df: int, ratio: Numbers) -> Numbers:
-    """Chance of an F as small or smaller where two of k levels are as far apart as r or further."""
+    """Chance of an F this small or smaller where two of k levels are r apart or further; `ratio` = r²/v."""
     return _known(stats.ncf.cdf(f, k - 1, df, np.maximum(ratio / 2, _LEAST)))
 
 
 def _known(tail: Numbers) -> Numbers:
-    """Where SciPy's series doesn't end, the tail is too small for it, which is NaN there and 0 here."""
+    """The tail with 0 for NaN: where SciPy's series doesn't converge, the tail is too small for it."""
     return np.nan_to_num(tail, nan=0.0)
 
 
 def _root(rising: Callable[[float], float], step: float) -> float:
-    """Where a rising function of numbers above 0 becomes 0; 0 where it never is below."""
+    """The root of a rising function on the positive numbers; 0 where it is never negative."""
     if rising(0.0) >= 0:
         return 0.0
     while rising(step) < 0:
@@ -100,7 +99,7 @@ def judge_uniform(
     rules: Rules,
     replicates: int | None = None,
 ) -> Verdict:
-    """`levels`: the pairs (proposed, baseline) of each, as many of each; their gains are averaged.
+    """Judge the claim by `levels`: the pairs (proposed, baseline) of each, equally many; their gains are averaged.
 
     Looks end with the planned `replicates`.
     """

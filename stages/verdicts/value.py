@@ -4,8 +4,8 @@
                                Var D = s²/n + s²/m    where the paper ran m times; m = 1 where it doesn't say
 
 s is pooled over the experiment's arms (`intervals.pool`).  `reproduced`: the interval of D at 1 − 2α lies within the
-margin.  `not reproduced`: the wider interval at 1 − α lies wholly outside.  Beside it stands where the paper's own
-rerun would lie (`prediction`).
+margin.  `not reproduced`: the wider interval at 1 − α lies wholly outside.  The verdict also gives the interval of the
+paper's own rerun (`prediction`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ AS_LARGE = "the margin is as large as the printed number, so nothing at all woul
 
 @dataclass(frozen=True, kw_only=True)
 class ValueClaim:
-    """What the paper prints, and how far from it counts as the same.  `n`: replicates, None where it doesn't say."""
+    """The printed number, and how far from it counts as the same.  `n`: its replicates, None if it doesn't say."""
 
     value: float
     margin: float
@@ -41,9 +41,9 @@ class ValueClaim:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Variance of D as a function of our n: `s2` of one draw with `df`, seen at `n` replicates of ours.
+    """Variance of D as a function of our n: `s2` of one draw with `df`, measured from `n` replicates of ours.
 
-    `test_sets`: what two draws of the test set add, ours and the paper's; nothing where both have the same images.
+    `test_sets`: what two draws of the test set add, ours and the paper's; 0 where both have the same images.
     """
 
     s2: float
@@ -75,7 +75,7 @@ def judge_value(
     can_reproduce: bool = True,
     test_sets: float = 0.0,
 ) -> Verdict:
-    """Of `planned` replicates, by which the looks end (None: the plan goes on after the last).
+    """Judge a printed value by `planned` replicates, where the looks end (None: the plan goes on after the last).
 
     `peers` are the experiment's other arms, `widening` what left-out test rows could change; `can_reproduce` as in
     `judge_equivalence`.  `test_sets` is the variance of two draws of the test set, where ours isn't the paper's.
@@ -119,10 +119,10 @@ def judge_equivalence(
     widening: float = 0.0,
     can_reproduce: bool = True,
 ) -> Verdict:
-    """Whether `difference` is nothing, given a margin.  The explanation is the part behind the numbers compared.
+    """Test whether `difference` is zero within a margin.  The explanation is the part after the numbers compared.
 
-    Without `can_reproduce`, within the margin is no agreement: there no gain at all would be the same as the printed
-    one.  Then it is `not reproduced` or `undecidable`.
+    With `can_reproduce` False, lying within the margin is no agreement: no gain at all would count as equal to
+    the printed one, too.  The verdict is then `not reproduced` or `undecidable`.
     """
 
     def halves(replicates: Numbers, within: Numbers, outside: Numbers) -> tuple[Numbers, Numbers]:
@@ -175,7 +175,7 @@ def judge_equivalence(
 def with_prediction(
     verdict: Verdict, ours: float, printed: float, spread: Spread, rules: Rules, widening: float
 ) -> Verdict:
-    """The verdict with the spread that it took, and where the paper's own rerun would lie."""
+    """Add to the verdict the spread that was used, and the interval of the paper's own rerun."""
     variance, df = spread.at(spread.n)
     prediction = predict(
         ours,
@@ -189,7 +189,7 @@ def with_prediction(
 
 
 def tell(verdict: Verdict, compared: str, *samples: Sample) -> Verdict:
-    """The verdict with its whole sentence: what was compared, what came out, what to know about the samples."""
+    """Give the verdict its full sentence: what was compared, the result, and what to know about the samples."""
     used, waiting = verdict.n, max((sample.n for sample in samples), default=0) - verdict.n
     notes = []
     if verdict.n_diverged:
@@ -203,7 +203,7 @@ def tell(verdict: Verdict, compared: str, *samples: Sample) -> Verdict:
 
 
 def too_many_diverged(n: int, n_diverged: int, status: Status) -> Verdict:
-    """Less than two values are left of a complete look."""
+    """The verdict where a complete look has fewer than two values left."""
     return Verdict(
         status=status,
         explanation=f"Of {n} replicates {n_diverged} diverged; the others are too few for an interval.",
@@ -213,7 +213,7 @@ def too_many_diverged(n: int, n_diverged: int, status: Status) -> Verdict:
 
 
 def too_few(indices: Collection[int], needed: int, status: Status, planned: int | None = None) -> Verdict:
-    """Before the first look: nothing can be said, `not tested` where there is nothing at all."""
+    """The verdict before the first look: nothing can be said, `not tested` where there is nothing at all."""
     there = len(set(range(needed)) & set(indices))
     ends = f", and the plan ends with {planned}" if planned is not None and planned < needed else ""
     return Verdict(

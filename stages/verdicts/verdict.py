@@ -1,4 +1,4 @@
-"""What a verdict is made of: the samples that go in, the words and numbers that come out."""
+"""The parts of a verdict: the samples that go in, the words and numbers that come out."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ class Status(StrEnum):
 
     @property
     def is_counted(self) -> bool:
-        """Whether a paper's badge counts it: something could be decided."""
+        """True if a paper's badge counts it: something could be decided."""
         return self not in (Status.SHOWN, Status.AS_PRINTED, Status.DEVIATES)
 
 
 class DuplicateObservation(ValueError):
-    """A replicate that stands twice in a sample: one result for each enters a verdict."""
+    """A replicate occurs twice in a sample, but a verdict takes one result for each."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
     """One seed or fold.  `index` counts in the planned order from 0; `value` is None where training diverged.
 
-    `environments`: of what its trainings ran in, one unless it is a mean over several arms.
+    `environments`: those that its trainings ran in; one, unless it is a mean over several arms.
     """
 
     index: int
@@ -58,8 +58,8 @@ class Sample:
     """The replicates of one arm, in any order.
 
     Raises:
-        DuplicateObservation: an index stands twice.
-        ValueError: a value that is no number; None says that training diverged.
+        DuplicateObservation: an index occurs twice.
+        ValueError: a value is not a finite number; None means that training diverged.
     """
 
     replicates: tuple[Observation, ...]
@@ -83,7 +83,7 @@ class Sample:
 
     @property
     def finished(self) -> dict[int, float]:
-        """Values by index, in order, without the diverged."""
+        """Values by index, in order, without the diverged ones."""
         ordered = sorted(self.replicates, key=lambda replicate: replicate.index)
         return {replicate.index: replicate.value for replicate in ordered if replicate.value is not None}
 
@@ -93,7 +93,7 @@ class Sample:
 
     @property
     def n(self) -> int:
-        """The diverged count."""
+        """Number of replicates, including the diverged."""
         return len(self.replicates)
 
     @property
@@ -121,7 +121,7 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What the evidence says of one claim.
+    """The verdict on one claim and the numbers behind it.
 
     `estimate` is ours − paper for a value and proposed − baseline, better positive, for a difference, with the interval
     `low` to `high` at `confidence`.  `n` counts the replicates used, the diverged among them; `replicates_expected` is
