@@ -1,6 +1,6 @@
 """The ledger: every statement of the papers, what decides it, and the verdict.
 
-`stages.verdicts` has the statistics; here a claim finds its evidence and its test.
+`stages.verdicts` has the statistics; this package finds the evidence and the test for each claim.
 """
 
 from stages.ledger.claims import ClaimLine, LedgerError, place_claims, read_claims

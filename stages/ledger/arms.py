@@ -1,4 +1,4 @@
-"""What each arm of a claim comes to where the metric chooses an epoch: the numbers behind DAC's Figures 5 and 6."""
+"""The number of each arm of a claim whose metric chooses an epoch: the numbers behind DAC's Figures 5 and 6."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ DRAWN = ("baseline", "proposed")
 
 
 def summarise_arms(metric: str, arms: Iterable[str], group: ResultGroup, rules: Rules) -> tuple[ArmSummary, ...]:
-    """Those of `arms` that have the metric, each once; none where the metric is a replicate's own."""
+    """Summaries of those of `arms` that have the metric, each once; none where the metric is a replicate's own."""
     found = [_summarise(metric, arm, group, rules) for arm in dict.fromkeys(arms)] if is_of_arm(metric) else []
     return tuple(summary for summary in found if summary is not None)
 
 
 def summarise_figure(metric: str, groups: Sequence[ResultGroup], rules: Rules) -> tuple[ArmSummary, ...]:
-    """The arms of a figure, of each experiment those results that may say most."""
+    """Summaries of the arms of a figure, from the results of each experiment that have the strongest evidence."""
     found: list[ArmSummary] = []
     for name in dict.fromkeys(group.experiment.name for group in groups):
         own = [group for group in groups if group.experiment.name == name]

@@ -1,4 +1,4 @@
-"""`data/claims.csv`: every statement of the papers, and where it is tested or why it isn't."""
+"""`data/claims.csv`: every statement of the papers, and where it is tested or why it can't be."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ TALLIES = ("tally", "wins", "significant_wins")
 
 
 class LedgerError(ValueError):
-    """Claims or deviations that don't fit together, or not with the params files; the message names the place."""
+    """Claims or deviations that contradict each other or the params files; the message names the place."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimLine:
-    """A row of `data/claims.csv`.  Accuracies are fractions; an empty cell is None.
+    """One row of `data/claims.csv`.  Accuracies are fractions; an empty cell is None.
 
     A row with an `experiment` is measured there; it and the arms are patterns of `fnmatch`: `*` stands for any text,
     `[0-9]` for a digit, and of several arms each is compared with the one that its file sets against it.  A row with a
@@ -92,10 +92,10 @@ class ClaimLine:
 
 
 def read_claims(path: Path) -> list[ClaimLine]:
-    """All claims of the papers.
+    """Read all claims of the papers.
 
     Raises:
-        LedgerError: no such file, a row that can't be read, or an id twice.
+        LedgerError: the file is missing, a row can't be read, or an id occurs twice.
     """
     try:
         text = path.read_text()
@@ -107,10 +107,10 @@ def read_claims(path: Path) -> list[ClaimLine]:
 
 
 def parse_claims(text: str, path: Path) -> list[ClaimLine]:
-    """The claims in the text of a file; `path` is for messages.
+    """Parse the claims in the text of a file; `path` is for messages.
 
     Raises:
-        LedgerError: as `read_claims`.
+        LedgerError: as for `read_claims`.
     """
     adapter = TypeAdapter(ClaimLine)
     claims: dict[str, ClaimLine] = {}
@@ -132,10 +132,10 @@ def parse_claims(text: str, path: Path) -> list[ClaimLine]:
 
 
 def place_claims(path: Path, claims: Sequence[ClaimLine], params: Params) -> list[ClaimLine]:
-    """The claims, each at an experiment of the params files; one whose experiment isn't there gets that as its reason.
+    """Place each claim at an experiment of the params files; one whose experiment isn't there gets that as its reason.
 
     Raises:
-        LedgerError: the experiment is there, of another paper or without the claim's arm.
+        LedgerError: the experiment is there, but belongs to another paper or lacks the claim's arm.
     """
     placed = []
     for claim in claims:

@@ -1,6 +1,6 @@
 """Recorded differences between what a paper says and what we ran: `stages/papers/<paper>/deviations.yaml`.
 
-Data beside the paper's models, so that reading them loads no model.
+They are data beside the paper's models, so that reading them loads no model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HEADING = "## What the text leaves open, and what we do\n"
 
 @dataclass(frozen=True, kw_only=True)
 class Deviation:
-    """`claims` are patterns of claim ids that it touches; the rest are sentences for a reviewer.
+    """One deviation.  `claims` are patterns of the claim ids it touches; the rest are sentences for a reviewer.
 
     `paper` is what the paper says ("silent" where it says nothing), `code` what its authors' public code does, `ours`
     what we do, `why` the reason.
@@ -46,7 +46,7 @@ class _File(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class PaperDeviations:
-    """`device`: what the paper timed on, as a part of the name that torch gives it; None where it doesn't say."""
+    """`device`: what the paper timed on, as part of the name that torch gives it; None where the paper doesn't say."""
 
     paper: str
     device: str | None
@@ -54,7 +54,7 @@ class PaperDeviations:
 
 
 def read_deviations(papers: Collection[str]) -> list[PaperDeviations]:
-    """Of each paper that has a file, in the order of their names.
+    """The deviations of each paper that has a file, ordered by paper name.
 
     Raises:
         ParamsError: a file can't be read, or has an unknown key.
@@ -71,7 +71,7 @@ def read_deviations(papers: Collection[str]) -> list[PaperDeviations]:
 
 
 def tell(page: str, deviations: Iterable[Deviation]) -> str:
-    """A paper's page with a row for each deviation in the table under `HEADING`; its head says whether `code` is told.
+    """A paper's page with one row per deviation in the table under `HEADING`, whose head says whether to show `code`.
 
     A page without the heading, or without a table's head under it, stays as it is.
     """
@@ -91,5 +91,5 @@ def tell(page: str, deviations: Iterable[Deviation]) -> str:
 
 
 def touched(deviation: Deviation, claims: Sequence[ClaimLine]) -> list[str]:
-    """Ids of the claims that it touches, in their order."""
+    """Ids of the claims that the deviation touches, in their order."""
     return [claim.id for claim in claims if any(fnmatch.fnmatchcase(claim.id, pattern) for pattern in deviation.claims)]

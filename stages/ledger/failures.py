@@ -1,4 +1,4 @@
-"""Proportions of failed trainings, over a whole grid of arms."""
+"""Claims about proportions of failed trainings over a whole grid of arms."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stages.verdicts import EvidenceLevel, judge_proportion, judge_proportions, 
 
 
 def judge_failures(claim: ClaimLine, pairs: Pairs, group: ResultGroup, params: Params) -> Judgement:
-    """Failed trainings of a whole grid: one look, when all of it is there."""
+    """Judge failed trainings over a whole grid, in one look, once the grid is complete."""
     assert claim.value is not None and claim.trials is not None, f"{claim.id} has no count"
     experiment = group.experiment
     counts: dict[Side, tuple[int, int]] = {}

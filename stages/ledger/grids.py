@@ -1,4 +1,4 @@
-"""Claims about a whole grid of networks: a gain that is alike at every width, a size from which one arm is ahead."""
+"""Claims about a whole grid of networks: the same gain at every width, a size from which one arm is ahead."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ MOST_APART = 1.1
 
 
 def judge_levels(claim: ClaimLine, pairs: Pairs, group: ResultGroup, params: Params) -> Judgement:
-    """A gain that is said to be alike at every level of a factor of the grid.
+    """Judge a gain that is claimed to be the same at every level of a factor of the grid.
 
     Raises:
-        NotMeasured: the pairs that ran are no whole slices, so levels can't be compared.
+        NotMeasured: the pairs that ran don't form whole slices, so levels can't be compared.
     """
     assert claim.value is not None and claim.factor is not None, f"{claim.id} has no gain by a factor"
     factor, planned = claim.factor, factors_of(pairs.grid)
@@ -56,10 +56,10 @@ def judge_levels(claim: ClaimLine, pairs: Pairs, group: ResultGroup, params: Par
 
 
 def judge_crossover(claim: ClaimLine, pairs: Pairs, group: ResultGroup, params: Params) -> Judgement:
-    """Which arm is ahead among networks of equal size, on one side of a number of parameters.
+    """Judge which arm is ahead among networks of equal size, on one side of a number of parameters.
 
     Raises:
-        NotMeasured: no two networks of one size have results there.
+        NotMeasured: no two networks of equal size have results there.
     """
     assert claim.value is not None, f"{claim.id} has no number of parameters"
     is_ahead = claim.kind == "ahead_from"
@@ -104,7 +104,7 @@ def _parameters(arm: str, group: ResultGroup) -> float:
 
 
 def _of_equal_size(claim: ClaimLine, group: ResultGroup, sizes: dict[str, float]) -> dict[str, str]:
-    """For each proposed arm the baseline nearest in parameters among those that differ in their width alone."""
+    """For each proposed arm, the baseline nearest in parameters among those that differ from it only in width."""
     known = group.experiment.arms
     found = {}
     for arm in fnmatch.filter(group.arms, claim.arm or ""):

@@ -1,8 +1,8 @@
 """`data/claims-history.jsonl`: every change of a claim's row, of the rules, or of the code that judges.
 
-Rules are fixed before the data.  Whoever changes a row, a rule or the judging code afterwards says why, in a line that
-the claim's page shows.  The lines replay to what stands in the repository today, so that no change goes unsaid:
-`pending` lists what they lack, and a test demands that nothing is.
+Rules are fixed before the data.  Whoever changes a row, a rule or the judging code afterwards gives the reason in a
+line that the claim's page shows.  Replaying the lines gives the current state of the repository, so no change can go
+unmentioned: `pending` lists the changes that no line records, and a test requires that there are none.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ EVERY_CLAIM = "*"
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One change.  `claims` is the id of a changed row, else a pattern of the ids that a changed rule or code judges.
+    """One change.  `claims` is the id of a changed row, or a pattern of the ids that a changed rule or code judges.
 
-    `before` and `after` digest what changed, None where it wasn't there (or, of code long ago, isn't known); `changed`
-    has old and new values by column of the row or number of the rules.  `after_evidence`: results of the claim's
-    experiments, or of any for rules and code, were published when it was made.
+    `before` and `after` are digests of what changed, None where it didn't exist (or, for old code, is unknown);
+    `changed` has old and new values by column of the row or number of the rules.  `after_evidence`: results of the
+    claim's experiments (for rules and code, of any experiment) were already published when the change was made.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -50,7 +50,7 @@ class Change:
 
     @property
     def key(self) -> tuple[Subject, str]:
-        """What changed: one row, the rules, or the code."""
+        """The subject of the change: one row, the rules, or the code."""
         return self.subject, self.claims if self.subject == "claim" else ""
 
     def concerns(self, claim: str) -> bool:
@@ -58,12 +58,12 @@ class Change:
 
 
 def digest_row(claim: ClaimLine) -> str:
-    """Of the filled cells, so that a new column alone changes no row."""
+    """Digest of the row's filled cells, so that adding a column doesn't change any row."""
     return _digest(_cells(claim))
 
 
 def digest_code() -> str:
-    """Of the modules that turn results into verdicts: rules, statistics, ledger; without comments and docstrings."""
+    """Digest, without comments and docstrings, of what turns results into verdicts: rules, statistics, ledger."""
     package = source_path("stages")
     assert package is not None, "stages is a package"
     paths = [package.with_name("rules.py"), *package.parent.glob("ledger/*.py"), *package.parent.glob("verdicts/*.py")]
@@ -72,7 +72,7 @@ def digest_code() -> str:
 
 @cache
 def digest_findings(paper: str) -> str:
-    """Of the modules that compute a paper's findings."""
+    """Digest of the modules that compute a paper's findings."""
     package = source_path(f"stages.papers.{paper}")
     return _digest(
         {path.name: module_digest(path) for path in sorted(package.parent.glob("findings*.py") if package else ())}
@@ -94,7 +94,7 @@ def _digest(value: Any) -> str:
 
 
 def read_history(path: Path) -> list[Change]:
-    """All changes, oldest first; none where there is no file.
+    """Read all changes, oldest first; none if there is no file.
 
     Raises:
         LedgerError: a line can't be read.
@@ -117,9 +117,9 @@ def pending(
     known: Mapping[str, ClaimLine],
     published: Collection[str],
 ) -> list[Change]:
-    """What differs from the end of the history, without date and reason.
+    """The differences from the end of the history, as changes without date and reason.
 
-    `known` are rows of an earlier state, for old values; `published` the experiments with evidence.
+    `known` are rows of an earlier state, for old values; `published` are the experiments with evidence.
     """
     state: dict[tuple[Subject, str], str | None] = {change.key: change.after for change in history}
     rows = {claim.id: claim for claim in claims}
@@ -154,7 +154,7 @@ def _has_evidence(claim: ClaimLine | None, published: Collection[str]) -> bool:
 
 
 def committed_claims(root: Path) -> dict[str, ClaimLine]:
-    """The rows of the last commit, for old values; none where this is no clone or the columns were others."""
+    """The rows of the last commit, for old values; none if this is no clone or the columns were different."""
     command = ["git", "-C", str(root), "show", "HEAD:data/claims.csv"]
     shown = subprocess.run(command, capture_output=True, text=True, check=False)
     try:
@@ -164,7 +164,7 @@ def committed_claims(root: Path) -> dict[str, ClaimLine]:
 
 
 def append(path: Path, changes: Iterable[Change], *, date: str, why: str, claims: str = EVERY_CLAIM) -> None:
-    """Write the changes down with their reason; `claims`: the ids whose verdicts changed rules or code may touch."""
+    """Append the changes with their reason; `claims`: the ids whose verdicts changed rules or code may affect."""
     lines = [
         replace(change, date=date, why=why, claims=change.claims if change.subject == "claim" else claims)
         for change in changes

@@ -1,4 +1,4 @@
-"""What the ledger says of one claim: the verdict, and everything behind it that a reader may ask for."""
+"""The ledger's judgement of one claim: the verdict, and everything behind it that a reader may ask for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Side = Literal["proposed", "baseline"]
 class Entry:
     """One run behind a verdict.  `result` numbers the result; `value` is None where the run diverged.
 
-    A single value's arm stands on the side `proposed`.
+    The arm of a claim about a single value is on the side `proposed`.
     """
 
     result: int
@@ -51,7 +51,7 @@ class ArmSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimCost:
-    """What the runs behind a verdict cost together.  Numbers are None where a run doesn't tell its own."""
+    """The joint cost of the runs behind a verdict.  A number is None where one of the runs doesn't report its own."""
 
     device_seconds: float
     flops: float | None
@@ -62,7 +62,7 @@ class ClaimCost:
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """What the claim's verdict would be in another `metric`; `low` to `high` is the interval of its estimate."""
+    """The claim's verdict in another `metric`; `low` to `high` is the interval of its estimate."""
 
     metric: str
     status: Status
@@ -77,7 +77,7 @@ class Judgement:
     """`ours` is our number in the claim's unit; `is_decidable`: something here can decide the claim, now or later.
 
     A figure or a setting is never decidable: nothing is at stake.  `variants`: the verdict in other metrics.  `power`:
-    what the plan can tell of it.
+    what the plan can show about the claim.
     """
 
     claim: ClaimLine

@@ -1,4 +1,4 @@
-"""Every claim to what decides it: its kind, a finding, the params files, or trained models."""
+"""Matches every claim with what decides it: its kind, a finding, the params files, or trained models."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Table:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What claims are judged by.  `devices`: what each paper ran on; `claims`: all that are judged."""
+    """What claims are judged by.  `devices`: the device of each paper; `claims`: all claims being judged."""
 
     claims: Sequence[ClaimLine]
     params: Params
@@ -79,7 +79,7 @@ def judge_claims(
     trials: Sequence[Trial],
     devices: Mapping[str, str],
 ) -> tuple[list[Judgement], list[Table]]:
-    """One judgement a claim, in their order, and the sentences of the tables."""
+    """One judgement per claim, in their order, and the sentences of the tables."""
     facts = Facts(claims=claims, params=params, findings=findings, groups=gather(params, trials), devices=devices)
     judged = {claim.id: _judge_each_way(claim, facts) for claim in claims if not _is_tally(claim)}
     tables = []
@@ -101,7 +101,7 @@ def _judge_each_way(claim: ClaimLine, facts: Facts) -> Judgement:
 
 
 def _order(judged: Judgement) -> Order:
-    """In a table; arms are those of its experiment."""
+    """The judgement as an order in a table; its arms are those of its experiment."""
     claim = judged.claim
     arms = frozenset(f"{claim.experiment} {arm}" for arm in (claim.arm, claim.baseline_arm))
     return Order(verdict=judged.verdict, printed=claim.value or 0.0, arms=arms)
@@ -130,16 +130,16 @@ def _judge(claim: ClaimLine, facts: Facts) -> Judgement:
 
 
 def _of_params(claim: ClaimLine, verdict: Verdict, *, is_decidable: bool) -> Judgement:
-    """What the params files say: its estimate is ours − the paper's."""
+    """Judgement from the params files; its estimate is ours − the paper's."""
     ours = None if verdict.estimate is None else (claim.value or 0.0) + verdict.estimate
     return Judgement(claim=claim, verdict=verdict, basis="params", is_decidable=is_decidable, ours=ours)
 
 
 def _judge_finding(claim: ClaimLine, finding: Finding, facts: Facts) -> Judgement:
-    """What was computed decides, but for a claim of trained models: there results come first, where they decide.
+    """Judge by what was computed, except for a claim about trained models: there, results come first if they decide.
 
-    Numbers that exclude each other stay contradicted whatever is trained; numbers that agree, if only under a reading,
-    aren't true by that.
+    Numbers that exclude each other stay contradicted whatever is trained; numbers that agree, even if only under one
+    reading, are not true for that reason.
     """
     verdict = Verdict(status=Status(finding.status), explanation=finding.explanation)
     computed = Judgement(claim=claim, verdict=verdict, basis="finding", is_decidable=True, ours=finding.ours)
@@ -184,7 +184,7 @@ def _judge_setup(claim: ClaimLine, facts: Facts) -> Verdict:
 
 
 def _judge_no_number(claim: ClaimLine, facts: Facts) -> Judgement:
-    """Shown where there is something to show: results on real data."""
+    """Judgement of a claim without a number: shown if there are results on real data to show."""
     groups = [group for group in facts.groups_of(claim) if group.evidence_level is not EvidenceLevel.SILENT]
     if not groups:
         silent = SILENT if facts.groups_of(claim) else NOT_RUN
@@ -212,7 +212,7 @@ def _judge_no_number(claim: ClaimLine, facts: Facts) -> Judgement:
 
 
 def _means(claim: ClaimLine, arms: Sequence[tuple[str, Sequence[Trial], Looks]]) -> str:
-    """Each arm's mean in the claim's metric, where there are few of them and results hold it."""
+    """Each arm's mean in the claim's metric, where there are few arms and their results have it."""
     said = []
     for arm, trials, looks in arms:
         try:
@@ -224,7 +224,7 @@ def _means(claim: ClaimLine, arms: Sequence[tuple[str, Sequence[Trial], Looks]])
 
 
 def _judge_device(claim: ClaimLine, facts: Facts) -> Verdict | None:
-    """Times compare on the paper's own device only."""
+    """The verdict where times weren't measured on the paper's own device; None where they may be compared."""
     devices = [trial.device for group in facts.groups_of(claim) for arm in group.arms.values() for trial in arm]
     printed = facts.devices.get(claim.paper)
     if printed is None:
@@ -235,7 +235,7 @@ def _judge_device(claim: ClaimLine, facts: Facts) -> Verdict | None:
 
 
 def _judge_tally(claim: ClaimLine, judged: Sequence[Judgement], facts: Facts) -> Judgement:
-    """A paper's own count of the orders of a family, in its own metric: Figure 6 counts the pairs of Table 1."""
+    """Judge a paper's own count of the orders of a family, in its own metric: Figure 6 counts the pairs of Table 1."""
     assert claim.value is not None, f"{claim.id} counts nothing"
     orders = [
         order

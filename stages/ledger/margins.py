@@ -1,4 +1,4 @@
-"""How near a number has to come to what a claim prints, by what the number is (`margins` in `params.yaml`)."""
+"""How close a number must come to the one a claim prints, by the kind of number (`margins` in `params.yaml`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from stages.rules import Margins
 
 
 def margin_of_value(claim: ClaimLine, margins: Margins) -> float:
-    """By what the number is: an accuracy, an error, a loss, a memory."""
+    """The margin for the kind of number: an accuracy, an error, a loss, a memory."""
     value, precision = claim.value or 0.0, claim.precision or 0.0
     if claim.unit == "fraction":
         return (margins.accuracy if claim.better == "higher" else margins.error)(value, precision)
@@ -24,5 +24,5 @@ def margin_of_gain(claim: ClaimLine, margins: Margins) -> float:
 
 
 def margin_of_ratio(claim: ClaimLine, margins: Margins) -> float:
-    """As of a difference, at least the printed rounding."""
+    """The margin of a difference, but at least the printed rounding."""
     return max(margins.difference(claim.value or 0.0), claim.precision or 0.0)

@@ -1,7 +1,7 @@
-"""From results to samples: what each replicate of an arm gave in a claim's metric.
+"""From results to samples: the value of each replicate of an arm in a claim's metric.
 
-Most metrics stand in a result line or in its cost.  Some belong to an arm as a whole and choose an epoch from the
-curves of all its folds; their sample is each fold's share in it (`pseudo_values`).
+Most metrics are in a result line or in its cost.  Some belong to an arm as a whole and choose an epoch from the curves
+of all its folds; their sample is each fold's share of the metric (`pseudo_values`).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class NotMeasured(LookupError):
 
 
 def measure(metric: str, trials: Sequence[Trial], looks: Looks) -> Sample:
-    """The sample of one arm's `trials`; a result that doesn't hold the metric is a missing replicate.
+    """The sample of one arm's `trials`; a result without the metric is a missing replicate.
 
     Raises:
-        NotMeasured: none of them holds it.
+        NotMeasured: no trial has the metric.
     """
     if metric in ARM_METRICS:
         return _measure_arm(metric, trials, looks)
@@ -71,12 +71,12 @@ def _read(metric: str, trial: Trial) -> float | None:
 
 
 def is_of_arm(metric: str) -> bool:
-    """Whether a metric belongs to an arm as a whole and chooses an epoch."""
+    """True if the metric belongs to an arm as a whole and chooses an epoch."""
     return metric in ARM_METRICS
 
 
 def choose_epoch(metric: str, trials: Sequence[Trial], looks: Looks) -> ArmMetric:
-    """What the trials that are judged come to, at the epoch that they choose together.
+    """The metric of the trials that are judged, at the epoch that they choose together.
 
     Raises:
         NotMeasured: fewer than two of them have finished, or their curves lack what the metric needs.
@@ -91,7 +91,7 @@ def choose_epoch(metric: str, trials: Sequence[Trial], looks: Looks) -> ArmMetri
 
 
 def judged_of(trials: Sequence[Trial], looks: Looks) -> list[Trial]:
-    """The replicates of the last complete look, which alone are judged; all where no look is complete."""
+    """The replicates of the last complete look, the only ones judged; all of them if no look is complete."""
     n = complete_look((trial.result.replicate for trial in trials), looks)
     return [trial for trial in trials if n is None or trial.result.replicate < n]
 
@@ -106,7 +106,7 @@ def _measure_arm(metric: str, trials: Sequence[Trial], looks: Looks) -> Sample:
 
 
 def average(samples: Sequence[Sample]) -> Sample:
-    """One sample of several arms: each replicate's mean over them, where all have it; diverged where one diverged."""
+    """One sample of several arms: each replicate's mean over them if all have it; diverged if it diverged in one."""
     shared = set.intersection(*(set(sample.indices) for sample in samples))
     replicates = []
     for index in sorted(shared):
@@ -123,7 +123,7 @@ def average(samples: Sequence[Sample]) -> Sample:
 
 
 def count_failed(trials: Sequence[Trial], peers: Sequence[Trial]) -> tuple[int, int]:
-    """(failed, all) of `trials`; what is usual is the median test error of them and their `peers` of like size."""
+    """(failed, all) of `trials`; the reference is the median test error of them and their `peers` of similar size."""
     errors = [value for trial in (*trials, *peers) if (value := _read(_FAILED_METRIC, trial)) is not None]
     if not errors:
         raise NotMeasured(f"no result holds {_FAILED_METRIC}, so nothing tells a failed training")

@@ -1,7 +1,7 @@
-"""What a claim's plan can tell before anything has run: the design that `stages.verdicts.power` asks for.
+"""The power of a planned experiment for a claim, before anything has run: the design given to `stages.verdicts.power`.
 
-The spread of a replicate is measured where ours have been judged in the claim's metric.  Else it is the paper's printed
-standard error times √n.  Else it is assumed, by the metric:
+The spread of a replicate is measured if our replicates have been judged in the claim's metric.  Otherwise it is the
+paper's printed standard error times √n.  Otherwise it is assumed, by the metric:
 
 - An accuracy or error p of N test samples: 0.8 √(p (1 − p)/N), a little less than if each sample were right by chance
   (Bouthillier et al. 2021 find repeated trainings near that).  The 48 standard errors that DAC's Tables 1 and 2 print
@@ -47,10 +47,10 @@ GAINS = ("order", "difference", "gap", "equivalence")
 
 
 def foresee(claim: ClaimLine, params: Params, verdict: Verdict, claims: Iterable[ClaimLine]) -> Power | None:
-    """What the plan can tell of a claim that trained models decide.
+    """The power of the plan for a claim that trained models decide.
 
-    `verdict` has the spread where replicates were judged; `claims` print what arms reach.  None where neither the paper
-    nor its metric says what spread to expect of a number.
+    `verdict` has the spread if replicates were judged; `claims` print what the arms reach.  None if neither the paper
+    nor the metric suggests the spread of a number.
     """
     if claim.value is None:
         return None
@@ -99,7 +99,7 @@ def foresee(claim: ClaimLine, params: Params, verdict: Verdict, claims: Iterable
 
 
 def _of_one_look(claim: ClaimLine, rules: Rules, pairs: Pairs, replicates: int, claims: Iterable[ClaimLine]) -> Power:
-    """Of a share of failed trainings, and of a range, which the mean alone decides."""
+    """The power for a share of failed trainings, and for a range, which the mean alone decides."""
     assert claim.value is not None, f"{claim.id} has no number"
     if claim.kind == "range":
         assert claim.high is not None and claim.precision, f"{claim.id} has no end or no precision"
@@ -118,7 +118,7 @@ def _of_one_look(claim: ClaimLine, rules: Rules, pairs: Pairs, replicates: int, 
 def _of_no_printed_size(
     claim: ClaimLine, rules: Rules, pairs: Pairs, experiment: Experiment, verdict: Verdict
 ) -> Power:
-    """Of gains alike over a grid, of who is ahead from a size on, and of what is observed inside trained networks."""
+    """The power for equal gains over a grid, for who is ahead from a size on, and for observed trained networks."""
     assert claim.value is not None, f"{claim.id} has no number"
     is_measured = bool(verdict.spread)
     is_log = claim.metric.endswith("log_mse")
@@ -148,7 +148,7 @@ def _spread(
     verdict: Verdict,
     claims: Iterable[ClaimLine],
 ) -> tuple[float, Source, str] | None:
-    """(spread, where it is from, the same in words)."""
+    """(spread, its source, the source in words)."""
     if verdict.spread:
         return verdict.spread, "measured", f"measured on our first {verdict.n}"
     if claim.stderr and claim.n and claim.kind != "ratio":
@@ -175,7 +175,7 @@ def _spread(
 
 
 def _combination(claim: ClaimLine, experiment: Experiment, pairs: Pairs) -> tuple[Combination, Combination]:
-    """What a replicate gives, as N − v D of its arms, and for a ratio N/D = v its D (`ratios.relative`)."""
+    """A replicate's value, as N − v D of its arms, and D for a ratio N/D = v (`ratios.relative`)."""
     if claim.kind != "ratio":
         top: dict[str, float] = defaultdict(float)
         for sign, arms in ((1, pairs.proposed), (-1, pairs.baseline)):
@@ -191,7 +191,7 @@ def _combination(claim: ClaimLine, experiment: Experiment, pairs: Pairs) -> tupl
 
 
 def _levels(unit: str, experiment: Experiment, claims: Iterable[ClaimLine]) -> dict[str, float]:
-    """What the paper prints for the arms of an experiment in this unit; of several metrics the first."""
+    """The values that the paper prints for the arms of an experiment in this unit; of several metrics, the first."""
     found: dict[str, float] = {}
     for claim in claims:
         is_level = claim.kind == "value" and claim.experiment == experiment.name and claim.unit == unit

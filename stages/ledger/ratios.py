@@ -18,7 +18,7 @@ from stages.verdicts.looks import complete_look
 
 
 def relative(claim: ClaimLine, sides: ClaimSamples, pairs: Pairs, group: ResultGroup, rules: Rules) -> Sample:
-    """A ratio r = N/D of means, as a sample whose mean is r and whose spread is that of (N − v D)/mean(D).
+    """The ratio r = N/D of means, as a sample whose mean is r and whose spread is that of (N − v D)/mean(D).
 
     v is the printed ratio: where it is right, this is the spread of r to first order (Fieller 1954).  N is the gain and
     D what it is relative to: the baseline, for a lower metric ours, or the gain of another arm.
@@ -72,7 +72,7 @@ def _ratio_sample(
 
 
 def judge_relative(claim: ClaimLine, ratio: Sample, group: ResultGroup, rules: Rules) -> Verdict:
-    """A ratio that is no larger than its margin is never `reproduced`: no gain at all would be the same."""
+    """Judge a ratio; one no larger than its margin is never `reproduced`, since no gain at all would count as equal."""
     looks = group.looks(rules)
     assert claim.value is not None, f"{claim.id} has no ratio"
     if claim.kind == "range":

@@ -1,7 +1,7 @@
-"""The same question under every defensible metric: what a verdict owes to the choice of one.
+"""The verdict on a claim under every defensible metric: how far it depends on the choice of one.
 
 A paper can be read to report the last epoch, the one that validation chooses, or the best on the test set.  One of them
-decides (the claim's row); what the others would have said stands beside it.
+decides (the claim's row); the verdicts under the others are shown next to it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NO_TEST = (Status.NOT_TESTED, Status.OTHER_HARDWARE, Status.AGREES, Status.DISA
 
 
 def under_other_metrics(judgement: Judgement, judge: Callable[[ClaimLine], Judgement]) -> tuple[Variant, ...]:
-    """What `judge` says of the claim in each other metric of its question; nothing where results don't decide it."""
+    """The verdict of `judge` in each other metric of the same question; empty if results don't decide the claim."""
     claim = judgement.claim
     others = next((group for group in DEFENSIBLE if claim.metric in group), ())
     if judgement.basis != "results" or judgement.verdict.status in _NO_TEST:

@@ -1,4 +1,4 @@
-"""Settings and counts that a paper prints, against what the params files hold."""
+"""Settings and counts that a paper prints, compared with the params files."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _EXTREME = re.compile(r"(min|max)\((.+)\)")
 
 
 class Unresolved(LookupError):
-    """The params files don't hold this setting; the message says so."""
+    """The params files don't contain this setting; the message says so."""
 
 
 def param_values(claim: ClaimLine, params: Params) -> list[Any]:
-    """What the params files hold of the claim's metric: its values in all experiments and arms, each once.
+    """The values of the claim's metric in the params files, over all experiments and arms, each once.
 
     `min(…)` and `max(…)` are the smallest and the largest of them.
 
     Raises:
-        Unresolved: they don't hold it.
+        Unresolved: the params files don't contain it.
     """
     extreme = _EXTREME.fullmatch(claim.metric)
     metric = extreme[2] if extreme else claim.metric
@@ -58,7 +58,7 @@ def _values(metric: str, experiment: Experiment, params: Params) -> list[Any]:
 
 
 def _follow(held: Any, path: str) -> Any:
-    """A field below `held` by its dotted path, a number being a place in a list; None where one is not set."""
+    """A field below `held` by its dotted path, where a number is an index into a list; None if one is not set."""
     for name in path.split("."):
         if held is None or (name.isdigit() and int(name) >= len(held)):
             return None
@@ -71,13 +71,13 @@ def _rows(source: DatasetSource) -> int:
 
 
 def _held_out(experiment: Experiment, source: DatasetSource) -> float:
-    """Rows of the training set that validate: whole ones of a fraction, on average of a fold."""
+    """Rows of the training set held out for validation: a whole number for a fraction, an average for folds."""
     split = experiment.printed.split
     return source.train / split.folds if split.folds else round(source.train * (split.fraction or 0))
 
 
 def _steps(experiment: Experiment, source: DatasetSource, params: Params) -> int:
-    """Steps of a run, of the first fold, as the loop takes them: the last batch of an epoch may be a smaller one."""
+    """Steps of a run on the first fold, as the loop takes them: the last batch of an epoch may be smaller."""
     protocol = experiment.printed
     replicate = Replicate(seed=0, fold=0 if protocol.split.kind == "folds" else None)
     return protocol.epochs * steps_per_epoch(training_counts(source.train, protocol, replicate)[0], protocol)
@@ -109,7 +109,7 @@ _DERIVED: Mapping[str, Derive] = {
 
 
 def judge_setting(claim: ClaimLine, params: Params) -> Verdict:
-    """`as printed` where every experiment and arm has the printed value."""
+    """Judge a setting: `as printed` if every experiment and arm has the printed value."""
     try:
         used = param_values(claim, params)
     except Unresolved as error:
@@ -118,7 +118,7 @@ def judge_setting(claim: ClaimLine, params: Params) -> Verdict:
 
 
 def agree(claim: ClaimLine, used: Sequence[Any]) -> Verdict:
-    """`as printed` where every value is, by the printed rounding; else the first that departs is the estimate's."""
+    """`as printed` if every value agrees to the printed rounding; otherwise the estimate is the first that doesn't."""
     departing = [value for value in used if not _is_printed(value, claim)]
     first = (departing or used)[0]
     listed = ", ".join("not set" if value is None else f"{value:g}" for value in used)
@@ -136,7 +136,7 @@ def _is_printed(used: Any, claim: ClaimLine) -> bool:
 
 
 def judge_counted(claim: ClaimLine, params: Params) -> Verdict:
-    """A count or range of the data, exact: as declared, which `fetch` and `preprocess` hold the files to."""
+    """Judge a count or range of the data exactly, as declared; `fetch` and `preprocess` check the files against it."""
     try:
         used = param_values(claim, params)
     except Unresolved as error:

@@ -1,4 +1,4 @@
-"""The two sides of a claim: which arms it compares, and their samples from the results that may say most."""
+"""The two sides of a claim: the arms it compares, and their samples from the results with the strongest evidence."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ OF_SLICES = ("order", "difference", "uniform")
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs:
-    """The arms of a claim: the proposed, and for each the baseline that it is compared with (none for a value).
+    """The arms of a claim: the proposed ones, and the baseline that each is compared with (none for a value).
 
-    `cells`: keywords of the proposed arms' models, which say where in the grid they are; `grid`: those of all planned.
+    `cells`: keywords of the proposed arms' models, their places in the grid; `grid`: those of all planned arms.
     """
 
     proposed: tuple[str, ...]
@@ -73,9 +73,9 @@ class ClaimSamples:
 def find_group(
     claim: ClaimLine, experiment: Experiment, groups: Sequence[ResultGroup]
 ) -> tuple[Pairs, ResultGroup | None]:
-    """The claim's arms and the group that says most; of a grid of arms, those that have results.
+    """The claim's arms and the group with the strongest evidence; for a grid of arms, those that have results.
 
-    Of a grid of pairs, whole slices where there are any: which pairs of a begun slice count is nobody's choice.
+    For a grid of pairs, whole slices if there are any: nobody chooses which pairs of an incomplete slice count.
     """
     planned = arms_of(claim, experiment)
     if len(planned.proposed) == 1:
@@ -100,7 +100,7 @@ def find_group(
 
 
 def arms_of(claim: ClaimLine, experiment: Experiment) -> Pairs:
-    """Arms by the claim's patterns; of a grid, each with the baseline that the params file sets against it."""
+    """Arms matching the claim's patterns; in a grid, each with the baseline that the params file sets against it."""
     proposed = fnmatch.filter(experiment.arms, claim.arm or "")
     if claim.baseline_arm is None:
         return _pairs(experiment, [(arm, None) for arm in proposed])
@@ -123,10 +123,10 @@ def _pairs(experiment: Experiment, couples: Sequence[tuple[str, str | None]]) ->
 
 
 def gather_samples(claim: ClaimLine, pairs: Pairs, group: ResultGroup, rules: Rules) -> ClaimSamples:
-    """The claim's samples.
+    """The samples of the claim's two sides.
 
     Raises:
-        NotMeasured: no result holds the metric.
+        NotMeasured: no result has the metric.
     """
     samples = {arm: measure(claim.metric, group.arms[arm], group.looks(rules)) for arm in pairs.arms}
     entries: list[Entry] = []
@@ -159,7 +159,7 @@ def entry_of(trial: Trial, side: Side, value: float | None) -> Entry:
 
 
 def mean_of(sample: Sample, looks: Looks) -> float | None:
-    """Of the replicates that are judged; of all where no look is complete."""
+    """Mean of the replicates that are judged; of all if no look is complete."""
     n = complete_look(sample.indices, looks)
     used = sample.among(range(n)) if n else sample
     return fmean(used.values) if used.values else None

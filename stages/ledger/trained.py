@@ -1,4 +1,4 @@
-"""Claims that trained models decide: values, gains, comparable arms, ratios, ranges, their inside, failed trainings."""
+"""Claims that trained models decide: values, gains, comparable arms, ratios, ranges, observations, failed trainings."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ NO_NUMBER_OF = "{}; a number needs all of it, only an order may be indicated."
 
 
 def judge_trained(claim: ClaimLine, params: Params, groups: Sequence[ResultGroup]) -> Judgement:
-    """The claim against the results of its experiment that may say most."""
+    """Judge the claim by the results of its experiment with the strongest evidence."""
     (name,) = fnmatch.filter(params.experiments, claim.experiment or "")
     experiment = params.experiments[name]
     if claim.unit == "nats per token" and params.datasets[experiment.dataset].classes == BYTES:
@@ -68,7 +68,7 @@ def judge_trained(claim: ClaimLine, params: Params, groups: Sequence[ResultGroup
 
 
 def _judge_grid(judge: Judge, claim: ClaimLine, pairs: Pairs, group: ResultGroup, params: Params) -> Judgement:
-    """A claim about a whole grid, of which results that only indicate say nothing."""
+    """Judge a claim about a whole grid; results that only indicate don't count for it."""
     if group.evidence_level is EvidenceLevel.DECIDES:
         return judge(claim, pairs, group, params)
     return Judgement(claim=claim, verdict=not_tested(_why_it_indicates(group)), basis="none", is_decidable=True)
@@ -77,7 +77,7 @@ def _judge_grid(judge: Judge, claim: ClaimLine, pairs: Pairs, group: ResultGroup
 def _judge_samples(
     judge: SamplesJudge, claim: ClaimLine, pairs: Pairs, group: ResultGroup, params: Params
 ) -> Judgement:
-    """A claim about one or two arms, or their means over a grid."""
+    """Judge a claim about one or two arms, or their means over a grid."""
     sides = gather_samples(claim, pairs, group, params.verdicts)
     if group.evidence_level is EvidenceLevel.INDICATES and claim.kind not in ORDERS:
         verdict, ours = not_tested(_why_it_indicates(group)), None
@@ -96,7 +96,7 @@ def _judge_samples(
 
 
 def _why_it_indicates(group: ResultGroup) -> str:
-    """What keeps results on real data from deciding a number."""
+    """Why results on real data can't decide a number."""
     if group.is_of_part_of_the_data:
         return NO_NUMBER_OF.format("Real data, but a part of them")
     if group.share >= 1 and not group.follows_plan:
@@ -142,9 +142,9 @@ def _judge_ratio(
 def _judge_observed(
     claim: ClaimLine, sides: ClaimSamples, pairs: Pairs, group: ResultGroup, params: Params
 ) -> VerdictAndOurs:
-    """A number from inside trained networks: on one side of what is stated or, where no side is, equal to it.
+    """Judge a number from inside trained networks: on one side of the stated one or, if no side is stated, equal to it.
 
-    What is stated follows from the paper's words and has no error of its own.
+    The stated number follows from the paper's words and has no error of its own.
     """
     assert claim.value is not None, f"{claim.id} has nothing to be held against"
     rules, planned = params.verdicts, group.experiment.replicates
@@ -162,21 +162,21 @@ def _has_own_test_set(claim: ClaimLine, group: ResultGroup, params: Params) -> b
 
 
 def _of_test_sets(claim: ClaimLine, variance: float, sides: ClaimSamples, group: ResultGroup, params: Params) -> float:
-    """What two draws of the test set add, ours and the paper's, of which one image has this `variance`."""
+    """Variance that two draws of the test set add, ours and the paper's, where one image has this `variance`."""
     if not _has_own_test_set(claim, group, params):
         return 0.0
     return 2 * variance / min(trial.result.data.test_images for trial in sides.trials)
 
 
 def _of_test_sets_of_pair(claim: ClaimLine, sides: ClaimSamples, group: ResultGroup, params: Params) -> float:
-    """The same of a gain, to which images count on which the arms disagree."""
+    """The same for a gain, where only images on which the arms disagree count."""
     if not _has_own_test_set(claim, group, params):
         return 0.0
     return _of_test_sets(claim, _disagreement(sides.trials), sides, group, params)
 
 
 def _excluded_share(trials: Sequence[Trial]) -> float:
-    """Of the official test rows, those that our source lacks."""
+    """Share of the official test rows that our source lacks."""
     shares = [
         line.data.excluded_test_images / (line.data.test_images + line.data.excluded_test_images)
         for line in (trial.result for trial in trials)
@@ -238,7 +238,7 @@ def _judge_equivalence(
 
 
 def _with_gain(verdict: Verdict) -> VerdictAndOurs:
-    """Ours is the gain, which the verdict is about."""
+    """The verdict with the gain as our number, which the verdict is about."""
     return verdict, verdict.estimate
 
 
@@ -254,13 +254,13 @@ def _baseline(claim: ClaimLine, sides: ClaimSamples) -> Sample:
 
 
 def _widening_of_pair(sides: ClaimSamples) -> float:
-    """What left-out test rows could change: their share of the share on which the two arms disagree."""
+    """The most that left-out test rows could change: their share times the share on which the two arms disagree."""
     share = _excluded_share(sides.trials)
     return share * _disagreement(sides.trials) if share else 0.0
 
 
 def _disagreement(trials: Sequence[Trial]) -> float:
-    """Share of the test images on which the two arms' first models differ in being right; 1 where nobody knows."""
+    """Share of test images on which only one of the two arms' first models is right; 1 where it isn't known."""
     first = {trial.result.arm: trial.result for trial in reversed(trials) if trial.result.correct is not None}
     if len(first) < 2:
         return 1.0

@@ -1,7 +1,7 @@
-"""Which results may speak for a claim, and how much they may say.
+"""Which results count as evidence for a claim, and how strong that evidence is.
 
-Only results under equal conditions (protocol and data) are judged together.  Of several such groups of results the one
-that may say most speaks: a decision before an indication, then more replicates, then published evidence.
+Only results under equal conditions (protocol and data) are judged together.  Of several such groups, the one with the
+strongest evidence is used: a decision before an indication, then more replicates, then published evidence.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FLOPS_OF_TRAINING = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """The one result of a replicate under its conditions: published evidence first, else the newest.
+    """The one result of a replicate under its conditions: published evidence first, otherwise the newest.
 
     `number` is its row in the database; `follows_plan`: protocol and replicate are those that the params give today.
     """
@@ -43,7 +43,7 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class ResultGroup:
-    """Results of one experiment under equal conditions; `share` of the printed passes over the training images."""
+    """Results of one experiment under equal conditions; `share`: of the printed passes over the training images."""
 
     experiment: Experiment
     evidence_level: EvidenceLevel
@@ -51,7 +51,7 @@ class ResultGroup:
     arms: Mapping[str, tuple[Trial, ...]]
 
     def looks(self, rules: Rules) -> dict[int, float]:
-        """The planned looks, which end with the experiment's replicates."""
+        """The planned looks, which end at the experiment's number of replicates."""
         return looks_of_plan(rules.looks, self.experiment.replicates)
 
     @property
@@ -92,7 +92,7 @@ def _group(experiment: Experiment, trials: Sequence[Trial], rules: Rules) -> Res
 
 
 def _evidence_level(trials: Sequence[Trial], share: float, rules: Rules) -> EvidenceLevel:
-    """A protocol of yesterday decides nothing: under the name of the profile `paper` it may still indicate."""
+    """The evidence level; an outdated protocol decides nothing, but under the profile `paper` it may still indicate."""
     first = trials[0].result
     as_printed = all(trial.follows_plan for trial in trials)
     return evidence_level_of(
@@ -104,7 +104,7 @@ def _evidence_level(trials: Sequence[Trial], share: float, rules: Rules) -> Evid
 
 
 def passes_share(result: ResultLine, arm: Arm, experiment: Experiment) -> float:
-    """Training images seen over those that the printed protocol shows, by plan: an early stop counts as complete."""
+    """Training images seen over those that the printed protocol shows, as planned: an early stop counts as complete."""
     protocol = result.spec["protocol"]
     images = result.data.train_images
     seen = min(protocol.get("train_images") or images, images)
@@ -115,7 +115,7 @@ def passes_share(result: ResultLine, arm: Arm, experiment: Experiment) -> float:
 
 
 def strength(group: ResultGroup, arms: Collection[str]) -> tuple[int, int, int]:
-    """What a group may say of `arms`: its standing, the replicates that all have, how many of them are published."""
+    """Sort key of a group for `arms`: evidence level, replicates that all have, how many of them are published."""
     order = [EvidenceLevel.SILENT, EvidenceLevel.INDICATES, EvidenceLevel.DECIDES]
     mine = [trial for arm in arms for trial in group.arms[arm]]
     return (
@@ -126,13 +126,13 @@ def strength(group: ResultGroup, arms: Collection[str]) -> tuple[int, int, int]:
 
 
 def choose(groups: Sequence[ResultGroup], arms: Collection[str]) -> ResultGroup | None:
-    """The group that may say most and has results of all `arms`; None where none has."""
+    """The group with the strongest evidence that has results of all `arms`; None if there is none."""
     fitting = [group for group in groups if set(arms) <= set(group.arms)]
     return max(fitting, key=lambda group: strength(group, arms), default=None)
 
 
 def price(trials: Collection[Trial], params: Params) -> ClaimCost | None:
-    """What these results cost together, each counted once; None where no cost is known."""
+    """The joint cost of these results, each counted once; None where no cost is known."""
     costs = [(trial, trial.cost) for trial in trials if trial.cost is not None]
     if not costs:
         return None
