@@ -1,4 +1,4 @@
-"""Result lines, evidence, claims, findings and params into the database, in a fixed order, all or nothing.
+"""Writes result lines, evidence, claims, findings and params to the database, in a fixed order, all or nothing.
 
 The same files give the same rows.  A SQLite file is built beside the old one and swapped in by one rename; another
 database is rebuilt in one transaction.
@@ -28,7 +28,7 @@ __all__ = ["LedgerError", "RecordError", "Summary", "record"]
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What `record` wrote; `notes` are findings that a person should see but that stop nothing."""
+    """What `record` wrote; `notes` are findings that a person should see but that don't stop anything."""
 
     results: int
     selected: int
@@ -46,8 +46,8 @@ def record(root: Path, place: str, *, evidence_only: bool = False) -> Summary:
     Raises:
         EvidenceError: a result line can't be read.
         ParamsError: a params file is wrong.
-        LedgerError: claims and params don't fit together.
-        RecordError: lines and params don't fit together.
+        LedgerError: claims contradict params.
+        RecordError: lines contradict params.
         ResultsUnavailable: the database can't be written.
     """
     with _nothing_collected():
@@ -56,7 +56,7 @@ def record(root: Path, place: str, *, evidence_only: bool = False) -> Summary:
 
 @contextmanager
 def _nothing_collected() -> Iterator[None]:
-    """All that is read and made here stays until the end: looking for garbage in it took a quarter of the time."""
+    """Turn garbage collection off: everything made here stays until the end, and collecting took a quarter of the time."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Metrics of arms as wholes as rows: read with a comparison, they would cost it every epoch of every run."""
+"""Metrics of arms as wholes, as rows: computed for each comparison, they would need every epoch of every run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NEEDED = "test_accuracy"
 
 
 def arm_metric_rows(selected: Iterable[Found]) -> list[tables.Base]:
-    """A row for each metric that the curves of an arm's finished results under equal conditions give."""
+    """One row for each metric that the curves of an arm's finished results under equal conditions give."""
     groups: dict[tuple[str, str, str, str], list[ResultLine]] = defaultdict(list)
     for item in selected:
         line = item.result

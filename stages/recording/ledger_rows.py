@@ -1,4 +1,4 @@
-"""Judgements, deviations and the tables' sentences as rows of the database."""
+"""Judgements, deviations and the tables' sentences as database rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stages.rules import Rules
 
 
 def verdict_rows(judgements: Sequence[Judgement], sentences: Sequence[Table], rules: Rules) -> list[tables.Base]:
-    """A verdict for each judgement, with the digest of what judged it."""
+    """One verdict per judgement, with the digest of its claim, rules and code."""
     code, numbers = digest_code(), rules.digest()
     adjusted = {
         claim: holds for table in sentences for claim, holds in zip(table.claims, table.sentence.holds, strict=True)
@@ -40,7 +40,7 @@ def verdict_run_values(judgements: Iterable[Judgement]) -> Iterator[tuple[Any, .
 
 
 def change_rows(history: Sequence[Change], judgements: Sequence[Judgement]) -> list[tables.Base]:
-    """What a claim's page tells of its past: changes of its row, and of rules and code where results judge it."""
+    """The history on a claim's page: changes of its row, and of rules and code if results judge it."""
     rows: list[tables.Base] = []
     for judgement in judgements:
         mine = [change for change in history if change.concerns(judgement.claim.id)]
@@ -162,7 +162,7 @@ def family_rows(sentences: Sequence[Table], judgements: Sequence[Judgement]) -> 
 
 
 def plain(judgements: Sequence[Judgement]) -> list[Any]:
-    """What they say, as JSON values, for the digest of the database."""
+    """The content of judgements as JSON values, for the digest of the database."""
     return [
         [
             judgement.claim.id,

@@ -1,4 +1,4 @@
-"""Results, claims and params as rows of the database, in a fixed order."""
+"""Results, claims and params as database rows, in a fixed order."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Values = tuple[Any, ...]
 
 
 class Rows:
-    """The rows of one database, made anew for each call of `fill`."""
+    """The rows of one database, rebuilt for each call of `fill`."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Rows:
         )
 
     def fill(self, session: Session) -> None:
-        """Tables in the order of their foreign keys."""
+        """Fill the tables in the order of their foreign keys."""
         for rows in (
             self.named(),
             self.experiments(),
@@ -100,7 +100,7 @@ class Rows:
         session.add(tables.Meta(name="content", value=self.digest()))
 
     def digest(self) -> str:
-        """sha256 over everything that the rows are made from; which profile is run next is no part of it."""
+        """sha256 over all inputs of the rows; which profile runs next is not part of it."""
         deviations = TypeAdapter(PaperDeviations)
         parts: list[Any] = [
             TypeAdapter(Params).dump_python(self.params, mode="json", exclude={"profile_name"}),
@@ -211,7 +211,7 @@ class Rows:
         )
 
     def epochs(self) -> Iterator[Values]:
-        """Nearly all rows that there are."""
+        """Rows of epochs, nearly all of the database."""
         for item in self.found:
             curves = as_curves(item.result.curves)
             yield from zip(repeat(self.ids[item.identity]), *(curves.column(name) for name in COLUMNS), strict=False)
@@ -225,7 +225,7 @@ class Rows:
         )
 
     def checkpoints(self) -> list[tables.Base]:
-        """For each `<experiment>.<arm>.<replicate>` the strongest result of its model whose weights are here."""
+        """For each `<experiment>.<arm>.<replicate>`, the strongest result of its model whose weights are here."""
         ranks = {name: position for position, name in enumerate(self.params.profiles)}
         best: dict[str, Found] = {}
         for item in self.found:
@@ -238,7 +238,7 @@ class Rows:
         return [self._checkpoint(position, name, item) for position, (name, item) in enumerate(best.items())]
 
     def _digest_here(self, item: Found) -> str | None:
-        """Digest of the weights as trained, else of the released ones, else None."""
+        """Digest of the weights as trained, otherwise of the released ones, otherwise None."""
         candidates = (item.result.weights_sha256, item.release.sha256 if item.release else None)
         return next((digest for digest in candidates if digest in self.weights), None)
 
@@ -260,16 +260,16 @@ class Rows:
 
 
 def _strength(item: Found, ranks: Mapping[str, int]) -> tuple[bool, int, bool, bool, str]:
-    """Real data first, then the stronger profile, then code as it is now, then evidence, then the newest."""
+    """Sort key: real data, then the stronger profile, then current code, then evidence, then the newest."""
     is_real, is_evidence = item.result.data.provenance != "embedded", item.origin is not None
     published = item.origin.published if item.origin else ""
     return is_real, ranks[item.result.profile], not item.changed_code, is_evidence, published
 
 
 def _select(found: Sequence[Found]) -> set[tuple[str, str, str, str, int]]:
-    """One result a replicate under equal conditions, of the arm's model of today: unchanged code, then evidence, first.
+    """One result per replicate and conditions, of the arm's current model: unchanged code first, then evidence.
 
-    A result of another model (the arm's arguments were edited since) stays in the database and enters no comparison.
+    A result of another model (the arm's arguments were edited since) stays in the database but enters no comparison.
     """
     best: dict[tuple[Any, ...], Found] = {}
     for item in found:
@@ -324,7 +324,7 @@ def _result_row(number: int, item: Found, is_selected: bool) -> dict[str, Any]:
 
 
 def _identify(item: Found) -> list[Any]:
-    """What tells a result from every other: the digest of its lines, and what the params make of them."""
+    """Everything that identifies a result: the digest of its lines, and what the params make of them."""
     digest = item.digest
     if not digest:
         text = write_lines([item.result]) + write_lines([item.cost] if item.cost else [])

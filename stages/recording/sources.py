@@ -1,4 +1,4 @@
-"""What `record` reads: result lines, evidence, claims and weights, each checked against the params files."""
+"""The inputs of `record`: result lines, evidence, claims and weights, each checked against the params files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from stages.run import STRICT, ModelSpec, OptimizerSpec, Protocol, Replicate, Ru
 
 
 class RecordError(ValueError):
-    """Inputs that don't fit together; the message names the file and what was expected."""
+    """Inputs that contradict each other; the message names the file and what was expected."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,10 +83,10 @@ class FindingLine(Finding):
 
 
 def read_findings(path: Path, claims: Sequence[ClaimLine]) -> dict[str, FindingLine]:
-    """Findings by claim; none where `analyse` has not run.
+    """Findings by claim; none if `analyse` has not run.
 
     Raises:
-        RecordError: a line that can't be read, or of a claim that isn't listed.
+        RecordError: a line can't be read, or is about a claim that isn't listed.
     """
     adapter, known = TypeAdapter(FindingLine), {claim.id for claim in claims}
     findings: dict[str, FindingLine] = {}
@@ -149,7 +149,7 @@ def find_results(root: Path, params: Params, *, evidence_only: bool = False) -> 
 
 
 def _mark(found: Iterable[Found], params: Params, equivalences: Equivalences) -> list[Found]:
-    """The results, each with what has changed since: its arm's model or own protocol fields, its code."""
+    """The results, each marked with what has changed since: its arm's model or own protocol fields, its code."""
     changes: dict[str, tuple[str, ...]] = {}
     planned: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
     marked = []
@@ -181,13 +181,13 @@ def _mark(found: Iterable[Found], params: Params, equivalences: Equivalences) ->
 
 
 def _follows(result: ResultLine, today: Mapping[str, Any]) -> bool:
-    """Whether a run was trained by today's whole protocol and seed."""
+    """True if a run was trained by the current protocol and seed."""
     old, new = _DEFAULTS | result.spec["protocol"], _DEFAULTS | today["protocol"]
     return old == new and result.spec.get("replicate") == today["replicates"].get(result.replicate)
 
 
 def _defaults() -> dict[str, Any]:
-    """What a protocol has where nothing is set; an older spec doesn't know a field that was added since."""
+    """The default values of a protocol: an older spec lacks fields that were added since."""
     optimizer = OptimizerSpec(name="sgd", lr=0.0)
     least = Protocol(optimizer=optimizer, batch_size=1, epochs=1, mean=(), std=())
     model = ModelSpec(path="", arguments={})
@@ -199,7 +199,7 @@ _DEFAULTS = _defaults()
 
 
 def _planned(params: Params, name: str, profile: str) -> dict[str, dict[str, Any]]:
-    """Model, protocol and replicates that the params give each arm of an experiment today, as a spec has them."""
+    """Model, protocol and replicates that the params currently give each arm of an experiment, in a spec's form."""
     experiment = params.experiments[name]
     planned: dict[str, dict[str, Any]] = {}
     source = params.datasets[experiment.dataset]
@@ -272,9 +272,9 @@ class Weights:
 
 
 def find_weights(root: Path, found: Sequence[Found]) -> tuple[dict[str, Weights], list[str]]:
-    """Weights files by sha256, committed models first, and those that no result knows.
+    """Weights files by sha256, committed models first, and those that belong to no result.
 
-    Beside weights that were trained here stands their digest; whoever loads them checks it.
+    Weights trained here have their digest stored beside them; whoever loads them checks it.
     """
     wanted = {item.result.weights_sha256 for item in found if item.result.weights_sha256}
     wanted |= {item.release.sha256 for item in found if item.release}
@@ -301,7 +301,7 @@ def find_weights(root: Path, found: Sequence[Found]) -> tuple[dict[str, Weights]
 
 
 def _trained_digest(outcome: Path) -> str | None:
-    """None where the run's folder isn't whole."""
+    """The recorded digest; None if the run's folder isn't complete."""
     try:
         return str(json.loads(outcome.read_bytes())["weights_sha256"]) if outcome.is_file() else None
     except (ValueError, KeyError, TypeError):

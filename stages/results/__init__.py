@@ -1,4 +1,4 @@
-"""What is known: the tables of `data/results.db`, how it is opened, and how ours is set beside the paper's.
+"""The results database: the tables of `data/results.db`, how it is opened, and how ours is compared to the paper's.
 
 `tables` is the only place where a column is named; `comparison` holds the one comparison that service and report share.
 """

@@ -1,4 +1,4 @@
-"""Claims with their verdicts: lists, one with everything behind it, and counts for a badge."""
+"""Claims with their verdicts: lists, a single claim with everything behind it, and counts for a badge."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Ground = Literal["trained", "computed", "data"]
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimFilter:
-    """What a list of claims is cut to; None doesn't cut."""
+    """Filters of a list of claims; None filters nothing."""
 
     paper: str | None = None
     dataset: str | None = None
@@ -58,8 +58,8 @@ class JudgedClaim:
 class ClaimRecord(JudgedClaim):
     """One claim with everything behind its verdict; `family` is the sentence of its table.
 
-    `pairs`: of a gain over a grid, what each pair gives.  `arms`: of a metric that chooses an epoch, each arm's.
-    `same_error`: other claims, wrong by the same error.
+    `pairs`: for a gain over a grid, the gain of each pair.  `arms`: for a metric that chooses an epoch, each arm's.
+    `same_error`: other claims that are wrong because of the same error.
     """
 
     runs: tuple[VerdictRun, ...]
@@ -88,10 +88,10 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class Tally(Counts):
-    """Verdicts of a paper's claims: a badge.  What training decides, what computing does, and facts of data apart.
+    """Verdict counts of a paper's claims: a badge.  Training, computing and facts of data are counted separately.
 
-    An error that a finding shows at several places counts once, in the counts and in `by_basis`; `errors` are its
-    places, and `claims`, `by_verdict` and `by_kind` have all of them.
+    An error that a finding shows in several places counts once, in the counts and in `by_basis`; `errors` are its
+    places, while `claims`, `by_verdict` and `by_kind` count all of them.
     """
 
     paper: str
@@ -111,7 +111,7 @@ _CLAIMS = select(Claim, Verdict).join(Verdict, Verdict.claim == Claim.id).order_
 def list_judged(
     session: Session, wanted: ClaimFilter, *, limit: int | None = None, offset: int = 0
 ) -> list[JudgedClaim]:
-    """Claims that fit, in their order."""
+    """Claims that match the filter, in their order."""
     return _judged(session, _cut(_CLAIMS, wanted).limit(limit).offset(offset))
 
 
@@ -167,10 +167,10 @@ def _places(session: Session, claims: Sequence[str]) -> dict[str, tuple[tuple[st
 
 
 def find_judged(session: Session, claim_id: str) -> ClaimRecord:
-    """One claim with runs, deviations and the sentence of its table.
+    """One claim with its runs, its deviations and the sentence of its table.
 
     Raises:
-        UnknownClaim: it isn't there.
+        UnknownClaim: there is no such claim.
     """
     claim = session.get(Claim, claim_id)
     if claim is None:
@@ -202,7 +202,7 @@ def find_judged(session: Session, claim_id: str) -> ClaimRecord:
 
 
 def error_of(claim: Claim, verdict: Verdict) -> str | None:
-    """The error that the verdict rests on, where a finding shows one."""
+    """The error behind the verdict, where a finding shows one."""
     return claim.finding.get("error") if claim.finding and verdict.basis == "finding" else None
 
 
@@ -250,7 +250,7 @@ def list_families(session: Session, *, paper: str | None = None) -> Sequence[Fam
 
 
 def tally(session: Session, wanted: ClaimFilter | None = None) -> list[Tally]:
-    """Counts by verdict for each paper that has claims, in the order of the params file; others after them."""
+    """Counts by verdict for each paper that has claims, in the order of the params file; other papers follow."""
     rows = session.execute(_cut(_CLAIMS, wanted or ClaimFilter())).all()
     judged = [(row.Claim, row.Verdict) for row in rows]
     order = list(session.scalars(select(Paper.name).order_by(Paper.position)))
@@ -285,7 +285,7 @@ def _tally(paper: str, rows: Sequence[tuple[Claim, Verdict]]) -> Tally:
 
 
 def ground_of(claim: Claim, verdict: Verdict) -> Ground:
-    """What decides a claim: trained models, a computation, or facts of the data."""
+    """The kind of evidence that decides a claim: trained models, a computation, or facts about the data."""
     if verdict.basis == "params" or (claim.kind == "count" and claim.experiment):
         return "data"
     if verdict.basis == "finding" or (claim.experiment is None and claim.family is None):
@@ -308,7 +308,7 @@ def _count(rows: Sequence[tuple[Claim, Verdict]]) -> Counts:
 
 
 def _count_once(rows: Sequence[tuple[Claim, Verdict]]) -> list[tuple[Claim, Verdict]]:
-    """Without the further places of an error."""
+    """The rows without the further places of an error."""
     first: dict[tuple[str, str], tuple[Claim, Verdict]] = {}
     for row in rows:
         error = error_of(*row)

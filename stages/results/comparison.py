@@ -1,8 +1,8 @@
-"""Ours beside the paper's, one experiment at a time.
+"""Our numbers compared to the paper's, one experiment at a time.
 
-Only results under equal conditions (same protocol, same data) stand in one table, so a pair differs in its arms alone.
+Only results under equal conditions (same protocol, same data) share a table, so that a pair differs only in its arms.
 The best conditions are shown: real data before stand-ins, then the stronger profile, then more arms and replicates.
-A stand-in's number says nothing about the claim and is none of ours: no mean, no difference, no gain, no rank.
+A stand-in's number says nothing about the claim and isn't used as ours: no mean, no difference, no gain, no rank.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ _PAIR = ("baseline", "proposed")
 
 @dataclass(frozen=True)
 class Asked:
-    """What results are cut to; None doesn't cut."""
+    """Filters of the results; None filters nothing."""
 
     profile: str | None
     provenance: Provenance | None
@@ -215,7 +215,7 @@ def _compare_arm(
 
 
 def _real(results: Sequence[ComparedRun]) -> list[ComparedRun]:
-    """Those on real data: a stand-in's number is none of ours."""
+    """The results on real data: a stand-in's number doesn't count as ours."""
     return [result for result in results if result.provenance != "embedded"]
 
 
@@ -255,7 +255,7 @@ def _gain(
     facts: ComparisonRows,
     metric: MetricInfo,
 ) -> Gain | None:
-    """Where the paper prints how much better the arm is than another one: that, and ours."""
+    """The printed gain of the arm over another one, and ours; None where the paper prints none."""
     claim = facts.gains.get((metric.name, experiment.name, arm.name))
     paper = _printed(claim)
     if claim is None or claim.baseline_arm is None or paper is None:
@@ -278,7 +278,7 @@ def _ratio(
     facts: ComparisonRows,
     metric: MetricInfo,
 ) -> Ratio | None:
-    """The cost of an arm over the baseline's: ours where both were measured in the same way, and the paper's."""
+    """The cost of an arm over the baseline's: ours if both were measured in the same way, and the paper's."""
     if baseline is None:
         return None
     if metric.name == "inference_time":
@@ -295,14 +295,14 @@ def _ratio(
 
 
 def _timed(results: Sequence[ComparedRun]) -> list[ComparedRun]:
-    """One replicate of an arm is timed, the others have no inference time."""
+    """The results with an inference time: only one replicate of an arm is timed."""
     return [result for result in results if result.cost and result.cost.latency_seconds_per_sample is not None]
 
 
 def _stopwatch(result: ComparedRun, metric: MetricInfo) -> tuple[object, ...]:
-    """What must be equal before two costs are divided: machine, revision at publishing, and how the time was taken.
+    """What must be equal before two costs are divided: machine, revision at publishing, and the method of timing.
 
-    Code that a run key leaves out, because it changes no result, changes times.
+    Code that a run key leaves out because it changes no result can still change times.
     """
     made = result.environment_digest, (result.origin or {}).get("revision")
     if metric.name != "inference_time" or result.cost is None:
@@ -344,9 +344,9 @@ def _cost(mine: Sequence[ComparedRun], latency: Ratio | None, facts: ComparisonR
 
 
 def _rank(arms: Sequence[ArmComparison], metric: MetricInfo) -> tuple[list[ArmComparison], Order]:
-    """Ranks from 1 (best) among the arms of the paper's table that both sides have, equal values sharing the better.
+    """Ranks from 1 (best) among the arms of the paper's table that both sides have; equal values share the better rank.
 
-    Where the paper has none, among ours.
+    Where the paper has none, ranks among our arms.
     """
     sign = -1 if metric.better == "higher" else 1
     table = [arm for arm in arms if arm.role in _PAIR or arm.paper is not None]
@@ -360,7 +360,7 @@ def _rank(arms: Sequence[ArmComparison], metric: MetricInfo) -> tuple[list[ArmCo
     ranked = [
         replace(arm, rank_ours=_position(sides[0], arm.arm), rank_paper=_position(sides[1], arm.arm)) for arm in arms
     ]
-    # a cost is another one on every machine: the paper's order of times says nothing about ours
+    # a cost differs on every machine: the paper's order of times says nothing about ours
     agrees = (order_ours == order_paper) if is_complete and metric.split is not None else None
     return ranked, Order(ours=order_ours, paper=order_paper, agrees=agrees)
 

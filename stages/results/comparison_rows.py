@@ -1,4 +1,4 @@
-"""The rows behind comparisons, read column by column: a comparison of thousands of runs needs few of their numbers."""
+"""The rows behind comparisons, read by column: a comparison of thousands of runs needs few of their numbers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ComparedRun:
 
 @dataclass(frozen=True)
 class ComparisonRows:
-    """Rows behind comparisons, runs by experiment.
+    """The rows behind comparisons, with runs by experiment.
 
     `claims` are printed values by (metric, experiment, arm), `gains` printed differences between two arms.  `wholes`
     are metrics of arms as wholes by (metric, experiment, arm, profile, conditions).
@@ -91,12 +91,12 @@ def load_facts(session: Session, experiments: Mapping[str, Sequence[MetricInfo]]
 
 
 def load_ranks(session: Session) -> dict[str, int]:
-    """How strong the evidence of each profile is."""
+    """The strength of each profile's evidence, as a rank."""
     return {row.name: row.rank for row in session.execute(select(tables.Profile.name, tables.Profile.rank))}
 
 
 def printed_metrics(session: Session, experiments: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Of each experiment the metrics that its paper's claims are in: values of arms first, costs last, as printed."""
+    """For each experiment, the metrics of its paper's claims: values of arms first, costs last, in printed order."""
     query = (
         select(ClaimExperiment.experiment, tables.Claim.metric, tables.Claim.kind)
         .join(tables.Claim, tables.Claim.id == ClaimExperiment.claim)

@@ -1,4 +1,4 @@
-"""Opening and creating the results database, and the names that it doesn't know."""
+"""Opens and creates the results database; errors for names that it doesn't contain."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _ROWS_AT_ONCE = 100_000
 
 
 class ResultsUnavailable(RuntimeError):
-    """The database can't answer: absent, unreadable, or built by another version of the tables."""
+    """The database can't answer: it is absent, unreadable, or built by another version of the tables."""
 
 
 class UnknownName(LookupError):
-    """A name that the database doesn't hold.  `known` lists what it does hold, where that list is short."""
+    """A name that the database doesn't contain.  `known` lists the names that it does, where that list is short."""
 
     kind = "name"
 
@@ -82,11 +82,11 @@ def database_url(place: str) -> str:
 def open_results(place: str) -> Sessions:
     """Read-only sessions on the database at `place`, a path or a URL.
 
-    Every SQLite session opens the file anew: a database that `record` swaps in is seen by the next session, while one
-    under way finishes on the old file.
+    Every SQLite session reopens the file: the next session sees a database that `record` swaps in, while a session in
+    progress finishes on the old file.
 
     Raises:
-        ResultsUnavailable: by the first use of a session, not here.
+        ResultsUnavailable: on the first use of a session, not here.
     """
     url = make_url(database_url(place))
     if url.get_backend_name() == "sqlite":
@@ -109,7 +109,7 @@ def _read_only(path: Path) -> Callable[[], sqlite3.Connection]:
 
 
 def _refuse_damaged(context: ExceptionContext) -> None:
-    """SQLite finds a damaged page when it reads it, long after the file was opened."""
+    """Raise for a damaged page, which SQLite finds when it reads it, long after opening the file."""
     if type(context.original_exception) is sqlite3.DatabaseError:
         raise ResultsUnavailable(
             f"the results database is damaged ({context.original_exception}); `python -m stages.record` rebuilds it"
@@ -140,13 +140,13 @@ def _schema_check(engine: Engine) -> Callable[[Any, Any], None]:
 
 
 def create_results(url: str, fill: Callable[[Session], None]) -> None:
-    """Build the database at `url` from nothing and `fill` it, in one transaction: all of it or what was there before.
+    """Build the database at `url` from nothing and `fill` it in one transaction: all of it or the previous state.
 
     Raises:
         ResultsUnavailable: the database can't be written.
     """
     engine = create_engine(url, json_serializer=lambda value: json.dumps(value, sort_keys=True))
-    if engine.dialect.name == "sqlite":  # it checks references only when told to
+    if engine.dialect.name == "sqlite":  # references are checked only when asked for
         event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA foreign_keys = ON"))
     try:
         with engine.begin() as connection:
@@ -164,7 +164,7 @@ def create_results(url: str, fill: Callable[[Session], None]) -> None:
 
 
 def insert_rows(session: Session, table: type[Base], rows: Iterable[tuple[Any, ...]]) -> None:
-    """Rows of plain values, in the order of the table's columns, past everything that the ORM does for a row."""
+    """Insert rows of plain values, in the order of the table's columns, without the ORM's work per row."""
     connection, columns = session.connection(), list(table.__table__.columns.keys())
     statement = insert(table).compile(dialect=connection.dialect, column_keys=columns)
     every = iter(rows)
@@ -176,7 +176,7 @@ def insert_rows(session: Session, table: type[Base], rows: Iterable[tuple[Any, .
 
 
 def _drop_tables(connection: Connection) -> None:
-    """Ours, and what a table of an older version still refers to them by."""
+    """Drop our tables, and whatever in an older version still refers to them."""
     if connection.dialect.name != "postgresql":
         Base.metadata.drop_all(connection)
         return

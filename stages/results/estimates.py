@@ -1,4 +1,4 @@
-"""The words of a comparison: estimates, differences, gains, costs; and the two intervals, as pure functions."""
+"""The parts of a comparison (estimates, differences, gains, costs), and two interval formulas as pure functions."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from stages.results.metrics import MetricInfo
 
 @dataclass(frozen=True, kw_only=True)
 class Population:
-    """Wilson's 95 % interval: where accuracy on fresh images of the same kind would lie.  Decides nothing.
+    """Wilson's 95 % interval: where accuracy on new images of the same kind would lie.  It decides nothing.
 
-    Of the last epoch only: the best one was chosen on the test images themselves.
+    For the last epoch only: the best one was chosen on the test images themselves.
     """
 
     low: float
@@ -30,8 +30,8 @@ class Population:
 class Estimate:
     """Mean over replicates, its standard error and its 95 % t-interval; `interval_missing` says why there is none.
 
-    Of a metric of the arm as a whole `mean` is its value, `epoch` the chosen one, `stderr` the paper's own there, and
-    the interval that of the folds' shares, which knows that the epoch was chosen; there is no `std`.
+    For a metric of the arm as a whole, `mean` is its value, `epoch` the chosen one, `stderr` the paper's own there, and
+    the interval is that of the folds' shares, which includes the choice of the epoch; there is no `std`.
     """
 
     mean: float
@@ -49,7 +49,7 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class PaperValue:
-    """What the paper prints; `precision` is the printed rounding, in `unit`, and `n` the replicates behind it."""
+    """The printed number; `precision` is the printed rounding, in `unit`, and `n` the replicates behind it."""
 
     value: float
     unit: str | None
@@ -63,7 +63,7 @@ class PaperValue:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Ours − paper, with ours' interval."""
+    """Ours − paper, with the interval of ours."""
 
     value: float
     low: float | None
@@ -72,9 +72,9 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """How much better an arm is than `against`, where the paper prints that itself; positive is better.
+    """How much better an arm is than `against`, where the paper itself prints that; positive is better.
 
-    `ours` has a 95 % interval, pairing folds; it is None where either arm has no number of ours.  `n`: replicates of
+    `ours` has a 95 % interval, with folds paired; it is None if either arm has no number of ours.  `n`: replicates of
     the arm that has fewer, or folds that both have.
     """
 
@@ -121,7 +121,7 @@ class Ratio:
 
 @dataclass(frozen=True, kw_only=True)
 class ArmVerdict:
-    """The verdict on a claim about an arm, in whatever metric the paper prints it."""
+    """The verdict on a claim about an arm, in the metric in which the paper prints it."""
 
     claim: str
     kind: str
@@ -132,10 +132,10 @@ class ArmVerdict:
 
 @dataclass(frozen=True, kw_only=True)
 class ArmComparison:
-    """`ratio` is what is compared of a cost, which has no difference; `changed_code` lists modules changed since.
+    """`ratio` is the comparison for a cost, which has no difference; `changed_code` lists modules changed since.
 
-    `ours` is None where there is no number from real data, and `reason` says why.  `verdicts` are those of the paper's
-    claims about this arm, from the ledger's own choice of results.
+    `ours` is None if there is no number from real data, and `reason` says why.  `verdicts` are those of the paper's
+    claims about this arm, from the results that the ledger chose.
     """
 
     arm: str
@@ -159,7 +159,7 @@ class ArmComparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """Arms from best to worst; `agrees` is None for a cost, and where either side can't order all of them."""
+    """Arms from best to worst; `agrees` is None for a cost, and if either side can't order all of them."""
 
     ours: tuple[str, ...]
     paper: tuple[str, ...]
@@ -168,7 +168,7 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentComparison:
-    """`profile`, `cut` and `provenance` say how faithful the results are; None where there are none yet.
+    """`profile`, `cut` and `provenance` say how faithful the results are; None while there are none.
 
     `printed`: names of the metrics that the paper prints of these arms, the one that is shown unless another is asked
     for first.
@@ -191,7 +191,7 @@ class ExperimentComparison:
 
     @property
     def is_real(self) -> bool:
-        """Whether results on real data are shown."""
+        """True if results on real data are shown."""
         return self.provenance not in (None, "embedded")
 
     @property
@@ -203,12 +203,12 @@ class ExperimentComparison:
 
     @property
     def replicates(self) -> int:
-        """Of the arm that has the most."""
+        """Replicates of the arm that has the most."""
         return max((arm.ours.n_replicates for arm in self.arms if arm.ours is not None), default=0)
 
     @property
     def stopwatches(self) -> dict[str, list[ArmComparison]]:
-        """Arms by how, and on what machine, their inference times were taken."""
+        """Arms by the method and machine of their inference times."""
         found: dict[str, list[ArmComparison]] = {}
         for arm in self.arms:
             if arm.cost.latency_method is not None:
@@ -217,7 +217,7 @@ class ExperimentComparison:
 
     @property
     def machines(self) -> list[str]:
-        """Where times were taken, with how many threads; seconds compare on one of them only."""
+        """The machines on which times were taken, with the number of threads; seconds compare only on one machine."""
         timed = [arm.cost for arm in self.arms if arm.cost.latency_device]
         return list(dict.fromkeys(f"{cost.latency_device}, {cost.latency_threads} threads" for cost in timed))
 
@@ -225,7 +225,7 @@ class ExperimentComparison:
 def describe_stopwatch(
     batch_size: int | None, warmup: int | None, repeats: int | None, device: str | None, threads: int | None
 ) -> str:
-    """How an inference time was taken, in one phrase."""
+    """The method of an inference time, in one phrase."""
     counted = f"median of {repeats} batches of {batch_size} after {warmup} uncounted ones"
     place = f"{device}, {threads} threads" if threads else f"{device}"
     return f"{counted}, the device synchronised before and after each, on {place}"
@@ -257,7 +257,7 @@ def wilson_interval(fraction: float, n: int) -> tuple[float, float]:
 def describe_fidelity(
     provenance: str | None, profile: str | None, cut: str | None, test_images: int = 0, excluded_test_images: int = 0
 ) -> str:
-    """One plain sentence on what a result may be taken for; scored on `test_images`, without the excluded ones."""
+    """One plain sentence on how faithful a result is; scored on `test_images`, without the excluded ones."""
     if provenance is None:
         return "not run yet"
     if provenance == "embedded":
@@ -271,7 +271,7 @@ def describe_fidelity(
 
 
 class Scored(Protocol):
-    """What of a result its label is made of."""
+    """The fields of a result that its label is made of."""
 
     @property
     def provenance(self) -> str: ...

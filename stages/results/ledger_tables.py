@@ -1,4 +1,4 @@
-"""The tables of the ledger: a verdict for every claim, the runs behind it, deviations, and the tables' sentences."""
+"""The ledger's tables: a verdict for every claim, the runs behind it, deviations, and the tables' sentences."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Verdict(Base):
 
 
 class VerdictRun(Base):
-    """One run behind a verdict: which side's arm, which replicate, and its value (None: it diverged)."""
+    """One run behind a verdict: its side and arm, its replicate, and its value (None: it diverged)."""
 
     __tablename__ = "verdict_runs"
     claim: Mapped[str] = mapped_column(ForeignKey("verdicts.claim"), primary_key=True)

@@ -1,4 +1,4 @@
-"""The pairs behind a gain over a grid: each proposed arm against the one that it is compared with."""
+"""The pairs behind a gain over a grid: each proposed arm and the one it is compared with."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TAIL = 0.025  # on each side of a 95 % interval
 
 @dataclass(frozen=True, kw_only=True)
 class PairGain:
-    """`gain` is positive where the proposed arm is better; its 95 % interval knows nothing of other pairs.
+    """The gain of one pair, positive if the proposed arm is better; its 95 % interval ignores the other pairs.
 
     `n`: replicates of the arm that has fewer, or folds that both have.
     """
@@ -34,9 +34,9 @@ class PairGain:
 
 
 def pair_gains(claim: Claim, verdict: Verdict, arms: Iterable[Arm]) -> tuple[PairGain, ...]:
-    """Of a claim that averages over pairs, each with two finished replicates an arm; none of other claims.
+    """The pairs of a claim that averages over pairs, each with two finished replicates per arm; none for other claims.
 
-    Replicates that wait for the next look wait here too.  `arms`: those of the runs' experiments, in their order.
+    Replicates that wait for the next look are left out here too.  `arms`: those of the runs' experiments, in order.
     """
     if claim.kind not in ("order", "difference", "uniform"):
         return ()  # a count of orders has the runs of all of them
@@ -70,7 +70,7 @@ Values = Mapping[int, float]
 
 
 class GainBetween(NamedTuple):
-    """Proposed − baseline, better positive, with its 95 % interval; one replicate or fold has none."""
+    """Proposed − baseline, better positive, with its 95 % interval; with one replicate or fold there is none."""
 
     gain: float
     low: float | None
@@ -81,7 +81,7 @@ class GainBetween(NamedTuple):
 def gain_between(
     ours: Values, theirs: Values, better: Literal["higher", "lower"], *, is_folded: bool
 ) -> GainBetween | None:
-    """None without a replicate of each arm, or a fold that both have."""
+    """The gain; None without a replicate of each arm, or without a fold that both have."""
     shared = set(ours) & set(theirs)
     n = len(shared) if is_folded else min(len(ours), len(theirs))
     if n == 0:
@@ -97,7 +97,7 @@ def gain_between(
 
 
 def _values(runs: Iterable[VerdictRun]) -> dict[tuple[str, str], dict[int, float]]:
-    """`{(experiment, arm): {replicate: value}}`, without the diverged."""
+    """`{(experiment, arm): {replicate: value}}`, without diverged replicates."""
     found: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
     for run in runs:
         if run.value is not None:

@@ -1,4 +1,4 @@
-"""Ours of one arm in one metric: what each replicate gave, their mean with its errors, or why there is none."""
+"""Our numbers of one arm in one metric: each replicate's value, their mean with its errors, or why there is none."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TAKES = {
 
 
 def values_of(results: Sequence[ComparedRun], metric: MetricInfo, facts: ComparisonRows) -> dict[int, float]:
-    """By replicate; of a metric of the arm as a whole each fold's share in it."""
+    """Values by replicate; for a metric of the arm as a whole, each fold's share of it."""
     if metric.of_arm:
         whole = _whole(results, metric, facts)
         return dict(whole.shares) if whole else {}
@@ -38,7 +38,7 @@ def _whole(results: Sequence[ComparedRun], metric: MetricInfo, facts: Comparison
 
 
 def estimate(results: Sequence[ComparedRun], metric: MetricInfo, facts: ComparisonRows) -> Estimate | None:
-    """Of `results` of one arm under equal conditions; None where none of them has the metric."""
+    """The estimate from `results` of one arm under equal conditions; None if none of them has the metric."""
     by_replicate = values_of(results, metric, facts)
     values, whole = list(by_replicate.values()), _whole(results, metric, facts) if metric.of_arm else None
     if not values:
@@ -69,7 +69,7 @@ def estimate(results: Sequence[ComparedRun], metric: MetricInfo, facts: Comparis
 
 
 def _sizes(results: Sequence[ComparedRun], metric: MetricInfo) -> set[int]:
-    """How many test samples are behind the numbers."""
+    """The numbers of test samples behind the values."""
     if metric.split is None:
         return set()
     if metric.of_arm:
@@ -79,7 +79,7 @@ def _sizes(results: Sequence[ComparedRun], metric: MetricInfo) -> set[int]:
 
 
 def why_none(by_arm: Mapping[str, Sequence[ComparedRun]], arm: str, metric: MetricInfo, asked: str) -> str:
-    """Why an arm has no number of ours.  `by_arm` are all results that are shown, `asked` what they were cut to."""
+    """Why an arm has no number of ours.  `by_arm` are all results shown, `asked` is how they were filtered."""
     mine = by_arm.get(arm, ())
     if not by_arm:
         return f"not run yet{asked}"

@@ -44,12 +44,12 @@ FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
 
 
 def no_formula(text: str) -> str:
-    """With an apostrophe in front where a spreadsheet would take the text for a formula and compute it."""
+    """The text, prefixed with an apostrophe where a spreadsheet would take it for a formula and compute it."""
     return f"'{text}" if text.startswith(FORMULA_SIGNS) else str(text)
 
 
 def as_csv(comparisons: Sequence[ExperimentComparison]) -> str:
-    """A row an arm; None is empty."""
+    """One row per arm; None is empty."""
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, COLUMNS, lineterminator="\r\n")
     writer.writeheader()
@@ -81,5 +81,5 @@ def as_csv(comparisons: Sequence[ExperimentComparison]) -> str:
 
 
 def _cells(part: object | None, columns: Mapping[str, str]) -> dict[str, object]:
-    """The fields of a part of an arm's comparison; nothing where there is none."""
+    """The fields of a part of an arm's comparison; empty if the part is None."""
     return {} if part is None else {column: getattr(part, name) for column, name in columns.items()}

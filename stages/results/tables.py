@@ -34,7 +34,7 @@ class Meta(Base):
 
 
 class Paper(Base):
-    """`title` and `summary` are the first and the second paragraph of the paper's package."""
+    """`title` and `summary` are the first and the second paragraph of the docstring of the paper's package."""
 
     __tablename__ = "papers"
     name: Mapped[str] = mapped_column(primary_key=True)
@@ -53,7 +53,7 @@ class Profile(Base):
 
 
 class Dataset(Base):
-    """`kind` is images, table or text; `shape` is that of a sample; counts are the official ones."""
+    """`kind` is images, table or text; `shape` is that of one sample; counts are the official ones."""
 
     __tablename__ = "datasets"
     name: Mapped[str] = mapped_column(primary_key=True)
@@ -202,7 +202,7 @@ class Epoch(Base):
 
 
 class Cost(Base):
-    """What a result cost on its machine."""
+    """The cost of a result on its machine."""
 
     __tablename__ = "costs"
     result_id: Mapped[int] = mapped_column(ForeignKey("results.id"), primary_key=True)
@@ -303,6 +303,6 @@ class Claim(Base):
 
     @property
     def qualifier(self) -> str:
-        """What stands behind the printed number and its unit: "or more", "by width"; mostly nothing."""
+        """The words after the printed number and its unit: "or more", "by width"; usually none."""
         side = {"ahead_from": "or more", "behind_up_to": "or fewer"}.get(self.kind, "")
         return f"by {self.factor}" if self.factor else side
