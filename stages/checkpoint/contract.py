@@ -1,4 +1,4 @@
-"""A checkpoint file and the input contract in its header; without torch, as who only asks needs no network."""
+"""A checkpoint file and the input contract in its header; without torch, since reading it needs no network."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _MAX_HEADER_BYTES = 1 << 20
 
 
 class CheckpointError(ValueError):
-    """A file that is no checkpoint of ours, or not the one that was asked for."""
+    """The file is no checkpoint of ours, or not the one requested."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InputContract:
-    """What a network expects and what its answers mean.
+    """The inputs that a network expects and the meaning of its outputs.
 
     Images are uint8 of `shape` [C, H, W], normalised by `mean` and `std` per channel.
-    Tables and texts come as they are packed: rows of `shape` [D] whose columns are `classes`, windows of [T] tokens.
+    Tables and texts are used as packed: rows of `shape` [D] whose columns are `classes`, windows of [T] tokens.
     """
 
     model: ModelSpec
@@ -40,10 +40,10 @@ class InputContract:
 
 
 def read_checkpoint(weights: Path, *, expected_sha256: str | None = None) -> tuple[bytes, InputContract, str]:
-    """A checkpoint file's bytes, contract and sha256.
+    """Read a checkpoint file: its bytes, contract and sha256.
 
     Raises:
-        CheckpointError: no such file, another digest than `expected_sha256`, not safetensors, or without our contract.
+        CheckpointError: no such file, a digest other than `expected_sha256`, not safetensors, or without our contract.
     """
     try:
         content = weights.read_bytes()
@@ -56,7 +56,7 @@ def read_checkpoint(weights: Path, *, expected_sha256: str | None = None) -> tup
 
 
 def read_contract(content: bytes, name: str) -> InputContract:
-    """The contract in a checkpoint's header.
+    """Read the contract in a checkpoint's header.
 
     Raises:
         CheckpointError: the bytes are not safetensors, or the header holds no contract of ours.

@@ -1,4 +1,4 @@
-"""The `Predictor` that `evaluate` and the service share, so a probability means the same in both."""
+"""The `Predictor` that `evaluate` and the service share, so that a probability means the same in both."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Predictor:
         """Class probabilities, float32 [N, K], of uint8 images [N, C, H, W].
 
         Raises:
-            CheckpointError: this is no classifier of images, or they have another type or shape than the contract's.
+            CheckpointError: this is no classifier of images, or their type or shape differs from the contract's.
         """
         if self.contract.kind != "images":
             raise CheckpointError(f"this checkpoint answers to a {self.contract.kind}, not to images")
@@ -52,14 +52,14 @@ class Predictor:
         return np.concatenate(parts)
 
     def inputs(self, images: Tensor) -> Tensor:
-        """uint8 images [N, C, H, W] as the network takes them, on its device."""
+        """uint8 images [N, C, H, W] in the form that the network takes, on its device."""
         return normalize(images.to(self.device), self.contract.mean, self.contract.std)
 
 
 class _Undrawn(TorchFunctionMode):
-    """New parameters stay as memory has them: for a network whose numbers are all loaded next.
+    """Leaves new parameters uninitialised, for a network whose values are all loaded next.
 
-    Built on the meta device instead, tied weights would come apart.
+    Building on the meta device instead would separate tied weights.
     """
 
     _DRAWS = frozenset(
@@ -78,9 +78,9 @@ class _Undrawn(TorchFunctionMode):
 
 
 def dump_checkpoint(network: nn.Module, contract: InputContract, *, dtype: torch.dtype = torch.float32) -> bytes:
-    """The bytes of a checkpoint file: all parameters and buffers, and the contract in the header.
+    """Serialise a checkpoint: all parameters and buffers, and the contract in the header.
 
-    Floating tensors are stored as `dtype`; `load_predictor` computes in float32 whatever they were stored as.
+    Floating-point tensors are stored as `dtype`; `load_predictor` computes in float32, whatever the stored type.
     """
     tensors = {
         name: value.detach().cpu().to(dtype if value.is_floating_point() else value.dtype).contiguous()
@@ -93,14 +93,14 @@ def load_predictor(weights: Path, *, device: str = "cpu", expected_sha256: str |
     """Read a checkpoint file and build its network.
 
     Raises:
-        CheckpointError: as `read_checkpoint`, or weights that don't fit the contract's model.
+        CheckpointError: as for `read_checkpoint`, or the weights don't fit the contract's model.
     """
     content, contract, digest = read_checkpoint(weights, expected_sha256=expected_sha256)
     try:
         with _Undrawn():
             network = build_model(contract.model)
         tensors = safetensors.torch.load(content)
-        del content  # the file, its tensors and the network at once would be three times the weights
+        del content  # the file, its tensors and the network together would take three times the memory of the weights
         network.load_state_dict(tensors)
     except (RuntimeError, TypeError, ValueError, safetensors.SafetensorError) as error:
         reason = str(error).splitlines()[0]

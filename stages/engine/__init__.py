@@ -1,1 +1,1 @@
-"""Where groups of runs execute."""
+"""Runs groups of runs on this machine, under leases."""

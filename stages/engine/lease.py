@@ -1,10 +1,10 @@
-"""Leases on runs, in one SQLite file: who trains what, and who may publish.  Runs of a group are leased at once.
+"""Leases on runs, in one SQLite file: who trains what, and who may publish.  The runs of a group are leased together.
 
-A lease is taken over when its owner says so, has not been heard of for `EXPIRY_SECONDS`, or is a dead process that this
-one could see if it lived: of this boot and this namespace of process ids.  Of owners in other containers, whatever they
-call their host, time alone tells.  Each take-over raises the run's token; a publication is made while holding the
-file's write lock and only with the newest tokens (fencing), so a process that wakes up late can't publish over its
-successor.  Tokens are times, so that they grow even where a damaged file was replaced.
+A lease is taken over when its owner gives it up, has not been heard of for `EXPIRY_SECONDS`, or is a dead process that
+this process would see if it were alive: one of the same boot and namespace of process ids.  For owners in other
+containers, whatever their host name, only time decides.  Each take-over raises the run's token; publishing requires the
+file's write lock and the newest tokens (fencing), so a process that wakes up late can't publish over its successor.
+Tokens are times, so that they grow even after a damaged file was replaced.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ CREATE TABLE IF NOT EXISTS run_leases (
 
 
 class LeaseLost(RuntimeError):
-    """Another process has taken a run over; this one must drop its outcome."""
+    """Another process has taken over a run; this one must discard its outcome."""
 
 
 @dataclass(frozen=True)
 class Lease:
-    """The right to train some runs, `(run key, token)` each, as long as all tokens are the newest."""
+    """The right to train some runs, as `(run key, token)` pairs, for as long as all tokens are the newest."""
 
     tokens: tuple[tuple[str, int], ...]
 
@@ -56,7 +56,7 @@ class Lease:
 
 @dataclass(frozen=True)
 class Holder:
-    """Who trains a run now, and since when (seconds since 1970; None in files of older versions)."""
+    """Who is training a run, and since when (seconds since 1970; None in files of older versions)."""
 
     owner: str
     since: float | None
@@ -68,15 +68,15 @@ class Holder:
 
 
 def process_identity(pid: int) -> str:
-    """`host:boot:namespace:pid:start time`: names one process among containers, even after its number is used again."""
+    """`host:boot:namespace:pid:start time`: identifies one process among containers, even after its pid is reused."""
     return f"{_place()}:{pid}:{_start_time(pid)}"
 
 
 @cache
 def _place() -> str:
-    """Host, boot and namespace of process ids: where a process with a number can be looked up.
+    """Host, boot and namespace of process ids: the scope in which a pid can be looked up.
 
-    Two containers may have one host name; their namespaces differ.
+    Two containers may share a host name; their namespaces differ.
     """
     return f"{socket.gethostname()}:{_read('/proc/sys/kernel/random/boot_id')[:8]}:{_namespace()}"
 
@@ -106,13 +106,13 @@ def _start_time(pid: int) -> str:
 
 
 def is_running(identity: str) -> bool:
-    """Whether a process of this machine still lives under its identity (read from /proc)."""
+    """True if a process of this machine is still alive under its identity (read from /proc)."""
     _, pid, start_time = identity.rsplit(":", 2)
     return start_time != "" and process_identity(int(pid)) == identity
 
 
 def _is_dead(owner: str) -> bool:
-    """Whether `owner` is a process of this boot and namespace that is gone; of others nobody can tell."""
+    """True if `owner` is a process of this boot and namespace that is gone; about others nothing is known."""
     return owner.rsplit(":", 2)[0] == _place() and os.path.isdir("/proc/self") and not is_running(owner)
 
 
@@ -141,11 +141,11 @@ class LeaseTable:
                 raise sqlite3.DatabaseError(state)
 
     def _set_aside(self, reason: str) -> None:
-        """A damaged file makes way; whoever trains under it finds its lease gone and trains on under a new one."""
+        """Set a damaged file aside; whoever is training under it finds its lease gone and continues under a new one."""
         with self.path.with_name(f"{self.path.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
-                self._create()  # another process has been here first
+                self._create()  # another process was here first
             except sqlite3.DatabaseError:
                 aside = self.path.with_name(f"{self.path.name}.damaged-{time.time_ns()}")
                 os.replace(self.path, aside)
@@ -159,7 +159,7 @@ class LeaseTable:
             connection.execute("COMMIT")
 
     def claim(self, *run_keys: str) -> Lease | None:
-        """The lease if all runs are free, their owners dead or their heartbeats too old; None while one is trained."""
+        """The lease if all runs are free, their owners dead or their heartbeats too old; None if one is in training."""
         now = time.time()
         with self._transaction() as connection:
             tokens = []
@@ -181,7 +181,7 @@ class LeaseTable:
         return Lease(tuple(tokens))
 
     def holder(self, *run_keys: str) -> Holder | None:
-        """Who holds the first of these runs that somebody holds; None where all are free."""
+        """The holder of the first of these runs that has one; None if all are free."""
         with self._transaction() as connection:
             for run_key in run_keys:
                 row = connection.execute(
@@ -193,10 +193,10 @@ class LeaseTable:
 
     @contextmanager
     def held(self, lease: Lease) -> Iterator[None]:
-        """Nobody can take a run over inside this block.
+        """Keep anybody from taking over a run inside this block.
 
         Raises:
-            LeaseLost: somebody already has.
+            LeaseLost: somebody already has taken one over.
         """
         with self._transaction() as connection:
             for run_key, token in lease.tokens:
@@ -215,15 +215,15 @@ class LeaseTable:
             return renewed.rowcount == len(lease.tokens)
 
     def release(self, lease: Lease) -> None:
-        """Give the runs back; the tokens stay, so that they only ever grow."""
+        """Give the runs back; the tokens stay, so that they only grow."""
         with self._transaction() as connection:
             connection.executemany("UPDATE run_leases SET owner = NULL WHERE run_key = ? AND token = ?", lease.tokens)
 
     @contextmanager
     def kept_alive(self, lease: Lease) -> Iterator[threading.Event]:
-        """Renews the heartbeat from a thread for as long as the block lasts, then releases the lease.
+        """Renew the heartbeat from a thread for as long as the block lasts, then release the lease.
 
-        Gives an event that is set when another process has taken a run over.
+        Yields an event that is set when another process has taken over a run.
         """
         finished, lost = threading.Event(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""Trains groups of runs on this machine: one slot in this process, several slots a process each.
+"""Trains groups of runs on this machine: a single slot in this process, several slots in one process each.
 
 A group is an ordered list of runs that train together; it is leased, resumed and recorded as one.
 """
@@ -35,7 +35,7 @@ _HINT = " (often for want of memory: `dmesg` tells, fewer slots in the profile h
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Runs that train together, under a name for whoever watches; a stack is one model, even of one run."""
+    """Runs that train together, with a name for display; a stack is one model, even with one run."""
 
     label: str
     specs: tuple[RunSpec, ...]
@@ -49,7 +49,7 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that happened to a group; `progress` carries the worker's `Progress` as a dict, `owner` whose it is."""
+    """An event of a group; `progress` is the worker's `Progress` as a dict, `owner` the lease's owner."""
 
     kind: Literal["started", "progress", "finished", "waiting", "elsewhere", "stopped", "failed"]
     label: str
@@ -62,13 +62,13 @@ Report = Callable[[Event], None]
 
 
 class SlotKilled(RuntimeError):
-    """Something outside ended processes that trained; the message says which signal."""
+    """Something outside killed training processes; the message names the signal."""
 
 
 def run_groups(
     groups: Sequence[Group], store: Path, devices: Sequence[str], report: Report, stop: threading.Event
 ) -> bool:
-    """Train all groups, one at a time on each of `devices` (a name twice: two at once); a failed one holds up no other.
+    """Train all groups, one at a time on each of `devices` (a name twice: two at once); a failure stops no other.
 
     Returns whether every group has its outcome in the store.
 
@@ -86,7 +86,7 @@ def run_groups(
 
 
 def _slot(groups: Sequence[Group], store: Path, device: str, report: Report, should_stop: Callable[[], bool]) -> None:
-    """Claim and train groups until none is left; a group that another process holds is waited for."""
+    """Claim and train groups until none is left; wait for a group that another process holds."""
     leases = LeaseTable(store / "leases.db")
     waiting = [group for group in groups if not _is_published(group, store)]
     told: dict[str, str] = {}
@@ -126,9 +126,9 @@ def _train(
     lost: threading.Event,
     publishing: Callable[[], Any],
 ) -> bool:
-    """Train one group; False where another process took it over, which is waited for like one that had it first.
+    """Train one group; False if another process took it over, which is then waited for as if it had been first.
 
-    Where a stack isn't faster, its runs are trained one after the other.
+    Where a stack isn't faster, its runs are trained one after another.
     """
     worker = importlib.import_module(_WORKER)  # brings torch, which a parent with nothing to train never needs
     report(Event(kind="started", label=group.label))
@@ -165,7 +165,7 @@ def _train(
 
 
 class _Reporter:
-    """Passes on a training's progress, a step in a tenth of a second: a step may be shorter than telling of it."""
+    """Passes on a training's progress, about ten times per second: a step may be shorter than reporting it."""
 
     def __init__(self, label: str, report: Report) -> None:
         self._label, self._report = label, report
@@ -181,14 +181,14 @@ class _Reporter:
 def _fork_slots(
     groups: Sequence[Group], store: Path, devices: Sequence[str], report: Report, stop: threading.Event
 ) -> str:
-    """Trains in a process a device; says which of them a signal ended, "" where none was."""
+    """Train in one process per device; returns which of them a signal ended, "" if none."""
     # A clean process loads torch once, and every slot is a fork of it.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([_WORKER, "torch._dynamo"])  # the optimiser's first step would load the latter
     threads = max(1, (os.cpu_count() or 1) // max(1, sum(device in ("cpu", "auto") for device in devices)))
     slots: dict[Connection, ForkServerProcess] = {}
     for device in devices:
-        # A pipe a slot: a shared queue's lock would stay locked for ever when a slot is killed while it writes.
+        # One pipe per slot: a shared queue's lock would stay locked for ever when a slot is killed while it writes.
         reader, writer = context.Pipe(duplex=False)
         arguments = (list(groups), store, device, threads, writer, os.getpid())
         slots[reader] = context.Process(target=_slot_process, args=arguments, daemon=True)
@@ -215,7 +215,7 @@ def _fork_slots(
                 elsewhere[event.label] = event
                 continue
             if event.kind == "waiting" and event.owner in siblings:
-                continue  # one slot trains what the other looked at
+                continue  # one slot trains what the other one checked
             if event.kind == "finished":
                 ours.add(event.label)
             report(event)

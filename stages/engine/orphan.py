@@ -1,8 +1,8 @@
-"""A training must not outlive the `dvc` that started it.
+"""Ends a training when the `dvc` that started it is gone.
 
-`kill -9` of `dvc` leaves the stage it started alive, and the next `dvc repro` would train beside it.  So a stage
-watches `dvc` and the shells between, and ends when one of them is gone; the resume state on disk is at most a minute
-old.  A stage that a person started by hand watches nobody.
+`kill -9` of `dvc` leaves its stage alive, and the next `dvc repro` would train beside it.  So a stage watches `dvc` and
+the shells in between, and ends when one of them is gone; the resume state on disk is at most a minute old.  A stage
+that a person started by hand watches nobody.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class OrphanedStage(RuntimeError):
 
 
 def dvc_and_shells() -> list[int]:
-    """Pids of the ancestors up to `dvc`, the parent first; none where no ancestor is `dvc`.
+    """Pids of the ancestors up to `dvc`, the parent first; none if no ancestor is `dvc`.
 
     Raises:
-        OrphanedStage: DVC's environment variable says that it started this stage, but it is no ancestor any more.
+        OrphanedStage: DVC's environment variable says that it started this stage, but `dvc` is no longer an ancestor.
     """
     chain = [os.getppid()]
     while chain[-1] > 1:
@@ -40,7 +40,7 @@ def dvc_and_shells() -> list[int]:
 
 
 def end_with(pids: Iterable[int]) -> None:
-    """Start a thread that ends this process, without cleaning up, as soon as one of `pids` is gone."""
+    """Start a thread that ends this process, without cleanup, as soon as one of `pids` is gone."""
     watched = [process_identity(pid) for pid in pids]
     if not watched or not Path("/proc/self").exists():
         return

@@ -1,6 +1,6 @@
-"""What a model costs: parameters, operations, inference time.
+"""The cost of a model: parameters, operations, inference time.
 
-`shape` is that of a sample: (C, H, W) of an image, (D,) of a table's row, (T,) of a window of tokens.
+`shape` is that of one sample: (C, H, W) for an image, (D,) for a table row, (T,) for a window of tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ROUNDS, _PASSES = 3, 2
 
 @dataclass(frozen=True, kw_only=True)
 class Latency:
-    """Median seconds per sample of a forward pass, with all that a reader needs to repeat the measurement.
+    """Median seconds per sample of a forward pass, with everything needed to repeat the measurement.
 
     `repeats` passes are timed one by one, in rounds that each begin with `warmup` uncounted ones.  The clock starts and
     stops with the device idle, so that queued work counts; on a CPU a call returns when it is done.
@@ -42,7 +42,7 @@ class Latency:
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Trainable numbers; shared ones count once, buffers such as BatchNorm's running statistics don't count."""
+    """Number of trainable values; shared ones count once, buffers such as BatchNorm's running statistics don't."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
@@ -63,7 +63,7 @@ def flops_per_sample(model: nn.Module, shape: Shape, vocabulary: int | None = No
 
 
 class Stopwatch:
-    """Times models round by round, a part of the passes in each, so that a machine whose speed drifts slows all alike.
+    """Times models round by round, some of the passes in each, so that drifting machine speed affects all alike.
 
     Every pass gets the same batch of `batch_size` samples, which are tokens where there is a `vocabulary`.  `warmup`
     passes come first in each round.
@@ -97,7 +97,7 @@ class Stopwatch:
         self.seconds: dict[str, list[list[float]]] = {}
 
     def time(self, name: str, model: nn.Module) -> None:
-        """The next round of `name`.  The model is moved to the device, its training mode stays."""
+        """Run the next round for `name`.  The model is moved to the device; its training mode is unchanged."""
         rounds = self.seconds.setdefault(name, [])
         counted = len(range(len(rounds), self.repeats, self.rounds))
         timings = []
@@ -114,7 +114,7 @@ class Stopwatch:
         rounds.append(timings[self.warmup :])
 
     def latencies(self) -> dict[str, Latency]:
-        """Of every model that was timed in all rounds."""
+        """The latency of every model that was timed in all rounds."""
         return {
             name: Latency(
                 seconds_per_sample=statistics.median(second for timings in rounds for second in timings)
@@ -137,7 +137,7 @@ def _synchronise(device: torch.device) -> None:
 
 @contextmanager
 def _inference(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; each module's training mode comes back afterwards."""
+    """Evaluation mode without gradients; afterwards each module's training mode is restored."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

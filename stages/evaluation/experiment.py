@@ -1,7 +1,7 @@
-"""From an experiment's trained runs to its result and cost lines: where a finished run meets test data.
+"""From an experiment's trained runs to its result and cost lines: measures finished runs on test data.
 
-One network is in memory at a time.  What was measured of a run is kept and taken again (`stages.evaluation.kept`); a
-run that can't be evaluated holds up no other.
+Only one network is in memory at a time.  A run's measurements are kept and reused (`stages.evaluation.kept`); a run
+that can't be evaluated doesn't stop the others.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CodeOf = Callable[[ModelSpec], Mapping[str, str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Lines in the order of the run list; `faults`: what is wrong, in words, by the label of the run that it holds up.
+    """Lines in the order of the run list; `faults`: what is wrong, in words, by the label of the run it concerns.
 
     `kept`: labels of runs that were evaluated before, with the same files, code and machine.
     """
@@ -56,9 +56,9 @@ class Evaluation:
 def evaluate_experiment(
     name: str, data: Path, profile: Profile, device: str, code_of: CodeOf, *, anew: bool = False
 ) -> Evaluation:
-    """Result and cost lines of the runs in `data/runs/<name>/`, with the profile's stopwatch and part of the test rows.
+    """Result and cost lines of the runs in `data/runs/<name>/`, with the profile's timing and part of the test rows.
 
-    `anew`: nothing that was measured before is taken.
+    `anew`: nothing measured before is reused.
 
     Raises:
         EvaluationError: there is no run list.
@@ -84,7 +84,7 @@ def evaluate_experiment(
 
 
 class _Bench:
-    """One evaluation under way: the test data, what counts as the same again, and the network that is looked at."""
+    """One evaluation in progress: the test data, what decides whether to reuse a measurement, the current network."""
 
     def __init__(
         self, run_list: RunList, packed: Path, info: PackedInfo, device: str, code_of: CodeOf, *, anew: bool
@@ -144,7 +144,7 @@ class _Bench:
         return latencies
 
     def _line(self, run: TrainedRun, watch: Stopwatch | None) -> tuple[ResultLine, bool]:
-        """The run's result line, and whether its numbers were measured before."""
+        """The run's result line, and whether its numbers were measured earlier."""
         if not self.equivalences.today(run.spec, run.result["environment"]):
             self._refuse_other_code(changed_modules(run.spec))
         stands_on = self._stands_on([run])
@@ -189,18 +189,18 @@ class _Bench:
         )
 
     def _stands_on(self, runs: Sequence[TrainedRun], settings: Mapping[str, Any] | None = None) -> str:
-        """Digest of all that a measurement depends on: outcomes, test data, code, machine, settings."""
+        """Digest of everything that a measurement depends on: outcomes, test data, code, machine, settings."""
         outcomes = [[run.label if settings else "", run.digest, dict(self.code_of(run.planned.model))] for run in runs]
         return digest_of([outcomes, self.data, self.environment, dict(settings or {})])
 
     def _ran_other_code(self, runs: Sequence[TrainedRun]) -> bool:
-        """Whether a module was edited between its digest and its import: then nobody knows what was measured."""
+        """True if a module was edited between its digest and its import: the measured code is then unknown."""
         return any(unlike_loaded(self.code_of(run.planned.model)) for run in runs)
 
 
 @contextmanager
 def _held_up_alone(run: TrainedRun, found: Evaluation) -> Iterator[None]:
-    """A fault in here is that run's: it is noted, the run's line goes, and the others go on."""
+    """Attribute a fault in this block to the run alone: note it, drop the run's line, and go on with the others."""
     try:
         yield
     except (ValueError, TypeError, RuntimeError, MemoryError) as error:  # torch lacks memory by a RuntimeError
@@ -210,7 +210,7 @@ def _held_up_alone(run: TrainedRun, found: Evaluation) -> Iterator[None]:
 
 
 def _read_measured(kept: Any) -> Measured | None:
-    """As it was measured: a whole number stays one, so that the line is the same to the byte."""
+    """The measurement as it was made: a whole number stays one, so that the line is identical to the byte."""
     try:
         return (
             None if kept is None else Measured(**kept | {"metrics": tuple(Measurement(**m) for m in kept["metrics"])})

@@ -18,7 +18,7 @@ CountFlops = Callable[[ModelSpec, tuple[int, ...], int | None], int]
 
 
 class FlopCounts:
-    """Counted where they aren't known, and kept in `path` for as long as a model's code stays the same."""
+    """Counts FLOPs where they aren't known, and keeps them in `path` for as long as a model's code stays the same."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or home() / "flops.json"
@@ -28,7 +28,7 @@ class FlopCounts:
     def _read(self) -> dict[str, int]:
         try:
             known = json.loads(self.path.read_text())
-        except (OSError, ValueError):  # nothing kept yet, or not by us: counted anew
+        except (OSError, ValueError):  # nothing kept yet, or not by us: count again
             return {}
         return known if isinstance(known, dict) else {}
 
@@ -42,7 +42,7 @@ class FlopCounts:
         return self.known[key]
 
     def save(self) -> None:
-        """Keep what was counted since it was read, beside what other processes have kept since then."""
+        """Save the counts made since the file was read, next to those that other processes have saved since then."""
         if not self.added:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ def _code(module: str) -> Mapping[str, str]:
 
 
 def _count_forward(model: ModelSpec, shape: tuple[int, ...], vocabulary: int | None) -> int:
-    import torch  # only here: a plan whose models were all counted before needs no torch
+    import torch  # only here: a plan whose models have all been counted needs no torch
 
     from stages.evaluation.cost import flops_per_sample
     from stages.papers import build_model

@@ -1,6 +1,6 @@
-"""What evaluations measured, kept beside the run store for as long as all that it stands on is the same.
+"""Measurements of evaluations, kept beside the run store for as long as everything they depend on is unchanged.
 
-DVC removes a stage's outputs before it runs: without this, a new replicate would have all others evaluated again.
+DVC removes a stage's outputs before it runs: without this, a new replicate would cause all others to be re-evaluated.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from stages.store import home, write_atomically
 
 
 def digest_of(parts: Any) -> str:
-    """sha256 over JSON values: what a measurement stands on."""
+    """sha256 over the JSON values that a measurement depends on."""
     return hashlib.sha256(canonical_json(parts).encode()).hexdigest()
 
 
 class Kept:
-    """One file a name, which holds the newest measurement, what it stands on, and a digest over both."""
+    """One file per name, with the newest measurement, the digest of what it depends on, and a digest over both."""
 
     def __init__(self, kind: str, root: Path | None = None) -> None:
         self.folder = (root or home() / "store") / kind
 
     def read(self, name: str, stands_on: str) -> Any:
-        """The measurement, or None where there is none, it stands on something else, or its file is damaged."""
+        """The measurement, or None if there is none, its dependencies have changed, or its file is damaged."""
         try:
             content = json.loads((self.folder / f"{name}.json").read_bytes())
             is_whole = content.pop("digest") == digest_of(content)
@@ -35,7 +35,7 @@ class Kept:
             return None
 
     def write(self, name: str, stands_on: str, measured: Any) -> None:
-        """Keep JSON values in place of what was kept under this name."""
+        """Keep JSON values, replacing what was kept under this name."""
         content = {"stands_on": stands_on, "measured": measured}
         text = json.dumps(content | {"digest": digest_of(content)}, sort_keys=True)
         write_atomically(self.folder / f"{name}.json", f"{text}\n".encode())

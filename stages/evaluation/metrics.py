@@ -16,7 +16,7 @@ SMALLEST_PROBABILITY = float(np.finfo(np.float32).tiny)
 
 
 def correctness(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Per image: is the most probable class the true one?  Of equal ones the lowest class counts.  bool [n]."""
+    """Per image: is the most probable class the true one?  Ties go to the lowest class.  bool [n]."""
     _check(probabilities, labels)
     return probabilities.argmax(axis=1) == labels
 

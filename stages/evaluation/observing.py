@@ -1,4 +1,4 @@
-"""What a paper's observations find inside a trained network, and in the same network before any step."""
+"""Observations of a paper inside a trained network, and in the same network before any step."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ DIGITS = 7
 
 @dataclass(frozen=True, kw_only=True)
 class Inside:
-    """What a result line holds of a network's inside; nothing where no paper says anything of it."""
+    """The part of a result line about a network's inside; empty if no paper says anything about it."""
 
     metrics: tuple[Measurement, ...] = ()
     layers: Mapping[Moment, Layers] | None = None
 
 
 class Observer:
-    """Observes the networks of one test set; those that begin with the same weights once for all before training."""
+    """Observes the networks of one test set; networks with the same initial weights share one look before training."""
 
     def __init__(self, test_set: RowSet) -> None:
         self.images = torch.from_numpy(test_set.images[:IMAGES]) if isinstance(test_set, ImageSet) else None
         self.untrained: dict[str, Observed] = {}
 
     def observe(self, predictor: Predictor, replicate: Replicate) -> Inside:
-        """Of a network of images that its paper looks into; `replicate` gave it its initial weights.
+        """Observe a network of images that its paper studies; `replicate` gave it its initial weights.
 
         Raises:
-            TypeError: the paper's module refuses a model that it says it is about.
+            TypeError: the paper's module refuses a model that it claims to cover.
         """
         model = predictor.contract.model
         observations = None if self.images is None else find_observations(model)

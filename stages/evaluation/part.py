@@ -1,7 +1,7 @@
-"""A part of the test rows, where a profile's budget takes no more.
+"""Scores only part of the test rows, if a profile's budget allows no more.
 
-Its results bear `subset` and count what they leave out, like those of a data set that lacks test rows, so that no claim
-takes them for results on the whole test set.
+The results are marked `subset` and count what they leave out, like those of a data set that lacks test rows, so that no
+claim treats them as results on the whole test set.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from stages.training.kinds import RowSet
 
 
 def cut_info(info: PackedInfo, test_rows: int | None) -> PackedInfo:
-    """What the packed set is when `test_rows` of its test rows are scored; a text's rows are windows of tokens."""
+    """The packed set's info when `test_rows` of its test rows are scored; a text's rows are windows of tokens."""
     kept = info.test_images
     if test_rows is not None:
         kept = min(kept, test_rows * info.shape[0] + 1 if info.kind == "text" else test_rows)
@@ -30,7 +30,7 @@ def cut_info(info: PackedInfo, test_rows: int | None) -> PackedInfo:
 
 
 def cut_rows(rows: RowSet, kept: int) -> RowSet:
-    """The first `kept` tokens of a text; images and rows evenly spread over the set, whose order may be by class."""
+    """The first `kept` tokens of a text; otherwise rows evenly spread over the set, which may be ordered by class."""
     if kept >= len(rows):
         return rows
     chosen = np.arange(kept) if isinstance(rows, TokenSet) else np.linspace(0, len(rows) - 1, kept).astype(int)

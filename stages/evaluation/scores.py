@@ -1,4 +1,4 @@
-"""What a trained network scores on the test set of its kind of data."""
+"""Scores of a trained network on the test set of its kind of data."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LARGEST_EXPONENT = math.log(sys.float_info.max)
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """Metrics of a run; images also say which test image got the right class, and which class instead."""
+    """Metrics of a run; for images also which test images were classified correctly, and the predicted classes."""
 
     metrics: tuple[Measurement, ...] = ()
     correct: str | None = None
@@ -43,7 +43,7 @@ def score(
     history: Sequence[Mapping[str, Any]],
     flops: int,
 ) -> Scores:
-    """Scores of `predictor` on the packed set's test split; `history` are the run's epochs, `flops` those of a row."""
+    """Score `predictor` on the packed set's test split; `history` are the run's epochs, `flops` those of one row."""
     parameters = Measurement(metric="parameters", split="none", value=count_parameters(predictor.network))
     if isinstance(test_set, ImageSet):
         cost = Measurement(metric="flops_per_image", split="none", value=flops)
@@ -59,7 +59,7 @@ def score(
 def _of_table(loss: float, info: PackedInfo, history: Sequence[Mapping[str, Any]]) -> list[Measurement]:
     """Mean squared error, in squares of the target's unit, and its natural logarithm, which the DAC paper compares.
 
-    Of the last epoch's weights; and of the epoch with the least validation error, where the curves have both errors.
+    Both for the last epoch's weights, and for the epoch with the lowest validation error if the curves have both.
     """
     errors = {"": loss}
     watched = [row for row in history if "val_loss" in row and "test_loss" in row]

@@ -19,12 +19,12 @@ from stages.runlist import ListedRun, RunList
 
 
 class EvaluationError(ValueError):
-    """A run, or all of them, can't be evaluated; the message says what to do."""
+    """A run, or every run, can't be evaluated; the message says what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What a pass over the test set gives, and what the paper looks at inside; empty of a run that diverged."""
+    """Results of a pass over the test set, and the paper's observations inside; empty for a run that diverged."""
 
     metrics: tuple[Measurement, ...] = ()
     correct: str | None = None
@@ -33,7 +33,7 @@ class Measured:
 
 
 class TrainedRun:
-    """A run whose outcome is whole, without its network.
+    """A run whose outcome is complete, without its network.
 
     Raises:
         EvaluationError: the outcome is damaged, or was trained on other data than `info`'s.
@@ -66,11 +66,11 @@ class TrainedRun:
 
     @property
     def has_network(self) -> bool:
-        """Not where it diverged."""
+        """False if the run diverged."""
         return bool(self.result["status"] == "finished")
 
     def load(self, device: str) -> Predictor:
-        """Its network.
+        """Load its network.
 
         Raises:
             CheckpointError: the weights can't be loaded.

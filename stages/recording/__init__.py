@@ -56,7 +56,7 @@ def record(root: Path, place: str, *, evidence_only: bool = False) -> Summary:
 
 @contextmanager
 def _nothing_collected() -> Iterator[None]:
-    """Turn garbage collection off: everything made here stays until the end, and collecting took a quarter of the time."""
+    """Turn garbage collection off: all that is made here stays until the end; collecting took a quarter of the time."""
     was_on = gc.isenabled()
     gc.disable()
     try:
