@@ -1,4 +1,4 @@
-"""The runs that an experiment asks for under a profile, and how they depart from what is printed; imports no torch."""
+"""The runs that an experiment needs under a profile, and how they depart from what is printed; imports no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stages.signature import keyword_types, model_path
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRun:
-    """One cell of the grid: which arm and replicate, and the training it asks for (data digest and code still open)."""
+    """One cell of the grid: arm and replicate, and the training it needs (data digest and code still open)."""
 
     arm: str
     replicate_index: int
@@ -23,21 +23,21 @@ class PlannedRun:
     replicate: Replicate
 
     def spec(self, *, data_digest: str = "", code: Mapping[str, str] | None = None) -> RunSpec:
-        """The training as a spec; without digests, all that the params files say of it."""
+        """The training as a spec; without digests, everything that the params files determine."""
         return RunSpec(
             model=self.model, protocol=self.protocol, data_digest=data_digest, replicate=self.replicate, code=code or {}
         )
 
 
 def _replicates(experiment: Experiment) -> list[Replicate]:
-    """As printed: every seed, with every fold where the split has them."""
+    """The printed replicates: every seed, with every fold if the split has folds."""
     split = experiment.printed.split
     folds = range(split.folds) if split.kind == "folds" and split.folds else (None,)
     return [Replicate(seed=seed, fold=fold) for seed in experiment.seeds for fold in folds]
 
 
 def _given_by_data(source: DatasetSource) -> dict[str, int]:
-    """Keywords of models that say what the data are, where a model has them and its file doesn't set them."""
+    """Model keywords that describe the data, where a model has them and its file doesn't set them."""
     if source.kind == "table":
         return {"in_features": source.shape[0]}
     if source.kind == "text":
@@ -73,14 +73,14 @@ def plan_runs(
 
 
 def _rows(source: DatasetSource, count: int) -> tuple[int, str]:
-    """How many rows a split of `count` images, rows or tokens has, and what a reader calls them."""
+    """The number of rows in a split of `count` images, rows or tokens, and their name for a reader."""
     if source.kind == "text":
         return (count - 1) // source.shape[0], f"windows of {source.shape[0]:,} tokens"
     return count, {"images": "images", "table": "rows"}[source.kind]
 
 
 def describe_cut(experiment: Experiment, profile: Profile, source: DatasetSource) -> str:
-    """How the profile departs from the printed protocol, for a reader; empty where it doesn't."""
+    """How the profile departs from the printed protocol, for a reader; empty if it doesn't."""
     protocol, printed = resolve_protocol(experiment, profile), experiment.printed
     rows, noun = _rows(source, source.train)
     words = {

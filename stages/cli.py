@@ -53,7 +53,7 @@ _SHOWN = 8
 
 
 def show_plan(names: list[str]) -> None:
-    """Print what the trainings will cost: each experiment under the profile that is set, each paper under every one."""
+    """Print the cost of the trainings: each experiment under the current profile, each paper under every profile."""
     params = load_params()
     names = names or list(params.experiments)
     papers = {name: find_experiment(params, name).paper for name in names}
@@ -100,12 +100,12 @@ def _limits(cost: Cost, rates: Mapping[str, Rate]) -> list[str]:
 
 
 def _two_digits(value: float) -> str:
-    """Estimates: at least two digits, and no decimals that mean nothing."""
+    """Format an estimate: at least two digits, and no meaningless decimals."""
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def _in_store(name: str, params: Params) -> list[str]:
-    """How many of the experiment's trainings are done, and how the profile cuts them."""
+    """The number of the experiment's trainings that are done, and how the profile cuts them."""
     experiment = params.experiments[name]
     cut = describe_cut(experiment, params.profile, params.datasets[experiment.dataset]) or "as printed"
     try:
@@ -119,7 +119,7 @@ def _in_store(name: str, params: Params) -> list[str]:
 
 
 def print_table(heading: list[str], lines: list[list[str]]) -> None:
-    """Columns as wide as they need to be; the first and, where it is words, the last to the left."""
+    """Print columns as wide as needed; the first column and a last one of words are aligned to the left."""
     widths = [max(len(line[column]) for line in [heading, *lines]) for column in range(len(heading))]
     for line in [heading, *lines]:
         cells = [cell.rjust(width) for cell, width in zip(line, widths, strict=True)]
@@ -130,7 +130,7 @@ def print_table(heading: list[str], lines: list[list[str]]) -> None:
 
 
 def set_profile(name: str) -> None:
-    """Rewrite the `profile:` line of params.yaml, and nothing else in it."""
+    """Rewrite the `profile:` line of params.yaml and nothing else."""
     params = load_params()
     if name not in params.profiles:
         raise ParamsError(f"no profile {name!r}; known: {', '.join(params.profiles)}")
@@ -160,7 +160,7 @@ def write_sample(dataset: str, index: int, output: Path | None) -> None:
 
 
 def publish_all(names: list[str]) -> None:
-    """Publish the results of the experiments as evidence."""
+    """Publish the experiments' results as evidence."""
     params = load_params()
     for experiment in [find_experiment(params, name) for name in names]:
         done = publish(experiment.name, Path())
@@ -168,7 +168,7 @@ def publish_all(names: list[str]) -> None:
 
 
 def release_models(experiment: str, arms: list[str]) -> None:
-    """Put the published models of some arms into `data/models/`."""
+    """Copy the published models of some arms into `data/models/`."""
     from stages.releasing import release  # brings torch, which no other command needs
 
     try:
@@ -180,7 +180,7 @@ def release_models(experiment: str, arms: list[str]) -> None:
 
 
 def show_code_equivalent(revision: str, steps: int, *, again: bool) -> None:
-    """Compare HEAD's code with an older revision's on all paths that evidence relies on; `again` writes nothing."""
+    """Compare HEAD's code with an older revision's on all paths that evidence depends on; `again` writes nothing."""
     shown = show_equivalent(Path(), load_params(), revision, steps=steps, again=again)
     for text in (*shown.compared, *shown.left_out):
         print(f"  {text}")
@@ -200,9 +200,9 @@ def show_verdicts() -> None:
 
 
 def verify_trails(names: list[str], *, every_link: bool, with_weights: bool) -> bool:
-    """Print how many links hold and what to do about the first broken ones; False where one is broken.
+    """Print how many links hold and what to do about the first broken ones; returns False if one is broken.
 
-    `every_link`, or with names: each link of each trail instead.
+    `every_link`, or given names: print each link of each trail instead.
     """
     from stages.verifying import REMEDIES, verify  # brings the database
 
@@ -243,7 +243,7 @@ def verify_trails(names: list[str], *, every_link: bool, with_weights: bool) -> 
 
 
 def show_history(claims: str, why: str | None) -> None:
-    """Print how the claims that fit changed; with `why`, first write down what has changed since."""
+    """Print how the matching claims changed; with `why`, first record what has changed since."""
     params, path = load_params(), Path(PATH)
     if why:
         rows = read_claims(Path("data/claims.csv"))
@@ -262,14 +262,14 @@ def show_history(claims: str, why: str | None) -> None:
 
 
 def show_usage() -> None:
-    """Print what data and trainings take on disk."""
+    """Print the disk usage of data and trainings."""
     usage = disk_usage(Path())
     for name, size in (usage | {"together": sum(usage.values())}).items():
         print(f"{size / 1e6:12,.1f} MB  {name}")
 
 
 def clean_up() -> None:
-    """Remove what killed trainings left behind, and say what it was."""
+    """Remove what killed trainings left behind, and say what was removed."""
     removed = remove_leftovers(Path())
     for path in removed:
         print(path)

@@ -1,6 +1,6 @@
-"""What a result line says twice, and where the two differ: pure functions of lines.
+"""Finds contradictions within a result line, which states some facts twice: pure functions of lines.
 
-`record`, `publish` and `verify` ask it.  Curves are stored in eight digits, and so is what `evaluate` takes from them.
+`record`, `publish` and `verify` use it.  Curves are stored with eight digits, and so are the numbers derived from them.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _SHARES = ("accuracy", "calibration_error", "best_epoch_accuracy")
 
 
 def find_contradictions(line: ResultLine) -> list[str]:
-    """Where `line` contradicts itself, in words; nothing where it doesn't."""
+    """The contradictions within `line`, in words; empty if there are none."""
     given = as_curves(line.curves)
     curves = {name: given.column(name) for name in COLUMNS}
     return [*_digests(line), *_status(line), *_curves(line, curves), *_metrics(line, curves)]
 
 
 def find_cost_contradictions(line: ResultLine, cost: CostLine) -> list[str]:
-    """Where the cost of a result contradicts it."""
+    """The contradictions between a result and its cost."""
     names = ("experiment", "arm", "replicate", "run_key", "environment_digest")
     found = [f"its cost is that of another {name}" for name in names if getattr(line, name) != getattr(cost, name)]
     epochs, spent = len(line.curves), sum(cost.epoch_seconds)
@@ -53,7 +53,7 @@ def find_cost_contradictions(line: ResultLine, cost: CostLine) -> list[str]:
 
 
 def find_release_contradictions(line: ResultLine, release: Release) -> list[str]:
-    """Where what a rounded model scored can't be, given the share of images that kept their class."""
+    """The contradictions between a rounded model's scores and the share of images that kept their class."""
     found = []
     if release.n != line.data.test_images:
         found.append(f"its released model was scored on {release.n:,} of {line.data.test_images:,} test images")

@@ -1,4 +1,4 @@
-"""A run's learning curves: columns of numbers, which are also epochs one after the other."""
+"""A run's learning curves: columns of numbers that can also be read epoch by epoch."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _IN_SOME_EPOCHS = TypeAdapter(list[float | None])
 
 
 class Curves(Sequence[EpochRow]):
-    """Epochs whose numbers are held by column: hundreds of thousands of rows are read, checked and recorded at once.
+    """Epochs whose numbers are stored by column: hundreds of thousands of rows are read, checked and recorded at once.
 
-    A row is made when it is asked for; who goes through all of them has them made once.
+    A row is made on demand; iterating over all of them makes them once.
     """
 
     def __init__(self, columns: Mapping[str, Sequence[Any]]) -> None:
@@ -48,10 +48,10 @@ class Curves(Sequence[EpochRow]):
 
     @classmethod
     def read(cls, columns: Mapping[Any, Any]) -> Curves:
-        """Columns out of a file.
+        """Read columns from a file.
 
         Raises:
-            ValueError: a column is unknown, missing, shorter than another, or holds something else than numbers.
+            ValueError: a column is unknown, missing, shorter than another, or contains something other than numbers.
         """
         if unknown := [name for name in columns if name not in COLUMNS]:
             raise ValueError(f"unknown column {unknown[0]}; known: {', '.join(COLUMNS)}")
@@ -63,7 +63,7 @@ class Curves(Sequence[EpochRow]):
         return cls(read)
 
     def column(self, name: str) -> Sequence[Any]:
-        """A value for each epoch; None where there is none."""
+        """One value per epoch; None where there is none."""
         return self._columns[name] if name in self._columns else [None] * len(self)
 
     def __len__(self) -> int:
@@ -108,7 +108,7 @@ def _read_column(name: str, column: Any) -> Sequence[Any]:
 
 
 def as_curves(rows: Sequence[EpochRow]) -> Curves:
-    """Any epochs by column."""
+    """Convert any epochs to columns."""
     if isinstance(rows, Curves):
         return rows
     return Curves({name: [getattr(row, name) for row in rows] for name in COLUMNS})

@@ -1,4 +1,4 @@
-"""Which device computes, and what it is called.  Who only names the CPU needs no torch."""
+"""The device that computes, and its name.  Naming only the CPU needs no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def device_for(wanted: str) -> str:
     """`pick_device` as a string.
 
     Raises:
-        ValueError: as `pick_device`.
+        ValueError: as for `pick_device`.
     """
     return "cpu" if _first(wanted) == "cpu" else str(pick_device(wanted))
 
@@ -47,7 +47,7 @@ def pick_device(wanted: str) -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    """The GPU or the processor as it calls itself."""
+    """The name that the GPU or the processor gives itself."""
     if device.type == "cuda":
         import torch
 

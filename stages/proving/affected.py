@@ -1,4 +1,4 @@
-"""Which published lines and stored outcomes were made by the code of an older revision: what has to be compared."""
+"""Published lines and stored outcomes made by the code of an older revision: what has to be compared."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Codes = Callable[[Sequence[tuple[str, str, str]]], Sequence[Mapping[str, str] | 
 
 @dataclass(frozen=True)
 class Made:
-    """A run that something relies on: its spec, where it was made, and the data set by name ("" where unknown)."""
+    """A run that something depends on: its spec, where it was made, and the data set's name ("" if unknown)."""
 
     label: str
     run_key: str
@@ -33,13 +33,13 @@ class Made:
 
     @property
     def question(self) -> tuple[str, str, str]:
-        """What a fingerprint is asked by."""
+        """Kind of data, model and optimiser, by which its fingerprint is requested."""
         return kind_of(self.spec), self.spec["model"]["path"], self.spec["protocol"]["optimizer"]["name"]
 
 
 @dataclass(frozen=True)
 class Affected:
-    """A path with its fingerprints before and after, and the first run that relies on it."""
+    """A path with its fingerprints before and after, and the first run that depends on it."""
 
     made: Made
     path: str
@@ -48,7 +48,7 @@ class Affected:
 
 
 def made_runs(root: Path) -> Iterator[Made]:
-    """Published runs in the order of their files, replicates in theirs, then the outcomes in the store.
+    """Published runs in the order of their files, with replicates in order, then the outcomes in the store.
 
     Raises:
         EvidenceError: a published line can't be read.
@@ -69,7 +69,7 @@ def made_runs(root: Path) -> Iterator[Made]:
             key = path.parent.name
             yield Made(f"the store's {key[:12]}", key, spec, environment, packed.get(spec["data_digest"], ""))
         except (OSError, ValueError, KeyError):
-            continue  # a damaged outcome is nobody's evidence, and set aside when it is asked for
+            continue  # a damaged outcome is no evidence, and is set aside when it is requested
 
 
 def _packed_digests(root: Path) -> dict[str, str]:

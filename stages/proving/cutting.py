@@ -1,6 +1,6 @@
-"""Real runs cut to some hundred steps on a little of their own data, so that both codes can train them in seconds.
+"""Real runs shortened to some hundred steps on a little of their data, so that both codes can train them in seconds.
 
-Architecture, optimiser, augmentation, split and all else that chooses branches stay; batches, rows and epochs shrink.
+Architecture, optimiser, augmentation, split and all else that selects branches stay; batches, rows, epochs shrink.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LARGEST_BATCH = {"images": 4, "table": 256, "text": 2}
 
 @dataclass(frozen=True)
 class Cut:
-    """A training to compare: its spec without code (two of one network where it trains in a stack), its packed data."""
+    """A training to compare: its spec without code (two of one network if it trains in a stack), its packed data."""
 
     specs: tuple[RunSpec, ...]
     data: Path
@@ -56,7 +56,7 @@ class DataHere:
         self._packed: dict[tuple[str, str], Path] = {}
 
     def find(self, dataset: str, digest: str) -> Path:
-        """Folder of the packed set `dataset`, of this digest if there is one.
+        """Folder of the packed set `dataset`, with this digest if there is one.
 
         Raises:
             DatasetError: its files can't be fetched.
@@ -83,7 +83,7 @@ class DataHere:
         return target
 
     def cut(self, folder: Path, protocol: Protocol, replicate: Replicate, batches: float) -> Path:
-        """As many first rows of a packed set as so many batches of an epoch of `protocol` take."""
+        """Cut a packed set to its first rows, as many as this number of batches of an epoch of `protocol` needs."""
         info = read_info(folder)
         wanted = _rows(protocol, replicate, batches)
         target = self.scratch / "cut" / f"{info.dataset}-{info.digest[:12]}-{wanted}"
@@ -95,7 +95,7 @@ class DataHere:
 def cut_run(here: DataHere, made: Made, steps: int) -> list[Cut]:
     """Two trainings for one: two epochs of small batches, `steps` in all, and one and a half of the run's own batches.
 
-    The latter for what takes another way by the size of its tensors.
+    The latter covers code whose path depends on the size of its tensors.
 
     Raises:
         DatasetError, PackedDataError: the run's data can't be had.
@@ -132,7 +132,7 @@ def _cut_protocol(protocol: Protocol, batch_size: int, epochs: int, steps_per_ep
 
 
 def _rows(protocol: Protocol, replicate: Replicate, batches: float) -> int:
-    """Rows of the training part: so many batches, and on top what is held out."""
+    """Rows of the training part for this number of batches, plus those held out."""
     split, held_out = protocol.split, 0.0
     if split.kind == "fraction" and split.fraction is not None:
         held_out = split.fraction

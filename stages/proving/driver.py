@@ -1,4 +1,4 @@
-"""Trains what it is told with the code that it finds first, and writes down every step: one side of a comparison.
+"""Trains the given jobs with the code found first on the path, and records every step: one side of a comparison.
 
 `python -P driver.py <job.json>`, in a process of its own with `PYTHONPATH` naming the tree whose code is asked.  It may
 be another tree than its own, so it imports what that has always had: `stages.worker` and `stages.run`, and what makes
@@ -22,7 +22,7 @@ import stages
 
 
 def fingerprint(kind: str, model: str, optimizer: str) -> dict[str, str] | None:
-    """Of a training in this tree; None where it has no such model."""
+    """Fingerprint of a training in this tree; None if it has no such model."""
     own = importlib.import_module("stages.fingerprint")
     find = getattr(own, "training_code", None) or importlib.import_module("stages.runner")._code
     try:
@@ -32,7 +32,7 @@ def fingerprint(kind: str, model: str, optimizer: str) -> dict[str, str] | None:
 
 
 class Trace:
-    """Every step of a training: its scores so far, and a checksum of each tensor that an optimiser has changed."""
+    """Every step of a training: its scores so far, and a checksum of each tensor that an optimiser changed."""
 
     def __init__(self) -> None:
         self.scores: list[dict[str, str]] = []
@@ -41,13 +41,13 @@ class Trace:
         self._optimizers: dict[int, tuple[Any, dict[int, str]]] = {}
 
     def progress(self, progress: Any) -> None:
-        """A step is over."""
+        """Record the end of a step."""
         self.scores.append({name: float(value).hex() for name, value in progress.scores.items()})
         self.tensors.append(self._open)
         self._open = {}
 
     def stepped(self, optimizer: Any, *_: Any) -> None:
-        """An optimiser is, of which a step may have several, one within the other."""
+        """Record an optimiser's step; one training step may contain several, nested."""
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
         if id(optimizer) not in self._optimizers:
             self._optimizers[id(optimizer)] = optimizer, name_tensors(parameters)
@@ -55,7 +55,7 @@ class Trace:
         self._open |= {names[id(one)]: zlib.crc32(to_bytes(one)) for one in parameters}
 
     def state(self) -> dict[str, str]:
-        """sha256 of each tensor or number that the optimisers keep, at the end."""
+        """sha256 of each tensor or number that the optimisers hold at the end."""
         return {
             f"{place}.{name}": hashlib.sha256(content).hexdigest()
             for place, (optimizer, _) in enumerate(self._optimizers.values(), start=1)
@@ -64,7 +64,7 @@ class Trace:
 
 
 def name_tensors(parameters: list[Any]) -> dict[int, str]:
-    """Their names in the network that holds them: the largest one around."""
+    """The parameters' names in the largest network that holds them."""
     torch = importlib.import_module("torch")
     wanted = {id(one) for one in parameters}
     names: dict[int, str] = {}
@@ -95,7 +95,7 @@ def flatten(value: Any, name: str = "") -> Iterator[tuple[str, bytes]]:
 
 
 def train(training: dict[str, Any], store: Path) -> dict[str, Any]:
-    """What `stages.worker` makes of the training's specs, step by step and at the end."""
+    """The result of `stages.worker` for the training's specs, step by step and at the end."""
     worker = importlib.import_module("stages.worker")
     spec_class = importlib.import_module("stages.run").RunSpec
     hooks = importlib.import_module("torch.optim.optimizer")
@@ -157,7 +157,7 @@ def main(place: str) -> int:
         for number, training in enumerate(job["trainings"]):
             try:
                 found = train(training, output / "data" / "store")
-            except Exception:  # noqa: BLE001  (whatever it is, it is told by name, and the others are compared)
+            except Exception:  # noqa: BLE001  (any error is reported by name, and the others are compared)
                 found = {"error": traceback.format_exc()}
             (output / f"{number}.json").write_text(json.dumps(found))
     return 0

@@ -1,4 +1,4 @@
-"""Compares two revisions on every path that published lines or stored outcomes rely on, and writes the line."""
+"""Compares two revisions on every path that published lines or stored outcomes depend on, and writes the line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ THREADS = (1, 2)
 
 @dataclass(frozen=True)
 class Shown:
-    """What was compared; `line` is None where nothing had to be, or could be."""
+    """The result of a comparison; `line` is None if nothing had to be compared, or could be."""
 
     line: EquivalenceLine | None
     compared: tuple[str, ...]
@@ -46,10 +46,10 @@ def show_equivalent(
 ) -> Shown:
     """Train every path whose fingerprint changed between `revision` and HEAD with both codes, and add the line.
 
-    `again`: also those that lines cover already, and add none.
+    `again`: also those that lines already cover, without adding a line.
 
     Raises:
-        EquivalenceError: the codes give other numbers, the first of which is named; or the tree's code isn't committed.
+        EquivalenceError: the codes give different numbers (the first is named), or the tree's code isn't committed.
         EvidenceError: published lines can't be read.
     """
     made, equivalences = list(made_runs(root)), read_equivalences(root)
@@ -116,7 +116,7 @@ def _refuse_errors(trainings: Sequence[tuple[_Path, Cut]], found: Sequence[Mappi
 
 @dataclass
 class _Path:
-    """A path and its cut trainings; of these the steps by size of batch, and by number of threads what they gave."""
+    """A path and its cut trainings, with their steps by batch size and their results by number of threads."""
 
     item: Affected
     cuts: list[Cut]
@@ -157,20 +157,20 @@ def _sides(root: Path, revision: str, scratch: Path) -> tuple[Side, Side]:
 
 
 def _training(item: Affected, cut: Cut, side: str) -> dict[str, Any]:
-    """As the driver takes it; each side's specs name its own code, and its worker refuses to have run any other."""
+    """The training in the driver's form; each side's specs name its own code, and its worker refuses any other."""
     code = dict(getattr(item, side))
     specs = [dataclasses.replace(spec, code=code).to_dict() for spec in cut.specs]
     return {"specs": specs, "data": str(cut.data), "is_stacked": item.made.is_stacked}
 
 
 def _digest(found: Mapping[str, Any]) -> str:
-    """Over all that is compared."""
+    """Digest of everything that is compared."""
     outcomes = [{name: value for name, value in one.items() if name != "environment"} for one in found["outcomes"]]
     return hashlib.sha256(canonical_json({**found, "outcomes": outcomes}).encode()).hexdigest()[:16]
 
 
 def _proofs(paths: Sequence[_Path]) -> tuple[Proof, ...]:
-    """By pair of fingerprints, in the order of their first path."""
+    """Proofs by pair of fingerprints, in the order of their first path."""
     grouped: dict[str, list[_Path]] = {}
     for path in paths:
         grouped.setdefault(canonical_json([path.item.before, path.item.after]), []).append(path)

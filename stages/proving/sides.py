@@ -1,4 +1,4 @@
-"""The two sides of a comparison: a revision's files in a folder of their own, and processes that train with them."""
+"""The two sides of a comparison: a revision's files in their own folder, and processes that train with them."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ DRIVER = Path("stages/proving/driver.py")
 
 
 class EquivalenceError(ValueError):
-    """The two codes can't be compared, or give other numbers; the message says where."""
+    """The two codes can't be compared, or give different numbers; the message says where."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """A revision, its files and the driver that asks them."""
+    """A revision, its files and the driver that runs them."""
 
     revision: str
     tree: Path
     driver: Path
 
     def fingerprints(self, questions: Sequence[tuple[str, str, str]]) -> list[Mapping[str, str] | None]:
-        """Of trainings by kind of data, model and optimiser; None where this revision has no such model.
+        """Fingerprints of trainings by kind of data, model and optimiser; None if this revision has no such model.
 
         Raises:
-            EquivalenceError: the revision's code doesn't answer.
+            EquivalenceError: the revision's code fails to answer.
         """
         output = self.tree.with_name(f"{self.tree.name}-codes.json")
         self._run({"codes": [list(question) for question in questions], "output": str(output)})
@@ -40,10 +40,10 @@ class Side:
         return answers
 
     def train(self, trainings: Sequence[Mapping[str, Any]], threads: Sequence[int]) -> list[list[dict[str, Any]]]:
-        """What each training gives, by number of threads, one after the other in one process.
+        """The results of each training, by number of threads, one after another in one process.
 
         Raises:
-            EquivalenceError: the process fails; where a training does, its answer says so.
+            EquivalenceError: the process fails; if a training fails, its answer says so.
         """
         output = self.tree.with_name(f"{self.tree.name}-output")
         self._run({"trainings": list(trainings), "threads": list(threads), "output": str(output)})
@@ -69,7 +69,7 @@ class Side:
 
 
 def check_out(root: Path, revision: str, folder: Path) -> str:
-    """All files of `revision`, by any of its names, in `folder`; its whole name.
+    """Put all files of `revision`, given by any of its names, into `folder`; returns its full name.
 
     Raises:
         EquivalenceError: there is no such revision, or no git.
@@ -91,7 +91,7 @@ def check_out(root: Path, revision: str, folder: Path) -> str:
 
 
 def first_difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str | None:
-    """Where two trainings first part, in words; None where they are the same bit by bit."""
+    """Where two trainings first differ, in words; None if they are identical bit by bit."""
     return next(_differences(before, after), None)
 
 
@@ -120,7 +120,7 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterato
 
 
 def _parted(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Names of what differs, or is in one of them only, in the order of the first."""
+    """Names of the items that differ or are in only one of them, in the order of the first."""
     return [name for name in {**old, **new} if old.get(name) != new.get(name)]
 
 

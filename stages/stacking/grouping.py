@@ -1,6 +1,6 @@
-"""Which runs train together: replicates of one small network, where that saves more than compiling costs.
+"""Which runs train together: replicates of one small network, if that saves more time than compiling costs.
 
-Stacked, a network's weights are those of its run but for rounding, so the run key is the same.  Standard library only.
+A stacked network has the weights of its run except for rounding, so the run key is the same.  Standard library only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STACK_PREFIX, _MANIFEST = "stack-", "group.json"
 
 
 def is_worth_stacking(spec: RunSpec, rows: int) -> bool:
-    """Whether the run is faster in a stack, even one of its own; `rows` are those of the data set's training part."""
+    """True if the run is faster in a stack, even alone in it; `rows` are those of the data set's training part."""
     protocol = spec.protocol
     is_plain = protocol.precision == "float32" and not protocol.compile
     has_known_parts = protocol.optimizer.name in ("adam", "adamw") and protocol.split.kind != "folds"
@@ -35,20 +35,20 @@ def is_worth_stacking(spec: RunSpec, rows: int) -> bool:
 
 
 def _least_steps(spec: RunSpec, rows: int) -> int:
-    """At least so many, whatever early stopping says."""
+    """The smallest number of steps, even with early stopping."""
     protocol, stop = spec.protocol, spec.protocol.early_stop
     epochs = protocol.epochs if stop is None else min(protocol.epochs, stop.from_epoch + stop.patience)
     return epochs * steps_per_epoch(training_counts(rows, protocol, spec.replicate)[0], protocol)
 
 
 def form_groups(specs: Sequence[RunSpec], rows: int, store: RunStore) -> list[tuple[Specs, bool]]:
-    """Groups in the order of their first run, each with whether it is a stack; a run of no stack is a group of its own.
+    """Groups in the order of their first run, each with whether it is a stack; a run of no stack is its own group.
 
-    A stack holds all replicates of its network that are wanted.  One that was cut off is taken up as it was, with its
-    runs that are published already, unless that means to train a run that isn't wanted.
+    A stack holds all wanted replicates of its network.  An interrupted one is resumed as it was, including runs that
+    are published already, unless that would mean training a run that isn't wanted.
     """
     wanted = {spec.run_key: spec for spec in specs}
-    groups: dict[str, tuple[Specs, bool]] = {}  # by the key of each member that is wanted
+    groups: dict[str, tuple[Specs, bool]] = {}  # by the key of each wanted member
     for begun in _begun(store):
         members = [spec.run_key for spec in begun if store.published(spec.run_key) is None]
         if members and all(key in wanted and key not in groups for key in members):
@@ -69,19 +69,19 @@ def form_groups(specs: Sequence[RunSpec], rows: int, store: RunStore) -> list[tu
 
 
 def stack_id(specs: Sequence[RunSpec]) -> str:
-    """Names the ordered list of runs that train as one."""
+    """The name of the ordered list of runs that train as one."""
     return STACK_PREFIX + hashlib.sha256("+".join(spec.run_key for spec in specs).encode()).hexdigest()
 
 
 def remember(specs: Sequence[RunSpec], store: RunStore) -> Path:
-    """The stack's scratch folder, with the list of its runs, so that it is taken up as it was."""
+    """The stack's scratch folder, with the list of its runs, so that it can be resumed as it was."""
     folder = store.work(stack_id(specs))
     write_atomically(folder / _MANIFEST, canonical_json([spec.to_dict() for spec in specs]).encode())
     return folder
 
 
 def members_of(folder: Path) -> Specs:
-    """The runs of the stack whose scratch folder this is; none where its list can't be read."""
+    """The runs of the stack with this scratch folder; none if its list can't be read."""
     try:
         specs = tuple(RunSpec.from_dict(spec) for spec in json.loads((folder / _MANIFEST).read_bytes()))
     except (OSError, TypeError, ValueError, KeyError):
@@ -90,6 +90,6 @@ def members_of(folder: Path) -> Specs:
 
 
 def _begun(store: RunStore) -> list[Specs]:
-    """Stacks whose training was cut off after an epoch."""
+    """Stacks whose training was interrupted after an epoch."""
     folders = sorted((store.root / "work").glob(f"{STACK_PREFIX}*"))
     return [members_of(folder) for folder in folders if (folder / "resume.pt").is_file()]

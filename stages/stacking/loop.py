@@ -1,7 +1,7 @@
-"""The training loop for a stack: the one of `stages.training.loop`, each number of which is here one of M networks.
+"""The training loop for a stack: like `stages.training.loop`, but with M networks in place of one.
 
-A network's rows come in its own order, its epochs have their own history, and it stops when its own early stopping or
-divergence says so; the rest go on.  Where half of a stack is over, it is made smaller.
+A network's rows come in its own order, its epochs have their own history, and it stops on its own early stopping or
+divergence; the rest go on.  When half of a stack has finished, the stack is made smaller.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CUDA_REPORT_STEPS = 50  # a loss waits for the device
 
 
 class Stack(Interface):
-    """M networks as one `nn.Module`; tensors have the networks' own names, with `/` for the dots."""
+    """M networks as one `nn.Module`; tensors have the names of the single network, with `/` in place of dots."""
 
     def forward(self, features: Tensor) -> Tensor:
         """Features [M, B, F] -> predictions [M, B]."""
@@ -64,7 +64,7 @@ MakeStack = Callable[[Sequence[nn.Module]], Stack]
 
 
 def stack_class(model: ModelSpec) -> MakeStack:
-    """What makes one of several networks of `model`: `Stack` in the module of fast paths beside the model's own."""
+    """The factory for a stack of `model`: `Stack` in the module of fast paths next to the model's own."""
     found: MakeStack = import_module(_native(model)).Stack
     return found
 
@@ -74,9 +74,9 @@ def _native(model: ModelSpec) -> str:
 
 
 def files_of_stack(model: ModelSpec) -> list[Path]:
-    """What trains a stack of `model` and is in no run key: this loop, the stack's module, the fast paths behind it.
+    """Files that train a stack of `model` but are in no run key: this loop, the stack's module, its fast paths.
 
-    With what bears a module's name (C++).
+    Includes files that share a module's name (C++).
     """
     fast = reachable([_native(model)], lambda name: [one for one in imported_modules(name) if one.endswith("_native")])
     modules = [path for name in (__name__, *sorted(fast)) if (path := source_path(name)) is not None]
@@ -93,16 +93,16 @@ def code_of_stack(model: ModelSpec) -> str:
 
 
 def mode_of(device: torch.device) -> str | None:
-    """How `torch.compile` compiles for it: into CUDA graphs on a GPU."""
+    """The mode in which `torch.compile` compiles for the device: with CUDA graphs on a GPU."""
     return "reduce-overhead" if device.type == "cuda" else None
 
 
 @dataclass
 class StackState:
-    """All that a stack needs to go on bitwise from the end of an epoch.
+    """Everything that a stack needs to resume bitwise from the end of an epoch.
 
-    `members` are the networks in the stack, by their place in the group; `finished` has the weights of those that are
-    over, some of which may still be among the members, as ballast.
+    `members` are the networks in the stack, by their place in the group; `finished` has the weights of those that have
+    finished, some of which may still be among the members, as ballast.
     """
 
     epoch: int
@@ -131,13 +131,13 @@ def fit_stack(
     progress: Callable[[Progress], None] = lambda progress: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> list[tuple[Outcome, float]]:
-    """Train `networks` in place, all of them by one protocol; of each its curves, and its share of the seconds.
+    """Train `networks` in place, all by one protocol; returns the curves of each, and its share of the seconds.
 
     The networks are on the task's device.  `test` is measured after each epoch, for the curves and for nothing else.
 
     Raises:
-        ValueError: an epoch's last batch is a single row, whose variance BatchNorm can't take.
-        TrainingStopped: `should_stop` said so; the same call goes on from the last state that was saved.
+        ValueError: an epoch's last batch is a single row, for which BatchNorm has no variance.
+        TrainingStopped: `should_stop` returned True; the same call resumes from the last saved state.
     """
     training = _StackTraining(
         networks, make_stack, task, protocol, replicates, is_compiled, test, save, progress, should_stop
@@ -205,7 +205,7 @@ class _StackTraining:
         )
 
     def _samples(self) -> int:
-        """Rows of an epoch."""
+        """Rows per epoch."""
         return min(len(self.rows), self.steps_per_epoch * self.protocol.batch_size)
 
     def _build(self, members: Sequence[int]) -> None:
@@ -228,11 +228,11 @@ class _StackTraining:
 
     @staticmethod
     def _open(state: StackState) -> list[int]:
-        """Members that train on."""
+        """Members that are still training."""
         return [place for place in state.members if place not in state.finished]
 
     def _epoch(self, state: StackState) -> None:
-        """Train all members for an epoch; close it for those that are still open."""
+        """Train all members for one epoch; record it for those that are still open."""
         self.stack.train()
         started, samples = time.monotonic(), 0
         still_open = torch.tensor([state.members.index(place) for place in self._open(state)], device=self.device)
@@ -268,14 +268,14 @@ class _StackTraining:
         ]
 
     def _step(self, rows: Tensor, step: int) -> Tensor:
-        """One optimiser step of all networks; their losses [M]."""
+        """Take one optimiser step of all networks; returns their losses [M]."""
         rate = learning_rate(self.protocol.schedule, self.protocol.optimizer.lr, step, self.total_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         # as `training_batch` has them, in a quarter of its time for so many small rows
         data, chosen = self.task.data, rows.flatten()
         features, targets = data.features.index_select(0, chosen), data.targets.index_select(0, chosen)
-        # what is left over at the end of an epoch is too little to compile for
+        # what is left over at the end of an epoch is too little to be worth compiling for
         losses_of = self.losses if rows.shape[1] == self.protocol.batch_size else self.stack.losses
         losses = losses_of(features.view(*rows.shape, -1), targets.view(rows.shape))
         self.optimizer.zero_grad(set_to_none=True)
@@ -318,14 +318,14 @@ class _StackTraining:
         state.epoch += 1
 
     def _divergence(self, state: StackState, place: int, losses: Sequence[float]) -> dict[str, Any]:
-        """Where a network's loss stopped being finite, counted as in a training alone."""
+        """Where a network's loss stopped being finite, counted as when training alone."""
         index = next(index for index, loss in enumerate(losses) if not math.isfinite(loss))
         step = state.epoch * self.steps_per_epoch + index + 1
         last = losses[index - 1] if index else state.last_losses[place]
         return {"step": step, "last_finite_step": step - 1, "last_finite_loss": last}
 
     def _measure(self, task: Regression, rows: Tensor) -> list[float]:
-        """Mean squared error over these rows of the task, of each network."""
+        """Mean squared error of each network over these rows of the task."""
         self.stack.eval()
         count = len(next(iter(self.stack.named_parameters()))[1])
         sums, whole = torch.zeros(count, dtype=torch.float64, device=self.device), 0
@@ -338,7 +338,7 @@ class _StackTraining:
         return (sums / len(rows)).tolist()
 
     def _shrink(self, state: StackState) -> None:
-        """Leave the networks that are over behind, once they are half of the stack."""
+        """Remove the finished networks once they make up half of the stack."""
         left = self._open(state)
         if not left or 2 * len(left) > len(state.members):
             return
