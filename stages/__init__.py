@@ -1,8 +1,8 @@
 """Claimcheck's pipeline: the verbs (`fetch` … `report`) and the library they share.
 
-Importing it notes the source of every module as it is loaded, unless that is the standard library's or an installed
-package's: which code ran is known for sure, whatever lies on the disk later.  A cached bytecode is taken by the digest
-of its source and not by its time, as an edit within one second that keeps a file's length would go unseen.
+Importing it records the source of every module as it is loaded, except those of the standard library and of installed
+packages: it is then certain which code ran, whatever is on the disk later.  Cached bytecode is matched by the digest of
+its source and not by its time, since an edit within one second that keeps a file's length would go unnoticed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PACKAGES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-
 
 
 def is_installed(path: str) -> bool:
-    """Whether a file is of the standard library or of an installed package, whose versions the lock pins."""
+    """True if a file belongs to the standard library or an installed package, whose versions the lock file pins."""
     return any(name in path for name in _PACKAGES) or os.path.realpath(path).startswith(_LIBRARY)
 
 

@@ -26,7 +26,7 @@ _ROUNDING = 1e-10  # smaller numbers are differences that rounding leaves of a 0
 
 
 def papers() -> list[str]:
-    """Papers of which something can be said without training: those with a module `findings`."""
+    """Papers with claims that can be judged without training: those with a module `findings`."""
     return sorted(path.parent.name for path in (Path(__file__).parent / "papers").glob("*/findings.py"))
 
 
@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def lines(found: Mapping[str, Sequence[Finding]]) -> bytes:
-    """A JSON line a finding."""
+    """One JSON line per finding."""
     text = ""
     for paper, findings in found.items():
         for finding in findings:
@@ -62,7 +62,7 @@ def lines(found: Mapping[str, Sequence[Finding]]) -> bytes:
 
 
 def page(found: Mapping[str, Sequence[Finding]]) -> bytes:
-    """The findings for a reader, those that don't hold first."""
+    """The findings for a reader, with those that don't hold first."""
     text = "# What can be said without training\n\n"
     text += "Written by `make report`; `dvc repro` computes it again on every machine. Ids: `data/claims.csv`.\n"
     for paper, findings in found.items():
@@ -76,7 +76,7 @@ def page(found: Mapping[str, Sequence[Finding]]) -> bytes:
 
 
 def _by_error(findings: Sequence[Finding]) -> list[list[Finding]]:
-    """Findings by themselves, those of one error together."""
+    """Findings in groups: those that share an error together, every other one alone."""
     groups: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:
         key = ("error", finding.error) if finding.error else ("claim", finding.claim)
@@ -98,7 +98,7 @@ def _in_a_cell(text: str) -> str:
 
 
 def _counts(findings: Sequence[Finding]) -> str:
-    """How many have each status; an error counts once, with its places."""
+    """The number of findings by status; an error counts once, with its places."""
     groups = _by_error(findings)
     counts = sorted(Counter(group[0].status for group in groups).items())
     errors = "".join(f"; one error at {len(group)} places" for group in groups if len(group) > 1)

@@ -27,9 +27,9 @@ Digests = tuple[str | None, str | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """A training that both codes gave the same: of which run, cut to how many steps (by size of batch), on which data.
+    """A training with the same result under both codes: which run, how many steps (by batch size), on which data.
 
-    `path` is that of the whole run, `state` by number of threads the digests of all that was compared.
+    `path` is that of the whole run, `state` the digests of everything compared, by number of threads.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -78,7 +78,7 @@ class EquivalenceLine:
 
 
 def path_of(spec: Mapping[str, Any]) -> str:
-    """Sixteen hexadecimal digits over what of a spec chooses branches: not code, data, seed nor sizes of numbers."""
+    """Sixteen hexadecimal digits over what in a spec selects branches: not code, data, seed nor sizes of numbers."""
     kept = {
         "model": spec["model"],
         "protocol": spec["protocol"],
@@ -98,10 +98,10 @@ def _outline(value: Any) -> Any:
 
 
 def read_equivalences(root: Path) -> Equivalences:
-    """The lines of the file below `root`; none where there is none.
+    """Read the lines of the file below `root`; none if there is no file.
 
     Raises:
-        EvidenceError: a line can't be read, or isn't as it was written.
+        EvidenceError: a line can't be read, or has changed since it was written.
     """
     path = root / PATH
     if not path.is_file():
@@ -140,7 +140,7 @@ class _Edge:
 
 @dataclass(frozen=True)
 class Equivalences:
-    """Chains of lines from one fingerprint to another; without lines no question costs anything."""
+    """Chains of lines from one fingerprint to another; without lines, every question is free."""
 
     lines: Sequence[EquivalenceLine]
     _edges: dict[tuple[str, bool], list[_Edge]] = field(default_factory=dict)
@@ -156,9 +156,9 @@ class Equivalences:
         return bool(self.lines)
 
     def chain(self, spec: Mapping[str, Any], environment: Mapping[str, Any], code: Code) -> tuple[int, ...] | None:
-        """Numbers of the lines that take the run's own code to `code`, the fewest; None where none do.
+        """Numbers of the lines in the shortest chain from the run's own code to `code`; None if there is no chain.
 
-        Nothing for a run that wasn't made on a CPU.
+        There is none for a run that wasn't made on a CPU.
         """
         if spec["code"] == code:
             return ()
@@ -172,7 +172,7 @@ class Equivalences:
         return None
 
     def today(self, spec: Mapping[str, Any], environment: Mapping[str, Any]) -> tuple[int, ...] | None:
-        """`chain` to the code that the run's training has in this tree."""
+        """`chain` to the code of the run's training in this tree."""
         code = code_today(spec) if self.lines else None
         return None if code is None else self.chain(spec, environment, code)
 
@@ -192,7 +192,7 @@ class Equivalences:
         return sorted(found, key=lambda item: len(item[2]))
 
     def loose_ends(self) -> list[str]:
-        """Lines that lead nowhere: a module as they leave it is neither in the tree nor taken on by a later line."""
+        """Lines that lead nowhere: the module they end at is neither in the tree nor continued by a later line."""
         found = []
         for number, line in enumerate(self.lines, start=1):
             later = {
@@ -217,7 +217,7 @@ def is_of_cpu(environment: Mapping[str, Any]) -> bool:
 
 
 def _walk(start: str, edges: Iterable[tuple[str, str, _Edge]]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """All that the edges lead to from `start`, nearest first, each with the numbers of the lines on the way."""
+    """Everything that the edges lead to from `start`, nearest first, each with the numbers of the lines on the way."""
     following: dict[str, list[tuple[str, int]]] = {}
     for source, target, edge in edges:
         following.setdefault(source, []).append((target, edge.number))

@@ -40,7 +40,7 @@ def metrics_document(results: Sequence[ResultLine]) -> bytes:
 
 
 def curves_table(results: Sequence[ResultLine]) -> bytes:
-    """A row per arm, replicate and epoch for `dvc plots show`."""
+    """One row per arm, replicate and epoch for `dvc plots show`."""
     text = io.StringIO()
     names = ["arm", "replicate", *(field.name for field in fields(EpochRow))]
     writer = csv.DictWriter(text, names, lineterminator="\n")
@@ -61,7 +61,7 @@ def _in_words(shown: Mapping[str, float], line: ResultLine) -> str:
 
 
 def _code_of(model: ModelSpec) -> Mapping[str, str]:
-    """Digests of all that evaluates this model: what `evaluate` depends on in dvc.yaml, but for other models."""
+    """Digests of everything that evaluates this model: what `evaluate` depends on in dvc.yaml, without other models."""
     module = model.path.split(":")[0]
     observations = f"{module.rpartition('.')[0]}.observations"
     looks = (observations,) if source_path(observations) else ()
@@ -69,7 +69,7 @@ def _code_of(model: ModelSpec) -> Mapping[str, str]:
 
 
 def _say_faults(name: str, faults: Mapping[str, str]) -> None:
-    """A line for each fault, with the runs that have it."""
+    """Print one line per fault, with the runs that have it."""
     labels: dict[str, list[str]] = {}
     for label, words in faults.items():
         labels.setdefault(words, []).append(label)

@@ -1,4 +1,4 @@
-"""Result lines: what one run gave in one environment, as JSON lines.
+"""Result lines: the results of one run in one environment, as JSON lines.
 
 `evaluate` writes `data/results/<experiment>.jsonl` (the same bytes for the same runs) and, apart from it,
 `data/results/<experiment>.cost.jsonl` (seconds and memory, different everywhere).  `claimcheck publish` joins both with
@@ -32,7 +32,7 @@ Line = TypeVar("Line")
 
 
 class EvidenceError(ValueError):
-    """A result line that can't be read; the message names file and line."""
+    """A result line can't be read; the message names file and line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +78,8 @@ class Divergence:
 class ResultLine:
     """One run in one environment, under one arm.  A diverged run has no metrics and says where it stopped.
 
-    `observed`: what the network's inside shows before training and after, by quantity a number a block and head, None
-    where it isn't defined; absent where no paper looks inside, and in lines written before that was recorded.
+    `observed`: what is observed inside the network before and after training, by quantity one number per block and
+    head; None where it isn't defined; absent if no paper looks inside, and in lines written before that was recorded.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -105,7 +105,7 @@ class ResultLine:
 
 @dataclass(frozen=True, kw_only=True)
 class CostLine:
-    """What a run cost on the machine that trained it, and what inference costs on the one that evaluated it.
+    """The cost of a run on the machine that trained it, and of inference on the one that evaluated it.
 
     `latency_*`: the median of `repeats` passes of a batch after `warmup` uncounted ones, the device synchronised before
     and after each; None where this replicate was not timed.  `energy_joules`: None where the training's device reports
@@ -134,7 +134,7 @@ class CostLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where an evidence line was made: git revision, and whether anything that counts was changed on top of it."""
+    """Where an evidence line was made: git revision, and whether anything relevant was changed on top of it."""
 
     __pydantic_config__: ClassVar = STRICT
     revision: str
@@ -145,9 +145,9 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """A checkpoint in `data/models/`, stored as `dtype`, and what it scored on the result's own test set.
+    """A checkpoint in `data/models/`, stored as `dtype`, and its score on the result's own test set.
 
-    `same_class` is the share of the n test images that get the class which the unrounded weights give them.
+    `same_class` is the share of the n test images whose class is the same as with the unrounded weights.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -160,10 +160,10 @@ class Release:
 
 @dataclass(frozen=True, kw_only=True)
 class EvidenceLine:
-    """A published result: `result`, its `cost` and its `origin`; `release` where its model lies in git.
+    """A published result: `result`, its `cost` and its `origin`; `release` if its model is in git.
 
-    `digest`: sha256 over the canonical line without it.  `write_lines` takes it; a line without it, or with another
-    one, isn't read.
+    `digest`: sha256 over the canonical line without it, computed by `write_lines`; a line without a digest, or with a
+    wrong one, isn't read.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -175,9 +175,9 @@ class EvidenceLine:
 
 
 def write_lines(lines: Iterable[Any]) -> bytes:
-    """One canonical JSON object a line, sorted, so that the same lines are the same bytes.
+    """One canonical JSON object per line, sorted, so that equal lines give equal bytes.
 
-    What is None where it needn't be given is left out.  An evidence line gets its digest.
+    Optional fields that are None are left out.  An evidence line gets its digest.
     """
     texts = sorted(
         canonical_json(seal(_plain(line)) if isinstance(line, EvidenceLine) else _plain(line)) for line in lines
@@ -212,10 +212,10 @@ def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
 
 
 def read_lines(path: Path, kind: type[Line]) -> list[Line]:
-    """All lines of `path` as `kind`; an absent file has none.
+    """Read all lines of `path` as `kind`; an absent file has none.
 
     Raises:
-        EvidenceError: a line is not JSON, doesn't fit `kind`, or is evidence and not as it was published.
+        EvidenceError: a line is not JSON, doesn't fit `kind`, or is evidence that was changed after publication.
     """
     if not path.is_file():
         return []
@@ -250,7 +250,7 @@ def _check_digest(place: str, line: EvidenceLine, text: bytes) -> None:
 
 
 def _is_sealed(line: EvidenceLine, text: bytes) -> bool:
-    """Whether a text as `write_lines` writes it has its digest; False says nothing of a text laid out otherwise."""
+    """True if a text in the layout of `write_lines` has its digest; False means nothing for another layout."""
     unsealed = text.replace(f'"digest":"{line.digest}",'.encode(), b"", 1)
     return hashlib.sha256(unsealed).hexdigest() == line.digest
 

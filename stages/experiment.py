@@ -76,7 +76,7 @@ class DatasetSource:
 
 @dataclass(frozen=True, kw_only=True)
 class LatencySpec:
-    """How inference time is measured: `repeats` batches of `batch_size`; `warmup` uncounted ones before each round."""
+    """How inference time is measured: `repeats` batches of `batch_size`; `warmup` uncounted ones start each round."""
 
     __pydantic_config__: ClassVar = STRICT
     batch_size: Annotated[int, Field(ge=1)]
@@ -133,19 +133,19 @@ class Experiment:
 
     @property
     def replicates(self) -> int:
-        """As printed: every seed, with every fold where the split has them."""
+        """The printed replicates: every seed, with every fold if the split has folds."""
         split = self.printed.split
         return len(self.seeds) * (split.folds if split.kind == "folds" and split.folds else 1)
 
     @property
     def varied(self) -> tuple[str, ...]:
-        """Protocol fields that some arm sets for itself; results that differ elsewhere are not compared."""
+        """Protocol fields that some arm sets for itself; results that differ in other fields are not compared."""
         return tuple(sorted({field for arm in self.arms.values() for field in arm.protocol}))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """What an hour of a device costs, how fast whole steps are, and its peak.  `goal_hours`: for all as printed."""
+    """The hourly price of a device, its speed over whole steps, and its peak.  `goal_hours`: for all as printed."""
 
     __pydantic_config__: ClassVar = STRICT
     device: str
@@ -290,7 +290,7 @@ def _protocol_schema() -> TypeAdapter[Protocol]:
 
 
 def _read_protocol(fields: Mapping[str, Any], path: Path, place: str) -> Protocol:
-    """A protocol whose numbers can be trained by; the split's own numbers together are checked, too."""
+    """Read a protocol whose numbers allow training; the split's numbers are also checked together."""
     protocol = validate(_protocol_schema(), fields, path, place)
     if wrong := out_of_range(protocol):
         name, value, expected = wrong
@@ -320,10 +320,10 @@ def _check_overrides(overrides: Mapping[str, Any], path: Path, place: str) -> No
 
 
 def resolve_protocol(experiment: Experiment, profile: Profile, arm: Arm | None = None) -> Protocol:
-    """The printed protocol with the arm's own fields, if one is given, and the profile's overrides.
+    """The printed protocol with the arm's own fields (if an arm is given) and the profile's overrides.
 
     Raises:
-        ParamsError: an override has the wrong type or a value that can't be trained by.
+        ParamsError: an override has the wrong type or a value that doesn't allow training.
     """
     own = dict(arm.protocol) if arm is not None else {}
     fields = _protocol_schema().dump_python(experiment.printed) | own | dict(profile.overrides)

@@ -67,13 +67,13 @@ def describe_fault(error: OSError | sqlite3.OperationalError) -> str:
 
 
 def _sqlite_code(error: sqlite3.OperationalError) -> int:
-    """The primary one; its upper bits say more than is needed here."""
+    """The primary error code; its upper bits say more than is needed here."""
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
 @contextmanager
 def named(path: Path) -> Iterator[None]:
-    """Faults in here are of `path` where they name no file: the system doesn't say which one was being written."""
+    """Attribute faults in this block to `path` if they name no file: the system doesn't say which one was written."""
     try:
         yield
     except FAULTS as error:
@@ -83,7 +83,7 @@ def named(path: Path) -> Iterator[None]:
 
 
 def in_one_line(verb: str) -> Callable[[Callable[P, int]], Callable[P, int]]:
-    """For a verb's `main`: a fault, or a module that can't be parsed, is a line on stderr and exit code 1."""
+    """For a verb's `main`: report a fault, or a module that can't be parsed, as one line on stderr with exit code 1."""
 
     def decorate(main: Callable[P, int]) -> Callable[P, int]:
         @functools.wraps(main)
@@ -91,14 +91,14 @@ def in_one_line(verb: str) -> Callable[[Callable[P, int]], Callable[P, int]]:
             try:
                 code = main(*args, **kwargs)
                 sys.stdout.flush()
-            except SyntaxError as error:  # of a module that is read, or imported, while the verb runs
+            except SyntaxError as error:  # in a module that is read, or imported, while the verb runs
                 line = f", line {error.lineno}" if error.lineno else ""
                 put_back = f"mend it, or put it back (`git checkout {error.filename}`), {_AGAIN}"
                 print(f"{verb}: {error.filename}{line}: {error.msg}; {put_back}", file=sys.stderr)
                 return 1
             except FAULTS as error:
                 if isinstance(error, sqlite3.OperationalError) and _sqlite_code(error) not in _OF_SQLITE:
-                    raise  # a statement of ours is wrong
+                    raise  # one of our own statements is wrong
                 print(f"{verb}: {describe_fault(error)}", file=sys.stderr)
                 return 1
             return code

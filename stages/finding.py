@@ -1,8 +1,8 @@
-"""What an analysis without training says of a claim: an identity, a count, a ratio, a theorem, an inconsistency.
+"""The result of analysing a claim without training: an identity, a count, a ratio, a theorem, an inconsistency.
 
-Papers return a list of these (`stages.papers.<paper>.findings`); the ledger sets them beside what the paper prints.
+Papers return a list of these (`stages.papers.<paper>.findings`); the ledger compares them with what the paper prints.
 A text can often be read in more than one way.  So a finding holds its readings, at least the strict one and the most
-charitable one that the words allow, and accuses only where the claim is false under every one of them.
+charitable one that the words allow, and counts against the paper only if the claim is false under every one of them.
 Standard library only.
 """
 
@@ -19,7 +19,7 @@ Status = Literal["holds", "holds under a reading", "fails", "contradicted"]
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """One way to read the claim: a short `name`, `text` that says what is taken to be meant and why the words allow it.
+    """One way to read the claim: a short `name`, and `text`: the assumed meaning, and why the words allow it.
 
     `ours` is the number under this reading, in the claim's unit, where there is one.
     """
@@ -59,7 +59,7 @@ class Finding:
 
 
 def judge_readings(readings: Sequence[Reading], *, contradicted: bool = False) -> Status:
-    """`contradicted`: where no reading holds, it is the paper's own numbers that exclude the claim."""
+    """The status from the readings; `contradicted`: if no reading holds, the paper's own numbers exclude the claim."""
     if all(reading.holds for reading in readings):
         return "holds"
     if any(reading.holds for reading in readings):
@@ -68,10 +68,10 @@ def judge_readings(readings: Sequence[Reading], *, contradicted: bool = False) -
 
 
 def judged(as_stated: bool) -> Status:
-    """The status of a claim that can be read in one way only."""
+    """The status of a claim that can be read in only one way."""
     return "holds" if as_stated else "fails"
 
 
 def prints_as(computed: float, printed: float, unit: float, margin: float = 0.0) -> bool:
-    """Whether `computed` is the printed number: within half a unit of its last place, or the `margin` of the rules."""
+    """True if `computed` is the printed number: within half a unit of its last place, or the `margin` of the rules."""
     return abs(computed - printed) <= max(unit / 2 * (1 + 1e-12), margin)

@@ -1,9 +1,9 @@
 """Digest of the code that a run executes: `{module: sha256 of its source}` over a static import closure.
 
-Whatever a run imports is in it that is no installed package, wherever it lies.  Comments, docstrings and blank lines
-don't count, so that explaining the code invalidates nothing.  The source's own text is hashed, not a dumped syntax tree
-or a list of tokens: both differ between Python 3.11 and 3.13.  Fast paths (`*_native.py`) answer to their reference by
-test and are left out; so is `stages.run`, whose values are in the key.
+Everything that a run imports is included unless it is an installed package, wherever it lies.  Comments, docstrings and
+blank lines don't count, so that explaining the code invalidates nothing.  The source text itself is hashed, not a
+dumped syntax tree or a list of tokens: both differ between Python 3.11 and 3.13.  Fast paths (`*_native.py`) are tested
+against their reference and left out; so is `stages.run`, whose values are in the key.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PINNED = {"torch", "numpy", "safetensors", "triton"} | sys.stdlib_module_names 
 
 
 def source_path(module: str) -> Path | None:
-    """File of a module, ours or a user's; None where it is an installed package's, has no file, or is no module."""
+    """File of a module, ours or a user's; None if it belongs to an installed package, has no file, or is no module."""
     top, *names = module.split(".")
     if top != "stages":
         return None if is_pinned(top) else _outside(module)
@@ -54,7 +54,7 @@ def source_path(module: str) -> Path | None:
 
 @cache
 def is_pinned(module: str) -> bool:
-    """Whether a module comes with Python or an installed package; one that can't be found doesn't."""
+    """True if a module comes with Python or an installed package; False if it can't be found."""
     top = module.partition(".")[0]
     spec = None if top in _PINNED else _find(top)
     if spec is None:
@@ -65,13 +65,13 @@ def is_pinned(module: str) -> bool:
 
 @cache
 def _outside(module: str) -> Path | None:
-    """File of a module that lies neither here nor in an installed package."""
+    """File of a module that is neither here nor in an installed package."""
     spec = _spec_of(module)
     return None if spec is None or not spec.has_location or spec.origin is None else Path(spec.origin)
 
 
 def _spec_of(module: str) -> ModuleSpec | None:
-    """Where a module lies; nothing is imported for it."""
+    """Find a module's spec without importing anything."""
     names = module.split(".")
     spec = _find(names[0])
     for depth in range(2, len(names) + 1):
@@ -83,7 +83,7 @@ def _spec_of(module: str) -> ModuleSpec | None:
 
 @cache
 def _find(top: str) -> ModuleSpec | None:
-    """As an import would find it, or beside `stages`."""
+    """Find as an import would, or next to `stages`."""
     try:
         found = importlib.util.find_spec(top)
     except (ImportError, ValueError):  # the latter where something was put among the modules that was never imported
@@ -92,7 +92,7 @@ def _find(top: str) -> ModuleSpec | None:
 
 
 def significant_text(source: str) -> str:
-    """`source` without comments, docstrings and blank lines; what is left stands as written."""
+    """`source` without comments, docstrings and blank lines; the rest is unchanged."""
     lines = [line.encode() for line in source.splitlines()]  # syntax trees count columns in bytes
     for (first, start), (last, end) in sorted(_insignificant_spans(source), reverse=True):
         lines[first - 1 : last] = [lines[first - 1][:start] + lines[last - 1][end:]]
@@ -123,7 +123,7 @@ def _insignificant_spans(source: str) -> list[Span]:
 
 @cache
 def imported_modules(module: str) -> set[str]:
-    """Modules, ours or a user's, that `module` imports anywhere in its file, by reading it.
+    """Modules, ours or a user's, that `module` imports anywhere in its file, found by reading it.
 
     A user's package runs its own file first, whichever of its modules is imported.
     """
@@ -161,7 +161,7 @@ def _imports(module: str) -> tuple[_Import, ...]:
 
 
 def _may_fail(node: ast.AST) -> bool:
-    """A `try` around imports, or what only a type checker reads."""
+    """True for a `try` around imports, and for code that only a type checker reads."""
     if isinstance(node, ast.Try):
         caught = {name for handler in node.handlers for name in ast.unparse(handler.type or node).split()}
         return any("ImportError" in name or "ModuleNotFoundError" in name for name in caught)
@@ -169,7 +169,7 @@ def _may_fail(node: ast.AST) -> bool:
 
 
 def import_closure(roots: Iterable[str]) -> set[str]:
-    """`roots` and everything that they import, directly or not, but for installed packages and fast paths."""
+    """`roots` and everything that they import, directly or indirectly, without installed packages and fast paths."""
     return reachable(
         roots,
         lambda module: (
@@ -189,7 +189,7 @@ def _refuse_missing(modules: Iterable[str]) -> None:
 
 
 def _is_module(name: str) -> bool:
-    """Whether there is such a module, or a package without a file of its own."""
+    """True if there is such a module, or a package without a file of its own."""
     if source_path(name) is not None:
         return True
     if name.startswith("stages."):
@@ -216,7 +216,7 @@ def source_digest(source: str) -> str:
 
 @cache
 def module_digest(path: Path) -> str:
-    """Of a compiled module, whose source nobody knows, that of its bytes."""
+    """Digest of the source, or of the bytes of a compiled module, whose source is unknown."""
     if path.suffix != ".py":
         return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     return source_digest(_source(path))
@@ -224,10 +224,10 @@ def module_digest(path: Path) -> str:
 
 @cache
 def _source(path: Path) -> str:
-    """Source that can be parsed.
+    """Read source that can be parsed.
 
     Raises:
-        SyntaxError: it can't, or is no text; the error has the file.
+        SyntaxError: it can't be parsed, or isn't text; the error names the file.
     """
     try:
         source = path.read_text(encoding="utf-8")
@@ -238,10 +238,10 @@ def _source(path: Path) -> str:
 
 
 def code_fingerprint(roots: Iterable[str]) -> dict[str, str]:
-    """`{module: digest}` over the import closure of `roots`, without modules that hold no code.
+    """`{module: digest}` over the import closure of `roots`, without modules that contain no code.
 
     Raises:
-        ModuleNotFoundError: a root is not a module of ours, or something that is imported can't be found.
+        ModuleNotFoundError: a root is no module of ours, or something that is imported can't be found.
     """
     roots = list(roots)
     for root in roots:
@@ -256,7 +256,7 @@ def code_fingerprint(roots: Iterable[str]) -> dict[str, str]:
 
 @cache
 def training_code(kind: str, model_path: str, optimizer: str) -> Mapping[str, str]:
-    """Fingerprint of a training's code; an optimiser of ours is the module that bears its name.
+    """Fingerprint of a training's code; an optimiser of ours is the module with its name.
 
     Raises:
         ModuleNotFoundError: the model's module is not one of ours.
@@ -266,22 +266,22 @@ def training_code(kind: str, model_path: str, optimizer: str) -> Mapping[str, st
 
 
 def kind_of(spec: Mapping[str, Any]) -> str:
-    """Which kind of data a spec is of: images have a mean by channel, the model of a text its context."""
+    """The kind of data of a spec: images have a mean per channel, a text's model has a context."""
     if spec["protocol"].get("mean"):
         return "images"
     return "text" if "context" in spec["model"]["arguments"] else "table"
 
 
 def code_today(spec: Mapping[str, Any]) -> Mapping[str, str] | None:
-    """Fingerprint of the training of `spec` in this tree, whatever its own says; None where it can't be trained."""
+    """Fingerprint of the training of `spec` in this tree, whatever its own says; None if it can't be trained."""
     try:
         return training_code(kind_of(spec), spec["model"]["path"], spec["protocol"]["optimizer"]["name"])
-    except (ModuleNotFoundError, KeyError, TypeError):  # the latter for a spec that isn't one
+    except (ModuleNotFoundError, KeyError, TypeError):  # the latter for something that isn't a spec
         return None
 
 
 def changed_modules(spec: Mapping[str, Any]) -> list[str]:
-    """Modules of a run's fingerprint whose source is another one now, or gone, and those that it lacks."""
+    """Modules of a run's fingerprint whose source has changed or is gone, and modules that the fingerprint lacks."""
     code, today = spec["code"], code_today(spec)
     paths = {module: source_path(module) for module in code}
     changed = {module for module, path in paths.items() if path is None or module_digest(path) != code[module]}
@@ -289,7 +289,7 @@ def changed_modules(spec: Mapping[str, Any]) -> list[str]:
 
 
 def unlike_loaded(code: Mapping[str, str]) -> list[str]:
-    """Modules of a run's fingerprint that this process has loaded from another source: what it runs isn't that code."""
+    """Modules of a run's fingerprint that this process loaded from different source: it doesn't run the run's code."""
     return sorted(
         module for module, digest in code.items() if module in LOADED and _digest_of(LOADED[module]) != digest
     )
@@ -297,5 +297,5 @@ def unlike_loaded(code: Mapping[str, str]) -> list[str]:
 
 @cache
 def _digest_of(source: bytes) -> str:
-    """A slot asks for the same modules at every run that it trains."""
+    """Cached, since a slot asks for the same modules for every run that it trains."""
     return source_digest(source.decode())

@@ -1,4 +1,4 @@
-"""Arms of an experiment file written out: what one takes over from another, and grids.
+"""Expands the arms of an experiment file: what one inherits from another, and grids.
 
     resnet{depth}: {role: baseline, title: "ResNet{depth}", grid: {depth: [20, 32]}, model: {name: ResNetV1, width: 16}}
 

@@ -1,4 +1,4 @@
-"""What data and trainings take on disk, and what killed trainings left behind.  Standard library only."""
+"""Disk usage of data and trainings, and what killed trainings left behind.  Standard library only."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 from stages.stacking.grouping import STACK_PREFIX, members_of
 from stages.store import RunStore, home
 
-# Nothing is written for this long: what is still called partial then belongs to a process that was killed.
+# If nothing was written for this long, files still marked as partial belong to a process that was killed.
 ABANDONED_SECONDS = 3600.0
 
 
 def disk_usage(root: Path) -> dict[str, int]:
-    """Bytes by place below `root`.  A file with several names (hard links) counts where it comes first."""
+    """Bytes by place below `root`.  A file with several names (hard links) counts at the first one."""
     base = root / home()
     places = {
         "downloads": base / "downloads",
@@ -41,7 +41,7 @@ def _new_bytes(folder: Path, seen: set[tuple[int, int]]) -> Iterator[int]:
 
 
 def _is_done(work: Path, store: RunStore) -> bool:
-    """Whether the run of this scratch folder is published; of a stack, all of its runs."""
+    """True if the run of this scratch folder is published; for a stack, if all of its runs are."""
     if not work.name.startswith(STACK_PREFIX):
         return store.published(work.name) is not None
     members = members_of(work)
@@ -51,7 +51,7 @@ def _is_done(work: Path, store: RunStore) -> bool:
 def remove_leftovers(root: Path) -> list[Path]:
     """Remove and return what a killed process left: half-written files, staged outcomes, states of runs that are done.
 
-    No outcome goes, and no state from which a training could go on.
+    Outcomes stay, and so does every state from which a training could resume.
     """
     store = RunStore(root / home() / "store")
     found = [path for path in (store.root / "work").glob("*") if _is_done(path, store)]

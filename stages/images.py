@@ -13,11 +13,11 @@ MAX_PIXELS = 16_000_000
 
 
 class ImageError(ValueError):
-    """Bytes that are not an image we read; the message says what was expected and what came."""
+    """The bytes aren't an image that we read; the message says what was expected and what came."""
 
 
 class ImageTooLarge(ImageError):
-    """More pixels than `MAX_PIXELS`, seen in the header before anything is decoded."""
+    """More pixels than `MAX_PIXELS`, detected in the header before decoding."""
 
 
 def decode_image(content: bytes, shape: tuple[int, int, int]) -> np.ndarray:
@@ -60,13 +60,13 @@ def decode_image(content: bytes, shape: tuple[int, int, int]) -> np.ndarray:
 
 
 def _is_cut(content: bytes, error: Exception) -> bool:
-    """Pillow says so of PNG and JPEG; a WebP file begins with its own length."""
+    """True if the file is cut off: Pillow says so for PNG and JPEG; a WebP file begins with its own length."""
     is_short = content.startswith(b"RIFF") and len(content) < 8 + int.from_bytes(content[4:8], "little")
     return is_short or "truncated" in str(error).lower()
 
 
 def _resizable(image: Image.Image, mode: str) -> Image.Image:
-    """The image in a mode whose pixels may be averaged: no palette, 8 bits a channel, transparency as a channel."""
+    """Convert to a mode whose pixels may be averaged: no palette, 8 bits per channel, transparency as a channel."""
     if image.mode.startswith("I"):  # 16-bit PNG; the other formats have none
         levels = np.asarray(image)
         if levels.dtype != np.uint16:
@@ -78,7 +78,7 @@ def _resizable(image: Image.Image, mode: str) -> Image.Image:
 
 
 def _fit(image: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """Cut to the centre with the aspect of `size`, and resized; as it is where it has the size."""
+    """Crop to the centre with the aspect of `size`, and resize; unchanged if it already has the size."""
     if image.size == size:
         return image
     scale = min(image.width / size[0], image.height / size[1])
@@ -88,7 +88,7 @@ def _fit(image: Image.Image, size: tuple[int, int]) -> Image.Image:
 
 
 def _without_alpha(image: Image.Image) -> Image.Image:
-    """Transparency laid on black; everything else as it came."""
+    """Lay transparency on black; leave everything else unchanged."""
     if image.mode not in ("LA", "RGBA"):
         return image
     layer = image.convert("RGBA")

@@ -1,8 +1,8 @@
-"""`python -m stages.inputs`: code and parameters of every other stage of dvc.yaml, a file each below `data/inputs/`.
+"""`python -m stages.inputs`: code and parameters of every other stage of dvc.yaml, one file each below `data/inputs/`.
 
-DVC doesn't follow imports, and at every repro it looks at each dependency by itself and parses a params file anew for
-each stage.  So one stage depends on all source and all params, and writes down what of them each other stage uses:
-modules with their digests (comments and docstrings don't count, as in a run key) and the parameters, checked.
+DVC doesn't follow imports, and at every repro it checks each dependency separately and parses a params file once per
+stage.  So one stage depends on all source and all params, and writes down the part that each other stage uses: modules
+with their digests (comments and docstrings don't count, as in a run key) and the parameters, checked.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Keeps memory that a training or a service frees for its next step or pass, instead of giving it back to the system.
+"""Keeps memory that a training or a service frees, for its next step or pass, instead of returning it to the system.
 
-A step frees and asks for the same few hundred megabytes; touching pages anew costs a virtual machine up to a third of
+A step frees and requests the same few hundred megabytes; touching new pages costs a virtual machine up to a third of
 the step (docs/log.md).  Nothing is computed differently.
 """
 
@@ -12,13 +12,13 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h of glibc
 
 
 def keep_freed_memory() -> bool:
-    """Tell glibc's allocator, for the rest of this process; returns whether there is one that listens."""
+    """Configure glibc's allocator for the rest of this process; returns True if there is one."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and bool(mallopt(_M_MMAP_MAX, 0)) and bool(mallopt(_M_TRIM_THRESHOLD, 2**31 - 1))
 
 
 def give_back_freed_memory() -> None:
-    """Return what earlier work freed to the system, so that a run's peak is its own."""
+    """Return the memory that earlier work freed to the system, so that a run's peak counts only its own."""
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if malloc_trim is not None:
         malloc_trim(0)

@@ -1,4 +1,4 @@
-"""What the inside of a trained network shows, as a paper's own `observations` read it.
+"""Observations of the inside of a trained network, as a paper's own `observations` module makes them.
 
 A paper that says something of trained networks has a module `stages.papers.<paper>.observations` with `MODELS`, the
 classes that it is about, and `observe(model, images)`, images normalised [B, C, S, S], the model in evaluation mode.

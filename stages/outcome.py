@@ -1,4 +1,4 @@
-"""What a published outcome is made of, and whether its files are those that were published.  Standard library only.
+"""The files of a published outcome, and a check that they are unchanged.  Standard library only.
 
 `result.json` names one digest over the whole outcome: every other file, and all that the result itself says.
 """
@@ -19,7 +19,7 @@ _DIGESTS: dict[tuple[int, ...], str] = {}
 
 
 def seal(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """`files` of an outcome, their one digest written into `result.json`."""
+    """`files` of an outcome, with their joint digest written into `result.json`."""
     result = json.loads(files[RESULT])
     result.pop(_DIGEST, None)
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items() if name != RESULT}
@@ -27,7 +27,7 @@ def seal(files: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def find_fault(folder: Path, run_key: str) -> str | None:
-    """What is wrong with the outcome in `folder`, or None where it is whole and the one of `run_key`.
+    """The fault of the outcome in `folder`, or None if it is complete and belongs to `run_key`.
 
     Outcomes of older versions have no digest over all; theirs covers spec and weights alone.
     """
@@ -60,7 +60,7 @@ def outcome_digest(folder: Path) -> str:
 
 
 def file_digests(folder: Path) -> dict[str, str]:
-    """sha256 of each file of the outcome in `folder`; a file is read once a process, under all its names."""
+    """sha256 of each file of the outcome in `folder`; a file is read once per process, under all its names."""
     found = {}
     for name in FILES:
         path = folder / name

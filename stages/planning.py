@@ -1,4 +1,4 @@
-"""What trainings will cost, before anything trains: steps, FLOPs, hours on a device, money.
+"""The cost of trainings before anything trains: steps, FLOPs, hours on a device, money.
 
 FLOPs are 2 x multiply-accumulates of matrix products, convolutions and attention; a backward pass counts as two forward
 passes.  Hours come from the rates in params.yaml: the time of the FLOPs, and at least that of starting each step; the
@@ -38,7 +38,7 @@ class Cost:
 
 
 def add_up(costs: Iterable[Cost], devices: Iterable[str]) -> Cost:
-    """The sum; of nothing, zero."""
+    """The sum; zero for no costs."""
     costs, devices = list(costs), list(devices)
     return Cost(
         runs=sum(cost.runs for cost in costs),
@@ -89,7 +89,7 @@ def _cost_of_run(
 
 
 def expected_epochs(protocol: Protocol) -> int:
-    """All of them; where training stops early, twice the patience after the first epoch that counts."""
+    """All epochs; where training stops early, twice the patience after the first epoch that counts."""
     if protocol.early_stop is None:
         return protocol.epochs
     return min(protocol.epochs, protocol.early_stop.from_epoch + 2 * protocol.early_stop.patience)

@@ -1,4 +1,4 @@
-"""What a person sees of a training: a bar a run on a terminal, a line an epoch elsewhere."""
+"""The progress of a training for a person: one bar per run on a terminal, one line per epoch elsewhere."""
 
 from __future__ import annotations
 
