@@ -21,12 +21,12 @@ _UNCOUNTED = ("dvc.lock", "docs/", "README.md", "CHANGELOG.md", "data/evidence/"
 
 
 class PublishError(ValueError):
-    """There is nothing that may be published; the message says why."""
+    """Nothing may be published; the message says why."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """What `publish` did: lines now in the file, and how many of them are new."""
+    """The result of `publish`: the lines now in the file, and how many of them are new."""
 
     path: Path
     lines: int
@@ -39,7 +39,7 @@ def publish(experiment: str, root: Path) -> Published:
     A line of the same run, environment, arm and replicate replaces the older one, unless nothing in it has changed.
 
     Raises:
-        EvidenceError: a line can't be read, or one that was published isn't any more as it was.
+        EvidenceError: a line can't be read, or has changed since it was published.
         PublishError: no results, stand-in data, results that contradict themselves, or results of code that is no
             longer the code in the tree.
     """
@@ -85,7 +85,7 @@ def _place(line: ResultLine | CostLine) -> tuple[str, int, str, str]:
 
 
 def _origin_of(line: ResultLine, here: Origin, equivalences: Equivalences) -> Origin:
-    """This tree's; of a run of older code that gives the same, the revision before the first line that shows it."""
+    """This tree; for a run of older code with the same results, the revision before the first line showing it."""
     if not changed_modules(line.spec) or not (lines := equivalences.today(line.spec, line.environment)):
         return here
     return dataclasses.replace(here, revision=equivalences.lines[lines[0] - 1].before)
@@ -107,7 +107,7 @@ def _refuse_unfit(line: ResultLine, *, is_covered: bool) -> None:
 
 
 def _refuse_uncommitted(root: Path, revision: str, line: ResultLine) -> None:
-    """Evidence names a revision; whoever checks it out has to find the code that ran."""
+    """Refuse uncommitted code: evidence names a revision, and whoever checks it out has to find the code that ran."""
     code = line.spec["code"]
     lacking = [module for module, digest in code.items() if digest_at(root, revision, module) != digest]
     if lacking:
@@ -123,11 +123,11 @@ def _name_of(root: Path, revision: str) -> str:
 
 
 def line_faults(root: Path) -> list[str]:
-    """Lines of equivalent codes whose digests aren't those of the revisions that they name, or whose revisions there
-    aren't; a shallow clone, or none, can't tell.
+    """Lines of equivalent codes whose digests differ from those of the revisions they name, or whose revisions are
+    missing; this can't be checked in a shallow clone or outside of one.
 
     Raises:
-        EvidenceError: a line can't be read, or isn't as it was written.
+        EvidenceError: a line can't be read, or has changed since it was written.
     """
     found = []
     for number, line in enumerate(read_equivalences(root).lines, start=1):
@@ -152,12 +152,12 @@ def has_revision(root: Path, revision: str) -> bool:
 
 @cache
 def is_full_clone(root: Path) -> bool:
-    """Whether a revision that isn't here is nowhere."""
+    """True if a revision that is missing here is missing everywhere."""
     return _asked(root, "rev-parse", "--is-shallow-repository") == "false"
 
 
 def _asked(root: Path, *arguments: str) -> str | None:
-    """What git says, or None where it refuses or isn't here."""
+    """The output of git, or None if it fails or isn't installed."""
     try:
         done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
     except OSError:
@@ -167,7 +167,7 @@ def _asked(root: Path, *arguments: str) -> str | None:
 
 @cache
 def digest_at(root: Path, revision: str | None, module: str) -> str | None:
-    """Digest of a module's source at a revision (None: as it lies here), None where there is none."""
+    """Digest of a module's source at a revision (None: the working tree), or None if there is no such source."""
     base = module.replace(".", "/")
     for path in (f"{base}.py", f"{base}/__init__.py"):
         file = root / path
@@ -183,7 +183,7 @@ def digest_at(root: Path, revision: str | None, module: str) -> str | None:
 
 
 def describe_origin(root: Path) -> Origin:
-    """The revision of the tree, whether anything that counts is changed on top of it, and the versions at work.
+    """The revision of the tree, whether anything relevant is changed on top of it, and the versions in use.
 
     Raises:
         PublishError: `root` is not a git checkout, so that nobody could find the code again.
@@ -198,7 +198,7 @@ def describe_origin(root: Path) -> Origin:
 
 
 def is_dirty(root: Path) -> bool:
-    """Uncommitted changes, but for `dvc.lock`, docs, the evidence itself and the profile line of `params.yaml`."""
+    """True if anything but `dvc.lock`, docs, evidence and the profile line of `params.yaml` has uncommitted changes."""
     for line in _git(root, "status", "--porcelain", "--untracked-files=all").splitlines():
         path = line[3:].split(" -> ")[-1].strip('"')
         if path == "params.yaml" and _only_profile_line(root):

@@ -1,4 +1,4 @@
-"""Which numbers a protocol can be trained by: a range for each field, wherever a file sets it."""
+"""The range of each protocol field that allows training, wherever a file sets the field."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PROTOCOL: Mapping[str, Bounds] = {
 
 
 def out_of_range(protocol: Any) -> tuple[str, Any, str] | None:
-    """(field, value, what was expected) of the first number that can't be trained by; None where all can."""
+    """(field, value, what was expected) of the first number that doesn't allow training; None if all do."""
     for name, (least, relation, below) in PROTOCOL.items():
         value = _follow(protocol, name)
         for number in value if isinstance(value, tuple) else (value,):
@@ -54,7 +54,7 @@ def out_of_range(protocol: Any) -> tuple[str, Any, str] | None:
 
 
 def _follow(value: Any, path: str) -> Any:
-    """A field by its dotted path; None where a step on the way is not set."""
+    """The field at a dotted path; None if a step on the way is not set."""
     for name in path.split("."):
         value = getattr(value, name, None)
     return value

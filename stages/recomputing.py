@@ -1,4 +1,4 @@
-"""Takes the metrics of a recorded result again from its weights and the test data, and compares."""
+"""Recomputes the metrics of a recorded result from its weights and the test data, and compares."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SPOTS = 256
 
 
 def recompute(weights: Path, packed: Path, line: ResultLine) -> Scores:
-    """What `evaluate` measures of the weights on the packed set's test split, and the curves of `line` beside it.
+    """The metrics that `evaluate` computes from the weights, the packed set's test split and the curves of `line`.
 
     Raises:
         CheckpointError: the weights can't be loaded.
@@ -46,7 +46,7 @@ def recompute(weights: Path, packed: Path, line: ResultLine) -> Scores:
 
 
 def spot_check(weights: Path, packed: Path, line: ResultLine) -> Iterator[str]:
-    """Where the weights, as trained or rounded, get other images right than `line` says: of `SPOTS`, evenly spread.
+    """Differences from `line` in which images the weights, as trained or rounded, get right: of `SPOTS`, evenly spread.
 
     Raises:
         CheckpointError: the weights can't be loaded, or aren't a classifier of these images.
@@ -65,7 +65,7 @@ def spot_check(weights: Path, packed: Path, line: ResultLine) -> Iterator[str]:
 
 
 def compare(line: ResultLine, scores: Scores) -> Iterator[str]:
-    """Where the metrics of `line` aren't those that its weights, as they were trained, give."""
+    """Differences between the metrics of `line` and those of its weights as trained."""
     n = line.data.test_images
     recorded = {(row.metric, row.split): row.value for row in line.metrics}
     for row in scores.metrics:
@@ -79,7 +79,7 @@ def compare(line: ResultLine, scores: Scores) -> Iterator[str]:
 
 
 def look_again(weights: Path, packed: Path, line: ResultLine) -> Iterator[str]:
-    """Where the numbers from inside the network aren't those that its weights, as they were trained, give.
+    """Differences between the observations in `line` and those of its weights as trained.
 
     Raises:
         CheckpointError: the weights can't be loaded.
@@ -95,7 +95,7 @@ def look_again(weights: Path, packed: Path, line: ResultLine) -> Iterator[str]:
 
 
 def compare_released(line: ResultLine, scores: Scores, accuracy: float) -> Iterator[str]:
-    """The same of a released model, whose rounded weights scored `accuracy`: that, its size and its right images."""
+    """Differences for a released model whose rounded weights scored `accuracy`: in that, its size and right images."""
     found = {row.metric: row.value for row in scores.metrics}
     if abs(found["accuracy"] - accuracy) > max(_OTHER_MACHINE, 1.5 / line.data.test_images):
         yield f"accuracy is recorded as {accuracy:.10g}, the released weights give {found['accuracy']:.10g}"

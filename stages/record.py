@@ -1,6 +1,7 @@
 """`python -m stages.record`: build `data/results.db` from result lines, evidence, claims and params.
 
-And the database that CLAIMCHECK_DATABASE names, a file or a URL: DVC tracks the file, the service may read another one.
+It also builds the database that CLAIMCHECK_DATABASE names, a file or a URL: DVC tracks the file, the service may read
+another one.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def main() -> int:
 
 
 def write(place: str) -> int:
-    """Build the database at `place` and say what went in; 1 where it can't be."""
+    """Build the database at `place` and print a summary; returns 1 if it can't be built."""
     shown = make_url(place).render_as_string() if "://" in place else place
     try:
         summary = record(Path(), place)

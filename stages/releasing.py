@@ -1,7 +1,7 @@
-"""Small trained models into git: `data/models/<experiment>.<arm>.<replicate>.safetensors`, each with its evidence line.
+"""Releases small trained models: `data/models/<experiment>.<arm>.<replicate>.safetensors`, each with its evidence line.
 
-Weights are rounded to half the size, so that they fit; what the rounded model scores on the same test set is measured
-and written beside them, never assumed.
+Weights are rounded to half the size to be small enough for git; the rounded model's scores on the same test set are
+measured and written with it, never assumed.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ MAX_TOTAL_BYTES = 25_000_000
 
 
 def release(experiment: str, arms: list[str], root: Path) -> list[Path]:
-    """Write the newest published run of each of `arms` to `data/models/`, and what it scores into its evidence line.
+    """Write the newest published run of each of `arms` to `data/models/`, and its scores into its evidence line.
 
     Raises:
-        PublishError: an arm has no evidence or its weights are not here, or the models get too large for git.
+        PublishError: an arm has no evidence, its weights are missing here, or the models get too large for git.
     """
     data = root / "data"
     path = data / "evidence" / f"{experiment}.jsonl"

@@ -1,6 +1,6 @@
-"""Comparisons and verdicts as documents: a Markdown and a CSV file an experiment, and `docs/results.md`.
+"""Comparisons and verdicts as documents: one Markdown and one CSV file per experiment, and `docs/results.md`.
 
-Numbers in CSV are fractions and units; percent exists in Markdown, which people read.
+Numbers in CSV are fractions and units; percentages appear only in Markdown, which people read.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ How a verdict is reached: [verdicts.md](verdicts.md). Claims that need no traini
 
 
 def write_report(place: str, folder: Path) -> list[Path]:
-    """`index.md`, and `<experiment>.md` and `.csv` of every experiment in the database at `place`.
+    """Write `index.md`, and `<experiment>.md` and `.csv` of every experiment in the database at `place`.
 
     Raises:
         ResultsUnavailable: the database can't be read.
@@ -63,7 +63,7 @@ def write_report(place: str, folder: Path) -> list[Path]:
 
 
 def write_docs(root: Path, path: Path) -> Path:
-    """`path` from the evidence below `root`, whatever was run here.
+    """Write `path` from the evidence below `root`, ignoring local results.
 
     Raises:
         EvidenceError, RecordError: a line of evidence is wrong.
@@ -87,7 +87,7 @@ def write_docs(root: Path, path: Path) -> Path:
 
 
 def write_deviations(folder: Path) -> list[Path]:
-    """Each paper's page `<folder>/<paper>.md` with its deviations in the table for them.
+    """Write each paper's page `<folder>/<paper>.md` with its deviations in their table.
 
     Raises:
         ParamsError: a file of deviations can't be read.
@@ -100,7 +100,7 @@ def write_deviations(folder: Path) -> list[Path]:
 
 
 def show_status(place: str) -> str:
-    """Counts of verdicts by paper, for a terminal.
+    """Counts of verdicts per paper, for a terminal.
 
     Raises:
         ResultsUnavailable: the database can't be read.
@@ -119,7 +119,7 @@ def show_status(place: str) -> str:
 
 
 def badges(counts: Sequence[Tally]) -> str:
-    """A line a paper: of the claims that can be decided, what came out."""
+    """One line per paper: the results of the claims that can be decided."""
     lines = [
         "| paper | decided | can be decided | in favour | against | open | not run yet |",
         "|---|---|--:|--:|--:|--:|--:|",
@@ -132,7 +132,7 @@ def badges(counts: Sequence[Tally]) -> str:
 
 
 def _by_ground(tally: Tally) -> list[tuple[str, Counts]]:
-    """What trained models decide, what is computed, and facts of data, each apart; those that a paper has."""
+    """Counts apart for what trained models decide, what is computed, and facts of data; only those that a paper has."""
     parts = [("by training", tally.trained), ("by computing", tally.computed), ("facts of data", tally.data)]
     return [(name, part) for name, part in parts if part.decidable]
 
@@ -146,7 +146,7 @@ def _errors(counts: Sequence[Tally]) -> list[str]:
 
 
 def verdict_table(paper: str, judged: Sequence[JudgedClaim], families: Sequence[Family]) -> str:
-    """A row a claim of one paper, and the sentences of its tables."""
+    """One row per claim of one paper, and the sentences of its tables."""
     lines = [f"## Verdicts: {paper}", ""]
     lines += [f"- `{family.name}`: {family.text}" for family in families if family.paper == paper]
     lines += ["", "| claim | paper | ours | verdict | |", "|---|--:|--:|---|---|"]
@@ -164,7 +164,7 @@ def verdict_table(paper: str, judged: Sequence[JudgedClaim], families: Sequence[
 
 
 def as_markdown(comparison: ExperimentComparison) -> str:
-    """Heading, label and table of one experiment."""
+    """The heading, label and table of one experiment."""
     unit = comparison.metric.unit
     lines = [
         f"## {comparison.title}",
@@ -212,7 +212,7 @@ def _number(value: float | None, unit: str | None) -> str:
 
 
 def _with_error(value: float, stderr: float | None, unit: str | None) -> str:
-    """One standard error behind ±, where there is one."""
+    """The value with one standard error after ±, if there is one."""
     shown = _number(value, unit)
     if stderr is None:
         return shown
@@ -220,7 +220,7 @@ def _with_error(value: float, stderr: float | None, unit: str | None) -> str:
 
 
 def _count(arm: ArmComparison) -> str:
-    """Replicates that have a number, and those that diverged."""
+    """The numbers of replicates with a value, and of those that diverged."""
     if arm.ours is None:
         return "0"
     return f"{arm.ours.n_replicates}" + (f" (+ {arm.ours.n_diverged} diverged)" if arm.ours.n_diverged else "")
@@ -244,7 +244,7 @@ def _points(value: float, unit: str | None) -> str:
 
 
 def _gains(comparison: ExperimentComparison) -> list[str]:
-    """Differences between two models that the paper prints, and ours."""
+    """Differences between two models that the paper prints, with ours."""
     titles = {arm.arm: arm.title for arm in comparison.arms}
     lines = []
     for arm in comparison.arms:
@@ -262,7 +262,7 @@ def _gains(comparison: ExperimentComparison) -> list[str]:
 
 
 def _missing(comparison: ExperimentComparison) -> list[str]:
-    """Which arms have no number of ours, and why; where nothing real was trained the label says it."""
+    """The arms without a number of ours, and why; if nothing real was trained, the label says so."""
     without: dict[str, list[str]] = {}
     for arm in comparison.arms if comparison.is_real else ():
         if arm.reason:
@@ -271,7 +271,7 @@ def _missing(comparison: ExperimentComparison) -> list[str]:
 
 
 def _method(comparison: ExperimentComparison) -> list[str]:
-    """How times were taken and compared, and which arms were measured with code that has changed since."""
+    """How times were measured and compared, and which arms were measured with code that has changed since."""
     lines = []
     for method, arms in comparison.stopwatches.items():
         of = f" of {'; '.join(arm.title for arm in arms)}" if len(comparison.stopwatches) > 1 else ""
@@ -299,7 +299,7 @@ def _method(comparison: ExperimentComparison) -> list[str]:
 
 
 def _runs(comparison: ExperimentComparison) -> list[str]:
-    """Which runs the numbers come from."""
+    """The runs that the numbers come from."""
     keys = [
         f"{arm.title} {', '.join(f'`{key[:12]}`' for key in arm.run_keys)}" for arm in comparison.arms if arm.run_keys
     ]

@@ -1,7 +1,7 @@
-"""All that is fixed before running: margins, looks, levels.  Their digest is stored with every verdict.
+"""Everything fixed before running: margins, looks, levels.  Their digest is stored with every verdict.
 
-`verdicts:` of params.yaml, read by `stages.experiment`; apart from `stages.verdicts`, so that reading params loads no
-statistics.
+They are `verdicts:` of params.yaml, read by `stages.experiment`, and separate from `stages.verdicts` so that reading
+params loads no statistics.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-# For the reader of the params files: a key that isn't a field is an error.
+# The reader of the params files treats a key that isn't a field as an error.
 STRICT = {"extra": "forbid"}
 
 
@@ -39,25 +39,25 @@ class Margins:
     memory_share: float
 
     def error(self, error: float, precision: float) -> float:
-        """For an error rate, or for the accuracy 1 − error."""
+        """Margin of an error rate, or of the accuracy 1 − error."""
         return max(min(self.error_points, self.error_share * error), precision)
 
     def accuracy(self, accuracy: float, precision: float) -> float:
         return self.error(1 - accuracy, precision)
 
     def difference(self, gain: float) -> float:
-        """Between two arms, of an error or accuracy."""
+        """Margin of a difference between arms, of an error or accuracy."""
         return max(self.difference_share * abs(gain), self.difference_points)
 
     def comparable(self) -> float:
-        """Two arms that a paper calls comparable."""
+        """Margin of two arms that a paper calls comparable."""
         return self.comparable_points
 
     def loss(self, loss: float, precision: float) -> float:
         return max(self.loss_share * loss, precision)
 
     def log_mse(self, change: float) -> float:
-        """A change of the logarithm of a mean squared error."""
+        """Margin of a change of the logarithm of a mean squared error."""
         return self.log_mse_share * abs(change)
 
     def flops(self, flops: float, precision: float) -> float:

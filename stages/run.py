@@ -1,7 +1,7 @@
-"""What one training is: a `RunSpec` holds everything that decides its numbers and nothing else.
+"""The definition of a training: a `RunSpec` holds everything that determines its numbers and nothing else.
 
-No experiment, no arm, no profile.  `run_key` is the address of the outcome in the `RunStore`, so the same training
-under two tables is one run.
+It names no experiment, arm or profile.  `run_key` is the address of the outcome in the `RunStore`, so the same training
+in two tables is one run.
 
 Standard library only: the worker runs where no schema, YAML or SQL library is installed.  The dataclasses carry
 `__pydantic_config__`, a plain attribute, so that `stages.experiment` can validate a file against them.
@@ -101,9 +101,9 @@ class SplitSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """What all arms of an experiment share.  The last two fields cut the work; a printed protocol has none.
+    """Settings that all arms of an experiment share.  The last two fields cut the work; a printed protocol has none.
 
-    `mean` and `std` are those of images, a value a channel; tables and texts are trained on as they are packed.
+    `mean` and `std` are those of images, one value per channel; tables and texts are trained on as packed.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -125,7 +125,7 @@ class Protocol:
 
 @dataclass(frozen=True, kw_only=True)
 class Replicate:
-    """One seed, and one fold where the protocol's split has folds."""
+    """One seed, and one fold if the protocol's split has folds."""
 
     seed: int
     fold: int | None = None
@@ -133,7 +133,7 @@ class Replicate:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec:
-    """Everything that decides a training's numbers.  `code` maps module to the digest of its source."""
+    """Everything that determines a training's numbers.  `code` maps each module to the digest of its source."""
 
     model: ModelSpec
     protocol: Protocol
@@ -146,7 +146,7 @@ class RunSpec:
         return hashlib.sha256(canonical_json(self.to_dict()).encode()).hexdigest()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values.  What is not set (None) is left out, so a field added later changes no old key."""
+        """Plain JSON values.  Unset values (None) are left out, so a field added later changes no old key."""
         return _set_fields(json.loads(json.dumps(self, default=vars)))
 
     @classmethod
@@ -183,7 +183,7 @@ def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def training_counts(n: int, protocol: Protocol, replicate: Replicate) -> tuple[int, int]:
-    """Rows of n that train and that validate: the sizes of what `stages.training.split` chooses."""
+    """(training rows, validation rows) of n rows: the sizes of what `stages.training.split` chooses."""
     split, held_out = protocol.split, 0
     if split.kind == "fraction" and split.fraction is not None:
         held_out = round(n * split.fraction)
@@ -193,13 +193,13 @@ def training_counts(n: int, protocol: Protocol, replicate: Replicate) -> tuple[i
 
 
 def steps_per_epoch(train_rows: int, protocol: Protocol) -> int:
-    """Batches of an epoch, the last one smaller where they don't come out even; fewer where the protocol cuts them."""
+    """Batches per epoch, the last one smaller if they don't divide evenly; fewer if the protocol cuts them."""
     full = math.ceil(train_rows / protocol.batch_size)
     return min(full, protocol.steps_per_epoch or full)
 
 
 def canonical_json(value: Any) -> str:
-    """One text for one value: sorted keys, no spaces, no NaN."""
+    """One text per value: sorted keys, no spaces, no NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 

@@ -1,4 +1,4 @@
-"""`data/runs/<experiment>/runs.json`: which of the folder's outcomes is which arm's which replicate."""
+"""`data/runs/<experiment>/runs.json`: the arm and the replicate of each outcome in the folder."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from stages.store import write_atomically
 
 
 class DamagedRunList(ValueError):
-    """A `runs.json` that can't be read; `train` writes it anew."""
+    """A `runs.json` that can't be read; `train` rewrites it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListedRun:
-    """A row of `runs.json`: which run is which arm's which replicate.
+    """One row of `runs.json`: a run with its arm and replicate.
 
-    `digest`: of the outcome's files, so that who depends on the list depends on all that it lists; "" in lists of
+    `digest`: of the outcome's files, so that whatever depends on the list depends on all that it lists; "" in lists of
     older versions.
     """
 
@@ -30,7 +30,7 @@ class ListedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class RunList:
-    """`data/runs/<experiment>/runs.json`: what was asked for, under which profile, and its runs.
+    """`data/runs/<experiment>/runs.json`: what was requested, under which profile, and its runs.
 
     `missing`: labels, `<arm>.<replicate>`, of runs that have no outcome.
     """
@@ -44,7 +44,7 @@ class RunList:
 
 
 def read_run_list(folder: Path) -> RunList | None:
-    """The run list of an experiment's folder, or None where there is none.
+    """Read the run list of an experiment's folder; None if there is none.
 
     Raises:
         DamagedRunList: it can't be read.

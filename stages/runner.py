@@ -1,4 +1,4 @@
-"""Trains the runs of an experiment that the store lacks, says why, and gives the experiment its folder of outcomes.
+"""Trains the runs of an experiment that the store lacks, says why, and fills the experiment's folder of outcomes.
 
 Imports no torch: an experiment whose runs are all in the store costs next to nothing.
 """
@@ -36,7 +36,7 @@ DVC_CACHE = Path(".dvc/cache/files/md5")
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """A training and the place in the experiment that asks for it."""
+    """A training and the place in the experiment that needs it."""
 
     planned: PlannedRun
     spec: RunSpec
@@ -49,7 +49,7 @@ class Assignment:
 def assignments(
     experiment: Experiment, params: Params, data_digest: str, *, every_role: bool = False
 ) -> list[Assignment]:
-    """The experiment's grid as trainings, in the order of the file; of the profile's roles unless `every_role`.
+    """The experiment's grid as trainings, in file order; limited to the profile's roles unless `every_role`.
 
     Raises:
         ParamsError: a model imports what can't be found.
@@ -75,7 +75,7 @@ def train_experiment(
     stop: threading.Event,
     only: Sequence[str] | None = None,
 ) -> bool:
-    """Bring `data/runs/<name>/` up to date; returns whether every run has an outcome.
+    """Bring `data/runs/<name>/` up to date; returns True if every run has an outcome.
 
     `only`: patterns of `<arm>.<replicate>`, also of arms whose role the profile leaves out; the folder then holds these
     runs alone.
@@ -133,7 +133,7 @@ def train_experiment(
 
 @dataclass(frozen=True)
 class Way:
-    """A key under which a run's outcome may lie: its own, or one of older code that gives the same by these lines."""
+    """A key under which a run's outcome may be stored: its own, or that of older code that these lines prove equal."""
 
     run_key: str
     lines: tuple[int, ...] = ()
@@ -156,7 +156,7 @@ def ways_to(spec: RunSpec, equivalences: Equivalences) -> list[Way]:
 
 
 def find_outcome(store: RunStore, ways: Sequence[Way]) -> Way | None:
-    """The first way to a published outcome; older code's counts where it was trained as the lines say, on a CPU."""
+    """The first way to a published outcome; older code's counts if it was trained as the lines say, on a CPU."""
     for way in ways:
         folder = store.published(way.run_key)
         if folder is not None and (way.is_stacked is None or _was_trained_so(folder, way.is_stacked)):
@@ -173,7 +173,7 @@ def _was_trained_so(folder: Path, is_stacked: bool) -> bool:
 
 
 def _label(labels: Sequence[str]) -> str:
-    """Of runs that train together: the arm with the replicates, or the first label and how many more."""
+    """Label of runs that train together: the arm with its replicates, or the first label and the number of others."""
     arms = {label.rpartition(".")[0] for label in labels}
     if len(arms) == 1:
         return f"{arms.pop()}.{','.join(label.rpartition('.')[2] for label in labels)}"
@@ -205,7 +205,7 @@ def _packed(experiment: Experiment, params: Params, data: Path) -> PackedInfo:
 
 
 def adopt(folder: Path, store: RunStore) -> None:
-    """Put outcomes that `dvc pull` brought into the store, each under the key that its own spec has."""
+    """Put outcomes that `dvc pull` brought into the store, each under its own spec's key."""
     for path in sorted(folder.glob("*/result.json")):
         run_key = path.parent.name
         if store.published(run_key):
@@ -223,7 +223,7 @@ def _refuse(outcome: Path, fault: str) -> None:
 
 
 def _previous_specs(folder: Path) -> dict[str, Mapping[str, Any]]:
-    """Specs of the runs that the folder holds now, by label; what is damaged is written anew and says nothing."""
+    """Specs of the runs now in the folder, by label; damaged ones, which are rewritten later, are left out."""
     try:
         run_list = read_run_list(folder)
     except DamagedRunList as error:
@@ -254,7 +254,7 @@ def _write_folder(
     store: RunStore,
     taken: Mapping[str, str],
 ) -> None:
-    """Links the runs' outcomes into the folder, lists them, and removes what is no longer wanted, last.
+    """Link the runs' outcomes into the folder, list them, and finally remove what is no longer wanted.
 
     `taken` has the key of each run's outcome, which may be one of older code.
     """
@@ -287,7 +287,7 @@ def _write_folder(
 
 
 def _link(source: Path, target: Path) -> None:
-    """A copy that shares its blocks where the file system has such, else a hard link, else a plain copy.
+    """Make a copy that shares its blocks if the file system can, otherwise a hard link, otherwise a plain copy.
 
     A hard link is the same file: what damages one name damages all, so files of the store are read-only.
     """
@@ -305,9 +305,9 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _forget_damaged(folder: Path, wanted: Collection[str]) -> None:
-    """Remove outcomes of `folder` that are damaged, and with them the objects of DVC's cache that are the same files.
+    """Remove damaged outcomes of `folder`, together with the objects in DVC's cache that are the same files.
 
-    DVC takes an object by its name, and would put the damaged one back in place of what is trained anew.
+    DVC finds an object by its name, and would restore the damaged one over a new training's outcome.
     """
     damaged: set[tuple[int, int]] = set()
     for path in sorted(folder.glob("*/result.json")):

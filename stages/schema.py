@@ -16,11 +16,11 @@ _UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
 
 
 class ParamsError(ValueError):
-    """A params file says something that can't be run; the message names file, path, value and choices."""
+    """A params file has something that can't be run; the message names file, path, value and choices."""
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Refuses a key that stands twice in one mapping: YAML forbids it, and the loader would keep the last."""
+    """Refuses duplicate keys in one mapping: YAML forbids them, and the loader would keep the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
         first: dict[str, int] = {}
@@ -33,10 +33,10 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
 
 def read_yaml(path: Path) -> Any:
-    """The file's content.
+    """Read the file's content.
 
     Raises:
-        ParamsError: there is none, it can't be read, isn't UTF-8 or YAML, is empty, or holds NaN or an infinity.
+        ParamsError: the file is missing, can't be read, isn't UTF-8 or YAML, is empty, or contains NaN or an infinity.
     """
     if not path.is_file():
         raise ParamsError(f"{path}: no such file; every experiment in params.yaml has its own file in params/")
@@ -60,11 +60,11 @@ def read_yaml(path: Path) -> Any:
 
 
 def validate(schema: TypeAdapter[Schema], value: Any, path: Path, prefix: str = "") -> Schema:
-    """`value` as the schema has it, or a `ParamsError` on what doesn't fit: the first unknown key, if there is one."""
+    """`value` in the schema's type, or a `ParamsError` about what doesn't fit: the first unknown key, if any."""
     try:
         return schema.validate_python(value, strict=None)
     except ValidationError as error:
-        # a misspelt key is missing, too, under its right name; the key that stands there is what can be mended
+        # a misspelt key is also missing under its right name; report the key that is there, since it can be corrected
         first = min(error.errors(), key=lambda item: item["type"] not in _UNKNOWN_KEY)
         place = ".".join([prefix] * bool(prefix) + [str(part) for part in first["loc"]])
         if first["type"] in _UNKNOWN_KEY:

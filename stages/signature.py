@@ -1,4 +1,4 @@
-"""Models and their keywords as they stand in the source: an arm's block is checked without loading torch."""
+"""Models and their keywords as written in the source: an arm's block is checked without loading torch."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Keyword:
 
 @cache
 def keyword_types(module: str, class_name: str) -> dict[str, Keyword]:
-    """Keywords of a class's constructor, or of the first base that has one, as they stand in the source."""
+    """Keywords of a class's constructor, or of the first base that has one, as written in the source."""
     path = source_path(module)
     if path is None:
         return {}

@@ -1,6 +1,6 @@
-"""What code and which parameters each stage of dvc.yaml uses, and whether that is still so when the stage ends.
+"""The code and parameters that each stage of dvc.yaml uses, and a check that they didn't change while the stage ran.
 
-`python -m stages.inputs` writes it down, a file each below `data/inputs/`; every other stage depends on its file.
+`python -m stages.inputs` writes them down, one file each below `data/inputs/`; every other stage depends on its file.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def stage_inputs(params: Params) -> dict[str, StageInputs]:
 
 
 def modules_run(roots: Iterable[str]) -> set[str]:
-    """`roots`, all of ours that they import, directly or not, and the packages in which these lie."""
+    """`roots`, all our modules that they import, directly or indirectly, and the packages that contain these."""
     return reachable(
         roots, lambda module: [*imported_modules(module), *([module.rpartition(".")[0]] * ("." in module))]
     )
@@ -67,7 +67,7 @@ def modules_run(roots: Iterable[str]) -> set[str]:
 
 @cache
 def code_digests(roots: tuple[str, ...], files: tuple[str, ...]) -> Mapping[str, str]:
-    """`{module or file: digest}` of what `roots` run, with what bears a module's name beside it (C++, say)."""
+    """`{module or file: digest}` of what `roots` run, and of files that share a module's name (C++, for example)."""
     found: dict[str, str] = {}
     for module in sorted(modules_run(roots)):
         path = source_path(module)
@@ -88,7 +88,7 @@ def _file_digests(paths: Iterable[Path]) -> dict[str, str]:
 
 
 def changed_meanwhile(stage: str | None = None) -> list[str]:
-    """What this process runs, or reads of params, that isn't what `inputs` has written down for its stage.
+    """Code that this process runs, or params it reads, that differ from what `inputs` wrote down for its stage.
 
     Code or params were edited while `dvc repro` ran: the stage's outcome would be recorded under the old ones.  Nothing
     outside of DVC, which names the stage in the environment.  A file that is older than what was written down is as it
@@ -114,7 +114,7 @@ def changed_meanwhile(stage: str | None = None) -> list[str]:
 
 
 def refuse_changed(verb: str) -> bool:
-    """Says on the error stream what changed meanwhile, if anything did."""
+    """Print to stderr what changed in the meantime, if anything; returns True if something did."""
     changed = changed_meanwhile()
     if changed:
         what = ", ".join(changed)

@@ -1,4 +1,4 @@
-"""Where outcomes are kept: the run store, by `run_key`, and the atomic write under it.  Standard library only."""
+"""Storage of outcomes: the run store, by `run_key`, and its atomic writes.  Standard library only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def home() -> Path:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write, fsync, rename: a reader sees the old file or the new one, never a part."""
+    """Write, fsync, rename: a reader sees the old file or the new one, never part of one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -38,7 +38,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def put_in_place(partial: Path, target: Path) -> None:
-    """Give a file that is written out its name, fsync first: a reader sees the old file or the new one."""
+    """Rename a completely written file to its final name, fsync first: a reader sees the old file or the new one."""
     with named(target), partial.open("rb") as file:
         os.fsync(file.fileno())
     os.replace(partial, target)
@@ -65,9 +65,9 @@ def _fsync_folder(folder: Path) -> None:
 
 
 class RunStore:
-    """Outcomes by `run_key`: `runs/<key>/` is complete and never changes, `work/<key>/` is a training under way.
+    """Outcomes by `run_key`: `runs/<key>/` is complete and never changes, `work/<key>/` is a training in progress.
 
-    A published folder holds `stages.outcome.FILES`, read-only; weights only where the run didn't diverge.
+    A published folder holds `stages.outcome.FILES`, read-only; weights only if the run didn't diverge.
     """
 
     def __init__(self, root: Path) -> None:
@@ -79,9 +79,9 @@ class RunStore:
         return folder if (folder / "result.json").is_file() else None
 
     def whole(self, run_key: str) -> Path | None:
-        """Folder of a complete outcome whose digests hold, or None; one that doesn't is set aside under its name.
+        """Folder of a complete outcome whose digests match, or None; a damaged one is moved to `damaged/`.
 
-        It reads every file once, at the speed of sha256.
+        This reads every file once, at the speed of sha256.
         """
         folder = self.published(run_key)
         fault = find_fault(folder, run_key) if folder is not None else None
@@ -94,13 +94,13 @@ class RunStore:
         return None
 
     def work(self, run_key: str) -> Path:
-        """Scratch folder of a training under way; survives a crash, so that the training can go on."""
+        """Scratch folder of a training in progress; survives a crash, so that the training can resume."""
         folder = self.root / "work" / run_key
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def publish(self, run_key: str, files: Mapping[str, bytes]) -> Path:
-        """All of `files` appear at once under `run_key`, by one rename; the scratch folder goes.
+        """Make all of `files` appear at once under `run_key`, by one rename, and remove the scratch folder.
 
         A second publication of a key is dropped: the first one stays.
         """

@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
         help="only these of the grid, as <arm>.<replicate>: 'resnet20.*' 'mlp-25x[58].[012]' (default: the profile's)",
     )
     options = parser.parse_args(arguments)
-    # Threads that wait for each other sleep: spinning, they stop all work where several trainings share the cores.
+    # Waiting threads sleep: if they spun, they would stall all work where several trainings share the cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded, which is later
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

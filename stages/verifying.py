@@ -1,8 +1,8 @@
 """Recomputes the trail behind a served model, offline: checkpoint to environment, metrics, record.
 
-Each link is a digest that is taken again from the files; metrics are taken again from weights and test data, or from
-what else the result line holds.  A link holds, is broken, or can't be checked here because what it needs is not on this
-machine; that is said and is no error.
+Each link is a digest that is recomputed from the files; metrics are recomputed from weights and test data, or from
+other contents of the result line.  A link holds, is broken, or can't be checked here because something it needs is not
+on this machine; the last case is reported and is no error.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Trail:
-    """What a checkpoint rests on; `broken` is the first link that doesn't hold."""
+    """The links behind a checkpoint; `broken` is the first link that doesn't hold."""
 
     checkpoint: str
     links: tuple[Link, ...]
@@ -76,15 +76,15 @@ class Trail:
 def verify(
     root: Path, place: str, names: Sequence[str] = (), *, with_weights: bool = False
 ) -> tuple[Link, list[Trail]]:
-    """The link from the files to the database at `place`, and the trail of each named checkpoint (of all).
+    """The link from the files to the database at `place`, and the trail of each named checkpoint (default: all).
 
-    Released models predict some test images again where these are packed here; `with_weights`: every model predicts
-    all, and each metric is taken from that.
+    Released models predict some test images again if these are packed here; `with_weights`: every model predicts all
+    test images, and each metric is recomputed from them.
 
     Raises:
         ParamsError: the params files can't be read.
-        ResultsUnavailable: there is no database that could be checked.
-        UnknownCheckpoint: it has no such checkpoint.
+        ResultsUnavailable: there is no database to check.
+        UnknownCheckpoint: the database has no such checkpoint.
     """
     params = load_params(root)
     with open_results(place)() as session:
@@ -118,7 +118,7 @@ def _trail(root: Path, params: Params, checkpoint: Checkpoint, dataset: str, wit
 
 
 def _check_record(root: Path, session: Session) -> Link:
-    """Everything in the database is what `record` makes of the files."""
+    """Check that everything in the database is what `record` makes of the files."""
     with tempfile.TemporaryDirectory() as folder:
         place = f"{folder}/results.db"
         try:
@@ -138,7 +138,7 @@ def _check_record(root: Path, session: Session) -> Link:
 
 
 def check_checkpoint(root: Path, checkpoint: Checkpoint) -> Link:
-    """The file has the recorded digest, and its header names the run and the data."""
+    """Check that the file has the recorded digest, and that its header names the run and the data."""
     result = checkpoint.result
     path = root / checkpoint.path
     try:
@@ -163,7 +163,7 @@ def check_checkpoint(root: Path, checkpoint: Checkpoint) -> Link:
 
 
 def check_run(result: Result) -> Link:
-    """The run key is the digest of the spec."""
+    """Check that the run key is the digest of the spec."""
     digest = hashlib.sha256(canonical_json(result.spec).encode()).hexdigest()
     if digest != result.run_key:
         return Link("run", "broken", f"the spec's sha256 is {digest[:12]}…, the run key {result.run_key[:12]}…")
@@ -171,7 +171,7 @@ def check_run(result: Result) -> Link:
 
 
 def check_params(params: Params, result: Result) -> Link:
-    """Model, protocol and seed of the spec are what the params files give this arm under this profile today."""
+    """Check the spec's model, protocol and seed against the params files' current ones for this arm and profile."""
     experiment = params.experiments[result.experiment]
     source, profile = params.datasets[experiment.dataset], params.profiles[result.profile]
     for planned in plan_runs(experiment, profile, source, every_role=True):
@@ -188,7 +188,7 @@ def check_params(params: Params, result: Result) -> Link:
 
 
 def check_code(root: Path, result: Result) -> Link:
-    """Each module of the spec's fingerprint has its digest, at the evidence's revision or in this tree."""
+    """Check that each module of the spec's fingerprint has its digest, at the evidence's revision or in this tree."""
     origin = result.origin
     revision = None if origin is None else str(origin["revision"])
     if revision is not None and not has_revision(root, revision):
@@ -207,7 +207,7 @@ def check_code(root: Path, result: Result) -> Link:
 
 
 def check_data(folder: Path, recorded: str, in_spec: str) -> Link:
-    """The packed data have the recorded digest, where they are here."""
+    """Check that the packed data, if they are here, have the recorded digest."""
     if recorded != in_spec:
         return Link("data", "broken", f"the result names data {recorded[:12]}…, its spec {in_spec[:12]}…")
     if not (folder / "dataset.json").is_file():
@@ -227,7 +227,7 @@ def check_data(folder: Path, recorded: str, in_spec: str) -> Link:
 
 
 def check_environment(result: Result) -> Link:
-    """The environment's digest is that of its facts."""
+    """Check that the environment's digest is that of its facts."""
     digest = hashlib.sha256(canonical_json(result.environment).encode()).hexdigest()[:12]
     if digest != result.environment_digest:
         return Link("environment", "broken", f"its facts give {digest}, recorded {result.environment_digest}")
@@ -235,7 +235,7 @@ def check_environment(result: Result) -> Link:
 
 
 def check_metrics(root: Path, checkpoint: Checkpoint, packed: Path, *, with_weights: bool = False) -> Link:
-    """Every metric is what bitmap and curves give, the curves are the run's, and the weights score the same again."""
+    """Check that metrics follow from bitmap and curves, that the curves are the run's, and the weights' scores."""
     line, released = _line_of(checkpoint.result, packed.name), checkpoint.path.startswith(RELEASED)
     found = [*find_contradictions(line), *_compare_with_run(root, line)]
     if found:
@@ -273,7 +273,7 @@ def check_metrics(root: Path, checkpoint: Checkpoint, packed: Path, *, with_weig
 
 
 def _compare_with_run(root: Path, line: ResultLine) -> list[str]:
-    """What is wrong with the outcome that was trained here, or with the curves that were taken from it."""
+    """The faults of the outcome that was trained here, or of the curves that were taken from it."""
     folder = root / "data" / "runs" / line.experiment / line.run_key
     if not (folder / "history.jsonl").is_file():
         return []
@@ -302,7 +302,7 @@ def _is_near(stored: float | None, trained: float | None) -> bool:
 
 
 def _line_of(result: Result, dataset: str) -> ResultLine:
-    """The result line that a row of the database was made from, but for what was observed inside the network."""
+    """The result line behind a row of the database, without the observations inside the network."""
     arrays = {array.kind: array.content for array in result.arrays}
     return ResultLine(
         **{name: getattr(result, name) for name in _AS_RECORDED},

@@ -1,6 +1,6 @@
 """One training from spec to published outcome; needs torch, numpy and safetensors only, no DVC, YAML, SQL or schema.
 
-Engines call `train_run` and `train_stack`, which are found by name: a parent with nothing to train never loads torch.
+Engines find `train_run` and `train_stack` by name: a parent with nothing to train never loads torch.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def train_run(
 
 
 def _refuse_other_code(job: Job) -> None:
-    """What ran is what this process loaded, which may be older than the run's fingerprint, or newer.
+    """Refuse to publish if this process loaded other code, older or newer, than the run's fingerprint names.
 
     Raises:
         ValueError: it isn't the code that the run's key names.
@@ -115,7 +115,7 @@ def _refuse_other_code(job: Job) -> None:
 
 
 def _refuse_unkeyed_layers(job: Job, model: nn.Module) -> None:
-    """A layer whose module is imported by name, say, is in nobody's static imports.
+    """Refuse a layer that static imports don't show, for example because its module is imported by name.
 
     Raises:
         ValueError: a layer from outside the pinned packages isn't in the run's key.
@@ -132,7 +132,7 @@ def _refuse_unkeyed_layers(job: Job, model: nn.Module) -> None:
 
 
 def _refuse_changed_data(job: Job, stamp: dict[str, tuple[int, int]]) -> None:
-    """The packed data must be the same at the end of a training as at its start.
+    """Refuse packed data that changed between the start and the end of a training.
 
     Raises:
         ValueError: they have another stamp now.
@@ -148,7 +148,7 @@ def stamp_of(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def can_stack(device: str) -> bool:
-    """Whether stacks can be compiled for this device, without which they are no faster."""
+    """True if stacks can be compiled for this device; otherwise they are no faster."""
     return _compiles(pick_device(device))
 
 
@@ -158,7 +158,7 @@ def _first_line(error: Exception) -> str:
 
 @cache
 def _compiles(device: torch.device) -> bool:
-    """Tried once: Inductor wants its compiler and Python's headers."""
+    """Try once to compile: Inductor needs its compiler and Python's headers."""
     try:
         tried = torch.compile(lambda x: (x.sin() + 1).sum(), mode=mode_of(device))
         for _ in range(3):  # a graph is recorded in the second call
@@ -238,14 +238,14 @@ def train_stack(
 
 
 def _prepare(job: Job) -> tuple[PackedInfo, torch.device]:
-    """The packed data's description and the device, checked; operations counted, memory and products settled."""
+    """The packed data's description and the device, checked; operations counted, memory and products set up."""
     info = read_info(job.data)
     if info.digest != job.spec.data_digest:
         raise ValueError(
             f"{job.data}: packed data have digest {info.digest[:12]}, the run asks for {job.spec.data_digest[:12]}"
         )
     device = pick_device(job.device)
-    # For the evaluation: the optimiser loads what counting needs anyway.
+    # For the evaluation: counting needs only what the optimiser loads anyway.
     counts = FlopCounts(job.store.parent / "flops.json")
     counts.count(job.spec.model, info.shape, info.vocabulary)
     counts.save()
@@ -268,7 +268,7 @@ State = TypeVar("State", TrainingState, StackState)
 
 @dataclass(kw_only=True)
 class _ResumeFile(Generic[State]):
-    """The resume state of one run or stack in one environment: only there does it go on bitwise."""
+    """The resume state of one run or stack in one environment; only there can it resume bitwise."""
 
     path: Path
     kind: type[State]
@@ -294,7 +294,7 @@ class _ResumeFile(Generic[State]):
         self.took = self.saved - began
 
     def load(self) -> State | None:
-        """None where there is none; one that can't be used is dropped and said so, and the run starts over."""
+        """The state, or None if there is none; an unusable one is dropped with a message, and the run starts over."""
         if not self.path.is_file():
             return None
         try:
@@ -313,12 +313,12 @@ class _ResumeFile(Generic[State]):
 
 
 def _finite(row: dict[str, Any]) -> dict[str, Any]:
-    """A history row without values that JSON can't hold: what a network with broken weights was measured at."""
+    """The row without values that JSON can't hold, as measured on a network with broken weights."""
     return {name: value for name, value in row.items() if math.isfinite(value)}
 
 
 def _divergence(model: nn.Module, outcome: Outcome) -> dict[str, Any] | None:
-    """Where the run diverged; also a last step whose loss was finite but whose weights no longer are."""
+    """Where the run diverged; includes a last step with finite loss that made the weights non-finite."""
     if outcome.divergence is None and not all(value.isfinite().all() for value in model.state_dict().values()):
         last = outcome.history[-1]
         return {"step": last["steps"], "last_finite_step": last["steps"], "last_finite_loss": last["train_loss"]}
