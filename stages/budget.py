@@ -51,7 +51,7 @@ def plan_runs(
 ) -> list[PlannedRun]:
     """The experiment's grid, arm by arm: seeds, and folds where the split has them, cut to the profile's replicates.
 
-    Arms are those of the profile's roles, or all with `every_role`: a run that was asked for by name is of any role.
+    Arms are those of the profile's roles, or all with `every_role`: a run requested by name may have any role.
     """
     given = _given_by_data(source)
     runs = []

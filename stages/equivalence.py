@@ -1,10 +1,10 @@
 """Lines of `data/evidence/equivalences.jsonl`: changes of code that were shown to change no number, and their chains.
 
-`claimcheck equivalent` (`stages.proving`) writes them.  A line is about whole fingerprints: this code of before and
-that code of after gave, bit by bit, the same state, losses and weights on a path.  A path is what decides which
-branches a training takes: its spec without seeds, and with numbers only as zero or not, trained alone or in a stack,
-on a CPU.  Nothing else is covered by it: no other model, precision, optimiser, device, nor the same code beside other
-modules than those that ran.
+`claimcheck equivalent` (`stages.proving`) writes them.  A line is about whole fingerprints: the code before and
+the code after gave, bit by bit, the same state, losses and weights on a path.  A path is what decides which branches
+a training takes: its spec without seeds, and with numbers only as zero or not, trained alone or in a stack, on a CPU.
+The line covers nothing else: no other model, precision, optimiser or device, nor the same code next to modules other
+than those that ran.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Proof:
 class EquivalenceLine:
     """One call of `claimcheck equivalent`: revisions before and after, when and where, and what was shown.
 
-    `digest`: sha256 over the canonical line without it, as evidence lines have it.
+    `digest`: sha256 over the canonical line without it, as in evidence lines.
     """
 
     __pydantic_config__: ClassVar = STRICT

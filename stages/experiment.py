@@ -1,7 +1,7 @@
 """The only reader of `params.yaml` and `params/<experiment>.yaml`: experiments, arms, profiles and data sets.
 
-Every mistake in a file is one `ParamsError` that names the file, the path inside it, what came and what is known.
-Imports no torch: model keywords are checked against the constructor's signature as it stands in the source.
+Every mistake in a file is one `ParamsError` with the file, the path inside it, the value found and the known values.
+Imports no torch: model keywords are checked against the constructor's signature as written in the source.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ class SourceFile:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetSource:
-    """A data set as its publisher hands it out.  `archive`, where given, holds `files`; `urls` are tried in order.
+    """A data set as published.  `archive`, where given, holds `files`; `urls` are tried in order.
 
     `shape` is [channels, height, width] of an image; `train` and `test` count the official images, `..._per_class`
     those of each class (one number: of every class; None: not published).  `shared_images` of the test set are in the
-    training set, too, pixel by pixel (None: nobody has counted).  `folder` names the data set with the same raw files.
-    `complete_by_content`: nobody publishes a digest, and what is read tells whether all of it is there (decision 0033).
-    `test_is_ours`: the publisher has no test set, so ours is another than the papers'.
+    training set, too, pixel by pixel (None: not counted).  `folder` names the data set with the same raw files.
+    `complete_by_content`: no digest is published, and the content shows whether it is complete (decision 0033).
+    `test_is_ours`: the publisher has no test set, so ours differs from the papers'.
 
-    A table has `shape` [columns] and no classes; its `response_range` is the least and the greatest response in its
+    A table has `shape` [columns] and no classes; its `response_range` is the smallest and the largest response in its
     file, over all measured runs.  A text has shape [], its token ids as classes, and counts tokens.
     """
 
@@ -88,9 +88,9 @@ class LatencySpec:
 class Profile:
     """A budget.  `overrides` replace protocol fields; `replicates` keeps the first n seeds (None: all).
 
-    `roles` are those of the arms that it trains (None: all).  `slots`: how many train at once on a device that is named
-    alone; on a CPU they share its threads.  `test_rows`: how many `evaluate` scores, a text's in windows (None: all);
-    test curves are of all of them, so there are none then.
+    `roles` are those of the arms that it trains (None: all).  `slots`: how many train at once if one device is named;
+    on a CPU they share its threads.  `test_rows`: how many `evaluate` scores, for a text in windows (None: all); with
+    fewer than all there are no test curves, since these use all rows.
     """
 
     __pydantic_config__: ClassVar = STRICT

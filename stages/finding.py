@@ -35,11 +35,11 @@ class Finding:
     """`claim` is an id of the claims file; `computed` are named numbers in the units that the names tell.
 
     `explanation` says in one or two sentences how they were computed and why they give this status.  `ours` is the
-    number that stands against the paper's, in the claim's unit, where there is one.  Findings with one `error` are one
-    mistake at several places of the paper, which counts once.
+    number to compare with the paper's, in the claim's unit, where there is one.  Findings with the same `error` are one
+    mistake in several places of the paper, which counts once.
 
     Raises:
-        ValueError: the status isn't the one that the readings give.
+        ValueError: the status contradicts the readings.
     """
 
     claim: str

@@ -26,7 +26,7 @@ from stages import LOADED, is_installed
 
 PACKAGE_ROOT = Path(__file__).resolve().parent.parent
 
-# What a run executes besides its model, each with everything that it imports: what drives it, and its data's task.
+# What a run executes besides its model, with everything imported: the code that drives it, and its data's task.
 TRAINING_ROOTS = {
     "images": ("stages.training.session", "stages.training.images"),
     "table": ("stages.training.session", "stages.training.tables"),
@@ -34,8 +34,8 @@ TRAINING_ROOTS = {
 }
 
 _KEYED_BY_VALUE = {"stages.run"}
-# Keyed by their own text alone: the first two choose among modules, and what they choose is a root; the last imports
-# only what words its errors.
+# Keyed only by their own text: the first two choose among modules, and their choice is a root; the last imports only
+# what it needs to word its errors.
 CHOOSING = {"stages.training.kinds", "stages.papers", "stages.datasets.packed"}
 _PINNED = {"torch", "numpy", "safetensors", "triton"} | sys.stdlib_module_names  # not looked for
 

@@ -1,8 +1,8 @@
 """Observations of the inside of a trained network, as a paper's own `observations` module makes them.
 
-A paper that says something of trained networks has a module `stages.papers.<paper>.observations` with `MODELS`, the
+A paper with claims about trained networks has a module `stages.papers.<paper>.observations` with `MODELS`, the
 classes that it is about, and `observe(model, images)`, images normalised [B, C, S, S], the model in evaluation mode.
-`evaluate` runs it on every trained network of these classes.  Nothing lists these modules: the folder does.
+`evaluate` runs it on every trained network of these classes.  These modules are found by their folder, not by a list.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, kw_only=True)
 class Observed:
     """`numbers`: one a network, by metric.  `layers`: by quantity one a block and head, [L][H], H = 1 where a block is
-    one unit.  A number that isn't finite is not defined there.  `images`: how many it rests on, 0: on weights alone.
+    one unit.  A number that isn't finite is undefined there.  `images`: how many were used; 0: weights only.
     """
 
     numbers: Mapping[str, float]

@@ -29,7 +29,7 @@ def seal(files: Mapping[str, bytes]) -> dict[str, bytes]:
 def find_fault(folder: Path, run_key: str) -> str | None:
     """The fault of the outcome in `folder`, or None if it is complete and belongs to `run_key`.
 
-    Outcomes of older versions have no digest over all; theirs covers spec and weights alone.
+    Outcomes of older versions have no digest over all; theirs covers only spec and weights.
     """
     try:
         digests = file_digests(folder)

@@ -1,8 +1,8 @@
 """The cost of trainings before anything trains: steps, FLOPs, hours on a device, money.
 
 FLOPs are 2 x multiply-accumulates of matrix products, convolutions and attention; a backward pass counts as two forward
-passes.  Hours come from the rates in params.yaml: the time of the FLOPs, and at least that of starting each step; the
-limit is that of the FLOPs at the device's peak.
+passes.  Hours come from the rates in params.yaml: the time of the FLOPs, but at least that of starting every step; the
+limit is the time of the FLOPs at the device's peak.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from stages.run import Protocol, canonical_json, steps_per_epoch, training_count
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Of some trainings together, by the kind of device: `seconds` of each training alone on one, and what their FLOPs
-    alone would take at its peak.
+    """The joint cost of some trainings, by kind of device: `seconds` if each trains alone on one, and the time
+    that their FLOPs alone would take at its peak.
     """
 
     runs: int
@@ -51,7 +51,7 @@ def add_up(costs: Iterable[Cost], devices: Iterable[str]) -> Cost:
 
 
 def plan_costs(params: Params, profile: Profile, experiments: Iterable[str], count: CountFlops) -> dict[str, Cost]:
-    """Cost of each experiment's trainings under `profile`; one that two experiments share is counted with the first."""
+    """Cost of each experiment's trainings under `profile`; one that two experiments share counts for the first."""
     seen: set[str] = set()
     costs = {}
     for name in experiments:

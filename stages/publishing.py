@@ -186,7 +186,7 @@ def describe_origin(root: Path) -> Origin:
     """The revision of the tree, whether anything relevant is changed on top of it, and the versions in use.
 
     Raises:
-        PublishError: `root` is not a git checkout, so that nobody could find the code again.
+        PublishError: `root` is not a git checkout, so the code couldn't be found later.
     """
     revision = _git(root, "rev-parse", "HEAD")
     return Origin(

@@ -25,7 +25,7 @@ _FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class StageInputs:
-    """`roots`: where a stage's imports start, its verb and what it finds by name.  `files`: patterns of files read."""
+    """`roots`: where a stage's imports start, its verb and modules found by name.  `files`: patterns of files read."""
 
     roots: tuple[str, ...]
     params: Mapping[str, Any] = field(default_factory=dict)
@@ -90,9 +90,8 @@ def _file_digests(paths: Iterable[Path]) -> dict[str, str]:
 def changed_meanwhile(stage: str | None = None) -> list[str]:
     """Code that this process runs, or params it reads, that differ from what `inputs` wrote down for its stage.
 
-    Code or params were edited while `dvc repro` ran: the stage's outcome would be recorded under the old ones.  Nothing
-    outside of DVC, which names the stage in the environment.  A file that is older than what was written down is as it
-    was.
+    Code or params were edited while `dvc repro` ran: the stage's outcome would be recorded under the old ones.  Empty
+    outside of DVC, which names the stage in the environment.  A file older than what was written down is unchanged.
     """
     stage = stage or os.environ.get("DVC_STAGE")
     path = TARGET / f"{stage}.json"

@@ -114,9 +114,9 @@ class _Bench:
             return [self.info.digest, str(self.info.test_images), hashlib.file_digest(file, "sha256").hexdigest()]
 
     def evaluate(self, runs: Sequence[TrainedRun], spec: LatencySpec, found: Evaluation) -> dict[str, Latency]:
-        """Fill in results and faults; returns inference times by the label of the run that stands for its arm.
+        """Fill in results and faults; returns inference times by the label of the run that represents its arm.
 
-        Times compare where they were taken together: one arm that is new or changed has all of them taken anew.
+        Times compare only if measured together: if one arm is new or changed, all are measured again.
         """
         timed: dict[str, TrainedRun] = {}
         for run in runs:

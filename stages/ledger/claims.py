@@ -57,7 +57,7 @@ class ClaimLine:
     """One row of `data/claims.csv`.  Accuracies are fractions; an empty cell is None.
 
     A row with an `experiment` is measured there; it and the arms are patterns of `fnmatch`: `*` stands for any text,
-    `[0-9]` for a digit, and of several arms each is compared with the one that its file sets against it.  A row with a
+    `[0-9]` for a digit; each of several arms is compared with the one that its file sets against it.  A row with a
     `family` alone counts that family's orders, in its own metric.  Any other is computed by the paper's `findings`, or
     has the `reason` why it can't be tested.  `high` ends a range, `trials` is what a count is of, `factor` names the
     levels over which a gain is uniform, `statement` says what has no number.

@@ -85,10 +85,10 @@ def _packed_digests(root: Path) -> dict[str, str]:
 def find_affected(
     made: Sequence[Made], equivalences: Equivalences, codes_before: Codes, codes_after: Codes, *, again: bool = False
 ) -> tuple[list[Affected], list[str]]:
-    """One run for each path and fingerprint that changed between the two trees and isn't covered (`again`: though it
-    is); and what is left out.
+    """One run for each path and fingerprint that changed between the two trees and isn't covered (with `again`, even
+    if it is); and what is left out.
 
-    A run counts whose own code is that of the older tree, or leads to it by lines that stand already.
+    A run counts if its own code is that of the older tree, or if existing lines lead from it to that code.
     """
     questions = list(dict.fromkeys(run.question for run in made))
     before = dict(zip(questions, codes_before(questions), strict=True))

@@ -47,7 +47,7 @@ class Cut:
 
 
 class DataHere:
-    """Packed data of the runs: those of this clone where they are the run's or real, else packed anew from the official
+    """Packed data of the runs: those of this clone if they are the run's or real, otherwise repacked from the official
     files or the mirror.
     """
 
@@ -93,12 +93,12 @@ class DataHere:
 
 
 def cut_run(here: DataHere, made: Made, steps: int) -> list[Cut]:
-    """Two trainings for one: two epochs of small batches, `steps` in all, and one and a half of the run's own batches.
+    """Two trainings per run: two epochs of small batches, `steps` in all, and one and a half of the run's own batches.
 
     The latter covers code whose path depends on the size of its tensors.
 
     Raises:
-        DatasetError, PackedDataError: the run's data can't be had.
+        DatasetError, PackedDataError: the run's data aren't available.
     """
     whole = RunSpec.from_dict(dict(made.spec))
     size, folder = whole.protocol.batch_size, here.find(made.dataset, whole.data_digest)

@@ -1,8 +1,8 @@
 """Trains the given jobs with the code found first on the path, and records every step: one side of a comparison.
 
-`python -P driver.py <job.json>`, in a process of its own with `PYTHONPATH` naming the tree whose code is asked.  It may
-be another tree than its own, so it imports what that has always had: `stages.worker` and `stages.run`, and what makes
-a fingerprint.  A tree that brings a driver of its own is asked by that one.
+`python -P driver.py <job.json>`, in a separate process whose `PYTHONPATH` names the tree to run.  That may be another
+tree than the driver's, so it imports only what every tree has: `stages.worker` and `stages.run`, and what computes a
+fingerprint.  A tree with its own driver is run by that one.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def name_tensors(parameters: list[Any]) -> dict[int, str]:
     wanted = {id(one) for one in parameters}
     names: dict[int, str] = {}
     for thing in gc.get_objects():
-        if issubclass(type(thing), torch.nn.Module):  # and not isinstance, which asks a weak reference's dead object
+        if issubclass(type(thing), torch.nn.Module):  # not isinstance, which would ask a weak reference's dead object
             held = {id(one): name for name, one in thing.named_parameters() if id(one) in wanted}
             names = held if len(held) > len(names) else names
     return {id(one): names.get(id(one), f"tensor {place}") for place, one in enumerate(parameters, start=1)}

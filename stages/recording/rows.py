@@ -70,7 +70,7 @@ class Rows:
         ):
             session.add_all(rows)
             session.flush()
-        # Values instead of objects where there are many.
+        # Plain values instead of objects for tables with many rows.
         if results := self.results():
             session.execute(insert(tables.Result), results)
         if costs := self.costs():

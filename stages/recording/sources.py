@@ -108,7 +108,7 @@ def find_results(root: Path, params: Params, *, evidence_only: bool = False) -> 
     """Every result below `data/evidence` and `data/results`, in the order of the params files, evidence first.
 
     A local result that was published is there once, as evidence.  Results of a profile that params.yaml doesn't have
-    (any more) are left out: nothing says how strong they are.  The notes, given beside, tell how many.
+    are left out, since their strength is unknown.  The notes, also returned, say how many.
 
     Raises:
         EvidenceError: a line can't be read, or isn't as it was published or written.

@@ -13,14 +13,14 @@ from stages.results.tables import Base, Result
 class Verdict(Base):
     """What the evidence says of a claim; every claim has one.
 
-    `ours` is our number in the claim's unit, `estimate` with its interval what was held against `margin`: ours − paper,
+    `ours` is our number in the claim's unit, `estimate` with its interval what is compared to `margin`: ours − paper,
     or proposed − baseline with better positive.  `basis`: results, finding, params, or none.  `is_decidable`: something
     here can decide the claim, now or later.  `size` judges how large a difference is, apart from its sign.
     `holds_adjusted`: after Holm's adjustment over the claim's family, where it has one.  `rules` digests the numbers of
     the rules; `digest` those, the claim's row with its metric, and the code that judged it.  `variants`: what other
     defensible metrics would say.  `prediction_…`: the interval in which the paper's own rerun would lie, by our
-    replicates, in the claim's unit; `is_predicted`: its number does.  `power`: what the plan can tell before anything
-    runs (`stages.verdicts.Power`).  The cost is that of all runs behind it, each counted once.
+    replicates, in the claim's unit; `is_predicted`: its number does.  `power`: that of the plan before anything runs
+    (`stages.verdicts.Power`).  The cost is that of all runs behind it, each counted once.
     """
 
     __tablename__ = "verdicts"

@@ -38,7 +38,7 @@ class Observed(Protocol):
 class ArmMetric:
     """`epoch` counts from 0; `stderr` is the paper's, None with one fold; `folds` are the folds' `pseudo_values`.
 
-    The mean of `folds` is `value`, their standard error that of the jackknife: the epoch is chosen anew without each
+    The mean of `folds` is `value`, their standard error that of the jackknife: the epoch is chosen again without each
     fold, so that the choice is part of the error.
     """
 
@@ -85,7 +85,7 @@ def _errors(name: str, runs: Sequence[Sequence[Observed]], which: str) -> Curves
 def min_over_epochs(test_error: Curves) -> ArmMetric:
     """The lowest fold mean of any epoch and its standard error there (DAC, Tables 1 and 2).
 
-    It chooses the epoch on the test set and so is lower than any epoch's expectation: compare it with its like only.
+    It chooses the epoch on the test set and so is lower than any epoch's expectation: compare it only with its like.
     """
     _check(test_error)
     epoch = int(np.argmin(test_error.mean(axis=0)))
@@ -147,9 +147,9 @@ def pseudo_values(statistic: Callable[..., float], *curves: Curves) -> tuple[flo
 
         p_k = θ + (K − 1)(mean_l θ_(l) − θ_(k)),   θ_(k) without fold k
 
-    They take the place of folds' values where a statistic isn't their mean, and equal them where it is.  Tukey's
+    They replace the folds' values where a statistic isn't their mean, and equal them where it is.  Tukey's
     have the mean Kθ − (K − 1) mean_l θ_(l), with less bias; these have θ's bias, which the paper's number has, too.
-    One fold alone stands for itself.
+    A single fold's value is the statistic itself.
     """
     K = curves[0].shape[0]
     whole = statistic(*curves)
