@@ -28,8 +28,8 @@ def decode_image(content: bytes, shape: tuple[int, int, int]) -> np.ndarray:
     size keeps its exact pixels, so a test image sent as a file gets what `evaluate` gives it.
 
     Raises:
-        ImageError: empty, no such format, or damaged.
-        ImageTooLarge: a decompression bomb.
+        ImageError: empty, of another format, or damaged.
+        ImageTooLarge: more pixels than `MAX_PIXELS`.
     """
     channels, height, width = shape
     mode = "L" if channels == 1 else "RGB"
@@ -41,7 +41,7 @@ def decode_image(content: bytes, shape: tuple[int, int, int]) -> np.ndarray:
             with Image.open(io.BytesIO(content), formats=FORMATS) as image:
                 if image.width * image.height > MAX_PIXELS:
                     raise ImageTooLarge(f"the image has {image.width} x {image.height} pixels; at most {MAX_PIXELS:,}")
-                # a JPEG can be decoded at a fraction of its size, still twice as large as what is wanted
+                # a JPEG can be decoded at a fraction of its size, still twice as large as needed
                 image.draft(None, (2 * max(width, height), 2 * max(width, height)))
                 ImageOps.exif_transpose(image, in_place=True)
                 fitted = _fit(_resizable(image, mode), (width, height))

@@ -40,8 +40,8 @@ def publish(experiment: str, root: Path) -> Published:
 
     Raises:
         EvidenceError: a line can't be read, or has changed since it was published.
-        PublishError: no results, stand-in data, results that contradict themselves, or results of code that is no
-            longer the code in the tree.
+        PublishError: no results, stand-in data, results that contradict themselves, or results of code that
+            differs from the code in the tree.
     """
     data = root / "data"
     results = read_lines(data / "results" / f"{experiment}.jsonl", ResultLine)

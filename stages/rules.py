@@ -71,11 +71,11 @@ class Margins:
 class Rules:
     """The verdicts block of params.yaml.
 
-    looks: numbers of replicates at which evidence is judged, each with its share of α (`looks`).
+    looks: numbers of replicates at which evidence is judged, each with its share of α.
     alpha_within: each of the two one-sided tests behind `reproduced` (0.05: a 90 % interval).
     alpha_outside: both sides together for `not reproduced`, `supported` and `reversed` (0.05: a 95 % interval).
-    minimum: replicates that a value needs; minimum_with_error where the paper prints its own error.
-    indicative_share: of the printed epochs, from which on real data may indicate an order.
+    minimum: replicates that a value needs; minimum_with_error: the same if the paper prints its own error.
+    indicative_share: the share of the printed epochs from which real data may indicate an order.
     families: tables of orders, each with a sentence over all of them.
     """
 

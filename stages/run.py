@@ -34,7 +34,7 @@ class ModelSpec:
 class OptimizerSpec:
     """Betas for Adam, momentum for SGD.  `decay` says what weight decay acts on; not set: every parameter.
 
-    From `damping` on: for the optimisers of `stages.optim`, which say what each means and what it is when not set.
+    From `damping` on: for the optimisers of `stages.optim`, which define the meaning and the default of each.
     """
 
     __pydantic_config__: ClassVar = STRICT

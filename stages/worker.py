@@ -66,9 +66,9 @@ def train_run(
     should_stop: Callable[[], bool] = lambda: False,
     publishing: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Path:
-    """Train `job.spec` (or go on where an earlier attempt was cut off) and publish the outcome.
+    """Train `job.spec` (or resume an interrupted attempt) and publish the outcome.
 
-    `publishing` is entered around the publication; an engine raises in it where the run is no longer its own.
+    `publishing` is entered around the publication; an engine raises in it if it no longer holds the run.
 
     Raises:
         ValueError: the packed data are not those of the spec.
@@ -104,7 +104,7 @@ def _refuse_other_code(job: Job) -> None:
     """Refuse to publish if this process loaded other code, older or newer, than the run's fingerprint names.
 
     Raises:
-        ValueError: it isn't the code that the run's key names.
+        ValueError: the loaded code isn't the code that the run's key names.
     """
     unlike = unlike_loaded(job.spec.code)
     if unlike:
@@ -135,7 +135,7 @@ def _refuse_changed_data(job: Job, stamp: dict[str, tuple[int, int]]) -> None:
     """Refuse packed data that changed between the start and the end of a training.
 
     Raises:
-        ValueError: they have another stamp now.
+        ValueError: their stamp has changed.
     """
     if stamp_of(job.data) != stamp:
         key = job.spec.run_key[:12]
@@ -163,7 +163,7 @@ def _compiles(device: torch.device) -> bool:
         tried = torch.compile(lambda x: (x.sin() + 1).sum(), mode=mode_of(device))
         for _ in range(3):  # a graph is recorded in the second call
             tried(torch.zeros(8, device=device, requires_grad=True)).backward()
-    except Exception as error:  # noqa: BLE001  (whatever it is, the networks can be trained without)
+    except Exception as error:  # noqa: BLE001  (whatever the error, the networks can be trained without compiling)
         reason = _first_line(error)
         print(f"torch.compile fails here, so networks are trained one by one: {reason}", file=sys.stderr)
         return False
@@ -181,7 +181,7 @@ def train_stack(
 
     Raises:
         ValueError: the packed data are not those of the specs.
-        TrainingStopped: asked to stop; the state at the end of an earlier epoch is saved, where there was one.
+        TrainingStopped: asked to stop; the state at the end of an earlier epoch is saved, if there was one.
     """
     job, specs = jobs[0], [job.spec for job in jobs]
     store, protocol = RunStore(job.store), job.spec.protocol

@@ -59,8 +59,8 @@ class ClaimLine:
     A row with an `experiment` is measured there; it and the arms are patterns of `fnmatch`: `*` stands for any text,
     `[0-9]` for a digit; each of several arms is compared with the one that its file sets against it.  A row with a
     `family` alone counts that family's orders, in its own metric.  Any other is computed by the paper's `findings`, or
-    has the `reason` why it can't be tested.  `high` ends a range, `trials` is what a count is of, `factor` names the
-    levels over which a gain is uniform, `statement` says what has no number.
+    has the `reason` why it can't be tested.  `high` is the end of a range, `trials` the total of a count, `factor`
+    names the levels over which a gain is uniform, `statement` is the claim where it has no number.
 
     Of two arms, an `order` or `difference` claims that one is better (the sign and the size of a gain), a `gap` is a
     printed difference that claims no order (its size alone), and an `equivalence` says that they are comparable: its

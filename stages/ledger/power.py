@@ -4,10 +4,10 @@ The spread of a replicate is measured if our replicates have been judged in the 
 paper's printed standard error times √n.  Otherwise it is assumed, by the metric:
 
 - An accuracy or error p of N test samples: 0.8 √(p (1 − p)/N), a little less than if each sample were right by chance
-  (Bouthillier et al. 2021 find repeated trainings near that).  The 48 standard errors that DAC's Tables 1 and 2 print
-  are 0.82 of it (root mean square); no other of our papers prints any.
+  (Bouthillier et al. 2021 find that repeated trainings come close).  The 48 standard errors in DAC's Tables 1 and 2
+  are 0.82 of it (root mean square); none of our other papers prints any.
 - A logarithm of an error: 0.05; our networks of SGEMM have 0.042 (the median of the first 29).
-- A loss: half a percent of it, by our choice; nobody prints one.
+- A loss: half a percent of it, by our choice; no paper prints one.
 """
 
 from __future__ import annotations

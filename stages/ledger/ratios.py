@@ -21,10 +21,10 @@ def relative(claim: ClaimLine, sides: ClaimSamples, pairs: Pairs, group: ResultG
     """The ratio r = N/D of means, as a sample whose mean is r and whose spread is that of (N − v D)/mean(D).
 
     v is the printed ratio: where it is right, this is the spread of r to first order (Fieller 1954).  N is the gain and
-    D what it is relative to: the baseline, for a lower metric ours, or the gain of another arm.
+    D its reference: the baseline, for a lower metric ours, or the gain of another arm.
 
     Raises:
-        NotMeasured: D is not distinct from nothing, or no replicate has both.
+        NotMeasured: D is indistinguishable from zero, or no replicate has both.
     """
     assert sides.baseline is not None and claim.value is not None, f"{claim.id} relates to nothing"
     ours, theirs = sides.proposed.finished, sides.baseline.finished

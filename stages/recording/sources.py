@@ -36,9 +36,9 @@ class Found:
 
     `is_planned`: its model, and what its arm sets of the protocol, are what the params give this arm today;
     `follows_plan`: the whole protocol and the replicate are, too.  `varied`: protocol fields in which the experiment's
-    arms differ on purpose.  `changed_code`: modules of its fingerprint whose source is another one in the tree, or that
-    it lacks; none where `equivalences`, numbers of lines, show that its code and the tree's give the same.
-    `digest`: of the evidence line; "" of a local result.
+    arms differ on purpose.  `changed_code`: modules of its fingerprint whose source differs in the tree, or that
+    it lacks; none if `equivalences`, numbers of lines, show that its code and the tree's give the same results.
+    `digest`: that of the evidence line; "" for a local result.
     """
 
     result: ResultLine
@@ -107,13 +107,12 @@ def read_findings(path: Path, claims: Sequence[ClaimLine]) -> dict[str, FindingL
 def find_results(root: Path, params: Params, *, evidence_only: bool = False) -> tuple[list[Found], list[str]]:
     """Every result below `data/evidence` and `data/results`, in the order of the params files, evidence first.
 
-    A local result that was published is there once, as evidence.  Results of a profile that params.yaml doesn't have
+    A local result that was published appears once, as evidence.  Results of a profile that params.yaml doesn't have
     are left out, since their strength is unknown.  The notes, also returned, say how many.
 
     Raises:
-        EvidenceError: a line can't be read, or isn't as it was published or written.
-        RecordError: a line of an experiment or arm that the params don't have, one that contradicts itself, or a line
-            twice.
+        EvidenceError: a line can't be read, or has changed since it was published or written.
+        RecordError: a line has an experiment or arm that the params don't have, contradicts itself, or occurs twice.
     """
     left_out: Counter[tuple[Path, str]] = Counter()
     found: dict[tuple[str, str, str, str, int], Found] = {}

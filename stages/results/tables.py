@@ -1,4 +1,4 @@
-"""The tables of `data/results.db`.  Fractions are in [0, 1], times in seconds, memory in bytes; names bear units.
+"""The tables of `data/results.db`.  Fractions are in [0, 1], times in seconds, memory in bytes; names include units.
 
 Rows keep the order of the params files and of the result lines in `position` and `id`, so that no answer depends on a
 database's text collation.  The database is a build product of `record`: no migrations, a changed table raises
@@ -104,8 +104,8 @@ class Result(Base):
 
     `source` is evidence or local.  `conditions` digests protocol and data: only results under equal conditions are
     compared.  `is_selected` marks the one result of a replicate that enters a comparison.  `changed_code` lists modules
-    whose source is another one now than when the run was trained, unless `equivalences` (numbers of lines of
-    data/evidence/equivalences.jsonl) show that the change changed no number.  `accuracy`, on the test set, and
+    whose source has changed since the run was trained, unless `equivalences` (numbers of lines of
+    data/evidence/equivalences.jsonl) show that no number changed.  `accuracy`, on the test set, and
     `train_seconds` are those of `metrics` and `costs`: lists are sorted by them.
     """
 
@@ -113,7 +113,7 @@ class Result(Base):
     __table_args__ = (
         UniqueConstraint("run_key", "environment_digest", "experiment", "arm", "replicate"),
         ForeignKeyConstraint(["experiment", "arm"], ["arms.experiment", "arms.name"]),
-        # Each holds what a list of results is filtered and sorted by, so that the list is found without the rows.
+        # Each holds what a list of results is filtered and sorted by, so that the list needs no rows.
         Index("results_by_experiment", *_CHOICE[:3], "id", *_CHOICE[3:], "accuracy", "train_seconds"),
         Index("results_in_order", "id", *_CHOICE),
         Index("results_by_accuracy", "accuracy", "id", *_CHOICE),
@@ -168,7 +168,7 @@ class Metric(Base):
 class ArmMetric(Base):
     """A metric of an arm as a whole, from the curves of its selected, finished results under equal conditions.
 
-    `epoch` is the chosen one, `stderr` the paper's own there, None of one result.  `shares`: [replicate, its share in
+    `epoch` is the chosen one, `stderr` the paper's own there, None for one result.  `shares`: [replicate, its share in
     `value`] of each; their mean is `value`.
     """
 
@@ -270,8 +270,8 @@ class Checkpoint(Base):
 class Claim(Base):
     """A statement of a paper, from `data/claims.csv`; `value` in `unit`, accuracies as fractions.
 
-    A range ends at `high`, a count is `value` of `trials`, a gain is alike over `factor`; `statement` says what has no
-    number, `reason` why nothing here can test it.  `experiment` and arms may have a `*` that stands for any text.
+    A range ends at `high`, a count is `value` of `trials`, a gain is uniform over `factor`; `statement` is the claim
+    without a number, `reason` why nothing here can test it.  `experiment` and arms may have a `*`: any text.
     `finding`: what `analyse` computed without training (status, computed, explanation, readings, error).
     """
 

@@ -1,8 +1,8 @@
 """Sentences about a table of orders: its gain over all of them, and a paper's own counts of them.
 
 A table's sentence is a synthesis (`synthesis`).  Orders that share an arm share its random error, so they are averaged
-first.  In addition, Holm (1979) says which orders hold when all are tested at once: with r orders left, those with
-p < α/r hold; repeat with the remaining ones.  Each order is tested at its own look's share of that level.
+first.  In addition, Holm (1979) says which orders hold when all are tested at once: with r orders left, those
+significant at α/r hold; repeat with the rest.  Each order is tested at its own look's share of that level.
 """
 
 from __future__ import annotations
@@ -175,9 +175,9 @@ def judge_wins(
 ) -> Verdict:
     """Judge a paper's own count of comparisons in its favour, "15 of 16", against our count by the same criterion.
 
-    The mark is the sign of the gain, or with `must_be_significant` also p < α of each comparison by itself; one with
-    diverged replicates is in nobody's favour.  `reproduced`: as many or more.  `not reproduced`: fewer, by more than
-    chance makes two such counts differ (Fisher's exact test).  `inconclusive`: fewer, within chance.  One look, when
+    The criterion is the sign of the gain, and with `must_be_significant` also p < α for each comparison separately; one
+    with diverged replicates favours neither side.  `reproduced`: as many or more.  `not reproduced`: fewer, and
+    significantly so (Fisher's exact test).  `inconclusive`: fewer, within chance.  One look, when
     every comparison has `n` replicates.  Estimate and interval (Newcombe's) are ours − the paper's, in comparisons.
     """
     m, alpha = len(orders), rules.alpha_outside

@@ -29,7 +29,7 @@ def looks_of_plan(looks: Looks, planned: int | None) -> dict[int, float]:
     """The looks of a plan of this many replicates: those that it reaches, the last one being its end.
 
     The first look that it doesn't reach moves to its end, unless one is there already; the others are dropped, and all
-    shares grow in proportion until they spend α again.  A plan shorter than the first look has none; one that goes on
+    shares grow in proportion until they add up to α.  A plan shorter than the first look has none; one that goes on
     after the last, or None, changes nothing.
 
     {3: 0.2, 5: 0.4, 10: 0.4} is {3: 1/3, 5: 2/3} with a plan of 5 and {3: 0.2, 5: 0.4, 7: 0.4} with one of 7.

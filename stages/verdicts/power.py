@@ -1,7 +1,7 @@
 """The probability of each verdict with the planned replicates, before anything runs, by the very tests that judge.
 
 Replicates are normal with spread s, ours and the paper's.  Then mean and sample variance v are independent, and given v
-the tests are of the mean alone (Phillips 1990, for the equivalence):
+the tests depend only on the mean (Phillips 1990, for the equivalence):
 
     P(reproduced | same, v)                 = 2 Φ((Δ − h(v))/σ) − 1   where h(v) < Δ, else 0
     P(not reproduced | two margins off, v)  = Φ((Δ − H(v))/σ) + Φ((−3Δ − H(v))/σ)
@@ -65,12 +65,12 @@ class Design:
 class Power:
     """Probabilities of the verdicts at the end of a plan of `planned` replicates with this `spread`.
 
-    `reproduced`: where the paper is right; `not_reproduced`: where the truth is two margins from its number; both of a
-    value or of a gain's size.  `supported`: where the gain is as printed, or arms said to be comparable are alike.
-    None where it isn't asked.  `needed`: the replicates, the planned ones or more, that give 80 % of `supported` for a
-    gain and of `reproduced` for a value, and `needed_for_size` of a gain's `reproduced`; None where no number does.
-    `can_reproduce`: whether any number of replicates says `reproduced` more often where the paper is right than its
-    level lets it where it is wrong.  Without a spread nobody says one; the explanation then is in spreads.
+    `reproduced`: if the paper is right; `not_reproduced`: if the truth is two margins from its number; both for a
+    value or a gain's size.  `supported`: if the gain is as printed, or arms said to be comparable are alike.
+    None if it isn't asked.  `needed`: the replicates, the planned ones or more, that give `supported` for a gain or
+    `reproduced` for a value with 80 %, and `needed_for_size` a gain's `reproduced`; None if no number does.
+    `can_reproduce`: whether any number of replicates gives `reproduced` more often if the paper is right than its
+    level allows if it is wrong.  If no spread is known, the explanation is in spreads.
     """
 
     planned: int
