@@ -30,12 +30,12 @@ def test_several_runs_are_leased_together_or_not_at_all(path: Path) -> None:
     assert other.claim("c", "b") is None, "b is taken"
     free = other.claim("c")
     assert free is not None, "and c wasn't taken with it"
-    with mine.param_values(lease):
+    with mine.held(lease):
         pass
     mine.release(lease)
     later = other.claim("b")
     assert later is not None
-    with pytest.raises(LeaseLost, match="run b was taken over"), mine.param_values(lease):
+    with pytest.raises(LeaseLost, match="run b was taken over"), mine.held(lease):
         pass
 
 
@@ -77,11 +77,11 @@ def test_a_late_riser_cannot_publish(path: Path, monkeypatch: pytest.MonkeyPatch
     successor = LeaseTable(path)
     new = successor.claim("g")
     assert new is not None
-    with pytest.raises(LeaseLost, match="taken over"), sleeper.param_values(old):
+    with pytest.raises(LeaseLost, match="taken over"), sleeper.held(old):
         pytest.fail("the sleeper must not get here")
     sleeper.release(old)
     assert LeaseTable(path).claim("g") is None, "releasing an old lease frees nothing"
-    with successor.param_values(new):
+    with successor.held(new):
         pass
 
 
@@ -128,7 +128,7 @@ from stages.engine.lease import LeaseTable
 table = LeaseTable(Path(sys.argv[1]))
 lease = table.claim("g")
 with table.kept_alive(lease):
-    print("param_values", flush=True)
+    print("held", flush=True)
     sys.stdin.readline()
 """
 CLAIM = """
@@ -195,7 +195,7 @@ def test_a_damaged_file_makes_way_and_tokens_still_grow(
     assert healed is not None and healed.tokens[0][1] > lease.tokens[0][1]
     assert "is damaged" in capsys.readouterr().err
     assert len(list(path.parent.glob("leases.db.damaged-*"))) == 1, "nothing is thrown away"
-    with pytest.raises(LeaseLost), old.param_values(lease):
+    with pytest.raises(LeaseLost), old.held(lease):
         pytest.fail("the lease of the damaged file is worth nothing")
 
 
