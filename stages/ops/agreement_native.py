@@ -43,7 +43,9 @@ def agrees_here(claim: str, fast: Callable[[], Iterable[Tensor]], plain: Callabl
 
 
 def same_bits(found: Tensor, wanted: Tensor) -> bool:
-    """Whether type, shape, order in memory and each number are the same, the sign of zero too; one NaN is any NaN."""
+    """True if type, shape, order in memory and each number are the same, including the sign of zero; all NaNs are
+    equal.
+    """
     if (found.dtype, found.shape, found.stride()) != (wanted.dtype, wanted.shape, wanted.stride()):
         return False
     if not wanted.is_floating_point():

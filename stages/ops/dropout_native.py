@@ -85,7 +85,7 @@ def _draws_alike(dtype: torch.dtype) -> bool:
 
 
 def _drawn(way: Callable[[Tensor, float], Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """Values, gradients and the generator's state behind them, for all numbers and counts that fill no block."""
+    """Values, gradients and the generator's final state, for all numbers and for counts that fill no block."""
     state = torch.default_generator.get_state()
     try:
         torch.default_generator.manual_seed(0)

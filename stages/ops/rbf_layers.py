@@ -30,7 +30,7 @@ def _register_metric(module: nn.Module, metric: str, dim: int, device: Device, d
 
 
 def _is_plain(layer: nn.Module) -> bool:
-    """Whether a Linear is its parameters alone: nothing replaces them, and no hook (as K-FAC's) looks at its pass."""
+    """True if a Linear is only its parameters: nothing replaces them, and no hook (such as K-FAC's) watches it."""
     hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
     return type(layer) is nn.Linear and not any(hooks)
 
