@@ -1,4 +1,4 @@
-"""What must hold of every data set, whoever delivered it: counts, shapes, labels, classes, no image in both splits."""
+"""Checks for every data set, whoever delivered it: counts, shapes, labels, classes, no image in both splits."""
 
 from __future__ import annotations
 

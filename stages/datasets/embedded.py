@@ -96,7 +96,7 @@ def _compose(
 
 
 def _colours(count: int, channels: int, random: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
-    """Paper and pen [count, channels, 1, 1]: black and white for one channel, else a dark colour and a light one."""
+    """Paper and pen [count, channels, 1, 1]: black and white for one channel, else a dark and a light colour."""
     if channels == 1:
         return np.zeros((count, 1, 1, 1), dtype=np.int16), np.full((count, 1, 1, 1), 255, dtype=np.int16)
     dark = random.randint(0, 112, size=(count, channels, 1, 1)).astype(np.int16)

@@ -85,7 +85,7 @@ def _prepare_images(source: DatasetSource, manifest: Manifest, folder: Path, tar
         check_classes(test.labels, classes, f"{manifest.dataset}, test")
     shared = find_shared(train, test)
     if manifest.source != "embedded":
-        # What nobody has counted is as it is where the files are official; elsewhere the rule is that there are none.
+        # Where nobody has counted, official files are taken as they are; elsewhere the rule is that there are none.
         is_unknown = source.shared_images is None and manifest.source == "official"
         check_shared(shared, len(test) if is_unknown else source.shared_images or 0, manifest.dataset)
     mean, std = pixel_statistics(train.images)
