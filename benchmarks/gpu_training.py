@@ -126,7 +126,7 @@ def stacks(device: torch.device, *, count: int = 64, repeats: int = 20) -> Itera
 
 
 def trained_stacks(device: torch.device, *, count: int = 5, rows: int = 50_000) -> Iterator[dict[str, Any]]:
-    """As a run trains: `fit_stack` against the CPU's, whose losses it must follow, and against `fit` on the device."""
+    """Trained as in a run: `fit_stack` against the CPU's, whose losses it must follow, and against `fit` on the GPU."""
     protocol = Protocol(
         optimizer=OptimizerSpec(name="adam", lr=0.001, weight_decay=0.00002, decay="kernels"),
         batch_size=1024,

@@ -27,7 +27,7 @@ class EnergyMeter:
 
 
 def energy_joules(device: torch.device) -> float | None:
-    """Used since the driver was loaded (Volta and newer); None where the device reports nothing, as no CPU does."""
+    """Joules since the driver was loaded (Volta and newer); None if the device reports nothing, as on every CPU."""
     library = _nvml() if device.type == "cuda" else None
     if library is None:
         return None

@@ -1,4 +1,4 @@
-"""A folder with a `params.yaml` of its own, in which a verb runs."""
+"""A folder with its own `params.yaml`, in which a verb runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What evaluation reads off a trained HyperBF is what its parameters are."""
+"""Evaluation reads the parameters of a trained HyperBF exactly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for all four architectures of the paper, and for their variants."""
+"""Properties of all four architectures of the paper, and of their variants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do the networks without normalisation train for 200 steps without a non-finite value?"""
+"""The networks without normalisation train for 200 steps without a non-finite value."""
 
 from __future__ import annotations
 
