@@ -1,4 +1,4 @@
-"""Batch normalisation, sum and ReLU in one pass are PyTorch's three operators to rounding; all else is left to it."""
+"""Batch normalisation, sum and ReLU in one pass equal PyTorch's three operators up to rounding, where they apply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In bfloat16 on a CPU attention goes by way of float32 and GELU's gradient by a table; all other types stay alone."""
+"""In bfloat16 on a CPU attention goes through float32 and GELU's gradient through a table; other types don't."""
 
 from __future__ import annotations
 

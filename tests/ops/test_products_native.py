@@ -1,4 +1,4 @@
-"""Products by oneDNN are PyTorch's to rounding, whatever the operands' layout; all that doesn't fit stays PyTorch's."""
+"""Products by oneDNN equal PyTorch's up to rounding, for any layout of operands; what doesn't fit stays PyTorch's."""
 
 from __future__ import annotations
 

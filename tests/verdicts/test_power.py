@@ -1,4 +1,4 @@
-"""What a plan can tell beforehand, against experiments that are drawn and judged by the real functions."""
+"""The power of a plan, known beforehand, against experiments that are drawn and judged by the real functions."""
 
 from __future__ import annotations
 

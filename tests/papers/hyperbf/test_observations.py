@@ -1,4 +1,4 @@
-"""Evaluation reads the parameters of a trained HyperBF exactly."""
+"""The numbers that evaluation reads from a trained HyperBF are those of its parameters."""
 
 from __future__ import annotations
 
