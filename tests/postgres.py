@@ -1,4 +1,4 @@
-"""A PostgreSQL of the tests' own: a cluster in a temporary folder, on 127.0.0.1 and a free port, gone afterwards."""
+"""A PostgreSQL only for tests: a cluster in a temporary folder, on 127.0.0.1 and a free port, removed afterwards."""
 
 from __future__ import annotations
 

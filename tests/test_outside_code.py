@@ -1,4 +1,4 @@
-"""What a run executes is in its key wherever it lies: the worker's part that makes numbers, a user's own packages."""
+"""Code that a run executes is in its key wherever it lies: the worker's number-making part, a user's own packages."""
 
 from __future__ import annotations
 

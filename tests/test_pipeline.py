@@ -1,4 +1,4 @@
-"""The whole graph with real DVC in a checkout of its own: no-op, what a change re-enters, pulling, `kill -9` of dvc."""
+"""The whole graph with real DVC in a separate checkout: no-op, reruns after a change, pulling, `kill -9` of dvc."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_what_it_does_not_know_is_left_alone(monkeypatch: pytest.MonkeyPatch) ->
     assert with_fast_batches(floats) is floats
 
     class Other(ImageClassification):
-        """Has its own batches."""
+        """A subclass, which may have its own batches."""
 
     other = Other(plain.data, plain.protocol)
     assert with_fast_batches(other) is other

@@ -1,4 +1,4 @@
-"""A gain over a grid of pairs of which a part has results: said of the pairs that ran, and no more."""
+"""A gain over a grid of pairs of which only a part has results: the statement covers only the pairs that ran."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the paper's own rerun would lie: how often it does, by simulation."""
+"""The interval in which the paper's own rerun would lie: how often it does, by simulation."""
 
 from __future__ import annotations
 
