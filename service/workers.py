@@ -57,7 +57,7 @@ class Worker:
         self._process = context.Process(target=_answer_until_closed, args=arguments, name="inference", daemon=True)
         self._process.start()
         theirs.close()
-        atexit.register(self.stop)  # where the server is ended without its shutdown
+        atexit.register(self.stop)  # in case the server ends without its shutdown
 
     def stop(self) -> None:
         """Let it end; it is killed if it is still running a pass `_END_SECONDS` later."""

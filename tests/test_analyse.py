@@ -108,7 +108,7 @@ def test_the_page_says_what_is_computed(found: list[Finding]) -> None:
 
 @pytest.mark.timeout(300)
 def test_ours_is_in_the_claims_unit_and_decides(found: list[Finding]) -> None:
-    """Of a finding with readings, each reading's own number, of which the finding has one."""
+    """For a finding with readings, each reading's own number, of which the finding has one."""
     claims = {claim.id: claim for claim in read_claims(REPOSITORY / "data" / "claims.csv")}
     with_ours = [finding for finding in found if finding.ours is not None]
     assert len(with_ours) > 20

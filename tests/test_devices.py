@@ -93,7 +93,7 @@ def without_numbers(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
 
 
 def numbers(tensor: Tensor) -> list[float]:
-    """Of several networks the first two have diverged."""
+    """Of several networks, the first two have diverged."""
     return [math.nan if place < 2 < len(tensor) else 0.0 for place in range(len(tensor))]
 
 

@@ -62,7 +62,7 @@ def call() -> Iterator[Call]:
         def run(project: Path, verb: str, before: Callable[[], None] | None = None) -> Any:
             if verb != "train":
                 return preloaded.call(*VERBS[verb], cwd=project, env=environment(), before=before)
-            return subprocess.run(  # its workers are processes of their own
+            return subprocess.run(  # its workers are separate processes
                 [sys.executable, "-m", *VERBS[verb]],
                 cwd=project,
                 env=environment(),

@@ -288,7 +288,7 @@ def test_a_whole_copy_heals_a_damaged_store_without_training(project: Path) -> N
     stored = Path("data/store/runs") / listed("vit") / "history.jsonl"
     content = stored.read_bytes()
     stored.unlink()
-    stored.write_bytes(content + b"{}\n")  # a file of its own: the run folder keeps the whole one
+    stored.write_bytes(content + b"{}\n")  # a separate file: the run folder keeps the whole one
     events: list[Event] = []
     assert run(events) and events == []
     assert stored.read_bytes() == content

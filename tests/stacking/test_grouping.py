@@ -1,4 +1,4 @@
-"""Which runs train together, and that an interrupted stack resumes unchanged."""
+"""Runs are grouped to train together, and an interrupted stack resumes unchanged."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def table_1() -> tuple[np.ndarray, np.ndarray]:
 
 
 def simulate(gains: np.ndarray, errors: np.ndarray, tau: float = 0.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(mean, half-width, p of heterogeneity) of tables whose orders have these gains and errors of five folds."""
+    """(mean, half-width, p of heterogeneity) of tables whose orders have these gains and errors over five folds."""
     rng, k = np.random.default_rng(0), gains.size
     true = gains + tau * rng.standard_normal((TRIALS, k))
     folds = true[:, :, None] + FOLDS**0.5 * errors[:, None] * rng.standard_normal((TRIALS, k, FOLDS))

@@ -365,7 +365,7 @@ def figure_7b_units() -> Finding:
 
 
 def _lines_of_kinks() -> int:
-    """Of the lines x₁, x₂ = -1, 0, the number on which the printed function bends, at a point where no other does."""
+    """The number of lines, of x₁, x₂ = -1, 0, on which the printed function bends, at a point where no other does."""
     step = torch.tensor([[-0.1], [0.0], [0.1]], dtype=torch.float64)
     bends = 0
     for coordinate in (0, 1):
