@@ -1,7 +1,7 @@
 """Goals: a `dvc repro` with nothing to do takes at most 2 s; a stage costs at most 0.3 s besides its own command.
 
 The graph of this clone in a separate folder, with an empty file or folder for every output, which `dvc commit` accepts
-as it is. Times are processor time of `dvc` and everything that it starts; the cost of a stage is what each fetching
+as it is.  Times are processor time of `dvc` and everything that it starts; the cost of a stage is what each fetching
 stage adds when they are forced to run.
 Run: python -m benchmarks pipeline
 """

@@ -1,4 +1,5 @@
-"""Random faults in a finished project: each is named, healed by `dvc repro`, or harmless, and no number changes.
+"""Random faults in a finished project: each is named, healed by `dvc repro`, or harmless, and no number changes
+silently.
 
 A fault flips a bit, cuts a file, swaps two files or changes a digit, anywhere: code, parameters, data, run store, DVC's
 cache, results, evidence, database.  Afterwards `claimcheck verify` and `dvc repro` run.  A number may then differ from

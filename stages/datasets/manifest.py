@@ -36,7 +36,7 @@ class Manifest:
     """The raw files of a data set, or the statement that it is a stand-in and has none.
 
     It doesn't record when or from where they came, so the same bytes give the same manifest everywhere.  `source` says
-    whose digests they match: `mirror` where some file is known only by a mirror's word. `inexact_test_rows` are the
+    whose digests they match: `mirror` where some file is known only by a mirror's word.  `inexact_test_rows` are the
     positions of test images that are not the official ones.
     """
 

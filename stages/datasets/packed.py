@@ -74,7 +74,7 @@ class PackedInfo:
 
     `digest` covers the values and the class names but not the file format.  `source` says whose digests the raw bytes
     match: `official`, or `mirror` where a file is known only by a mirror's word.  `test_rows` are the official
-    positions of the test images kept (None: all of them); `excluded_test_images` counts the rest. `shared_test_images`
+    positions of the test images kept (None: all of them); `excluded_test_images` counts the rest.  `shared_test_images`
     are also in the training set, pixel by pixel.  `mean` and `std` per channel, in [0, 1], are those of all training
     pixels and nothing else.  `split_note` says how a split of our own was made.
 

@@ -9,8 +9,8 @@
 The fast forms use ‖x - t‖²_M = x·M x + t·M t - 2 x·M t.  M is WᵀW where W is given (`metric_factor`), or any matrix
 (`metric`), as in the authors' code: without symmetry it is not a quadratic form of x - t, and may be negative.
 Distances are computed in float32 at least, with or without autocast; W x before them is a linear layer's product, and
-Gaussian attention computes it in the dtype of its queries.  N queries or samples, T keys or centres, E their width, F
-width of values.
+Gaussian attention computes it in the dtype of its queries.  N queries or samples, T keys or centres, E their width,
+F width of values.
 """
 
 from __future__ import annotations

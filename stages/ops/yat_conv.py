@@ -4,7 +4,7 @@
 
 for every kernel K of an output channel and patch I_{i,j}.  The functions here also have the scale and bias of the dense
 layer, s (⟨K, I⟩ + b)², which are not printed: s = 1 and b = 0 give equation 5.  Padding with zeros adds nothing to ⟨K,
-I⟩ and ‖I‖², while ‖K‖² keeps the whole kernel: the patch is the padded one. B samples, C input channels, N output
+I⟩ and ‖I‖², while ‖K‖² keeps the whole kernel: the patch is the padded one.  B samples, C input channels, N output
 channels, G groups, H x W pixels.
 """
 

@@ -4,7 +4,7 @@
     y_i = Σ_j softmax(z_i)_j v_j
 
 The forward pass computes the softmax with the greatest score so far; the backward pass recomputes the weights from the
-scores, that greatest one and the sum of exponentials, once per block of queries and once per block of keys. Products of
+scores, that greatest one and the sum of exponentials, once in the queries' kernel and once in the keys'.  Products of
 half types run on tensor cores and are added in float32, those of float32 are exact; the rest is float32.  A NaN stays a
 NaN.
 

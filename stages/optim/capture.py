@@ -1,5 +1,4 @@
-"""Captures the data that a Fisher-based optimiser needs from Linear layers: their inputs a and the gradients g of their
-outputs.
+"""The data that a Fisher-based optimiser needs from Linear layers: their inputs a and the gradients g of outputs.
 
 B samples, T uses of the layer per sample (tokens), I inputs (and one more, a constant 1, if the layer has a bias),
 O outputs.  The loss is the mean over B samples, so its gradient times B is that of a sample's own loss.

@@ -1,8 +1,8 @@
-"""The fast path of `mlp` for several runs: networks of one architecture computed as one, found by name
-(`stages.stacking`).
+"""The fast path of `mlp` for several runs: networks of one architecture in one, found by name (`stages.stacking`).
 
 Every tensor has a leading dimension of M networks here, and in maps a unit's samples lie side by side, over which
-BatchNorm takes its means. M networks, B batch, F input features, U units, I inputs of a layer.
+BatchNorm takes its means.
+M networks, B batch, F input features, U units, I inputs of a layer.
 """
 
 from __future__ import annotations

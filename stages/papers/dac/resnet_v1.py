@@ -7,8 +7,8 @@
 
 In a converted network the shortcut carries sums before any activation.  A ReLU stays before the pooling, with
 the shift of the BN before it as its bias: separate biases for each class would need as many activated maps as there are
-classes.  MBA has its copies there, too, and the output layer reads all of them.  The stem takes the image as it is. B
-batch, C channels, S image size, K classes.
+classes.  MBA has its copies there, too, and the output layer reads all of them.  The stem takes the image as it is.
+B batch, C channels, S image size, K classes.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     Z(Y) = CONV(LayerNorm(Y)) + Y          (7)
 
 CONV is the locality feed-forward of LocalViT's authors with h-swish and without squeeze-and-excitation.  Theirs adds
-its own residual and has no LayerNorm before it; equation 7 has both outside, so there is no inner residual here. B
-batch, C channels, S image size, N tokens, G = √N grid size, D token dimension, K classes.
+its own residual and has no LayerNorm before it; equation 7 has both outside, so there is no inner residual here.
+B batch, C channels, S image size, N tokens, G = √N grid size, D token dimension, K classes.
 """
 
 from __future__ import annotations
