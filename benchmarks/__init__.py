@@ -1,1 +1,1 @@
-"""Speed: one file a claim, both sides in one run."""
+"""Speed: one file per claim, both sides in one run."""

@@ -1,8 +1,9 @@
-"""`python -m benchmarks [name …]`: every benchmark, or those named, as one table; without names also into docs.
+"""`python -m benchmarks [name …]`: runs every benchmark, or those named, as one table; without names also writes it to
+docs.
 
-Each `bench_<name>.py` has `measure()`, which gives the lines of its claim, in a process of its own: none inherits
-another's memory, threads or replaced operators.  The table goes to docs/performance.md, where each kind of machine
-has one.
+Each `bench_<name>.py` has `measure()`, which returns the lines of its claim and runs in a separate process: none
+inherits another's memory, threads or replaced operators.  The table goes to docs/performance.md, which has one per kind
+of machine.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ def main(names: list[str]) -> int:
     if unknown := [name for name in names if name not in known]:
         print(f"benchmarks: no benchmark {unknown[0]!r}; known: {', '.join(known)}", file=sys.stderr)
         return 2
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as for a training: threads that wait use no processor time
-    prepare()  # for what kind of machine this is
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in a training: waiting threads use no processor time
+    prepare()  # the kind of machine this is for
     kind, versions = machine(torch.device("cpu"))
     when = f"{datetime.date.today()}, {versions}."
     earlier = PAGE.read_text() if PAGE.is_file() else ""
@@ -43,14 +44,14 @@ def main(names: list[str]) -> int:
         print(f"{name} …", file=sys.stderr, flush=True)
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), prepare) as process:
             lines += process.submit(import_module(f"benchmarks.bench_{name}").measure).result()
-        if not names:  # after each, so that an end on the way leaves what was measured
+        if not names:  # after each, so that an early end keeps the measured ones
             PAGE.write_text(page(earlier, kind, f"{when}\n\n{table(lines)}"))
     print(f"{kind}, {when}\n\n{table(lines)}", end="")
     return 0
 
 
 def page(earlier: str, kind: str, text: str) -> str:
-    """The page with this section in the place of the one that the same kind of machine had."""
+    """The page with this section in place of the previous one for the same kind of machine."""
     _, *others = earlier.split("\n## ")
     kept = [f"\n## {other.rstrip()}\n" for other in others if not other.startswith(f"{kind}\n")]
     return "".join([INTRODUCTION, f"\n## {kind}\n\n{text}", *kept])

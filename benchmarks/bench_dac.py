@@ -26,7 +26,7 @@ Operator = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def grouped(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Each output channel a group of its own over all inputs, activated for it: the expansion in memory."""
+    """Each output channel as its own group over all inputs, activated for it: the expansion in memory."""
     out, inputs = bias.shape
     activated = (bias[:, :, None, None] + x.unsqueeze(1)).relu().reshape(len(x), out * inputs, *x.shape[2:])
     return F.conv2d(activated, weight, padding=1, groups=out)
@@ -51,7 +51,7 @@ def dense_ordinary(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def lines(
     what: str, leaves: list[Tensor], operators: Mapping[str, tuple[Operator, float, bool]], own: Operator
 ) -> list[Line]:
-    """A line a peer: `{name: (operator, goal, at most)}`; leaves are x, weight and bias."""
+    """One line per peer: `{name: (operator, goal, at most)}`; leaves are x, weight and bias."""
 
     def step(operator: Operator) -> Callable[[], None]:
         def run() -> None:
@@ -91,11 +91,11 @@ def dense_leaves() -> list[Tensor]:
 
 
 def added_bytes(name: str) -> int:
-    """What one step adds to the largest size of this process, which has to be a fresh one."""
+    """Bytes that one step adds to the peak size of this process, which has to be a fresh one."""
     operator: Operator = {"grouped": grouped, "ours": ours, "dense_sum": dense_sum, "dac_linear": dac_linear}[name]
     leaves = dense_leaves() if name in ("dense_sum", "dac_linear") else conv_leaves(MEMORY_BATCH, 16, 32)
     small = [leaf[:2].detach().requires_grad_() if place == 0 else leaf for place, leaf in enumerate(leaves)]
-    operator(*small).sum().backward()  # loads what a first call loads
+    operator(*small).sum().backward()  # loads everything that a first call loads
     cpu = torch.device("cpu")
     reset_peak_memory(cpu)
     before = peak_memory_bytes(cpu)
@@ -104,7 +104,7 @@ def added_bytes(name: str) -> int:
 
 
 def memory(what: str, own: str, peer: str, goal: float) -> Line:
-    """A process each, so that what one freed doesn't serve the other."""
+    """One process per measurement, so that memory freed by one doesn't serve the other."""
     script = "import sys; from benchmarks.bench_dac import added_bytes; print(added_bytes(sys.argv[1]))"
     sizes = [int(subprocess.check_output([sys.executable, "-c", script, name])) for name in (own, peer)]
     shown = [f"{size / 2**20:.0f} MiB" for size in sizes]

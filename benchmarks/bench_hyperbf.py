@@ -2,9 +2,9 @@
 whole model at least 0.85 times as fast as the ViT's, and 1.5 times as fast as with `torch.cdist` in both units.
 
 Attention has 64 tokens in heads of 64.  The models have the width of 256 in 4 blocks, 4 heads, 64 tokens; both
-feed-forwards are 512 wide.  A step is forward, backward and Adam, in float32, and beside `torch.cdist` in bfloat16,
-too, where the processor multiplies in it, of 64 images: the protocol has 256, and with few of them what a step costs
-whatever their number weighs more than it does there (Adam, W in the projections).
+feed-forwards are 512 wide.  A step is forward, backward and Adam on 64 images, in float32, and beside `torch.cdist`
+also in bfloat16 if the processor multiplies in it.  The protocol has 256 images; with fewer, the fixed costs of a step
+(Adam, W in the projections) weigh more than they do there.
 Run: python -m benchmarks hyperbf
 """
 

@@ -1,4 +1,4 @@
-"""Goal: at most 5 % of a training's time goes into anything but forward, backward and optimiser step.
+"""Goal: at most 5 % of a training's time goes into anything other than forward, backward and optimiser step.
 
 Peer: the bare three on one fixed batch.  Ours: `fit` with augmentation, loss sums, progress and state, per step.
 Run: python -m benchmarks loop
@@ -51,7 +51,7 @@ def protocol_for(batch_size: int, steps: int, *, precision: str = "float32", com
 
 
 def random_images(count: int, device: torch.device) -> LabelledImages:
-    """CIFAR-shaped noise: time doesn't depend on what is in the images."""
+    """CIFAR-shaped noise: time doesn't depend on the content of the images."""
     images = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, device=device)
     return LabelledImages(images, torch.randint(0, 100, (count,), device=device))
 
@@ -61,7 +61,7 @@ def measure() -> list[Line]:
 
 
 def beside_the_bare_loop(name: str, batch_size: int = 16, steps: int = 3) -> Line:
-    """An arm's training against its bare forward, backward and step."""
+    """Time an arm's training against its bare forward, backward and step."""
     data = random_images(batch_size * steps, torch.device("cpu"))
     protocol = protocol_for(batch_size, steps)
     task = with_fast_batches(ImageClassification(data, protocol))

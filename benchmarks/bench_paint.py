@@ -30,7 +30,7 @@ PAINT = "() => performance.getEntriesByName('first-contentful-paint')[0]?.startT
 
 
 def first_paint_seconds(browser: Browser, address: str) -> float:
-    """Of one visit by someone who was never here."""
+    """Seconds to first paint for one visit by a first-time visitor."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     try:
         page = context.new_page()

@@ -1,8 +1,8 @@
 """Goals: a `dvc repro` with nothing to do takes at most 2 s; a stage costs at most 0.3 s besides its own command.
 
-The graph of this clone in a folder of its own, with an empty file or folder for every output, which `dvc commit` takes
-as it is.  Processor time of `dvc` and all that it starts; a stage is what each
-of those that fetch adds when they are forced to run.
+The graph of this clone in a separate folder, with an empty file or folder for every output, which `dvc commit` accepts
+as it is.  Times are processor time of `dvc` and everything that it starts; the cost of a stage is what each fetching
+stage adds when they are forced to run.
 Run: python -m benchmarks pipeline
 """
 
@@ -24,7 +24,7 @@ DVC = [sys.executable, "-m", "dvc"]
 
 
 def make_checkout(folder: Path) -> None:
-    """Code, params and graph under git and DVC, every output there and recorded."""
+    """Make a checkout with code, params and graph under git and DVC, every output present and recorded."""
     for name in ("stages", "params", "data/evidence", "data/models"):
         shutil.copytree(name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("params.yaml", "dvc.yaml", ".dvcignore", ".gitignore", "data/claims.csv"):
@@ -38,7 +38,7 @@ def make_checkout(folder: Path) -> None:
         items = index[stage["foreach"].strip("${}")] if "foreach" in stage else {"": {}}
         body = stage.get("do", stage)
         for key, item in items.items():
-            # A file that a stage depends on lies in the folder that another one writes.
+            # A file that one stage depends on lies in the folder that another stage writes.
             for entry in [*body["outs"], *body.get("metrics", []), *body.get("plots", []), *body["deps"]]:
                 name = entry if isinstance(entry, str) else next(iter(entry))
                 path = folder / name.replace("${key}", key).replace("${item.dataset}", item.get("dataset", ""))
@@ -52,7 +52,7 @@ def make_checkout(folder: Path) -> None:
 
 
 def run(folder: Path, *command: str) -> float:
-    """Processor seconds of a command and of what it waited for."""
+    """Processor seconds of a command and of the processes that it waited for."""
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -68,7 +68,7 @@ def measure() -> list[Line]:
         datasets = yaml.safe_load((folder / "params.yaml").read_text())["datasets"]
         targets = [f"fetch@{dataset}" for dataset in datasets]
         idle = statistics.median(run(folder, *DVC, "repro", "-q") for _ in range(3))
-        # Last, as these write what the stages really give.
+        # Last, as these write the real outputs of the stages.
         force = [*DVC, "repro", "-q", "-f", "-s"]
         each = (run(folder, *force, *targets) - run(folder, *force, targets[0])) / (len(targets) - 1)
         command = statistics.median(run(folder, sys.executable, "-m", "stages.fetch", "mnist") for _ in range(3))

@@ -1,7 +1,7 @@
 """Goal: `record` builds the database from 40 times the published evidence, 6,760 results, within 10 s.
 
-Each published line stands 40 times, with seeds, replicates and run keys of its own; all are read, checked and judged.
-Processor time of this process, which does all of it.  There is no peer.
+Each published line appears 40 times, with its own seeds, replicates and run keys; all are read, checked and judged.
+Time is processor time of this process, which does all of it.  There is no peer.
 Run: python -m benchmarks recording
 """
 
@@ -26,7 +26,7 @@ APART = 100
 
 
 def write_root(folder: Path) -> None:
-    """What `record` reads, below `folder`."""
+    """Write the files that `record` reads below `folder`."""
     for name in ("params", "data/models"):
         shutil.copytree(name, folder / name)
     for name in ("params.yaml", "data/claims.csv", "data/claims-history.jsonl"):

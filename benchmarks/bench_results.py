@@ -2,7 +2,7 @@
 
 The application answers in this process, on a made-up database (`benchmarks.many_runs`); a time is processor time of
 request, answer and client together.  A comparison is computed once for each content of the database: its first answer
-stands beside.  There is no peer.
+is listed separately.  There is no peer.
 Run: python -m benchmarks results
 """
 
@@ -48,7 +48,7 @@ def measure() -> list[Line]:
         count = build(Path(folder) / "results.db")
         client = TestClient(create_app(Settings(root=Path(folder), database="results.db")), base_url="http://127.0.0.1")
         gc.collect()
-        gc.freeze()  # as the service does once it is up: here other benchmarks have left much to look through
+        gc.freeze()  # as the service does once it is up: here other benchmarks have left many objects to scan
         seconds_of(client, "/api/v1/papers")
         first = {path: seconds_of(client, path) for path in ADDRESSES}
         found = {path: statistics.median(seconds_of(client, path) for _ in range(REPEATS)) for path in ADDRESSES}

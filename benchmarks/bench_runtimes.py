@@ -2,8 +2,8 @@
 should take it (docs/decisions/0014-eager-answers.md).
 
 Four ways to run a network answer the same images in turn, one and eight at a time, each with a free batch size and on
-one thread, as the service's passes on a CPU have.  Networks are those of the papers with fresh weights, which time
-doesn't depend on.  ONNX Runtime takes part where it is installed (`pip install onnxruntime onnxscript`), as it is no
+one thread, as the service's passes on a CPU have.  Networks are those of the papers with fresh weights, as time doesn't
+depend on them.  ONNX Runtime takes part where it is installed (`pip install onnxruntime onnxscript`), as it is no
 dependency of ours; the other two need a C++ compiler.  Run: python -m benchmarks runtimes
 """
 
@@ -33,7 +33,7 @@ Runtime = Callable[[Tensor], Tensor]
 
 
 class Answering(nn.Module):
-    """A network and what makes probabilities of its logits."""
+    """A network and the function that turns its logits into probabilities."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ OTHERS = {"torch.compile": compiled, "AOTInductor": ahead_of_time, "ONNX Runtime
 
 
 def ready(name: str, network: Answering, images: Mapping[int, Tensor]) -> Runtime | None:
-    """This runtime with its first answers given, or None where it can't take the network, or answers otherwise."""
+    """This runtime after its first answers, or None if it can't run the network, or answers differently."""
     before = time.perf_counter()
     try:
         runtime = OTHERS[name](network, images[max(BATCHES)][:2])
@@ -108,7 +108,7 @@ def ready(name: str, network: Answering, images: Mapping[int, Tensor]) -> Runtim
 
 
 def medians(runtimes: Mapping[str, Runtime], images: Tensor, repeats: int) -> dict[str, float]:
-    """Processor seconds of a pass: each in turn, one round uncounted."""
+    """Median processor seconds of a pass: each in turn, after one uncounted round."""
     seconds: dict[str, list[float]] = {name: [] for name in runtimes}
     for _ in range(repeats + 1):
         for name, runtime in runtimes.items():
@@ -121,7 +121,7 @@ def medians(runtimes: Mapping[str, Runtime], images: Tensor, repeats: int) -> di
 def measure_network(
     name: str, network: Answering, shape: tuple[int, ...], others: list[str]
 ) -> dict[int, dict[str, float]]:
-    """By batch size: how many times faster than eager each runtime is that can take the network."""
+    """By batch size: how many times faster than eager each runtime is that can run the network."""
     print(f"  {name}")
     images = {size: torch.randn(size, *shape, generator=torch.Generator().manual_seed(0)) for size in BATCHES}
     runtimes: dict[str, Runtime] = {"eager": network}
@@ -149,7 +149,7 @@ def measure_all() -> list[Line]:
     ratios = {name: measure_network(name, *network, others) for name, network in networks().items()}
     lines = []
     for size in BATCHES:
-        # what a runtime can't take stays eager, so it gains nothing there
+        # a network that a runtime can't run stays eager, so it gains nothing there
         typical = {
             other: statistics.median(found[size].get(other, 1.0) for found in ratios.values()) for other in others
         }

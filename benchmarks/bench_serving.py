@@ -1,8 +1,8 @@
-"""Goals: at 32 connections at least 0.7 of what decoding and model reach without a server, and at least 1.3 times
-LitServe; at one connection at most 2 ms more than decoding and model.
+"""Goals: at 32 connections at least 0.7 of the rate that decoding and model reach without a server, and at least 1.3
+times LitServe; at one connection at most 2 ms more than decoding and model.
 
 A released MNIST model answers PNG uploads over kept-alive connections.  Model alone and peers take turns with the
-service, round by round, all on the same cores with the one thread that asks.  LitServe takes part where it is installed
+service, round by round, all on the same cores with the single client thread.  LitServe takes part where it is installed
 (`pip install litserve`), as it is no dependency of ours: as its documentation starts it, and as it is fastest here.
 Run: python -m benchmarks serving
 """
@@ -47,7 +47,7 @@ CONTENT_TYPE = f"multipart/form-data; boundary={BOUNDARY}"
 
 @dataclass(frozen=True)
 class Load:
-    """What clients saw: answers a second, and seconds of each answer; what the server's processes worked for one."""
+    """Measured by clients: answers per second, and seconds per answer; by the server: processor time per answer."""
 
     per_second: float
     seconds: Sequence[float]
@@ -58,7 +58,7 @@ class Load:
 
 
 def pngs(count: int) -> list[bytes]:
-    """MNIST-shaped noise: time doesn't depend on what is in the images."""
+    """MNIST-shaped noise: time doesn't depend on the content of the images."""
     pixels = np.random.default_rng(0).integers(0, 256, (count, 28, 28), dtype=np.uint8)
     buffers = [io.BytesIO() for _ in pixels]
     for image, buffer in zip(pixels, buffers, strict=True):
@@ -80,7 +80,7 @@ def free_port() -> int:
 
 @contextmanager
 def server(command: Sequence[str], port: int, ready: str, **environment: str) -> Iterator[int]:
-    """Its process id, once it is ready."""
+    """Yields the server's process id once it is ready."""
     process = subprocess.Popen(
         command,
         env={**os.environ, **environment},
@@ -109,18 +109,18 @@ def server(command: Sequence[str], port: int, ready: str, **environment: str) ->
             os.killpg(process.pid, signal.SIGCONT)
         process.terminate()
         process.wait(60)
-        with suppress(ProcessLookupError):  # LitServe's processes outlive it, and poll
+        with suppress(ProcessLookupError):  # LitServe's processes outlive it, and keep polling
             os.killpg(process.pid, signal.SIGKILL)
 
 
 def processor_seconds(pid: int) -> float:
-    """Of a process and those that it has started, so far."""
+    """Processor seconds so far of a process and those that it started."""
     server = psutil.Process(pid)
     return sum(sum(member.cpu_times()[:2]) for member in (server, *server.children(recursive=True)))
 
 
 class Asker:
-    """One kept-alive connection that asks again as soon as it is answered."""
+    """One kept-alive connection that sends the next request as soon as it is answered."""
 
     def __init__(self, port: int, requests: Sequence[bytes], first: int) -> None:
         self.requests, self.number, self.answer, self.asked = requests, first, b"", 0.0
@@ -133,7 +133,7 @@ class Asker:
         self.number += 1
 
     def is_answered(self) -> bool:
-        """Read what has come."""
+        """Read the bytes that have arrived."""
         received = self.socket.recv(1 << 16)
         assert received, "the server closed the connection"
         self.answer += received
@@ -147,7 +147,7 @@ class Asker:
 
 
 def load(pid: int, port: int, path: str, bodies: Sequence[bytes], connections: int, seconds: float) -> Load:
-    """Ask over so many connections at once, each waiting for its answer before it asks again.
+    """Send requests over this many connections at once, each waiting for its answer before the next request.
 
     One thread and ready-made requests: clients share the server's cores, so they should take little of them.
     """
@@ -177,7 +177,7 @@ def load(pid: int, port: int, path: str, bodies: Sequence[bytes], connections: i
 
 
 def raw(predictor: Predictor, images: Sequence[bytes], batch: int, seconds: float, threads: int) -> float:
-    """Images a second that are decoded and answered, one batch after the other, without a server."""
+    """Images per second that are decoded and answered, batch after batch, without a server."""
     torch.set_num_threads(threads)
     done, started = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - started) < seconds:
@@ -202,7 +202,7 @@ for line in sys.stdin:
 
 
 class AloneTogether:
-    """Decoding and model in as many processes of one thread as there are cores: what these cores give at best."""
+    """Decoding and model in as many single-threaded processes as there are cores: the best these cores can give."""
 
     def __init__(self) -> None:
         cores = cores_here()
@@ -232,7 +232,7 @@ class AloneTogether:
 
 @dataclass(frozen=True)
 class Side:
-    """A server under load; it is stopped while another one is measured, as an idle one may poll."""
+    """A server under load; it is stopped while another one is measured, as an idle server may poll."""
 
     name: str
     pid: int
@@ -249,7 +249,7 @@ class Side:
         os.killpg(self.pid, signal.SIGSTOP)
 
     def middle(self, connections: int) -> Load:
-        """The median over rounds of each number; the times of all."""
+        """The median over rounds of each number; the times of all rounds."""
         loads = self.found[connections]
         return Load(
             statistics.median(seen.per_second for seen in loads),

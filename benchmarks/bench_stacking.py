@@ -1,8 +1,8 @@
-"""Goals for SGEMM's networks on a CPU, in steps of one network a second: 16 stacked and compiled at least 2.2 times the
-same networks one after the other at 25 units, 1.3 times at 50, and what is stacked never slower.
+"""Goals for SGEMM's networks on a CPU, in steps of one network per second: 16 stacked and compiled at least 2.2 times
+the same networks one after the other at 25 units, 1.3 times at 50, and a stack is never slower.
 
-Batches of 1,024 rows, Adam, one thread, as a slot a core trains.  Compiling is not in the rate; the line says what it
-takes, into an empty cache and out of a full one, and `stages.stacking.grouping` when it pays.
+Batches of 1,024 rows, Adam, one thread, as with one slot per core.  Compiling is not in the rate; the line gives its
+time, into an empty cache and out of a full one, and `stages.stacking.grouping` decides when it pays.
 Run: python -m benchmarks stacking
 """
 
@@ -94,7 +94,7 @@ def beside_one_after_the_other(case: Case) -> Line:
 
 
 def beside_denormals() -> Line:
-    """Forward and backward with a quarter of the weights where Adam's L2 term leaves those of units that are dead."""
+    """Forward and backward with a quarter of the weights as small as Adam's L2 term leaves those of dead units."""
     torch.manual_seed(0)
     stack = Stack([MLP(in_features=COLUMNS, depth=8, width=25) for _ in range(5)])
     with torch.no_grad():
@@ -122,7 +122,7 @@ def beside_denormals() -> Line:
 
 @dataclass(frozen=True)
 class Rate:
-    """Steps in a second of processor time, and the seconds by the clock until the first step was over."""
+    """Steps per second of processor time, and the wall-clock seconds until the first step was over."""
 
     steps_per_second: float
     first_step: float

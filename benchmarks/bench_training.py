@@ -1,4 +1,4 @@
-"""Goals on a CPU, in images a second of a whole training, against the same model eager in float32 on one fixed batch,
+"""Goals on a CPU, in images per second of a whole training, against the same model eager in float32 on one fixed batch,
 without our C++: ViT 2.0 times, Mixer and NiNformer 3.2, HyperBF 2.0, ResNet20 1.6.
 
 They are for a processor with matrix units for bfloat16.  Ours is `fit` with augmentation and all, in float32 (as
@@ -28,7 +28,7 @@ from stages.training.loop import fit
 from stages.training.optimizer import build_optimizer
 
 BATCH, STEPS, REPEATS = 32, 4, 3
-# Goals of networks as their papers ran them on CIFAR-100.
+# Goals for networks as their papers ran them on CIFAR-100.
 GOALS = {
     "ninformer-cifar100.vit": 2.0,
     "ninformer-cifar100.mlp-mixer": 3.2,
@@ -77,7 +77,7 @@ def beside_the_plain_model(name: str) -> Line:
 
 
 def against_eager(name: str, protocol: Protocol) -> tuple[Comparison, float]:
-    """Both in turn, and the seconds by the clock that our first step took."""
+    """Time both in turn; also returns the wall-clock seconds of our first step."""
     torch.compiler.reset()
     if protocol.precision == "bfloat16":
         use_fast_bfloat16()  # leaves the peer's float32 as it is

@@ -22,7 +22,7 @@ EPSILON = 0.01
 
 
 def draw(*shape: int) -> Tensor:
-    """Leaves of a layer: small, as behind a norm and an initialisation."""
+    """Leaves of a layer: small, as after a norm and an initialisation."""
     return (0.1 * torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))).requires_grad_()
 
 

@@ -1,4 +1,4 @@
-"""What a GPU must show for DAC's convolution and Yat attention: values and gradients, time and memory beside the plain.
+"""Checks of DAC's convolution and Yat attention on a GPU: values and gradients, time and memory against the plain form.
 
 Goals, forward and backward: DAC at batch 128 at most 4 times ReLU and convolution at 16 channels of 32 x 32, 8 times at
 64 of 8 x 8, and 1.3 times its memory; Yat attention at GPT-2's sizes at most 1.2 times PyTorch's plain one.  Part of
@@ -35,12 +35,12 @@ def value_and_gradients(operator: Operator, tensors: list[Tensor]) -> list[Tenso
 
 
 def masked_yat_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The plain form: a mask is none of the fast paths' business."""
+    """The plain form, since no fast path handles a mask."""
     return yat_attention(q, k, v, torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril())
 
 
 def correctness(device: torch.device) -> Iterator[dict[str, Any]]:
-    """Largest error against float64 on the CPU, relative to the largest value, of the result and each gradient."""
+    """Largest error against float64 on the CPU, relative to the largest value, for the result and each gradient."""
     for dtype, allowed in ERRORS.items():
         cases: list[tuple[str, Sequence[tuple[int, ...]], Operator, Operator]] = [
             (
@@ -70,7 +70,7 @@ def correctness(device: torch.device) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Race:
-    """Our operator beside the plain one on the same leaves, in bfloat16; goals are multiples of the plain one's."""
+    """Our operator and the plain one on the same leaves, in bfloat16; goals are multiples of the plain one's cost."""
 
     name: str
     shapes: Sequence[tuple[int, ...]]
@@ -114,7 +114,7 @@ def speed(device: torch.device, *, batch: int = 128, tokens: int = 1024, repeats
 
 
 def step(operator: Operator, tensors: list[Tensor]) -> Callable[[], None]:
-    """Forward and backward."""
+    """One forward and backward pass."""
 
     def run() -> None:
         for tensor in tensors:

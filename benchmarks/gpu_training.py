@@ -1,8 +1,8 @@
-"""What a GPU must show for whole training steps: eager, compiled, and compiled into CUDA graphs.
+"""Checks of whole training steps on a GPU: eager, compiled, and compiled into CUDA graphs.
 
-Goals on an H100, bfloat16: ResNet20 at most 1.2 ms a step of 128 images, its DAC version 4 ms; a hundred epochs of the
-ViT on CIFAR within 90 s; GPT-2 small at 40 % of the tensor cores' peak; SGEMM's networks stacked at least 15 times as
-fast as one after the other, 64 of them by the step and the five seeds of one as runs train them.  Part of
+Goals on an H100, bfloat16: ResNet20 at most 1.2 ms per step of 128 images, its DAC version 4 ms; a hundred epochs of
+the ViT on CIFAR within 90 s; GPT-2 small at 40 % of the tensor cores' peak; SGEMM's networks stacked at least 15 times
+as fast as one after the other, 64 of them measured per step, and the five seeds of one as runs train them.  Part of
 `benchmarks.gpu_check`.
 """
 
@@ -29,8 +29,8 @@ from stages.stacking.loop import fit_stack
 from stages.training.loop import Outcome, fit, seeded_model
 from stages.training.tables import Regression, TableRows
 
-PEAK = 989e12  # bfloat16 products on an H100, of its data sheet
-# Of a token, forward and backward: 6 for each weight of a product, and causal attention's halves of T x T.
+PEAK = 989e12  # bfloat16 products on an H100, from its data sheet
+# Per token, forward and backward: 6 for each weight of a product, and causal attention's halves of T x T.
 GPT2_FLOPS = 6 * (12 * 12 * 768**2 + 768 * 50257 + 12 * 1024 * 768)
 WAYS: dict[str, Callable[[nn.Module], Any]] = {
     "eager": lambda model: model,
@@ -43,7 +43,7 @@ Step = Callable[[], object]
 def training_steps(
     device: torch.device, *, batch: int = 128, texts: int = 16, repeats: int = 20
 ) -> Iterator[dict[str, Any]]:
-    """Milliseconds of a step of each network in each way."""
+    """Milliseconds per step of each network in each way."""
     image = {"image_size": 32, "in_channels": 3, "num_classes": 100, "depth": 20, "width": 16}
     text = {"vocabulary_size": 50257, "context": 1024, "width": 768, "depth": 12, "num_heads": 12, "dropout": 0.0}
     pictures = torch.randn(batch, 3, 32, 32), torch.randint(0, 100, (batch,))
@@ -76,9 +76,9 @@ def training_steps(
 
 
 def attempt(line: dict[str, Any], measured: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """`line` with what was measured; a compiler that fails on this device is a finding, eager PyTorch has to work.
+    """`line` with the measurement; a compiler that fails on this device is a finding, but eager PyTorch has to work.
 
-    Unless `line` says already what is to be thought of a failure (`ok`).
+    Unless `line` already says how to judge a failure (`ok`).
     """
     try:
         return line | measured()
@@ -89,7 +89,7 @@ def attempt(line: dict[str, Any], measured: Callable[[], dict[str, Any]]) -> dic
 
 
 def whole_step(model: nn.Module, way: str, inputs: Tensor, targets: Tensor, device: torch.device) -> Step:
-    """Forward, loss, backward and update."""
+    """One forward pass, loss, backward pass and update."""
     model = model.to(device)
     inputs, targets = inputs.to(device), targets.to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
@@ -106,7 +106,7 @@ def whole_step(model: nn.Module, way: str, inputs: Tensor, targets: Tensor, devi
 
 
 def stacks(device: torch.device, *, count: int = 64, repeats: int = 20) -> Iterator[dict[str, Any]]:
-    """Steps of one network a second, of SGEMM's: one alone, and `count` as a stack in each way."""
+    """Steps of one network per second, for SGEMM's: one by itself, and `count` as a stack in each way."""
     features, targets = torch.randn(1024, 14, device=device), torch.randn(1024, device=device)
     for width in (25, 100):
         networks = [MLP(in_features=14, depth=6, width=width).to(device) for _ in range(count)]
@@ -126,7 +126,7 @@ def stacks(device: torch.device, *, count: int = 64, repeats: int = 20) -> Itera
 
 
 def trained_stacks(device: torch.device, *, count: int = 5, rows: int = 50_000) -> Iterator[dict[str, Any]]:
-    """As a run trains: `fit_stack` against the CPU's, whose losses it must follow, and against `fit` on the device."""
+    """Trained as in a run: `fit_stack` against the CPU's, whose losses it must follow, and against `fit` on the GPU."""
     protocol = Protocol(
         optimizer=OptimizerSpec(name="adam", lr=0.001, weight_decay=0.00002, decay="kernels"),
         batch_size=1024,
@@ -164,7 +164,7 @@ def trained_stacks(device: torch.device, *, count: int = 5, rows: int = 50_000) 
     graphs = "compiled into graphs"
     for kind in (MLP, DACMLP):
         alone = fit(networks(kind, device, 0)[0], task(device), protocol, replicates[0]).epoch_seconds[-1]
-        # Where most have diverged, the rest are compiled anew.
+        # Once most have diverged, the rest are compiled anew.
         for broken, ways in ((0, ("eager", graphs)), (count // 2 + 1, (graphs,))):
             wanted = _losses(stacked(kind, torch.device("cpu"), broken, is_compiled=False))
             for way in ways:
@@ -204,7 +204,7 @@ def stacked_step(networks: list[MLP], way: str, features: Tensor, targets: Tenso
 
 
 def median_seconds(step: Step, device: torch.device, repeats: int) -> float:
-    """After three steps that compile, record graphs and warm up."""
+    """Median after three steps that compile, record graphs and warm up."""
     times = []
     for index in range(repeats + 3):
         started = time.perf_counter()

@@ -1,7 +1,7 @@
 """A results database of the size that this project could grow to: real papers, arms and claims, made-up runs.
 
-Every arm of the index has replicates under the profile paper, `SELECTED_RUNS` in all, which are compared; each of them
-was also run in other environments and under other profiles, `TIMES` results in all.  Every result has curves.
+Every arm of the index has replicates under the profile `paper`, `SELECTED_RUNS` in all, which are compared; each was
+also run in other environments and under other profiles, `TIMES` results in all.  Every result has curves.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PROFILES = ("paper", "quick", "smoke")
 
 @dataclass(frozen=True)
 class Planned:
-    """Which run a result is of, and the how many-eth result of it."""
+    """The run that a result belongs to, and its number within that run."""
 
     id: int
     experiment: str
@@ -37,12 +37,12 @@ class Planned:
 
     @property
     def quality(self) -> float:
-        """A fraction that differs from result to result."""
+        """A fraction that varies between results."""
         return 0.5 + 0.4 * math.sin(self.id * 0.37)
 
 
 def build(place: Path, *, times: int = TIMES) -> int:
-    """Write the database to `place`; returns how many results it holds."""
+    """Write the database to `place`; returns its number of results."""
     record(Path(), str(place.resolve()), evidence_only=True)
     with sqlite3.connect(place) as connection:
         connection.execute("PRAGMA journal_mode = OFF")
@@ -139,7 +139,7 @@ def _epochs(item: Planned) -> Iterator[dict[str, object]]:
 
 
 def _arm_metrics(planned: Iterable[Planned]) -> Iterator[dict[str, object]]:
-    """Of the compared results of each arm."""
+    """Metrics of the compared results of each arm."""
     arms: dict[tuple[str, str], list[Planned]] = {}
     for item in planned:
         if item.time == 0:
@@ -181,7 +181,7 @@ def _checkpoint(item: Planned) -> dict[str, object]:
 
 
 def _verdict_runs(connection: sqlite3.Connection) -> list[dict[str, object]]:
-    """Behind each claim that is tested somewhere: ten compared results of an experiment."""
+    """The runs behind each claim that is tested somewhere: ten compared results of an experiment."""
     query = """
         SELECT claims.id, results.id, results.arm, results.replicate,
                row_number() OVER (PARTITION BY claims.id ORDER BY results.id) AS place

@@ -1,7 +1,7 @@
-"""Both sides of a comparison in one run: A B A B …, medians, the ratio pair by pair, and the line of the table.
+"""Times both sides of a comparison in one run: A B A B …, medians, the ratio pair by pair, and the line of the table.
 
-On a CPU a side's time is the processor time of the process, all its threads together: other work on the machine hardly
-touches it.  What uses other processes or waits is timed by the clock on the wall, and says so.
+On a CPU a side's time is the processor time of the process, all its threads together, which other work on the machine
+hardly affects.  Code that uses other processes or waits is timed by the wall clock, and says so.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A goal of the table: `value` has to be at least `goal`, or at most where `at_most`."""
+    """A goal of the table: `value` has to be at least `goal`, or at most if `at_most`."""
 
     what: str
     peer: str
@@ -59,7 +59,7 @@ HEADINGS = ("what", "goal", "peer", "ours", "measured", "met")
 
 
 def table(lines: Sequence[Line]) -> str:
-    """Markdown."""
+    """The table as Markdown."""
     rows = [HEADINGS, ("---",) * len(HEADINGS), *(line.cells() for line in lines)]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
@@ -80,7 +80,7 @@ def time_line(what: str, peer: str, result: Comparison, *, goal: float) -> Line:
 def training_step(
     model: nn.Module, optimizer: torch.optim.Optimizer, *, batch: int, classes: int, in_bfloat16: bool = False
 ) -> Callable[[], None]:
-    """A step on images of 32 × 32 in three channels: forward, cross-entropy, backward, update."""
+    """One step on images of 32 × 32 in three channels: forward, cross-entropy, backward, update."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(batch, 3, 32, 32, generator=generator)
     labels = torch.randint(0, classes, (batch,), generator=generator)
@@ -132,14 +132,14 @@ def _wait(device: torch.device | None) -> None:
 
 
 def has_bfloat16() -> bool:
-    """Whether Linux says that the processor multiplies in bfloat16; without it that is an emulation, and slower."""
+    """True if Linux reports that the processor multiplies in bfloat16; without it bfloat16 is emulated, and slower."""
     flags = Path("/proc/cpuinfo")
     return flags.is_file() and not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags.read_text().split())
 
 
 @contextmanager
 def pytorch_alone() -> Iterator[None]:
-    """Networks as a plain script has them: without our C++, which their operators take where they find it, and with
+    """Networks as in a plain script: without our C++, which their operators otherwise use if they find it, and with
     PyTorch's own matrix products.
     """
     absent = {"load_library": lambda source: None}
@@ -150,7 +150,7 @@ def pytorch_alone() -> Iterator[None]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """PyTorch has a single thread inside this block."""
+    """PyTorch uses a single thread inside this block."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -160,9 +160,10 @@ def one_thread() -> Iterator[None]:
 
 
 def prepare() -> None:
-    """A process as a training has it, for both sides: whose products, and keeping memory, is neither side's own.
+    """Set the process up as a training does, for both sides: the library for products and keeping memory belong to
+    neither side.
 
-    Not in `__main__`, where a process that is spawned doesn't find it.
+    Not in `__main__`, where a spawned process doesn't find it.
     """
     keep_freed_memory()
     products_native.use_fast_products()
@@ -173,7 +174,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def machine(device: torch.device) -> tuple[str, str]:
-    """Where the figures come from: what kind of machine, and versions."""
+    """Origin of the figures: the kind of machine, and versions."""
     facts = describe_environment(device)
     kind = f"{facts['device_name']}, {facts['threads']} threads, {facts['cpu_capability']}"
     if "float32_products" in facts:

@@ -22,9 +22,9 @@ from stages.device import device_for
 
 
 class DrainingServer(uvicorn.Server):
-    """On the first signal readiness says no while answers go on; `drain_seconds` later the server closes its doors.
+    """After the first signal, reports not ready but goes on answering; `drain_seconds` later the server shuts down.
 
-    Requests under way are finished then.  A second signal ends the wait.
+    Requests under way are still finished.  A second signal ends the wait.
     """
 
     def __init__(self, config: uvicorn.Config, readiness: Readiness, drain_seconds: float) -> None:
@@ -59,14 +59,14 @@ def main() -> None:
         sys.exit(f"service: CLAIMCHECK_DEVICE: {error}")
     if not arguments.openapi:
         load_ahead()
-    from service.app import create_app  # takes as long as torch, which is loaded meanwhile
+    from service.app import create_app  # takes as long as loading torch, which happens meanwhile
 
     app = create_app(settings)
     if arguments.openapi:
         print(json.dumps(app.openapi(), indent=1, ensure_ascii=False))
         return
     gc.collect()
-    gc.freeze()  # what is imported stays, and need not be looked through again and again
+    gc.freeze()  # imported objects stay, so the garbage collector need not scan them again and again
     config = uvicorn.Config(
         app,
         host=arguments.host,
@@ -74,7 +74,7 @@ def main() -> None:
         server_header=False,
         access_log=False,
         log_config=logs.configuration(),
-        http="h11",  # the other parser takes headers of any length, trailers as headers and requests without end
+        http="h11",  # the other parser accepts headers of any length, trailers as headers and any number of requests
         h11_max_incomplete_event_size=MAX_REQUEST_HEADER_BYTES,
         ws="none",
         timeout_graceful_shutdown=30,

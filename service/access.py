@@ -1,4 +1,4 @@
-"""Who may ask a model, and how often: API keys and a rate for each of them.
+"""Access to the models: API keys, and a rate limit for each of them.
 
 Keys are long random strings, so a plain sha256 of each is kept; it is compared in constant time with all of them.
 """
@@ -17,7 +17,7 @@ MAX_BUCKETS = 10_000
 
 
 class Refused(Exception):
-    """A request that may not ask: `status` 401 or 429, and the headers that say what would help."""
+    """A request that is refused: `status` 401 or 429, and the headers that say what would help."""
 
     def __init__(self, status: int, detail: str, headers: dict[str, str]) -> None:
         super().__init__(detail)
@@ -25,7 +25,7 @@ class Refused(Exception):
 
 
 def new_key() -> tuple[str, str]:
-    """A key, and the digest of it that belongs into the settings."""
+    """Generate a key; returns it with its digest, which goes into the settings."""
     key = secrets.token_urlsafe(32)
     return key, digest_of(key)
 
@@ -35,9 +35,9 @@ def digest_of(key: str) -> str:
 
 
 class Gate:
-    """Lets a request in, or raises `Refused`.  Without digests everyone may ask; without a rate, as often as they like.
+    """Admits a request or raises `Refused`.  Without digests everyone may ask; without a rate, as often as they like.
 
-    A rate is a bucket for each key or, where there are no keys, each client address: a minute's worth may come at once.
+    A rate is a bucket per key or, without keys, per client address; a minute's worth of requests may come at once.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Gate:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def admit(self, authorization: str, client: str) -> None:
-        """One request with this `Authorization` from this client address."""
+        """Admit one request with this `Authorization` from this client address."""
         who = self._key(authorization) if self.digests else client
         if self.per_minute is not None:
             self._take(who, self.per_minute)

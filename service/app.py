@@ -1,4 +1,4 @@
-"""`create_app(settings)`: wiring only, no globals."""
+"""`create_app(settings)`: only wires the parts together; no globals."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ from stages.results import ResultsUnavailable, Sessions, open_results
 
 HERE = Path(__file__).parent
 CPU_BATCH, GPU_BATCH = 8, 32  # larger ones are no faster on a CPU, and workers wait for each other
-MAX_WORKERS = 4  # each is an interpreter of some 300 MB with models of its own
+MAX_WORKERS = 4  # each is an interpreter of some 300 MB with its own models
 DESCRIPTION = "Do the numbers of machine-learning papers hold?  Results, comparisons and the trained models themselves."
 logger = logging.getLogger("claimcheck")
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
-    """The service on the database and checkpoints that `settings` name (else the environment).
+    """Build the service on the database and checkpoints that `settings` (default: the environment) name.
 
     Raises:
         ValueError: the device isn't here; the message says what would work.
@@ -75,16 +75,16 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         redoc_url=None,
         openapi_url="/api/v1/openapi.json",
         lifespan=_lifespan,
-        # traces, where OTEL_EXPORTER_OTLP_ENDPOINT names a collector; metrics and logs are ours
+        # traces, where OTEL_EXPORTER_OTLP_ENDPOINT names a collector; metrics and logs are our own
         telemetry={"auto_configure": True, "metrics": False, "logs": False, "exclude": _is_probe},
-        # one file more than is taken, so that our own message says how many came
+        # one file more than is accepted, so that our own message says how many came
         form_limits={"max_files": settings.max_images + 1, "max_fields": 256, "max_part_size": 4096},
     )
     app.state.claimcheck = parts = _app_state(settings)
     install_error_handlers(app)
     app.add_exception_handler(NotModified, not_modified)
     _add_middleware(app, parts)
-    app.include_router(inference.router)  # searched in this order, and images are what comes most often
+    app.include_router(inference.router)  # searched in this order, and images are requested most often
     for module in (comparisons, catalogue, runs, export, pages, claim_pages, experiment_pages):
         app.include_router(module.router, dependencies=[Depends(conditional)])
     for module in (oip, health, reference):
@@ -95,7 +95,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
 
 def _is_probe(scope: Mapping[str, Any]) -> bool:
-    """What asks so often that its traces would bury the others."""
+    """True for requests so frequent that their traces would bury the others."""
     return scope["path"].startswith(("/health/", "/v2/health/", "/metrics", "/static/"))
 
 
@@ -147,7 +147,7 @@ def _engine(settings: Settings, metrics: Metrics) -> Engine:
 
 
 def _add_middleware(app: FastAPI, parts: AppState) -> None:
-    """The last one added is the outermost."""
+    """Add the middleware; the last one added is the outermost."""
     settings = parts.settings
     app.add_middleware(BodyLimit, limit=settings.max_body_bytes, seconds=settings.body_seconds)
     app.add_middleware(KeysAndRates, gate=Gate(settings.api_keys, settings.requests_per_minute))
@@ -180,7 +180,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 async def _warm_up(parts: AppState) -> None:
-    """One model's first passes; then the service is ready, with or without a database."""
+    """Run one model's first passes; then the service is ready, with or without a database."""
     try:
         served_checkpoint = await run_in_threadpool(_first_served_checkpoint, parts.sessions)
         if served_checkpoint is not None:
@@ -191,7 +191,7 @@ async def _warm_up(parts: AppState) -> None:
 
 
 def _first_served_checkpoint(sessions: Sessions) -> queries.ServedCheckpoint | None:
-    """The first checkpoint, of real data where there is one."""
+    """The first checkpoint, trained on real data if there is one."""
     with sessions() as session:
         found = queries.list_checkpoints(session)
     return min(found, key=lambda served_checkpoint: served_checkpoint.is_stand_in, default=None)

@@ -1,8 +1,8 @@
-"""The micro-batcher: every forward pass runs on images of as many requests as are waiting.
+"""The micro-batcher: every forward pass combines the images of as many requests as are waiting.
 
-Requests wait in a bounded queue.  A pass takes images of one model, oldest request first, up to `max_batch` or to its
-share, where other workers have nothing to do.  It waits for more only while announced requests are still being
-decoded, so a request that is alone is answered at once.
+Requests wait in a bounded queue.  A pass takes images of one model, oldest request first, up to `max_batch`, or up to
+its share when other workers are idle.  It waits for more only while announced requests are still being decoded, so a
+single request is answered at once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger = logging.getLogger("claimcheck")
 
 
 class QueueFull(RuntimeError):
-    """More images are waiting than the queue takes; a later request may be answered."""
+    """The queue has no room for more images; a later request may be answered."""
 
 
 class InferenceStopped(RuntimeError):
@@ -38,11 +38,11 @@ class InferenceStopped(RuntimeError):
 
 
 class AnswerFailed(RuntimeError):
-    """The model has no answer to this image: its pass raised an error or gave something that is no probability."""
+    """The model has no answer to this image: its pass raised an error or returned values that aren't probabilities."""
 
 
 class Runner(Protocol):
-    """What runs passes, one at a time: see `Worker`."""
+    """Runs passes, one at a time: see `Worker`."""
 
     @property
     def is_alive(self) -> bool: ...
@@ -51,7 +51,7 @@ class Runner(Protocol):
 
 
 class Observer(Protocol):
-    """Who wants to know of each pass: its images, the longest wait and the pass in seconds."""
+    """Called after each pass with its number of images, the longest wait and the duration of the pass in seconds."""
 
     def __call__(self, *, images: int, waited_seconds: float, pass_seconds: float) -> None: ...
 
@@ -69,8 +69,8 @@ class PendingRequest:
 class Batcher:
     """Safe to use from several threads and event loops.  `start` it before, `stop` it after.
 
-    Every worker has a thread that hands it passes.  Where one of them dies all end, since a service that goes on at
-    half its pace is found out late; readiness says no instead.
+    Every worker has a thread that hands it passes.  If one of them dies, all end, since a service that goes on at half
+    its pace goes unnoticed for long; it reports not ready instead.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Batcher:
             thread.start()
 
     def stop(self, seconds: float = 5.0) -> None:
-        """Answer what is waiting, then end the threads; a pass that takes longer than that is left behind."""
+        """Answer what is waiting, then end the threads; a pass that takes longer than that is abandoned."""
         with self._changed:
             self._is_stopping = True
             self._changed.notify_all()
@@ -113,13 +113,13 @@ class Batcher:
 
     @property
     def waiting(self) -> int:
-        """Images in the queue."""
+        """Number of images in the queue."""
         with self._changed:
             return self._count()
 
     @contextmanager
     def announce(self) -> Iterator[None]:
-        """Around a request's decoding: a pass that could take it along waits for it, for `max_wait_seconds` at most."""
+        """Wraps the decoding of a request: a pass that could include it waits, for `max_wait_seconds` at most."""
         with self._changed:
             self._announced += 1
         try:
@@ -186,7 +186,7 @@ class Batcher:
                     job.future.set_exception(InferenceStopped("inference ended"))
 
     def _next_batch(self) -> list[PendingRequest]:
-        """Jobs of one model that run together; empty once the batcher stops and nothing is left."""
+        """The next jobs of one model that run together; empty once the batcher stops and nothing is left."""
         with self._changed:
             self._idle += 1
             try:
@@ -204,20 +204,20 @@ class Batcher:
                         return started
             finally:
                 self._idle -= 1
-                self._changed.notify_all()  # what waits may be enough for those that are left
+                self._changed.notify_all()  # the waiting images may be enough for the remaining workers
 
     def _same_model(self) -> list[PendingRequest]:
         return [job for job in self._jobs if job.model.sha256 == self._jobs[0].model.sha256]
 
     def _worth_waiting(self) -> float:
-        """Seconds in which announced requests may still come along; none where they would find no room."""
+        """Seconds in which announced requests may still join; zero if they would find no room."""
         is_full = sum(len(job.images) for job in self._same_model()) >= self.max_batch * self._idle
         if is_full or not self._announced or self._is_stopping:
             return 0.0
         return self._jobs[0].submitted + self.max_wait_seconds - time.monotonic()
 
     def _share(self) -> list[PendingRequest]:
-        """The oldest jobs of one model for a pass: as many as fit, evenly with the workers that have nothing to do."""
+        """The oldest jobs of one model for a pass: as many as fit, divided evenly among idle workers."""
         jobs = self._same_model()
         fair = math.ceil(sum(len(job.images) for job in jobs) / self._idle)
         sizes = itertools.accumulate(len(job.images) for job in jobs)
@@ -225,7 +225,7 @@ class Batcher:
         return jobs[: max(count, 1)]
 
     def _answer(self, batch: Sequence[PendingRequest], worker: Runner) -> None:
-        """One pass; where it fails, each job has its own, so that one bad image spoils no other's answer."""
+        """Run one pass; if it fails, run each job by itself, so that one bad image spoils no other's answer."""
         started = time.monotonic()
         try:
             images = np.concatenate([job.images for job in batch])

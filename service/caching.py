@@ -1,6 +1,6 @@
-"""Conditional requests: an ETag made of the database's content, and 304 where the client has it already.
+"""Conditional requests: an ETag computed from the database's content, and 304 if the client already has it.
 
-The tag is weak: answers of equal meaning may differ in their bytes, where they are compressed.
+The tag is weak: answers of equal meaning may differ in their bytes when they are compressed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from service.dependencies import ResultsSession
 
 
 class NotModified(Exception):
-    """What the client has is what it would get."""
+    """The client already has the answer that it would get."""
 
     def __init__(self, etag: str) -> None:
         super().__init__(etag)
@@ -22,7 +22,7 @@ class NotModified(Exception):
 
 
 def conditional(request: Request, session: ResultsSession) -> None:
-    """Tag the answer of this route, which depends on the database, the address and Accept alone.
+    """Tag the answer of this route, which depends only on the database, the address and Accept.
 
     Raises:
         NotModified: If-None-Match names the tag.
@@ -38,6 +38,6 @@ def conditional(request: Request, session: ResultsSession) -> None:
 
 
 def not_modified(_request: Request, error: Exception) -> Response:
-    """304, which has no body; as a 200 it names its tag."""
+    """304, which has no body; like a 200 it carries the tag."""
     assert isinstance(error, NotModified), "installed for nothing else"
     return Response(status_code=304, headers={"etag": error.etag, "cache-control": "no-cache", "vary": "Accept"})

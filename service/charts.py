@@ -11,9 +11,9 @@ from stages.results import ExperimentComparison, Result
 
 
 def comparison_chart(comparison: ExperimentComparison) -> dict[str, Any] | None:
-    """A row an arm: the paper's value as a diamond, ours as a dot with its 95 % interval.
+    """One row per arm: the paper's value as a diamond, ours as a dot with its 95 % interval.
 
-    A stand-in's number is not drawn: a mark in a chart always means something.  None where there is nothing to draw.
+    A stand-in's number is not drawn: a mark in a chart always means something.  None if there is nothing to draw.
     """
     is_fraction = comparison.metric.unit == "fraction"
     scale = 100 if is_fraction else 1
@@ -57,22 +57,22 @@ COSTS = {
 
 MOST_NAMED = 8  # points that have room for their names beside them
 MOST_TICKS = 12
-_LETTER, _SYMBOL = 7, 30  # pixels of a letter in a legend, and of what stands before a name
+_LETTER, _SYMBOL = 7, 30  # pixels per letter in a legend, and of what precedes a name
 
 ZOOM = {"name": "zoom", "select": {"type": "interval", "zoom": "wheel![event.shiftKey]"}, "bind": "scales"}
 
 
 def _scale(values: Iterable[float]) -> dict[str, Any]:
-    """Logarithmic where positive values reach over more than a decade, else linear without the zero."""
+    """Logarithmic where positive values span more than a decade, else linear without zero."""
     numbers = list(values)
     is_wide = min(numbers) > 0 and max(numbers) > 10 * min(numbers)
     return {"type": "log", "nice": False} if is_wide else {"zero": False}
 
 
 def cost_chart(comparison: ExperimentComparison, cost: str) -> dict[str, Any] | None:
-    """A point a model: its cost to the right, our result upwards, with the 95 % interval where there is one.
+    """One point per model: its cost on the x axis, our result on the y axis, with the 95 % interval if there is one.
 
-    None where no model has both.
+    None if no model has both.
     """
     scale = 100 if comparison.metric.unit == "fraction" else 1
     rows = []
@@ -87,7 +87,7 @@ def cost_chart(comparison: ExperimentComparison, cost: str) -> dict[str, Any] | 
     if not rows:
         return None
     unit = " (%)" if comparison.metric.unit == "fraction" else ""
-    # One value has one tick, with all its digits unless it is told how many.
+    # A single value gets a single tick, with all its digits unless it is told how many.
     axis = {"format": "~s" if len({row["cost"] for row in rows}) > 1 else ".3~s", "tickCount": 6}
     x = {"field": "cost", "type": "quantitative", "title": COSTS[cost], "axis": axis}
     y = {"type": "quantitative", "title": f"{comparison.metric.title}{unit}", "scale": {"zero": False, "padding": 16}}
@@ -136,7 +136,7 @@ def cost_chart(comparison: ExperimentComparison, cost: str) -> dict[str, Any] | 
 
 
 def band_chart(comparison: ExperimentComparison, points: Sequence[CurvePoint], curve: str) -> dict[str, Any]:
-    """A line an arm, the mean over its replicates; a band from the lowest to the highest of them."""
+    """One line per arm, the mean over its replicates; a band from the lowest to the highest of them."""
     is_fraction = curve.endswith("accuracy")
     scale = 100 if is_fraction else 1
     titles = {arm.arm: arm.title for arm in comparison.arms}
@@ -193,7 +193,7 @@ def band_chart(comparison: ExperimentComparison, points: Sequence[CurvePoint], c
 
 
 def _epochs(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The axis of epochs, whole ones alone where they are few."""
+    """The axis of epochs; only whole ones if they are few."""
     epochs = sorted({row["epoch"] for row in rows})
     return {
         "field": "epoch",

@@ -1,4 +1,4 @@
-"""Which checkpoints does a request mean?  Asked for every image, answered by the database once for each content."""
+"""Resolves which checkpoints a request means: asked for every image, answered by the database once per content."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_REMEMBERED = 1024
 
 
 class Choices:
-    """Remembers answers until the database is another one: another file at its place, or other content behind a URL."""
+    """Remembers answers until the database changes: another file in its place, or other content behind a URL."""
 
     def __init__(self, place: str, sessions: Sessions) -> None:
         url = make_url(database_url(place))
@@ -33,7 +33,7 @@ class Choices:
     async def get(
         self, question: Question, find: Callable[[Session], list[ServedCheckpoint]]
     ) -> list[ServedCheckpoint]:
-        """What `find` says to `question`; errors are not remembered."""
+        """The answer of `find` to `question`; errors are not remembered."""
         version = await self._current()
         if version != self._version:
             self._version, self._found = version, OrderedDict()
@@ -52,7 +52,7 @@ class Choices:
             return find(session)
 
     async def _current(self) -> object:
-        """What changes with the content.  Taken before `find`, so an answer is never older than its version."""
+        """A value that changes with the content.  Taken before `find`, so an answer is never older than its version."""
         if self._file is None:
             return await run_in_threadpool(self._ask, queries.content_digest)
         try:

@@ -12,13 +12,13 @@ from stages.results import Claim, ClaimRecord, JudgedClaim, PairGain
 IN_FAVOUR = "to the right in favour of the proposed model"
 """A line of its own: one with the unit before it is wider than a telephone."""
 
-LONGEST_NAME = 180  # pixels: "DAC, 5 layers of 100 units" is whole, as numbers at its end tell the arms of a grid
+LONGEST_NAME = 180  # pixels: "DAC, 5 layers of 100 units" fits, as numbers at its end tell the arms of a grid apart
 
 
 def forest_chart(title: str, judged: Sequence[JudgedClaim], names: Mapping[str, str]) -> dict[str, Any] | None:
-    """A row a claim: our difference from the paper with its interval, in margins, so that -1 to 1 is "the same".
+    """One row per claim: our difference from the paper with its interval, in margins, so that -1 to 1 is "the same".
 
-    None where no claim has both an interval and a margin.
+    None if no claim has both an interval and a margin.
     """
     rows = []
     for row in judged:
@@ -61,10 +61,11 @@ def forest_chart(title: str, judged: Sequence[JudgedClaim], names: Mapping[str, 
 
 
 def gain_chart(title: str, judged: JudgedClaim) -> dict[str, Any] | None:
-    """A difference between two arms: our gain with the interval of the verdict, the paper's, and the line of no gain.
+    """A difference between two arms: our gain with the verdict's interval, the paper's gain, and the line of no gain.
 
-    Around the paper's is the margin within which ours would be as large.  Arms that the paper calls comparable have
-    the margin around 0, and a line at the largest loss that it calls so.  None where there is no interval, or no gain.
+    The band around the paper's gain is the margin within which ours counts as equally large.  For arms that the paper
+    calls comparable the band is around 0, with a line at the largest loss that it still calls comparable.  None if
+    there is no interval, or no gain.
     """
     claim, verdict = judged.claim, judged.verdict
     is_gain = claim.kind in GAINS and verdict.basis == "results"
@@ -102,9 +103,9 @@ def gain_chart(title: str, judged: JudgedClaim) -> dict[str, Any] | None:
 def pairs_chart(
     title: str, pairs: Sequence[PairGain], titles: Mapping[str, str], claim: Claim
 ) -> dict[str, Any] | None:
-    """A row a pair of a grid: its gain with its own 95 % interval, beside the gain that the paper has for all.
+    """One row per pair of a grid: its gain with its own 95 % interval, beside the gain that the paper gives for all.
 
-    `titles` are those of the arms.  None where there are no pairs.
+    `titles` are those of the arms.  None if there are no pairs.
     """
     if not pairs:
         return None
@@ -140,7 +141,7 @@ def pairs_chart(
 
 
 def arms_charts(record: ClaimRecord, titles: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """`{experiment: chart}`, as DAC's Figures 5 and 6: cost of a forward pass to the right, error with its interval up.
+    """`{experiment: chart}`, as DAC's Figures 5 and 6: cost of a forward pass on x, error with its interval on y.
 
     `titles` are those of the arms.  An experiment with fewer than two arms that have both has none.
     """
@@ -185,12 +186,12 @@ def _arms_chart(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _gain_unit(claim: Claim) -> tuple[str, int]:
-    """What a gain is drawn in, and what its number is multiplied by."""
+    """The unit that a gain is drawn in, and the factor for its number."""
     return ("percentage points", 100) if unit_of(claim) == "fraction" else (unit_of(claim), 1)
 
 
 def _line(value: float, x: dict[str, Any], side: str | None) -> dict[str, Any]:
-    """Upright: dashed where there is no gain, else in the colour of a side."""
+    """A vertical line: dashed where there is no gain, else in the colour of a side."""
     mark = {"type": "rule", "strokeDash": [4, 4]} if side is None else {"type": "rule", "strokeWidth": 2}
     color = {} if side is None else {"color": vega.sides(["ours", "paper"], ["ours", "paper"])}
     return {

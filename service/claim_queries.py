@@ -1,4 +1,4 @@
-"""What the routes ask of the ledger; a name that isn't there is an error, not an empty list."""
+"""Queries of the routes to the ledger; a name that isn't there is an error, not an empty list."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stages.results import ClaimFilter, Experiment, JudgedClaim, Tally, list_jud
 
 
 def list_claims(session: Session, wanted: ClaimFilter, *, limit: int, offset: int) -> list[JudgedClaim]:
-    """Claims that fit, with their verdicts, in their order.
+    """The claims that match, with their verdicts, in their order.
 
     Raises:
         UnknownPaper, UnknownDataset, UnknownExperiment: the filter names something that isn't there.
@@ -22,7 +22,7 @@ def list_claims(session: Session, wanted: ClaimFilter, *, limit: int, offset: in
 
 
 def tally_claims(session: Session, wanted: ClaimFilter) -> list[Tally]:
-    """Counts by verdict for each paper; raises as `list_claims`."""
+    """Count verdicts for each paper; raises as `list_claims`."""
     check_filter(session, wanted)
     found = tally(session, wanted)
     return [counts for counts in found if wanted.paper in (None, counts.paper)]
@@ -38,13 +38,13 @@ def check_filter(session: Session, wanted: ClaimFilter) -> None:
 
 
 def name_claims(session: Session, judged: Iterable[JudgedClaim], experiments: Sequence[Experiment]) -> dict[str, str]:
-    """`{claim: short phrase}`, with the titles of the arms of `experiments`."""
+    """`{claim: short phrase}`, using the titles of the arms of `experiments`."""
     titles, arms = titles_of(session, experiments)
     return {row.claim.id: name_claim(row, titles, arms) for row in judged}
 
 
 def titles_of(session: Session, experiments: Sequence[Experiment]) -> tuple[dict[str, str], dict[tuple[str, str], str]]:
-    """Of the data sets, and of each (experiment, arm): what `name_claim` wants."""
+    """Titles of the data sets, and of each (experiment, arm), as `name_claim` needs them."""
     return (
         {item.name: item.title for item in list_datasets(session)},
         {(experiment.name, arm.name): arm.title for experiment in experiments for arm in experiment.arms},

@@ -1,4 +1,4 @@
-"""Comparisons, computed once for each content of the database, as each of them rests on all runs that are selected."""
+"""Comparisons, computed once for each content of the database, since each of them uses all selected runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Provenance = Literal["embedded", "subset", "full"]
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is compared; None doesn't restrict, the defaults are those of `compare`."""
+    """The subject of a comparison; None doesn't restrict, the defaults are those of `compare`."""
 
     dataset: str | None = None
     paper: str | None = None
@@ -31,7 +31,7 @@ class Question:
 
 
 class Comparisons:
-    """Remembers the answers of one content; those of the next one take their place."""
+    """Remembers the answers for one content; those for the next one replace them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -39,7 +39,7 @@ class Comparisons:
         self._found: OrderedDict[Question, list[ExperimentComparison]] = OrderedDict()
 
     def get(self, session: Session, content: str, question: Question) -> list[ExperimentComparison]:
-        """`compare` on a session that reads `content`; errors are not remembered.
+        """The result of `compare` on a session that reads `content`; errors are not remembered.
 
         Raises:
             UnknownName: a data set, paper, profile or metric that isn't there.
@@ -65,12 +65,12 @@ def real_first(comparisons: Sequence[ExperimentComparison]) -> list[ExperimentCo
 
 
 def first_of_each_dataset(comparisons: Sequence[ExperimentComparison]) -> dict[str, ExperimentComparison]:
-    """By data set, the one that `real_first` has first."""
+    """For each data set, the experiment that `real_first` puts first."""
     return {comparison.dataset: comparison for comparison in reversed(real_first(comparisons))}
 
 
 def metrics_of(comparison: ExperimentComparison, kind: str) -> dict[str, str]:
-    """Titles of the metrics to choose from: those that the paper prints, then those that its kind of data has."""
+    """Titles of the metrics to choose from: those that the paper prints, then those of its kind of data."""
     names = [*comparison.printed, *SHOWN_METRICS[kind]]
     if comparison.metric.name not in names:
         names.append(comparison.metric.name)
@@ -78,7 +78,7 @@ def metrics_of(comparison: ExperimentComparison, kind: str) -> dict[str, str]:
 
 
 def _answering(request: Request, session: ResultsSession) -> Callable[[Question], list[ExperimentComparison]]:
-    """On the content that the request's ETag is made of (`caching.conditional`)."""
+    """Answers from the content that the request's ETag is computed from (`caching.conditional`)."""
     comparisons = app_state_of(request).comparisons
     content: str = request.scope["state"]["content"]
     return lambda question: comparisons.get(session, content, question)

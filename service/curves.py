@@ -28,7 +28,7 @@ class CurvePoint:
 
 
 def known_curves(session: Session, comparison: ExperimentComparison) -> list[Curve]:
-    """Those that were measured, in the order of `CURVES`."""
+    """The curves that were measured, in the order of `CURVES`."""
     numbers = [func.count(getattr(Epoch, name)) for name in CURVES]
     row = session.execute(_shown(select(*numbers), comparison)).one()
     return [name for name, count in zip(CURVES, row, strict=True) if count]
@@ -37,7 +37,7 @@ def known_curves(session: Session, comparison: ExperimentComparison) -> list[Cur
 def list_curves(
     session: Session, comparison: ExperimentComparison, curve: Curve, arms: Sequence[str]
 ) -> list[CurvePoint]:
-    """Points of these arms, in the order of the arms and epochs."""
+    """Points of these arms, in the order of arms and epochs."""
     value = getattr(Epoch, curve)
     query = (
         select(Result.arm, Epoch.epoch, func.count(value), func.avg(value), func.min(value), func.max(value))
@@ -53,7 +53,7 @@ def list_curves(
 
 
 def _shown(query: Select[*tuple[Any, ...]], comparison: ExperimentComparison) -> Select[*tuple[Any, ...]]:
-    """Cut to the epochs of the results that the comparison is made of."""
+    """Restrict the query to the epochs of the results that make up the comparison."""
     return query.join_from(Result, Epoch, Epoch.result_id == Result.id).where(
         Result.experiment == comparison.experiment,
         Result.is_selected,

@@ -1,4 +1,4 @@
-"""Uploaded files to pixels: in threads of its own, a few at a time, each within a time limit."""
+"""Decodes uploaded files to pixels: in its own threads, a few at a time, each within a time limit."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ THREADS = 2  # a large image takes some 150 MB while it is decoded
 
 @dataclass(frozen=True)
 class Upload:
-    """A file as it came; `name` is the client's word and only ever shown."""
+    """A file as uploaded; `name` comes from the client and is only ever displayed."""
 
     name: str
     content: bytes
 
 
 class Decoder:
-    """Decodes off the event loop.  An image beyond its time is given up by the request, though not by its thread."""
+    """Decodes off the event loop.  The request gives up an image that exceeds its time, though its thread goes on."""
 
     def __init__(self, *, seconds: float, max_waiting: int) -> None:
         self.seconds, self.max_waiting = seconds, max_waiting
@@ -38,7 +38,7 @@ class Decoder:
         """The upload as uint8 [C, H, W].
 
         Raises:
-            ImageError: it is no image that we read, or takes too long; the message names the file.
+            ImageError: the file isn't an image that we read, or takes too long; the message names it.
             QueueFull: too many others are waiting.
         """
         if self._waiting >= self.max_waiting:

@@ -1,4 +1,4 @@
-"""What handlers ask for by name; `create_app` puts it on the application, so a test brings its own."""
+"""Dependencies that handlers ask for by name; `create_app` puts them on the application, so a test brings its own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AppState:
-    """One application's parts, each made once."""
+    """The parts of one application, each made once."""
 
     settings: Settings
     sessions: Sessions
@@ -39,13 +39,13 @@ class AppState:
 
 
 def app_state_of(request: Request) -> AppState:
-    """A call and no dependency: FastAPI takes as long over one of those as over reading a small form."""
+    """A call and not a dependency: resolving one takes FastAPI as long as reading a small form."""
     parts: AppState = request.app.state.claimcheck
     return parts
 
 
 async def _session(request: Request) -> AsyncIterator[Session]:
-    """Connects with its first use, which is never on the event loop."""
+    """Connects at its first use, which is never on the event loop."""
     session = app_state_of(request).sessions()
     try:
         yield session

@@ -1,4 +1,4 @@
-"""Every error as problem details (RFC 9457): one shape for every status on every route; a browser gets it as a page.
+"""Every error as problem details (RFC 9457): one shape for every status on every route; a browser gets a page.
 
 A problem says what was expected and what came.  It never holds a stack trace, a path or the name of an internal.
 """
@@ -63,7 +63,7 @@ class ProblemOut(BaseModel):
 
 
 class Problem(Exception):
-    """An error with a status of its own, raised where no domain error fits."""
+    """An error with its own status, raised where no domain error fits."""
 
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(detail)
@@ -90,7 +90,7 @@ def title_of(status: int) -> str:
 
 
 def problem_response(request: Request, status: int, detail: str, headers: dict[str, str] | None = None) -> Response:
-    """Problem details, or a page where a browser asked for one.  Below `/v2` the detail is `error`, too."""
+    """Problem details, or a page if a browser asked for one.  Below `/v2` the detail is also given as `error`."""
     instance = request.scope["path"]
     problem = ProblemOut(
         type=f"/docs#problem-{status}",
@@ -113,7 +113,7 @@ def problem_response(request: Request, status: int, detail: str, headers: dict[s
 
 
 def _page_before(request: Request) -> str:
-    """The page of ours that led here, else the first one."""
+    """The page of ours that linked here, else the first one."""
     _, _, path = request.headers.get("referer", "").partition(f"//{request.headers.get('host')}/")
     return f"/{path.lstrip('/')}"
 
@@ -177,7 +177,7 @@ def install_error_handlers(app: FastAPI) -> None:
         return problem_response(request, 503, f"{what} can't be read at the moment")
 
     def unexpected(request: Request, _error: Exception) -> Response:
-        # outside of every middleware, hence the headers; the server logs the traceback after this answer
+        # outside every middleware, hence the headers; the server logs the traceback after this answer
         return problem_response(request, 500, "the service failed; its log says why", SECURITY_HEADERS)
 
     for kind in STATUS:
@@ -198,7 +198,7 @@ def _explain(item: Any) -> str:
 
 
 def declared(*statuses: int, as_pages: bool = False) -> dict[int | str, dict[str, Any]]:
-    """The errors of a route, for OpenAPI; every route may also answer 500 and 503."""
+    """The errors that a route may answer with, for OpenAPI; every route may also answer 500 and 503."""
     content: dict[str, Any] = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemOut"}}}
     return {
         status: {

@@ -1,7 +1,7 @@
-"""The whole database as Parquet: a table a file, or all of them in a zip, written while it is being sent.
+"""The whole database as Parquet: one file per table, or all of them in a zip, written while it is being sent.
 
 Columns bear the database's names and types; JSON columns are text.  Each file names the database's content in its
-metadata, so that files from two requests can be told to belong together.
+metadata, so that one can tell whether files from two requests belong together.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class UnknownTable(UnknownName):
 
 
 class _Outgoing(io.RawIOBase):
-    """A file that only grows; `take` gives what was written since the last time."""
+    """A file that only grows; `take` returns the bytes written since the last call."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -53,8 +53,10 @@ class _Outgoing(io.RawIOBase):
 
 
 def find_table(name: str) -> Table:
-    """Raises:
-    UnknownTable: the database has none of this name.
+    """Find the table of this name.
+
+    Raises:
+        UnknownTable: the database has no such table.
     """
     for table in TABLES:
         if table.name == name:

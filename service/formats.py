@@ -77,7 +77,7 @@ def exact(number: float) -> str:
 
 
 def value_in(unit: str, write: Callable[[float], str] = plain) -> Callable[[float | None], str]:
-    """The formatter of a unit; numbers in units that have none of their own are written by `write`."""
+    """The formatter of a unit; `write` formats numbers whose unit has no formatter."""
     kind, _, of = unit.partition(" ")
     if kind == "relative":  # relative gain
         return lambda number: NONE if number is None else f"{write(100 * number)} % {of}"
@@ -95,13 +95,13 @@ def value_in(unit: str, write: Callable[[float], str] = plain) -> Callable[[floa
 
 
 def span(low: float, high: float, unit: str) -> str:
-    """Both ends of an interval, a percent sign once: 96.47 to 97.97 %"""
+    """Both ends of an interval, the percent sign once: 96.47 to 97.97 %"""
     write = value_in(unit)
     return f"{write(low).removesuffix(' %')} to {write(high)}"
 
 
 def install(environment: Environment) -> None:
-    """All of the above as filters."""
+    """Register all of the above as filters."""
     for function in (percent, points, count, flops, memory, energy, duration, ratio, plain):
         environment.filters[function.__name__] = function
     environment.filters["zip"] = zip

@@ -1,6 +1,6 @@
-"""Headers of every answer, and how much of them a request may have.
+"""Headers of every answer, and the limit on those of a request.
 
-The page runs no inline script, no inline style and nothing from another host.
+The page runs no inline script, uses no inline style and loads nothing from another host.
 """
 
 MAX_REQUEST_HEADER_BYTES = 32 * 1024

@@ -1,4 +1,4 @@
-"""Uploaded images and chosen checkpoints to predictions."""
+"""From uploaded images and chosen checkpoints to predictions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger("claimcheck")
 
 @dataclass(frozen=True)
 class Engine:
-    """What answering needs: contracts of models, the decoder, the batcher and its workers."""
+    """Everything needed to answer: contracts of models, the decoder, the batcher and its workers."""
 
     models: Models
     decoder: Decoder
@@ -37,14 +37,14 @@ class Engine:
         self.batcher.start()
 
     def stop(self) -> None:
-        """Answer what is waiting, then end."""
+        """Answer the waiting requests, then end."""
         self.decoder.stop()
         self.batcher.stop()
         for worker in self.workers:
             worker.stop()
 
     async def model(self, served_checkpoint: ServedCheckpoint) -> Model:
-        """The served_checkpoint's model, its file checked where it wasn't yet.
+        """The model of the served checkpoint; its file is checked first if it hasn't been.
 
         Raises:
             CheckpointError: weights are gone, or aren't those that were recorded.
@@ -54,7 +54,9 @@ class Engine:
         return await run_in_threadpool(self.models.get, served_checkpoint.path, served_checkpoint.sha256)
 
     async def warm_up(self, served_checkpoint: ServedCheckpoint) -> None:
-        """The first passes are slow; nobody should wait for them.  A model that can't be loaded stops no service."""
+        """Run the first passes, which are slow, so that nobody waits for them.  A model that can't be loaded stops no
+        service.
+        """
         try:
             model = await self.model(served_checkpoint)
             most = min(self.batcher.max_batch, self.batcher.max_waiting // len(self.workers))
@@ -68,10 +70,10 @@ class Engine:
 async def predict(
     uploads: Sequence[Upload], served_checkpoints: Sequence[ServedCheckpoint], engine: Engine, *, top_k: int
 ) -> PredictionOut:
-    """What each checkpoint says about each image.
+    """Predict every image with every checkpoint.
 
     Raises:
-        ImageError: a file is no image that we read; the message names the file.
+        ImageError: a file isn't an image that we read; the message names it.
         CheckpointError: weights are gone, or aren't those that were recorded.
         QueueFull, InferenceStopped, AnswerFailed: see `Batcher`.
     """
@@ -110,7 +112,7 @@ async def _timed(batcher: Batcher, model: Model, images: np.ndarray) -> tuple[np
 
 
 async def _all_or_none(passes: Sequence[asyncio.Future[tuple[np.ndarray, float]]]) -> list[tuple[np.ndarray, float]]:
-    """The answers; where one fails or the request is cancelled, the others leave the queue."""
+    """All answers; if one fails or the request is cancelled, the others leave the queue."""
     try:
         return await asyncio.gather(*passes)
     finally:
@@ -120,7 +122,7 @@ async def _all_or_none(passes: Sequence[asyncio.Future[tuple[np.ndarray, float]]
 
 
 def _answer(checkpoint: str, contract: InputContract, probabilities: np.ndarray, top_k: int) -> AnswerOut:
-    """The `top_k` likeliest classes; equal probabilities in the order of the classes."""
+    """The `top_k` likeliest classes; ties in the order of the classes."""
     order = np.argsort(-probabilities, kind="stable")[:top_k]
     names = contract.classes
     return AnswerOut(

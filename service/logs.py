@@ -12,7 +12,7 @@ request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
 
 class JsonLines(logging.Formatter):
-    """A record as one line of JSON; what a record carries as `fields` stands beside its message."""
+    """Formats a record as one line of JSON, with the record's `fields` beside its message."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -30,7 +30,7 @@ class JsonLines(logging.Formatter):
 
 
 def configuration() -> dict[str, Any]:
-    """For `logging.config.dictConfig`: everything from here and from the server, nothing twice."""
+    """For `logging.config.dictConfig`: all records of ours and of the server, each once."""
     return {
         "version": 1,
         "disable_existing_loggers": False,

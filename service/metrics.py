@@ -1,4 +1,4 @@
-"""What Prometheus may read at `/metrics`.  Labels come from closed sets: a client can't make a new series."""
+"""The metrics that Prometheus reads at `/metrics`.  Labels come from closed sets: a client can't create new series."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 
 
 class Metrics:
-    """A registry of its own, so that two applications in a process don't mix."""
+    """Has its own registry, so that two applications in a process don't mix."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -39,7 +39,7 @@ class Metrics:
         )
 
     def request(self, method: str, route: str, status: int, seconds: float) -> None:
-        """Count an answer; `route` is the template of the address, never the address."""
+        """Count an answer; `route` is the template of the address, never the address itself."""
         self._requests.labels(method if method in METHODS else "other", route, status).inc()
         self._seconds.labels(route).observe(seconds)
 
@@ -50,7 +50,7 @@ class Metrics:
         self._pass_seconds.observe(pass_seconds)
 
     def watch(self, engine: Engine) -> None:
-        """Gauges that are read when they are asked for."""
+        """Register gauges that are read on request."""
         waiting = Gauge("claimcheck_waiting_images", "Images waiting for an answer", registry=self.registry)
         waiting.set_function(lambda: engine.batcher.waiting)
         weights = Gauge("claimcheck_weight_bytes", "Weights in memory", registry=self.registry)
@@ -59,5 +59,5 @@ class Metrics:
         alive.set_function(lambda: engine.batcher.is_alive)
 
     def text(self) -> bytes:
-        """The exposition format."""
+        """All metrics in the exposition format."""
         return generate_latest(self.registry)

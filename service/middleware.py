@@ -1,5 +1,5 @@
-"""Around every request, in plain ASGI: its id, its log line and its metrics, the headers of every answer; then hosts,
-keys and rates, and the body's limits, counted as bytes arrive.
+"""Middleware around every request, in plain ASGI: its id, log line and metrics, and the headers of every answer; then
+hosts, keys and rates, and the limits on the body, counted as bytes arrive.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class Observed:
-    """The outermost layer: nothing is answered without its headers, a log line and a count.
+    """The outermost layer: every answer gets its headers, a log line and a count.
 
-    HEAD is GET without the body.  While the service drains, answers close their connections.
+    HEAD is answered as GET without the body.  While the service drains, answers close their connections.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, readiness: Readiness) -> None:
@@ -80,14 +80,14 @@ class Observed:
 
 
 def route_of(scope: Scope) -> str:
-    """The template of the address: one of those that the application knows, else `other`."""
+    """The template of the address if the application knows it, else `other`."""
     if scope["path"].startswith("/static/"):
         return "/static"
     return getattr(scope.get("route"), "path_format", None) or "other"
 
 
 class HeaderLimit:
-    """431 for headers over `limit` bytes; the server's own limit is on a line that hasn't ended yet."""
+    """431 for headers over `limit` bytes; the server's own limit covers a line that hasn't ended yet."""
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
         self.app, self.limit = app, limit
@@ -101,7 +101,9 @@ class HeaderLimit:
 
 
 class AllowedHosts:
-    """421 for a host that this service doesn't answer for: another site's page can't reach it by its own name."""
+    """421 for a host that this service doesn't answer for, so that another site's page can't reach it by that site's
+    name.
+    """
 
     def __init__(self, app: ASGIApp, hosts: tuple[str, ...]) -> None:
         self.app, self.hosts = app, frozenset(host.lower() for host in hosts)
@@ -137,7 +139,7 @@ class KeysAndRates:
 
 
 class BodyLimit:
-    """413 for a body over `limit` bytes, whether its length is declared, wrong or absent; 408 where it doesn't come."""
+    """413 for a body over `limit` bytes, whether its length is declared, wrong or absent; 408 if it doesn't arrive."""
 
     def __init__(self, app: ASGIApp, limit: int, seconds: float) -> None:
         self.app, self.limit, self.seconds = app, limit, seconds
@@ -156,7 +158,7 @@ class BodyLimit:
         async def counted() -> Message:
             nonlocal received, is_complete
             if is_complete:
-                return await receive()  # the next message says that the client is gone, and may take its time
+                return await receive()  # the next message says that the client is gone, and may come late
             try:
                 message = await asyncio.wait_for(receive(), deadline - time.monotonic())
             except TimeoutError:

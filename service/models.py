@@ -1,4 +1,4 @@
-"""What the service knows of a checkpoint before a process loads it: that it is the recorded file, and its contract."""
+"""Knowledge of a checkpoint before any process loads it: that it is the recorded file, and its contract."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ class Model:
 
 
 class Models:
-    """Remembers the contracts of files once they were checked."""
+    """Remembers the contracts of files that were checked."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self._known: OrderedDict[tuple[str, str], Model] = OrderedDict()
 
     def known(self, path: str, sha256: str) -> Model | None:
-        """The checkpoint at `path` where it was checked already."""
+        """The checkpoint at `path` if it was already checked."""
         return self._known.get((path, sha256))
 
     def get(self, path: str, sha256: str) -> Model:
         """The checkpoint at `path`, relative to the root, whose digest must be `sha256`.
 
         Raises:
-            CheckpointError: the file is gone, isn't the one that was recorded, or has no contract of ours.
+            CheckpointError: the file is gone, isn't the recorded one, or has no contract of ours.
         """
         place = self.root / path
         _, contract, _ = read_checkpoint(place, expected_sha256=sha256)

@@ -1,4 +1,4 @@
-"""Which of our media types does a client want?  (RFC 9110, section 12.5.1)"""
+"""Choose the media type of ours that a client prefers (RFC 9110, section 12.5.1)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ _QUALITY = re.compile(r"(0(\.\d{0,3})?|1(\.0{0,3})?)")
 
 
 class NotAcceptable(ValueError):
-    """None of our media types is one that the client takes."""
+    """The client accepts none of our media types."""
 
 
 def preferred(accept: str, offers: dict[str, str]) -> str:
-    """The offer (name to media type) that an Accept header likes best; the first one where it doesn't care.
+    """The offer (name to media type) that an Accept header prefers; the first one if it has no preference.
 
     Raises:
-        NotAcceptable: none of the offers is.
+        NotAcceptable: none of the offers is accepted.
     """
     weights = [(weight(accept, media), name) for name, media in offers.items()]
     best = max(found for found, _ in weights)
@@ -26,7 +26,7 @@ def preferred(accept: str, offers: dict[str, str]) -> str:
 
 def weight(accept: str, media: str) -> float:
     """Q of the most specific range in `accept` that covers `media` (RFC 9110, 12.5.1)."""
-    accept = accept if "/" in accept else "*/*"  # names no type at all
+    accept = accept if "/" in accept else "*/*"  # doesn't name a type
     found: list[tuple[int, float]] = [(0, 0.0)]
     for item in accept.split(","):
         name, *parameters = (part.strip().lower() for part in item.split(";"))
@@ -37,7 +37,7 @@ def weight(accept: str, media: str) -> float:
 
 
 def _quality(parameters: list[str]) -> float:
-    """1 where there is none, or none that is a number from 0 to 1."""
+    """The q of a range; 1 if there is none, or none that is a number from 0 to 1."""
     for parameter in parameters:
         key, _, value = parameter.partition("=")
         if key.strip() == "q" and _QUALITY.fullmatch(value.strip()):

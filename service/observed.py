@@ -1,4 +1,4 @@
-"""Numbers from inside trained networks: which there are, and their mean and span over heads and replicates."""
+"""Numbers from inside trained networks: the quantities there are, and their mean and span over heads and replicates."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def name_quantity(quantity: str) -> str:
 
 
 def known_quantities(session: Session, comparison: ExperimentComparison) -> list[str]:
-    """Those that the compared results hold, by name."""
+    """The quantities that the compared results hold, by name."""
     return sorted(name for (name,) in session.execute(_shown(select(Observation.quantity).distinct(), comparison)))
 
 
 def list_observed(
     session: Session, comparison: ExperimentComparison, *, quantities: Sequence[str], arms: Sequence[str]
 ) -> list[ObservedPoint]:
-    """Points of these quantities and arms, in their order, the start before the trained, block by block."""
+    """Points of these quantities and arms, in their order, initial before trained, block by block."""
     place = (Result.arm, Observation.quantity, Observation.moment, Observation.block)
     value = Observation.value
     numbers = (func.count(Result.id.distinct()), func.avg(value), func.min(value), func.max(value))
@@ -95,7 +95,7 @@ def list_observed(
 
 
 def points_of(result: Result, quantity: str) -> list[ObservedPoint]:
-    """One result's numbers of a quantity: over the heads of each block."""
+    """One result's numbers for a quantity: over the heads of each block."""
     values: dict[tuple[str, int], list[float]] = {}
     for row in result.observations:
         if row.quantity == quantity and row.value is not None:
@@ -117,7 +117,7 @@ def points_of(result: Result, quantity: str) -> list[ObservedPoint]:
 
 
 def list_behind(session: Session, record: JudgedClaim, arms: Iterable[Arm], compare: Answer) -> list[ObservedPoint]:
-    """Points behind a claim's metric, of those of `arms` that it is about, in its experiments that ran on real data."""
+    """Points behind a claim's metric, for those of `arms` that it is about, in its experiments on real data."""
     claim, own = record.claim, list(arms)
     quantities = BEHIND.get(claim.metric, (claim.metric,))
     is_there = select(Observation.quantity).where(Observation.quantity.in_(quantities)).limit(1)
@@ -137,7 +137,7 @@ def list_behind(session: Session, record: JudgedClaim, arms: Iterable[Arm], comp
 
 
 def _shown(query: Select[*tuple[Any, ...]], comparison: ExperimentComparison) -> Select[*tuple[Any, ...]]:
-    """Cut to the results that the comparison is made of."""
+    """Restrict the query to the results that make up the comparison."""
     return query.join_from(Result, Observation, Observation.result_id == Result.id).where(
         Result.experiment == comparison.experiment,
         Result.is_selected,

@@ -1,4 +1,4 @@
-"""Charts of what the inside of trained networks shows, block by block."""
+"""Charts of quantities inside trained networks, block by block."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ MOMENTS = ["trained", "start"]
 
 
 def blocks_chart(title: str, points: Sequence[ObservedPoint], arms: Mapping[str, str]) -> dict[str, Any] | None:
-    """A line an arm and quantity over the blocks, dashed at the start; `arms` are the titles of arms.
+    """One line per arm and quantity over the blocks, dashed for initial weights; `arms` are the titles of arms.
 
-    Widths of kernels reach over decades, and are drawn on a logarithmic axis.  None where there are no points.
+    Widths of kernels span decades and are drawn on a logarithmic axis.  None if there are no points.
     """
     if not points:
         return None
@@ -55,7 +55,7 @@ def blocks_chart(title: str, points: Sequence[ObservedPoint], arms: Mapping[str,
                 "field": "moment",
                 "type": "nominal",
                 "scale": {"domain": MOMENTS, "range": [[1, 0], [4, 4]]},
-                "legend": None,  # the page says what is dashed
+                "legend": None,  # the page explains the dashes
             },
             "tooltip": tooltip,
         },
@@ -63,7 +63,7 @@ def blocks_chart(title: str, points: Sequence[ObservedPoint], arms: Mapping[str,
 
 
 def inside_charts(result: Result) -> dict[str, dict[str, Any]]:
-    """One result's quantities, a chart each."""
+    """One result's quantities, one chart each."""
     charts = {}
     for quantity in dict.fromkeys(row.quantity for row in result.observations):
         points = points_of(result, quantity)

@@ -1,4 +1,4 @@
-"""The OpenAPI document, with our one error shape where FastAPI would describe its own."""
+"""The OpenAPI document, with our single error shape where FastAPI would describe its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from service.errors import ProblemOut, declared
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
-    """The document, made once."""
+    """Build the document once."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         schemas = document["components"]["schemas"]

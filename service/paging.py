@@ -1,7 +1,7 @@
 """Lists in pages: a cursor that holds only as long as the database does, and Link headers (RFC 8288).
 
 A cursor names the database's content, the request's filters and a place in the list.  The content never changes under a
-cursor, so pages of one walk hold every row once; after a rebuild the cursor is refused rather than silently wrong.
+cursor, so the pages of one walk hold every row once; after a rebuild the cursor is refused rather than silently wrong.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Cursor = Annotated[str | None, Query(max_length=200, description="of a Link head
 
 
 class Page:
-    """The part of a list that one request asks for: ask for `limit + 1` rows from `offset`, `cut` and `answer` them."""
+    """The part of a list that one request asks for: query `limit + 1` rows from `offset`, `cut` and `answer` them."""
 
     def __init__(
         self, request: Request, response: Response, form: ListFormat, limit: Limit = 100, cursor: Cursor = None
@@ -39,7 +39,7 @@ class Page:
         self.offset = 0 if cursor is None else self._read(cursor)
 
     def cut(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """At most `limit` of `rows`; a Link header says where the rest and the beginning are."""
+        """Keep at most `limit` of `rows`; a Link header says where the rest and the beginning are."""
         links = [f'<{self._address(None)}>; rel="first"']
         if len(rows) > self.limit:
             links.append(f'<{self._address(self._write(self.offset + self.limit))}>; rel="next"')
@@ -47,11 +47,11 @@ class Page:
         return rows[: self.limit]
 
     def answer_with(self, kind: type[Item], rows: Sequence[object]) -> Sequence[Item] | Response:
-        """As `answer`, of a whole list."""
+        """As `answer`, for a whole list."""
         return self.answer(kind, self.cut(rows[self.offset : self.offset + self.limit + 1]))
 
     def answer(self, kind: type[Item], rows: Sequence[object]) -> Sequence[Item] | Response:
-        """What was cut, rows with the fields of `kind`, in the form that the client wants."""
+        """Answer with the rows left by `cut`, with the fields of `kind`, in the form that the client wants."""
         items = [kind.model_validate(row) for row in rows]
         self._response.headers["vary"] = "Accept"
         if self._form == "json":
@@ -86,5 +86,5 @@ Paging = Annotated[Page, Depends(Page)]
 
 
 def list_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """What every list answers with, for OpenAPI: its two forms, its problems and those of `statuses`."""
+    """Responses common to all lists, for OpenAPI: the two forms, the problems and those of `statuses`."""
     return CSV_TOO | declared(*sorted({406, 410, 422, *statuses}))

@@ -1,7 +1,7 @@
-"""Checkpoints to loaded predictors, within a budget of memory.
+"""Loads predictors from checkpoints, within a memory budget.
 
-What may be loaded is decided elsewhere: files that the database names by digest, safetensors only, and architectures
-that a paper's `__all__` lists (`stages.papers.build_model`).
+Which ones may be loaded is decided elsewhere: files that the database names by digest, safetensors only, and
+architectures that a paper's `__all__` lists (`stages.papers.build_model`).
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from stages.memory import keep_freed_memory
 
 
 class PredictorCache:
-    """Keeps the predictors that were used last, up to `budget_bytes` of weights; one larger than that is kept alone."""
+    """Keeps the most recently used predictors, up to `budget_bytes` of weights; a larger one is kept alone."""
 
     def __init__(self, *, device: str, budget_bytes: int) -> None:
         self.device, self.budget_bytes = device, budget_bytes
-        self._loaded: OrderedDict[str, tuple[Predictor, int]] = OrderedDict()  # with its bytes, counted once
+        self._loaded: OrderedDict[str, tuple[Predictor, int]] = OrderedDict()  # with its size in bytes, computed once
 
     def get(self, path: Path, sha256: str) -> Predictor:
         """The predictor of the checkpoint at `path`, whose digest must be `sha256`.
 
         Raises:
-            CheckpointError: the file is gone, isn't the one that was recorded, or holds no model of ours.
+            CheckpointError: the file is gone, isn't the recorded one, or holds no model of ours.
         """
         if sha256 not in self._loaded:
             predictor = load_predictor(path, device=self.device, expected_sha256=sha256)
@@ -41,17 +41,17 @@ class PredictorCache:
 
     @property
     def size_bytes(self) -> int:
-        """Of all weights in memory."""
+        """Size of all weights in memory."""
         return sum(size for _, size in self._loaded.values())
 
 
 def settle(threads: int) -> None:
-    """In a process that runs nothing but passes: so many threads each, and memory is kept for the next one."""
+    """Set up a process that only runs passes: this many threads each, and memory is kept for the next one."""
     keep_freed_memory()
     torch.set_num_threads(threads)
 
 
 def weight_bytes(predictor: Predictor) -> int:
-    """Of parameters and buffers as they lie in memory."""
+    """Size of parameters and buffers as they lie in memory."""
     tensors = predictor.network.state_dict().values()
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

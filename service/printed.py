@@ -1,4 +1,4 @@
-"""A paper's tables as they are printed: models down, data sets across, ours and the verdict in the same cell."""
+"""A paper's tables as printed: models down, data sets across, our number and the verdict in the same cell."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stages.results import JudgedClaim
 
 @dataclass(frozen=True)
 class PrintedTable:
-    """One metric of a table: `rows` are a model's title and its claim on each of the data sets in `columns`."""
+    """One metric of a table: `rows` hold a model's title and its claim on each of the data sets in `columns`."""
 
     metric: str
     columns: tuple[str, ...]
@@ -21,9 +21,9 @@ class PrintedTable:
 def lay_out(
     judged: Sequence[JudgedClaim], titles: Mapping[str, str], arms: Mapping[tuple[str, str], str]
 ) -> tuple[list[PrintedTable], list[JudgedClaim]]:
-    """The tables that the claims of one place fill, and the claims that fit into none.
+    """Lay out the tables that the claims of one place fill; returns them and the claims that fit into none.
 
-    `titles` are those of the data sets, `arms` those of each (experiment, arm).
+    `titles` are the names of the data sets, `arms` those of each (experiment, arm).
     """
     cells: dict[str, dict[tuple[str, str], JudgedClaim]] = {}
     rest = []

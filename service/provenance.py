@@ -1,4 +1,4 @@
-"""A run's trail: from the checkpoint that answers back to what it was made of."""
+"""A run's trail: from the checkpoint that answers back to everything it was made from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the routes ask of the database: a session in, typed rows out, no HTTP."""
+"""Queries of the routes to the database: a session in, typed rows out, no HTTP."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def arms_of(session: Session, experiments: Sequence[str]) -> Sequence[Arm]:
 
 
 def require_experiment(session: Session, name: str) -> None:
-    """Without its arms, of which there may be hundreds.
+    """The experiment of this name, without its arms, of which there may be hundreds.
 
     Raises:
         UnknownExperiment: there is none of this name.
@@ -114,7 +114,7 @@ RunOrder = Literal["position", "-position", "accuracy", "-accuracy", "train_seco
 def list_results(
     session: Session, wanted: RunFilter, *, order: RunOrder = "position", limit: int, offset: int
 ) -> Sequence[Result]:
-    """Results that fit, in this order, those without the number it goes by last; then by position.
+    """Results that match, in this order, those without the number sorted by last; then by position.
 
     Raises:
         UnknownExperiment: the filter names an experiment that isn't there.
@@ -130,7 +130,7 @@ def list_results(
     for name, value in vars(wanted).items():
         if value is not None:
             query = query.where(getattr(Result, name) == value)
-    ids = session.scalars(query).all()  # out of an index alone; only then the wide rows of this page
+    ids = session.scalars(query).all()  # from an index only; the wide rows of this page come after
     rows = session.scalars(
         select(Result).where(Result.id.in_(ids)).options(defer(Result.spec), defer(Result.environment))
     )
@@ -167,7 +167,7 @@ def find_run(session: Session, run_key: str) -> Sequence[Result]:
 
 
 def checkpoint_ids(session: Session, results: Sequence[Result]) -> dict[int, str]:
-    """`{result id: checkpoint id}` of those results whose weights are here."""
+    """`{result id: checkpoint id}` of the results whose weights are here."""
     query = select(Checkpoint.result_id, Checkpoint.id).where(
         Checkpoint.result_id.in_([result.id for result in results])
     )
@@ -176,7 +176,7 @@ def checkpoint_ids(session: Session, results: Sequence[Result]) -> dict[int, str
 
 @dataclass(frozen=True, kw_only=True)
 class ServedCheckpoint:
-    """A checkpoint that can answer, with what is known of it."""
+    """A checkpoint that can answer, with everything known about it."""
 
     id: str
     path: str
@@ -213,7 +213,7 @@ def list_checkpoints(
     limit: int | None = None,
     offset: int = 0,
 ) -> list[ServedCheckpoint]:
-    """Checkpoints of image classifiers, which alone answer here, in the order of the params files."""
+    """Checkpoints of image classifiers, the only ones that answer here, in the order of the params files."""
     query = (
         select(Checkpoint, Arm, Experiment.dataset, Profile.rank)
         .join(Checkpoint.result)
@@ -310,15 +310,15 @@ def find_model_versions(session: Session, name: str) -> list[ServedCheckpoint]:
 
 
 class AmbiguousCheckpoint(LookupError):
-    """Several experiments have a model that fits; the message lists the checkpoints."""
+    """Several experiments have a matching model; the message lists the checkpoints."""
 
 
 class NoRealCheckpoint(LookupError):
-    """No model trained on real data of this kind is here; stand-ins answer only when they are named."""
+    """There is no model trained on real data of this kind; stand-ins answer only when they are named."""
 
 
 def strongest(served_checkpoints: Sequence[ServedCheckpoint]) -> list[ServedCheckpoint]:
-    """Of each arm of each experiment one: real data before a stand-in, the best evidence, the lowest replicate."""
+    """One checkpoint per arm and experiment: real data before a stand-in, the best evidence, the lowest replicate."""
     weakest_first = sorted(served_checkpoints, key=lambda row: (not row.is_stand_in, row.rank, -row.replicate))
     best = {(row.experiment, row.arm): row.id for row in weakest_first}
     return [row for row in served_checkpoints if row.id == best[row.experiment, row.arm]]
@@ -329,7 +329,7 @@ def choose_checkpoints(session: Session, dataset: str, arms: Sequence[str]) -> l
 
     Raises:
         UnknownDataset, UnknownArm: a name that isn't there.
-        AmbiguousCheckpoint: models of several experiments fit.
+        AmbiguousCheckpoint: models of several experiments match.
         NoRealCheckpoint: there is none of this data set, or of a named arm.
     """
     kind = find_dataset(session, dataset).kind
@@ -361,6 +361,6 @@ def choose_checkpoints(session: Session, dataset: str, arms: Sequence[str]) -> l
 
 
 def _some(served_checkpoints: Sequence[ServedCheckpoint]) -> str:
-    """Their ids; of more than a message holds the first, and where all are listed."""
+    """List their ids; if there are more than a message holds, the first ones and where all are listed."""
     ids = ", ".join(served_checkpoint.id for served_checkpoint in served_checkpoints[:FEW])
     return ids if len(served_checkpoints) <= FEW else f"{ids}, …; /api/v1/checkpoints lists all"

@@ -1,4 +1,4 @@
-"""May requests be sent here?  Not before the warm-up is over, and not once the service is told to end."""
+"""State of readiness: no requests before the warm-up is over, nor once the service is told to end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test images of a data set, for whoever wants to try a model and has no image at hand."""
+"""Test images of a data set, for anyone who wants to try a model and has no image at hand."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Samples:
             ) from None
 
     def chosen(self) -> list[SampleOut]:
-        """The first image of a class, for as many classes as a row holds, spread over all that there are."""
+        """The first image of each of as many classes as fit in a row, spread over all classes."""
         classes, first = np.unique(self._file.get_tensor("labels"), return_index=True)
         spread = np.linspace(0, len(classes) - 1, min(MOST, len(classes))).round().astype(int)
         return [
@@ -55,10 +55,10 @@ class Samples:
         ]
 
     def png(self, index: int) -> bytes:
-        """One image, in the order of the packed set.
+        """One image by its position in the packed set, as PNG.
 
         Raises:
-            Problem: there are fewer (404).
+            Problem: there are fewer images (404).
         """
         if index >= self.info.test_images:
             raise Problem(404, f"sample {index}: {self.info.dataset} has {self.info.test_images:,} test images here")

@@ -1,4 +1,4 @@
-"""The chart scripts, bundled once out of the installed vl-convert-python."""
+"""The chart scripts, bundled once from the installed vl-convert-python."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BUNDLE = "import sys, vl_convert; sys.stdout.buffer.write(vl_convert.javascript_
 
 
 class ChartScripts:
-    """Bundling takes seconds and holds Python's lock all the while, hence a process of its own, and a file in `cache`.
+    """Bundling takes seconds and holds Python's lock throughout, hence a separate process and a file in `cache`.
 
     None is `claimcheck` in the user's cache folder, which nobody else can write to.
     """
@@ -44,7 +44,7 @@ class ChartScripts:
 
     def _bundle(self) -> bytes:
         script = subprocess.run([sys.executable, "-c", BUNDLE], check=True, capture_output=True).stdout
-        with suppress(OSError, RuntimeError):  # a home that can't be written to costs the next start some seconds
+        with suppress(OSError, RuntimeError):  # an unwritable home costs the next start some seconds
             file = self._file()
             file.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as partial:
@@ -53,7 +53,7 @@ class ChartScripts:
         return script
 
     def _file(self) -> Path:
-        """Named after the version; RuntimeError where the user has no home."""
+        """The file, named after the version; RuntimeError if the user has no home."""
         folder = self._cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "claimcheck"
         return folder / f"vega-{self.version}.js"
 

@@ -1,4 +1,4 @@
-"""What an operator may set, as `CLAIMCHECK_<NAME>` in the environment."""
+"""The settings of an operator, as `CLAIMCHECK_<NAME>` in the environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What two arms of an experiment are: every leaf of model and protocol, side by side."""
+"""The specs of two arms of an experiment: every leaf of model and protocol, side by side."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stages.results import Arm, Experiment
 
 @dataclass(frozen=True, kw_only=True)
 class SpecRow:
-    """One leaf by its dotted name; None where a side has no such leaf."""
+    """One leaf by its dotted name; None on a side that has no such leaf."""
 
     name: str
     left: object
@@ -28,11 +28,11 @@ def flatten(value: object, prefix: str = "") -> list[tuple[str, object]]:
 
 
 def spec_of(experiment: Experiment, arm: Arm) -> dict[str, object]:
-    """Model and protocol of an arm, its departures from the experiment's protocol filled in."""
+    """Model and protocol of an arm, with its departures from the experiment's protocol filled in."""
     return dict(flatten({"model": arm.model, "protocol": {**experiment.protocol, **arm.protocol}}))
 
 
 def lay_side_by_side(experiment: Experiment, left: Arm, right: Arm) -> list[SpecRow]:
-    """Every leaf of either side, the left one's order first."""
+    """Every leaf of either side, in the order of the left one first."""
     one, other = spec_of(experiment, left), spec_of(experiment, right)
     return [SpecRow(name=name, left=one.get(name), right=other.get(name)) for name in {**one, **other}]

@@ -1,6 +1,6 @@
-"""Routes that refuse query parameters which they don't have, or have once, rather than answer something else.
+"""Routes that refuse unknown or repeated query parameters rather than answer something else.
 
-A misspelt filter would be none, and of two data sets the last would count.
+Otherwise a misspelt filter would be ignored, and of two data sets the last would count.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from service.errors import Problem, declared
 
 
 class StrictRoute(APIRoute):
-    """A route that answers 422 to a query parameter of another name, with the names that it knows, or to too many."""
+    """A route that answers 422 to an unknown query parameter, naming those it knows, or to one given too often."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         options["responses"] = declared(422) | (options.get("responses") or {})

@@ -1,4 +1,4 @@
-"""Lists as CSV (RFC 4180): a row an item, a column for each leaf of its schema, under the names of the JSON."""
+"""Lists as CSV (RFC 4180): one row per item, one column per leaf of its schema, under the names of the JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def choose_format(
     format: Annotated[Literal["json", "csv"] | None, Query(description="else by Accept")] = None,  # noqa: A002
     accept: Annotated[str, Header(include_in_schema=False)] = "*/*",
 ) -> str:
-    """What a list is sent as: json or csv.
+    """Choose the form in which a list is sent: json or csv.
 
     Raises:
         Problem: neither is acceptable (406).
@@ -45,7 +45,7 @@ def csv_response(text: str, name: str) -> Response:
 
 def rows_as_csv(kind: type[BaseModel], rows: Sequence[BaseModel]) -> str:
     """`rows` of one schema.  A nested object's leaves are `outer.inner`, names in a list are separated by blanks,
-    metrics have a column each, what is nested deeper is JSON; null is empty.
+    metrics have a column each, deeper nesting is JSON; null is empty.
     """
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, columns_of(kind), lineterminator="\r\n")
@@ -67,7 +67,7 @@ def columns_of(kind: type[BaseModel], prefix: str = "") -> list[str]:
 
 
 def _object(annotation: Any) -> type[BaseModel] | None:
-    """The schema that a field holds one of, or none of."""
+    """The schema of the object in a field, or None if it holds no object."""
     kinds = get_args(annotation) if get_origin(annotation) is UnionType else (annotation,)
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 

@@ -1,7 +1,7 @@
 """Requests and answers of the Open Inference Protocol v2: JSON, and tensors as raw bytes behind the JSON.
 
-A request has one tensor `image`, UINT8 [N, C, H, W]; an answer has `probabilities`, FP32 [N, K], and `classes`,
-INT64 [N], the likeliest one of each image.
+A request has one tensor `image`, UINT8 [N, C, H, W]; an answer has `probabilities`, FP32 [N, K], and `classes`, INT64
+[N], the likeliest class of each image.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class TensorError(ValueError):
 
 @dataclass(frozen=True)
 class InferRequest:
-    """`images` uint8 [N, C, H, W]; `outputs`: name to whether its tensor is wanted as raw bytes."""
+    """`images` uint8 [N, C, H, W]; `outputs` maps a name to whether its tensor is wanted as raw bytes."""
 
     identity: str | None
     images: np.ndarray
@@ -34,7 +34,7 @@ def read_request(body: bytes, header_length: str | None, shape: tuple[int, int, 
     """The request in `body`, whose first `header_length` bytes (all of them where None) are JSON.
 
     Raises:
-        TensorError: see there.
+        TensorError: the protocol or the model doesn't allow the request.
     """
     length = len(body)
     if header_length is not None:
@@ -122,7 +122,7 @@ def _wanted(request: Mapping[str, Any]) -> dict[str, bool]:
 
 
 def write_answer(probabilities: np.ndarray, request: InferRequest, head: Mapping[str, Any]) -> tuple[bytes, int | None]:
-    """The body, and the length of its JSON where raw tensors follow it.  `head`: what the answer says beside them."""
+    """The body, and the length of its JSON if raw tensors follow it.  `head`: the fields of the answer beside them."""
     arrays = {"probabilities": probabilities, "classes": probabilities.argmax(axis=1)}
     outputs: list[dict[str, Any]] = []
     raw: list[bytes] = []
@@ -141,7 +141,7 @@ def write_answer(probabilities: np.ndarray, request: InferRequest, head: Mapping
 
 
 def describe_tensors(shape: Sequence[int], classes: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Inputs and outputs of a model, as its metadata has them; −1 stands for the number of images."""
+    """Inputs and outputs of a model, as its metadata lists them; −1 stands for the number of images."""
     inputs = [{"name": INPUT, "datatype": "UINT8", "shape": [-1, *shape]}]
     shapes = {"probabilities": [-1, classes], "classes": [-1]}
     return inputs, [

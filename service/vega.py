@@ -1,4 +1,4 @@
-"""AppState of Vega-Lite specs that several charts have."""
+"""Parts of Vega-Lite specs that several charts have in common."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 
 
 def frame(description: str, *, height: int) -> dict[str, Any]:
-    """What every chart begins with: as wide as its place."""
+    """The beginning of every chart: as wide as its place."""
     return {
         "$schema": SCHEMA,
         "description": description,
@@ -28,7 +28,7 @@ def intervals(x: dict[str, Any]) -> dict[str, Any]:
 
 
 def band(ends: Mapping[str, float], x: dict[str, Any]) -> dict[str, Any]:
-    """From `low` to `high`: where ours is as good as the paper's."""
+    """A band from `low` to `high`: where our value is as good as the paper's."""
     return {
         "data": {"values": [ends]},
         "mark": {"type": "rect", "opacity": 0.15},
@@ -50,7 +50,7 @@ def points(x: dict[str, Any], shown: Sequence[str], about: Sequence[dict[str, st
 
 
 def sides(domain: Sequence[str], shown: Sequence[str]) -> dict[str, Any]:
-    """A side keeps its colour and shape where another side is missing."""
+    """The scale of the sides: each keeps its colour and shape even if another side is missing."""
     return {
         "field": "side",
         "type": "nominal",

@@ -70,25 +70,25 @@ _SIDES = {
 
 
 def install(environment: Environment) -> None:
-    """Those that take one claim or verdict, as filters."""
+    """Register the functions that take one claim or verdict as filters."""
     for function in (side_of, in_terms_of, unit_of, as_run, print_value, print_metric, name_quantity):
         environment.filters[function.__name__] = function
     environment.filters["metric_name"] = name_metric
 
 
 def side_of(status: str) -> str:
-    """for, against, open, noted or waiting: how a verdict is coloured."""
+    """The side that colours a verdict: for, against, open, noted or waiting."""
     return next((side for side, statuses in _SIDES.items() if status in statuses), "waiting")
 
 
 def name_claim(judged: JudgedClaim, titles: Mapping[str, str], arms: Mapping[tuple[str, str], str]) -> str:
-    """A claim as a short phrase: its own words where it has any.
+    """A claim as a short phrase: its own words if it has any.
 
-    `titles` are those of the data sets, `arms` those of each (experiment, arm).
+    `titles` are the names of the data sets, `arms` those of each (experiment, arm).
     """
     claim = judged.claim
     if claim.statement:
-        begins_with_a_word = re.match(r"(a|[a-z]{2,}([/-][a-z]+)?) ", claim.statement)  # and no formula
+        begins_with_a_word = re.match(r"(a|[a-z]{2,}([/-][a-z]+)?) ", claim.statement)  # and without a formula
         return claim.statement[0].upper() + claim.statement[1:] if begins_with_a_word else claim.statement
     metric = name_metric(claim.metric)
     arm, baseline = (_title(name, judged.experiments, arms) for name in (claim.arm, claim.baseline_arm))
@@ -103,7 +103,7 @@ def name_claim(judged: JudgedClaim, titles: Mapping[str, str], arms: Mapping[tup
 
 
 def name_metric(metric: str) -> str:
-    """A metric, or a setting, as the head of a column."""
+    """A metric, or a setting, as the heading of a column."""
     if metric in METRICS:
         return METRICS[metric].title
     return _WORDS.get(metric) or metric.replace("_", " ").capitalize()
@@ -114,7 +114,7 @@ def _title(arm: str | None, experiments: Sequence[str], arms: Mapping[tuple[str,
 
 
 def in_terms_of(value: float | None, claim: Claim, write: Callable[[float], str] = plain) -> str:
-    """A number in the terms of `claim`: a gain in a fraction in points, everything else in the claim's unit."""
+    """A number in the terms of `claim`: a gain in a fraction becomes points, everything else is in the claim's unit."""
     unit = unit_of(claim)
     if unit == "nats" and value is not None:
         return f"{write(value)} nats"
@@ -123,17 +123,17 @@ def in_terms_of(value: float | None, claim: Claim, write: Callable[[float], str]
 
 
 def unit_of(claim: Claim) -> str:
-    """Of what is found: a gain among networks of so many parameters is in the unit of its metric."""
+    """The unit of the finding: a gain among networks of so many parameters is in the unit of its metric."""
     return METRICS[claim.metric].unit if claim.kind in SIDES_OF_A_SIZE else claim.unit or ""
 
 
 def as_run(value: float, claim: Claim) -> str:
-    """What one run enters a claim with: a number in its metric, whatever the claim makes of it."""
+    """The claim as one run sees it: a number in its metric, whatever the claim derives from it."""
     return value_in(METRICS[claim.metric].unit if claim.metric in METRICS else claim.unit or "")(value)
 
 
 def print_value(claim: Claim) -> str:
-    """The paper's number as it stands there: with its error, as a range, or as k of n."""
+    """The paper's number as printed there: with its error, as a range, or as k of n."""
     if claim.kind == "equivalence":
         named = (
             "" if claim.value is None else f", with losses up to {in_terms_of(claim.value, claim).removeprefix('+')}"
@@ -164,7 +164,7 @@ def print_metric(row: Metric) -> str:
 
 
 def summarise(tally: Tally) -> str:
-    """What came out for a paper, in a sentence; what training decided is counted apart."""
+    """Summarise a paper's results in a sentence; claims decided by training are counted separately."""
     words = []
     for basis, what in (
         ("finding", "that can be computed"),
@@ -185,7 +185,7 @@ def summarise(tally: Tally) -> str:
 
 
 def _count(tally: Tally, basis: str, side: str) -> int:
-    """Claims decided on one side; how an experiment is set up is no claim that can hold."""
+    """Number of claims decided on one side; how an experiment is set up is not a claim that can hold."""
     return sum(
         number
         for status, number in tally.by_basis.get(basis, {}).items()
@@ -194,9 +194,9 @@ def _count(tally: Tally, basis: str, side: str) -> int:
 
 
 def highlights(judged: Iterable[JudgedClaim], *, most: int = 3) -> list[JudgedClaim]:
-    """What came out that a reader should see first, one of each place in the paper and of each error.
+    """The results that a reader should see first, one for each place in the paper and for each error.
 
-    Trained before computed, against the paper before for it, with a number of ours before without.
+    Trained before computed, against the paper before for it, those with a number of ours before those without.
     """
     first, met = [], set[str]()
     for row in sorted(judged, key=_weight):
@@ -213,7 +213,7 @@ def _weight(row: JudgedClaim) -> tuple[bool, bool, bool]:
 
 
 def group_by_place(judged: Sequence[JudgedClaim]) -> dict[str, list[JudgedClaim]]:
-    """Claims under the table, figure or section where they stand, both in the paper's order."""
+    """Claims grouped by the table, figure or section where they appear, both in the paper's order."""
     groups: dict[str, list[JudgedClaim]] = {}
     for row in judged:
         groups.setdefault(row.claim.place, []).append(row)

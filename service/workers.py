@@ -1,7 +1,7 @@
 """Processes that run forward passes.
 
 A pass is hundreds of small operations, each of which needs the interpreter for a moment.  In the process that answers
-HTTP they would wait for it most of the time, so passes have interpreters, and models, of their own.
+HTTP they would wait for it most of the time, so passes run in separate interpreters with their own models.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _END_SECONDS = 1.0
 
 
 class WorkerGone(RuntimeError):
-    """The process has ended, and nobody asked it to."""
+    """The process has ended, although nobody asked it to."""
 
 
 class PassFailed(RuntimeError):
@@ -57,10 +57,10 @@ class Worker:
         self._process = context.Process(target=_answer_until_closed, args=arguments, name="inference", daemon=True)
         self._process.start()
         theirs.close()
-        atexit.register(self.stop)  # where the server is ended without its shutdown
+        atexit.register(self.stop)  # in case the server ends without its shutdown
 
     def stop(self) -> None:
-        """Let it end; it is killed where it is still at a pass `_END_SECONDS` later."""
+        """Let it end; it is killed if it is still running a pass `_END_SECONDS` later."""
         atexit.unregister(self.stop)
         if self._connection is None or self._process is None:
             return
@@ -82,9 +82,9 @@ class Worker:
         """Class probabilities, float32 [N, K], of uint8 images [N, C, H, W] in one pass; loads the model first.
 
         Raises:
-            CheckpointError: the weights are gone, or aren't those that were recorded.
+            CheckpointError: the weights are gone, or aren't the recorded ones.
             PassFailed: the network failed on these images.
-            WorkerGone: see there; or loading and pass take longer than `pass_seconds`.
+            WorkerGone: the process has ended, or loading and pass take longer than `pass_seconds`.
         """
         assert self._connection is not None, "a worker is started before it is asked"
         try:
@@ -101,11 +101,11 @@ class Worker:
 
 
 def load_ahead() -> None:
-    """Begin to load torch, once, in the process that every worker will be a fork of; returns at once.
+    """Begin to load torch, once, in the process that every worker is forked from; returns at once.
 
-    What ends a whole group of processes is kept from that one too, so that requests under way are finished.
+    Signals that end a whole group of processes are kept from that one too, so that requests under way are finished.
     """
-    resource_tracker.ensure_running()  # its own start would let these signals through again
+    resource_tracker.ensure_running()  # its own start would unblock these signals again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SERVERS_SIGNALS)
     try:
         forkserver.set_forkserver_preload([_PREDICTORS])
@@ -115,15 +115,15 @@ def load_ahead() -> None:
 
 
 def cores_here() -> int:
-    """Cores that this process may use; a container's share of time isn't seen."""
+    """Number of cores that this process may use; a container's share of time isn't seen."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _answer_until_closed(connection: Connection, device: str, budget_bytes: int, threads: int) -> None:
-    """A worker's whole life.  Signals are for the server, which closes the connection when it has finished."""
+    """The whole life of a worker.  Signals are for the server, which closes the connection when it has finished."""
     for number in _SERVERS_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    module = importlib.import_module(_PREDICTORS)  # brings torch, which the server never needs
+    module = importlib.import_module(_PREDICTORS)  # imports torch, which the server never needs
     module.settle(threads)
     predictors = module.PredictorCache(device=device, budget_bytes=budget_bytes)
     while True:

@@ -65,7 +65,7 @@ def real_mirror() -> Path:
 
 @pytest.fixture(scope="session")
 def published(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A database of the published evidence alone."""
+    """A database of the published evidence only."""
     from stages.recording import record
 
     place = str(tmp_path_factory.mktemp("evidence") / "results.db")
@@ -75,7 +75,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[Callable[[], str]]:
-    """Makes an empty PostgreSQL database and gives its URL."""
+    """A function that makes an empty PostgreSQL database and returns its URL."""
     programs = find_programs()
     if programs is None:
         pytest.skip("no PostgreSQL server here; on Debian: apt install postgresql")

@@ -1,4 +1,4 @@
-"""A PostgreSQL of the tests' own: a cluster in a temporary folder, on 127.0.0.1 and a free port, gone afterwards."""
+"""A PostgreSQL only for tests: a cluster in a temporary folder, on 127.0.0.1 and a free port, removed afterwards."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def find_programs() -> Path | None:
 
 @contextmanager
 def cluster(programs: Path) -> Iterator[str]:
-    """A running server's URL, without a database.  It sorts text as people do, which SQLite does not."""
+    """A running server's URL, without a database.  It sorts text by language rules, which SQLite does not."""
     owner = unprivileged_user()
     folder = Path(tempfile.mkdtemp(prefix="claimcheck-postgres-"))
     if owner is not None:
@@ -53,7 +53,7 @@ def cluster(programs: Path) -> Iterator[str]:
 
 
 def unprivileged_user() -> str | None:
-    """Whom the server runs as: PostgreSQL refuses to run as root."""
+    """The user that runs the server: PostgreSQL refuses to run as root."""
     if os.geteuid() != 0:
         return None
     names = {entry.pw_name for entry in pwd.getpwall()}

@@ -1,8 +1,8 @@
-"""Verbs as processes of their own that need not import everything anew: forked from one that has imported it once.
+"""Verbs as separate processes that need not import everything anew: forked from one that has imported it once.
 
-`Preloaded` starts `python -m tests.preloaded`, which has one thread, reads a call a line, forks and answers with exit
-status and output.  A child runs the module as `python -m` would; what the interpreter reads at its start (hash seed,
-threads of torch) is that of the parent.
+`Preloaded` starts `python -m tests.preloaded`, which has one thread, reads one call per line, forks and answers with
+exit status and output.  A child runs the module as `python -m` would; settings that the interpreter reads at its start
+(hash seed, threads of torch) are those of the parent.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _answer(question: Mapping[str, Any]) -> dict[str, Any]:
 def _run(
     module: str, arguments: Sequence[str], cwd: str, env: Mapping[str, str], before: tuple[str, str] | None
 ) -> int:
-    """In the child: its exit status."""
+    """Runs in the child; returns its exit status."""
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)

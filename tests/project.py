@@ -1,4 +1,4 @@
-"""A small project in a folder of its own: one experiment, two tiny arms, a packed stand-in, ready to train."""
+"""A small project in a separate folder: one experiment, two tiny arms, a packed stand-in, ready to train."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def start_training(project: Path, *options: str) -> subprocess.Popen[str]:
 
 
 def train(project: Path, *options: str) -> str:
-    """Train to the end and return what was printed."""
+    """Train to the end and return the output."""
     process = start_training(project, *options)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
@@ -102,7 +102,7 @@ def train(project: Path, *options: str) -> str:
 
 
 def outcomes(project: Path) -> dict[str, tuple[bytes, bytes]]:
-    """(history, weights) of each published run by key: what must not depend on interruptions."""
+    """(history, weights) of each published run by key: the parts that must not depend on interruptions."""
     return {
         folder.name: ((folder / "history.jsonl").read_bytes(), (folder / "weights.safetensors").read_bytes())
         for folder in sorted((project / "data" / "store" / "runs").iterdir())

@@ -1,4 +1,4 @@
-"""What a long test saw, as a file to commit: `make soak` writes `docs/soak/<name>.json`."""
+"""The observations of a long test, as a file to commit: `make soak` writes `docs/soak/<name>.json`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.project import REPOSITORY
 
 
 def write_soak_report(name: str, facts: dict[str, Any]) -> None:
-    """Write `facts` with date, revision and machine below `CLAIMCHECK_SOAK_REPORTS`; nothing where that isn't set."""
+    """Write `facts` with date, revision and machine below `CLAIMCHECK_SOAK_REPORTS`; nothing if that isn't set."""
     folder = os.environ.get("CLAIMCHECK_SOAK_REPORTS")
     if not folder:
         return
@@ -36,7 +36,7 @@ def write_soak_report(name: str, facts: dict[str, Any]) -> None:
 
 
 def revision() -> str | None:
-    """The commit, marked where anything but these reports has changed since; None outside of a repository."""
+    """The commit, marked if anything but these reports has changed since; None outside a repository."""
     commit = _git("rev-parse", "HEAD")
     return commit + ("-dirty" if _git("status", "--porcelain", "--", ".", ":!docs/soak") else "") if commit else None
 

@@ -15,7 +15,7 @@ BLOCK = re.compile(
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block; `file` is the path in backticks that opens the line above it, if there is one."""
+    """A fenced block; `file` is the path in backticks that opens the line above it, if any."""
 
     file: str | None
     language: str
@@ -23,7 +23,7 @@ class Block:
 
 
 def read_story(page: Path) -> list[Block]:
-    """The blocks of a page in their order."""
+    """The blocks of a page in order."""
     found = [Block(match["file"], match["language"], match["text"]) for match in BLOCK.finditer(page.read_text())]
     assert len(found) == page.read_text().count("\n```") / 2, f"{page}: a block that this reader doesn't see"
     return found
@@ -40,9 +40,9 @@ def _fits(line: str, shown: str) -> bool:
 
 
 def differences(expected: Any, answer: Any, place: str = "answer") -> Iterable[str]:
-    """Where `answer` isn't what the page shows of it.
+    """The places where `answer` differs from what the page shows of it.
 
-    An object may have more keys than are shown; of a list, each shown element is one of the answer's.  The text `…` is
+    An object may have more keys than are shown; each shown element of a list is one of the answer's.  The text `…` is
     any value.
     """
     if expected == "…":

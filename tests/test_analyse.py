@@ -20,7 +20,7 @@ from tests.project import MARGINS, REPOSITORY, environment
 
 @pytest.fixture
 def toy_paper(tmp_path: Path) -> Path:
-    """A checkout whose only paper finds what it is told to."""
+    """A checkout whose only paper finds what it is told to find."""
     readers = (
         "experiment",
         "fingerprint",
@@ -92,7 +92,7 @@ def test_an_error_at_several_places_is_told_once() -> None:
 
 @pytest.fixture(scope="module")
 def found() -> list[Finding]:
-    """All that is computed of the five papers, some seconds of work."""
+    """All computed findings of the five papers, some seconds of work."""
     modules = (import_module(f"stages.papers.{paper}.findings") for paper in analyse.papers())
     return [finding for module in modules for finding in module.findings(MARGINS)]
 
@@ -108,7 +108,7 @@ def test_the_page_says_what_is_computed(found: list[Finding]) -> None:
 
 @pytest.mark.timeout(300)
 def test_ours_is_in_the_claims_unit_and_decides(found: list[Finding]) -> None:
-    """Of a finding with readings, each reading's own number, of which the finding has one."""
+    """For a finding with readings, each reading's own number, of which the finding has one."""
     claims = {claim.id: claim for claim in read_claims(REPOSITORY / "data" / "claims.csv")}
     with_ours = [finding for finding in found if finding.ours is not None]
     assert len(with_ours) > 20
@@ -124,7 +124,7 @@ def test_ours_is_in_the_claims_unit_and_decides(found: list[Finding]) -> None:
 
 
 def margin_of(claim: ClaimLine) -> float:
-    """What the rules leave beyond rounding to a number of operations."""
+    """The margin that the rules leave beyond rounding to a number of operations."""
     return MARGINS.flops(claim.value or 0.0, claim.precision or 0.0) if claim.metric == "operations" else 0.0
 
 
@@ -144,7 +144,7 @@ def test_nothing_is_accused_that_a_reading_saves(found: list[Finding]) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not SOURCES.is_dir(), reason=f"the papers' texts are not at {SOURCES}")
 def test_readings_quote_the_papers_word_by_word(found: list[Finding]) -> None:
-    """What stands between double quotes, up to white space and ligatures."""
+    """The text between double quotes, up to white space and ligatures."""
     texts = {}
     for paper, number in SOURCE_OF.items():
         (source,) = SOURCES.glob(f"{number}_*.txt")

@@ -1,4 +1,4 @@
-"""Who may import whom, read from the syntax trees: docs/architecture.md draws the same picture."""
+"""Allowed imports between parts, read from the syntax trees: docs/architecture.md draws the same picture."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def part_of(module: str) -> str:
 def imports(path: Path, *, for_types: bool = True) -> frozenset[str]:
     """Every module imported anywhere in the file, `from a import b` as both `a` and `a.b`.
 
-    `for_types` counts what only a type checker imports, below `if TYPE_CHECKING:`.
+    `for_types` includes imports made only by a type checker, below `if TYPE_CHECKING:`.
     """
     tree = ast.parse(path.read_text())
     guarded = {
@@ -159,7 +159,7 @@ def our_imports(path: Path, package: str = "stages") -> set[str]:
 
 @cache
 def closure(module: str) -> set[str]:
-    """`module` and all of ours that is imported with it, parent packages included."""
+    """`module` and everything of ours that is imported with it, parent packages included."""
     seen: set[str] = set()
     queue = [module]
     while queue:

@@ -1,4 +1,4 @@
-"""Checkpoints: what was saved is what answers, and anything else is refused with its reason."""
+"""Checkpoints: the saved network is the one that answers, and anything else is refused with its reason."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def claims() -> dict[str, ClaimLine]:
 
 @pytest.fixture(scope="module")
 def five(claims: dict[str, ClaimLine]) -> dict[str, ClaimLine]:
-    """The claims of the papers that the counts below are of; a paper that is added brings tests of its own."""
+    """The claims of the papers that the counts below cover; a new paper brings its own tests."""
     return {name: claim for name, claim in claims.items() if claim.paper in FIVE}
 
 
@@ -111,7 +111,7 @@ def test_every_claim_is_placed_at_an_arm_of_its_paper(claims: dict[str, ClaimLin
 
 
 def test_a_comparison_stands_where_the_params_file_puts_the_arm(claims: dict[str, ClaimLine], params: Params) -> None:
-    """The proposed arm against the one that its file names, unless the paper compares with several."""
+    """The proposed arm against the one that its file names, unless the paper compares it with several."""
     across = ("ninformer.", "dac.shallower.", "dac.v1_worse.")
     for claim in claims.values():
         for experiment in experiments_of(claim, params) if claim.kind in COMPARED else []:
@@ -153,7 +153,7 @@ def test_differences_have_the_sign_and_size_of_the_papers_own_rows(claims: dict[
 
 
 def test_a_loss_is_a_size_and_never_a_claimed_order(claims: dict[str, ClaimLine]) -> None:
-    """No paper claims that its own arm is worse; a printed loss is a number, and its size alone is judged."""
+    """No paper claims that its own arm is worse; a printed loss is a number, and only its size is judged."""
     compared = [claim for claim in claims.values() if claim.kind in ("order", "difference")]
     assert [claim.id for claim in compared if claim.value is None or claim.value <= 0] == []
     losses = {claim.id for claim in claims.values() if claim.kind == "gap" and (claim.value or 0) < 0}

@@ -1,4 +1,4 @@
-"""Published lines agree with themselves; each number that is edited in one is named by `record`, with file and line."""
+"""Published lines agree with themselves; `record` names each number edited in one, with file and line."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def chosen() -> dict[str, list[EvidenceLine]]:
 
 @pytest.fixture
 def root(tmp_path: Path, chosen: dict[str, list[EvidenceLine]]) -> Path:
-    """What `record` needs for the results of MNIST, which are local here."""
+    """Everything that `record` needs for the results of MNIST, which are local here."""
     (tmp_path / "data").mkdir()
     for name in ("params", "params.yaml", "data/claims.csv", "data/claims-history.jsonl"):
         (tmp_path / name).symlink_to(REPOSITORY / name)
@@ -57,7 +57,7 @@ def root(tmp_path: Path, chosen: dict[str, list[EvidenceLine]]) -> Path:
 
 
 def edit(path: Path, number: int, change: Edit) -> None:
-    """Change one line as somebody would with an editor."""
+    """Change one line as with an editor."""
     lines = path.read_text().splitlines()
     value = json.loads(lines[number - 1])
     change(value)

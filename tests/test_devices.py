@@ -1,7 +1,7 @@
-"""Everything of a training step is on the device of its data, seen without one: PyTorch's fake CUDA tensors.
+"""Everything in a training step is on the device of its data, tested without a GPU: PyTorch's fake CUDA tensors.
 
 They have shapes, types and a device but no numbers, and refuse an operation on tensors of two devices.  Backward passes
-want a real device (`python -m benchmarks.gpu_check`): the loops run with numbers and gradients that are made up here.
+need a real device (`python -m benchmarks.gpu_check`): the loops run with numbers and gradients that are made up here.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def runs() -> Iterator[tuple[PlannedRun, DatasetSource]]:
 
 
 def on_gpu(model: nn.Module) -> nn.Module:
-    """`model.to("cuda")` for parameters and buffers without numbers; what is neither stays where it was."""
+    """`model.to("cuda")` for parameters and buffers without numbers; anything else stays where it was."""
     moved: dict[int, Tensor] = {}
 
     def move(tensor: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ def task_on_gpu(source: DatasetSource, protocol: Protocol) -> Task:
 
 @pytest.fixture
 def without_numbers(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
-    """What stands in for numbers and gradients; the last module in the list is the one that is trained."""
+    """Stand-ins for numbers and gradients; the last module in the list is the one that is trained."""
     trained: list[nn.Module] = []
 
     def fill_gradients(loss: Tensor) -> None:
@@ -93,7 +93,7 @@ def without_numbers(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
 
 
 def numbers(tensor: Tensor) -> list[float]:
-    """Of several networks the first two have diverged."""
+    """Of several networks, the first two have diverged."""
     return [math.nan if place < 2 < len(tensor) else 0.0 for place in range(len(tensor))]
 
 

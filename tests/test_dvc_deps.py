@@ -28,7 +28,7 @@ IMPORT_BY_NAME = {
     "ops/fast_layers_native.py",  # fast layers beside a paper's own
     "proving/driver.py",  # in no stage: what another revision's tree calls the same
     "papers/__init__.py",  # the paper's models
-    "stacking/loop.py",  # what stacks a model's networks
+    "stacking/loop.py",  # stacks a model's networks
     "training/optimizer.py",  # the optimisers
 }
 

@@ -1,4 +1,4 @@
-"""A refactor keeps its evidence when it is shown to change no number, and only then."""
+"""A refactoring keeps its evidence if it is shown to change no number, and only then."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def rewrite(project: Path, *files: tuple[str, str, str]) -> None:
 
 
 def rename_a_module(project: Path) -> None:
-    """`stages.training.stopping` is called `halting` from now on, and so says whoever imports it."""
+    """Rename `stages.training.stopping` to `halting`, in every import too."""
     folder = project / "stages" / "training"
     (folder / "stopping.py").rename(folder / "halting.py")
     for name in ("training/loop.py", "stacking/loop.py"):
@@ -87,7 +87,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def renamed(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The same with a module renamed, and shown to be equivalent; and what was said of that."""
+    """The same with a module renamed and shown to be equivalent; also the output of that."""
     project = copy(trained, tmp_path_factory.mktemp("renamed"))
     rename_a_module(project)
     commit(project, "a better name")
@@ -97,7 +97,7 @@ def renamed(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
 
 
 def in_store(project: Path) -> str:
-    """What `claimcheck plan` says of the experiment's two runs."""
+    """The output of `claimcheck plan` on the experiment's two runs."""
     line = next(text for text in ask(project, "stages.cli", "plan").stdout.splitlines() if text.startswith(EXPERIMENT))
     return line.split("stand-in data")[0].split()[-1]
 
@@ -176,7 +176,7 @@ def test_a_forged_line_is_refused_by_name(renamed: tuple[Path, str], tmp_path: P
 
 
 def test_what_another_line_says_of_the_code_before_changes_nothing(renamed: tuple[Path, str], tmp_path: Path) -> None:
-    """Sealed anew, with another digest before: the chain no longer begins at what trained the outcome."""
+    """Resealed with another digest before: the chain no longer begins at the code that trained the outcome."""
     project = copy(renamed[0], tmp_path)
     line = json.loads((project / PATH).read_text())
     for proof in line["proofs"]:
@@ -198,7 +198,7 @@ CPU = {"device": "cpu", "threads": 1}
 
 
 def proven(*steps: dict[str, tuple[str | None, str | None]]) -> Equivalences:
-    """A line a step, each of the path of `SPEC`."""
+    """One line per step, each along the path of `SPEC`."""
     compared = Compared(
         run="toy.vit.0",
         run_key=SPEC.run_key,

@@ -1,6 +1,6 @@
 """Evaluation: deterministic lines, the observer's last value is the Predictor's, and mixed-up data are refused.
 
-It is incremental by run, holds one network at a time, and a run that can't be evaluated holds up no other.
+It is incremental by run, holds one network at a time, and a run that can't be evaluated delays no other.
 """
 
 from __future__ import annotations

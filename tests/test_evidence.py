@@ -75,7 +75,7 @@ def test_curves_are_a_sequence_of_epochs() -> None:
 
 
 def test_a_line_that_is_laid_out_otherwise_is_what_it_says(tmp_path: Path) -> None:
-    """The digest is of the canonical line, however it is written."""
+    """The digest covers the canonical line, however it is written."""
     text = (REPOSITORY / "data" / "evidence" / "ninformer-mnist.jsonl").read_text().splitlines()[0]
     line, path = json.loads(text), tmp_path / "x.jsonl"
     path.write_text(json.dumps(dict(reversed(line.items()))) + "\n")

@@ -1,4 +1,4 @@
-"""Params: the printed numbers are there, what is planned from them, and every mistake is one clear error."""
+"""Params: the printed numbers are there, plans derived from them are right, and every mistake is one clear error."""
 
 from __future__ import annotations
 

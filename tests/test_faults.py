@@ -1,4 +1,4 @@
-"""No traceback reaches a user: a full disk, a folder that can't be written to and a damaged file are one line."""
+"""No traceback reaches a user: a full disk, an unwritable folder and a damaged file each give one line."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Call = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def obey_modes() -> None:
-    """Root writes where the mode of a folder forbids it; without these capabilities it is like everybody."""
+    """Root ignores the mode of a folder; without these capabilities it is like everybody else."""
     if os.geteuid() == 0:
         libc, header, sets = ctypes.CDLL(None), (ctypes.c_uint32 * 2)(_CAP_VERSION, 0), (ctypes.c_uint32 * 6)()
         assert libc.capget(header, sets) == 0
@@ -51,7 +51,7 @@ def obey_modes() -> None:
 
 
 def write_little() -> None:
-    """No file may grow beyond a few bytes: what a write to a full disk looks like to a program."""
+    """No file may grow beyond a few bytes: to a program this looks like a full disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (16, 16))
 
 
@@ -62,7 +62,7 @@ def call() -> Iterator[Call]:
         def run(project: Path, verb: str, before: Callable[[], None] | None = None) -> Any:
             if verb != "train":
                 return preloaded.call(*VERBS[verb], cwd=project, env=environment(), before=before)
-            return subprocess.run(  # its workers are processes of their own
+            return subprocess.run(  # its workers are separate processes
                 [sys.executable, "-m", *VERBS[verb]],
                 cwd=project,
                 env=environment(),
@@ -175,7 +175,7 @@ def test_a_training_writes_a_damaged_list_anew(call: Call, project: Path) -> Non
 
 
 def test_a_damaged_page_of_the_database_is_no_traceback(call: Call, project: Path) -> None:
-    """Its first page is whole, so that it opens."""
+    """Its first page is intact, so it opens."""
     path = project / "data" / "results.db"
     content = path.read_bytes()
     path.unlink()

@@ -52,7 +52,7 @@ def test_docstring_beside_umlauts_and_several_lines() -> None:
 
 
 def tokens_that_count(source: str) -> str:
-    """The same by another road: all tokens but comments and docstrings, without white space."""
+    """The same computed differently: all tokens but comments and docstrings, without white space."""
     docstrings = {
         (node.body[0].lineno, node.body[0].col_offset)
         for node in ast.walk(ast.parse(source))

@@ -1,4 +1,4 @@
-"""What must hold for every file in git, whatever it says."""
+"""Rules that hold for every file in git, whatever its content."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ INDEX_LINE = re.compile(r"^\s*(?:-i|--index-url|--extra-index-url|--find-links|-
 
 @cache
 def tracked_files() -> tuple[Path, ...]:
-    """Files in git's index that still exist, or every file where this is no clone."""
+    """Files in git's index that still exist, or every file if this is not a clone."""
     listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listing.returncode != 0:
         pytest.skip("not a git clone: nothing is tracked")
@@ -92,6 +92,6 @@ def test_nothing_is_left_for_later() -> None:
 
 
 def test_ignored_folders_are_not_tracked() -> None:
-    """What the pipeline writes is rebuilt, never committed."""
+    """Files written by the pipeline are rebuilt, never committed."""
     built = ("data/downloads/", "data/store/", "data/raw/", "data/processed/", "data/runs/", "data/report/")
     assert [name for name in tracked_text() if name.startswith(built)] == []

@@ -1,4 +1,4 @@
-"""Uploads become a network's input the way `evaluate` sees its images, and bad ones are refused."""
+"""Uploads become a network's input the same way as images in `evaluate`, and bad ones are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a process has loaded is known for sure: an edit under its feet, undone or not, leaves no wrong result behind."""
+"""The code that a process has loaded is known for sure: an edit meanwhile, undone or not, leaves no wrong result
+behind.
+"""
 
 from __future__ import annotations
 

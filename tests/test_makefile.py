@@ -17,7 +17,9 @@ FRAME = ("Makefile", "Dockerfile", ".ci/run", "dvc.yaml")
 
 
 def make(*arguments: str, cwd: Path = ROOT) -> str:
-    """What make prints, whatever this process was told by one: a choice for the tests is none for what they test."""
+    """The output of make, independent of any make around this process: a choice for the tests must not affect tested
+    code.
+    """
     chosen = re.findall(r"^(\w+) \?=", (ROOT / "Makefile").read_text(), re.MULTILINE)
     env = {name: value for name, value in os.environ.items() if name not in [*chosen, "CLAIMCHECK_DEVICE"]}
     done = subprocess.run(["make", *arguments], cwd=cwd, env=env, capture_output=True, text=True, check=True)
@@ -25,7 +27,7 @@ def make(*arguments: str, cwd: Path = ROOT) -> str:
 
 
 def dry_run(*arguments: str) -> str:
-    """What make would do; it does nothing."""
+    """The commands that make would run; it runs nothing."""
     return make("--dry-run", "TORCH_BACKEND=locked", *arguments)
 
 

@@ -1,4 +1,4 @@
-"""Inside trained networks: really trained ones are looked at, recorded, answered about and drawn."""
+"""Inside trained networks: really trained ones are observed, recorded, queried and drawn."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_a_stand_in_s_inside_is_shown_with_its_run_and_says_nothing_of_a_claim(r
 
 @pytest.fixture(scope="module")
 def real(root: Path, tmp_path_factory: pytest.TempPathFactory) -> TestClient:
-    """The same lines as if their data had been whole."""
+    """The same lines as if their data had been complete."""
     folder = tmp_path_factory.mktemp("real")
     write_project(folder)
     (folder / "data" / "results").mkdir()

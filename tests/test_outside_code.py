@@ -1,4 +1,4 @@
-"""What a run executes is in its key wherever it lies: the worker's part that makes numbers, a user's own packages."""
+"""Code that a run executes is in its key wherever it lies: the worker's number-making part, a user's own packages."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_the_worker_makes_no_number_that_the_key_doesnt_cover(checkout: Path) ->
 
 
 def test_the_worker_itself_touches_neither_rows_nor_layers() -> None:
-    """What it does with networks is in `stages.training.session`; it may ask whether weights are finite."""
+    """Its work with networks is in `stages.training.session`; it may check whether weights are finite."""
     tree = (REPOSITORY / "stages" / "worker.py").read_text()
     assert [
         word for word in ("flush_denormal", "build_model", "make_task", "read_rows", "manual_seed") if word in tree

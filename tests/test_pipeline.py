@@ -1,4 +1,4 @@
-"""The whole graph with real DVC in a checkout of its own: no-op, what a change re-enters, pulling, `kill -9` of dvc."""
+"""The whole graph with real DVC in a separate checkout: no-op, reruns after a change, pulling, `kill -9` of dvc."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def checkout(finished: Path, tmp_path: Path) -> Path:
-    """A copy of a finished checkout, to change."""
+    """A copy of a finished checkout, for changes."""
     return Path(shutil.copytree(finished, tmp_path / "checkout", symlinks=True))
 
 
@@ -164,7 +164,7 @@ def test_one_flipped_byte_is_found_and_healed_with_dvcs_object(finished: Path, t
 
 
 def flip(path: Path) -> None:
-    """One bit, in place: every name of the file has it."""
+    """Flip one bit in place: every name of the file has it."""
     path.chmod(0o644)
     with path.open("r+b") as file:
         file.seek(path.stat().st_size // 2)

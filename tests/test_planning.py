@@ -1,4 +1,4 @@
-"""`claimcheck plan`: what trainings will cost, from the real params and before anything trains."""
+"""`claimcheck plan`: the cost of trainings, from the real params and before anything trains."""
 
 from __future__ import annotations
 

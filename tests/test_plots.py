@@ -1,4 +1,4 @@
-"""`dvc plots show` by real DVC: a line an arm, a band over its replicates."""
+"""`dvc plots show` by real DVC: one line per arm, with a band over its replicates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ARMS, REPLICATES, EPOCHS = ("vit", "ninformer", "ninformer-wide"), 3, 4
 
 @pytest.fixture(scope="module")
 def specs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What the page draws, for the graph of this repository and made-up curves."""
+    """The specs that the page draws, for the graph of this repository and made-up curves."""
     folder = make_project(tmp_path_factory.mktemp("plots"))
     shutil.copy(REPOSITORY / "dvc.yaml", folder)
 

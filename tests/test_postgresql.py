@@ -81,7 +81,7 @@ def test_both_hold_the_same_rows(root: Path, postgresql: Create, opened: Callabl
 
 
 def answers(client: TestClient) -> dict[str, tuple[int, Any]]:
-    """What every address answers that can be reached from the lists, and some that are wrong."""
+    """Responses of every address that can be reached from the lists, and of some wrong ones."""
     found: dict[str, tuple[int, Any]] = {}
     queue = [
         "/compare",
@@ -116,7 +116,7 @@ def test_both_give_the_same_answers(root: Path, postgresql: Create) -> None:
 
 
 def test_a_rebuild_under_readers_is_seen_by_the_next_request(root: Path, postgresql: Create, tmp_path: Path) -> None:
-    """More requests than it takes the driver to prepare a statement for good."""
+    """More requests than the driver needs before it prepares a statement permanently."""
     root = Path(shutil.copytree(root, tmp_path / "root"))
     url = postgresql()
     record(root, url)
@@ -158,7 +158,7 @@ def test_what_cannot_be_recorded_leaves_the_old_rows(
 def test_a_database_of_older_tables_is_rebuilt(
     root: Path, postgresql: Create, opened: Callable[[str], Sessions]
 ) -> None:
-    """A table that is no more refers to one that still is."""
+    """A table that no longer exists refers to one that still does."""
     url = postgresql()
     with psycopg.connect(url) as connection:
         connection.execute("CREATE TABLE results (id integer PRIMARY KEY)")

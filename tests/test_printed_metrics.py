@@ -1,4 +1,4 @@
-"""A comparison is in the metric that the paper prints, ours and the paper's each with its error."""
+"""A comparison uses the metric that the paper prints, ours and the paper's each with its error."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def of(session: Session, experiment: str, **asked: str) -> ExperimentComparison:
 
 
 def test_every_experiment_is_shown_in_the_metric_of_its_printed_values(session: Session) -> None:
-    """By the claims themselves: the first value that is no cost."""
+    """By the claims themselves: the first value that isn't a cost."""
     first: dict[str, str] = {}
     for claim in claims().values():
         if claim.kind == "value" and claim.experiment and METRICS[claim.metric].split is not None:

@@ -223,7 +223,7 @@ def test_a_result_that_contradicts_itself_is_not_published(checkout: Path) -> No
 
 
 def test_nothing_is_published_beside_a_line_that_was_edited(checkout: Path) -> None:
-    """The digest would be taken anew, and the edit be evidence."""
+    """Otherwise the digest would be recomputed, and the edit would become evidence."""
     evaluated(checkout, result())
     path = publish("toy", checkout).path
     path.write_text(path.read_text().replace('"dirty":false', '"dirty":true'))
@@ -235,7 +235,7 @@ def test_nothing_is_published_beside_a_line_that_was_edited(checkout: Path) -> N
 
 
 def with_older_code(checkout: Path, *, forged: bool = False) -> tuple[ResultLine, str, str]:
-    """A result of code that was changed since without changing a number; the revisions before and after.
+    """A result of code that has since changed without changing a number; the revisions before and after.
 
     `forged`: the line that says so names a digest that its revision doesn't have.
     """

@@ -1,8 +1,9 @@
-"""Random faults in a finished project: each is named, healed by `dvc repro`, or harmless, and no number is another one.
+"""Random faults in a finished project: each is named, healed by `dvc repro`, or harmless, and no number changes
+silently.
 
 A fault flips a bit, cuts a file, swaps two files or changes a digit, anywhere: code, parameters, data, run store, DVC's
 cache, results, evidence, database.  Afterwards `claimcheck verify` and `dvc repro` run.  A number may then differ from
-the undisturbed one in two cases alone: it belongs to another run, with another run key, or somebody says by name that
+the undisturbed one in only two cases: it belongs to another run, with another run key, or a message says by name that
 it doesn't hold.  Code and parameters that were changed are changes, not faults: put back, the old numbers are back.
 
 `CLAIMCHECK_SOAK_FAULTS` says how many; `CLAIMCHECK_SOAK_SEED` the first seed.
@@ -56,7 +57,7 @@ Numbers = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Seen:
-    """What became of a fault: `named` (by whom), `healed`, `harmless`, `another run`; `wrong` says what is amiss."""
+    """The outcome of a fault: `named` (by whom), `healed`, `harmless`, `another run`; `wrong` says what is amiss."""
 
     seed: int
     place: str
@@ -92,7 +93,7 @@ def call(folder: Path, *command: str) -> tuple[int, str]:
 
 
 def numbers_of(folder: Path) -> Numbers:
-    """Metrics of each result by run key and source, and each verdict; times and costs are another matter."""
+    """Metrics of each result by run key and source, and each verdict; times and costs are left out."""
     database = sqlite3.connect(f"file:{folder / 'data' / 'results.db'}?mode=ro", uri=True)
     try:
         found: Numbers = {"results": {}, "verdicts": {}}
@@ -148,7 +149,7 @@ def disturb(folder: Path, seed: int) -> tuple[str, str, list[Path]]:
 
 
 def write(path: Path, content: bytes) -> None:
-    """In place: every name that a file has by hard links has the fault."""
+    """Write in place: every hard-linked name of a file has the fault."""
     mode = path.stat().st_mode
     path.chmod(0o644)
     path.write_bytes(content)
@@ -156,7 +157,7 @@ def write(path: Path, content: bytes) -> None:
 
 
 def is_named(output: str, files: list[Path], folder: Path) -> bool:
-    """Whether a message has the file, its folder (a run, a data set) or what it is part of."""
+    """True if a message has the file, its folder (a run, a data set) or the whole that it is part of."""
     names = {str(path.relative_to(folder)) for path in files} | {path.stem for path in files}
     names |= {path.parent.name[:12] for path in files if len(path.parent.name) >= 12}
     return any(name in output for name in names)
@@ -199,7 +200,7 @@ def unlike(numbers: Numbers, expected: Numbers) -> bool:
 
 
 def put_back(folder: Path, expected: Numbers) -> str:
-    """Files that git holds as they were, and one more repro: what is wrong then."""
+    """Restore the files that git holds, and run repro once more; returns anything still wrong."""
     run(folder, "git", "checkout", "-q", "--", ".")
     done, output = call(folder, *DVC, "repro")
     if done:

@@ -69,7 +69,7 @@ def test_answers_are_what_the_service_gives(published: str) -> None:
 
 
 def test_the_numbers_of_statements_are_those_of_the_claims() -> None:
-    """What a paper says, what its authors say elsewhere, and what we read off its tables."""
+    """Statements of a paper, its authors' statements elsewhere, and those that we read off its tables."""
     claims = read_claims(REPOSITORY / "data" / "claims.csv")
     implied = {claim.id for claim in claims if claim.id.endswith(".order") or claim.id.startswith("ninformer.rank.")}
     elsewhere = {claim.id for claim in claims if claim.place == "authors' web pages"} - implied

@@ -1,4 +1,4 @@
-"""Real test images through a real server: `/predict` gives what `evaluate`'s own predictor gives."""
+"""Real test images through a real server: `/predict` gives the same as `evaluate`'s own predictor."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def png(pixels: np.ndarray) -> bytes:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The service on what a fresh clone holds: evidence and released models, no runs of this machine."""
+    """The service on the content of a fresh clone: evidence and released models, no runs of this machine."""
     root = tmp_path_factory.mktemp("clone")
     (root / "data").mkdir()
     for name in ("params", "params.yaml", "data/evidence", "data/models", "data/claims.csv"):
@@ -58,7 +58,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def _address(process: subprocess.Popen[bytes], log: Path) -> str:
-    """Where uvicorn says that it listens; port 0 lets the system choose."""
+    """The address that uvicorn reports; port 0 lets the system choose."""
     for _ in range(600):
         assert process.poll() is None, log.read_text()
         for line in log.read_text().splitlines():
@@ -79,7 +79,7 @@ def real_mnist() -> ImageSet:
 
 
 def ask(server: str, checkpoint: str, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(classes [N], probability of that class [N]) over HTTP, several images a request."""
+    """(classes [N], probability of that class [N]) over HTTP, several images per request."""
     found: list[dict[str, float]] = []
     for start in range(0, len(images), BATCH):
         files = [("file", (f"{i}.png", png(images[i]))) for i in range(start, min(start + BATCH, len(images)))]

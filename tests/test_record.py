@@ -266,7 +266,7 @@ def test_a_bad_line_is_named_and_the_old_database_stays(
 
 
 def test_results_of_a_removed_profile_are_left_out_with_a_note(root: Path) -> None:
-    """A profile of one's own, added, run and removed again; its published results, too."""
+    """A user's own profile, added, run and removed again; also its published results."""
     record(root, DATABASE)
     before = {table: rows(root, table) for table in ("results", "metrics", "epochs", "checkpoints", "verdicts")}
     params = yaml.safe_load((root / "params.yaml").read_text())
@@ -380,7 +380,7 @@ def test_a_finding_of_no_claim_is_refused(root: Path) -> None:
 
 
 def test_a_part_of_the_test_rows_is_compared_with_none_on_all(root: Path) -> None:
-    """A few test rows that a mirror lacks are no other test set."""
+    """A few test rows that a mirror lacks don't make another test set."""
     path = root / "data" / "results" / "ninformer-cifar10.jsonl"
     line = read_lines(path, ResultLine)[0]
 

@@ -178,7 +178,7 @@ def test_a_pulled_outcome_without_its_weights_is_not_adopted(project: Path, caps
 
 
 def test_the_list_has_a_digest_of_each_outcomes_files(project: Path) -> None:
-    """What depends on the list depends on every byte of what it lists."""
+    """Anything that depends on the list depends on every byte of the files that it lists."""
     assert run()
     path = Path("data/runs") / EXPERIMENT / "runs.json"
     before = path.read_bytes()
@@ -288,7 +288,7 @@ def test_a_whole_copy_heals_a_damaged_store_without_training(project: Path) -> N
     stored = Path("data/store/runs") / listed("vit") / "history.jsonl"
     content = stored.read_bytes()
     stored.unlink()
-    stored.write_bytes(content + b"{}\n")  # a file of its own: the run folder keeps the whole one
+    stored.write_bytes(content + b"{}\n")  # a separate file: the run folder keeps the whole one
     events: list[Event] = []
     assert run(events) and events == []
     assert stored.read_bytes() == content

@@ -1,4 +1,4 @@
-"""`.ci/setup`: which part of the lock it installs, and what it says where the machine won't do."""
+"""`.ci/setup`: the part of the lock that it installs, and its message if the machine is unsuitable."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_an_unknown_backend_is_refused_with_the_choices() -> None:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """The script in a folder of its own, so that a mistaken success can't touch this clone's environment."""
+    """The script in a separate folder, so that a mistaken success can't touch this clone's environment."""
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci/setup", tmp_path / ".ci/setup")
     for name in ("requirements.in", "requirements.lock"):
@@ -105,7 +105,7 @@ def test_a_python_without_venv_names_the_package(copy: Path) -> None:
 
 
 def test_a_small_pytorch_that_cannot_be_had_says_what_can(copy: Path) -> None:
-    """Here with an installer that has every package but that one."""
+    """Here with an installer that has every package except that one."""
     tools = copy / ".venv" / "bin"
     tools.mkdir(parents=True)
     (tools / "python").write_text("#!/bin/sh\n")

@@ -1,4 +1,4 @@
-"""docs/add-a-paper.md, carried out in a copy of the project: what the page says is enough, and its answers come."""
+"""docs/add-a-paper.md, carried out in a copy of the project: the page's steps suffice, and its answers come."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run(folder: Path, *command: str) -> str:
 
 
 def add_to(folder: Path, block: Block) -> None:
-    """Do with a file what the page says: write it, or add the block where its heading puts it."""
+    """Follow the page's instruction for a file: write it, or add the block where its heading puts it."""
     assert block.file is not None
     path = folder / block.file
     if block.file == "params.yaml":

@@ -66,7 +66,7 @@ def trail_of(root: Path) -> tuple[Link, Trail]:
 
 @pytest.fixture(scope="module")
 def intact(clone: Path) -> tuple[Link, Trail]:
-    """What `verify` says while nothing is damaged."""
+    """The output of `verify` while nothing is damaged."""
     return trail_of(clone)
 
 
@@ -155,7 +155,7 @@ def flip_params(root: Path) -> None:
 
 
 def flip_revision(root: Path) -> None:
-    """And take the digest of the line again, as somebody would who forges it."""
+    """Also recompute the digest of the line, as a forger would."""
     path = root / EVIDENCE
     lines = [json.loads(text) for text in path.read_text().splitlines()]
     for line in lines:
@@ -166,7 +166,7 @@ def flip_revision(root: Path) -> None:
 
 
 def write(root: Path, change: str) -> None:
-    """Change the database behind everybody's back."""
+    """Change the database behind the program's back."""
     with sqlite3.connect(root / "data" / "results.db") as connection:
         assert connection.execute(f"UPDATE {change}").rowcount
     connection.close()

@@ -1,1 +1,1 @@
-"""Data sets: where the official files come from, how they are read, and the packed form that training reads."""
+"""Data sets: origin of the official files, how they are read, and the packed form that training reads."""

@@ -1,7 +1,7 @@
-"""Archives, zip and tar, member by member: nothing is unpacked to where its name says, and no trap in one springs.
+"""Zip and tar archives, member by member: nothing is unpacked to where its name says, and traps in them are refused.
 
-Every entry is looked at before any is read: a name that leads elsewhere, a link or a device, a name that comes twice,
-more bytes than an honest archive of that size unpacks to.
+Every entry is checked before any is read: for names that lead elsewhere, links and devices, duplicate names, and more
+bytes than an honest archive of that size unpacks to.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import IO
 
 from stages.datasets.verified import DatasetError, chunks_of
 
-# Pictures hardly shrink and text tenfold; labels as bytes do more, but are few.
+# Pictures hardly shrink and text shrinks tenfold; labels as bytes shrink more, but are few.
 MAX_RATIO = 64
 ALWAYS_ALLOWED_BYTES = 1 << 24
 DRIVE = re.compile(r"^[A-Za-z]:")
@@ -35,7 +35,7 @@ class UnsafeMember(BadArchive):
 
 
 class DuplicateMember(BadArchive):
-    """Two members have one name."""
+    """Two members have the same name."""
 
 
 class ArchiveBomb(BadArchive):
@@ -46,7 +46,7 @@ class ArchiveBomb(BadArchive):
 class Member:
     """A file in an archive.  Its content can be read until the walk goes on.
 
-    `crc32` of the content as a zip's directory has it; None in a tar.
+    `crc32` is that of the content in a zip's directory; None in a tar.
     """
 
     archive: Path
@@ -60,7 +60,7 @@ class Member:
         return f"{self.archive}, {self.name}"
 
     def chunks(self) -> Iterator[bytes]:
-        """The content, bit by bit.
+        """The content, in chunks.
 
         Raises:
             BadArchive: it is damaged or encrypted.
@@ -68,7 +68,7 @@ class Member:
         try:
             with closing(self.open_content()) as content:
                 yield from chunks_of(content)
-        # zipfile says by a RuntimeError that it can't decrypt or decompress.
+        # zipfile reports by a RuntimeError that it can't decrypt or decompress.
         except (*UNREADABLE, RuntimeError) as error:
             raise BadArchive(f"{self.place}: can't be read ({error})") from None
 
@@ -83,7 +83,7 @@ def walk(archive: Path) -> Iterator[Member]:
     """The files of an archive in its own order.
 
     Raises:
-        BadArchive: it can't be read, or has a member that no data set would have.
+        BadArchive: it can't be read, or has a member that no honest data set has.
     """
     is_zip = archive.suffix == ".zip"
     limit = ALWAYS_ALLOWED_BYTES + MAX_RATIO * archive.stat().st_size
@@ -105,7 +105,7 @@ def walk(archive: Path) -> Iterator[Member]:
 def _zip_members(archive: Path) -> Iterator[Member]:
     with zipfile.ZipFile(archive) as content:
         for info in content.infolist():
-            # The upper half holds the Unix mode, where the archive was made on one.
+            # The upper half holds the Unix mode if the archive was made on Unix.
             kind = stat.S_IFMT(info.external_attr >> 16)
             if not info.is_dir():
                 yield Member(

@@ -1,4 +1,4 @@
-"""What must hold of every data set, whoever delivered it: counts, shapes, labels, classes, no image in both splits."""
+"""Checks for every data set, whoever delivered it: counts, shapes, labels, classes, no image in both splits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class WrongCount(DatasetError):
 
 
 class WrongShape(DatasetError):
-    """Images have another shape than declared."""
+    """Images have a shape other than declared."""
 
 
 class WrongLabel(DatasetError):
@@ -37,11 +37,11 @@ class MissingClass(DatasetError):
 
 
 class WrongResponse(DatasetError):
-    """What a table measured has another range than declared."""
+    """The values measured in a table have a range other than declared."""
 
 
 class SharedContent(DatasetError):
-    """Test images are in the training set, too, though the official sets have no such images, or fewer."""
+    """Test images are also in the training set, though the official sets have no such images, or fewer."""
 
 
 def check_split(images: ImageSet, split: Split, source: DatasetSource, place: str, *, may_be_part: bool) -> None:
@@ -66,7 +66,7 @@ def check_split(images: ImageSet, split: Split, source: DatasetSource, place: st
 
 
 def check_response(measured: np.ndarray, source: DatasetSource, place: str) -> None:
-    """The least and the greatest measured value are the declared ones, where any are declared."""
+    """The least and the greatest measured value are the declared ones, if any are declared."""
     found = float(measured.min()), float(measured.max())
     if source.response_range is not None and found != source.response_range:
         low, high = source.response_range
@@ -94,7 +94,7 @@ def find_shared(train: ImageSet, test: ImageSet) -> list[tuple[int, int]]:
 
 
 def check_shared(shared: list[tuple[int, int]], allowed: int, dataset: str) -> None:
-    """No more test images are in the training set, too, than in the official sets."""
+    """No more test images are also in the training set than in the official sets."""
     if len(shared) > allowed:
         train_row, test_row = shared[0]
         raise SharedContent(
@@ -106,7 +106,7 @@ def check_shared(shared: list[tuple[int, int]], allowed: int, dataset: str) -> N
 def pixel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel of uint8 [N, C, H, W], pixels in [0, 1].
 
-    From exact counts of the 256 values, so that they are the same on every machine.
+    Computed from exact counts of the 256 values, so they are the same on every machine.
     """
     counts = np.zeros((images.shape[1], 256), dtype=np.int64)
     for start in range(0, len(images), 1000):  # all at once would take eight times the memory of the images

@@ -1,4 +1,4 @@
-"""Files from the official hosts over HTTP, whole and verified or not at all."""
+"""Files from the official hosts over HTTP, complete and verified or not at all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HTML_STARTS = (b"<!doctype html", b"<html")
 
 
 class Unavailable(DatasetError):
-    """A host didn't hand out the file; another one may."""
+    """A host didn't deliver the file; another one may."""
 
 
 class Unreachable(Unavailable):
@@ -39,8 +39,8 @@ def download(url: str, target: Path, pin: Pin) -> Digests:
     """Put the file at `url` into `target`, with every byte checked on the way.
 
     Raises:
-        Unavailable: the host doesn't hand it out, or not to the end.
-        ChecksumMismatch: it hands out other bytes.
+        Unavailable: the host doesn't deliver it, or not completely.
+        ChecksumMismatch: it delivers other bytes.
     """
     request = urllib.request.Request(url, headers={"User-Agent": "claimcheck"})
     try:
@@ -55,7 +55,7 @@ def download(url: str, target: Path, pin: Pin) -> Digests:
 
 
 def _body(response: http.client.HTTPResponse, url: str) -> Iterator[bytes]:
-    """The chunks of a response that is a file and is as long as its header says."""
+    """The chunks of a response that is a file and as long as its header says."""
     length = response.headers.get("Content-Length")
     expected = int(length) if length is not None and length.isdigit() else None
     received = 0

@@ -4,9 +4,9 @@ The digits are the 1,797 of 8 x 8 pixels that scikit-learn ships (Alpaydin, Kayn
 "Optical Recognition of Handwritten Digits").  A class is a number; its digits stand side by side, each as large as
 fits, upscaled without smoothing.  Images with three channels get a colour of their own for ink and paper.
 
-A stand-in has the shape and the number of classes of its data set and nothing else of it; its classes are named
-`digits-42`.  The sources are divided between training and test set before anything is composed, so that no handwriting
-is in both.
+A stand-in shares only the shape and the number of classes of its data set; its classes are named
+`digits-42`.  The sources are divided between training and test set before anything is composed, so no handwriting is in
+both.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import numpy as np
 from stages.datasets.packed import ImageSet
 
 TRAIN_IMAGES = 128
-TEST_IMAGES = 16  # every printed architecture reads them: most of an evaluation's time
-TEST_EVERY = 4  # each fourth source of a digit belongs to the test set
+TEST_IMAGES = 16  # every printed architecture reads this many: most of an evaluation's time
+TEST_EVERY = 4  # every fourth source of a digit belongs to the test set
 INK_LEVELS = 16
 
 
@@ -33,8 +33,8 @@ def class_names(classes: int) -> tuple[str, ...]:
 def compose_stand_in(name: str, shape: tuple[int, ...], classes: int) -> tuple[ImageSet, ImageSet]:
     """Training and test set with images uint8 of `shape` [C, H, W]; `name` seeds the choice of digits and colours.
 
-    Every class is in the training set equally often, give or take one.  The test set holds as many classes as it has
-    images, spread over all of them.
+    Every class is in the training set equally often, give or take one.  If the test set has fewer images than classes,
+    its images are spread over all classes.
     """
     images, digits = load_sources()
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
@@ -63,7 +63,7 @@ def load_sources() -> tuple[np.ndarray, np.ndarray]:
     spec = find_spec("sklearn")
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError("the stand-ins are composed from scikit-learn's digits; install scikit-learn")
-    # Read from the package's folder: importing sklearn.datasets takes seconds, for every data set anew.
+    # Read from the package's folder: importing sklearn.datasets takes seconds for every data set.
     table = np.loadtxt(Path(spec.origin).parent / "datasets/data/digits.csv.gz", delimiter=",", dtype=np.int64)
     return table[:, :-1].astype(np.uint8).reshape(-1, 8, 8), table[:, -1]
 
@@ -96,7 +96,7 @@ def _compose(
 
 
 def _colours(count: int, channels: int, random: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
-    """Paper and pen [count, channels, 1, 1]: black and white for one channel, else a dark colour and a light one."""
+    """Paper and pen [count, channels, 1, 1]: black and white for one channel, else a dark and a light colour."""
     if channels == 1:
         return np.zeros((count, 1, 1, 1), dtype=np.int16), np.full((count, 1, 1, 1), 255, dtype=np.int16)
     dark = random.randint(0, 112, size=(count, channels, 1, 1)).astype(np.int16)

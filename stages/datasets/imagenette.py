@@ -1,6 +1,6 @@
 """Imagenette: ten easily told classes of ImageNet (Howard 2019, fast.ai), from the 160 px version.
 
-A picture is packed as 80 x 80 pixels: its shorter side brought to 80, the middle kept, for training and test alike; a
+A picture is packed as 80 x 80 pixels: its shorter side resized to 80, the middle kept, for training and test alike; a
 random crop then comes from padding, as for CIFAR.  The DAC paper says no more than "160 px version" and "80 x 80".
 """
 
@@ -42,7 +42,7 @@ ARCHIVE = "imagenette2-160.tgz"
 FILES: dict[Split, tuple[str, ...]] = {"train": (ARCHIVE,), "test": (ARCHIVE,)}
 SIDE = 80
 FOLDERS: dict[Split, str] = {"train": "train", "test": "val"}
-# The number is the size of the version, which a mirror's part may have from another one.
+# The number is the size of the version; a mirror's part may come from another one.
 _PICTURE = re.compile(r"image(?:nette|woof)2(?:-\d+)?/(train|val)/(n\d{8})/[\w-]+\.JPEG")
 
 
@@ -52,7 +52,7 @@ def read_split(folder: Path, split: Split) -> ImageSet:
 
 
 def labels_by_folder(archive: Path, wnids: Sequence[str], split: Split) -> dict[str, int]:
-    """Class of every picture of a split by its name in the archive; a folder is a class.
+    """Class of every picture of a split by its name in the archive; each folder is a class.
 
     Raises:
         ExtraFile: a picture outside the folders of the classes.
@@ -60,7 +60,7 @@ def labels_by_folder(archive: Path, wnids: Sequence[str], split: Split) -> dict[
     labels = {}
     for member in walk(archive):
         path = PurePosixPath(member.name)
-        # Files that begin with a dot are what an operating system leaves in an archive.
+        # Files whose names begin with a dot are left in archives by operating systems.
         if path.suffix.lower() not in (".jpeg", ".jpg", ".png") or path.name.startswith("."):
             continue
         match = _PICTURE.fullmatch(member.name)

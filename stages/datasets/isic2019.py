@@ -1,8 +1,8 @@
 """ISIC 2019: dermoscopic pictures of skin lesions in eight classes (Tschandl 2018, Codella 2017, Combalia 2019).
 
 The labels of the official test set have a ninth class, so the labelled training pictures are divided here: a sixth of
-each class is the test set.  Pictures of one lesion stay together where the metadata know the lesion, and so do files of
-the same content; the rest goes by picture.  Packed at 80 x 80 pixels as Imagenette is.
+each class is the test set.  Pictures of one lesion stay together if the metadata name the lesion, and so do files with
+the same content; the rest is divided by picture.  Packed at 80 x 80 pixels as Imagenette is.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def read_split(folder: Path, split: Split) -> ImageSet:
 
 
 def describe(folder: Path) -> str:
-    """How far the split keeps lesions together."""
+    """Describe how far the split keeps lesions together."""
     _, labels = _pictures(folder)
     lesions = read_lesions(folder / METADATA)
     known = sum(image in lesions for image in labels)
@@ -59,10 +59,10 @@ def describe(folder: Path) -> str:
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether the pictures are in their official sizes: copies that somebody has shrunk go round under the same names.
+    """True if the pictures have their official sizes: shrunken copies circulate under the same names.
 
-    Nobody publishes a digest.  That the official table names every picture, and one class for it, `read_split` checks;
-    numbers of each class are held to the declared ones.
+    Nobody publishes a digest.  `read_split` checks that the official table names every picture, with one class for it;
+    the number of each class must be the declared one.
     """
     labels = read_truth(folder / TRUTH)
     pictures = (member for member in walk(folder / ARCHIVE) if PurePosixPath(member.name).suffix == ".jpg")
@@ -106,7 +106,7 @@ def read_truth(path: Path) -> dict[str, int]:
 
 
 def read_lesions(path: Path) -> dict[str, str]:
-    """Lesion of each picture that has one; of none, where a mirror's part has no metadata.
+    """Lesion of each picture that has one; none at all if a mirror's part has no metadata.
 
     Raises:
         BadTable: it is not the official table.

@@ -1,4 +1,4 @@
-"""What lies unpacked in a mirror, put into the archive that the reader knows; the same files give the same bytes."""
+"""Packs the loose files of a mirror into the archive that the reader knows; the same files give the same bytes."""
 
 from __future__ import annotations
 

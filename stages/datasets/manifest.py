@@ -1,4 +1,4 @@
-"""Manifests: `data/raw/<dataset>.json`, what `fetch` found and `preprocess` reads."""
+"""Manifests: `data/raw/<dataset>.json`, written by `fetch` and read by `preprocess`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Source = Literal["embedded", "mirror", "official"]
 
 
 class BadManifest(DatasetError):
-    """A manifest is missing or can't be read, or the downloads are no longer what it says."""
+    """A manifest is missing or can't be read, or the downloads no longer match it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +33,11 @@ class ManifestFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The raw files of a data set, or that it is a stand-in and has none.
+    """The raw files of a data set, or the statement that it is a stand-in and has none.
 
-    Nothing in it tells when they came or from which place, so that the same bytes give the same manifest everywhere.
-    `source` says whose digests they answer to: `mirror` where some file is known only by a mirror's word.
-    `inexact_test_rows` are the positions of test images that are not the official ones.
+    It doesn't record when or from where they came, so the same bytes give the same manifest everywhere.  `source` says
+    whose digests they match: `mirror` where some file is known only by a mirror's word.  `inexact_test_rows` are the
+    positions of test images that are not the official ones.
     """
 
     dataset: str
@@ -50,7 +50,7 @@ class Manifest:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read what `fetch` wrote.
+    """Read the manifest that `fetch` wrote.
 
     Raises:
         BadManifest: it is missing or can't be read.

@@ -1,6 +1,6 @@
-"""Mirrors: a folder a data set with the official files below it and a `mirror.json`.  Format: docs/data.md.
+"""Mirrors: one folder per data set, with the official files below it and a `mirror.json`.  Format: docs/data.md.
 
-`data/downloads` is such a mirror itself, so that `python -m stages.datasets.mirror DEST` only copies.
+`data/downloads` is itself such a mirror, so `python -m stages.datasets.mirror DEST` only copies.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class MirrorFile:
 class MirrorInfo:
     """A `mirror.json`.  `inexact_test_rows` are the positions of test images whose pixels are not the official ones.
 
-    `archive`: the one without a published digest that the files of these downloads were taken from.
+    `archive`: the one without a published digest from which the files of these downloads were taken.
     """
 
     complete: bool
@@ -48,7 +48,7 @@ class MirrorInfo:
 
 
 def read_mirror(folder: Path) -> MirrorInfo | None:
-    """The `mirror.json` of a data set's folder, or None where there is none.
+    """The `mirror.json` of a data set's folder, or None if there is none.
 
     Raises:
         BadMirror: it can't be read.
@@ -69,7 +69,7 @@ def official_pin(file: SourceFile) -> Pin:
 
 
 def pin_in(info: MirrorInfo | None, file: SourceFile) -> Pin:
-    """What `file` must be in a folder with this `mirror.json`: official, unless it isn't said to be."""
+    """The pin for `file` in a folder with this `mirror.json`: official, unless the file is declared not to be."""
     entry = info.files.get(file.name) if info is not None else None
     inexact = entry.sha256 if entry is not None and entry.matches_official is not True else None
     return dataclasses.replace(official_pin(file), inexact_sha256=inexact)
@@ -97,7 +97,7 @@ def describe_file(digests: Digests, file: SourceFile) -> MirrorFile:
 
 
 def copy_to_mirror(source: DatasetSource, downloads: Path, target: Path) -> MirrorInfo:
-    """Copy one data set from its downloads into `target`, every byte checked again.
+    """Copy one data set from its downloads into `target`, rechecking every byte.
 
     Raises:
         ChecksumMismatch: a file in the downloads has changed.

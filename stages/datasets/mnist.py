@@ -20,7 +20,7 @@ IMAGES_MAGIC, LABELS_MAGIC = 0x00000803, 0x00000801  # third byte: unsigned byte
 
 
 class BadIdxFile(DatasetError):
-    """A file is not the idx file that it should be."""
+    """A file is not the expected idx file."""
 
 
 def read_split(folder: Path, split: Split) -> ImageSet:
@@ -32,7 +32,7 @@ def read_split(folder: Path, split: Split) -> ImageSet:
 
 
 def read_idx(path: Path, magic: int) -> np.ndarray:
-    """A gzipped idx file of unsigned bytes: big-endian magic number, a length per dimension, then the values.
+    """A gzipped idx file of unsigned bytes: big-endian magic number, one length per dimension, then the values.
 
     Raises:
         BadIdxFile: not gzip, another magic number, or more or fewer values than its header says.

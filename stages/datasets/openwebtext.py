@@ -1,6 +1,6 @@
-"""OpenWebText: the pages that GPT-2 was trained on, collected again (Gokaslan, Cohen 2019); a sample of it.
+"""OpenWebText: the pages that GPT-2 was trained on, re-collected (Gokaslan, Cohen 2019); a sample of them.
 
-An official file is a tar of `…_data.xz`, each of them a compressed tar with a page a file.
+An official file is a tar of `…_data.xz`, each of them a compressed tar with one file per page.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BETWEEN_PAGES = b"\n\n"
 
 
 def read_sample(archive: Path, size_bytes: int) -> bytes:
-    """The first `size_bytes` of the pages in their order, or all of them where they are fewer.
+    """The first `size_bytes` of the pages in their order, or all of them if there are fewer.
 
     Raises:
         BadArchive: the file can't be read or is a trap.

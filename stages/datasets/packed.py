@@ -1,6 +1,6 @@
 """Packed data sets: the one form in which training and evaluation read data.
 
-`data/processed/<dataset>/` holds a file of arrays for each split and `dataset.json`, a `PackedInfo`.
+`data/processed/<dataset>/` holds one file of arrays per split and `dataset.json`, a `PackedInfo`.
 
 images  train, test              `images` uint8 [N, C, H, W], `labels` int64 [N]
 table   train, test              `features` float32 [N, D], `targets` float32 [N]
@@ -33,7 +33,7 @@ DTYPES = {"images": np.uint8, "labels": np.int64, "features": np.float32, "targe
 
 
 class PackedDataError(ValueError):
-    """A packed data set is missing or damaged; the message names the file and how to make it again."""
+    """A packed data set is missing or damaged; the message names the file and how to recreate it."""
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,13 @@ class TokenSet:
 
 @dataclass(frozen=True, kw_only=True)
 class PackedInfo:
-    """What a packed data set is; the content of `dataset.json`.
+    """Description of a packed data set; the content of `dataset.json`.
 
-    `digest` covers the values and the class names and nothing of the file format.  `source` says whose digests the
-    raw bytes answer to: `official`, or `mirror` where a file is known only by a mirror's word.  `test_rows` are the
-    official positions of the test images kept (None: all of them); `excluded_test_images` counts the rest.
-    `shared_test_images` are in the training set, too, pixel by pixel.  `mean` and `std` per channel, in [0, 1], are
-    those of all training pixels and of nothing else.  `split_note` says how a split that is ours was made.
+    `digest` covers the values and the class names but not the file format.  `source` says whose digests the raw bytes
+    match: `official`, or `mirror` where a file is known only by a mirror's word.  `test_rows` are the official
+    positions of the test images kept (None: all of them); `excluded_test_images` counts the rest.  `shared_test_images`
+    are also in the training set, pixel by pixel.  `mean` and `std` per channel, in [0, 1], are those of all training
+    pixels and nothing else.  `split_note` says how a split of our own was made.
 
     A table has `shape` [D], its columns' names as `classes`, and `mean` and `std` of each column
     before it was standardised; a text has shape [T], the tokens that a row reads, and counts tokens, with ids below
@@ -113,7 +113,7 @@ def digest_tables(train: TableSet, test: TableSet, columns: tuple[str, ...]) -> 
 
 
 def digest_tokens(train: TokenSet, test: TokenSet, window: int) -> str:
-    """sha256 over the tokens that a row reads, and lengths and little-endian bytes of both texts."""
+    """sha256 over the tokens per row, and lengths and little-endian bytes of both texts."""
     return _digest((f"windows of {window}",), [(train.tokens, "<u2"), (test.tokens, "<u2")])
 
 
@@ -126,7 +126,7 @@ def _digest(names: tuple[str, ...], arrays: list[tuple[np.ndarray, str]]) -> str
 
 
 def write_packed(folder: Path, splits: Mapping[Split, ImageSet | TableSet | TokenSet], info: PackedInfo) -> None:
-    """Write the set beside `folder`, then put it in its place: a reader never sees a part of it."""
+    """Write the set beside `folder`, then move it into place: a reader never sees a part of it."""
     staged = folder.with_name(f".{folder.name}.partial")
     replaced = folder.with_name(f".{folder.name}.replaced")
     for leftover in (staged, replaced):
@@ -158,7 +158,7 @@ def read_info(folder: Path) -> PackedInfo:
     """The `dataset.json` of a packed set.
 
     Raises:
-        PackedDataError: it is missing or is not one.
+        PackedDataError: it is missing or invalid.
     """
     path = folder / "dataset.json"
     try:
@@ -210,7 +210,7 @@ def _read_arrays(folder: Path, split: str, names: tuple[str, ...]) -> list[np.nd
 
 
 def digest_packed(folder: Path, info: PackedInfo) -> str:
-    """The digest of what lies in the folder's files now.
+    """The digest of the current content of the folder's files.
 
     Raises:
         PackedDataError: they can't be read.

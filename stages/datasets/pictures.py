@@ -1,4 +1,4 @@
-"""Pictures from compressed files: decoded, brought to one size, stacked as the packed form has them."""
+"""Pictures from compressed files: decoded, resized to one size, stacked as in the packed form."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class ExtraFile(DatasetError):
 
 
 class MissingFile(DatasetError):
-    """A file that another one names isn't there."""
+    """A file that another one names is missing."""
 
 
 def decode_square(content: bytes, side: int, place: str) -> np.ndarray:
-    """RGB uint8 [3, side, side] of a JPEG file: its shorter side brought to `side` (bilinear), the middle kept.
+    """RGB uint8 [3, side, side] of a JPEG file: its shorter side resized to `side` (bilinear), the middle kept.
 
     A picture that is `side` x `side` already keeps its pixels.  Grey ones get three equal channels.
 
@@ -51,10 +51,10 @@ def decode_square(content: bytes, side: int, place: str) -> np.ndarray:
 
 
 def size_of(member: Member) -> tuple[int, int]:
-    """Width and height of a JPEG file in an archive, by its head alone.
+    """Width and height of a JPEG file in an archive, from its header only.
 
     Raises:
-        BadPicture: it has none.
+        BadPicture: its header can't be read.
     """
     try:
         with closing(member.open_content()) as content, Image.open(content, formats=("JPEG",)) as picture:

@@ -1,4 +1,4 @@
-"""From raw files to the packed set: read, check what was declared, leave inexact test rows out, judge provenance."""
+"""From raw files to the packed set: read, check the declarations, leave out inexact test rows, judge provenance."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def prepare(source: DatasetSource, manifest: Manifest, home: Path, target: Path)
     """Write the packed set of `manifest` into `target`.
 
     Raises:
-        DatasetError: the raw files are gone or have changed, or are not what `source` declares.
+        DatasetError: the raw files are gone or have changed, or don't match `source`.
     """
     folder = _verify_raw(manifest, home, source.folder or manifest.dataset)
     if source.kind == "table":
@@ -85,7 +85,7 @@ def _prepare_images(source: DatasetSource, manifest: Manifest, folder: Path, tar
         check_classes(test.labels, classes, f"{manifest.dataset}, test")
     shared = find_shared(train, test)
     if manifest.source != "embedded":
-        # What nobody has counted is as it is where the files are official; elsewhere the rule is that there are none.
+        # Where nobody has counted, official files are taken as they are; elsewhere the rule is that there are none.
         is_unknown = source.shared_images is None and manifest.source == "official"
         check_shared(shared, len(test) if is_unknown else source.shared_images or 0, manifest.dataset)
     mean, std = pixel_statistics(train.images)
@@ -123,7 +123,7 @@ def _find_reader(dataset: str, source: DatasetSource) -> ModuleType:
 
 
 def _verify_raw(manifest: Manifest, home: Path, folder: str) -> Path:
-    """Folder of the raw files, once they are still those of the manifest."""
+    """Folder of the raw files, once they are found to match the manifest."""
     remedy = f"run `python -m stages.fetch {manifest.dataset}` again"
     for file in manifest.files:
         path = home / file.path
@@ -149,7 +149,7 @@ def _read_checked(
         raise WrongCount(
             f"{manifest.dataset}: {len(reader.CLASSES)} class names; params.yaml declares {source.classes}"
         )
-    # Only a split that no official digest vouches for may be a part: a mirror's subset says so by its files.
+    # Only a split that no official digest vouches for may be a part: a mirror's subset declares so by its files.
     is_official = all(file.matches_official for file in manifest.files if file.name in reader.FILES[split])
     check_split(images, split, source, f"{manifest.dataset}, {split}", may_be_part=not is_official)
     check_classes(images.labels, reader.CLASSES, f"{manifest.dataset}, {split}")

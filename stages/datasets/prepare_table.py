@@ -23,7 +23,7 @@ def prepare_table(source: DatasetSource, manifest: Manifest, folder: Path, targe
     """Write the packed table of the raw files in `folder`, or of the stand-in, into `target`.
 
     Raises:
-        DatasetError: the raw file isn't what `source` declares.
+        DatasetError: the raw file doesn't match `source`.
     """
     counts: dict[Split, int] = {"train": source.train, "test": source.test}
     if source.reader != "sgemm":
@@ -76,7 +76,7 @@ def standardise(
 ) -> tuple[dict[Split, TableSet], tuple[float, ...], tuple[float, ...]]:
     """The splits, and mean and standard deviation of each column over the training rows, which both share.
 
-    Which of the training rows validate is the protocol's matter, as with images.
+    The protocol decides which of the training rows validate, as with images.
     """
     # Every logarithm of a power of two is an integer, so the sums are exact and the same on every machine.
     powers = np.log2(settings[:, : len(sgemm.POWERS)]).round().astype(np.int64)

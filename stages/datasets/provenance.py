@@ -1,4 +1,4 @@
-"""Whether a packed data set is the whole official one, and may decide a claim (decision 0033)."""
+"""Judges whether a packed data set is the whole official one and may decide a claim (decision 0033)."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def judge_provenance(
 ) -> Literal["embedded", "subset", "full"]:
     """`full`: every training row is official and at most `INEXACT_SHARE` of the test rows are missing or inexact.
 
-    A file is official by its published digest.  Where nobody publishes one and `source` says so, it is taken for
-    official if `content_is_whole` and both splits, of `train` and `test` rows, have exactly the declared numbers.
-    `files`: the names of the raw files behind each split.
+    A file is official by its published digest.  If nobody publishes one and `source` says so, it counts as official if
+    `content_is_whole` and both splits, of `train` and `test` rows, have exactly the declared numbers.  `files`: the
+    names of the raw files behind each split.
     """
     if manifest.source == "embedded":
         return "embedded"
@@ -41,6 +41,6 @@ def judge_provenance(
 
 
 def all_files(source: DatasetSource) -> dict[Split, tuple[str, ...]]:
-    """Of a text or a table, whose splits are made of the same files."""
+    """All raw files, for a text or a table, whose splits are made from the same files."""
     names = tuple(file.name for file in source.files)
     return {"train": names, "test": names}

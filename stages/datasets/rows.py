@@ -1,4 +1,4 @@
-"""How many rows a data set gives to a training, known before anything is fetched or packed."""
+"""Number of rows that a data set gives to a training, known before anything is fetched or packed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stages.experiment import DatasetSource
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Rows of the official training and test set, and the shape of one; of a text a row is a window of tokens."""
+    """Rows of the official training and test set, and the shape of one; in a text a row is a window of tokens."""
 
     train: int
     test: int

@@ -31,14 +31,14 @@ _HEADER = ",".join((*COLUMNS, "Run1 (ms)", "Run2 (ms)", "Run3 (ms)", "Run4 (ms)"
 
 
 class BadTable(DatasetError):
-    """The table has another header, a row that isn't one, a value that no kernel has, or a setting twice."""
+    """The table has another header, an invalid row, a value that no kernel has, or a duplicate setting."""
 
 
 def read_rows(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     """Settings int64 [N, 14] and the four run times in ms float64 [N, 4] of every row, in the order of the file.
 
     Raises:
-        BadTable: the file isn't the official table, or not a part of it.
+        BadTable: the file isn't the official table or a part of it.
     """
     path = folder / FILE
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -63,10 +63,10 @@ def read_rows(folder: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def compose_stand_in(rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Settings int64 [N, 14] and one run time in ms of each, float64 [N], from a model of a GPU instead of one.
+    """Settings int64 [N, 14] and one run time in ms for each, float64 [N], from a model of a GPU instead of a real one.
 
-    Time is work by throughput.  Throughput grows with the work that each thread has (more reuse of registers), with
-    wider loads and with staging in local memory, and falls where a work group is too small or its tiles don't fit.
+    Time is work divided by throughput.  Throughput grows with the work that each thread has (more reuse of registers),
+    with wider loads and with staging in local memory, and falls where a work group is too small or its tiles don't fit.
     """
     random = np.random.RandomState(0)  # frozen, so that the digest stays the same with every numpy
     choices = [POWERS.get(column, (0, 1)) for column in COLUMNS]
@@ -90,5 +90,5 @@ def compose_stand_in(rows: int) -> tuple[np.ndarray, np.ndarray]:
         / (1 + staged / 4096)
         / (1 + 0.125 * np.abs(value["STRM"] - value["STRN"]))
     )
-    work, peak = 2 * 2048.0**3, 4e9  # floating-point operations, and how many the model does in a ms
+    work, peak = 2 * 2048.0**3, 4e9  # floating-point operations, and how many of them the model does per ms
     return settings, work / (peak * efficiency)

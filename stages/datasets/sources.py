@@ -1,9 +1,8 @@
-"""Where a data set's files come from: the downloads, a mirror, the official host, in this order.
+"""Sources of a data set's files: the downloads, a mirror, the official host, in this order.
 
-Whatever the place, a file counts only if its bytes are the published ones, or those that a mirror declares; only where
-nobody publishes a digest is the first copy taken at its word, and every later one must be the same until a person
-accepts another.
-What is found is kept in the downloads, so that later runs need neither mirror nor network.  Wrong bytes in the
+Whatever the source, a file counts only if its bytes are the published ones, or those that a mirror declares; only if
+nobody publishes a digest is the first copy trusted, and every later one must be the same until a person accepts
+another.  Files found are kept in the downloads, so that later runs need neither mirror nor network.  Wrong bytes in the
 downloads are reported and replaced; wrong bytes in a mirror or from an official host stop the fetch, because going on
 would hide them.
 """
@@ -38,11 +37,13 @@ class UnknownDataset(DatasetError):
 
 
 class NothingAvailable(DatasetError):
-    """No place has the files; the message lists every place tried and what can be done."""
+    """No source has the files; the message lists every source tried and possible remedies."""
 
 
 class Replaced(DatasetError):
-    """A file that answers to no published digest isn't the one that was fetched; the message says how to accept it."""
+    """A file without a matching published digest differs from the one fetched before; the message says how to accept
+    it.
+    """
 
 
 def find_source(datasets: Mapping[str, DatasetSource], dataset: str) -> DatasetSource:
@@ -61,13 +62,13 @@ def fetch_dataset(
 ) -> Manifest:
     """Bring every file of `source` into its folder below `home/downloads`, verified, and describe them.
 
-    `mirror` is the folder of all mirrored data sets.  `say` is told where files come from and what was not used.
-    `accept`: a file without a published digest may be another one than was fetched before.
+    `mirror` is the folder of all mirrored data sets.  `say` is told where files come from and which ones were not used.
+    `accept`: a file without a published digest may differ from the one fetched before.
 
     Raises:
         ChecksumMismatch: the mirror or the official host has other bytes.
-        NothingAvailable: no place has the files.
-        Replaced: a file in the downloads without a published digest is another one than was fetched, and not accepted.
+        NothingAvailable: no source has the files.
+        Replaced: a file in the downloads without a published digest differs from the one fetched, and is not accepted.
         BadMirror: a `mirror.json` can't be read or contradicts the data set.
         BadArchive: an archive can't be read, is a trap, or lacks a file.
     """
@@ -96,7 +97,7 @@ def fetch_dataset(
 
 @dataclass
 class _Search:
-    """One fetch under way: what is in the downloads by now, and a line on each place that didn't help."""
+    """One fetch in progress: the files in the downloads so far, and a line on each source that didn't help."""
 
     dataset: str
     source: DatasetSource
@@ -115,7 +116,7 @@ class _Search:
 
     @property
     def missing(self) -> list[SourceFile]:
-        """What is wanted and can't be done without."""
+        """The wanted files that are still missing and required."""
         return [file for file in self.wanted if not file.optional]
 
     def look_through_downloads(self) -> None:
@@ -132,7 +133,7 @@ class _Search:
                 if known is None or not _is_unpublished(file):
                     self._report_unusable(error)
                     continue
-                # Not overwritten from elsewhere, either: it may be the only copy of what a person has put there.
+                # Not overwritten from elsewhere, either: it may be the only copy of a file that a person put there.
                 change = _describe_change(path, known, digests)
                 if not self.accept:
                     raise Replaced(f"{change}. {self._how_to_accept} Else put the old one back") from None
@@ -149,7 +150,7 @@ class _Search:
         self._note_missing(str(self.folder))
 
     def compare_with_mirror(self, place: Path) -> None:
-        """Say where a mirror's copy of an unpublished file is another one than that of the downloads, or take it."""
+        """Report if a mirror's copy of an unpublished file differs from the downloads' copy, or take it."""
         info = read_mirror(place)
         for file in self.source.files:
             known, path = self.found.get(file.name), place / file.name
@@ -169,7 +170,7 @@ class _Search:
             self._take_from_archive(place)
 
     def _compare_archive(self, place: Path) -> bool:
-        """The same of an archive whose files have no published digest either; whether they are to be taken from it."""
+        """The same for an archive whose files have no published digest either; returns whether to take them from it."""
         archive, unpublished = self.source.archive, [file for file in self.source.files if _is_unpublished(file)]
         if archive is None or not _is_unpublished(archive) or not unpublished or not (place / archive.name).is_file():
             return False
@@ -192,7 +193,7 @@ class _Search:
 
     @property
     def _how_to_accept(self) -> str:
-        # Forced, since DVC would put back the manifest that it has seen after this stage.
+        # Forced, since DVC would restore the manifest that it has seen after this stage.
         again = f"`dvc repro -f -s fetch@{self.dataset}` and `dvc repro`"
         return f"If the new file is meant: `python -m stages.fetch {self.dataset} --accept`, then {again}."
 
@@ -209,12 +210,12 @@ class _Search:
         self._take_loose(info, place)
         if len(self.wanted) < len(wanted):
             self.say(f"fetch: {len(wanted) - len(self.wanted)} files from the mirror {place}")
-            # At once, because an inexact file is worth nothing without the word of its mirror.
+            # At once, because an inexact file is worthless without its mirror's declaration.
             write_mirror(self.folder, self.describe())
         self._note_missing(f"CLAIMCHECK_MIRROR ({place})")
 
     def download_from(self, base: str) -> None:
-        """Take what is missing from below one official address."""
+        """Download the missing files from below one official address."""
         archive = self.source.archive
         try:
             if archive is not None:
@@ -253,7 +254,7 @@ class _Search:
         self._extract(path)
 
     def _take_loose(self, info: MirrorInfo | None, place: Path) -> None:
-        """Pack a mirror's part of an archive's content into that archive, which is never the official one then."""
+        """Pack a mirror's part of an archive's content into that archive, which is then never the official one."""
         archives = [file for file in self.missing if file.name.endswith((".zip", ".tgz"))]
         declared = {file.name for file in self.source.files}
         loose = {name: entry for name, entry in info.files.items() if name not in declared} if info else {}
@@ -279,7 +280,7 @@ class _Search:
         self.inexact_test_rows.update(rows)
 
     def advice_on_digests(self) -> str:
-        """For who has given the digests of files of their own, which have no address."""
+        """Advice for users who gave the digests of their own files, which have no address."""
         if self.source.urls or not any(text.startswith(ChecksumMismatch.__name__) for text in self.tried):
             return ""
         place = f"datasets.{self.dataset}.files of params.yaml"
@@ -296,7 +297,7 @@ class _Search:
 
 
 def _is_unpublished(file: SourceFile) -> bool:
-    """Whether no digest is published: a person's own file, say."""
+    """True if no digest is published, as for a person's own file."""
     return file.md5 is None and file.sha256 is None
 
 
@@ -308,7 +309,7 @@ def _describe_change(path: Path, known: MirrorFile, digests: Digests) -> str:
 
 
 def compose_manifest(dataset: str, folder: str, info: MirrorInfo) -> Manifest:
-    """What `preprocess` is told of the files that lie in `folder` of the downloads."""
+    """The manifest for `preprocess` of the files that lie in `folder` of the downloads."""
     files = tuple(
         ManifestFile(
             name=name,

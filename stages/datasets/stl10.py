@@ -1,6 +1,6 @@
 """STL-10 in its binary version (Coates, Lee, Ng 2011; format: https://cs.stanford.edu/~acoates/stl10/).
 
-The labelled pictures only; of the archive's unlabelled ones nothing is used.
+Only the labelled pictures; the archive's unlabelled ones are not used.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A text as a sequence of tokens, one a byte: Tiny Shakespeare, a sample of OpenWebText, or any file of text.
+"""A text as a sequence of tokens, one per byte: Tiny Shakespeare, a sample of OpenWebText, or any file of text.
 
 The last tenth is the test set, as in the examples that made Tiny Shakespeare known (Karpathy 2015).  A row is a window
-of the text, as long as the `shape` of the data set says; a stand-in's windows are shorter, so that a step is short.
+of the text, as long as the `shape` of the data set; a stand-in's windows are shorter, so that a step is fast.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stages.experiment import DatasetSource
 
 VOCABULARY = 256  # a byte each
 TEST_PART = 10
-STAND_IN_SENTENCES, STAND_IN_WINDOW = 120, 32  # a model of 124 million numbers reads all of the test part
+STAND_IN_SENTENCES, STAND_IN_WINDOW = 120, 32  # a model of 124 million parameters reads the whole test part
 
 # Ours, and meaningless: what a model can learn of it is spelling, agreement and the order of words.
 _SUBJECTS = {
@@ -40,14 +40,14 @@ _PLACES = ("by the river", "under the bridge", "before dawn", "in the market", "
 
 
 class BadText(DatasetError):
-    """A file is no text."""
+    """A file is not a text."""
 
 
 def prepare_text(source: DatasetSource, manifest: Manifest, folder: Path, target: Path) -> PackedInfo:
     """Write the packed text of the raw file in `folder`, or of the stand-in, into `target`.
 
     Raises:
-        DatasetError: the raw file isn't what `source` declares.
+        DatasetError: the raw file doesn't match `source`.
     """
     shape = source.shape
     if len(shape) != 1 or shape[0] < 1:
@@ -67,7 +67,7 @@ def prepare_text(source: DatasetSource, manifest: Manifest, folder: Path, target
     info = PackedInfo(
         dataset=manifest.dataset,
         kind="text",
-        # Nothing in a text but its length tells whether it is all there.
+        # Only a text's length tells whether it is complete.
         provenance=judge_provenance(
             source, manifest, len(train), len(test), files=all_files(source), content_is_whole=True
         ),
@@ -87,21 +87,21 @@ def prepare_text(source: DatasetSource, manifest: Manifest, folder: Path, target
 
 
 def split_lengths(tokens: int) -> tuple[int, int]:
-    """Tokens for training and for testing."""
+    """Numbers of tokens for training and for testing."""
     train = tokens * (TEST_PART - 1) // TEST_PART
     return train, tokens - train
 
 
 def stand_in_window(source: DatasetSource) -> int:
-    """Tokens that a row of the stand-in reads."""
+    """Number of tokens in a row of the stand-in."""
     return min(source.shape[0], STAND_IN_WINDOW)
 
 
 def read_text(path: Path, size_bytes: int) -> bytes:
-    """The whole file, whatever `size_bytes` are declared: what differs is counted later.
+    """The whole file, whatever `size_bytes` are declared: a difference is counted later.
 
     Raises:
-        BadText: it is no text.
+        BadText: it isn't a text.
     """
     content = path.read_bytes()
     try:

@@ -72,7 +72,7 @@ def _labels(archive: Path) -> dict[Split, dict[str, int]]:
     """Class of every labelled picture by its name in the archive.
 
     Raises:
-        BadArchive: the class list is missing or another one.
+        BadArchive: the class list is missing or isn't the official one.
         ExtraFile: a picture without a class.
         MissingFile: a picture has a class, but isn't there.
     """
@@ -96,7 +96,7 @@ def _labels(archive: Path) -> dict[Split, dict[str, int]]:
 
 
 def _annotated(text: str, archive: Path) -> dict[str, int]:
-    """Class of every validation picture; a line is its name, its class, then a box that nobody needs here."""
+    """Class of every validation picture; a line is its name, its class, then a box that isn't used here."""
     labels = {}
     for line in text.splitlines():
         picture, wnid, *_ = [*line.split("\t"), ""]

@@ -1,4 +1,4 @@
-"""Tiny ImageNet brought to 32 x 32 pixels (bilinear), as the HyperBF paper states its input."""
+"""Tiny ImageNet resized to 32 x 32 pixels (bilinear), the HyperBF paper's stated input."""
 
 from __future__ import annotations
 

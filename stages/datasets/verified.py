@@ -1,4 +1,4 @@
-"""Bytes that answer to a pinned digest: everything that enters `downloads` passes through here."""
+"""Bytes that match a pinned digest: everything that enters `downloads` passes through here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHUNK_BYTES = 1 << 20
 
 
 class DatasetError(Exception):
-    """A data set can't be had or isn't what it should be; the message is one line and says what to do."""
+    """A data set can't be had or isn't what it should be; the message is one line and says how to fix it."""
 
 
 class ChecksumMismatch(DatasetError):
@@ -27,7 +27,7 @@ class ChecksumMismatch(DatasetError):
 
 @dataclass(frozen=True, kw_only=True)
 class Digests:
-    """What a file's bytes came to."""
+    """The digests of a file's bytes."""
 
     md5: str
     sha256: str
@@ -51,9 +51,10 @@ def chunks_of(file: IO[bytes]) -> Iterator[bytes]:
 
 @dataclass(frozen=True, kw_only=True)
 class Pin:
-    """What a file must be: its published digests, or the sha256 by which a mirror declares its copy of it.
+    """The expected digests of a file: the published ones, or the sha256 by which a mirror declares its copy.
 
-    With neither, there is nothing to hold the bytes to, and any are taken: what they hold is checked when it is read.
+    With neither, there is nothing to compare the bytes with, and any are accepted: the content is checked when it is
+    read.
     """
 
     official_md5: str | None = None
@@ -61,7 +62,7 @@ class Pin:
     inexact_sha256: str | None = None
 
     def is_official(self, digests: Digests) -> bool | None:
-        """Whether the bytes have every published digest; None where none is published."""
+        """True if the bytes have every published digest; None if none is published."""
         if self.official_md5 is None and self.official_sha256 is None:
             return None
         return self.official_md5 in (None, digests.md5) and self.official_sha256 in (None, digests.sha256)
@@ -70,7 +71,7 @@ class Pin:
         """True: the official bytes; False: the declared inexact ones; None: nothing to compare them with.
 
         Raises:
-            ChecksumMismatch: none of these.
+            ChecksumMismatch: the bytes match neither.
         """
         is_official = self.is_official(digests)
         if is_official:
@@ -88,10 +89,10 @@ class Pin:
 def store_verified(chunks: Iterable[bytes], target: Path, pin: Pin, place: object) -> Digests:
     """Write `chunks` to `target` if they are what `pin` says: hashed on the way, renamed after fsync.
 
-    A file that is cut short or wrong never bears the final name, and its remains are removed.
+    A truncated or wrong file never gets the final name, and its remains are removed.
 
     Raises:
-        ChecksumMismatch: the bytes are others; `place` names where they came from.
+        ChecksumMismatch: the bytes differ; `place` names where they came from.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     # One name per target, so that what a killed process left is overwritten by the next.

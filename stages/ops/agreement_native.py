@@ -1,12 +1,12 @@
-"""Whether a fast path that claims PyTorch's numbers bit by bit gives them here: tried once in a process, at first use.
+"""Checks that a fast path which claims PyTorch's numbers bit by bit gives them here: once per process, at first use.
 
-A fast path stands outside a run's key because it changes no number.  PyTorch chooses its own kernels by the processor,
-by `ATEN_CPU_CAPABILITY` and by whether oneDNN is on, so the claim is about a machine.  Where it doesn't hold, the fast
-path isn't taken, and PyTorch's operators are.
+A fast path is not part of a run key because it changes no number.  PyTorch chooses its own kernels by the processor,
+by `ATEN_CPU_CAPABILITY` and by whether oneDNN is on, so the claim is about a machine.  If it doesn't hold, PyTorch's
+operators are used instead of the fast path.
 
 GELU's gradient, dropout and batches of images make this claim.  `FastShortcut` needs no trial: it copies.  All others
-(DAC, Yat, RBF, attention, batch normalisation, products by oneDNN) add in another order and claim to be as near to the
-equation as PyTorch is, in the precision that they run in; tests hold them to that against float64.
+(DAC, Yat, RBF, attention, batch normalisation, products by oneDNN) add in another order and claim to be as close to the
+equation as PyTorch is, in the precision that they run in; tests check that against float64.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _trying = threading.Lock()
 
 
 def agrees_here(claim: str, fast: Callable[[], Iterable[Tensor]], plain: Callable[[], Iterable[Tensor]]) -> bool:
-    """Whether both make the same tensors.  `claim` names what is tried, in the words that a user reads if it fails.
+    """True if both make the same tensors.  `claim` names the thing tried, in the words that a user reads if it fails.
 
-    Tried again when oneDNN was turned on or off since, by which PyTorch takes other routines.
+    Tried anew if oneDNN was turned on or off since, because PyTorch then uses other routines.
     """
     key = claim, torch._C._get_mkldnn_enabled()
     if (known := _answers.get(key)) is not None:
@@ -43,7 +43,9 @@ def agrees_here(claim: str, fast: Callable[[], Iterable[Tensor]], plain: Callabl
 
 
 def same_bits(found: Tensor, wanted: Tensor) -> bool:
-    """Whether type, shape, order in memory and each number are the same, the sign of zero too; one NaN is any NaN."""
+    """True if type, shape, order in memory and each number are the same, including the sign of zero; all NaNs are
+    equal.
+    """
     if (found.dtype, found.shape, found.stride()) != (wanted.dtype, wanted.shape, wanted.stride()):
         return False
     if not wanted.is_floating_point():
@@ -55,6 +57,6 @@ def same_bits(found: Tensor, wanted: Tensor) -> bool:
 
 @cache
 def all_numbers() -> Tensor:
-    """Each of the 65,536 numbers of bfloat16, in the order of their bits."""
+    """All 65,536 numbers of bfloat16, in the order of their bits."""
     with torch.inference_mode(False):
         return torch.arange(1 << 16, dtype=torch.int32, device="cpu").to(torch.int16).view(torch.bfloat16)

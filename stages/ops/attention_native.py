@@ -1,5 +1,5 @@
 """Fast paths of attention with scores of Yat or HyperBF: on a CPU in C++ (`similarity_native.cpp`), on a GPU Yat's in
-Triton.  Where there is none `attention` says None, and the caller does the same with PyTorch's operators.
+Triton.  Where there is none, `attention` returns None, and the caller does the same with PyTorch's operators.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def attention(
     key_terms: Tensor | None = None,
     is_causal: bool = False,
 ) -> Tensor | None:
-    """Softmax of scores, times values: those of Yat, or without an `epsilon` s (2 q·k − t), t the keys' terms.
+    """Softmax of scores, times values; scores are those of Yat, or without an `epsilon` s (2 q·k − t), t the keys'
+    terms.
 
     query: [..., T, E]; key: [..., S, E]; value: [..., S, F]; key_terms: [..., S], else ‖k‖²; returns [..., T, F].
     """
@@ -53,7 +54,9 @@ def attention(
 
 
 def _fit(query: Tensor, key: Tensor, value: Tensor, key_terms: Tensor | None = None) -> bool:
-    """Whether shapes are those of one attention, without broadcasting: PyTorch's operators do that, or complain."""
+    """True if the shapes are those of one attention, without broadcasting: PyTorch's operators handle that, or
+    complain.
+    """
     is_one = query.ndim > 1 and query.shape[:-2] == key.shape[:-2] and query.shape[-1] == key.shape[-1]
     return is_one and key.shape[:-1] == value.shape[:-1] and (key_terms is None or key_terms.shape == key.shape[:-1])
 
@@ -70,7 +73,7 @@ def _is_on_gpu(tensor: Tensor) -> bool:
 class _Attention(torch.autograd.Function):
     """query: [B, H, T, E]; key: [B, H, S, E]; value: [B, H, S, F]; returns [B, H, T, F], in memory [B, T, H, F].
 
-    These in float32 or bfloat16, all else in float32.
+    These are in float32 or bfloat16, all else is in float32.
     """
 
     @staticmethod

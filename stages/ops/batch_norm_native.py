@@ -1,9 +1,9 @@
-"""Batch normalisation, a sum and ReLU in one pass forwards and one back on a CPU (`batch_norm_native.cpp`).
+"""Batch normalisation, a sum and ReLU in one forward and one backward pass on a CPU (`batch_norm_native.cpp`).
 
     y = ReLU(γ (x − μ) / √(σ² + ε) + β + added)        μ and σ² of a channel over the batch and the image
 
-PyTorch takes an operator for each and keeps a map between each two.  Maps come out with their channels side by side,
-which is how oneDNN convolves them without laying them out anew.
+PyTorch uses an operator for each and keeps a map between each two.  Maps come out with their channels side by side, so
+that oneDNN convolves them without reordering them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from stages.ops.native import call, in_parts, is_plain, load_library
 _SOURCE = Path(__file__).with_suffix(".cpp")
 _SUFFIXES = {torch.float32: "_float", torch.bfloat16: "_half"}
 _LANES = 128  # as there
-_PART = 1 << 19  # numbers that keep another thread busy for longer than it takes to wake it
+_PART = 1 << 19  # numbers that keep another thread busy for longer than waking it takes
 
 
 def batch_norm_relu(norm: nn.Module, x: Tensor, added: Tensor | None = None) -> Tensor:
-    """`norm(x)`, plus `added` where there is one, and ReLU of that.  [B, C, H, W] both -> [B, C, H, W]."""
+    """`norm(x)`, plus `added` if there is one, then ReLU.  [B, C, H, W] both -> [B, C, H, W]."""
     if _applies(norm, x, added):
         if norm.num_batches_tracked is not None:
             norm.num_batches_tracked.add_(1)
@@ -37,9 +37,9 @@ def batch_norm_relu(norm: nn.Module, x: Tensor, added: Tensor | None = None) -> 
 
 
 class Sequential(nn.Sequential):
-    """`torch.nn.Sequential`, in which a batch normalisation and the ReLU behind it are one.
+    """`torch.nn.Sequential` that fuses a batch normalisation with the ReLU behind it.
 
-    Where they are, maps come out with their channels side by side, which `view` can't flatten; `flatten` can.
+    Fused maps come out with their channels side by side, which `view` can't flatten; `flatten` can.
     """
 
     def forward(self, x: Any) -> Any:
@@ -58,7 +58,7 @@ class Sequential(nn.Sequential):
 
 
 def _unpacked(layers: nn.Sequential) -> Iterator[nn.Module]:
-    """In order, with those of a `Sequential` within."""
+    """The modules in order, with those inside a `Sequential`."""
     for layer in layers:
         if type(layer) is Sequential and not is_watched(layer):
             yield from _unpacked(layer)
@@ -67,12 +67,12 @@ def _unpacked(layers: nn.Sequential) -> Iterator[nn.Module]:
 
 
 def is_watched(layer: nn.Module) -> bool:
-    """Whether somebody wants to know what goes in or comes out, or changes it."""
+    """True if a hook or anything else observes or changes the inputs or outputs."""
     return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
 
 
 def _applies(norm: nn.Module, x: Tensor, added: Tensor | None) -> TypeGuard[nn.BatchNorm2d]:
-    """Whether C++ can take it: in training, a layer with all that it has by default, and maps in whole rows."""
+    """True if C++ can do it: in training, a layer with all its defaults, and maps in whole rows."""
     maps = (x,) if added is None else (x, added)
     return (
         type(norm) is nn.BatchNorm2d
@@ -136,17 +136,17 @@ def _channels_last(x: Tensor) -> Tensor:
 
 
 def _sizes(x: Tensor) -> tuple[int, int]:
-    """Pixels and channels."""
+    """Numbers of pixels and channels."""
     return x.numel() // x.shape[1], x.shape[1]
 
 
 def _sums(x: Tensor) -> Tensor:
-    """Two of each channel for each part; those of parts that no thread takes stay zero."""
+    """Two sums per channel for each part; those of parts that no thread takes stay zero."""
     return x.new_zeros(-(-x.numel() // _PART), 2, x.shape[1], dtype=torch.float64)
 
 
 def _over_rows(name: str, x: Tensor, arguments: Callable[[int], tuple[Tensor | None, ...]]) -> None:
-    """Call a function for all rows of `x`, each thread for its parts; `arguments` are given the first of these."""
+    """Call a function for all rows of `x`, each thread for its parts; `arguments` get the first of these."""
     width = max(_LANES, x.shape[1])
     rows, parts = x.numel() // width, -(-x.numel() // _PART)
 

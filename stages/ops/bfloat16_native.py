@@ -1,10 +1,10 @@
-"""Backward passes that PyTorch is slow at in bfloat16 on a CPU: attention's goes by way of float32, since PyTorch's own
-takes four times as long, and GELU's by a table (`bfloat16_native.cpp`), in half of the time.
+"""Backward passes that are slow in PyTorch in bfloat16 on a CPU: attention's goes through float32, since PyTorch's own
+takes four times as long, and GELU's through a table (`bfloat16_native.cpp`), in half the time.
 
-Attention's numbers are those of float32, rounded once.  GELU's are PyTorch's bit by bit: the table holds what it
-computes in float32, and `agrees_here` tries whether it computes that in bfloat16, too.  Without AVX512 it doesn't: it
-takes oneDNN's routine for the one and its own for the other.  Where a thread's part of a tensor has a rest that fills
-no register, PyTorch makes that by a third routine, and such a tensor is left to it.
+Attention's numbers are those of float32, rounded once.  GELU's are PyTorch's bit by bit: the table holds its float32
+results, and `agrees_here` checks that it computes the same in bfloat16.  Without AVX512 it doesn't: it uses oneDNN's
+routine for one and its own for the other.  If a thread's part of a tensor leaves a remainder that fills no register,
+PyTorch computes that by a third routine, and such a tensor is left to it.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from stages.ops.agreement_native import agrees_here, all_numbers
 from stages.ops.native import call, in_parts, load_library
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
-_PART = 1 << 15  # and PyTorch's: it gives no thread fewer numbers than these
-_FULL = 64  # numbers that PyTorch takes at once, in registers of any width
+_PART = 1 << 15  # as in PyTorch, which gives no thread fewer numbers than these
+_FULL = 64  # numbers that PyTorch processes at once, in registers of any width
 
 
 @cache
 def use_fast_bfloat16() -> torch.library.Library:
-    """From now on, and for good, `scaled_dot_product_attention` widens bfloat16 on a CPU and rounds what comes out, and
-    GELU's gradient there is looked up where C++ can be compiled.
+    """From now on, permanently, `scaled_dot_product_attention` widens bfloat16 on a CPU and rounds its result, and
+    GELU's gradient there is looked up if C++ can be compiled.
 
-    In inference mode attention goes by PyTorch's own way, which is as fast there.
+    In inference mode attention uses PyTorch's own way, which is as fast there.
     """
     library = torch.library.Library("aten", "IMPL")
     library.impl("scaled_dot_product_attention", _attention, "AutogradCPU")
     if sys.byteorder == "little" and load_library(_SOURCE) is not None:
         library.impl("gelu_backward", _gelu_backward, "CPU", allow_override=True)
-    # Compiled code is kept on disk under a key that doesn't know of this.
+    # Compiled code is kept on disk under a key that doesn't include this.
     torch.compiler.config.cache_key_tag += "attention in float32"
     return library
 
@@ -71,13 +71,13 @@ def _gelu_backward(grad: Tensor, x: Tensor, *, approximate: str = "none") -> Ten
 
 
 def _fills_registers(count: int) -> bool:
-    """Whether no thread of PyTorch's has numbers left over behind its last full registers."""
+    """True if no PyTorch thread has numbers left over after its last full registers."""
     threads = max(1, min(torch.get_num_threads(), -(-count // _PART)))
     return count > 0 and count % _FULL == 0 and -(-count // threads) % _FULL == 0
 
 
 def _agrees(approximate: str) -> bool:
-    """For every number, with gradients of all sizes."""
+    """Compare for every number, with gradients of all sizes."""
 
     def tried(way: Callable[[Tensor, Tensor, str], Tensor]) -> Iterator[Tensor]:
         x = all_numbers()
@@ -101,16 +101,16 @@ def _fast_gelu_backward(grad: Tensor, x: Tensor, approximate: str) -> Tensor:
 
 
 def _plain_gelu_backward(grad: Tensor, x: Tensor, approximate: str) -> Tensor:
-    """PyTorch's, by the form of the operator that stays as it is; it gives an empty tensor its shape and strides."""
+    """PyTorch's, by the form of the operator that stays unchanged; it gives an empty tensor its shape and strides."""
     to_x = torch.empty(0, dtype=torch.result_type(grad, x), device="cpu")
     return torch.ops.aten.gelu_backward.grad_input(grad, x, approximate=approximate, grad_input=to_x)
 
 
 @cache
 def _slopes_of_gelu(approximate: str, by_onednn: bool) -> Tensor:
-    """In float32, [65536], in the order of the numbers' bits: what PyTorch multiplies gradients with, on its way.
+    """The factors that PyTorch multiplies gradients with: float32 [65536], in the order of the numbers' bits.
 
-    `by_onednn`: whether oneDNN is on, which makes PyTorch take another routine.
+    `by_onednn`: whether oneDNN is on, which makes PyTorch use another routine.
     """
     x = all_numbers().float()
     return _plain_gelu_backward(torch.ones_like(x), x, approximate)

@@ -4,9 +4,9 @@
     f_hki(z)   = Σ_ab Σ_j w_abij φ(b_ij + z_(h+a)(k+b)j)             (5)  convolution
     f_hki(z)   = Σ_ab Σ_j w_abij φ(b_abij + z_(h+a)(k+b)j)                fully unshared (section 4)
 
-φ is ReLU.  The connection activates its own input, so it stands where activation and linear layer stood, and the layer
-before it hands on its sums as they are.  It has no bias on its output.  The convolution activates first and pads with
-zeros then: a position outside the image adds 0, as it does in a network that activates after each layer.
+φ is ReLU.  The connection activates its own input, so it replaces both activation and linear layer, and the layer
+before it passes on its sums unchanged.  It has no bias on its output.  The convolution activates first and then pads
+with zeros: a position outside the image adds 0, as it does in a network that activates after each layer.
 
 B batch, m inputs or input channels, n outputs or output channels, H height, W width, L kernel size.
 """
@@ -87,7 +87,7 @@ def dac_conv2d(x: Tensor, weight: Tensor, bias: Tensor, stride: Size = 1, paddin
             tap_bias = bias if bias.ndim == 2 else bias[:, :, a::down, b::right]
             before = ((top + row - a) // down, (left + column - b) // right)
             parts.append(dac_taps(x[:, :, row::down, column::right], taps, tap_bias, before, size))
-    if not parts:  # every kernel position meets padding alone
+    if not parts:  # every kernel position meets only padding
         return x.new_zeros(x.shape[0], weight.shape[0], *size)
     return reduce(torch.add, parts)
 
@@ -117,9 +117,9 @@ def _check_conv(x: Tensor, weight: Tensor, bias: Tensor) -> None:
 
 
 class DACLinear(nn.Module):
-    """Equation 4 where ReLU and `nn.Linear` stood.  [..., in_features] -> [..., out_features].
+    """Equation 4 in place of ReLU and `nn.Linear`.  [..., in_features] -> [..., out_features].
 
-    Weights are He normal, biases zero (section 5): until the first step it is ReLU followed by a linear layer.
+    Weights are He normal, biases zero (section 5): until the first step it equals ReLU followed by a linear layer.
     """
 
     def __init__(
@@ -147,9 +147,9 @@ class DACLinear(nn.Module):
 
 
 class DACConv2d(nn.Module):
-    """Equation 5 where ReLU and `nn.Conv2d` stood.  [B, in_channels, H, W] -> [B, out_channels, H', W'].
+    """Equation 5 in place of ReLU and `nn.Conv2d`.  [B, in_channels, H, W] -> [B, out_channels, H', W'].
 
-    Weights are He normal, biases zero (section 5).  `is_fully_unshared` gives every weight a bias of its own.
+    Weights are He normal, biases zero (section 5).  `is_fully_unshared` gives every weight its own bias.
     """
 
     def __init__(

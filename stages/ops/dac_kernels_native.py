@@ -4,18 +4,18 @@
     ∂E/∂z_j = Σ_i φ'(b_ij + z_j(q)) Σ_t w_tij g_i(q - t + before)
     ∂E/∂w   = Σ_q φ(b_ij + z_j(q)) g_i(q - t + before),   ∂E/∂b = Σ_t w_tij Σ_q φ'(b_ij + z_j(q)) g_i(q - t + before)
 
-Each φ(b_ij + z_j) serves output i alone, so a product has no other outputs for columns.  Forwards its columns are the
-neighbouring positions of a patch of ROWS x COLS outputs, whose weights are those of the taps that reach them; backwards
-they are the kernel positions t, padded to TAPS.  No map of activations leaves the registers.
+Each φ(b_ij + z_j) serves only output i, so a product can't have other outputs as columns.  In the forward pass its
+columns are the neighbouring positions of a patch of ROWS x COLS outputs, whose weights are those of the taps that reach
+them; in the backward pass they are the kernel positions t, padded to TAPS.  No map of activations leaves the registers.
 
-z is padded with -inf, which φ takes to 0 whatever the bias is, and lies [images, rows, columns, channels]; the output's
+z is padded with -inf, which φ maps to 0 for any bias, and is laid out [images, rows, columns, channels]; the output's
 gradient g is padded with 0, [images, channels, rows, columns]; `dac_triton_native` lays them out.  A NaN stays a NaN.
 
-Only builtin functions of Triton's language stand here: its interpreter takes those whenever it is asked for, the others
-only if it was before Triton was loaded.  In Triton 3.6 `maximum` gives float32, whatever its operands are.
+Only builtin functions of Triton's language are used here: its interpreter handles those whenever it is requested, the
+others only if requested before Triton was loaded.  In Triton 3.6 `maximum` gives float32, whatever its operands are.
 """
 
-# What a kernel handles has a type only when it is compiled for one.
+# The types of a kernel's operands are known only when it is compiled for them.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,assignment"
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def input_gradient_kernel(
     PIXELS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """PIXELS pixels of CHUNK channels, all outputs one after the other."""
+    """PIXELS pixels of CHUNK channels, looping over all outputs."""
     q = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     is_real = q < images * height * width
     q = tl.minimum(q, images * height * width - 1)
@@ -163,7 +163,7 @@ def weight_gradient_kernel(
     ACROSS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """One output, CHUNK inputs and one part of the blocks of PIXELS, ACROSS in a row; the caller adds the parts."""
+    """One output, CHUNK inputs and one part of the blocks of PIXELS, ACROSS per row; the caller adds the parts."""
     i = tl.program_id(0)
     j = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
     t = tl.arange(0, TAPS)

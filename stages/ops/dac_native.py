@@ -1,7 +1,7 @@
-"""The fast path of `dac_recompute`: on a CPU, in float32, its sums in C++ (`dac_native.cpp`); on a GPU, in Triton.
+"""The fast path of `dac_recompute`: its sums in C++ on a CPU, in float32 (`dac_native.cpp`); in Triton on a GPU.
 
-On a CPU, bfloat16 maps, as autocast gives them, are widened before and their gradient is rounded.
-Without a compiler there is none, and `dac_recompute` does the same with PyTorch's operators.
+On a CPU, bfloat16 maps, as autocast gives them, are widened first and their gradient is rounded.  Without a compiler
+there is no fast path, and `dac_recompute` does the same with PyTorch's operators.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _KERNELS = {(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (3, 1), (3, 3)}
 
 
 def applies(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
-    """Whether `forward` and `backward` can take these.  x: [B, m, H, W]; weight: [n, m, La, Lb]; bias: [n, m]."""
+    """True if `forward` and `backward` can handle these.  x: [B, m, H, W]; weight: [n, m, La, Lb]; bias: [n, m]."""
     if _is_on_gpu(x):
         from stages.ops import dac_triton_native  # Triton is absent where torch has no CUDA
 
@@ -29,7 +29,7 @@ def applies(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor, before: tuple[int, int], size: tuple[int, int]) -> Tensor:
-    """`dac_taps`, [B, n, *size]; of a dense layer's samples, in their own order of memory."""
+    """`dac_taps`, [B, n, *size]; for a dense layer's samples, in their own order of memory."""
     if _is_on_gpu(x):
         from stages.ops import dac_triton_native
 
@@ -50,7 +50,7 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor, before: tuple[int, int], si
 def backward(
     x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor, before: tuple[int, int]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, weight and bias from that of the result, `grad` [B, n, H', W']."""
+    """Gradients of x, weight and bias from the gradient of the result, `grad` [B, n, H', W']."""
     if _is_on_gpu(x):
         from stages.ops import dac_triton_native
 
@@ -79,7 +79,7 @@ def _is_on_gpu(x: Tensor) -> bool:
 
 
 def _is_rows(x: Tensor, weight: Tensor) -> bool:
-    """Whether these are a dense layer's samples, each in one piece: the kernel turns them as it reads them."""
+    """True if these are a dense layer's samples, each contiguous: the kernel transposes them as it reads them."""
     return weight.shape[2:] == (1, 1) and x.shape[2] == 1 and x.permute(0, 2, 3, 1).is_contiguous()
 
 
@@ -94,7 +94,7 @@ def _format(is_rows: bool) -> torch.memory_format:
 def _call(
     name: str, tensors: list[Tensor], weight: Tensor, before: tuple[int, int], size: tuple[int, int], is_rows: bool
 ) -> None:
-    """Call `name` with the tensors' memory; the first tensor is x, whose sizes the kernel is told."""
+    """Call `name` with the tensors' memory; the first tensor is x, whose sizes are passed to the kernel."""
     images, inputs, height, width = tensors[0].shape
     sizes = (images, inputs, weight.shape[0], height, width, *before, *size, is_rows)
     status = call(SOURCE, name, *tensors, sizes, *weight.shape[2:])

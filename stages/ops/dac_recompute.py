@@ -1,11 +1,11 @@
-"""The sums of equations 4 and 5 with activated maps computed once forwards and again backwards, never kept.
+"""The sums of equations 4 and 5, with activated maps computed once in each pass, forward and backward, and never kept.
 
-    u_t(p)  = Σ_j w_tij φ(b_ij + z_pj)        one small matrix product an output channel i, all kernel positions t
+    u_t(p)  = Σ_j w_tij φ(b_ij + z_pj)        one small matrix product per output channel i, all kernel positions t
     f_i(h)  = Σ_t u_t(h + t - before)         shift and add; positions outside the image add 0
     ∂E/∂w   = Σ_p φ(b_ij + z_pj) G_ti(p)      G_ti: the output's gradient g_i, shifted back by t
     ∂E/∂b   = Σ_p a_ij(p),   ∂E/∂z_pj = Σ_i a_ij(p),   a_ij(p) = φ'(b_ij + z_pj) Σ_t w_tij G_ti(p)        (eq. 7)
 
-`dac_native` does the same faster where it can.  At b_ij + z_pj = 0 the derivative φ' is 0, as in PyTorch.
+`dac_native` does the same faster if it can.  At b_ij + z_pj = 0 the derivative φ' is 0, as in PyTorch.
 B batch, m input channels, n output channels, c of them at a time, T = L x L kernel positions, P = H x W input
 positions, h and k output positions.
 """
@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from stages.ops import dac_native
 
-# Activated maps that exist at a time, in numbers: about what a core's cache holds.
+# Numbers in activated maps that exist at a time: about what a core's cache holds.
 _BLOCK = 2**20
 
 
@@ -31,9 +31,9 @@ def dac_taps(x: Tensor, weight: Tensor, bias: Tensor, before: tuple[int, int], s
     """f(h, k) = Σ_ab Σ_j w_abij φ(b + z(h + a - before[0], k + b - before[1])_j), on a grid of `size`.
 
     x: [B, m, H, W]; weight: [n, m, La, Lb]; bias: [n, m], or [n, m, La, Lb] for one at each kernel position.  Computes
-    in float32 at least, also under autocast, whose dtype the result has then.
+    in float32 at least, also under autocast, whose dtype the result then has.
     """
-    if bias.ndim == 4:  # every kernel position is a 1 x 1 connection of its own
+    if bias.ndim == 4:  # every kernel position is its own 1 x 1 connection
         positions = [(a, b) for a in range(weight.shape[2]) for b in range(weight.shape[3])]
         parts = [
             dac_taps(x, weight[:, :, a, b, None, None], bias[:, :, a, b], (before[0] - a, before[1] - b), size)
@@ -86,7 +86,7 @@ def _work_dtype(x: Tensor) -> torch.dtype:
 
 
 def _blocks(x: Tensor, weight: Tensor, bias: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Some output channels at a time: which ones, their activated maps [B, c, m, P], their weights [c, m, T]."""
+    """Output channels in blocks: their indices, their activated maps [B, c, m, P], their weights [c, m, T]."""
     dtype = _work_dtype(x)
     pixels = x.to(dtype).flatten(2).unsqueeze(1)
     step = max(1, _BLOCK // max(1, x.numel()))
@@ -96,7 +96,7 @@ def _blocks(x: Tensor, weight: Tensor, bias: Tensor) -> Iterator[tuple[slice, Te
 
 
 def _padding(kernel: tuple[int, ...], before: tuple[int, int], size: tuple[int, int], grid: torch.Size) -> list[int]:
-    """What takes the grid of inputs to the positions that kernels meet, as `F.pad` has it; below 0 it cuts off."""
+    """Padding from the grid of inputs to the positions that kernels meet, in the form of `F.pad`; below 0 it crops."""
     after = [size[axis] + kernel[axis] - 1 - before[axis] - grid[axis] for axis in (0, 1)]
     return [before[1], after[1], before[0], after[0]]
 

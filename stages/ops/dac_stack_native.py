@@ -1,6 +1,6 @@
-"""DAC's dense layer for M networks at once, each with weights of its own: the sums of `dac_native.cpp`.
+"""DAC's dense layer for M networks at once, each with its own weights: the sums of `dac_native.cpp`.
 
-As operators of PyTorch, so that compiled code can call them.
+They are PyTorch operators, so that compiled code can call them.
 M networks, I inputs, U units, B batch.
 """
 
@@ -16,12 +16,12 @@ from stages.ops.native import call, in_parts, load_library
 
 
 def is_available() -> bool:
-    """Whether there is a compiler for the operators' C++."""
+    """True if there is a compiler for the operators' C++."""
     return load_library(SOURCE) is not None
 
 
 def applies(x: Tensor) -> bool:
-    """Whether the operators take tensors like this one."""
+    """True if the operators handle tensors like this one."""
     return x.device.type == "cpu" and x.dtype == torch.float32
 
 
@@ -32,7 +32,7 @@ def dac_stack(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     x: [M, I, B], a unit's samples side by side; weight, bias: [M, U, I]; returns [M, U, B].
 
     Raises:
-        TypeError: another type.
+        TypeError: the dtype is another one.
         ValueError: the shapes don't fit each other.
     """
     if x.ndim != 3 or weight.shape != bias.shape or weight.shape[::2] != x.shape[:2]:
@@ -45,7 +45,7 @@ def dac_stack(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 @torch.library.custom_op("claimcheck::dac_stack_backward", mutates_args=(), device_types="cpu")
 def _backward(x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, weight and bias from that of the result, `grad` [M, U, B]."""
+    """Gradients of x, weight and bias from the gradient of the result, `grad` [M, U, B]."""
     operands = [tensor.contiguous() for tensor in (x, weight, bias, grad)]
     gradients = torch.empty_like(operands[0]), torch.zeros_like(operands[1]), torch.zeros_like(operands[2])
     _call("dac_stack_backward", [*operands, *gradients], weight)

@@ -1,8 +1,9 @@
-"""The fast path of `dac_recompute` on a GPU: lays its operands out for `dac_kernels_native` and starts those.
+"""The fast path of `dac_recompute` on a GPU: lays its operands out for the kernels of `dac_kernels_native` and launches
+those.
 
-Half types multiply on tensor cores and add in float32; float32 multiplies exactly, without TF32.  Where images of a
-half type meet weights of float32, as under autocast, everything is computed and given in the images' type.  Both
-functions are operators of torch, so that a compiler takes them as they are and a CUDA graph can hold them.
+Half types multiply on tensor cores and add in float32; float32 multiplies exactly, without TF32.  If images of a half
+type meet float32 weights, as under autocast, everything is computed and returned in the images' type.  Both functions
+are torch operators, so that a compiler leaves them as they are and a CUDA graph can hold them.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from stages.ops.native import keep_triton_kernels
 keep_triton_kernels()
 _HALF = (torch.bfloat16, torch.float16)
 _TAPS = 16  # kernel positions as columns of a product, padded
-_COUNTED = 2**31  # numbers that a kernel's 32 bits can count
-_PROGRAMS = 2048  # of one warp or two: they keep a GPU of 132 multiprocessors busy
+_COUNTED = 2**31  # as many as a kernel's 32 bits can count
+_PROGRAMS = 2048  # of one or two warps: enough to keep a GPU of 132 multiprocessors busy
 
 
 def applies(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
-    """Whether `forward` and `backward` can take these.  x: [B, m, H, W]; weight: [n, m, La, Lb]; bias: [n, m]."""
+    """True if `forward` and `backward` can handle these.  x: [B, m, H, W]; weight: [n, m, La, Lb]; bias: [n, m]."""
     others = {weight.dtype, bias.dtype}
     is_known = (x.dtype in _HALF and others <= {x.dtype, torch.float32}) or {x.dtype} | others == {torch.float32}
     is_small = weight.shape[2] * weight.shape[3] <= _TAPS
@@ -69,7 +70,7 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor, before: list[int], size: li
 
 @torch.library.custom_op("claimcheck::dac_backward", mutates_args=())
 def backward(x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor, before: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, weight and bias from that of the result, `grad` [B, n, H', W']."""
+    """Gradients of x, weight and bias from the gradient of the result, `grad` [B, n, H', W']."""
     laid = _lay_out(x, weight, bias, before, list(grad.shape[2:]))
     grad_x = torch.zeros_like(x, memory_format=torch.contiguous_format)
     if laid is None:
@@ -121,7 +122,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor, before: list[int]) 
 
 @dataclass(frozen=True)
 class _LaidOut:
-    """Operands as the kernels read them; `before` is that of the part of x which kernels reach at all."""
+    """Operands as the kernels read them; `before` refers to the part of x that kernels reach at all."""
 
     z: Tensor  # [B, rows, columns, inputs], -inf around the image and in channels that fill a chunk up
     w: Tensor  # [n, La, Lb, inputs]
@@ -144,7 +145,7 @@ class _LaidOut:
 
 
 def _lay_out(x: Tensor, weight: Tensor, bias: Tensor, before: list[int], size: list[int]) -> _LaidOut | None:
-    """None where every kernel position meets padding alone."""
+    """Lay the operands out; None if every kernel position meets only padding."""
     top, left = (max(0, length) for length in before)
     cut = max(0, -before[0]), max(0, -before[1])
     x = x[:, :, cut[0] :, cut[1] :]
@@ -167,13 +168,13 @@ def _lay_out(x: Tensor, weight: Tensor, bias: Tensor, before: list[int], size: l
 
 
 def _padded_gradient(grad: Tensor, weight: Tensor, x: Tensor, before: tuple[int, int]) -> Tensor:
-    """Zeros around, so that every position of x plus `before`, less any kernel position, is inside."""
+    """Pad with zeros so that every position of x plus `before`, minus any kernel position, is inside."""
     head = [weight.shape[2 + axis] - 1 for axis in (0, 1)]
     tail = [max(0, x.shape[2 + axis] + before[axis] - grad.shape[2 + axis]) for axis in (0, 1)]
     return F.pad(grad, (head[1], tail[1], head[0], tail[0])).contiguous()
 
 
 def _across(pixels: int, height: int, width: int) -> int:
-    """How many of a block's pixels stand in a row, a power of two, so that fewest blocks cover an image."""
+    """Number of a block's pixels per row, a power of two, chosen so that the fewest blocks cover an image."""
     choices = [2**power for power in range(pixels.bit_length())]
     return min(choices, key=lambda across: -(-width // across) * -(-height // (pixels // across)))

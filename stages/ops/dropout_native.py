@@ -1,7 +1,7 @@
 """Dropout on a CPU with the draws of `torch.nn.Dropout`, bit by bit, in a tenth of its time (`dropout_native.cpp`).
 
-PyTorch draws a number at a time there, which is 15 ns an element: 42 % of a training step of the MLP-Mixer.  Both read
-and leave PyTorch's generator alike, so a run can't tell which of the two it had.
+PyTorch draws one number at a time there, at 15 ns per element: 42 % of a training step of the MLP-Mixer.  Both read and
+leave PyTorch's generator in the same way, so a run can't tell which of the two it had.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NAMES = {torch.float32: "dropout_{}", torch.bfloat16: "dropout_{}_half"}
 
 
 class Dropout(nn.Dropout):
-    """`torch.nn.Dropout`: the same values, gradients and state of the generator afterwards."""
+    """`torch.nn.Dropout`, with the same values, gradients and state of the generator afterwards."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[...] -> [...]."""
@@ -47,7 +47,7 @@ class _Dropout(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (kept,) = ctx.saved_tensors
         if torch.is_grad_enabled() or grad.stride() != kept.stride() or not _is_plain(grad):
-            # As the reference has it: the layout of what comes back decides in which order later sums are added.
+            # As in the reference: the layout of the result decides in which order later sums are added.
             return grad * kept.to(grad.dtype).mul_(ctx.scale), None
         to_x = torch.empty_like(kept, dtype=grad.dtype)
         call(_SOURCE, _NAMES[grad.dtype].format("backward"), grad, kept, to_x, ctx.scale, grad.numel())
@@ -55,12 +55,12 @@ class _Dropout(torch.autograd.Function):
 
 
 def _scale(p: float, dtype: torch.dtype) -> float:
-    """What the reference multiplies with: 1 / (1 - p), rounded."""
+    """The factor of the reference: 1 / (1 - p), rounded."""
     return float(torch.ones((), dtype=dtype, device="cpu").div(1 - p))
 
 
 def _applies(x: Tensor) -> bool:
-    """Whether C++ can take it: without gaps in memory, and where PyTorch's draws are known."""
+    """True if C++ can do it: no gaps in memory, and PyTorch's draws are known."""
     return _is_plain(x) and _is_dense(x) and _draws_alike(x.dtype)
 
 
@@ -69,14 +69,14 @@ def _is_plain(x: Tensor) -> bool:
 
 
 def _is_dense(x: Tensor) -> bool:
-    """Whether each place in its memory is one element: draws follow that order, whatever the dimensions' is."""
+    """True if each place in its memory is one element: draws follow that order, whatever the order of dimensions."""
     if x.is_contiguous():
         return True
     return x.permute(sorted(range(x.ndim), key=x.stride, reverse=True)).is_contiguous()
 
 
 def _draws_alike(dtype: torch.dtype) -> bool:
-    """Other builds of PyTorch may have another generator."""
+    """True if the draws agree; other builds of PyTorch may have another generator."""
     if load_library(_SOURCE) is None:
         return False
     claim = f"dropout in {str(dtype).removeprefix('torch.')}"
@@ -85,7 +85,7 @@ def _draws_alike(dtype: torch.dtype) -> bool:
 
 
 def _drawn(way: Callable[[Tensor, float], Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """Values, gradients and the generator's state behind them, for all numbers and counts that fill no block."""
+    """Values, gradients and the generator's final state, for all numbers and for counts that fill no block."""
     state = torch.default_generator.get_state()
     try:
         torch.default_generator.manual_seed(0)

@@ -1,4 +1,4 @@
-"""A model whose layers compute by their fast forms, where these have the same parameters and equations."""
+"""Replaces a model's layers by their fast forms, which have the same parameters and equations."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _OF_PYTORCH: Forms = {nn.Dropout: Dropout, nn.Sequential: Sequential}
 
 
 def with_fast_layers(model: nn.Module) -> nn.Module:
-    """`model`, whose layers have other classes now; parameters, buffers, hooks and state stay as they are.
+    """Change the classes of the layers of `model`; parameters, buffers, hooks and state stay as they are.
 
-    A paper's layers have theirs in `FAST_LAYERS` of the module of fast paths beside their own.
+    The fast forms of a paper's layers are in `FAST_LAYERS` of the fast-path module beside their own.
     """
     for module in model.modules():
         module.__class__ = _forms_beside(type(module).__module__).get(type(module), type(module))

@@ -1,9 +1,9 @@
-"""Multi-bias activation: K copies of each input, each with a bias of its own    (Li et al. 2016; Metta et al., eq. 3).
+"""Multi-bias activation: K copies of each input, each with its own bias    (Li et al. 2016; Metta et al., eq. 3).
 
     z_i = Σ_j Σ_k w_ijk φ(b_j^(k) + z_j)
 
 φ is ReLU.  The activation gives the K m maps φ(b_j^(k) + z_j), copy k of input j at place j K + k; the sum over them is
-the next linear layer, whose weights [n, m, K] lie as [n, m K].  B batch, m inputs, n outputs, K copies.
+the next linear layer, whose weights [n, m, K] are stored as [n, m K].  B batch, m inputs, n outputs, K copies.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def mba(x: Tensor, bias: Tensor) -> Tensor:
     """The activated copies of equation 3.  x: [B, m, ...]; bias: [m, K]; returns [B, m K, ...].
 
     Raises:
-        ValueError: the biases are not those of x's channels.
+        ValueError: the biases don't match x's channels.
     """
     if bias.ndim != 2 or x.shape[1] != bias.shape[0]:
         raise ValueError(f"x and bias have shapes {[*x.shape]}, {[*bias.shape]}; expected [B, m, ...], [m, K]")
@@ -31,7 +31,7 @@ def mba(x: Tensor, bias: Tensor) -> Tensor:
 
 
 class MBA(nn.Module):
-    """Equation 3's activation where ReLU stood; the next layer has `copies` times the inputs.  Biases start at 0."""
+    """Equation 3's activation in place of ReLU; the next layer has `copies` times the inputs.  Biases start at 0."""
 
     def __init__(
         self,

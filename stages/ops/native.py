@@ -1,6 +1,6 @@
-"""C++ beside a module, compiled for this processor when first needed and kept for the next time.
+"""C++ beside a module, compiled for this processor when first needed and cached.
 
-A fast path, never the only one: without a compiler, or where it fails, `load_library` says so once and gives None.
+A fast path, never the only one: without a compiler, or if it fails, `load_library` says so once and returns None.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ import stages.ops.older_torch_native  # noqa: F401  (for what it does; every ope
 
 _HEADER = Path(__file__).with_suffix(".h")
 _COMPILERS = ("c++", "g++", "clang++")
-# No -ffast-math: a NaN has to stay one, or a training that diverges would go on.
+# No -ffast-math: a NaN has to stay one, or a diverging training would go on.
 _FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
-# What PyTorch is told to make do with, by its own variable, is what our C++ makes do with.
+# The limit that PyTorch's own variable sets for it applies to our C++, too.
 _LESSER_PROCESSORS = {"default": "x86-64", "avx2": "x86-64-v3"}
 
 
 @cache
 def load_library(source: Path) -> ctypes.CDLL | None:
-    """The shared library of a C++ file, with `native.h` as its only header of ours; None where it can't be had."""
+    """The shared library of a C++ file, whose only header of ours is `native.h`; None if it can't be had."""
     compiler = os.environ.get("CXX") or next((name for name in _COMPILERS if shutil.which(name)), None)
     if compiler is None:
         return None
@@ -59,9 +59,9 @@ def load_library(source: Path) -> ctypes.CDLL | None:
 
 
 def call(source: Path, name: str, *arguments: Tensor | float | Sequence[int] | None) -> int:
-    """Call a function of a library that is there, and return its answer, if it has one.
+    """Call a function of a loaded library and return its result, if it has one.
 
-    Tensors come as their memory, None as no memory, an integer as `long`, several as an array of these.
+    Tensors are passed as their memory, None as a null pointer, an integer as `long`, several as an array of these.
     """
     library = load_library(source)
     assert library is not None, "the caller has asked for it"
@@ -83,9 +83,9 @@ def _as_c(argument: Tensor | float | Sequence[int] | None) -> Any:
 
 
 def is_plain(*tensors: Tensor, dtype: torch.dtype = torch.float32) -> bool:
-    """Whether all are of `dtype` on a CPU with numbers in them, in eager PyTorch with its backward pass and no more.
+    """True if all are real tensors of `dtype` on a CPU, in eager PyTorch with at most its backward pass.
 
-    Compilers, `torch.func`, forward-mode differentiation and views that are negative only by name want operators.
+    Compilers, `torch.func`, forward-mode differentiation and lazily negated views need operators.
     """
     is_watched = (
         torch.compiler.is_compiling()
@@ -104,17 +104,17 @@ def is_plain(*tensors: Tensor, dtype: torch.dtype = torch.float32) -> bool:
 
 
 def in_rows(tensor: Tensor) -> Tensor:
-    """With the numbers of its last dimension side by side."""
+    """The tensor with the numbers of its last dimension side by side."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def head_strides(*tensors: Tensor) -> list[int]:
-    """Of sample, head and row of each [B, H, T, E]."""
+    """Strides of sample, head and row of each [B, H, T, E]."""
     return [stride for tensor in tensors for stride in tensor.stride()[:3]]
 
 
 def in_parts(count: int, work: Callable[[slice], None]) -> None:
-    """`work` on slices of 0 to `count`, one for each of PyTorch's threads; which ones depends on their number alone."""
+    """Run `work` on slices of 0 to `count`, one per PyTorch thread; the slices depend only on the number of threads."""
     parts = min(torch.get_num_threads(), count)
     edges = [count * index // parts for index in range(parts + 1)]
     own, *others = (slice(start, end) for start, end in pairwise(edges))
@@ -126,7 +126,7 @@ def in_parts(count: int, work: Callable[[slice], None]) -> None:
 
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
-    """Kept for the next layer: starting threads takes longer than a small one."""
+    """Thread pool, kept for the next layer: starting threads takes longer than a small one."""
     return ThreadPoolExecutor(threads)
 
 
@@ -138,7 +138,7 @@ def _flags() -> tuple[str, ...]:
     if platform.machine() not in ("x86_64", "AMD64"):
         return (*_FLAGS, "-march=native")
     processor = _LESSER_PROCESSORS.get(os.environ.get("ATEN_CPU_CAPABILITY", ""), "native")
-    return (*_FLAGS, f"-march={processor}", "-mprefer-vector-width=512")  # GCC takes half of a register otherwise
+    return (*_FLAGS, f"-march={processor}", "-mprefer-vector-width=512")  # GCC uses half of a register otherwise
 
 
 def _compile(compiler: str, source: Path, built: Path) -> None:
@@ -155,14 +155,14 @@ def _compile(compiler: str, source: Path, built: Path) -> None:
 
 @contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """One process at a time; the others find what it made."""
+    """Lock: one process at a time; the others find its result."""
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def _place(name: str) -> Path:
-    """Where a library is kept, or will be; one that is there is taken from a folder that can only be read, too."""
+    """The place where a library is or will be kept; an existing one is also taken from a folder that is read-only."""
     with suppress(RuntimeError):
         if (kept := _home_cache() / name).is_file():
             return kept
@@ -170,7 +170,8 @@ def _place(name: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """Where this user keeps what is compiled: in the user's cache, or, if that can't be written to, in temporary files.
+    """The folder of this user's compiled files: in the user's cache or, if that can't be written to, among temporary
+    files.
 
     Raises:
         PermissionError: another user could put code there.
@@ -189,7 +190,7 @@ def cache_folder() -> Path:
 
 
 def keep_triton_kernels() -> None:
-    """Triton keeps what it compiles at home; from now on beside our libraries where that can't be written to."""
+    """Triton keeps its compiled kernels at home; from now on beside our libraries if home can't be written to."""
     with suppress(OSError, RuntimeError):
         home = Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton" / "cache"
         there = next(folder for folder in (home, *home.parents) if folder.exists())
@@ -198,12 +199,12 @@ def keep_triton_kernels() -> None:
 
 
 def _home_cache() -> Path:
-    """RuntimeError where the user has no home."""
+    """The user's cache; RuntimeError if the user has no home."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "claimcheck"
 
 
 def _processor() -> str:
-    """What -march=native depends on: a home folder may be shared between machines."""
+    """The properties that -march=native depends on: a home folder may be shared between machines."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""What the code asks of PyTorch and a release of some months ago hasn't: a machine with a GPU may have nothing newer.
+"""Features of PyTorch that the code needs and older releases lack: a machine with a GPU may have nothing newer.
 
-Imported with every operator.  What a network computes is the same either way: like a fast path, this stands outside of
-the code that a run's key names.
+Imported with every operator.  Networks compute the same either way: like a fast path, this is not part of the code that
+a run key covers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import nn
 
 
 def with_bias_option(initialise: Callable[..., None]) -> Callable[..., None]:
-    """The constructor of a batch norm with the option `bias`, which 2.11 hasn't: False leaves the shift out."""
+    """The constructor of a batch norm with the option `bias`, which came with 2.11: False leaves the shift out."""
 
     @wraps(initialise)
     def wrapped(self: nn.Module, *arguments: Any, bias: bool = True, **options: Any) -> None:
@@ -27,8 +27,8 @@ def with_bias_option(initialise: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
-# `torch.compiler.assume_constant_result`, without importing the compiler: in 2.11 Dynamo can't trace this question, and
-# every operator that asks it would break a graph in two.
+# `torch.compiler.assume_constant_result`, without importing the compiler: in 2.11 Dynamo can't trace this call, and
+# every operator that makes it would break a graph in two.
 torch.amp.is_autocast_available._dynamo_marked_constant = True  # type: ignore[attr-defined]  # a mark, not a member
 
 if "bias" not in inspect.signature(nn.BatchNorm2d).parameters:

@@ -1,7 +1,7 @@
-"""Matrix products in float32 on AMD's Zen 5: oneDNN's in the place of MKL's.
+"""Matrix products in float32 on AMD's Zen 5: oneDNN's in place of MKL's.
 
 PyTorch multiplies float32 by Intel's MKL, which uses half of a register of 512 bits on another maker's processor.
-oneDNN, by which PyTorch convolves, uses all of it and is twice as fast (docs/decisions/0022).
+oneDNN, which PyTorch uses for convolutions, uses all of it and is twice as fast (docs/decisions/0022).
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Multiplications below which handing a product over costs more than it saves; several in a row gain later than one.
+# Number of multiplications below which handing a product over costs more than it saves; several in a row gain later.
 _WORTHWHILE, _WORTHWHILE_EACH = 1 << 21, 1 << 22
 _FEWEST_ROWS, _FEWEST_COLUMNS, _SHORTEST_SUMS = 4, 4, 16
 _ROWS_THAT_PAY_A_COPY = 256  # of a right side with gaps
 _SMALL = 1 << 20  # multiplications in all: over before another thread misses the lock
-_ZEN_5 = 26  # a processor's family, mobile ones included, which work off 512 bits in halves; measured on EPYC
+_ZEN_5 = 26  # a processor's family, mobile ones included, which process 512 bits in halves; measured on EPYC
 _registering = threading.Lock()
 
 
 def use_fast_products() -> bool:
-    """From now on, and for good, this process multiplies float32 on its CPU by oneDNN where that is faster.
+    """From now on, permanently, this process multiplies float32 on its CPU with oneDNN wherever that is faster.
 
-    Returns whether it does; where MKL isn't held back all stays as it is.
+    Returns whether it does; where MKL isn't held back, nothing changes.
     """
     if not _mkl_is_held_back():
         return False
@@ -39,7 +39,7 @@ def use_fast_products() -> bool:
 
 
 def has_fast_products() -> bool:
-    """Whether this process has been told to use them, and does."""
+    """True if this process has been told to use them, and does."""
     return _register.cache_info().currsize > 0
 
 
@@ -66,14 +66,14 @@ def _mkl_is_held_back() -> bool:
 
 
 def _is_zen_5(processor: str) -> bool:
-    """By Linux's description."""
+    """True by Linux's description of the processor."""
     family = re.search(r"^cpu family\s*:\s*(\d+)$", processor, re.MULTILINE)
     return "AuthenticAMD" in processor and family is not None and int(family[1]) == _ZEN_5
 
 
 @dataclass(frozen=True)
 class _Way:
-    """How oneDNN makes an operator's product where it gains, and how PyTorch does in a given place."""
+    """How oneDNN computes an operator's product where it gains, and how PyTorch writes it to a given place."""
 
     dimensions: int
     worthwhile: int
@@ -82,10 +82,10 @@ class _Way:
 
 
 def _kernel(way: _Way, plain: Any) -> Callable[..., Tensor]:
-    """Takes the place of `plain`, which still gets what is small and what doesn't fit.
+    """A replacement for `plain`, which still gets small products and those that don't fit.
 
-    Called from here, `plain` keeps the interpreter's lock, and all other threads waiting.  So what is large goes to
-    PyTorch by operators in place, which aren't replaced, and let go of the lock.
+    Called from here, `plain` holds the interpreter's lock and keeps all other threads waiting.  So large products go to
+    PyTorch through in-place operators, which aren't replaced and release the lock.
     """
 
     def kernel(keys: Any, *tensors: Tensor, out: Tensor | None = None, **scales: float) -> Tensor:
@@ -105,12 +105,12 @@ def _kernel(way: _Way, plain: Any) -> Callable[..., Tensor]:
 
 
 def _fit(a: Tensor, b: Tensor, dimensions: int) -> bool:
-    """Whether these are two matrices, or two stacks of as many, whose product there is."""
+    """True if these are two matrices, or two stacks of equally many, whose product exists."""
     return a.ndim == b.ndim == dimensions and a.shape[:-2] == b.shape[:-2] and a.shape[-1] == b.shape[-2]
 
 
 def _are_alike(tensors: Sequence[Tensor], out: Tensor | None) -> bool:
-    """Whether all have one type, a bias and a place the shape that they must have; if not, PyTorch says so."""
+    """True if all have the same type, and bias and output the required shape; if not, PyTorch reports it."""
     *bias, a, b = tensors
     shape = (*a.shape[:-1], b.shape[-1])
     return (
@@ -121,7 +121,7 @@ def _are_alike(tensors: Sequence[Tensor], out: Tensor | None) -> bool:
 
 
 def _gains(a: Tensor, b: Tensor, worthwhile: int) -> bool:
-    """Whether oneDNN is faster at two matrices, or each two of a stack."""
+    """True if oneDNN is faster for two matrices, or for each pair of a stack."""
     rows, inner, columns = a.shape[-2], a.shape[-1], b.shape[-1]
     return (
         a.dtype == torch.float32
@@ -134,7 +134,7 @@ def _gains(a: Tensor, b: Tensor, worthwhile: int) -> bool:
 
 
 def _fast_addmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    return _linear(a, b, bias.contiguous())  # of one with gaps oneDNN would read the gaps
+    return _linear(a, b, bias.contiguous())  # for one with gaps oneDNN would read the gaps
 
 
 def _fast_bmm(a: Tensor, b: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ def _fast_bmm(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _multiply(a: Tensor, b: Tensor) -> Tensor:
-    # Long sums to few columns from a transposed left side, as in a narrow layer's gradient, go faster turned round.
+    # Long sums to few columns from a transposed left side, as in a narrow layer's gradient, are faster transposed.
     if a.shape[0] > b.shape[1] and a.shape[1] > 2 * b.shape[1] and a.stride(0) == 1:
         return _linear(b.t(), a.t(), None).t().contiguous()
     return _linear(a, b, None)
@@ -150,13 +150,13 @@ def _multiply(a: Tensor, b: Tensor) -> Tensor:
 
 def _linear(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     if not _is_whole(b):
-        b = b.contiguous()  # by a right side with gaps oneDNN takes a thousand times as long
+        b = b.contiguous()  # with a right side that has gaps oneDNN takes a thousand times as long
     out: Tensor = torch.ops.mkldnn._linear_pointwise.default(a, b.t(), bias, "none", [], "")
     return out
 
 
 def _is_whole(b: Tensor) -> bool:
-    """Whether each matrix has no gaps, by rows or columns."""
+    """True if each matrix has no gaps, by rows or columns."""
     return b.stride()[-2:] in ((b.shape[-1], 1), (1, b.shape[-2]))
 
 

@@ -7,9 +7,9 @@
     attn(q, k, v) = Σ_i K(‖q - k_i‖²) / Σ_j K(‖q - k_j‖²) v_i   (6), Gaussian with β = 1 / 2σ²
 
 The fast forms use ‖x - t‖²_M = x·M x + t·M t - 2 x·M t.  M is WᵀW where W is given (`metric_factor`), or any matrix
-(`metric`), as the authors' code has it: without symmetry it is no quadratic form of x - t, and may be negative.
-Distances are computed in float32 at least, autocast or not; W x before them is a linear layer's product, and Gaussian
-attention takes it in the dtype of its queries.  N queries or samples, T keys or centres, E their width,
+(`metric`), as in the authors' code: without symmetry it is not a quadratic form of x - t, and may be negative.
+Distances are computed in float32 at least, with or without autocast; W x before them is a linear layer's product, and
+Gaussian attention computes it in the dtype of its queries.  N queries or samples, T keys or centres, E their width,
 F width of values.
 """
 
@@ -71,7 +71,7 @@ def _log_gaussian(d_squared: Tensor, beta: Tensor | float) -> Tensor:
 
 
 def _log_laplacian(d_squared: Tensor, beta: Tensor | float) -> Tensor:
-    # Below the rounding of the identity a distance has no digits, and its root no finite gradient.
+    # Below the rounding of the identity a distance has no digits, and its root has no finite gradient.
     return -beta * d_squared.clamp_min(torch.finfo(d_squared.dtype).eps).sqrt()
 
 
@@ -82,7 +82,7 @@ def log_kernel(kernel: str) -> Kernel:
     """Logarithm of K as a function of (squared distance, beta).
 
     Raises:
-        ValueError: there is no kernel of this name.
+        ValueError: no kernel has this name.
     """
     if kernel not in _LOG_KERNELS:
         raise ValueError(f"kernel is {kernel!r}; known: {', '.join(_LOG_KERNELS)}")
@@ -90,7 +90,7 @@ def log_kernel(kernel: str) -> Kernel:
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Some devices, such as meta, have no autocast to switch off."""
+    """Switch autocast off; some devices, such as meta, have none."""
     if torch.amp.is_autocast_available(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
@@ -144,7 +144,7 @@ def squared_distance(
 def _gaussian_values(
     x: Tensor, t: Tensor, beta: Tensor | float, metric_factor: Tensor | None, metric: Tensor | None
 ) -> Tensor | None:
-    """K(‖x - t‖²) for the Gaussian [N, T], where C++ can have it in one pass."""
+    """K(‖x - t‖²) for the Gaussian [N, T], if C++ can compute it in one pass."""
     with without_autocast(x.device):
         if metric is not None:
             return similarity_native.gaussian(*_expanded(x, t, metric_factor, metric), beta)
@@ -203,7 +203,7 @@ def rbf_attention(
             return weights.to(v.dtype) @ v
         # The norm is that of the rounded key, so that the score is the exact distance of rounded vectors.
         q, k = _factored(q, metric_factor), _factored(k, metric_factor)
-        q_metric, k_norm = q, None  # the squared norm, which the fast path makes on its way
+        q_metric, k_norm = q, None  # the squared norm, which the fast path computes anyway
         if metric is not None:
             q_metric, _, k_norm = _terms(q, k, metric)
         fast = attention_native.attention(q_metric, k, v, beta, None, key_terms=k_norm)
@@ -212,7 +212,7 @@ def rbf_attention(
         if k_norm is None:
             q_metric, _, k_norm = _terms(q, k, None)
         columns = _split(-beta * k_norm, k.dtype)
-        # The fused kernels ask for one width in all three, a multiple of 8; the query's padding is the ones.
+        # The fused kernels need one width in all three, a multiple of 8; the query's padding holds the ones.
         width = max(k.shape[-1] + columns.shape[-1], v.shape[-1])
         width += -width % 8
         query = F.pad((2 * beta * q_metric).to(q.dtype), (0, width - q.shape[-1]), value=1.0)
@@ -223,7 +223,7 @@ def rbf_attention(
 
 
 def _split(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Columns in `dtype` whose sum is x: one where that holds all digits, two where it doesn't.  [...] -> [..., C]."""
+    """Columns in `dtype` whose sum is x: one if that holds all digits, else two.  [...] -> [..., C]."""
     leading = x.to(dtype)
     if dtype == x.dtype:
         return leading[..., None]

@@ -19,7 +19,7 @@ def _register_metric(module: nn.Module, metric: str, dim: int, device: Device, d
     """Give `module` the parameters of its metric at the identity: W of M = WᵀW ("factored"), M ("free"), or neither.
 
     Raises:
-        ValueError: there is no metric of this name.
+        ValueError: no metric has this name.
     """
     if metric not in METRICS:
         raise ValueError(f"metric is {metric!r}; known: {', '.join(METRICS)}")
@@ -30,7 +30,7 @@ def _register_metric(module: nn.Module, metric: str, dim: int, device: Device, d
 
 
 def _is_plain(layer: nn.Module) -> bool:
-    """Whether a Linear is its parameters alone: nothing replaces them, and no hook (as K-FAC's) looks at its pass."""
+    """True if a Linear is only its parameters: nothing replaces them, and no hook (such as K-FAC's) watches it."""
     hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
     return type(layer) is nn.Linear and not any(hooks)
 
@@ -74,7 +74,7 @@ class RBFAttention(nn.Module):
         metric_factor = self.metric_factor
         if metric_factor is None or x.numel() <= x.shape[-1] ** 2 or not _is_plain(self.qkv):
             projected = self.qkv(x)
-        else:  # with more tokens than D, (W Q) x takes less than W (Q x), from which it differs by rounding
+        else:  # with more tokens than D, (W Q) x costs less than W (Q x), and differs from it by rounding
             folded = {name: self._with_metric(parameter) for name, parameter in self.qkv.named_parameters()}
             projected, metric_factor = F.linear(x, **folded), None
         q, k, v = projected.unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)  # each [B, H, N, E]
@@ -84,7 +84,7 @@ class RBFAttention(nn.Module):
         return self.projection(mixed.transpose(1, 2).flatten(2))
 
     def _with_metric(self, parameter: Tensor) -> Tensor:
-        """W times what makes queries and keys in a parameter [3 D, ...] of `qkv`, in the parameter's precision."""
+        """Multiply by W the query and key parts of a parameter [3 D, ...] of `qkv`, in the parameter's precision."""
         assert self.metric_factor is not None
         with without_autocast(parameter.device):
             heads = parameter.reshape(3 * self.num_heads, len(self.metric_factor), -1)

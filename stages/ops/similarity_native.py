@@ -1,7 +1,7 @@
-"""Fast paths of `yat` and `rbf` on a CPU, in float32: what stands around their products, in C++
+"""Fast paths of `yat` and `rbf` on a CPU, in float32: the arithmetic around their products, in C++
 (`similarity_native.cpp`).
 
-Each function says None where it can't: another device or type, no compiler, or under a compiler of torch's own.  The
+Each function returns None if it can't be used: another device or type, no compiler, or under torch's own compiler.  The
 caller then does the same with PyTorch's operators.
 """
 
@@ -26,8 +26,8 @@ def yat_ratio(
 ) -> Tensor | None:
     """The ratio s (dot + bias)² / (max(row + column − 2 dot, 0) + ε).
 
-    dot: [R, L]; row: [N], for N rows one after the other, R / N times; column: [C, L], each for R / C rows one after
-    the other; bias: [N] or [L].
+    dot: [R, L]; row: [N], for N successive rows, R / N times; column: [C, L], each for R / C successive rows; bias: [N]
+    or [L].
     """
     scale, epsilon = as_tensor(scale, dot), as_tensor(epsilon, dot)
     if not applies(dot, row, column, scale, epsilon, *([] if bias is None else [bias])):
@@ -36,7 +36,7 @@ def yat_ratio(
 
 
 def yat_linear(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Factor, epsilon: Factor) -> Tensor | None:
-    """The same of samples and units.  x: [R, D]; weight: [L, D]; bias: [L]; returns [R, L]."""
+    """`yat_ratio` of samples and units.  x: [R, D]; weight: [L, D]; bias: [L]; returns [R, L]."""
     scale, epsilon = as_tensor(scale, x), as_tensor(epsilon, x)
     if not applies(x, weight, scale, epsilon, *([] if bias is None else [bias])):
         return None
@@ -46,7 +46,7 @@ def yat_linear(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Factor, ep
 def patch_norms(
     x: Tensor, kernel_size: Sequence[int], stride: Sequence[int], pads: Sequence[int], dilation: Sequence[int]
 ) -> Tensor | None:
-    """Sum of squares of the patch at each place.  x: [B, C, H, W]; returns [B, 1, H', W'].
+    """Sum of squares of the patch at each position.  x: [B, C, H, W]; returns [B, 1, H', W'].
 
     `pads` are zeros left, right, above and below, as `F.pad` has them.
     """
@@ -70,7 +70,7 @@ def gaussian(dot: Tensor, row: Tensor, column: Tensor, beta: Factor) -> Tensor |
 
 
 def gaussian_linear(x: Tensor, centers: Tensor, beta: Factor) -> Tensor | None:
-    """The same of samples and centres.  x: [R, D]; centers: [L, D]; beta: [L] or a number; returns [R, L]."""
+    """`gaussian` of samples and centres.  x: [R, D]; centers: [L, D]; beta: [L] or a number; returns [R, L]."""
     beta = as_tensor(beta, x)
     if not applies(x, centers, beta):
         return None
@@ -130,7 +130,7 @@ def _yat(
 def _yat_gradients(
     grad: Tensor, saved: Sequence[Any], is_row_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-    """Of dot, row, column, scale, epsilon and bias, the six in `saved`."""
+    """Gradients of dot, row, column, scale, epsilon and bias, the six in `saved`."""
     dot, row, column, scale, epsilon, bias = saved
     to_dot, to_row, to_column = torch.empty_like(dot), torch.zeros_like(row), torch.zeros_like(column)
     to_bias = None if bias is None else torch.zeros_like(bias)
@@ -201,7 +201,7 @@ def _squared_norms(x: Tensor) -> Tensor:
 def _linear_gradients(
     x: Tensor, weight: Tensor, to_dot: Tensor, to_row: Tensor, to_column: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Of x and weight, from those of their inner products [R, L] and of their squared norms [R] and [L]."""
+    """Gradients of x and weight, from those of their inner products [R, L] and of their squared norms [R] and [L]."""
     to_x = (to_dot @ weight).addcmul_(x, to_row[:, None], value=2)
     return to_x, (to_dot.mT @ x).addcmul_(weight, to_column[:, None], value=2)
 
@@ -213,7 +213,7 @@ def _gaussian(dot: Tensor, row: Tensor, column: Tensor, beta: Tensor) -> Tensor:
 
 
 def _gaussian_gradients(grad: Tensor, saved: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of dot, row, column and beta, the first four in `saved`; the last is the result."""
+    """Gradients of dot, row, column and beta, the first four in `saved`; the last is the result."""
     dot, row, column, beta, _ = saved
     to_dot, to_row = torch.empty_like(dot), torch.empty_like(row)
     to_column, to_beta = torch.zeros_like(column), torch.zeros_like(beta)
@@ -231,7 +231,7 @@ def as_tensor(factor: Factor, like: Tensor) -> Tensor:
 
 
 def applies(*tensors: Tensor) -> bool:
-    """Whether the sums in C++ can take these: float32 on a CPU, outside compilers and transformations."""
+    """True if the sums in C++ can handle these: float32 on a CPU, outside compilers and transformations."""
     return is_plain(*tensors) and load_library(SOURCE) is not None
 
 

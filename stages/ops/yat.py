@@ -5,7 +5,7 @@
     s = α                                                   (3)  the scale of the released package
     ‖w − x‖² = ‖w‖² + ‖x‖² − 2 w·x                          (4)  the guide's reuse of the dot product
 
-The guide prints a sum over i in front of (1); its own example has one output for each unit, and so has the package.
+The guide prints a sum over i in front of (1); its own example has one output per unit, and so does the package.
 B samples, D input features, N units.
 
 Numbers below float32 (bfloat16, float16, autocast) are widened to float32 before anything is computed, and only the
@@ -69,7 +69,7 @@ def widen(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tenso
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Where autocast would round the operands of a product again after `widen`."""
+    """Switch autocast off where it would round the operands of a product again after `widen`."""
     if torch.amp.is_autocast_available(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
@@ -79,7 +79,7 @@ class YatScale(nn.Module):
     """s for `n` units: equation 2 or 3 with a learned α that starts at 1, or a constant.
 
     Raises:
-        ValueError: the reading is neither a known name nor a number.
+        ValueError: the scale is neither a known name nor a number.
     """
 
     def __init__(self, n: int, reading: ScaleReading, device: Any = None, dtype: Any = None) -> None:
@@ -118,9 +118,9 @@ class YatEpsilon(nn.Module):
 
 
 class YatLinear(nn.Linear):
-    """Equation 1 where `nn.Linear` and its activation stood.  [..., in_features] -> [..., out_features].
+    """Equation 1 in place of `nn.Linear` and its activation.  [..., in_features] -> [..., out_features].
 
-    Weights start Xavier normal, biases uniform within 1/√in_features, as in the released package.
+    Weights start as Xavier normal, biases as uniform within 1/√in_features, as in the released package.
     """
 
     def __init__(

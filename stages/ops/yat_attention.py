@@ -5,7 +5,7 @@
     its spherical option:    q / √(‖q‖² + ε) for q, the same for k, and 2 − 2 q·k for the distance         (8)
 
 B samples, H heads, T queries, S keys, E features of a head, D = H·E.  Scores, softmax and distances are float32 at
-least; where PyTorch's operators mix the values, the weights are rounded to the values' type before.
+least; if PyTorch's operators mix the values, the weights are first rounded to the values' type.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def yat_attention(
     """Equation 6 with the reused dot product; shapes and masks of `F.scaled_dot_product_attention`.
 
     `attn_mask` is boolean, True where a query may see a key; with `is_causal`, key j is seen from query i >= j too.
-    A query that sees no key gets zeros.
+    A query that sees no key results in zeros.
     """
     with without_autocast(query.device):
         if attn_mask is None and dropout_p == 0 and not is_spherical:
@@ -68,7 +68,7 @@ def _attention_weights(
     epsilon: Factor,
     is_spherical: bool,
 ) -> Tensor:
-    """[..., T, S], float32 at least; rows sum to 1, or to 0 where nothing is seen."""
+    """[..., T, S], float32 at least; rows sum to 1, or to 0 if no key is seen."""
     query, key, _ = widen(query, key, None)
     if is_spherical:
         query, key = (x * (x.square().sum(-1, keepdim=True) + epsilon).rsqrt() for x in (query, key))

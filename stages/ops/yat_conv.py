@@ -2,10 +2,10 @@
 
     (Yat-Conv(K, I))_{i,j} = ⟨K, I_{i,j}⟩² / (‖K − I_{i,j}‖² + ε)          (5)
 
-for every kernel K of an output channel and patch I_{i,j}.  The functions here have the scale and bias of the dense
-layer, too, s (⟨K, I⟩ + b)², which are not printed: s = 1 and b = 0 are equation 5.  Padding with zeros adds nothing
-to ⟨K, I⟩ and ‖I‖², while ‖K‖² keeps all of the kernel: the patch is the padded one.
-B samples, C input channels, N output channels, G groups, H x W pixels.
+for every kernel K of an output channel and patch I_{i,j}.  The functions here also have the scale and bias of the dense
+layer, s (⟨K, I⟩ + b)², which are not printed: s = 1 and b = 0 give equation 5.  Padding with zeros adds nothing to ⟨K,
+I⟩ and ‖I‖², while ‖K‖² keeps the whole kernel: the patch is the padded one.  B samples, C input channels, N output
+channels, G groups, H x W pixels.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def yat_conv2d_reference(
     dilation: int,
     groups: int,
 ) -> Tensor:
-    """Equation 5, place by place, with s and b of equation 1.  image: [B, C, H, W]; k: [N, C / G, kH, kW]; b: [N]."""
+    """Equation 5, position by position, with s and b of equation 1.  image: [B, C, H, W]; k: [N, C / G, kH, kW]; b:
+    [N].
+    """
     padded = F.pad(image, (padding,) * 4)
     reach_y, reach_x = (dilation * (size - 1) + 1 for size in k.shape[2:])
     rows = []
@@ -65,7 +67,9 @@ def yat_conv2d(
     scale: Factor = 1.0,
     epsilon: Factor = 1e-5,
 ) -> Tensor:
-    """The same with one convolution; the arguments of `F.conv2d`.  x: [B, C, H, W]; weight: [N, C / G, kH, kW]."""
+    """`yat_conv2d_reference` with one convolution; arguments as `F.conv2d`.  x: [B, C, H, W]; weight: [N, C / G, kH,
+    kW].
+    """
     with without_autocast(x.device):
         wide_x, weight, bias = widen(x, weight, bias)
         dot = F.conv2d(wide_x, weight, None, stride, padding, dilation, groups)
@@ -92,7 +96,7 @@ def _patch_norms(
 ) -> Tensor:
     """‖I_{i,j}‖² of each group's channels: [B, G, H', W'].
 
-    A sum of shifted maps: a convolution with ones may run in TF32, which is too coarse for a distance.
+    It is a sum of shifted maps: a convolution with ones might run in TF32, which is too coarse for a distance.
     """
     pads = _pads(padding, kernel_size, dilation)
     fast = similarity_native.patch_norms(x, kernel_size, stride, pads, dilation) if groups == 1 else None
@@ -115,10 +119,10 @@ def _patch_norms(
 
 
 def _pads(padding: Size | str, kernel_size: Sequence[int], dilation: Sequence[int]) -> list[int]:
-    """Left, right, top, bottom, as `F.pad` has them.
+    """Padding on the left, right, top and bottom, as in `F.pad`.
 
     Raises:
-        ValueError: a word other than `same` and `valid`.
+        ValueError: the word is neither `same` nor `valid`.
     """
     if padding == "valid":
         padding = 0
@@ -132,7 +136,7 @@ def _pads(padding: Size | str, kernel_size: Sequence[int], dilation: Sequence[in
 
 
 class YatConv2d(nn.Conv2d):
-    """Equation 5 where `nn.Conv2d` and its activation stood, times a scale.  [B, C, H, W] -> [B, out_channels, H', W'].
+    """Equation 5 in place of `nn.Conv2d` and its activation, times a scale.  [B, C, H, W] -> [B, out_channels, H', W'].
 
     n of the guide's scale is `out_channels`.  Weights and biases start as those of `nn.Conv2d`, as in the package.
     """

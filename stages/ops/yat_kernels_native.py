@@ -1,17 +1,18 @@
-"""Yat attention as Triton kernels that hold no map of scores: a block of queries meets the keys block by block.
+"""Yat attention as Triton kernels that hold no map of scores: a block of queries goes through the keys block by block.
 
     a_ij = q_i·k_j,  d_ij = max(‖q_i‖² + ‖k_j‖² − 2 a_ij, 0),  z_ij = s a_ij² / (d_ij + ε)
     y_i = Σ_j softmax(z_i)_j v_j
 
-Forwards the softmax goes along with its greatest score so far; backwards weights are made again from the scores, that
-greatest one and the sum of exponentials, once with the queries in hand and once with the keys.  Products of half types
-are of tensor cores and added in float32, those of float32 are exact; the rest is float32.  A NaN stays a NaN.
+The forward pass computes the softmax with the greatest score so far; the backward pass recomputes the weights from the
+scores, that greatest one and the sum of exponentials, once in the queries' kernel and once in the keys'.  Products of
+half types run on tensor cores and are added in float32, those of float32 are exact; the rest is float32.  A NaN stays a
+NaN.
 
 Numbers of a row lie side by side; strides are those of sample, head and row.  Only builtin functions of Triton's
-language stand here, as in `dac_kernels_native`.
+language are used here, as in `dac_kernels_native`.
 """
 
-# What a kernel handles has a type only when it is compiled for one.
+# The types of a kernel's operands are known only when it is compiled for them.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,assignment"
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def _rows(base, pair, heads, sample_stride, head_stride, row_stride, row, rows, 
 
 @triton.jit
 def _scores(dot, raw, s, eps):
-    """Bit by bit the same forwards and backwards: a large score's rounding is a factor of its weight."""
+    """The same bit by bit in forward and backward pass: a large score's rounding is a factor of its weight."""
     d = tl.maximum(raw, 0.0, propagate_nan=tl.PropagateNan.ALL)
     ratio = dot / (d + eps)
     return s * dot * ratio, ratio
@@ -60,7 +61,7 @@ def forward_kernel(
     value,
     scale,  # one number
     epsilon,  # one number
-    out,  # [samples, queries, heads, depth], float32: backwards its rounding would be one of large scores
+    out,  # [samples, queries, heads, depth], float32: in the backward pass its rounding would be one of large scores
     peaks,  # [pairs, queries, 2], float32: the greatest score, and one over the sum of exponentials
     heads,
     queries,
@@ -82,7 +83,7 @@ def forward_kernel(
     WIDTH: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """QUERIES queries of one head, all keys that they see one block after the other."""
+    """QUERIES queries of one head, looping over blocks of all keys that they see."""
     pair = tl.program_id(0)
     i = tl.program_id(1) * QUERIES + tl.arange(0, QUERIES)
     q = _rows(query, pair, heads, q_sample, q_head, q_row, i, queries, width, WIDTH)
@@ -123,10 +124,11 @@ def forward_kernel(
 
 @triton.jit
 def _gradients(dot, raw, seen, peak, mean, back, s, eps, like):
-    """Weights, and gradients of inner product, distance, scale and ε for each pair; `back` is that of the weights.
+    """Weights, and gradients of inner product, distance, scale and ε for each pair; `back` is the gradient of the
+    weights.
 
     The first two gradients go into a query as Σ t_j k_j + 2 q Σ d_j, whose terms nearly cancel where q and k_j are
-    near: so t is rounded to the type of `like`, as its product wants, and d makes up for the rounding.
+    close: so t is rounded to the type of `like`, as its product requires, and d compensates for the rounding.
     """
     greatest, share = peak
     score, ratio = _scores(dot, raw, s, eps)
@@ -180,7 +182,7 @@ def query_gradient_kernel(
     WIDTH: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """QUERIES queries of one head, all keys that they see one block after the other."""
+    """QUERIES queries of one head, looping over blocks of all keys that they see."""
     pair = tl.program_id(0)
     i = tl.program_id(1) * QUERIES + tl.arange(0, QUERIES)
     q = _rows(query, pair, heads, q_sample, q_head, q_row, i, queries, width, WIDTH)
@@ -256,7 +258,7 @@ def key_gradient_kernel(
     WIDTH: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """KEYS keys of one head, all queries that see them one block after the other."""
+    """KEYS keys of one head, looping over blocks of all queries that see them."""
     pair = tl.program_id(0)
     j = tl.program_id(1) * KEYS + tl.arange(0, KEYS)
     k = _rows(key, pair, heads, k_sample, k_head, k_row, j, keys, width, WIDTH)

@@ -1,8 +1,8 @@
-"""The fast path of `yat_attention` on a GPU: starts the kernels of `yat_kernels_native`.
+"""The fast path of `yat_attention` on a GPU: launches the kernels of `yat_kernels_native`.
 
-The plain form holds several maps of scores of every head, which for the twelve layers of GPT-2 and 1,024 tokens is more
-than a GPU has.  Forward and backward are operators of torch, so that a compiler takes them as they are and a CUDA graph
-can hold them.
+The plain form holds several maps of scores for every head, which for the twelve layers of GPT-2 and 1,024 tokens is
+more than a GPU has.  Forward and backward are torch operators, so that a compiler leaves them as they are and a CUDA
+graph can hold them.
 
 B samples, H heads, T queries, S keys, E features of a head, F of values.
 """
@@ -20,14 +20,14 @@ from stages.ops.native import head_strides, in_rows, keep_triton_kernels
 
 keep_triton_kernels()
 _HALF = (torch.bfloat16, torch.float16)
-_COUNTED = 2**31  # numbers that a kernel's 32 bits can count
+_COUNTED = 2**31  # as many as a kernel's 32 bits can count
 _WIDEST = 128  # features of a head: a block of each operand stays on chip
 # In half types: queries, keys and warps.  Larger blocks spill.
 _BLOCKS = {"forward": (64, 64, 4), "query gradient": (64, 32, 4), "key gradient": (32, 64, 8)}
 
 
 def applies(query: Tensor, key: Tensor, value: Tensor, scale: Tensor, epsilon: Tensor) -> bool:
-    """Whether `attention` can take these: one device and type, heads that fit, and addresses that can be counted."""
+    """True if `attention` can handle these: one device and type, heads that fit, and addresses that can be counted."""
     tensors = (query, key, value)
     is_known = {tensor.dtype for tensor in tensors} in ({torch.float32}, {torch.bfloat16}, {torch.float16})
     is_together = len({tensor.device for tensor in (*tensors, scale, epsilon)}) == 1
@@ -68,7 +68,7 @@ class _Attention(torch.autograd.Function):
 def forward(
     query: Tensor, key: Tensor, value: Tensor, scale: Tensor, epsilon: Tensor, is_causal: bool
 ) -> tuple[Tensor, Tensor]:
-    """The result [B, T, H, F], and of each query the greatest score and one over the sum [B·H, T, 2]; float32."""
+    """The result [B, T, H, F] and, per query, the greatest score and one over the sum [B·H, T, 2]; float32."""
     query, key, value = map(in_rows, (query, key, value))
     (samples, heads, queries, width), (keys, depth) = query.shape, value.shape[2:]
     out, peaks = _results(query, value)
@@ -101,7 +101,7 @@ def backward(
     means: Tensor,
     is_causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value, and parts of those of scale and epsilon [B·H, parts, 2] to be added."""
+    """Gradients of query, key and value, and partial gradients of scale and epsilon [B·H, parts, 2] to be summed."""
     query, key, value, grad = map(in_rows, (query, key, value, grad.to(value.dtype)))
     (samples, heads, queries, width), (keys, depth) = query.shape, value.shape[2:]
     by_query, by_key = (_options(f"{name} gradient", query, value, is_causal) for name in ("query", "key"))

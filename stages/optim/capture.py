@@ -1,6 +1,6 @@
-"""What a Fisher-based optimiser needs of Linear layers: their inputs a and the gradients g of their outputs.
+"""The data that a Fisher-based optimiser needs from Linear layers: their inputs a and the gradients g of outputs.
 
-B samples, T uses of the layer by a sample (tokens), I inputs (and one more, a constant 1, where the layer has a bias),
+B samples, T uses of the layer per sample (tokens), I inputs (and one more, a constant 1, if the layer has a bias),
 O outputs.  The loss is the mean over B samples, so its gradient times B is that of a sample's own loss.
 """
 
@@ -24,7 +24,7 @@ class LayerBatch:
 
 
 def select_layers(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Linear]:
-    """The Linear layers whose names match a pattern (`*` is any text), in the order of the model.
+    """The Linear layers whose names match a pattern (`*` is any text), in the model's order.
 
     Raises:
         ValueError: a pattern matches no Linear layer.
@@ -37,7 +37,7 @@ def select_layers(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Lin
 
 
 def working_dtype(layer: nn.Linear) -> torch.dtype:
-    """Float32 at least: products of small gradients and solves have no room in half precision."""
+    """Float32 at least: half precision can't represent products of small gradients and solves."""
     return torch.promote_types(layer.weight.dtype, torch.float32)
 
 
@@ -52,7 +52,7 @@ def gradient_matrix(layer: nn.Linear) -> Tensor:
 
 
 def replace_gradient(layer: nn.Linear, direction: Tensor) -> None:
-    """Put `direction` [O, I] where the layer's gradients are."""
+    """Write `direction` [O, I] to the place of the layer's gradients."""
     assert layer.weight.grad is not None, "called after backward"
     layer.weight.grad.copy_(direction[:, : layer.in_features])
     if layer.bias is not None:
@@ -63,7 +63,7 @@ def replace_gradient(layer: nn.Linear, direction: Tensor) -> None:
 class LayerCapture:
     """Hooks on the named Linear layers; a pass without gradients (evaluation) leaves nothing behind.
 
-    One forward and one backward pass for each `take`: a layer that a sample uses several times adds to T.
+    Expects one forward and one backward pass per `take`: a layer that a sample uses several times adds to T.
     """
 
     def __init__(self, model: nn.Module, patterns: Sequence[str]) -> None:
@@ -75,7 +75,7 @@ class LayerCapture:
 
     def _hook(self, name: str) -> None:
         def remember(layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-            # A copy of the model carries this hook too, and is none of our business.
+            # A copy of the model carries this hook too, and must not be captured.
             if self.enabled and output.requires_grad and layer is self.layers[name]:
                 inputs = args[0].detach()
                 output.register_hook(lambda gradient: self._passes[name].append((inputs, gradient)))
@@ -87,10 +87,10 @@ class LayerCapture:
             passes.clear()
 
     def take(self, name: str) -> LayerBatch:
-        """What the last backward pass left for the layer, once.
+        """Return, once, the data that the last backward pass left for the layer.
 
         Raises:
-            RuntimeError: nothing was captured, because no pass ran since the last step or another model's did.
+            RuntimeError: nothing was captured, because no pass ran since the last step, or only another model's.
         """
         layer, passes = self.layers[name], self._passes[name]
         if not passes:

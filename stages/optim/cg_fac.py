@@ -2,7 +2,7 @@
 
     (F + γ I) x = ∇L,   W ← W − lr x                              (equations 17 and 18, the latter with its sign)
 
-No Fisher matrix is formed, and by default no Kronecker factor that is larger than what was captured.  Differences from
+No Fisher matrix is formed, and by default no Kronecker factor larger than the captured tensors.  Differences from
 the text, each with its reason, are in docs/papers/brownian.md.  The public code of the paper keeps running factors:
 `factor_decay` is that reading.
 """
@@ -54,7 +54,7 @@ def conjugate_gradient(
         if (start * (b + residual)).sum() > 0:  # minus twice the quadratic at `start`
             x, r = start, residual
     p, rho = r, r.square().sum()
-    enough = max(tolerance, torch.finfo(b.dtype).eps ** 2) * b.square().sum()  # what is below is rounding
+    enough = max(tolerance, torch.finfo(b.dtype).eps ** 2) * b.square().sum()  # anything smaller is rounding
     for _ in range(iterations):
         if rho <= enough:
             break

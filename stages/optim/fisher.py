@@ -33,9 +33,10 @@ def kronecker_product(batch: LayerBatch, v: Tensor) -> Tensor:
 
 
 def kronecker_operator(batch: LayerBatch) -> Callable[[Tensor], Tensor]:
-    """`kronecker_product` as a function of v that is called often: columns more than a side has rows are added up once.
+    """`kronecker_product` as a function of v for repeated calls: if a side has more columns than rows, they are summed
+    once.
 
-    The sum takes less memory than they do, and its product I² O multiplications instead of 2 N I O.
+    The sum takes less memory than the columns, and its product takes I² O multiplications instead of 2 N I O.
     """
     a, g = batch.inputs.flatten(0, 1), batch.gradients.flatten(0, 1)  # [N, I], [N, O]
     input_side, gradient_side = _side(a / (len(a) * len(batch.inputs)) ** 0.5), _side(g)
@@ -43,7 +44,7 @@ def kronecker_operator(batch: LayerBatch) -> Callable[[Tensor], Tensor]:
 
 
 def _side(columns: Tensor) -> Callable[[Tensor], Tensor]:
-    """Multiplication by columnsᵀ columns [M, M].  columns: [N, M]; takes and gives [M, K]."""
+    """Multiplication by columnsᵀ columns [M, M].  columns: [N, M]; maps [M, K] to [M, K]."""
     if len(columns) < columns.shape[1]:
         return lambda v: columns.T @ (columns @ v)
     gram = columns.T @ columns
@@ -51,7 +52,7 @@ def _side(columns: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def per_sample_product_reference(batch: LayerBatch, v: Tensor) -> Tensor:
-    """Lines 2-3 for one sample after the other; ∇ℓ = Σ g aᵀ over the sample's tokens, θ = ⟨∇ℓ, v⟩."""
+    """Lines 2-3, one sample after the other; ∇ℓ = Σ g aᵀ over the sample's tokens, θ = ⟨∇ℓ, v⟩."""
     total = v.new_zeros(v.shape)
     for a, g in zip(batch.inputs, batch.gradients, strict=True):
         gradient = g.T @ a
@@ -68,13 +69,13 @@ def per_sample_product(batch: LayerBatch, v: Tensor) -> Tensor:
 
 
 def kronecker_factors(batch: LayerBatch) -> tuple[Tensor, Tensor]:
-    """(A [I, I], G [O, O]), so that `kronecker_product` is G v A."""
+    """(A [I, I], G [O, O]), such that `kronecker_product` is G v A."""
     a, g = batch.inputs.flatten(0, 1), batch.gradients.flatten(0, 1)
     return a.T @ a / len(a), g.T @ g / len(batch.inputs)
 
 
 def update_factors(state: dict[str, Tensor], batch: LayerBatch, decay: float) -> None:
-    """Running means of both factors in a layer's state, started at the identity as in the paper's public code."""
+    """Running means of both factors in a layer's state, starting at the identity as in the paper's public code."""
     for name, factor in zip(("input_factor", "gradient_factor"), kronecker_factors(batch), strict=True):
         if name not in state:
             state[name] = factor.new_ones(len(factor)).diag()

@@ -2,12 +2,12 @@
 
     F ≈ G ⊗ A,   x = Q_G [ (Q_Gᵀ ∇L Q_A) / (λ_G λ_Aᵀ + γ) ] Q_Aᵀ
 
-solves (G ⊗ A + γ I) x = ∇L exactly, the system that CG-FAC solves by iteration.  The two differ by the solver alone
-where CG-FAC has running factors, too (`factor_decay`); without, its factors are those of one batch.
+solves (G ⊗ A + γ I) x = ∇L exactly, the system that CG-FAC solves by iteration.  The two differ only in the solver if
+CG-FAC also has running factors (`factor_decay`); without, its factors are those of one batch.
 
 Why not a library: `kfac_pytorch` (KAISA) is not in the package registry; `curvlinops` has K-FAC as an operator that
-runs its own passes over a data set, which would double the work of a step, so it serves as the origin of our golden
-vectors; and neither solves the very system of CG-FAC with this damping and these running factors.
+runs its own passes over a data set, which would double the work of a step, so it only supplies our golden vectors; and
+neither solves exactly CG-FAC's system with this damping and these running factors.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class KFAC(PreconditionedOptimizer):
                 if not state[f"{side}_factor"].isfinite().all():
                     return torch.full_like(gradient, math.nan)  # diverged: for the training loop to see, not to crash
                 values, vectors = torch.linalg.eigh(state[f"{side}_factor"])
-                # Rounding leaves values just below zero, which the damping might not outweigh.
+                # Rounding leaves values just below zero, which might outweigh the damping.
                 state[f"{side}_values"], state[f"{side}_vectors"] = values.clamp(min=0), vectors
         q_a, q_g = state["input_vectors"], state["gradient_vectors"]
         curvature = state["gradient_values"][:, None] * state["input_values"] + self.damping

@@ -1,7 +1,7 @@
-"""What CG-FAC and K-FAC share: named Linear layers move along F⁻¹∇L by SGD, everything else by a first-order rule.
+"""Base of CG-FAC and K-FAC: named Linear layers move along F⁻¹∇L by SGD, everything else by a first-order rule.
 
-A subclass says how a layer's gradient becomes a direction.  Momentum and weight decay of the named layers act on that
-direction, as in the public code of the paper.  The text's equation 18 adds the direction; descent subtracts it.
+A subclass defines how a layer's gradient becomes a direction.  Momentum and weight decay of the named layers act on
+that direction, as in the public code of the paper.  The text's equation 18 adds the direction; descent subtracts it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ATTENTION_LAYERS = ("*attention.qkv", "*attention.projection")
 
 
 class PreconditionedSpec(Protocol):
-    """What `build` reads of an optimiser's spec.  None leaves the value to the class that is built."""
+    """The fields of an optimiser's spec that `build` reads.  None leaves the value to the class that is built."""
 
     @property
     def lr(self) -> float: ...
@@ -60,7 +60,7 @@ CG_FIELDS = ("cg_iterations", "cg_tolerance", "warm_start", "reading")
 
 
 def keywords(spec: PreconditionedSpec, *, known: tuple[str, ...]) -> dict[str, Any]:
-    """The constructor's keywords out of a spec.
+    """The constructor's keyword arguments from a spec.
 
     Raises:
         ValueError: the spec sets a field that this optimiser would ignore.
@@ -180,7 +180,9 @@ class PreconditionedOptimizer(torch.optim.Optimizer, ABC):
         self.capture.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Both rules, the step and the tensors of each layer: plain containers, safe to load with `weights_only`."""
+        """State of both rules, the step and the tensors of each layer: plain containers, safe to load with
+        `weights_only`.
+        """
         return {
             "layer_rule": self._layer_rule.state_dict(),
             "rest_rule": self._rest_rule.state_dict(),

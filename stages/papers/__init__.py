@@ -1,4 +1,4 @@
-"""One folder a paper; the listing is the registry, and a paper's `__all__` names the models that it offers."""
+"""One folder per paper; the listing is the registry, and a paper's `__all__` names the models that it offers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Observations(Protocol):
-    """A paper's module `observations` (`stages.observation`)."""
+    """The module `observations` of a paper (`stages.observation`)."""
 
     MODELS: tuple[type[nn.Module], ...]
 
@@ -46,7 +46,7 @@ def model_paths() -> tuple[str, ...]:
 def build_model(spec: ModelSpec) -> nn.Module:
     """The model that `spec` names, freshly initialised from torch's global generator.
 
-    Only a name out of `model_paths` is ever imported, so a spec from elsewhere can't start foreign code.
+    Only names in `model_paths` are ever imported, so a spec from elsewhere can't run foreign code.
 
     Raises:
         ValueError: `spec.path` is not the path of a model, or the constructor refuses a value.
@@ -68,7 +68,7 @@ def build_model(spec: ModelSpec) -> nn.Module:
 
 
 def find_observations(spec: ModelSpec) -> Observations | None:
-    """What the model's paper looks at inside trained networks, or None where it says nothing of this model's.
+    """The quantities that the model's paper observes inside trained networks, or None if it names none for this model.
 
     Raises:
         ValueError: `spec.path` is not the path of a model.

@@ -1,4 +1,6 @@
-"""The energy that a training uses, where its device tells: NVIDIA's counter, of the board with every program on it."""
+"""The energy that a training uses, if its device reports it: NVIDIA's counter, for the whole board and every program on
+it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import torch
 
 
 class EnergyMeter:
-    """Joules by the counter `read` from now on, and `earlier` ones of attempts before; None where some aren't known."""
+    """Joules by the counter `read` from now on, plus `earlier` ones of previous attempts; None if some aren't known."""
 
     def __init__(self, read: Callable[[], float | None]) -> None:
         self.read = read
@@ -25,7 +27,7 @@ class EnergyMeter:
 
 
 def energy_joules(device: torch.device) -> float | None:
-    """Used since the driver was loaded (Volta and newer); None where the device reports nothing, as no CPU does."""
+    """Joules since the driver was loaded (Volta and newer); None if the device reports nothing, as on every CPU."""
     library = _nvml() if device.type == "cuda" else None
     if library is None:
         return None

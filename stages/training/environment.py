@@ -17,7 +17,7 @@ from stages.run import canonical_json
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
-    """Versions, device name, CPU capability, threads, whose products: all that is known to change the last digits."""
+    """Versions, device name, CPU capability, threads, product library: everything known to change the last digits."""
     environment = {
         "python": ".".join(platform.python_version_tuple()[:2]),
         "torch": str(torch.__version__),
@@ -33,12 +33,12 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
 
 
 def environment_digest(environment: dict[str, Any]) -> str:
-    """Twelve hexadecimal digits that name an environment."""
+    """Twelve hexadecimal digits that identify an environment."""
     return hashlib.sha256(canonical_json(environment).encode()).hexdigest()[:12]
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Start `peak_memory_bytes` anew, so that one run of many in a process is measured by itself (Linux and CUDA)."""
+    """Restart `peak_memory_bytes`, so that one run of many in a process is measured by itself (Linux and CUDA)."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     elif os.access("/proc/self/clear_refs", os.W_OK):
@@ -48,7 +48,7 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """CUDA: most bytes of tensors at once on the device.  CPU: the process's largest resident size, Python included."""
+    """CUDA: peak bytes of tensors on the device.  CPU: the process's largest resident size, Python included."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status")

@@ -1,4 +1,4 @@
-"""Classification of images: what the loop trains on, batch by batch, and what it measures.
+"""Classification of images: the batches that the loop trains on, and its measurements.
 
 N images in all, B in a batch, C channels, H x W pixels, K classes.
 """
@@ -27,7 +27,7 @@ class LabelledImages:
 
 
 class ImageClassification:
-    """Cross entropy and accuracy over `data`; training batches are augmented as the protocol says."""
+    """Cross entropy and accuracy over `data`; training batches are augmented by the protocol."""
 
     scores: tuple[str, ...] = ("loss", "accuracy")
 

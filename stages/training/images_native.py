@@ -1,6 +1,6 @@
-"""Batches of images on a CPU in one pass: crop, flip and normalisation (`images_native.cpp`), bit by bit the same.
+"""Batches of images on a CPU in one pass: crop, flip and normalisation (`images_native.cpp`), identical bit by bit.
 
-A pixel has 256 values, so normalisation is a table of 256 numbers a channel, which the reference fills.
+A pixel has 256 values, so normalisation is a table of 256 numbers per channel, filled by the reference.
 
 N images in all, B in a batch, C channels, H x W pixels.
 """
@@ -25,16 +25,16 @@ _TRIED = 64  # images at most
 
 
 def with_fast_batches(task: Task) -> Task:
-    """`task`, or one that makes the same batches faster where there is one."""
+    """`task`, or one that makes the same batches faster if there is one."""
     if not isinstance(task, ImageClassification) or type(task) is not ImageClassification or len(task) == 0:
-        return task  # a subclass may have batches of its own
+        return task  # a subclass may have its own batches
     is_known = task.device.type == "cpu" and task.data.images.dtype == torch.uint8
     is_faster = is_known and load_library(_SOURCE) is not None and _agrees(task)
     return FastImageClassification(task.data, task.protocol) if is_faster else task
 
 
 def _agrees(task: ImageClassification) -> bool:
-    """For batches of this size and normalisation, with every value that a pixel can have."""
+    """True if batches of this size and normalisation agree, with every value that a pixel can have."""
     protocol, size, count = task.protocol, task.data.images.shape[1:], min(task.protocol.batch_size, _TRIED)
 
     def tried(kind: type[ImageClassification]) -> Iterator[Tensor]:
@@ -70,7 +70,7 @@ class FastImageClassification(ImageClassification):
 
     @cached_property
     def _numbers(self) -> Tensor:
-        """What each value of a pixel becomes.  [C, 256]."""
+        """The number that each pixel value becomes.  [C, 256]."""
         values = torch.arange(256, dtype=torch.uint8, device="cpu").expand(1, self.data.images.shape[1], 256)
         return self._normalize(values[..., None]).view(-1, 256).contiguous()
 

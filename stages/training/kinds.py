@@ -1,4 +1,4 @@
-"""What is learned from each kind of packed data: its rows, and the task over them."""
+"""For each kind of packed data: how its rows are read, and the task learned from them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read_rows(folder: Path, info: PackedInfo, split: Split) -> RowSet:
     """One split of a packed set.
 
     Raises:
-        PackedDataError: its file is missing or damaged.
+        PackedDataError: the file is missing or damaged.
     """
     if info.kind == "table":
         return read_table(folder, split)
@@ -37,7 +37,7 @@ def read_rows(folder: Path, info: PackedInfo, split: Split) -> RowSet:
 
 
 def make_task(rows: RowSet, info: PackedInfo, protocol: Protocol, device: torch.device) -> Task:
-    """The task of the rows' kind, with their arrays on `device`."""
+    """The task for this kind of rows, with their arrays on `device`."""
     if isinstance(rows, TableSet):
         return Regression(TableRows(*(torch.from_numpy(array).to(device) for array in (rows.features, rows.targets))))
     if isinstance(rows, TokenSet):

@@ -1,9 +1,9 @@
 """The training loop (`stages.stacking` has the same for several small networks at once).
 
-It knows rows, steps and epochs; a `Task` knows what the rows are.  Data live on the device; every random draw has a
-generator of its own, seeded by purpose, epoch and step, so that a training stopped anywhere goes on as if it had not
-been stopped.  Dropout alone uses torch's global generator, whose state is part of `TrainingState`.  Nothing here sees
-the test set: an observer may measure it between epochs and returns numbers that go into the history and nowhere else.
+It knows rows, steps and epochs; a `Task` knows what the rows are.  Data live on the device; every random draw has its
+own generator, seeded by purpose, epoch and step, so that a training stopped anywhere resumes as if it had not been
+stopped.  Only dropout uses torch's global generator, whose state is part of `TrainingState`.  Nothing here sees the
+test set: an observer may measure it between epochs and returns numbers that go into the history and nowhere else.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ from stages.training.seeding import derive_seed, generator_for
 from stages.training.split import training_rows
 from stages.training.stopping import stops_early
 
-_CUDA_CHECK_STEPS = 50  # a finite-loss check waits for the device
+_CUDA_CHECK_STEPS = 50  # checking the loss for finiteness waits for the device
 _SAVE_SECONDS = 60.0
 
 
 class TrainingStopped(Exception):
-    """Asked to stop; the state is saved and the same call goes on from it."""
+    """Training was asked to stop; the state is saved and the same call resumes from it."""
 
 
 class Task(Interface):
-    """A data set and what is learned from it.  `scores` names what is summed over rows; the first one is the loss."""
+    """A data set and the task learned from it.  `scores` names the quantities summed over rows; the first one is the
+    loss.
+    """
 
     scores: tuple[str, ...]
     device: torch.device
@@ -51,7 +53,7 @@ class Task(Interface):
         ...
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """What is minimised, a mean over the batch."""
+        """The quantity to minimise, a mean over the batch."""
         ...
 
     def sums(self, outputs: Tensor, targets: Tensor, loss: Tensor) -> Tensor:
@@ -61,7 +63,7 @@ class Task(Interface):
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Where a run is, for whoever watches it; `scores` are means over the open epoch so far."""
+    """Position of a run, for progress displays; `scores` are means over the open epoch so far."""
 
     epoch: int
     epochs: int
@@ -73,7 +75,7 @@ class Progress:
 
 @dataclass
 class TrainingState:
-    """All that a training needs to go on bitwise: position, sums of the open epoch, finished rows, tensors.
+    """All that a training needs to resume bit by bit: position, sums of the open epoch, finished rows, tensors.
 
     `sums` are the task's scores over `samples` rows; `last_loss` is the mean loss of the last steps looked at.
     """
@@ -93,7 +95,7 @@ class TrainingState:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """`history` has a row an epoch; `divergence` says where the loss stopped being finite, None if it never did."""
+    """`history` has one row per epoch; `divergence` says where the loss stopped being finite, None if it never did."""
 
     history: list[dict[str, Any]]
     epoch_seconds: list[float]
@@ -105,13 +107,13 @@ Observer = Callable[[nn.Module], dict[str, float]]
 
 
 def seeded_model(build: Callable[[], nn.Module], replicate: Replicate) -> nn.Module:
-    """The network with the replicate's initial weights, whatever was drawn before."""
+    """The network with the replicate's initial weights, independent of earlier draws."""
     torch.manual_seed(derive_seed(replicate, "init"))
     return build()
 
 
 def measure(model: nn.Module, task: Task, rows: Tensor | None = None, *, batch_size: int = 256) -> dict[str, float]:
-    """The task's scores over `rows` (None: all), in evaluation mode and float32, drawing nothing."""
+    """The task's scores over `rows` (None: all), in evaluation mode and float32, without random draws."""
     rows = torch.arange(len(task), device=task.device) if rows is None else rows
     was_training = model.training
     model.eval()
@@ -136,7 +138,7 @@ def fit(
     progress: Callable[[Progress], None] = lambda progress: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Outcome:
-    """Train `model` in place and return its curves; goes on from `state` where one is given.
+    """Train `model` in place and return its curves; resumes from `state` if one is given.
 
     Raises:
         TrainingStopped: `should_stop` said so; `save` was called with the state at that step.
@@ -160,7 +162,7 @@ class _Means:
 
 
 class _Training:
-    """One call of `fit`: what stays the same over its epochs."""
+    """One call of `fit`: everything that stays the same over its epochs."""
 
     def __init__(
         self,
@@ -187,7 +189,7 @@ class _Training:
 
     def run(self, state: TrainingState | None) -> Outcome:
         if self.device.type == "cuda":
-            torch.backends.cudnn.allow_tf32 = False  # float32 means float32; matmul's default already does
+            torch.backends.cudnn.allow_tf32 = False  # float32 means float32; it is already matmul's default
         state = self._restore(state) if state is not None else self._start()
         divergence = None
         while divergence is None and not self._is_over(state):

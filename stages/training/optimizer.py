@@ -1,4 +1,4 @@
-"""Optimisers by name: PyTorch's own here, any other one is the module of `stages.optim` that bears its name."""
+"""Optimisers by name: PyTorch's own here, any other in the module of `stages.optim` with its name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def build_optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimi
 
 
 def parameter_groups(model: nn.Module, spec: OptimizerSpec) -> list[dict[str, object]]:
-    """All parameters in one group, or two where only kernels decay: matrices and filters called `weight`."""
+    """All parameters in one group, or two if only kernels decay: matrices and filters called `weight`."""
     if spec.decay != "kernels":
         return [{"params": list(model.parameters()), "weight_decay": spec.weight_decay}]
     kernels: list[nn.Parameter] = []

@@ -10,8 +10,9 @@ from stages.run import ScheduleSpec
 def learning_rate(spec: ScheduleSpec, base: float, step: int, total_steps: int) -> float:
     """The rate of step `step` (0-based) of `total_steps`.
 
-    All rise linearly over the first `warmup_steps`, if any.  After these: `constant`; `cosine` falls to `floor` times
-    the base at the end; `steps` multiplies by `factor` at each of `milestones`, which are parts of the run in (0, 1).
+    All schedules rise linearly over the first `warmup_steps`, if any.  After these: `constant` stays; `cosine` falls to
+    `floor` times the base at the end; `steps` multiplies by `factor` at each of `milestones`, which are fractions of
+    the run in (0, 1).
     """
     warmup = spec.warmup_steps or 0
     if step < warmup:

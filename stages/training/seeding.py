@@ -1,4 +1,4 @@
-"""Seeds by purpose, so that no part of a training takes random numbers from another's stream."""
+"""Seeds by purpose, so that no part of a training takes random numbers from the stream of another."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One training from its spec and packed rows to a trained network: what decides numbers besides loop, task and model.
+"""One training, from its spec and packed rows to a trained network: decides numbers beside loop, task and model.
 
-All of it is in the run key, so that `stages.worker`, which isn't, touches neither network nor rows: it saves and
-publishes what comes of this.
+All of it is covered by the run key.  `stages.worker` isn't, so it touches neither network nor rows: it saves and
+publishes the result.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from stages.training.loop import Observer, Outcome, Progress, Task, TrainingStat
 
 @dataclass(frozen=True)
 class Session:
-    """A training that is ready to begin, or to go on: the network with its initial weights, and what it learns."""
+    """A training that is ready to begin or resume: the network with its initial weights, and its task."""
 
     spec: RunSpec
     model: nn.Module
@@ -41,7 +41,7 @@ class Session:
         progress: Callable[[Progress], None],
         should_stop: Callable[[], bool],
     ) -> Outcome:
-        """Train the network in place, on from `state` where one is given.
+        """Train the network in place, resuming from `state` if one is given.
 
         Raises:
             TrainingStopped: `should_stop` said so.
@@ -61,7 +61,7 @@ class Session:
 
 
 def open_session(spec: RunSpec, data: Path, info: PackedInfo, device: torch.device) -> Session:
-    """The training of `spec` on the packed set in `data`, with fast layers and batches where there are some.
+    """The training of `spec` on the packed set in `data`, with fast layers and batches if there are any.
 
     Raises:
         PackedDataError: a split can't be read.
@@ -79,20 +79,20 @@ def open_session(spec: RunSpec, data: Path, info: PackedInfo, device: torch.devi
 
 
 def task_of(spec: RunSpec, data: Path, info: PackedInfo, split: Split, device: torch.device) -> Task:
-    """One split of the packed set as what `spec` learns from it."""
+    """One split of the packed set as the task of `spec`."""
     return make_task(read_rows(data, info, split), info, spec.protocol, device)
 
 
 def plain_network(spec: RunSpec, device: torch.device) -> nn.Module:
-    """The network of `spec` with its initial weights, of plain layers."""
+    """The network of `spec` with its initial weights and plain layers."""
     return seeded_model(lambda: build_model(spec.model), spec.replicate).to(device)
 
 
 @contextmanager
 def flushing_denormals() -> Iterator[None]:
-    """A processor takes numbers below 1.2e-38 for 0 meanwhile (docs/decisions/0020).
+    """Make the processor treat numbers below 1.2e-38 as 0 inside this block (docs/decisions/0020).
 
-    Weights of units that are never active decay to such numbers, each of which takes a hundred times as long.
+    Weights of units that are never active decay to such numbers, each of which costs a hundred times as much time.
     """
     torch.set_flush_denormal(True)
     try:

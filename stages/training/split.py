@@ -1,4 +1,4 @@
-"""Index lists over the official training set: which rows train, which rows validate."""
+"""Index lists over the official training set: the rows that train and the rows that validate."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def split_indices(n: int, split: SplitSpec, fold: int | None) -> tuple[Tensor, T
     """(train, validation) rows of n, int64, disjoint and together all of them; validation is empty for `none`.
 
     Raises:
-        ValueError: the split's own numbers don't make sense together.
+        ValueError: the split's numbers contradict each other.
     """
     if split.kind == "none":
         return torch.arange(n), torch.empty(0, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Early stopping, decided from the validation losses of the finished epochs alone."""
+"""Early stopping, decided only from the validation losses of the finished epochs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stages.run import EarlyStopSpec
 
 
 def stops_early(history: Sequence[Mapping[str, Any]], spec: EarlyStopSpec | None) -> bool:
-    """Whether a training with these epochs behind it is over."""
+    """Return whether a training with these finished epochs is over."""
     if spec is None:
         return False
     best, waited = float("inf"), 0

@@ -1,4 +1,4 @@
-"""Regression on a table: a number for each row of standardised features.
+"""Regression on a table: one number per row of standardised features.
 
 N rows in all, B in a batch, D features.
 """
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Rows are narrow: measured in larger parts than images, or calling the operators would take most of the time.
+# Rows are narrow: measured in larger batches than images, or calling the operators would take most of the time.
 _LEAST_ROWS = 4096
 
 

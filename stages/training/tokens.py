@@ -1,9 +1,9 @@
-"""Next-token prediction: one text cut into windows, each of them a row that the loop trains on.
+"""Next-token prediction: one text cut into windows, each one row for the loop.
 
 N windows in all, B in a batch, T tokens a window, V the model's vocabulary.
 
 Window i reads tokens iT to (i+1)T - 1 and predicts tokens iT + 1 to (i+1)T.  So no token is read twice in an epoch, and
-every token but the first is predicted once; what the last window leaves over, at most T tokens, is not used.
+every token but the first is predicted once; the remainder after the last window, at most T tokens, is not used.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from stages.run import Protocol
 
 @dataclass(frozen=True)
 class TokenWindows:
-    """Ids uint16 of one text in its order, and the number T of tokens that a window reads.
+    """Ids uint16 of one text in its order, and the number T of tokens per window.
 
     Raises:
-        ValueError: the text hasn't the T + 1 tokens of one window.
+        ValueError: the text is shorter than the T + 1 tokens of one window.
     """
 
     tokens: Tensor
@@ -37,7 +37,7 @@ class TokenWindows:
         return (len(self.tokens) - 1) // self.window
 
     def pick(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """What windows `rows` (int64 [B], on the device) read, and what they predict: int64 [B, T] each."""
+        """The tokens that windows `rows` (int64 [B], on the device) read, and those they predict: int64 [B, T] each."""
         both = self.tokens.unfold(0, self.window + 1, self.window)[rows].long()
         return both[:, :-1], both[:, 1:]
 

@@ -43,7 +43,7 @@ def write_zip_link(path: Path, name: str, target: str) -> Path:
 
 
 def write_tar_special(path: Path, name: str, kind: bytes, target: str = "") -> Path:
-    """A tar with one member that is no file: a link, a device, a pipe."""
+    """A tar with one member that is not a file: a link, a device, a pipe."""
     with tarfile.open(path, "w:gz") as archive:
         member = tarfile.TarInfo(name)
         member.type, member.linkname = kind, target

@@ -12,7 +12,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="session")
 def sample_mirror(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A mirror with the small real samples that lie beside the repository, as their unpacking script writes it."""
+    """A mirror with the small real samples stored beside the repository, as their unpacking script writes it."""
     packed = REPOSITORY.parent / "shared" / "data"
     if not packed.is_dir():
         pytest.skip("no real samples: they lie beside the repository, in shared/data")

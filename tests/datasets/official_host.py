@@ -10,7 +10,7 @@ from types import TracebackType
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What the host says to one path; `promised_bytes` is the Content-Length where it isn't the truth."""
+    """The host's response to one path; `promised_bytes` is the Content-Length if it isn't the true one."""
 
     body: bytes = b""
     status: int = 200
@@ -19,7 +19,7 @@ class Answer:
 
 
 class OfficialHost:
-    """Serves `answers` by file name and notes what was asked for; all else is a 404."""
+    """Serves `answers` by file name and records requests; anything else is a 404."""
 
     def __init__(self) -> None:
         self.answers: dict[str, Answer] = {}
@@ -39,7 +39,7 @@ class OfficialHost:
                 self.wfile.write(answer.body)
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base class's name)
-                """Say nothing."""
+                """Log nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})

@@ -1,4 +1,4 @@
-"""Every trap that an archive can be, against real archives."""
+"""Traps of every kind that an archive can hold, against real archives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `params.yaml` declares, held to the readers and to itself."""
+"""The declarations in `params.yaml`, checked against the readers and each other."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def picture(reader: ModuleType, split: str, label: int, name: str = "ILSVRC2012_
 
 
 def entries(reader: ModuleType) -> Entries:
-    """Two training pictures and a test picture beside what else such archives hold."""
+    """Two training pictures and a test picture beside other files that such archives hold."""
     root = reader.ARCHIVE.removesuffix(".tgz")
     return [
         (picture(reader, "train", 9, "n03888257_3-x"), jpeg(stripes(160, 213))),

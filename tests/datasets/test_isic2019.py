@@ -28,7 +28,7 @@ def pixels(image: str) -> np.ndarray:
 
 
 def flat(image: str, shape: tuple[int, int]) -> np.ndarray:
-    """Quickly made and small: of one colour, another one for each picture."""
+    """Fast to make and small: each picture has a single, different colour."""
     number = list(IMAGES).index(image)
     return np.full((*shape, 3), (3 * number, 255 - 3 * number, 7 * number % 256), dtype=np.uint8)
 
@@ -58,7 +58,7 @@ def write(
 
 
 def split_images(folder: Path) -> tuple[set[str], set[str]]:
-    """Names of the training and of the test pictures, found again by their pixels."""
+    """Names of the training and of the test pictures, recovered from their pixels."""
     names = {}
     for image in IMAGES:
         key = decode_square(jpeg(pixels(image)), 80, image).tobytes()
@@ -82,7 +82,7 @@ def test_split_is_disjoint_whole_and_always_the_same(tmp_path: Path) -> None:
 
 
 def test_pictures_of_one_lesion_stay_together() -> None:
-    """Whatever the order drawn from the names: forty other numberings of the lesions, too."""
+    """True for any order drawn from the names: forty other numberings of the lesions, too."""
     for number in range(40):
         lesions = {image: f"{lesion}_{number}" for image, lesion in LESIONS.items()}
         test = isic2019.choose_test(IMAGES, {image: lesions.get(image, image) for image in IMAGES})
@@ -181,7 +181,7 @@ def test_all_pictures_in_their_official_sizes_are_the_whole_set(
 
 
 def test_a_shrunk_copy_under_the_official_names_is_a_subset(tmp_path: Path) -> None:
-    """As they go round: all pictures, 224 x 224."""
+    """As they circulate: all pictures, 224 x 224."""
     folder = tmp_path / "downloads" / "isic2019"
     folder.mkdir(parents=True)
     write(folder, shape=(224, 224))

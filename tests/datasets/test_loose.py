@@ -1,4 +1,4 @@
-"""Data sets whose archive a mirror has in parts, or for which nobody publishes a digest."""
+"""Data sets whose archive a mirror holds in parts, or for which nobody publishes a digest."""
 
 from __future__ import annotations
 

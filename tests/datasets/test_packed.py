@@ -60,7 +60,7 @@ def test_packed_set_replaces_the_old_one_whole(tmp_path: Path) -> None:
     folder = tmp_path / "tiny"
     folder.mkdir()
     (folder / "stale.safetensors").write_bytes(b"")
-    (tmp_path / ".tiny.partial").mkdir()  # what a killed process left
+    (tmp_path / ".tiny.partial").mkdir()  # left by a killed process
     packed_set(folder)
     assert {path.name for path in tmp_path.iterdir()} == {"tiny"}
     assert {path.name for path in folder.iterdir()} == {"train.safetensors", "test.safetensors", "dataset.json"}

@@ -34,7 +34,7 @@ def provenance_of(source: DatasetSource, manifest: Manifest, test: int = TEST) -
 
 
 def changed_mirror(dataset: TinyDataset, mirror: Path, name: str, rows: list[int] | None) -> Manifest:
-    """Fetch from a mirror in which the last byte of `name` is another one, declared as such."""
+    """Fetch from a mirror in which the last byte of `name` is changed, and declared so."""
     content = bytearray(dataset.files[name])
     content[-1] ^= 1
     dataset.write(mirror / "tiny")

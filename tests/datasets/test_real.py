@@ -1,4 +1,4 @@
-"""The real data sets, from a mirror to the packed form, against facts that others published about them."""
+"""The real data sets, from a mirror to the packed form, against facts that others have published about them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files without a published digest, a person's own say: one that was replaced is noticed, and taken when accepted."""
+"""Files without a published digest, such as a person's own: a replaced one is noticed, and taken when accepted."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def put(path: Path, content: bytes) -> Path:
 
 @pytest.fixture
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project whose only data set is one's own; both verbs run in it."""
+    """A project whose only data set is the user's own; both verbs run in it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CLAIMCHECK_HOME", raising=False)
     monkeypatch.delenv("CLAIMCHECK_MIRROR", raising=False)

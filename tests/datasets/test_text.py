@@ -21,7 +21,7 @@ from stages.experiment import DatasetSource, SourceFile, load_params
 
 
 def declare(train: int, test: int) -> DatasetSource:
-    """A text file of one's own, as docs/data.md has it."""
+    """A user's own text file, declared as in docs/data.md."""
     return DatasetSource(
         title="mine",
         kind="text",
@@ -89,7 +89,7 @@ def test_stand_in_is_text_of_ours_and_the_same_everywhere(tmp_path: Path) -> Non
 
 
 def test_rows_of_a_stand_in_are_few_and_short(tmp_path: Path) -> None:
-    """What the smoke run costs: a language model of printed size reads the test part whole."""
+    """The cost of the smoke run: a language model of printed size reads the whole test part."""
     source = load_params().datasets["openwebtext"]
     info = prepare(source, Manifest(dataset="openwebtext", source="embedded"), tmp_path, tmp_path / "packed")
     assert (source.shape, info.shape) == ((1024,), (32,))

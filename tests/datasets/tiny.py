@@ -26,7 +26,7 @@ def md5(content: bytes) -> str:
 
 @dataclass(frozen=True)
 class TinyDataset:
-    """A declaration and the bytes that fit it."""
+    """A declaration and matching bytes."""
 
     source: DatasetSource
     files: Mapping[str, bytes]

@@ -1,4 +1,4 @@
-"""Killed at any moment, started again: the same numbers, and nobody trains on."""
+"""Killed at any moment and started again: the same numbers, and no training is left running."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_training_started_by_hand_goes_on_without_its_starter(tmp_path: Path) ->
 
 
 def test_killed_slot_is_followed_by_the_other(tmp_path: Path, undisturbed: dict[str, tuple[bytes, bytes]]) -> None:
-    """Two slots, one is killed while it trains: the other takes its run over from the saved state."""
+    """Two slots, one is killed while it trains: the other takes over its run from the saved state."""
     project = make_project(tmp_path, epochs=40)
     process = start_training(project, "--device", "cpu,cpu")
     wait_for(lambda: len(saved_states(project)) == 2)
@@ -197,7 +197,7 @@ def test_damaged_resume_state_starts_over_and_says_so(
 
 @pytest.fixture(scope="module")
 def pace(tmp_path_factory: pytest.TempPathFactory) -> tuple[float, float]:
-    """Seconds of an undisturbed training here: in all, and from its first saved state on."""
+    """Seconds of an undisturbed training here: in total, and from its first saved state on."""
     project = make_project(tmp_path_factory.mktemp("pace"), epochs=40)
     started = time.monotonic()
     process = start_training(project)
@@ -230,7 +230,7 @@ def test_killed_at_random_moments_again_and_again(
 
 
 def report_kills(trainings: int, victims: Counter[str], *, slots: int) -> None:
-    """After each training, so that what was seen is there even if the soak is cut off."""
+    """After each training, so that observations survive if the soak is cut off."""
     write_soak_report(
         f"killed-trainings-{slots}",
         {
@@ -249,7 +249,7 @@ def kill_sometime(
 ) -> str:
     """Kill some of the training at a moment of its `whole` or `working` seconds, and see that all of it is gone.
 
-    Says who was killed, or nobody.
+    Returns who was killed, or nobody.
     """
     started = time.time()
     if random_.random() < 0.7:  # well into its work: most of the time before is spent on imports

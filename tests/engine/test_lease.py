@@ -91,7 +91,7 @@ def heartbeat(path: Path) -> float:
 
 
 def test_heartbeat_keeps_a_lease_beyond_its_expiry(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock is the test's own: a machine on which a heartbeat comes late must not decide."""
+    """The clock is the test's own, so a machine on which a heartbeat comes late can't decide the result."""
     clock = [time.time()]
     monkeypatch.setattr(lease_module.time, "time", lambda: clock[0])
     monkeypatch.setattr(lease_module, "_HEARTBEAT_SECONDS", 0.01)
@@ -110,7 +110,7 @@ def test_heartbeat_keeps_a_lease_beyond_its_expiry(path: Path, monkeypatch: pyte
 
 
 def test_a_process_of_another_container_is_believed_by_its_heartbeat(path: Path) -> None:
-    """It may have our host name, and a process id that is nobody's here."""
+    """It may have our host name, and a process id that doesn't exist here."""
     host, boot, namespace, *_ = process_identity(os.getpid()).split(":")
     assert host == socket.gethostname() and boot and namespace
     neighbour = LeaseTable(path, owner=f"{host}:{boot}:1{namespace}:4194304:1")

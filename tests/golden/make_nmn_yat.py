@@ -2,9 +2,9 @@
 
 Origin: nmn 0.3.5 from the package registry (version inside), torch sub-package; its example script also imports wandb,
 datasets, matplotlib and seaborn.  Layers: `<case>/<parameter>` with the package's names, `<case>/inputs`,
-`<case>/outputs`, `<case>/upstream` and the gradients of sum(outputs · upstream).  Networks: logits and image gradients
-alone, since `fill` gives their 11 million weights again.
-Run from the repository root where these packages are installed: python tests/golden/make_nmn_yat.py
+`<case>/outputs`, `<case>/upstream` and the gradients of sum(outputs · upstream).  Networks: only logits and image
+gradients, since `fill` regenerates their 11 million weights.  Run from the repository root where these packages are
+installed: python tests/golden/make_nmn_yat.py
 """
 
 from __future__ import annotations

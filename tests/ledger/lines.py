@@ -52,7 +52,7 @@ def claims() -> dict[str, ClaimLine]:
 
 
 def copy_project(root: Path) -> None:
-    """All params and claims, and no result."""
+    """Copy all params and claims, without results."""
     shutil.copytree(ROOT / "params", root / "params")
     shutil.copy(ROOT / "params.yaml", root)
     (root / "data").mkdir()
@@ -100,7 +100,7 @@ def as_evaluated(line: ResultLine) -> ResultLine:
 
 @cache
 def loaded(dataset: str) -> Provenance:
-    """What the loaders write of a data set that is there as its publisher hands it out: every file, every row."""
+    """The loaders' output for a data set that is present as its publisher delivers it: every file, every row."""
     source = params().datasets[dataset]
     files = {}
     for file in source.files:
@@ -123,7 +123,7 @@ def results(
     excluded: int = 0,
     environment: str = "the first",
 ) -> list[ResultLine]:
-    """A line for each arm and replicate; None diverged.  `curves` are test errors by replicate, validation alike.
+    """One line per arm and replicate; None diverged.  `curves` are test errors by replicate, validation alike.
 
     Tables have squared errors instead.  On complete data unless `provenance` says otherwise.
     """

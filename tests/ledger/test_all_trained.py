@@ -1,4 +1,4 @@
-"""The day when everything is trained: every run of every experiment as printed, with made-up numbers, on one card."""
+"""Everything trained: every run of every experiment as printed, with made-up numbers, on one card."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def trained(experiment: Experiment) -> list[ResultLine]:
 
 
 def parameters_of(arm: Arm) -> float:
-    """About as many as a network of equal layers has, twice that with biases of their own; two millions of others."""
+    """About as many as a network of equal layers has, twice that with its own biases; two million for others."""
     width, depth = arm.model.get("width"), arm.model.get("depth")
     if width is None or depth is None:
         return 2e6
@@ -73,7 +73,7 @@ def in_metric(name: str, value: float) -> float:
 
 
 def recorded(root: Path, lines_of: Callable[[Experiment], list[ResultLine]] = trained) -> Path:
-    """A project whose evidence are these results of every experiment, and its database."""
+    """A project whose evidence consists of these results of every experiment, and its database."""
     copy_project(root)
     for experiment in params().experiments.values():
         publish(root, lines_of(experiment))
@@ -121,7 +121,7 @@ def test_what_cannot_be_decided_says_so_with_its_own_reason(root: Path) -> None:
 
 @pytest.mark.parametrize("claim", sorted(claims()))
 def test_the_plan_has_the_replicates_that_a_claim_needs(claim: str) -> None:
-    """A value needs `minimum` replicates, a gain the first look; else no plan decides it, however it comes out."""
+    """A value needs `minimum` replicates, a gain the first look; otherwise no plan decides it, however it comes out."""
     line, rules = claims()[claim], params().verdicts
     needs_a_number = line.kind in ("value", "ratio", "gap") and line.unit != "nats per token"
     is_a_sign = line.kind in ("order", "difference", "equivalence")
@@ -139,7 +139,7 @@ def test_a_complete_official_data_set_may_decide(dataset: str) -> None:
 
 @pytest.mark.parametrize("claim", ["dac.isic.r20.base", "nmn.gpt.valloss.rel", "nmn.gpt.memory"])
 def test_a_part_of_the_data_decides_no_number_and_says_so(claim: str) -> None:
-    """What used to become of all of ISIC 2019 and OpenWebText, too, called a cut budget."""
+    """The former outcome for all of ISIC 2019 and OpenWebText, too: it was called a cut budget."""
     line = claims()[claim]
     lines = [
         dataclasses.replace(one, data=dataclasses.replace(one.data, provenance="subset"))
@@ -166,7 +166,7 @@ def test_a_cut_budget_decides_nothing() -> None:
 
 
 def test_replicates_that_diverged_reproduce_nothing() -> None:
-    """One of each arm; a number that is printed without diverged ones isn't had again."""
+    """One of each arm; a number printed without diverged replicates isn't reproduced."""
 
     def lost(experiment: Experiment) -> list[ResultLine]:
         gone = Divergence(step=9, last_finite_step=8, last_finite_loss=None)

@@ -56,7 +56,7 @@ def test_figure_5_waits_for_an_arm_that_has_one_fold() -> None:
 
 
 def test_a_cut_budget_beside_the_printed_one_adds_no_arm() -> None:
-    """Of each experiment the results that say most are drawn, once."""
+    """For each experiment the most informative results are drawn, once."""
     short = [
         dataclasses.replace(line, profile="quick", run_key=f"{line.run_key[:-1]}0") for line in dac_lines(0.2, 0.2, 0.2)
     ]

@@ -1,4 +1,4 @@
-"""What HyperBF's paper says of its two arms, and why results on real data may decide no number."""
+"""The statements of HyperBF's paper on its two arms, and why results on real data may decide no number."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HYPERBF = "hyperbf-cifar10"
     ],
 )
 def test_hyperbf_is_comparable_unless_it_is_clearly_behind(gain: float, comparable: Status, gap: Status) -> None:
-    """The headline, and apart from it the printed loss of 0.49 points, which is a number and no claim."""
+    """The headline, separate from the printed loss of 0.49 points, which is a number and not a claim."""
     values = {"vit": [0.7561 + step for step in SPREAD], "hyperbf": [0.7561 + gain + step for step in SPREAD[::-1]]}
     lines = results(HYPERBF, values, metric="best_epoch_accuracy")
     headline, loss = judge(

@@ -1,4 +1,4 @@
-"""Deviations: the records beside the papers' models, and the pages that tell them to a reader."""
+"""Deviations: the records beside the papers' models, and the pages that present them to a reader."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_every_pattern_matches_a_claim_of_its_paper(paper: str, found: dict[str,
 
 
 def test_every_number_that_training_decides_is_touched(found: dict[str, PaperDeviations]) -> None:
-    """No paper of the five says enough to run it as it is."""
+    """None of the five papers says enough to run it as it is."""
     records = [record for paper in found.values() for record in paper.deviations.values()]
     touching = {claim for record in records for claim in touched(record, CLAIMS)}
     kinds = ("value", "order", "difference", "gap", "equivalence")

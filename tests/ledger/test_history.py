@@ -1,4 +1,4 @@
-"""What changed after the data were seen is said where the verdict stands; a change without a reason is refused."""
+"""A change made after the data were seen is reported with the verdict; a change without a reason is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims of what is inside trained networks, decided by what evaluation recorded of them."""
+"""Claims about the inside of trained networks, decided by the quantities that evaluation recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the plan of each claim can tell: where its spread is from, and what is said beforehand."""
+"""The power of each claim's plan: the source of its spread, and the statement made beforehand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.ledger.test_trained import MNIST
 
 @pytest.fixture(scope="module")
 def judged() -> dict[str, Judgement]:
-    """Every claim, nothing run."""
+    """Every claim, with no runs."""
     return {judgement.claim.id: judgement for judgement in judge(*claims().values())}
 
 
@@ -106,7 +106,7 @@ def test_a_plan_shorter_than_a_value_needs_is_named() -> None:
 
 
 def test_comparable_arms_are_not_held_to_the_papers_own_error(judged: dict[str, Judgement]) -> None:
-    """The test is of our arms alone, so a plan can support what the paper says of one run each."""
+    """The test concerns only our arms, so a plan can support the paper's statement about one run each."""
     for name in ("c10", "c100", "tin"):
         power = judged[f"hyperbf.comparable.{name}"].power
         assert power is not None and power.supported is not None and power.supported > 0.3

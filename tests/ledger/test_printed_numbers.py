@@ -1,4 +1,4 @@
-"""Whoever trains to exactly the printed numbers reproduces them: the other end of `test_all_trained`."""
+"""Training to exactly the printed numbers reproduces them: the opposite extreme of `test_all_trained`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Printed = dict[str, dict[str, float]]
 
 
 def printed(experiment: Experiment) -> Printed:
-    """What the paper prints of an experiment's arms, and what its gains make of those that have no number."""
+    """The numbers that the paper prints for an experiment's arms, and those that its gains imply for the rest."""
     found: Printed = defaultdict(dict)
     here = [claim for claim in claims().values() if fnmatch.fnmatch(experiment.name, claim.experiment or "")]
     for claim in here:
@@ -45,12 +45,12 @@ def printed(experiment: Experiment) -> Printed:
 
 
 def is_gain(claim: ClaimLine) -> bool:
-    """Of whose arms one may have no number of its own; an implied order is between two that have one."""
+    """True for claims with an arm that may lack its own number; an implied order is between two arms that have one."""
     return claim.kind in ("difference", "gap") or (claim.kind == "order" and claim.metric == "window_error")
 
 
 def as_printed(experiment: Experiment) -> list[ResultLine]:
-    """Every replicate of every arm: means are the printed numbers, with a spread that is far below any gain.
+    """Every replicate of every arm: means are the printed numbers, with a spread far below any gain.
 
     Accuracies differ by whole images.
     Errors dip once, to the lowest of any epoch, and end where the validation errors are least.

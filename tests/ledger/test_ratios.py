@@ -1,4 +1,4 @@
-"""How often a ratio of means is called reproduced: by simulation, from one run of the paper and five of ours."""
+"""How often a ratio of means is judged reproduced: by simulation, from one run of the paper and five of ours."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BODY = ResultGroup(
 
 
 def shares(true: float, papers: float, spread: float) -> dict[Status, float]:
-    """Of simulated papers and replications with these true ratios, how many get each verdict."""
+    """The shares of simulated papers and replications with these true ratios that get each verdict."""
     random = np.random.default_rng(7)
     found: dict[Status, int] = {}
     for _ in range(TIMES):

@@ -1,4 +1,4 @@
-"""From files to a real database: which result speaks, and that every claim of the five papers has its row."""
+"""From files to a real database: which result counts, and that every claim of the five papers has its row."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_an_error_at_several_places_counts_once(root: Path, tmp_path: Path, erro
 
 
 def test_numbers_that_agree_under_a_reading_wait_for_the_trained_pair(root: Path, tmp_path: Path) -> None:
-    """Of a claim of trained models a count decides nothing; of one that nothing trains it decides."""
+    """For a claim about trained models a count decides nothing; for one that nothing trains it decides."""
     other = shutil.copytree(root, tmp_path / "root")
     readings = [
         {"name": name, "text": "t", "holds": holds, "ours": None} for name, holds in (("a", False), ("b", True))
@@ -164,7 +164,7 @@ def test_numbers_that_agree_under_a_reading_wait_for_the_trained_pair(root: Path
 
 
 def smaller(root: Path, place: Path) -> Path:
-    """A copy with the experiments of MNIST alone, soon recorded."""
+    """A copy with only the experiments of MNIST, which is recorded fast."""
     shutil.copytree(root, place)
     (place / "data" / "results" / "hyperbf-cifar10.jsonl").unlink()
     index = yaml.safe_load((place / "params.yaml").read_text())

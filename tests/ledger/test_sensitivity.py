@@ -1,4 +1,4 @@
-"""A verdict beside what the same results would say in the other metrics that the paper's words allow."""
+"""A verdict beside those that the same results would give in the other metrics that the paper's words allow."""
 
 from __future__ import annotations
 

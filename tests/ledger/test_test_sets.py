@@ -1,4 +1,4 @@
-"""Where no test set is published, ours is another than the paper's (decision 0031)."""
+"""If no test set is published, ours differs from the paper's (decision 0031)."""
 
 from __future__ import annotations
 

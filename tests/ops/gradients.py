@@ -1,4 +1,4 @@
-"""An operator's value and gradients, to be laid beside those of another."""
+"""An operator's value and gradients, for comparison with those of another."""
 
 from __future__ import annotations
 

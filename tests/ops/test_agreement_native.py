@@ -1,4 +1,4 @@
-"""A fast path that claims PyTorch's bits is tried once, and isn't taken where it hasn't them."""
+"""A fast path that claims PyTorch's bits is tried once, and isn't used where its bits differ."""
 
 from __future__ import annotations
 

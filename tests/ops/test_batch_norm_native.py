@@ -1,4 +1,4 @@
-"""Batch normalisation, sum and ReLU in one pass are PyTorch's three operators to rounding; all else is left to it."""
+"""Batch normalisation, sum and ReLU in one pass equal PyTorch's three operators up to rounding, where they apply."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FORWARD, BACKWARD = (
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Functions of C++ that were called, without their types."""
+    """The C++ functions that were called, without their types."""
     names: list[str] = []
     real = batch_norm_native.call
 
@@ -52,14 +52,14 @@ def norm_of(channels: int, *, bias: bool = True) -> nn.BatchNorm2d:
 
 
 def maps(*shape: int, seed: int = 0) -> Tensor:
-    """Each channel with a middle and a spread of its own."""
+    """Maps in which each channel has its own centre and spread."""
     generator = torch.Generator().manual_seed(seed)
     x, middle, spread = (torch.randn(size, generator=generator) for size in (shape, shape[1], shape[1]))
     return x * (spread.abs() + 0.1)[:, None, None] + 5 * middle[:, None, None]
 
 
 def everything(layer: Callable[..., Tensor], norm: nn.BatchNorm2d, x: Tensor, added: Tensor | None) -> Found:
-    """What comes out, what goes back to whom, and what the layer remembers."""
+    """The output, every gradient, and the layer's running statistics."""
     norm = copy.deepcopy(norm)
     inputs = [one.detach().clone().requires_grad_() for one in (x, added) if one is not None]
     out = layer(norm, *inputs)
@@ -70,7 +70,7 @@ def everything(layer: Callable[..., Tensor], norm: nn.BatchNorm2d, x: Tensor, ad
 
 
 def assert_as_near(ours: Found, pytorchs: Found, exact: Found) -> None:
-    """About as far as PyTorch in the same precision, who rounds elsewhere, so that other ReLUs turn."""
+    """About as close as PyTorch in the same precision, which rounds elsewhere, so that other ReLUs flip."""
     assert ours.keys() == pytorchs.keys() == exact.keys()
     for name, value in exact.items():
         assert ours[name].dtype == pytorchs[name].dtype and ours[name].shape == value.shape, name
@@ -182,7 +182,7 @@ def test_large_maps_are_cut_for_threads(threads: int, monkeypatch: pytest.Monkey
 
 
 def test_gradients_of_a_mean_and_of_maps_in_rows_are_taken(calls: list[str]) -> None:
-    """The first is one number for all pixels of a map, without memory of its own."""
+    """The first is one number for all pixels of a map, without its own memory."""
     x, norm = maps(4, 16, 4, 4), norm_of(16)
     for reduce in (lambda out: out.mean(dim=(2, 3)).square().sum(), lambda out: (out * maps(4, 16, 4, 4)).sum()):
         found = []

@@ -1,4 +1,4 @@
-"""In bfloat16 on a CPU attention goes by way of float32 and GELU's gradient by a table; all other types stay alone."""
+"""In bfloat16 on a CPU attention goes through float32 and GELU's gradient through a table; other types don't."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stages.ops.bfloat16_native import use_fast_bfloat16
 
 @pytest.fixture(scope="module", autouse=True)
 def _kept() -> Iterator[None]:
-    """For these tests alone."""
+    """For these tests only."""
     before = torch.compiler.config.cache_key_tag
     library = use_fast_bfloat16()
     assert use_fast_bfloat16() is library and torch.compiler.config.cache_key_tag != before
@@ -124,7 +124,7 @@ def test_gelus_gradients_are_pytorchs_numbers(approximate: str, threads: int, lo
 def test_where_pytorch_rounds_otherwise_its_gradient_is_taken(
     monkeypatch: pytest.MonkeyPatch, looked_up: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On a processor without AVX512 float32 goes by oneDNN, and bfloat16, which the table is for, doesn't."""
+    """On a processor without AVX512 float32 goes through oneDNN, and bfloat16, which the table is for, doesn't."""
 
     def another(grad: Tensor, x: Tensor, approximate: str) -> Tensor:
         is_half = x.dtype == torch.bfloat16
@@ -148,7 +148,7 @@ def test_where_pytorch_rounds_otherwise_its_gradient_is_taken(
 def test_gelus_gradient_of_any_count_is_pytorchs(
     count: int, threads: int, approximate: str, looked_up: list[str]
 ) -> None:
-    """What a thread has left behind its last full registers PyTorch rounds otherwise; that is left to it."""
+    """PyTorch rounds the numbers after a thread's last full registers differently; those are left to it."""
     x, grad = torch.randn(2, count, generator=torch.Generator().manual_seed(count)).mul(4).bfloat16()
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

@@ -1,4 +1,4 @@
-"""The C++ sums of DAC answer to the PyTorch ones."""
+"""The C++ sums of DAC equal those of PyTorch."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""DAC's layer of several networks answers to the reference, network by network."""
+"""DAC's layer for several networks equals the reference, network by network."""
 
 from __future__ import annotations
 

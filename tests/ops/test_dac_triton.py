@@ -1,4 +1,4 @@
-"""The Triton sums of DAC answer to the PyTorch ones, in Triton's interpreter, and compile for a GPU that isn't here."""
+"""The Triton sums of DAC equal those of PyTorch, in Triton's interpreter, and compile for a GPU that isn't here."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def interpreted() -> Iterator[ModuleType]:
 
 @pytest.fixture
 def on_gpu(interpreted: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the CPU's tensors lay on a GPU."""
+    """Pretend that the CPU's tensors are on a GPU."""
     monkeypatch.setattr(dac_triton_native, "kernels", interpreted)
     monkeypatch.setattr(dac_native, "_is_on_gpu", lambda tensor: True)
 

@@ -37,7 +37,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def everything(layer: nn.Module, x: Tensor, drawn_before: int) -> list[Tensor]:
-    """Value, gradient and what the generator gives next, after it gave some numbers."""
+    """Value, gradient and the generator's next numbers, after it has drawn some."""
     torch.manual_seed(3)
     torch.rand(drawn_before)
     x = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()

@@ -1,6 +1,6 @@
 """Speed settings change no verdict: networks of fast layers learn what networks of the printed equations learn.
 
-The fast layers' functions stand in the modules of the layers; the plain side puts the references in their place.
+The modules of the layers hold the fast functions; the plain side puts the references in their place.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ CASES = {
 
 @contextmanager
 def printed(case: Case) -> Iterator[list[str]]:
-    """The equations as printed in place of the fast functions; the list says which of them were called."""
+    """Put the printed equations in place of the fast functions; the list says which of them were called."""
     called: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         for module, name, reference in case.plain:
@@ -203,7 +203,7 @@ def test_ten_steps_have_the_same_losses_and_gradients(
 
 
 def accuracy(case: Case, seed: int) -> float:
-    """On digits that weren't trained on, after `EPOCHS` epochs."""
+    """Accuracy on digits that weren't trained on, after `EPOCHS` epochs."""
     images, labels = digits(torch.float32)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(7))
     train, test = order[:1200], order[1200:]

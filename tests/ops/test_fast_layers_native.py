@@ -1,4 +1,4 @@
-"""Models of fast layers train as those of PyTorch's layers, and keep all that is theirs."""
+"""Models of fast layers train like those of PyTorch's layers, and keep all their properties."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(native.load_library(batch_norm_native._SOURCE) i
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Which functions of C++ normalised."""
+    """The C++ functions that normalised."""
     names: list[str] = []
     real = batch_norm_native.call
     monkeypatch.setattr(batch_norm_native, "call", lambda at, name, *rest: (names.append(name), real(at, name, *rest)))

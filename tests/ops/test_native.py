@@ -1,4 +1,4 @@
-"""C++ beside a module is compiled when needed, and its threads are its process's own."""
+"""C++ beside a module is compiled when needed, and its threads belong to its own process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(native.load_library(similarity_native.SOURCE) is
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    """A source of one function, which takes a moment."""
+    """A source with one function, which compiles in a moment."""
     source = tmp_path / "small.cpp"
     source.write_text('#include "native.h"\nextern "C" int seven() { return 7; }')
     return source
@@ -61,7 +61,7 @@ def test_all_that_need_a_library_at_once_wait_for_one_to_compile_it(
 def test_without_a_home_libraries_are_kept_in_the_users_own_temporary_files(
     home: str, tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A home that can't be written to, for root too, is one whose `.cache` is a file."""
+    """A home where even root can't write: its `.cache` is a file."""
     (tmp_path / "home").write_text("")
     (tmp_path / "temporary").mkdir()
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)

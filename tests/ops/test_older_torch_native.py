@@ -1,4 +1,4 @@
-"""What stands in for newer PyTorch does what PyTorch does, which is asked here of PyTorch itself."""
+"""The replacements for newer PyTorch features behave like PyTorch itself, which is tested here directly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products by oneDNN are PyTorch's to rounding, whatever the operands' layout; all that doesn't fit stays PyTorch's."""
+"""Products by oneDNN equal PyTorch's up to rounding, for any layout of operands; what doesn't fit stays PyTorch's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason
 
 @pytest.fixture(scope="module", autouse=True)
 def _kept() -> Iterator[None]:
-    """For these tests alone, and on every processor."""
+    """For these tests only, and on every processor."""
     products_native._register.cache_clear()
     assert not has_fast_products()
     BY_PYTORCH.update({name: product() for name, product in LEFT_ALONE.items()})
@@ -40,7 +40,7 @@ def _kept() -> Iterator[None]:
 
 @pytest.fixture
 def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """Rows, lengths of sums and columns of what went to oneDNN, and of nothing that it can't take or is slow at."""
+    """Rows, lengths of sums and columns of products that went to oneDNN, and none that it can't take or is slow at."""
     sizes: list[tuple[int, ...]] = []
     real = torch.ops.mkldnn._linear_pointwise.default
 
@@ -295,7 +295,7 @@ def test_the_environment_says_so() -> None:
 
 @pytest.mark.parametrize("is_held_back", [True, False])
 def test_a_process_that_was_not_asked_has_pytorchs(is_held_back: bool) -> None:
-    """By itself, as products are the process's; and one where MKL does well has them after it was asked, too."""
+    """In its own process, since products belong to the process; one where MKL does well also has them once asked."""
     code = (
         "from stages.ops import products_native as p; from stages.training.environment import *; import torch\n"
         f"p._mkl_is_held_back = lambda: {is_held_back}\n"

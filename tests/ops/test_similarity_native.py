@@ -1,4 +1,4 @@
-"""What C++ makes of inner products answers to the printed formulas, in value and every gradient."""
+"""The C++ arithmetic on inner products matches the printed formulas, in value and every gradient."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_gaussian_attention_with_a_free_metric(calls: list[str]) -> None:
 @pytest.mark.parametrize("width", [5, 16, 17, 33])
 @pytest.mark.parametrize("epsilon", [None, 0.05], ids=["gaussian", "yat"])
 def test_attention_in_bfloat16_is_that_of_float32_rounded(epsilon: float | None, width: int, calls: list[str]) -> None:
-    """Everything between is float32."""
+    """Everything in between is float32."""
     shapes = (2, 70, 3, width), (2, 83, 3, width), (2, 83, 3, 4)
     halves = [leaf.detach().bfloat16().transpose(1, 2).requires_grad_() for leaf in leaves(*shapes)]
     floats = [half.detach().float().requires_grad_() for half in halves]

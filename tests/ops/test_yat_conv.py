@@ -1,4 +1,4 @@
-"""The Yat convolution against the printed equation at every place, and against the released package."""
+"""The Yat convolution against the printed equation at every position, and against the released package."""
 
 from __future__ import annotations
 

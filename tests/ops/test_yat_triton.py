@@ -1,4 +1,4 @@
-"""Yat attention's Triton kernels answer to the printed equation, in Triton's interpreter, and compile for an H100."""
+"""Yat attention's Triton kernels match the printed equation, in Triton's interpreter, and compile for an H100."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def interpreted() -> Iterator[ModuleType]:
 
 @pytest.fixture
 def on_gpu(interpreted: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the CPU's tensors lay on a GPU."""
+    """Pretend that the CPU's tensors are on a GPU."""
     monkeypatch.setattr(yat_triton_native, "kernels", interpreted)
     monkeypatch.setattr(attention_native, "_is_on_gpu", lambda tensor: True)
 

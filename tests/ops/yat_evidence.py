@@ -1,4 +1,4 @@
-"""What the tests of the Yat operators share: the package's vectors, and a fast form against its reference."""
+"""Helpers shared by the tests of the Yat operators: the package's vectors, and a fast form against its reference."""
 
 from __future__ import annotations
 

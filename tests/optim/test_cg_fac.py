@@ -1,4 +1,4 @@
-"""CG-FAC's own: its direction is the dense damped solution, and what follows from that."""
+"""CG-FAC itself: its direction is the dense damped solution, and the consequences of that."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_matrix_free_equals_factors_of_the_batch_and_both_equal_kfac() -> None:
 
 
 def test_kronecker_step_is_the_same_in_other_coordinates() -> None:
-    """What a natural gradient is for: rescaled inputs give the same change of the function, where SGD's differs."""
+    """The purpose of a natural gradient: rescaled inputs give the same change of the function, where SGD's differs."""
     scales = torch.tensor([10.0, 1.0, 0.1], dtype=torch.float64)
 
     def change(stretch: Tensor, kind: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""What CG-FAC and K-FAC share: the four tests of an optimiser, exact resuming, and every keyword's effect."""
+"""The common part of CG-FAC and K-FAC: the four tests of an optimiser, exact resuming, and every keyword's effect."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def network() -> TokenNetwork:
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> list[float]:
-    """The losses; each step has a batch of its own and goes as in the training loop."""
+    """The losses; each step has its own batch and runs as in the training loop."""
     losses = []
     for step in steps:
         generator = torch.Generator().manual_seed(step)

@@ -1,4 +1,4 @@
-"""Files that somebody might upload, each with the status that it deserves.  All made here, none kept."""
+"""Files that somebody might upload, each with the status that it deserves.  All are made here, none is kept."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def chunk(name: bytes, data: bytes) -> bytes:
 
 
 def png_of(width: int, height: int, *, depth: int = 8, colour: int = 2, data: bytes = b"") -> bytes:
-    """A PNG whose header may promise anything."""
+    """A PNG whose header may promise any size."""
     header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
     start = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header)
     return start + chunk(b"IDAT", data or zlib.compress(bytes(64))) + chunk(b"IEND", b"")

@@ -1,6 +1,6 @@
-"""A little of everything that people and attackers send to a service, over and over, and what it does to its process.
+"""A mix of everything that people and attackers send to a service, repeated, and its effect on the process.
 
-Every request knows the answer that it deserves; what got another one is kept, with what it was.
+Every request knows the answer that it deserves; requests with another answer are kept, with that answer.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PAGES = ("/", "/docs", "/papers/ninformer", "/claims/ninformer.table2.cifar100.v
 
 @dataclass(frozen=True)
 class Ask:
-    """One request and the status that it deserves; `kind` is what it is counted under."""
+    """One request and the status that it deserves; it is counted under `kind`."""
 
     kind: str
     path: str
@@ -72,7 +72,7 @@ def tensor(*, is_binary: bool) -> Ask:
 
 
 def people(seed: int, run_key: str) -> Iterator[Ask]:
-    """What those who use it send.  The last one names a model whose weights the test has taken away."""
+    """Requests of ordinary users.  The last one names a model whose weights the test has removed."""
     photo = encode("JPEG", picture(size=(64, 48)).resize((2000, 1500)), quality=20)
     yield upload("image", f"checkpoint={VIT}", 200, png(seed))
     yield upload("photo", f"checkpoint={MIXER}", 200, photo)
@@ -100,7 +100,7 @@ def attackers() -> list[Ask]:
 
 
 class Load:
-    """So many clients, each on a connection that it keeps, together asking `per_second` times a second."""
+    """This many clients, each on a kept-alive connection, together sending `per_second` requests per second."""
 
     def __init__(self, service: Running, run_key: str, *, clients: int, per_second: float) -> None:
         self.service, self.run_key, self.clients, self.pause = service, run_key, clients, clients / per_second
@@ -110,7 +110,7 @@ class Load:
         self._attackers = attackers()
 
     def run(self, seconds: float, meanwhile: Callable[[], None]) -> None:
-        """Ask for so long; `meanwhile` is called about once a second."""
+        """Send requests for this long; `meanwhile` is called about once a second."""
         until = time.monotonic() + seconds
         threads = [threading.Thread(target=self._client, args=(seed, until)) for seed in range(self.clients)]
         for thread in threads:
@@ -176,7 +176,7 @@ class Load:
 
 @dataclass
 class Watch:
-    """Memory, open files and threads of a service and its workers, each time that it is looked at."""
+    """Memory, open files and threads of a service and its workers, at each observation."""
 
     pid: int
     started: float = field(default_factory=time.monotonic)
@@ -202,7 +202,7 @@ class Watch:
         return [service, *service.children(recursive=True)]
 
     def growth(self, values: list[float] | list[int]) -> float:
-        """From the second quarter's median to the last quarter's: the first one is the service finding its size."""
+        """From the second quarter's median to the last quarter's: in the first quarter the service finds its size."""
         quarter = len(values) // 4
         return statistics.median(values[-quarter:]) - statistics.median(values[quarter : 2 * quarter])
 

@@ -127,7 +127,7 @@ def write_claims(root: Path) -> None:
 
 
 def write_findings(root: Path) -> None:
-    """One, of a time that can't be right."""
+    """One finding, about a time that can't be right."""
     finding = {
         "claim": "ninformer.table3.mnist.vit",
         "paper": "ninformer",
@@ -148,9 +148,9 @@ def add_results(
     diverged: tuple[str, int] | None = None,
     code: dict[str, str] | None = None,
 ) -> list[ResultLine]:
-    """One result for every planned run of a profile, with small weights; as evidence where `published` is given.
+    """One result for every planned run of a profile, with small weights; as evidence if `published` is given.
 
-    `code` has the digests of the runs' fingerprint that aren't the tree's.
+    `code` has those digests of the runs' fingerprint that differ from the tree's.
     """
     params = load_params(root)
     experiment, profile = params.experiments[name], params.profiles[profile_name]
@@ -318,7 +318,7 @@ def _write(root: Path, name: str, results: list[ResultLine], costs: list[CostLin
 
 
 def as_published(line: ResultLine, cost: CostLine, published: str, *, machine: str | None = None) -> EvidenceLine:
-    """A local result as evidence; `machine`: of another one of that name."""
+    """A local result as evidence; `machine`: from another machine of that name."""
     if machine is not None:
         environment = {**line.environment, "device_name": machine}
         digest = environment_digest(environment)

@@ -1,4 +1,4 @@
-"""A service of its own process, as people start it."""
+"""A service in its own process, as people start it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from urllib.request import urlopen
 
 @dataclass(frozen=True)
 class Running:
-    """Where it listens, its process, and the file of its log."""
+    """The address that it listens on, its process, and the file of its log."""
 
     host: str
     port: int
@@ -32,7 +32,7 @@ class Running:
 def running(root: Path, folder: Path, *, code: Path | None = None, **environment: str) -> Iterator[Running]:
     """`python -m service` on `root`, ready; ended with the block.
 
-    `environment` names settings; `code` is a copy of this repository to take the place of it.
+    `environment` names settings; `code` is a copy of this repository to use in its place.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -35,7 +35,7 @@ def test_a_key_opens_inference_and_reading_needs_none(settings: Settings) -> Non
 
 
 def test_a_key_is_compared_with_every_digest_whichever_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In constant time: neither the place of a key in the list nor a common beginning shows in how long it takes."""
+    """In constant time: neither the position of a key in the list nor a common prefix shows in the time taken."""
     compared: list[tuple[str, str]] = []
 
     def watched(found: str, digest: str) -> bool:

@@ -101,7 +101,7 @@ def image(first: int) -> np.ndarray:
 def started(
     *workers: Runner, max_batch: int = 8, max_wait_seconds: float = 0.2, max_waiting: int = 64
 ) -> Iterator[Batcher]:
-    """With one worker where none is given."""
+    """With one worker if none is given."""
     batcher = Batcher(
         workers or [Here()], max_batch=max_batch, max_wait_seconds=max_wait_seconds, max_waiting=max_waiting
     )
@@ -233,7 +233,7 @@ def test_a_dead_worker_fails_what_waits_and_refuses_what_comes() -> None:
 
 
 def test_none_of_a_pass_waits_for_ever_where_its_worker_dies_at_one_image() -> None:
-    """A failing pass is taken apart, and the worker dies on the way: what hasn't had its turn is told so."""
+    """A failing pass is split up, and the worker dies midway: the requests still waiting are told so."""
     model = Here.model_of(Touchy())
     with started() as batcher, batcher.announce():
         found = asyncio.run(asyncio.wait_for(ask(batcher, model, POISON, DEADLY, 1, 2), 10))
@@ -268,7 +268,7 @@ def test_workers_share_what_waits_and_answer_at_the_same_time() -> None:
 
 
 def test_one_dead_worker_ends_all() -> None:
-    """Otherwise the service would go on at half its pace and call itself ready."""
+    """Otherwise the service would go on at half its pace and report itself ready."""
     model = Here.model_of(Touchy())
     with started(Here(), Here()) as batcher:
         (found,) = asyncio.run(asyncio.wait_for(ask(batcher, model, DEADLY), 10))

@@ -1,4 +1,4 @@
-"""The page as people get it: a real server, a real Chromium."""
+"""The page as people see it: a real server, a real Chromium."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ OF_COLOURS = {"runOnly": ["color-contrast", "link-in-text-block"]}
 
 @pytest.mark.parametrize("path", KINDS)
 def test_axe_finds_nothing_serious(page: Page, path: str) -> None:
-    """By light everything, in the dark what depends on colours."""
+    """In light mode everything, in dark mode everything that depends on colours."""
     page.goto("/?dataset=mnist" if path == "run" else path)
     if path == "run":
         page.goto(page.locator(".runs a").first.get_attribute("href") or "")
@@ -262,7 +262,7 @@ def test_axe_finds_text_without_contrast_in_the_dark(page: Page) -> None:
 
 
 def serious_in(page: Page, options: dict[str, list[str]] | None) -> list[tuple[str, list[str]]]:
-    """What axe calls serious or critical, with the first place of it."""
+    """Violations that axe calls serious or critical, each with its first place."""
     found = Axe().run(page, options=options).response["violations"]
     return [(item["id"], item["nodes"][0]["target"]) for item in found if item["impact"] in ("serious", "critical")]
 

@@ -1,4 +1,4 @@
-"""Vega-Lite specs: what is drawn, and on which axes."""
+"""Vega-Lite specs: the marks drawn, and their axes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the image would hold, rehearsed without an engine: the Dockerfile's own lines are read and done in a folder."""
+"""The content of the image, rehearsed without an engine: the Dockerfile's own lines are read and run in a folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXACT = re.compile(r"[a-z]+:\d+\.\d+(\.\d+)?-[a-z-]*[a-z]+")
 
 
 def stages() -> dict[str, list[str]]:
-    """The lines of each stage, those of the stage that it builds on first."""
+    """The lines of each stage, preceded by those of the stage that it builds on."""
     found: dict[str, list[str]] = {}
     name = ""
     for line in DOCKERFILE.splitlines():

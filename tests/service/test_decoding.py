@@ -1,4 +1,4 @@
-"""Decoders that take too long: no image that we take makes one hang, so a function that waits stands in for it."""
+"""Decoders that take too long: no accepted image makes one hang, so a waiting function stands in for it."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;
 
 
 def assert_page(page: Response, problem: Response, back: str = "/") -> None:
-    """The same sentence and status in the house's frame, with a way back, and without what is inside."""
+    """The same sentence and status in the house's frame, with a way back, and without internals."""
     assert page.status_code == problem.status_code
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert page.headers["vary"] == problem.headers["vary"] == "Accept"

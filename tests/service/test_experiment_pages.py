@@ -26,7 +26,7 @@ def chart(html: str, name: str) -> dict[str, Any]:
 
 
 def curves_of(client: TestClient, arm: str) -> list[list[dict[str, Any]]]:
-    """Of each replicate that is compared, as its run has them."""
+    """The curves of each compared replicate, as its run has them."""
     (comparison,) = client.get("/compare?dataset=mnist").json()["comparisons"]
     keys = next(item["run_keys"] for item in comparison["arms"] if item["arm"] == arm)
     return [client.get(f"/api/v1/runs/{key}").json()["results"][0]["curves"] for key in keys]

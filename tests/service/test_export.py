@@ -1,4 +1,4 @@
-"""The export, read by those that people read it with."""
+"""The export, read by the tools that people read it with."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def stored(root: Path, table: str) -> list[dict[str, Any]]:
 
 
 def plain(table: str, rows: list[dict[str, Any]]) -> list[str]:
-    """Rows without order; JSON texts as what they say, truths as numbers."""
+    """Rows without order; JSON texts parsed, truth values as numbers."""
     json_columns = {column.name for column in export.find_table(table).columns if "JSON" in str(column.type)}
 
     def value_of(name: str, value: Any) -> Any:

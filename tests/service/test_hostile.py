@@ -300,7 +300,7 @@ def test_an_odd_method_is_not_allowed(client: TestClient, method: str) -> None:
 
 
 def test_the_corpus_is_large_enough() -> None:
-    """Uploads alone, each another one; names come on top, in every place that takes one."""
+    """Counts uploads only, all different; names come on top, in every place that takes one."""
     bodies = {case.content for case in IMAGES} | {case.content_type.encode() + case.content for case in forms()}
     assert len(bodies) >= 160
     places = len(RESOURCES) + sum(map(len, NAME_FILTERS.values())) + sum(map(len, CLOSED_FILTERS.values()))

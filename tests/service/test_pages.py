@@ -1,4 +1,4 @@
-"""The page without JavaScript; `test_browser` has it with."""
+"""The page without JavaScript; `test_browser` tests it with JavaScript."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_claim_that_no_run_speaks_for_leads_to_what_was_run(client: TestClient
 
 
 def comparison_rows(client: TestClient, dataset: str) -> dict[str, list[str]]:
-    """The first row of each model: the table of costs comes after."""
+    """The first row of each model: the table of costs comes later."""
     rows = Page(client.get(f"/?dataset={dataset}").text).rows
     return {row[0]: row for row in reversed(rows) if row}
 
@@ -232,7 +232,7 @@ def checked(client: TestClient, dataset: str) -> list[str]:
 
 
 def test_the_form_asks_the_models_that_predict_answers_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the first experiment has real results too, but only the weights of stand-ins."""
+    """The first experiment also has real results, but only the weights of stand-ins."""
     root = make_root(tmp_path)
     index, protocol = (root / "params.yaml").read_text(), (root / "params" / "ninformer-cifar10.yaml").read_text()
     own, other = "  ninformer-cifar10:", "  other-cifar10: {paper: ninformer, dataset: cifar10}\n"
@@ -295,7 +295,7 @@ def test_every_answer_bears_the_security_headers(client: TestClient) -> None:
 
 
 def test_a_paper_s_page_counts_its_own_claims(root: Path, tmp_path: Path) -> None:
-    """The second paper's page, too: not the first one's counts."""
+    """Also on the second paper's page: not the first one's counts."""
     own = shutil.copytree(root, tmp_path / "root")
     index = yaml.safe_load((own / "params.yaml").read_text())
     index["experiments"]["brownian-cifar10"] = {"paper": "brownian", "dataset": "cifar10"}

@@ -51,7 +51,7 @@ def address(route: APIRoute) -> str:
 
 
 def is_problem(response: Response, status: int) -> None:
-    """In the one shape, without what is inside; below `/v2` the detail is `error`, too."""
+    """In the one shape, without internals; below `/v2` the detail is also given as `error`."""
     assert response.status_code == status, (response.request.url, response.text)
     assert response.headers["content-type"] == "application/problem+json"
     problem = response.json()
@@ -139,7 +139,7 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
 
 @pytest.fixture(scope="module")
 def broken(settings: Settings) -> Iterator[TestClient]:
-    """A service with a fault of ours in every session."""
+    """A service with an internal fault in every session."""
 
     def fail() -> Any:
         raise RuntimeError("SELECT secret FROM internals")
@@ -162,7 +162,7 @@ def test_without_a_database_it_is_503_and_a_fault_is_500(
 
 
 def test_a_dead_worker_turns_readiness_false(settings: Settings) -> None:
-    """Killed from outside, as by a system without memory: alive says yes, ready and metrics say no, none hangs."""
+    """Killed from outside, as by a system out of memory: alive says yes, ready and metrics say no, none hangs."""
     with serving(settings) as client:
         assert client.get("/health/ready").status_code == 200
         victim = client.app.state.claimcheck.engine.workers[-1]  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
-"""What the service asks of the database is found by an index: SQLite's own plans for the very queries that it sends.
+"""The service's database queries use an index: SQLite's own plans for the very queries that it sends.
 
-Without statistics the planner knows no sizes, so these plans are those of a database of any size.
+Without statistics the planner knows no sizes, so these plans hold for a database of any size.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def test_no_answer_reads_a_growing_table_from_end_to_end(client: TestClient, pla
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("chosen", ["", *FILTERS])
 def test_a_page_of_runs_is_found_without_their_rows(client: TestClient, plans: Plans, order: str, chosen: str) -> None:
-    """Filters and order stand in one index; only the runs of the page are read themselves."""
+    """Filters and order share one index; only the page's runs themselves are read."""
     plans.clear()
     assert client.get(f"/api/v1/runs?limit=3&sort={order}&{chosen}").status_code == 200
     listed = [step for step, statement in plans.sent if statement.startswith("SELECT results.id \n")]

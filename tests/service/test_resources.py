@@ -45,7 +45,7 @@ def test_runs_can_be_filtered(client: TestClient) -> None:
 
 
 def walk(client: TestClient, address: str) -> list[list[dict[str, Any]]]:
-    """All pages, by their Link headers."""
+    """All pages, following their Link headers."""
     pages = []
     while True:
         response = client.get(address)
@@ -150,7 +150,7 @@ def test_a_runs_trail_leads_from_its_checkpoint_to_data_and_machine(client: Test
 
 
 def test_the_committed_openapi_document_is_the_services(client: TestClient) -> None:
-    """A change of the API is seen in review: `python -m service --openapi > docs/openapi.json` writes it."""
+    """An API change shows up in review: `python -m service --openapi > docs/openapi.json` writes the file."""
     committed = json.loads((Path(__file__).resolve().parents[2] / "docs" / "openapi.json").read_text())
     assert client.get("/api/v1/openapi.json").json() == committed
 

@@ -1,4 +1,4 @@
-"""Test images to try a model with: those of the packed set, or a clear word that they aren't here."""
+"""Test images to try a model with: those of the packed set, or a clear statement that they aren't here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole server in a process of its own: raw sockets, signals, logs, and clients that go away."""
+"""The whole server in a separate process: raw sockets, signals, logs, and clients that disconnect."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def request(
 
 
 def exchange(service: Running, content: bytes) -> tuple[int, bytes]:
-    """Status and body of what the server says to these bytes; (0, b"") where it just closes the connection."""
+    """Status and body of the server's response to these bytes; (0, b"") if it just closes the connection."""
     with socket.create_connection((service.host, service.port), timeout=60) as connection:
         try:
             connection.sendall(content)
@@ -200,7 +200,7 @@ def test_clients_that_go_away_leave_the_service_answering(service: Running) -> N
 
 
 def logged(service: Running, identity: str) -> dict[str, Any]:
-    """The line of a request, which is written once its answer is sent."""
+    """The log line of a request, which is written once its answer is sent."""
     for _ in range(200):
         for line in map(json.loads, service.log.read_text().splitlines()):
             if line["message"] == "request" and line["request_id"] == identity:
@@ -272,7 +272,7 @@ def test_sigterm_under_load_fails_no_request(own_root: Path, tmp_path: Path, tol
         is_told = threading.Event()
 
         def ask(connection: http.client.HTTPConnection) -> None:
-            """Over it again and again, kept alive as long as the server likes."""
+            """Send it repeatedly over one connection, kept alive as long as the server allows."""
             while True:
                 is_new = connection.sock is None
                 if is_new:

@@ -1,6 +1,6 @@
-"""Mixed load for half an hour: no answer but the expected one, and a process that stays as large as it was.
+"""Mixed load for half an hour: only expected answers, and a process that doesn't grow.
 
-`CLAIMCHECK_SOAK_SECONDS` shortens it, for a look.
+`CLAIMCHECK_SOAK_SECONDS` shortens it, for a quick check.
 """
 
 from __future__ import annotations

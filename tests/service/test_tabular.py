@@ -22,7 +22,7 @@ def read_csv(text: str) -> list[dict[str, str]]:
 
 
 def leaf(row: dict[str, Any], column: str) -> Any:
-    """The value in JSON that a column's name leads to; nothing below an object that is null."""
+    """The value in JSON that a column's name leads to; nothing below a null object."""
     value: Any = row
     for name in column.split("."):
         value = None if value is None else value[name]

@@ -1,4 +1,4 @@
-"""Traces go to the collector that the environment names: here one of our own, in the next thread."""
+"""Traces go to the collector that the environment names: here our own, in another thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRACE = "0af7651916cd43dd8448eb211c80319c"
 
 @contextmanager
 def collector() -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
-    """Its address, and the path and body of what came so far."""
+    """The collector's address, and the path and body of everything received so far."""
     received: list[tuple[str, bytes]] = []
 
     class Collect(BaseHTTPRequestHandler):
@@ -30,7 +30,7 @@ def collector() -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
             self.end_headers()
 
         def log_message(self, *words: object) -> None:
-            """Nothing."""
+            """Log nothing."""
 
     with HTTPServer(("127.0.0.1", 0), Collect) as server:
         thread = threading.Thread(target=server.serve_forever)

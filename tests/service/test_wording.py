@@ -1,4 +1,4 @@
-"""What pages call a claim, what they show first of it, and how they sum up a paper."""
+"""How pages name a claim, which claims they show first, and how they sum up a paper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which runs train together, and that a stack which was cut off is taken up as it was."""
+"""Runs are grouped to train together, and an interrupted stack resumes unchanged."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_stack_has_a_largest_size(tmp_path: Path) -> None:
 
 
 def begun(store: RunStore, *seeds: int) -> tuple[RunSpec, ...]:
-    """A stack of these seeds that was cut off after an epoch."""
+    """A stack of these seeds that was interrupted after an epoch."""
     specs = tuple(spec(18, seed) for seed in seeds)
     (remember(specs, store) / "resume.pt").write_bytes(b"state")
     return specs

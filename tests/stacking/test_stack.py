@@ -119,7 +119,7 @@ def test_a_stack_trains_as_its_networks_do_alone(network: type[MLP | DACMLP]) ->
 
 @NETWORKS
 def test_compiled_it_is_the_same(network: type[MLP | DACMLP]) -> None:
-    """Of two hidden layers: each more takes the compiler seconds."""
+    """With two hidden layers: each further one takes the compiler seconds."""
     expected, _ = alone(network, depth=2)
     compiled = fit_stack(networks(network, depth=2), Stack, table(), PROTOCOL, REPLICATES, is_compiled=True)
     assert_like(compiled, expected, relative=2e-3)

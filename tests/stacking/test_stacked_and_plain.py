@@ -1,4 +1,4 @@
-"""Stacks change no verdict: over twelve seeds they end where networks of the printed equations end, trained alone."""
+"""Stacks change no verdict: over twelve seeds they end where networks of the printed equations end, trained singly."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def networks(kind: type[MLP | DACMLP], replicates: list[Replicate]) -> list[nn.M
 
 
 def log_errors(trained: list[nn.Module]) -> list[float]:
-    """Of the digits that weren't trained on."""
+    """Errors on the digits that weren't trained on."""
     with torch.inference_mode():
         predictions = [network.eval()(FEATURES[1200:]).squeeze(1) for network in trained]
     return [round(float((one - NUMBERS[1200:]).square().mean().log()), 4) for one in predictions]

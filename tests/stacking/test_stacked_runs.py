@@ -1,4 +1,4 @@
-"""Stacks from the engine to the store: what is published, where it is stopped, and without a compiler."""
+"""Stacks from the engine to the store: what is published, where training stops, and without a compiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches made in one pass in C++ are those of PyTorch's operators, bit by bit."""
+"""Batches made in one pass in C++ equal those of PyTorch's operators, bit by bit."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_what_it_does_not_know_is_left_alone(monkeypatch: pytest.MonkeyPatch) ->
     assert with_fast_batches(floats) is floats
 
     class Other(ImageClassification):
-        """Has ideas of its own."""
+        """A subclass, which may have its own batches."""
 
     other = Other(plain.data, plain.protocol)
     assert with_fast_batches(other) is other

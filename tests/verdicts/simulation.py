@@ -99,5 +99,5 @@ def rates(world: World, trials: int = 20_000, seed: int = 0) -> tuple[float, flo
 
 
 def above(rate: float, trials: int = 20_000) -> float:
-    """What a simulated rate may reach when the true one is `rate`: three standard errors more."""
+    """The highest that a simulated rate may be when the true one is `rate`: three standard errors more."""
     return rate + 3 * (rate * (1 - rate) / trials) ** 0.5

@@ -104,7 +104,7 @@ def test_a_better_arm_never_fares_worse(gain: float, lift: float) -> None:
     ids=["behind by the margin", "behind by what the paper accepts"],
 )
 def test_errors_at_the_limits_keep_their_level(gain: float, wrong: tuple[Status, ...], alpha: float) -> None:
-    """All looks together, 10 replicates an arm whose spread is a quarter of a point; at most α but for chance."""
+    """All looks together, 10 replicates per arm with a spread of a quarter of a point; at most α but for chance."""
     random, trials, called = np.random.default_rng(26), 1000, 0
     for _ in range(trials):
         proposed, baseline = random.normal([[0.75 + gain], [0.75]], 0.0025, (2, 10))

@@ -20,7 +20,7 @@ def order(p: float | None, *, n: int = 5, status: Status = Status.SUPPORTED) -> 
 
 
 def holm(p_values: list[float], alpha: float) -> list[bool]:
-    """Holm (1979) as it stands: ascending, p_(j) against α/(m − j + 1), stop at the first that fails."""
+    """Holm (1979) as published: ascending, p_(j) against α/(m − j + 1), stop at the first that fails."""
     held = [False] * len(p_values)
     for rank, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         if p_values[place] > alpha / (len(p_values) - rank):

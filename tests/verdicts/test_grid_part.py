@@ -1,4 +1,4 @@
-"""A gain over a grid of pairs of which a part has results: said of the pairs that ran, and no more."""
+"""A gain over a grid of pairs of which only a part has results: the statement covers only the pairs that ran."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_the_printed_number_is_of_every_pair() -> None:
 
 
 def pooled_half(arms: np.ndarray, alpha: float) -> float:
-    """What decision 0023 had: all pairs as one sample, whatever their depth."""
+    """The method of decision 0023: all pairs as one sample, whatever their depth."""
     seeds = [arm.mean(axis=0).var(ddof=1) / SEEDS for arm in arms]
     m = arms.shape[1]
     pairs = (1 - m / len(GRID)) * (arms[0] - arms[1]).mean(axis=1).var(ddof=1) / m

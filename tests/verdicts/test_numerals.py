@@ -1,4 +1,4 @@
-"""How sentences have their numbers."""
+"""How sentences write their numbers."""
 
 from __future__ import annotations
 

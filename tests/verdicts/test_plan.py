@@ -1,4 +1,4 @@
-"""What it gives that the looks end with the plan: 20,000 simulated experiments each, in units of the spread."""
+"""The benefit of ending the looks with the plan: 20,000 simulated experiments each, in units of the spread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WITH_ERROR = World(shift=0.0, margin=3.0, planned=5, paper_n=5, prints_error=Tru
 
 
 def at_five(world: World) -> float:
-    """How often the look at five replicates says `reproduced`."""
+    """Share of experiments that the look at five replicates calls `reproduced`."""
     reproduced, _ = judge_all(world, draw(world, 20_000, seed=0))[5]
     return float(reproduced.mean())
 

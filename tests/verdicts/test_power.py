@@ -1,4 +1,4 @@
-"""What a plan can tell beforehand, against experiments that are drawn and judged by the real functions."""
+"""The power of a plan, known beforehand, against experiments that are drawn and judged by the real functions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ VALUE = Design(planned=5, spread=1.0, source="assumed", because="assumed: 1", pa
 
 
 def simulated(world: World, seed: int) -> tuple[float, float]:
-    """Shares `reproduced` and `not reproduced` at the plan's end."""
+    """Shares `reproduced` and `not reproduced` at the end of the plan."""
     verdicts = judge_all(world, draw(world, 40_000, seed))
     reproduced, refuted = verdicts[max(verdicts)]
     return float(reproduced.mean()), float(refuted.mean())
@@ -106,7 +106,7 @@ def test_a_gain_no_larger_than_its_margin_has_no_size_to_reproduce() -> None:
 
 @pytest.mark.parametrize("pairing", ["fold", "none"])
 def test_the_power_of_comparable_arms_is_the_share_of_simulated_experiments(pairing: str) -> None:
-    """With margins of 1.2 and 3 spreads of a difference; the paper's own error has no part in it."""
+    """With margins of 1.2 and 3 spreads of a difference; the paper's own error plays no part."""
     trials, n, claim = 4000, 5, ComparableClaim(margin=1.2, better="higher", accepted=3.0)
     design = Design(planned=n, spread=1.0, source="assumed", because="assumed: 1", pairing=pairing, paper_n=1)
     power = power_of_comparable(design, claim.margin, claim.widest, RULES)

@@ -1,4 +1,4 @@
-"""What a plan can tell of a sign, a grid, a range or failed trainings, against results drawn and judged for real."""
+"""The power of a plan for a sign, a grid, a range or failed trainings, against results drawn and judged for real."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the paper's own rerun would lie: how often it does, by simulation."""
+"""The interval in which the paper's own rerun would lie: how often it does, by simulation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OURS = [0.900, 0.904, 0.897, 0.902, 0.899]
 def test_the_interval_holds_the_number_of_the_same_procedure_in_95_of_100_papers(
     n: int, paper_n: int, prints_error: bool, peers: int
 ) -> None:
-    """A little more often where arms are pooled, never below the own spread, and by Welch's df with a printed error."""
+    """A little more often if arms are pooled, never below the arm's own spread, by Welch's df with a printed error."""
     world = World(shift=0.0, margin=1.0, peers=peers, paper_n=paper_n, prints_error=prints_error)
     draws = draw(world, 40_000, seed=n)
     s2, df = pool(draws.ours[:, :n], [peer[:, :n] for peer in draws.peers])

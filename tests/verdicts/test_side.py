@@ -1,4 +1,4 @@
-"""A number on one side of a bound: its words, and how often they are wrong."""
+"""A number on one side of a bound: its wording, and how often it is wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A table's sentence: the gain over its orders, how often it errs, and what it says when the paper is right."""
+"""A table's sentence: the gain over its orders, its error rate, and its content when the paper is right."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_orders_that_share_an_arm_count_once() -> None:
 
 
 def table_1() -> tuple[np.ndarray, np.ndarray]:
-    """Gains and their standard errors as DAC's Table 1 prints them."""
+    """Gains and their standard errors as printed in DAC's Table 1."""
     with (Path(__file__).parents[2] / "data" / "claims.csv").open(newline="") as file:
         rows = [
             row for row in csv.DictReader(file) if row["family"] == "dac.table1" and row["kind"] in ("order", "gap")
@@ -102,7 +102,7 @@ def table_1() -> tuple[np.ndarray, np.ndarray]:
 
 
 def simulate(gains: np.ndarray, errors: np.ndarray, tau: float = 0.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(mean, half-width, p of heterogeneity) of tables whose orders have these gains and errors of five folds."""
+    """(mean, half-width, p of heterogeneity) of tables whose orders have these gains and errors over five folds."""
     rng, k = np.random.default_rng(0), gains.size
     true = gains + tau * rng.standard_normal((TRIALS, k))
     folds = true[:, :, None] + FOLDS**0.5 * errors[:, None] * rng.standard_normal((TRIALS, k, FOLDS))

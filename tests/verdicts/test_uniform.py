@@ -1,4 +1,4 @@
-"""A gain that is said to be alike at every level: the F test, its margin, and how often both err."""
+"""A gain claimed to be alike at every level: the F test, its margin, and how often both err."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def judge(levels: Pairs, claim: UniformClaim = CLAIM) -> Verdict:
 
 
 def test_f_is_that_of_an_analysis_of_variance() -> None:
-    """With one pair a level and a baseline that doesn't vary, F and p are SciPy's one-way ones."""
+    """With one pair per level and a baseline that doesn't vary, F and p are those of SciPy's one-way analysis."""
     rng = np.random.default_rng(0)
     draws = [rng.normal(gain, 0.1, N) for gain in (0.1, 0.2, 0.4)]
     baseline = Sample.of([0.0] * N)
@@ -78,7 +78,7 @@ def test_the_ends_of_the_interval_are_where_f_is_just_excluded() -> None:
 
 
 def test_what_chance_alone_explains_may_be_no_difference_at_all() -> None:
-    """SciPy's noncentral F is no probability where λ is 0."""
+    """SciPy's noncentral F is not a probability where λ is 0."""
     gains = Gains(values=np.array([0.24, 0.25, 0.26]), spread=0.1, variance=0.01**2, df=24)
     assert gains.range_interval(0.05)[0] == 0.0
     assert p_apart(gains.f, 3, 24, 0.0) == pytest.approx(gains.p)
@@ -119,7 +119,7 @@ SEEN = np.array([0.055, 0.058, 0.045, 0.037, 0.041, 0.036, 0.037])
     ],
 )
 def test_it_errs_no_more_often_than_it_says(gains: list[float], errs: Callable[..., np.ndarray]) -> None:
-    """Small networks vary more from seed to seed; F takes all to vary alike."""
+    """Small networks vary more from seed to seed; F assumes that all vary alike."""
     trials, nominal = 20_000, 0.0125
     draws = np.random.default_rng(2).normal(0, SEEN[:, None, None, None], (trials, 7, DEPTHS, 2, N))
     by_level = draws[:, :, :, 0].mean(axis=(2, 3)) - draws[:, :, :, 1].mean(axis=(2, 3)) + gains

@@ -90,7 +90,7 @@ def test_the_sentence_has_every_number() -> None:
 
 
 def test_inconclusive_names_the_replicates_that_then_decide() -> None:
-    """Judged again with as many replicates, mean and spread unchanged, it is decided; with one fewer it isn't."""
+    """Judged anew with that many replicates, mean and spread unchanged, it is decided; with one fewer it isn't."""
     claim = ValueClaim(value=0.8190, margin=0.0095, stderr=0.0005, n=5)
     verdict = judge(claim, [0.809, 0.818, 0.807, 0.819, 0.814])
     assert (verdict.status, verdict.replicates_expected) == (Status.INCONCLUSIVE, 11)
@@ -133,7 +133,7 @@ def test_replicates_beyond_a_look_change_nothing_and_are_mentioned() -> None:
 
 
 def test_a_gap_in_the_planned_order_is_no_look() -> None:
-    """Nobody chooses which five of ten count."""
+    """Nobody gets to choose which five of ten count."""
     later = Sample(tuple(Observation(index=index, value=0.81) for index in (0, 1, 2, 4, 5, 6, 7, 8)))
     verdict = judge_value(ValueClaim(value=0.81, margin=0.01), later, rules=RULES)
     assert (verdict.status, verdict.n) == (Status.INCONCLUSIVE, 4)

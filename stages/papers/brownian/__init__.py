@@ -5,8 +5,8 @@ Brownian motion, and so attention should be trained with a second-order method, 
 accuracy.  The paper has no experiment, no table and no number.
 
 `walk.py` is sections 2.2-2.3 and 3.1-3.2, `probe.py` the same quantities in a trained network, `findings.py` what
-computing them says of the claims; `vit.py` is the network of an experiment that we had to invent, with SGD, Adam, K-FAC
-and CG-FAC as its arms.  The optimisers are `stages.optim.cg_fac` and `kfac`.  Deviations: docs/papers/brownian.md.
+computing them shows about the claims; `vit.py` is the network of an experiment that we had to invent; its arms are SGD,
+Adam, K-FAC and CG-FAC.  The optimisers are `stages.optim.cg_fac` and `kfac`.  Deviations: docs/papers/brownian.md.
 """
 
 from stages.papers.brownian.vit import ViT

@@ -1,6 +1,6 @@
-"""What computing says of the paper's claims on spheres, kernels and chains; `findings_fisher` has those on training.
+"""Computed findings on the paper's claims about spheres, kernels and chains; `findings_fisher` has those on training.
 
-Tokens are drawn once from a seeded generator, in float64.  An identity holds where its error is rounding.
+Tokens are drawn once from a seeded generator, in float64.  An identity holds if its error is only rounding.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LONG_WALK = 1000
 
 
 def findings(margins: Margins) -> list[Finding]:
-    """One finding a claim; the same numbers on every call."""
+    """One finding per claim; the same numbers on every call."""
     return [
         layer_norm_radius(),
         dot_product_on_sphere(),
@@ -223,7 +223,7 @@ def softmax_derivative() -> Finding:
 
 
 def ito_lemma() -> Finding:
-    """f(t, B) = B³ + t B², of which equation 7 is integrated along paths."""
+    """f(t, B) = B³ + t B², for which equation 7 is integrated along paths."""
     paths, finest = 1000, 2048
     noise = _draw(paths, finest)
     with_term, without = {}, {}

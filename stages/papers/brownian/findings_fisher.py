@@ -1,4 +1,4 @@
-"""What computing says of the paper's claims on training: Fisher matrix (section 3.3) and Algorithm 1."""
+"""Computed findings on the paper's claims about training: Fisher matrix (section 3.3) and Algorithm 1."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Linear = Callable[[Tensor], Tensor]
 
 
 def fisher_findings() -> list[Finding]:
-    """The claims of section 3.3."""
+    """One finding per claim of section 3.3."""
     return [fisher_is_hessian_of_divergence(), conjugate_gradients_reach_the_solution(), no_matrix_is_formed()]
 
 
@@ -163,7 +163,7 @@ def conjugate_gradients_reach_the_solution() -> Finding:
 
 
 def no_matrix_is_formed() -> Finding:
-    """Also the price beside factors, which goes by the number of columns."""
+    """Also compares its cost with that of factors, which depends on the number of columns."""
     batch = LayerBatch(_draw(32, 4, 8, seed=3), _draw(32, 4, 6, seed=4))
     v = _draw(6, 8, seed=5)
     input_factor, gradient_factor = kronecker_factors(batch)
@@ -189,6 +189,6 @@ def no_matrix_is_formed() -> Finding:
 
 
 def _price(columns: int) -> float:
-    """Multiplications of ten products ((v a) aᵀ) first, over those of forming both factors once and ten products."""
+    """Multiplications of ten products, ((v a) aᵀ) first, over those of forming both factors once and ten products."""
     n, m = PRICED_WIDTH, CODE_ITERATIONS
     return m * 4 * columns * n**2 / (columns * 2 * n**2 + m * 2 * n**3)

@@ -1,6 +1,7 @@
-"""The walk inside a trained network: one plain row for each block, head, power or depth, for tables and charts.
+"""The walk inside a trained network: one plain row per block, head, power or depth, for tables and charts.
 
-Every row is a mean over the images given.  Nothing here trains or draws; give the model in evaluation mode.
+Every row is a mean over the images given.  Nothing here trains or draws random numbers; give the model in evaluation
+mode.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def head_rows(model: ViT, images: Tensor) -> list[dict[str, Any]]:
     """Each head's chain: row sums, self-probability, entropy of a row, spectrum, contraction, nearness to the Gaussian.
 
     `gaussian_distance` is the mean total variation between P and the paper's Gaussian walk between the same tokens on
-    the sphere, with σ² = √D.  It is 0 where Q = K = LN(X), which trained projections leave.
+    the sphere, with σ² = √D.  It is 0 where Q = K = LN(X), from which trained projections depart.
     """
     rows = []
     for index, block, tokens in _walk_blocks(model, images):
@@ -82,7 +83,7 @@ def spectrum_rows(model: ViT, images: Tensor) -> list[dict[str, Any]]:
 
 @torch.no_grad()
 def power_rows(model: ViT, images: Tensor) -> list[dict[str, Any]]:
-    """How far P^k is from its limit, by block, head and k: a chain that mixes forgets where it started."""
+    """Distance of P^k to its limit, by block, head and k: a chain that mixes forgets where it started."""
     return [
         {"block": index, "head": head + 1, "power": power, "distance_to_limit": value}
         for index, block, tokens in _walk_blocks(model, images)
@@ -93,7 +94,8 @@ def power_rows(model: ViT, images: Tensor) -> list[dict[str, Any]]:
 
 @torch.no_grad()
 def depth_rows(model: ViT, images: Tensor) -> list[dict[str, Any]]:
-    """Tokens before the first block (depth 0) and after each: do they draw together or spread?
+    """Distances between tokens before the first block (depth 0) and after each, to see whether they draw together or
+    spread.
 
     `on_sphere` is their mean squared distance after LayerNorm without affine, between 0 and 4 d; `share_of_sphere` is
     that over 2 d, the value of independent tokens; `step` is the block's mean squared update, `norm_error` how far the
@@ -125,10 +127,10 @@ def _depth_row(depth: int, tokens: Tensor) -> dict[str, Any]:
 
 @torch.no_grad()
 def motion_rows(model: ViT, images: Tensor) -> list[dict[str, Any]]:
-    """Attention's updates of the tokens, by block: squared displacement since the first over the sum of squared steps.
+    """Attention's updates of the tokens, by block: squared displacement since the first, over the sum of squared steps.
 
-    A Brownian motion's steps are independent with mean 0 (section 2.4), so that the ratio stays 1; a drift raises it
-    to as much as the number of blocks, steps that take each other back lower it.  What the MLPs add doesn't count.
+    A Brownian motion's steps are independent with mean 0 (section 2.4), so the ratio stays 1; a drift raises it up to
+    the number of blocks, steps that cancel each other lower it.  What the MLPs add doesn't count.
     """
     rows = []
     displacement, steps = torch.zeros((), device=images.device), 0.0

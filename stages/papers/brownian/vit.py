@@ -1,4 +1,4 @@
-"""A small Vision Transformer whose attention the paper's optimiser trains: pre-norm, as section 3.1 prefers.
+"""A small Vision Transformer for training attention with the paper's optimiser: pre-norm, as section 3.1 prefers.
 
     P = softmax(Q Kᵀ / √E),   Attention = P V                                      (equation 13, in each head)
 

@@ -19,7 +19,7 @@ def on_sphere(v: Tensor) -> Tensor:
 
 
 def squared_distances(v: Tensor) -> Tensor:
-    """‖v_i − v_j‖² from the differences themselves, not from dot products.  [..., N, d] -> [..., N, N]."""
+    """‖v_i − v_j‖² computed from the differences, not from dot products.  [..., N, d] -> [..., N, N]."""
     return torch.cdist(v, v, compute_mode="donot_use_mm_for_euclid_dist").square()
 
 
@@ -46,12 +46,12 @@ def stationary_distribution(transition: Tensor) -> Tensor:
 
 
 def spectrum(transition: Tensor) -> Tensor:
-    """Moduli of the eigenvalues, falling; the first is 1.  [..., N, N] -> [..., N]."""
+    """Moduli of the eigenvalues, in descending order; the first is 1.  [..., N, N] -> [..., N]."""
     return torch.linalg.eigvals(transition).abs().sort(dim=-1, descending=True).values
 
 
 def dobrushin(transition: Tensor) -> Tensor:
-    """The largest total-variation distance between two rows: how much of any difference one step can keep."""
+    """The largest total-variation distance between two rows: the share of a difference that one step can keep."""
     return 0.5 * torch.cdist(transition, transition, p=1).amax(dim=(-2, -1))
 
 
@@ -65,18 +65,18 @@ def distance_to_limit(transition: Tensor, powers: list[int]) -> Tensor:
 
 
 def mean_squared_distance(v: Tensor) -> Tensor:
-    """Over all ordered pairs of different tokens.  [..., N, d] -> [...]."""
+    """Mean over all ordered pairs of different tokens.  [..., N, d] -> [...]."""
     n = v.shape[-2]
     spread = (v - v.mean(dim=-2, keepdim=True)).square().sum(dim=(-2, -1))
     return 2 * spread / (n - 1)
 
 
 def distance_to_brownian_motion(steps: int, tokens: int = 512) -> float:
-    """Total variation between a walk of `steps` steps in a time of 1 and a Brownian motion, both from one token.
+    """Total variation between a walk of `steps` steps in time 1 and a Brownian motion, both from the same token.
 
     Tokens of width 3 fill their sphere, a circle of radius √3, evenly; the kernel has σ² = 1 / steps.  On a circle of
     radius R a Brownian motion's angle after a time t is normal with variance t / R², wrapped (Mardia and Jupp 2000,
-    3.5.7); as probabilities of the tokens, its density at each.
+    3.5.7); the probabilities of tokens are its density at each.
     """
     angles = torch.arange(tokens, dtype=torch.float64) * (2 * math.pi / tokens)
     # The plane of tokens whose mean is 0, in which `on_sphere` leaves them.

@@ -4,9 +4,10 @@ Claim: activating each connection's input with a bias of its own (DAC), instead 
 MLPs, VGGs and ResNets on SGEMM, CIFAR, Imagenette, Imagewoof and ISIC 2019 (Figures 3 to 6, Tables 1 and 2) at 11 %
 more parameters and 5.5 % more operations, by more than pre-activation alone (Table 3) or multi-bias activation.
 
-The connections are in `stages.ops.dac` and `stages.ops.mba`; a file here holds a baseline and its conversions, `toys`
-the constructions of Theorem C.1 and Figure 7, `findings` all that needs no training.  No code of the authors was to be
-had, so the text is the only source; what it leaves open and what can't be right in it: docs/papers/dac.md.
+The connections are in `stages.ops.dac` and `stages.ops.mba`; each file here holds a baseline and its conversions,
+`toys` the constructions of Theorem C.1 and Figure 7, `findings` all that needs no training.  The authors' code could
+not be had, so the text is the only source; for what it leaves open and what can't be right in it see
+docs/papers/dac.md.
 """
 
 from stages.papers.dac.mlp import DACMLP, MLP

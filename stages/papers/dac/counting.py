@@ -1,7 +1,7 @@
 """Operations as the DAC paper counts them (section 4): multiplications and additions, no activation functions.
 
     convolution, fully connected   2 for each weight and output position
-    BN                             2 for each output, with its shift or without
+    BN                             2 for each output, with or without its shift
     DAC biases                     1 for each pair (i, j) and position where the activated map is kept
 
 Section 4 keeps those maps at the output's resolution; with a stride the input's is larger, and Table 2 has its numbers.
@@ -20,7 +20,9 @@ from stages.ops.dac import DACConv2d, DACLinear
 
 @dataclass(frozen=True, kw_only=True)
 class Operations:
-    """Of one sample's forward pass.  `bias_at_input` and `bias_at_output` are two ways to count the same additions."""
+    """Operations of one sample's forward pass.  `bias_at_input` and `bias_at_output` count the same additions in two
+    ways.
+    """
 
     linear: int = 0
     norm: int = 0
@@ -39,7 +41,8 @@ class Operations:
 def count_operations(model: nn.Module, shape: tuple[int, ...], *, scale: int = 1) -> Operations:
     """Layer by layer over one sample of `shape`.  The model's training mode is kept.
 
-    `scale` counts every map's pixels that many times: what an image of 80 x 80 costs, one of 8 x 8 tells sooner.
+    `scale` counts every map's pixels that many times: the cost of an image of 80 x 80 is found faster from one of 8 x
+    8.
     """
     rows: list[Operations] = []
 

@@ -1,4 +1,4 @@
-"""Every claim of the DAC paper that needs no training: sizes, operations, identities, theorems, arithmetic."""
+"""Findings on every claim of the DAC paper without training: sizes, operations, identities, theorems, arithmetic."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stages.papers.dac.resnet_v2 import DACResNetV2, ResNetV2
 from stages.papers.dac.vgg import DACVGG, VGG
 from stages.rules import Margins
 
-# What the paper prints, and one unit of its last place: value and precision of data/claims.csv.
+# Numbers that the paper prints, and one unit of their last place: value and precision of data/claims.csv.
 PRINTED: dict[str, tuple[float, float]] = {
     "dac.params.conv3": (0.11, 0.01),
     "dac.params.dense_x": (2, 1),
@@ -38,24 +38,24 @@ PRINTED: dict[str, tuple[float, float]] = {
     "dac.image.setup.epochs_imagenette": (259, 1),
     "dac.image.setup.steps_imagenette": (64_000, 1000),
 }
-# What section 5 prints of the SGEMM trainings (failed, of all) and of the image experiments.
+# Numbers that section 5 prints for the SGEMM trainings (failed, of all) and for the image experiments.
 FAILED_BASE, FAILED_DAC = (15, 576), (2, 449)
 BATCH_SIZE, CIFAR_STEPS = 128, 80_000
 # Four of the five folds of CIFAR's and of Imagenette's training images.
 CIFAR_TRAIN, IMAGENETTE_TRAIN = 40_000, 7_575
-IMAGENETTE_ALL = 13_394  # with its validation images, which test
+IMAGENETTE_ALL = 13_394  # including the validation images, used as test images
 SMALL = (3, 8, 8)
 MOST_OUTPUTS = 256
 """Of a layer in the paper's networks, the wide ResNet20; section 4's "about" and "almost" are of many outputs."""
 
 
 def findings(margins: Margins) -> list[Finding]:
-    """One finding for each claim."""
+    """One finding per claim."""
     return [*connections(), *image_networks(), *table_2(margins), *printed_numbers(), *theory()]
 
 
 def _against(claim: str, *numbers: float, computed: dict[str, float], explanation: str, margin: float = 0.0) -> Finding:
-    """`holds` where each number is the printed one, or within `margin`; ours is the one farthest from it."""
+    """`holds` if each number is the printed one, or within `margin`; ours is the one farthest from it."""
     printed, unit = PRINTED[claim]
     return Finding(
         claim=claim,
@@ -73,7 +73,7 @@ def _parameters(model: nn.Module) -> int:
 def _connection(n: int, kernel: int | None = None) -> tuple[float, float]:
     """Parameters and operations of a DAC layer over those of its weights, the shared biases it replaces taken off.
 
-    The text counts so: its base is the linear map's mn (L²) weights and twice as many operations a position.
+    The text counts this way: its base is the linear map's mn (L²) weights and twice as many operations a position.
     """
     m, side = 3, 6
     layer = DACLinear(m, n) if kernel is None else DACConv2d(m, n, kernel, padding=kernel // 2)
@@ -238,7 +238,7 @@ def _base_operations(claim: str, base: Operations, margins: Margins) -> Finding:
 
 
 def _dac_operations(claim: str, dac: Operations, base: Operations, margins: Margins) -> Finding:
-    """Where a layer has a stride, its input is larger than its output, and the text's words allow both."""
+    """With a stride, a layer's input is larger than its output, and the text's words allow either."""
     printed, unit = PRINTED[claim]
     margin = margins.flops(printed, unit)
 
@@ -283,7 +283,7 @@ def _dac_operations(claim: str, dac: Operations, base: Operations, margins: Marg
 
 
 def printed_numbers() -> list[Finding]:
-    """What the text's own numbers say of each other."""
+    """Findings on whether the text's own numbers agree with each other."""
     p = fisher_two_sided(*FAILED_BASE, *FAILED_DAC)
     kept = sum(total - failed for failed, total in (FAILED_BASE, FAILED_DAC))
     cifar_epochs = CIFAR_STEPS * BATCH_SIZE / CIFAR_TRAIN
@@ -342,7 +342,7 @@ def _imagenette() -> list[Finding]:
 
 
 def _passes(steps: float, play: float, epochs: float, unit: float, *, is_of_steps: bool) -> tuple[Reading, ...]:
-    """How often `steps` batches pass the training images, with the play that rounding leaves to both numbers."""
+    """Number of times that `steps` batches pass over the training images, with the slack left by rounding in both."""
 
     def reading(name: str, why: str, images: int) -> Reading:
         least, most = ((steps + sign * play / 2) * BATCH_SIZE / images for sign in (-1, 1))
@@ -370,7 +370,7 @@ def _passes(steps: float, play: float, epochs: float, unit: float, *, is_of_step
 
 
 def fisher_two_sided(failed_a: int, total_a: int, failed_b: int, total_b: int) -> float:
-    """Chance, given the margins, of a table no likelier than this one (Fisher's exact test)."""
+    """Probability, given the margins, of a table no likelier than this one (Fisher's exact test)."""
     failed, total = failed_a + failed_b, total_a + total_b
 
     def ways(k: int) -> int:

@@ -1,4 +1,4 @@
-"""What the paper's identities and theorems come to, computed from the operators and the constructions in `toys`."""
+"""Findings on the paper's identities and theorems, computed from the operators and the constructions in `toys`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def theory() -> list[Finding]:
     ]
 
 
-EXACT = 1e-9  # what float64 sums of this size may differ by
+EXACT = 1e-9  # the most by which float64 sums of this size may differ
 
 
 def _generator() -> torch.Generator:
@@ -91,7 +91,7 @@ def remark_2_1() -> Finding:
 
 
 def _joined_biases() -> float:
-    """Largest difference of two DAC layers behind a post-activation from two without it, their biases modified."""
+    """Largest difference between two DAC layers behind a post-activation and two without it, their biases modified."""
     z, a, w, b, next_w, next_b = _draw((50, 7), (7,), (5, 7), (5, 7), (3, 5), (3, 5))
     both = dac_linear(dac_linear((z + a).relu(), w, b), next_w, next_b)
     constants = (w * b.clamp(min=0)).sum(1)
@@ -125,7 +125,7 @@ def approximation() -> Finding:
     falls = list(errors.values())
     return Finding(
         claim="dac.eq6",
-        # Four times the copies, a tenth of the error: more than that is left to the law n⁻².
+        # Four times the copies, a tenth of the error at most: the law n⁻² gives a sixteenth.
         status=judged(all(10 * after < before for before, after in pairwise(falls))),
         computed=errors | {"least_error_of_a_standard_unit": -target.min().item()},
         explanation="Largest error on [0, 1] for cos 7x: it falls as n⁻² with the copies of the input.  Left of all "
@@ -207,7 +207,7 @@ def theorem_1() -> Finding:
 
 
 def _nearest_to_a_line() -> float:
-    """Least over w and b of the largest error of w φ(b + x) for x - 1 on [0, 2]."""
+    """Minimum over w and b of the largest error of w φ(b + x) for x - 1 on [0, 2]."""
     w, b = torch.linspace(-4, 4, 161).double(), torch.linspace(-4, 4, 161).double()
     x = torch.linspace(0, 2, 41).double()
     error = (w[:, None, None] * (b[:, None] + x).relu() - (x - 1)).abs()
@@ -301,7 +301,7 @@ def figure_7b() -> Finding:
 
 
 def figure_7b_two_units() -> Finding:
-    """Random pairs of standard units: from every point found in the set, a ray in the set."""
+    """Random pairs of standard units: from every point found in the set, a ray stays in the set."""
     weights, biases, scales, offsets, points = _draw((500, 2, 2), (500, 2), (500, 2), (500,), (500, 64, 2))
     steps = torch.tensor([0.0, 1.0, 10.0, 1000.0], dtype=torch.float64)
     nets, kept = 0, 0
@@ -365,7 +365,7 @@ def figure_7b_units() -> Finding:
 
 
 def _lines_of_kinks() -> int:
-    """Of the lines x₁, x₂ = -1, 0, on how many the printed function bends, at a point where no other does."""
+    """The number of lines, of x₁, x₂ = -1, 0, on which the printed function bends, at a point where no other does."""
     step = torch.tensor([[-0.1], [0.0], [0.1]], dtype=torch.float64)
     bends = 0
     for coordinate in (0, 1):

@@ -1,6 +1,6 @@
-"""What the image networks share: connections, normalisation, the shortcut without parameters, the output layer.
+"""Parts that the image networks share: connections, normalisation, the shortcut without parameters, the output layer.
 
-A connection is everything between two sums: the activation of its inputs, where it activates them, and the linear map.
+A connection is everything between two sums: the activation of its inputs, if it activates them, and the linear map.
 Weights are He normal, biases zero (section 5).  B batch, C channels, S image size, K classes.
 """
 
@@ -20,14 +20,14 @@ Connect = Callable[[int, int, int], nn.Module]
 
 
 def conv3x3(in_channels: int, out_channels: int, stride: int = 1) -> nn.Conv2d:
-    """The linear map alone.  Without bias, since BN follows, or a connection with biases of its own."""
+    """The linear map only.  Without bias, since either BN or a connection with its own biases follows."""
     conv = nn.Conv2d(in_channels, out_channels, kernel_size=3, stride=stride, padding=1, bias=False)
     nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
     return conv
 
 
 def relu3x3(in_channels: int, out_channels: int, stride: int = 1) -> nn.Module:
-    """The baseline's connection read from its input's side: ReLU, whose bias is the shift of the BN before it."""
+    """The baseline's connection seen from its input's side: ReLU, whose bias is the shift of the BN before it."""
     return nn.Sequential(nn.ReLU(), conv3x3(in_channels, out_channels, stride))
 
 
@@ -58,14 +58,14 @@ def mba3x3(copies: int) -> Connect:
 
 
 def batch_norm(channels: int, *, has_shift: bool) -> nn.BatchNorm2d:
-    """BN, or the paper's BN′, which has no shift: the biases of the connection behind it take its place (section 4)."""
+    """BN, or the paper's BN′ without a shift: the biases of the connection behind it take its place (section 4)."""
     return nn.BatchNorm2d(channels, bias=has_shift)
 
 
 class Shortcut(nn.Module):
     """He et al.'s option A: every `stride`-th pixel, new channels zero.  [B, C, S, S] -> [B, C', S / stride, ...].
 
-    The text doesn't say which option; Table 2's operations are those of this one.
+    The text doesn't say which option; Table 2's operations match this one.
     """
 
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
@@ -85,10 +85,10 @@ def output_layer(channels: int, num_classes: int) -> nn.Module:
 
 
 def check_image_size(image_size: int) -> None:
-    """Two layers halve the image.
+    """Check that two layers can halve the image.
 
     Raises:
-        ValueError: there is nothing left to halve.
+        ValueError: the image can't be halved twice.
     """
     if image_size < 4:
         raise ValueError(f"image_size is {image_size}; expected at least 4, since two layers halve the image")

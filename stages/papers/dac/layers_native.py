@@ -1,4 +1,4 @@
-"""The shortcut without parameters, with no copy where it changes nothing, and channels side by side going back."""
+"""The shortcut without parameters: no copy where it changes nothing, and channels side by side in the backward pass."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stages.papers.dac.layers import Shortcut
 
 
 class FastShortcut(Shortcut):
-    """The same pixels and channels."""
+    """The same shortcut: the same pixels and channels."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, S, S] -> [B, C', S / stride, ...]."""
@@ -27,7 +27,7 @@ class FastShortcut(Shortcut):
 
 
 class _Shortcut(torch.autograd.Function):
-    """PyTorch's gradient of a slice lies in rows; added to those of convolutions it takes three times as long."""
+    """PyTorch's gradient of a slice lies in rows; adding it to those of convolutions takes three times as long."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, plain: Any, stride: int) -> Tensor:

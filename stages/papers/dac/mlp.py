@@ -20,7 +20,9 @@ from stages.ops.dac import DACLinear
 
 
 def matched_width(width: int) -> int:
-    """The DAC layer with about as many parameters: half of the weights, and a bias for each ("equivalent width")."""
+    """The width at which a DAC layer has about as many parameters: half of the weights, each with a bias ("equivalent
+    width").
+    """
     return round(width / math.sqrt(2))
 
 
@@ -28,7 +30,7 @@ def hidden_widths(depth: int, width: int, last_width: int | None = None) -> list
     """Units of each hidden layer, evenly from `width` down to `last_width` (None: `width`).
 
     Raises:
-        ValueError: there are no layers, or the widths rise.
+        ValueError: there are no layers, or the widths increase.
     """
     last_width = width if last_width is None else last_width
     if depth < 2 or not 1 <= last_width <= width:
@@ -65,9 +67,9 @@ class MLP(nn.Module):
 
 
 class DACMLP(nn.Module):
-    """Unshared biases, from the input on.  Standardised features [B, F] -> predictions [B, 1].
+    """Unshared biases, starting at the input.  Standardised features [B, F] -> predictions [B, 1].
 
-    The widths are those of this network; `matched_width` of a baseline's gives about its number of parameters.
+    The widths are those of this network; `matched_width` of a baseline's width gives about its number of parameters.
     """
 
     def __init__(self, *, in_features: int, depth: int, width: int, last_width: int | None = None) -> None:

@@ -1,7 +1,7 @@
-"""The fast path of `mlp` for several runs: networks of one architecture as one, found by name (`stages.stacking`).
+"""The fast path of `mlp` for several runs: networks of one architecture in one, found by name (`stages.stacking`).
 
-Every tensor of a network has a first dimension of M networks here, and maps have a unit's samples side by side, over
-which BatchNorm takes its means.
+Every tensor has a leading dimension of M networks here, and in maps a unit's samples lie side by side, over which
+BatchNorm takes its means.
 M networks, B batch, F input features, U units, I inputs of a layer.
 """
 
@@ -21,11 +21,11 @@ from stages.papers.dac.mlp import DACMLP, MLP
 class Stack(nn.Module):
     """M networks.  Standardised features [M, B, F] -> predictions [M, B].
 
-    Equal to the networks one by one but for rounding; each network's own names are those of its tensors here, with `/`
-    for the dots.
+    Equal to the networks one by one except for rounding; tensors keep each network's own names here, with `/` for the
+    dots.
 
     Raises:
-        TypeError: a layer that it doesn't know.
+        TypeError: a layer is of an unknown kind.
     """
 
     def __init__(self, networks: Sequence[MLP | DACMLP]) -> None:
@@ -66,19 +66,19 @@ class Stack(nn.Module):
         return {name.replace("/", "."): tensor[place].clone() for name, tensor in self.state_dict().items()}
 
     def _shifted(self, x: Tensor, bias: str) -> Tensor:
-        """X [M, U, B] with this bias [M, U], where there is one."""
+        """Maps x [M, U, B] with this bias [M, U], if there is one."""
         shift: Tensor | None = getattr(self, bias, None)
         return x if shift is None else x + shift[..., None]
 
     def _dac(self, x: Tensor, name: str) -> Tensor:
-        """DAC paper, equation 4: a sum over inputs of w · max(0, x + b), each product with a bias of its own."""
+        """DAC paper, equation 4: a sum over inputs of w · max(0, x + b), each product with its own bias."""
         weight, bias = getattr(self, f"{name}/weight"), getattr(self, f"{name}/bias")
         if self.has_sums and dac_stack_native.applies(x):
             return dac_stack_native.dac_stack(x, weight, bias)
         return (F.relu(x[:, None] + bias[..., None]) * weight[..., None]).sum(2)
 
     def _batch_norm(self, x: Tensor, name: str, layer: nn.BatchNorm1d) -> Tensor:
-        """Of each network's own batch; the running variance is the unbiased one, as PyTorch's."""
+        """Normalise by each network's own batch; the running variance is the unbiased one, as in PyTorch."""
         mean, variance = getattr(self, f"{name}/running_mean"), getattr(self, f"{name}/running_var")
         if self.training:
             batch_mean = x.mean(2)

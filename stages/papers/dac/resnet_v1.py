@@ -5,9 +5,9 @@
     shared biases   the DAC network with a bias for each input channel instead of each pair (Table 3)
     MBA             the DAC network with K copies of each input channel instead (eq. 3)
 
-In a converted network the shortcut carries sums that no activation has touched.  A ReLU stays before the pooling, with
-the shift of the BN before it as its bias: biases of its own for each class would need as many activated maps as there
-are classes.  MBA's copies stand there, too, and the output layer reads all of them.  The stem has the image as it is.
+In a converted network the shortcut carries sums before any activation.  A ReLU stays before the pooling, with
+the shift of the BN before it as its bias: separate biases for each class would need as many activated maps as there are
+classes.  MBA has its copies there, too, and the output layer reads all of them.  The stem takes the image as it is.
 B batch, C channels, S image size, K classes.
 """
 
@@ -68,7 +68,7 @@ class ConvertedBlockV1(nn.Module):
 
 
 def converted_blocks(depth: int, width: int, *, connect: Connect, has_last_shift: bool) -> nn.Sequential:
-    """All blocks; only the last BN may have a shift, since what comes behind it has no biases of its own."""
+    """All blocks; only the last BN may have a shift, since no biases follow it."""
     *plan, last = residual_plan(depth, width)
     blocks = [ConvertedBlockV1(*sizes, connect=connect) for sizes in plan]
     return nn.Sequential(*blocks, ConvertedBlockV1(*last, connect=connect, has_shift=has_last_shift))
@@ -118,7 +118,7 @@ class DACResNetV1(nn.Module):
 
 
 class SharedBiasResNetV1(nn.Module):
-    """Pre-activation alone (Table 3).  Normalised images [B, C, S, S] -> logits [B, K]."""
+    """Pre-activation only (Table 3).  Normalised images [B, C, S, S] -> logits [B, K]."""
 
     def __init__(self, *, image_size: int, in_channels: int, num_classes: int, depth: int, width: int) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class SharedBiasResNetV1(nn.Module):
 
 
 class MBAResNetV1(nn.Module):
-    """Multi-bias activations with `copies` biases a channel.  Normalised images [B, C, S, S] -> logits [B, K]."""
+    """Multi-bias activations with `copies` biases per channel.  Normalised images [B, C, S, S] -> logits [B, K]."""
 
     def __init__(
         self, *, image_size: int, in_channels: int, num_classes: int, depth: int, width: int, copies: int

@@ -1,4 +1,4 @@
-"""The baseline's block, whose last batch normalisation, sum and ReLU are one."""
+"""The baseline's block, with its last batch normalisation, sum and ReLU as one operation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stages.papers.dac.resnet_v1 import BlockV1
 
 
 class FastBlockV1(BlockV1):
-    """The block itself where a hook watches what isn't called here."""
+    """The plain block if a hook watches a part that isn't called here."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, S, S] -> [B, C', S', S']."""

@@ -4,7 +4,7 @@
     DAC             BN′ → DAC → BN′ → DAC → + input
     shared biases   BN′ → (ReLU with a bias for each input channel → conv), twice → + input (Table 3)
 
-The last of the three is the baseline in other words: the shift of a BN is the shared bias of the ReLU behind it.  All
+The last of the three is the baseline rewritten: the shift of a BN is the shared bias of the ReLU behind it.  All
 end in BN → ReLU before the pooling, for the reason given beside v1.  B batch, C channels, S image size, K classes.
 """
 
@@ -27,7 +27,7 @@ from stages.papers.dac.layers import (
 
 
 class BlockV2(nn.Module):
-    """Normalise, then connect, twice, beside a shortcut that nothing activates.  [B, C, S, S] -> [B, C', S', S']."""
+    """Normalise, then connect, twice, beside a shortcut without activations.  [B, C, S, S] -> [B, C', S', S']."""
 
     def __init__(
         self, in_channels: int, out_channels: int, stride: int, *, connect: Connect, has_shift: bool = False

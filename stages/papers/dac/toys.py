@@ -1,4 +1,4 @@
-"""The paper's constructions by hand: Theorem C.1, Figure 7, Remark 2.1 and what equation 6 approximates.
+"""The paper's constructions, written out: Theorem C.1, Figure 7, Remark 2.1 and the approximation by equation 6.
 
     DAC unit, its input x replicated k times     f(x) = Σ_j w_j φ(b_j + x)                     2k numbers
     standard network with one hidden layer       f(x) = d + Σ_j c_j φ(a_j x + b_j)             3k + 1 numbers
@@ -19,14 +19,14 @@ from stages.ops.dac import dac_linear
 
 @dataclass(frozen=True, eq=False)
 class PiecewiseLinear:
-    """An element of PL_k: `kinks` [k - 1] rise, `slopes` [k]; the line of the first piece crosses 0 at `zero`."""
+    """An element of PL_k: `kinks` [k - 1] ascending, `slopes` [k]; the line of the first piece crosses 0 at `zero`."""
 
     kinks: Tensor
     slopes: Tensor
     zero: float
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: [N], returns [N]: the first line, and what every kink passed adds to it."""
+        """x: [N], returns [N]: the first line, plus the change of slope at every kink passed."""
         jumps = self.slopes.diff()
         return self.slopes[0] * (x - self.zero) + ((x[:, None] - self.kinks).clamp(min=0) * jumps).sum(1)
 
@@ -104,10 +104,10 @@ def square_by_three_units(points: Tensor) -> Tensor:
 
 
 def endless_direction(weight: Tensor, scale: Tensor) -> Tensor:
-    """Where to go from any point without lowering c_0 + Σ_i c_i φ(w_i x + b_i), for two units of two inputs.
+    """A direction in which c_0 + Σ_i c_i φ(w_i x + b_i) never falls from any point, for two units of two inputs.
 
-    Moving the first unit's sum alone, by the sign of its c_1, can only raise c_1 φ(·).  So what is not negative at a
-    point is not negative on a whole ray.  weight: [2, 2], invertible; scale: c [2]; returns [2].
+    Moving only the first unit's sum, by the sign of its c_1, can only raise c_1 φ(·).  So a function that is not
+    negative at a point is not negative on a whole ray.  weight: [2, 2], invertible; scale: c [2]; returns [2].
     """
     unit = torch.tensor([1.0, 0.0], dtype=weight.dtype)
     return torch.linalg.solve(weight, unit * (1 if scale[0] >= 0 else -1))

@@ -3,7 +3,7 @@
     base   (conv → BN → ReLU), d - 1 times → pooling → fully connected
     DAC    conv → BN′ → (DAC → BN′), d - 2 times → ReLU → pooling → fully connected
 
-d layers with the output's; the channels double twice, where the first convolution of the new width has stride 2 (the
+d layers including the output; the channels double twice, and the first convolution of each new width has stride 2 (the
 text doesn't say how maps shrink).  The last BN of the DAC network keeps its shift, for the reason given beside ResNet
 v1.  B batch, C channels, S image size, K classes.
 """

@@ -1,4 +1,4 @@
-"""What can be said of the HyperBF paper's claims without training: three identities and the matched sizes.
+"""Findings on the HyperBF paper's claims that need no training: three identities and the matched sizes.
 
 Identities are checked in float64 on vectors drawn once, of the width of a head in the paper's models.
 """
@@ -47,7 +47,7 @@ LAST_COMMIT_HYPERBF = AS_RUN | {"num_centers": 11, "feedforward_metric": "free",
 
 
 def findings(margins: Margins) -> list[Finding]:
-    """One finding a claim; the same numbers on every call."""
+    """One finding per claim; the same numbers on every call."""
     return [unit_norm_identity(), constant_norm_equivalence(), softmax_shift(), matched_parameters()]
 
 
@@ -75,7 +75,7 @@ def unit_norm_identity() -> Finding:
 
 
 def constant_norm_equivalence() -> Finding:
-    """Appendix 6.1, and how far the two are apart where keys differ in length, as those of a transformer do."""
+    """Appendix 6.1, and the gap between the two where keys differ in length, as those of a transformer do."""
     queries, keys = _draw(64, HEAD_DIM, seed=0), _draw(64, HEAD_DIM, seed=1)
     q_norm, k_norm = 2.0, 3.0
     equal_keys = k_norm * F.normalize(keys, dim=-1)

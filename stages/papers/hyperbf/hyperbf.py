@@ -19,8 +19,8 @@ class HyperBF(TokenClassifier):
     """Normalised images [B, C, S, S] -> logits [B, K].
 
     A metric is "euclidean" (M = I), "factored" (M = WᵀW, W learned) or "free" (M learned, the authors' code).  Betas
-    are where the learned ones start, 1 / 2σ²; for attention, None is head_dim^-0.5.  `position_image_size`: the size of
-    images that the position table is built for, None for the images' own.
+    are the initial values of the learned ones, 1 / 2σ²; for attention, None is head_dim^-0.5.  `position_image_size`:
+    the size of images that the position table is built for, None for the images' own.
     """
 
     block_class: type[Block] = Block
@@ -72,9 +72,9 @@ class HyperBF(TokenClassifier):
         super().__init__(embedding=embedding, blocks=blocks, dim=dim, num_classes=num_classes)
 
     def observe_kernels(self) -> dict[str, list[float]]:
-        """What the paper's section 4 and appendix 6.2 look at, one number a block.
+        """The quantities of the paper's section 4 and appendix 6.2, one number per block.
 
-        σ = (2β)^-1/2 of attention and (mean over centres) of the feed-forward, nan where a beta turned negative; and
+        σ = (2β)^-1/2 of attention and (mean over centres) of the feed-forward, nan if a beta became negative; and
         ‖M - I‖ / ‖I‖ (Frobenius) of each learned metric, which is 0 at the start.
         """
         observed: dict[str, list[float]] = {}
@@ -97,7 +97,7 @@ class HyperBFAsWritten(HyperBF):
 
 
 def _learned_metric(unit: RBFAttention | RBFFeedForward) -> Tensor | None:
-    """M of a unit, or None where it is not learned."""
+    """M of a unit, or None if it is not learned."""
     if unit.metric_factor is not None:
         return unit.metric_factor.T @ unit.metric_factor
     return unit.metric

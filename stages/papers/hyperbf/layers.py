@@ -1,4 +1,4 @@
-"""What the architectures share: tokens with positions, the block of equation 1, the head.
+"""Parts that the architectures share: tokens with positions, the block of equation 1, the head.
 
 B batch, C channels, S image size, P patches (a grid of G x G), N = P + 1 tokens, D width, K classes.
 """
@@ -39,8 +39,8 @@ def resize_positions(table: Tensor, grid: int) -> Tensor:
 class TokenEmbedding(nn.Module):
     """Patches, a class token before them, learned positions on all.  [B, C, S, S] -> [B, N, D].
 
-    The position table is that of images of `position_image_size`, resized on each pass where the images are of another
-    size.  Class token and positions start at zero: the truncated normal in the authors' code has no effect.
+    The position table fits images of `position_image_size` and is resized on each pass if the images have another size.
+    Class token and positions start at zero: the truncated normal in the authors' code has no effect.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What a trained HyperBF shows of its kernels: σ and M, of which section 4 and appendix 6.2 speak."""
+"""The kernels of a trained HyperBF: σ and M, the subject of section 4 and appendix 6.2."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ MODELS = (HyperBF,)
 
 
 def observe(model: nn.Module, images: Tensor) -> Observed:
-    """`HyperBF.observe_kernels`, and its two statements as a number each; `images` are not looked at.
+    """`HyperBF.observe_kernels`, and one number for each of its two statements; `images` are not used.
 
-    `kernel_width_gap`: mean over the blocks of ln(σ feed-forward / σ attention), above 0 where attention's is the
-    smaller.  `metric_distance_from_identity`: mean of ‖WᵀW − I‖ / ‖I‖ (Frobenius) over the learned metrics; absent
-    where none is learned.
+    `kernel_width_gap`: mean over the blocks of ln(σ feed-forward / σ attention), above 0 if attention's σ is the
+    smaller.  `metric_distance_from_identity`: mean of ‖WᵀW − I‖ / ‖I‖ (Frobenius) over the learned metrics; absent if
+    none is learned.
 
     Raises:
         TypeError: the model is no HyperBF.

@@ -50,8 +50,8 @@ class DotProductAttention(nn.Module):
 class ViT(TokenClassifier):
     """Normalised images [B, C, S, S] -> logits [B, K].
 
-    `scale_exponent` is -0.5 in every ViT but the authors' baseline, which has -0.8.  `position_image_size`: the size of
-    images that the position table is built for, None for the images' own.
+    `scale_exponent` is -0.5 in every ViT except the authors' baseline, which has -0.8.  `position_image_size`: the size
+    of images that the position table is built for, None for the images' own.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What can be said of the paper's claims without training: less compute, O(n), the printed times, a printed gain.
+"""Findings on the paper's claims that need no training: less compute, O(n), the printed times, a printed gain.
 
 FLOPs are counted from the shapes of section 4, 2 x multiply-accumulates as in `stages.evaluation.cost`: N tokens, D
 token dimension, L blocks, M the hidden width of every MLP and CONV.
@@ -53,7 +53,7 @@ IMAGES = {
 
 
 def mlp_flops(n: int) -> int:
-    """Across channels or across tokens: the same product."""
+    """MLP across channels or across tokens: the product is the same."""
     return 4 * n * D * M
 
 
@@ -63,7 +63,7 @@ def attention_flops(n: int) -> int:
 
 
 def gating_flops(n: int) -> int:
-    """What stands in attention's place (eq. 8): the mixer's two MLPs and the gate's Linear."""
+    """The part that replaces attention (eq. 8): the mixer's two MLPs and the gate's Linear."""
     return 2 * mlp_flops(n) + 2 * n * D * D
 
 
@@ -86,7 +86,7 @@ def image_flops(arm: str, images: Images) -> int:
 
 
 def time_finding(dataset: str, arm: str) -> Finding:
-    """Against what the card can do at most; half precision, which PyTorch takes only when told to, is the kindest."""
+    """Compare with the card's peak; half precision, used by PyTorch only when told to, is the most favourable case."""
     images = IMAGES[dataset]
     flops, seconds = image_flops(arm, images), NANOSECONDS[dataset][arm] * 1e-9
     needed = flops / seconds
@@ -228,6 +228,6 @@ def compute_finding() -> Finding:
 
 
 def findings(margins: Margins) -> list[Finding]:
-    """All of them, in the order of the paper."""
+    """All findings, in the order of the paper."""
     times = [time_finding(dataset, arm) for dataset, row in NANOSECONDS.items() for arm in row]
     return [compute_finding(), complexity_finding(), *times, gain_finding()]

@@ -1,4 +1,4 @@
-"""What the architectures share: Procedures 1-4 around the blocks, attention (eq. 1), the MLP of eqs. 3-5 and 10.
+"""Parts that the architectures share: Procedures 1-4 around the blocks, attention (eq. 1), the MLP of eqs. 3-5 and 10.
 
 B batch, C channels, S image size, N tokens, D token dimension, H heads, E = D / H head dimension, K classes.
 """
@@ -56,7 +56,7 @@ class TokenClassifier(nn.Module):
 class FeedForward(nn.Module):
     """MLP(x) of eqs. 3, 4, 5 and 10: Linear - GELU - Dropout - Linear - Dropout over the last axis.
 
-    Activation and dropout are the authors' code; the text names neither.
+    Activation and dropout follow the authors' code; the text names neither.
     """
 
     def __init__(self, *, dim: int, hidden_dim: int, dropout: float) -> None:
@@ -79,7 +79,7 @@ def attention_reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 class MultiHeadAttention(nn.Module):
     """Equation 1 in H heads side by side, then a Linear over the joined heads.  [B, N, D] -> [B, N, D].
 
-    q, k and v are one Linear without bias; no dropout inside, since only the MLP of the authors' code has any.
+    q, k and v are one Linear without bias; no dropout inside, since in the authors' code only the MLP has any.
 
     Raises:
         ValueError: the heads don't divide `dim`.

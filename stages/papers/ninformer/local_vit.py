@@ -4,7 +4,7 @@
     Z(Y) = CONV(LayerNorm(Y)) + Y          (7)
 
 CONV is the locality feed-forward of LocalViT's authors with h-swish and without squeeze-and-excitation.  Theirs adds
-its own residual and has no LayerNorm before it; equation 7 has both outside, so the inner residual is not here.
+its own residual and has no LayerNorm before it; equation 7 has both outside, so there is no inner residual here.
 B batch, C channels, S image size, N tokens, G = √N grid size, D token dimension, K classes.
 """
 
@@ -20,8 +20,8 @@ from stages.papers.ninformer.layers import MultiHeadAttention, PatchEmbedding, T
 class LocalFeedForward(nn.Module):
     """CONV(x) of eq. 7: 1x1, depthwise 3x3 and 1x1 convolution over the tokens' grid.  [B, N, D] -> [B, N, D].
 
-    Convolutions have no bias, since BatchNorm follows each.  LocalViT's authors have no dropout here; this one stands
-    after the last BatchNorm only, because dropout before a BatchNorm gives it other variances in training than in
+    Convolutions have no bias, since BatchNorm follows each.  LocalViT's authors have no dropout here; this one comes
+    only after the last BatchNorm, because dropout before a BatchNorm gives it other variances in training than in
     evaluation (Li et al. 2019, "Understanding the disharmony between dropout and batch normalization").
     """
 

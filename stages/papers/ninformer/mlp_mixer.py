@@ -1,4 +1,5 @@
-"""MLP-Mixer, a baseline and NiNformer's inner sub-unit (NiNformer paper, eqs. 4-5, Procedure 2; Tolstikhin et al.).
+"""MLP-Mixer, a baseline and also NiNformer's inner sub-unit (NiNformer paper, eqs. 4-5, Procedure 2; Tolstikhin et
+al.).
 
     Y(X) = Transpose(MLP(Transpose(LayerNorm(X)))) + X     (4)
     Z(Y) = MLP(LayerNorm(Y)) + Y                           (5)

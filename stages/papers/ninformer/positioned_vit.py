@@ -1,6 +1,6 @@
-"""ViT with learned positions: the sensitivity arm for a baseline that else can't tell the order of patches.
+"""ViT with learned positions: the sensitivity arm for a baseline that otherwise can't tell the order of patches.
 
-Procedure 1 has none; Dosovitskiy et al. 2021 (eq. 1) add one learned vector a token after the embedding, drawn with
+Procedure 1 has none; Dosovitskiy et al. 2021 (eq. 1) add one learned vector per token after the embedding, drawn with
 standard deviation 0.02 as in their code.  B batch, C channels, S image size, N tokens, D token dimension.
 """
 
@@ -26,7 +26,7 @@ class PositionedPatchEmbedding(PatchEmbedding):
 
 
 class PositionedViT(TokenClassifier):
-    """`ViT` whose patch embedding knows places."""
+    """`ViT` whose patch embedding includes positions."""
 
     def __init__(
         self,

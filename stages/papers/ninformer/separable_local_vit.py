@@ -18,7 +18,7 @@ from stages.papers.ninformer.local_vit import LocalViTBlock
 class SeparableFeedForward(nn.Module):
     """CONV(x) of eq. 7 with a depthwise separable convolution.  [B, N, D] -> [B, N, D].
 
-    Dropout stands where the MLP has it: no BatchNorm's statistics can suffer from it.
+    Dropout is where the MLP has it: there are no BatchNorm statistics that it could disturb.
     """
 
     def __init__(self, *, dim: int, channels: int, dropout: float) -> None:

@@ -4,9 +4,9 @@ Claim: networks whose units respond with alignment over distance need neither ac
 AetherResNet-18 beats ResNet-18 on CIFAR-100, STL-10 and Tiny-ImageNet, and AetherGPT has a validation loss 11.2 %
 below GPT-2's in BF16, with 15-25 % less memory at 4 % less speed.
 
-The guide has no numbered tables: its numbers stand in the sections AetherResNet, AetherGPT and Computational
-Efficiency.  One architecture a file; equations are in `stages.ops.yat*`.  Where the guide is silent or disagrees with
-the authors' public code, both readings are here, and docs/papers/nmn.md has each deviation with its reason.
+The guide has no numbered tables: its numbers are in the sections AetherResNet, AetherGPT and Computational Efficiency.
+One architecture per file; equations are in `stages.ops.yat*`.  Where the guide is silent or disagrees with the authors'
+public code, both readings are here, and docs/papers/nmn.md has each deviation with its reason.
 """
 
 from stages.papers.nmn.aether_gpt import AetherGPT

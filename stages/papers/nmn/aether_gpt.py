@@ -3,7 +3,7 @@
     y = Yat-attention(x) + x
     z = Linear(Yat(y)) + y
 
-No LayerNorm, no activation; everything else as in GPT-2, so that the pair differs in nothing but this.  The Yat layer
+No LayerNorm, no activation; everything else is as in GPT-2, so the pair differs only in this.  The Yat layer
 has no bias, as in all of the authors' code.  B batch, T tokens, V vocabulary, D width.
 """
 

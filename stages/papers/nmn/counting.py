@@ -15,7 +15,9 @@ _REDUCTIONS = {"sum"}
 
 
 class _Counter(TorchDispatchMode):
-    """2 x multiply-accumulates of matrix products, one for each element that any other arithmetic makes or adds up."""
+    """2 x multiply-accumulates of matrix products; one operation per element that any other arithmetic produces or
+    sums.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,9 +46,9 @@ def count_operations(compute: Callable[[], Tensor]) -> int:
 
 
 def saved_bytes(model: Callable[..., Tensor], *inputs: Tensor) -> int:
-    """Bytes that autograd keeps of `model(*inputs)` for the backward pass, each storage once.
+    """Bytes that autograd keeps for the backward pass of `model(*inputs)`, each storage once.
 
-    Parameters and leaves that need a gradient don't count: they are there anyway.
+    Parameters and leaves that need a gradient don't count: they exist anyway.
     """
     storages: dict[int, torch.UntypedStorage] = {}
 
@@ -54,7 +56,7 @@ def saved_bytes(model: Callable[..., Tensor], *inputs: Tensor) -> int:
         owner = tensor if tensor._base is None else tensor._base
         if not (owner.is_leaf and owner.requires_grad):
             storage = tensor.untyped_storage()
-            storages[storage._cdata] = storage  # held, so that no other storage takes its place
+            storages[storage._cdata] = storage  # held, so that no other storage takes its address
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):

@@ -1,6 +1,6 @@
-"""What the NMN guide's claims come to without training: identities, shapes and a printed ratio.
+"""Findings on the NMN guide's claims that need no training: identities, shapes and a printed ratio.
 
-Work and memory are in `findings_work`, what a unit can do in `findings_theory`.
+Work and memory are in `findings_work`, the abilities of a unit in `findings_theory`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ PRINTED_IMPROVEMENT = 0.112, 0.001
 
 
 def findings(margins: Margins) -> list[Finding]:
-    """One finding a claim; the same numbers on every call."""
+    """One finding per claim; the same numbers on every call."""
     return [*work(margins), distance_identity(), *theory(), dense_shape(), conv_shape(), relative_improvement()]
 
 
 def distance_identity() -> Finding:
-    """Both sides in float64, and what float32 makes of the right side where w = x."""
+    """Both sides in float64, and the right side in float32 where w = x."""
     generator = torch.Generator().manual_seed(0)
     x, w = torch.randn(2, 256, 768, generator=generator, dtype=torch.float64).unbind()
     expanded = w.square().sum(-1) + x.square().sum(-1) - 2 * (w * x).sum(-1)
@@ -46,7 +46,7 @@ def distance_identity() -> Finding:
 
 
 def dense_shape() -> Finding:
-    """The guide's first example; the sum over i that its definition prints would leave one number a sample."""
+    """The guide's first example; the sum over i that its definition prints would leave one number per sample."""
     shape = YatLinear(64, 128)(torch.zeros(32, 64)).shape
     return Finding(
         claim="nmn.usage.dense",

@@ -1,4 +1,4 @@
-"""What a Yat unit can and can't do, computed from the operator: far responses, approximation, exclusive or."""
+"""Findings on what a Yat unit can and can't do, from the operator: far responses, approximation, exclusive or."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HIDDEN = (8, 32, 128)
 
 
 def theory() -> list[Finding]:
-    """One finding a claim."""
+    """One finding per claim."""
     return [far_response(), universal_approximation(), exclusive_or()]
 
 
@@ -94,7 +94,7 @@ def _fit(hidden: int, generator: torch.Generator) -> float:
     wanted = (torch.cos(3 * x[:, 0] + x[:, 1]) * x[:, 1] - 1).unsqueeze(-1)
     h = _respond(x, w, b)
     readout = torch.linalg.lstsq(h, wanted, driver="gelsd").solution
-    return float(f"{(h @ readout - wanted).abs().max().item():.1g}")  # further digits are the processor's
+    return float(f"{(h @ readout - wanted).abs().max().item():.1g}")  # further digits depend on the processor
 
 
 def universal_approximation() -> Finding:

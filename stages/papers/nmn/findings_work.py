@@ -1,4 +1,4 @@
-"""What the guide's section Computational Efficiency comes to by count: operations and kept maps, as PyTorch runs them.
+"""Findings on the guide's section Computational Efficiency by counting operations and kept maps, as PyTorch runs them.
 
 B samples, d input width, n units, as in the guide.
 """
@@ -47,7 +47,7 @@ NORMALISED = {"gpt2": ("x", "y"), "aether": ()}
 
 
 def work(margins: Margins) -> list[Finding]:
-    """One finding a claim."""
+    """One finding per claim."""
     return [linear_work(), yat_work(margins), work_ratio(margins), complexity(), model_memory(margins)]
 
 
@@ -60,7 +60,7 @@ def plain_yat(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
 
 
 def twofold_yat(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    """Numerator and distance each for itself: the identity, without its reuse of w·x."""
+    """Numerator and distance computed separately: the identity, without its reuse of w·x."""
     distance = w.square().sum(-1) + x.square().sum(-1, keepdim=True) - 2 * (x @ w.mT)
     return 1.5 * F.linear(x, w, b).square() / (distance.clamp(min=0) + 1e-5)
 
@@ -96,7 +96,7 @@ def _work(form: Callable[..., Tensor], **sizes: int) -> int:
 
 
 def linear_work() -> Finding:
-    """2Bnd + Bn; the bias of a Linear is inside its matrix product in PyTorch, so that it isn't counted."""
+    """2Bnd + Bn; PyTorch adds a Linear's bias inside its matrix product, so it isn't counted."""
     B, d, n = SIZES.values()
     counted, formula = _work(linear_relu, **SIZES), 2 * B * n * d + B * n
     return Finding(
@@ -108,7 +108,7 @@ def linear_work() -> Finding:
 
 
 def _read_work(per: int, printed: tuple[int, int], margins: Margins, unit: str) -> tuple[Reading, ...]:
-    """Each form's operations over `per`, against what is printed and half a unit of its last place, or the margin."""
+    """Each form's operations over `per`, against the printed number and half its last place, or the margin."""
     value, place = printed
     margin = margins.flops(value, place / 2)
     counted = {name: _work(form, **SIZES) / per for name, (form, _) in FORMS.items()}
@@ -155,7 +155,7 @@ def work_ratio(margins: Margins) -> Finding:
 
 
 def complexity() -> Finding:
-    """Doubling any of the three sizes doubles the work, up to the lower terms."""
+    """Doubling any of the three sizes doubles the work, up to lower-order terms."""
     base = _work(plain_yat, **SIZES)
     growth = {name: _work(plain_yat, **SIZES | {name: 2 * size}) / base for name, size in SIZES.items()}
     return Finding(
@@ -167,12 +167,12 @@ def complexity() -> Finding:
 
 
 def kept_bytes(arm: str, product_bytes: int) -> int:
-    """Bytes a number of the width of the model that a block of `arm` keeps, products in numbers of `product_bytes`."""
+    """Bytes kept by a block of `arm`, per number of the model's width; products are numbers of `product_bytes`."""
     return sum(maps * (FLOAT32 if name in NORMALISED[arm] else product_bytes) for name, maps in IDEAL_MAPS[arm].items())
 
 
 def eager_bytes() -> dict[str, int]:
-    """Bytes that autograd keeps of one context, eager, attention written as matrix products in all three."""
+    """Bytes that autograd keeps for one context, eager, attention written as matrix products in all three."""
     tokens = torch.zeros(1, GPT2_SMALL["context"], dtype=torch.int64, device="meta")
     with torch.device("meta"):
         models = {

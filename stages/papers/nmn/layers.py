@@ -1,4 +1,4 @@
-"""What the language models share: embeddings, GPT-2's attention, its initialisation (Radford et al. 2019).
+"""Parts that the language models share: embeddings, GPT-2's attention, its initialisation (Radford et al. 2019).
 
 B batch, T tokens, V vocabulary, D width, H heads, E = D / H head dimension.
 """
@@ -59,9 +59,11 @@ class CausalAttention(nn.Module):
 
 
 def initialise(model: nn.Module, depth: int) -> None:
-    """GPT-2's start: deviation 0.02, over √(2 depth) in what writes to the residual stream; biases 0.
+    """GPT-2's initialisation: deviation 0.02, divided by √(2 depth) in layers that write to the residual stream; biases
+    0.
 
-    That is every Linear named `projection` or `contract`, two for each block.  Yat layers keep a start of their own.
+    Those are the Linear layers named `projection` or `contract`, two per block.  Yat layers keep their own
+    initialisation.
     """
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and not isinstance(module, YatLinear):

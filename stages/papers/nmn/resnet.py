@@ -1,4 +1,4 @@
-"""ResNet-18, the baseline (He et al. 2016, in the form for small images that the authors' script has).
+"""ResNet-18, the baseline (He et al. 2016, in the authors' script's form for small images).
 
 A 3x3 stem without pooling, four stages of two blocks, widths W to 8W with W = 64, stride 2 between stages:
 
@@ -16,10 +16,10 @@ BLOCKS_PER_STAGE = (2, 2, 2, 2)
 
 
 def check_image_size(image_size: int) -> None:
-    """Three strides of 2 need a last map of at least one pixel.
+    """Check that three strides of 2 leave a map of at least one pixel.
 
     Raises:
-        ValueError: `image_size` is no positive multiple of 8.
+        ValueError: `image_size` is not a positive multiple of 8.
     """
     if image_size < 8 or image_size % 8:
         raise ValueError(f"image_size is {image_size}; expected a positive multiple of 8")

@@ -1,4 +1,4 @@
-"""ResNet-18, whose batch normalisations, sums and ReLUs are one where one follows the other."""
+"""ResNet-18 with batch normalisations, sums and ReLUs fused where they follow each other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stages.papers.nmn.resnet import ResNet18, ResNetBlock
 
 
 class FastResNetBlock(ResNetBlock):
-    """The block with both normalisations and what follows them as one."""
+    """The block with both normalisations fused with what follows them."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, in_channels, H, W] -> [B, out_channels, H / stride, W / stride]."""
@@ -18,7 +18,7 @@ class FastResNetBlock(ResNetBlock):
 
 
 class FastResNet18(ResNet18):
-    """The network with its stem's normalisation and ReLU as one."""
+    """The network with its stem's normalisation and ReLU fused."""
 
     def forward(self, images: Tensor) -> Tensor:
         """Normalised images [B, C, S, S] -> logits [B, K]."""

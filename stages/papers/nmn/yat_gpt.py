@@ -3,7 +3,7 @@
     YatGPT:       y = attention(x) + x,             z = Linear(Yat(y)) + y
     PostNormGPT:  y = LayerNorm(attention(x) + x),  z = LayerNorm(Linear(ReLU(Linear(y))) + y)
 
-Unlike the guide's AetherGPT: attention is GPT-2's, the logits' matrix is a Linear of its own with a bias, and the
+Unlike the guide's AetherGPT: attention is GPT-2's, the logits' matrix is a separate Linear with a bias, and the
 Linear after the Yat layer has none.  Unlike each other: the baseline's hidden width is D where YatGPT's is 4 D, so the
 pair isn't matched.  The authors' YatGPT also makes LayerNorms that it never applies; they are not here.
 B batch, T tokens, V vocabulary, D width.

@@ -1,4 +1,4 @@
-"""What evaluation reads off a trained ViT is what `probe` says of it; the motion, against walks that are known."""
+"""Evaluation reads from a trained ViT the numbers that `probe` gives; the motion, against known walks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Build = Callable[..., ViT]
 
 
 class Steps(nn.Module):
-    """In place of attention: the steps that are given."""
+    """Replaces attention by the given steps."""
 
     def __init__(self, step: Tensor) -> None:
         super().__init__()

@@ -61,7 +61,7 @@ def test_equal_time_is_that_of_the_evidence() -> None:
 
 
 def test_table_of_staying_is_what_the_walk_gives() -> None:
-    """Of random tokens on the sphere, Q = K: the mean diagonal of P."""
+    """For random tokens on the sphere, Q = K: the mean diagonal of P."""
     (head,) = re.findall(r"^\| width \|(.+)\|$", PAGE, flags=re.MULTILINE)
     numbers = [int(cell.split()[0].replace(",", "")) for cell in head.split("|")]
     rows = re.findall(r"^\| (\d+) \| ([01]\.\d{3} .+)\|$", PAGE, flags=re.MULTILINE)

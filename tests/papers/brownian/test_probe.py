@@ -1,4 +1,4 @@
-"""The walk's numbers inside a network, against what the same tokens give one image and one head at a time."""
+"""The walk's numbers inside a network, against those of the same tokens, one image and one head at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The findings against what the paper prints, and the counting rules behind them."""
+"""The findings against the paper's printed numbers, and the counting rules behind them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_printed_numbers_and_their_last_places_are_those_of_the_claims_file() ->
 
 @pytest.mark.parametrize("claim", PRINTED)
 def test_a_status_follows_the_print(claim: str, found: dict[str, Finding], monkeypatch: pytest.MonkeyPatch) -> None:
-    """With another number printed, what held doesn't; the two of Imagenette fall and stand together."""
+    """With another number printed, findings that held no longer do; the two of Imagenette stand and fall together."""
     value, unit = PRINTED[claim]
     monkeypatch.setitem(PRINTED, claim, (1.1 * value + unit, unit))
     (changed,) = (finding for finding in findings(MARGINS) if finding.claim == claim)

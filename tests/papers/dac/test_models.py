@@ -1,4 +1,4 @@
-"""What holds for all image networks of the paper, and their sizes."""
+"""Properties of all image networks of the paper, and their sizes."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_weights_start_he_normal_and_all_biases_zero() -> None:
 
 
 def test_only_kernels_are_called_weight_and_have_more_than_one_axis(small_model: Build) -> None:
-    """Weight decay goes by this: kernels of convolutions and of the classifier, no bias, no BN (section 5)."""
+    """Weight decay depends on this: kernels of convolutions and of the classifier, no bias, no BN (section 5)."""
     model = small_model()
     decayed = {name for name, p in model.named_parameters() if name.endswith("weight") and p.ndim >= 2}
     kernels = {
@@ -186,7 +186,7 @@ def test_one_batch_is_overfitted(small_model: Build) -> None:
 
 
 def train_on(model: nn.Module, images: Tensor, labels: Tensor, *, steps: int, batch_size: int) -> list[float]:
-    """The paper's optimiser for CIFAR-10 with its first learning rate; a random batch a step."""
+    """The paper's optimiser for CIFAR-10 with its first learning rate; one random batch per step."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=4e-4)
     generator, losses = torch.Generator().manual_seed(0), []
     for _ in range(steps):

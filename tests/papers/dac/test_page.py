@@ -1,4 +1,4 @@
-"""docs/papers/dac.md against the code, and the example in docs/operators/dac.md as it stands."""
+"""docs/papers/dac.md against the code, and the example in docs/operators/dac.md as written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SGEMM's evidence at the last epoch and at the one that counts: the table of docs/papers/dac.md, computed again."""
+"""SGEMM's evidence at the last epoch and at the one that counts: recomputes the table of docs/papers/dac.md."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Errors = dict[str, list[tuple[float, float]]]
 
 @pytest.fixture(scope="module")
 def errors(published: str) -> Errors:
-    """Of each compared replicate the logs of the test error at the last epoch and at the best validation epoch."""
+    """For each compared replicate, the logs of the test error at the last epoch and at the best validation epoch."""
     found: Errors = defaultdict(list)
     last, selected = aliased(tables.Metric), aliased(tables.Metric)
     wanted = (
@@ -45,7 +45,7 @@ def errors(published: str) -> Errors:
 
 
 def minus(text: str) -> str:
-    """Of a number its typographical minus."""
+    """A number with its typographical minus."""
     return text.replace("-", "−")
 
 
@@ -66,7 +66,7 @@ def gain(base: list[tuple[float, float]] | None, dac: list[tuple[float, float]] 
 
 
 def table(errors: Errors) -> str:
-    """The page's rows: a base and a DAC network of as many units, and the next wider base network."""
+    """The page's rows: a base and a DAC network with equally many units, and the next wider base network."""
     rows = []
     for units, wider in zip(UNITS, (*UNITS[1:], None), strict=True):
         for depth in DEPTHS:

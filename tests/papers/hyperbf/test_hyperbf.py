@@ -1,4 +1,4 @@
-"""HyperBF's block against the equations, its dead unit, and what appendix 6.3 and section 4 say of it."""
+"""HyperBF's block against the equations, its dead unit, and the statements of appendix 6.3 and section 4 about it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for every arm of the HyperBF paper."""
+"""Properties of every arm of the HyperBF paper."""
 
 from __future__ import annotations
 

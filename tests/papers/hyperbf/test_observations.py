@@ -1,4 +1,4 @@
-"""What evaluation reads off a trained HyperBF is what its parameters are."""
+"""The numbers that evaluation reads from a trained HyperBF are those of its parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for all four architectures of the paper, and for their variants."""
+"""Properties of all four architectures of the paper, and of their variants."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_a_sample_changes_only_its_own_logits_in_evaluation(small_model: Build) 
 
 
 def test_dropout_acts_in_training_and_not_in_evaluation(small_model: Build) -> None:
-    # A step in training mode moves BatchNorm's statistics, so each mode gets models of its own.
+    # A step in training mode moves BatchNorm's statistics, so each mode gets its own models.
     images = draw_images()
     kept, dropped = small_model(dropout=0.0), small_model(dropout=0.5)
     assert torch.equal(kept.eval()(images), dropped.eval()(images))

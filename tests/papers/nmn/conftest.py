@@ -1,4 +1,4 @@
-"""The paper's models at a size for tests, and what each is given."""
+"""The paper's models at a size for tests, and the inputs of each."""
 
 from __future__ import annotations
 

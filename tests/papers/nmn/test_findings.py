@@ -1,4 +1,4 @@
-"""What the paper's analysis finds, and that its two counters count."""
+"""The findings of the paper's analysis, and that its two counters count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for all models of the paper."""
+"""Properties of all models of the paper."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_image_models_have_the_parameters_of_the_authors_script(
     ids=["gpt2", "aether", "aether-dot", "yat-gpt", "post-norm-gpt", "gpt2-small-corpus", "aether-small-corpus"],
 )
 def test_language_models_have_the_counted_parameters(build: Callable[[], nn.Module], expected: int) -> None:
-    """Yat attention adds one learned scale a block to the count without it; the last two are for small corpora."""
+    """Yat attention adds one learned scale per block to the count without it; the last two are for small corpora."""
     with torch.device("meta"):
         assert count_parameters(build()) == expected
 

@@ -1,4 +1,4 @@
-"""Do the networks without normalisation train for 200 steps without a non-finite value?"""
+"""The networks without normalisation train for 200 steps without a non-finite value."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_aether_resnet_trains_200_steps_on_real_images(scale: str, real_mirror: 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(2))
 def test_the_scripts_rate_leaves_all_images_one_direction(seed: int, real_mirror: Path) -> None:
-    """Of the features before the last layer, whose answer depends on little else where they are large."""
+    """The features before the last layer, whose answer depends on little else if they are large."""
     found = {}
     for rate in (0.003, 0.0003):
         model = full_size("guide", seed)
