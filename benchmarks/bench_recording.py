@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.timing import Line
-from stages.evidence import EvidenceLine, read_lines, write_lines
+from stages.evidence import EvidenceLine, evidence_files, read_lines, write_lines
 from stages.recording import record
 from stages.run import canonical_json
 
@@ -32,7 +32,7 @@ def write_root(folder: Path) -> None:
     for name in ("params.yaml", "data/claims.csv", "data/claims-history.jsonl"):
         shutil.copy(name, folder / name)
     (folder / "data" / "evidence").mkdir()
-    for path in sorted(Path("data/evidence").glob("*.jsonl")):
+    for path in evidence_files(Path("data/evidence")):
         lines = [copy for line in read_lines(path, EvidenceLine) for copy in _copies(line)]
         (folder / "data" / "evidence" / path.name).write_bytes(write_lines(lines))
 

@@ -22,7 +22,7 @@ from stages.datasets.verified import DatasetError
 from stages.equivalence import PATH as EQUIVALENCES
 from stages.equivalence import read_equivalences
 from stages.evaluation.flops import FlopCounts
-from stages.evidence import EvidenceError
+from stages.evidence import EvidenceError, evidence_files
 from stages.experiment import Params, ParamsError, Rate, load_params
 from stages.faults import FAULTS, describe_fault, named
 from stages.housekeeping import disk_usage, remove_leftovers
@@ -247,7 +247,7 @@ def show_history(claims: str, why: str | None) -> None:
     params, path = load_params(), Path(PATH)
     if why:
         rows = read_claims(Path("data/claims.csv"))
-        published = {file.stem for file in Path("data/evidence").glob("*.jsonl")} - {EQUIVALENCES.stem}
+        published = {file.stem for file in evidence_files(Path("data/evidence"))}
         changes = pending(
             rows, params.verdicts, read_history(path), known=committed_claims(Path()), published=published
         )

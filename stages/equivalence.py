@@ -17,11 +17,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from stages.evidence import EvidenceError, read_lines, seal
+from stages.evidence import EQUIVALENCES, EvidenceError, read_lines, seal
 from stages.fingerprint import code_today, module_digest, source_path
 from stages.run import STRICT, canonical_json
 
-PATH = Path("data/evidence/equivalences.jsonl")
+PATH = Path("data/evidence") / EQUIVALENCES
 Digests = tuple[str | None, str | None]
 
 

@@ -30,6 +30,8 @@ Moment = Literal["start", "trained"]
 Layers = Mapping[str, tuple[tuple[float | None, ...], ...]]
 Line = TypeVar("Line")
 
+EQUIVALENCES = "equivalences.jsonl"
+
 
 class EvidenceError(ValueError):
     """A result line can't be read; the message names file and line."""
@@ -209,6 +211,11 @@ def _plain(value: Any) -> Any:
 @cache
 def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
+
+
+def evidence_files(folder: Path) -> list[Path]:
+    """The files of published result lines in `folder`, one per experiment, sorted; the equivalences aren't results."""
+    return sorted(path for path in folder.glob("*.jsonl") if path.name != EQUIVALENCES)
 
 
 def read_lines(path: Path, kind: type[Line]) -> list[Line]:

@@ -13,7 +13,16 @@ import numpy as np
 import pytest
 
 from stages.consistency import find_contradictions, find_cost_contradictions, find_release_contradictions
-from stages.evidence import EvidenceError, EvidenceLine, pack_correct, read_lines, seal, unpack_correct, write_lines
+from stages.evidence import (
+    EvidenceError,
+    EvidenceLine,
+    evidence_files,
+    pack_correct,
+    read_lines,
+    seal,
+    unpack_correct,
+    write_lines,
+)
 from stages.recording import RecordError, record
 from stages.run import canonical_json
 from tests.project import REPOSITORY
@@ -23,7 +32,7 @@ Edit = Callable[[dict[str, Any]], None]
 
 
 def every_line() -> list[EvidenceLine]:
-    return [line for path in sorted(EVIDENCE.glob("*.jsonl")) for line in read_lines(path, EvidenceLine)]
+    return [line for path in evidence_files(EVIDENCE) for line in read_lines(path, EvidenceLine)]
 
 
 def test_published_evidence_contradicts_itself_nowhere() -> None:

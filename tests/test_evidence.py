@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from stages.curves import Curves, EpochRow, as_curves, given_columns
-from stages.equivalence import PATH as EQUIVALENCES
 from stages.equivalence import read_equivalences
-from stages.evidence import EvidenceError, EvidenceLine, ResultLine, read_lines, write_lines
+from stages.evidence import EvidenceError, EvidenceLine, ResultLine, evidence_files, read_lines, write_lines
 from stages.experiment import load_params
 from stages.publishing import line_faults
 from stages.recording.sources import find_results
@@ -88,8 +87,7 @@ def test_a_line_that_is_laid_out_otherwise_is_what_it_says(tmp_path: Path) -> No
 
 
 def test_committed_evidence_is_as_it_would_be_written() -> None:
-    files = {path for path in (REPOSITORY / "data" / "evidence").glob("*.jsonl") if path.name != EQUIVALENCES.name}
-    for path in sorted(files):
+    for path in evidence_files(REPOSITORY / "data" / "evidence"):
         assert write_lines(read_lines(path, EvidenceLine)) == path.read_bytes(), path.name
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from stages.datasets.packed import PackedDataError, read_info
 from stages.equivalence import PATH, Equivalences, is_of_cpu, path_of
-from stages.evidence import EvidenceLine, read_lines
+from stages.evidence import EvidenceLine, evidence_files, read_lines
 from stages.fingerprint import kind_of
 from stages.store import RunStore, home
 
@@ -53,9 +53,7 @@ def made_runs(root: Path) -> Iterator[Made]:
     Raises:
         EvidenceError: a published line can't be read.
     """
-    for path in sorted((root / PATH).parent.glob("*.jsonl")):
-        if path.name == PATH.name:
-            continue
+    for path in evidence_files((root / PATH).parent):
         for line in sorted(read_lines(path, EvidenceLine), key=lambda line: line.result.replicate):
             result = line.result
             label = f"{result.experiment}.{result.arm}.{result.replicate}"

@@ -17,8 +17,8 @@ from pydantic import TypeAdapter, ValidationError
 from stages.budget import plan_runs
 from stages.consistency import find_contradictions, find_cost_contradictions, find_release_contradictions
 from stages.datasets.provenance import INEXACT_SHARE
-from stages.equivalence import PATH, Equivalences, read_equivalences
-from stages.evidence import CostLine, EvidenceLine, Origin, Release, ResultLine, read_lines
+from stages.equivalence import Equivalences, read_equivalences
+from stages.evidence import CostLine, EvidenceLine, Origin, Release, ResultLine, evidence_files, read_lines
 from stages.experiment import Params
 from stages.finding import Finding
 from stages.fingerprint import changed_modules
@@ -210,7 +210,7 @@ def _planned(params: Params, name: str, profile: str) -> dict[str, dict[str, Any
 
 
 def _evidence(folder: Path) -> Iterable[Found]:
-    for path in sorted(path for path in folder.glob("*.jsonl") if path.name != PATH.name):
+    for path in evidence_files(folder):
         for number, line in enumerate(read_lines(path, EvidenceLine), start=1):
             yield Found(
                 result=line.result,
