@@ -185,6 +185,21 @@ def test_a_damaged_page_of_the_database_is_no_traceback(call: Call, project: Pat
     assert "`python -m stages.record` rebuilds it" in done.stderr or "`dvc repro` rebuilds it" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("text", "damage"), [(b"tiny-mnist", b"tiny\xadmnist"), (b'{"', b'["')], ids=["no UTF-8", "no JSON"]
+)
+def test_a_damaged_text_in_the_database_is_no_traceback(call: Call, project: Path, text: bytes, damage: bytes) -> None:
+    """No page is damaged, only what stands on it."""
+    path = project / "data" / "results.db"
+    content = path.read_bytes()
+    assert text in content
+    path.unlink()
+    path.write_bytes(content.replace(text, damage))
+    done = call(project, "report")
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    assert "the results database is damaged (" in done.stderr
+
+
 def test_claims_without_their_columns_are_refused(tmp_path: Path) -> None:
     for content in ("", "id,paper\nx,y\n"):
         with pytest.raises(LedgerError, match=r"claims\.csv: lacks the columns "):

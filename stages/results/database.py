@@ -90,7 +90,8 @@ def open_results(place: str) -> Sessions:
     """
     url = make_url(database_url(place))
     if url.get_backend_name() == "sqlite":
-        engine = create_engine("sqlite://", creator=_read_only(Path(url.database or "")), poolclass=NullPool)
+        creator = _read_only(Path(url.database or ""))
+        engine = create_engine("sqlite://", creator=creator, poolclass=NullPool, json_deserializer=_parse_json)
     else:
         engine = create_engine(url, pool_pre_ping=True).execution_options(postgresql_readonly=True)
     event.listen(engine, "connect", _schema_check(engine))
@@ -108,12 +109,22 @@ def _read_only(path: Path) -> Callable[[], sqlite3.Connection]:
     return connect
 
 
+def _damaged(reason: object) -> ResultsUnavailable:
+    return ResultsUnavailable(f"the results database is damaged ({reason}); `python -m stages.record` rebuilds it")
+
+
 def _refuse_damaged(context: ExceptionContext) -> None:
-    """Raise for a damaged page, which SQLite finds when it reads it, long after opening the file."""
-    if type(context.original_exception) is sqlite3.DatabaseError:
-        raise ResultsUnavailable(
-            f"the results database is damaged ({context.original_exception}); `python -m stages.record` rebuilds it"
-        )
+    """Raise for a damaged page or text, which SQLite finds when it reads it, long after opening the file."""
+    error = context.original_exception
+    if type(error) is sqlite3.DatabaseError or str(error).startswith("Could not decode to UTF-8"):
+        raise _damaged(str(error).partition(" with text")[0])
+
+
+def _parse_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise _damaged(error) from None
 
 
 def _schema_check(engine: Engine) -> Callable[[Any, Any], None]:
