@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.timing import Line
-from stages.evidence import EvidenceLine, evidence_files, read_lines, write_lines
 from stages.recording import record
 from stages.run import canonical_json
+from stages.runs.evidence import EvidenceLine, evidence_files, read_lines, write_lines
 
 TIMES = 40
 APART = 100

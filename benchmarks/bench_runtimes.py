@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.timing import Line, milliseconds, one_thread
-from stages.budget import plan_runs
-from stages.experiment import load_params
 from stages.papers import build_model
+from stages.params.budget import plan_runs
+from stages.params.experiment import load_params
 
 GOAL, BATCHES, REPEATS = 2.0, (1, 8), {1: 15, 8: 7}
 TOLERANCE = 1e-5

@@ -2,7 +2,7 @@
 the same networks one after the other at 25 units, 1.3 times at 50, and a stack is never slower.
 
 Batches of 1,024 rows, Adam, one thread, as with one slot per core.  Compiling is not in the rate; the line gives its
-time, into an empty cache and out of a full one, and `stages.stacking.grouping` decides when it pays.
+time, into an empty cache and out of a full one, and `stages.scheduling.grouping` decides when it pays.
 Run: python -m benchmarks stacking
 """
 
@@ -22,8 +22,8 @@ from benchmarks.timing import Line, compare, milliseconds, one_thread
 from stages.papers.dac.mlp import DACMLP, MLP
 from stages.papers.dac.mlp_native import Stack
 from stages.run import OptimizerSpec, Protocol, Replicate
-from stages.stacking.loop import fit_stack
 from stages.training.loop import Progress, fit, seeded_model
+from stages.training.stacked import fit_stack
 from stages.training.tables import Regression, TableRows
 
 BATCH, COLUMNS, ROUNDS = 1024, 14, 3

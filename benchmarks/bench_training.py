@@ -16,11 +16,11 @@ from torch import nn
 
 from benchmarks.bench_loop import protocol_for, random_images
 from benchmarks.timing import Comparison, Line, compare, has_bfloat16, pytorch_alone, training_step
-from stages.budget import plan_runs
-from stages.experiment import load_params
 from stages.ops.bfloat16_native import use_fast_bfloat16
 from stages.ops.fast_layers_native import with_fast_layers
 from stages.papers import build_model
+from stages.params.budget import plan_runs
+from stages.params.experiment import load_params
 from stages.run import Protocol, Replicate
 from stages.training.images import ImageClassification
 from stages.training.images_native import with_fast_batches

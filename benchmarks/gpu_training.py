@@ -25,8 +25,8 @@ from stages.papers.dac.resnet_v1 import DACResNetV1, ResNetV1
 from stages.papers.nmn.aether_gpt import AetherGPT
 from stages.papers.nmn.gpt2 import GPT2
 from stages.run import OptimizerSpec, Protocol, Replicate, SplitSpec
-from stages.stacking.loop import fit_stack
 from stages.training.loop import Outcome, fit, seeded_model
+from stages.training.stacked import fit_stack
 from stages.training.tables import Regression, TableRows
 
 PEAK = 989e12  # bfloat16 products on an H100, from its data sheet

@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
-from stages.experiment import ParamsError, load_params
 from stages.faults import in_one_line
-from stages.finding import Finding
+from stages.papers.finding import Finding
+from stages.params.experiment import ParamsError, load_params
+from stages.params.stage_inputs import refuse_changed
 from stages.run import canonical_json
-from stages.stage_inputs import refuse_changed
-from stages.store import write_atomically
+from stages.runs.store import write_atomically
 
 TARGET, DOCS = Path("data/findings.jsonl"), Path("docs/findings.md")
 _DIGITS = 9  # significant ones; processors differ in the last of a double's

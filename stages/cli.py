@@ -14,27 +14,27 @@ from pathlib import Path
 
 from PIL import Image
 
-from stages.budget import describe_cut
 from stages.checkpoint.contract import CheckpointError
+from stages.claims import LedgerError, read_claims, read_history
+from stages.claims.history import PATH, append, committed_claims, pending
 from stages.datasets.packed import PackedDataError, read_images, read_info
 from stages.datasets.sources import find_source
 from stages.datasets.verified import DatasetError
-from stages.equivalence import PATH as EQUIVALENCES
-from stages.equivalence import read_equivalences
 from stages.evaluation.flops import FlopCounts
-from stages.evidence import EvidenceError, evidence_files
-from stages.experiment import Params, ParamsError, Rate, load_params
 from stages.faults import FAULTS, describe_fault, named
-from stages.housekeeping import disk_usage, remove_leftovers
-from stages.ledger import LedgerError, read_claims, read_history
-from stages.ledger.history import PATH, append, committed_claims, pending
-from stages.planning import Cost, add_up, plan_costs
+from stages.params.budget import describe_cut
+from stages.params.experiment import Params, ParamsError, Rate, load_params
 from stages.proving.show import STEPS, show_equivalent
 from stages.proving.sides import EquivalenceError
-from stages.publishing import PublishError, publish
 from stages.results import ResultsUnavailable, UnknownName
-from stages.runner import assignments, find_experiment, find_outcome, ways_to
-from stages.store import RunStore, home, write_atomically
+from stages.runs.equivalence import PATH as EQUIVALENCES
+from stages.runs.equivalence import read_equivalences
+from stages.runs.evidence import EvidenceError, evidence_files
+from stages.runs.store import RunStore, home, write_atomically
+from stages.scheduling.planning import Cost, add_up, plan_costs
+from stages.scheduling.runner import assignments, find_experiment, find_outcome, ways_to
+from stages.upkeep.housekeeping import disk_usage, remove_leftovers
+from stages.upkeep.publishing import PublishError, publish
 
 MISTAKES = (
     DatasetError,
@@ -169,7 +169,7 @@ def publish_all(names: list[str]) -> None:
 
 def release_models(experiment: str, arms: list[str]) -> None:
     """Copy the published models of some arms into `data/models/`."""
-    from stages.releasing import release  # brings torch, which no other command needs
+    from stages.upkeep.releasing import release  # brings torch, which no other command needs
 
     try:
         released = release(find_experiment(load_params(), experiment).name, arms, Path())
@@ -194,7 +194,7 @@ def show_code_equivalent(revision: str, steps: int, *, again: bool) -> None:
 
 def show_verdicts() -> None:
     """Print how many claims of each paper have which verdict."""
-    from stages.reporting import show_status  # brings what builds and judges the database
+    from stages.recording.reporting import show_status  # brings what builds and judges the database
 
     print(show_status(str(_DATA / "results.db")))
 
@@ -204,7 +204,7 @@ def verify_trails(names: list[str], *, every_link: bool, with_weights: bool) -> 
 
     `every_link`, or given names: print each link of each trail instead.
     """
-    from stages.verifying import REMEDIES, verify  # brings the database
+    from stages.upkeep.verifying import REMEDIES, verify  # brings the database
 
     recorded, trails = verify(Path(), str(_DATA / "results.db"), names, with_weights=with_weights)
     counts = Counter(

@@ -13,17 +13,17 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 from stages.checkpoint.contract import CheckpointError
-from stages.curves import EpochRow
 from stages.device import pick_device
 from stages.evaluation.experiment import evaluate_experiment
 from stages.evaluation.trained import EvaluationError
-from stages.evidence import ResultLine, write_lines
-from stages.experiment import ParamsError, load_params
 from stages.faults import in_one_line
-from stages.fingerprint import source_path
+from stages.params.experiment import ParamsError, load_params
+from stages.params.stage_inputs import code_digests, refuse_changed
 from stages.run import ModelSpec
-from stages.stage_inputs import code_digests, refuse_changed
-from stages.store import write_atomically
+from stages.runs.curves import EpochRow
+from stages.runs.evidence import ResultLine, write_lines
+from stages.runs.fingerprint import source_path
+from stages.runs.store import write_atomically
 
 INCOMPLETE = 4
 """Exit code where some runs couldn't be evaluated; the others are written."""

@@ -10,9 +10,9 @@ from pathlib import Path
 from stages.datasets.manifest import Manifest
 from stages.datasets.sources import fetch_dataset, find_source
 from stages.datasets.verified import DatasetError
-from stages.experiment import ParamsError, load_params
 from stages.faults import in_one_line
-from stages.store import home, write_atomically
+from stages.params.experiment import ParamsError, load_params
+from stages.runs.store import home, write_atomically
 
 
 @in_one_line("fetch")

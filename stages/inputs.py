@@ -11,9 +11,9 @@ import json
 import shutil
 import sys
 
-from stages.experiment import ParamsError, load_params
 from stages.faults import in_one_line, named
-from stages.stage_inputs import TARGET, code_digests, stage_inputs
+from stages.params.experiment import ParamsError, load_params
+from stages.params.stage_inputs import TARGET, code_digests, stage_inputs
 
 
 @in_one_line("inputs")

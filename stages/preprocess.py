@@ -11,10 +11,10 @@ from stages.datasets.packed import Kind
 from stages.datasets.prepare import prepare
 from stages.datasets.sources import find_source
 from stages.datasets.verified import DatasetError
-from stages.experiment import ParamsError, load_params
 from stages.faults import in_one_line
-from stages.stage_inputs import refuse_changed
-from stages.store import home
+from stages.params.experiment import ParamsError, load_params
+from stages.params.stage_inputs import refuse_changed
+from stages.runs.store import home
 
 UNITS: dict[Kind, str] = {"images": "images", "table": "rows", "text": "tokens"}
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from sqlalchemy.engine import make_url
 
-from stages.evidence import EvidenceError
-from stages.experiment import ParamsError
 from stages.faults import in_one_line
+from stages.params.experiment import ParamsError
+from stages.params.stage_inputs import refuse_changed
 from stages.recording import LedgerError, RecordError, record
 from stages.results import ResultsUnavailable
-from stages.stage_inputs import refuse_changed
+from stages.runs.evidence import EvidenceError
 
 TRACKED = "data/results.db"
 

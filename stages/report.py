@@ -7,12 +7,12 @@ import os
 import sys
 from pathlib import Path
 
-from stages.evidence import EvidenceError
-from stages.experiment import ParamsError
 from stages.faults import in_one_line
+from stages.params.experiment import ParamsError
 from stages.recording import LedgerError, RecordError
-from stages.reporting import write_deviations, write_docs, write_report
+from stages.recording.reporting import write_deviations, write_docs, write_report
 from stages.results import ResultsUnavailable
+from stages.runs.evidence import EvidenceError
 
 
 @in_one_line("report")

@@ -1,7 +1,7 @@
 """Everything fixed before running: margins, looks, levels.  Their digest is stored with every verdict.
 
-They are `verdicts:` of params.yaml, read by `stages.experiment`, and separate from `stages.verdicts` so that reading
-params loads no statistics.
+They are `verdicts:` of params.yaml, read by `stages.params.experiment`, and separate from `stages.verdicts` so that
+reading params loads no statistics.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ It names no experiment, arm or profile.  `run_key` is the address of the outcome
 in two tables is one run.
 
 Standard library only: the worker runs where no schema, YAML or SQL library is installed.  The dataclasses carry
-`__pydantic_config__`, a plain attribute, so that `stages.experiment` can validate a file against them.
+`__pydantic_config__`, a plain attribute, so that `stages.params.experiment` can validate a file against them.
 """
 
 from __future__ import annotations

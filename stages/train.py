@@ -10,14 +10,14 @@ import threading
 from pathlib import Path
 
 from stages.datasets.packed import PackedDataError
-from stages.engine.local import SlotKilled
-from stages.engine.orphan import OrphanedStage, dvc_and_shells, end_with
-from stages.evidence import EvidenceError
-from stages.experiment import ParamsError, load_params
 from stages.faults import in_one_line
-from stages.progress import ProgressDisplay
-from stages.runner import train_experiment
-from stages.stage_inputs import refuse_changed
+from stages.params.experiment import ParamsError, load_params
+from stages.params.stage_inputs import refuse_changed
+from stages.runs.evidence import EvidenceError
+from stages.scheduling.engine.local import SlotKilled
+from stages.scheduling.engine.orphan import OrphanedStage, dvc_and_shells, end_with
+from stages.scheduling.progress import ProgressDisplay
+from stages.scheduling.runner import train_experiment
 
 KILLED = 3
 """Exit code where something killed the processes that trained."""

@@ -27,14 +27,13 @@ from stages.checkpoint.predictor import dump_checkpoint
 from stages.datasets.packed import PackedInfo, read_info
 from stages.device import pick_device
 from stages.evaluation.flops import FlopCounts
-from stages.fingerprint import is_pinned, unlike_loaded
 from stages.memory import keep_freed_memory
 from stages.ops.products_native import use_fast_products
-from stages.outcome import seal
 from stages.run import RunSpec, canonical_json
-from stages.stacking.grouping import remember, stack_id
-from stages.stacking.loop import StackState, code_of_stack, fit_stack, mode_of, stack_class
-from stages.store import RunStore, write_atomically
+from stages.runs.fingerprint import is_pinned, unlike_loaded
+from stages.runs.outcome import seal
+from stages.runs.stacks import remember, stack_id
+from stages.runs.store import RunStore, write_atomically
 from stages.training.energy import EnergyMeter, energy_joules
 from stages.training.environment import (
     describe_environment,
@@ -44,6 +43,7 @@ from stages.training.environment import (
 )
 from stages.training.loop import Outcome, Progress, TrainingState, TrainingStopped
 from stages.training.session import flushing_denormals, open_session, plain_network, task_of
+from stages.training.stacked import StackState, code_of_stack, fit_stack, mode_of, stack_class
 from stages.training.tables import Regression
 
 __all__ = ["Job", "TrainingStopped", "can_stack", "train_run", "train_stack"]
@@ -177,7 +177,7 @@ def train_stack(
     should_stop: Callable[[], bool] = lambda: False,
     publishing: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> list[Path]:
-    """Train runs of one network as one stacked model (`stages.stacking`), and publish each as `train_run` does.
+    """Train runs of one network as one stacked model (`stages.training.stacked`), and publish each as `train_run` does.
 
     Raises:
         ValueError: the packed data are not those of the specs.

@@ -13,7 +13,7 @@ import yaml
 
 from stages.datasets.embedded import class_names, compose_stand_in
 from stages.datasets.packed import PackedInfo, digest_images, write_packed
-from stages.experiment import load_params
+from stages.params.experiment import load_params
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 EXPERIMENT = "tiny-mnist"

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from stages import analyse
-from stages.finding import Finding, Reading
-from stages.ledger import ClaimLine, read_claims
+from stages.claims import ClaimLine, read_claims
+from stages.papers.finding import Finding, Reading
 from tests.project import MARGINS, REPOSITORY, environment
 
 
@@ -42,7 +42,7 @@ def toy_paper(tmp_path: Path) -> Path:
     paper.mkdir()
     (paper / "__init__.py").touch()
     (paper / "findings.py").write_text(
-        "from stages.finding import Finding\n"
+        "from stages.papers.finding import Finding\n"
         "def findings(margins):\n"
         "    return [Finding(claim='toy.half', status='holds', computed={'ratio': 1 / 3}, explanation='A third.'),\n"
         "            Finding(claim='toy.sum', status='fails', computed={'sum': 5}, explanation='2 + 2 is not 5.')]\n"

@@ -17,91 +17,44 @@ VERBS = ("inputs", "fetch", "preprocess", "train", "evaluate", "analyse", "recor
 # part of `stages` -> the other parts that it may import
 ALLOWED: dict[str, set[str]] = {
     "run": set(),
-    "outcome": set(),
     "faults": set(),
-    "store": {"outcome", "faults"},
-    "fingerprint": {""},
     "images": set(),
     "device": set(),
     "memory": set(),
-    "finding": set(),
     "observation": set(),
-    "ranges": set(),
-    "schema": {"ranges"},
     "rules": set(),
+    "runs": {"", "run", "faults"},
     "verdicts": {"rules"},
-    "grid": set(),
-    "signature": {"fingerprint", "papers", "schema"},
     "ops": set(),
     "optim": set(),
-    "experiment": {"run", "schema", "ranges", "grid", "rules", "signature"},
-    "stage_inputs": {"experiment", "fingerprint", "signature"},
-    "budget": {"run", "experiment", "signature"},
-    "curves": {"run"},
-    "evidence": {"run", "curves"},
-    "equivalence": {"run", "curves", "evidence", "fingerprint"},
-    "consistency": {"run", "curves", "evidence"},
-    "datasets": {"experiment", "store", "faults"},
-    "results": {"run", "experiment", "evidence", "verdicts", "faults"},
-    "ledger": {"run", "finding", "fingerprint", "schema", "rules", "experiment", "evidence", "verdicts", "faults"},
-    "recording": {
-        *("run", "finding", "store", "fingerprint", "experiment", "budget"),
-        *("curves", "evidence", "consistency", "equivalence", "rules", "ledger", "results", "verdicts", "datasets"),
-    },
-    "reporting": {"store", "ledger", "recording", "results"},
-    "verifying": {
-        *("run", "outcome", "fingerprint", "experiment", "budget", "curves", "evidence", "consistency"),
-        *("datasets", "checkpoint", "recording", "results", "publishing", "recomputing", "equivalence"),
-    },
-    "recomputing": {"run", "evidence", "datasets", "checkpoint", "training", "evaluation"},
-    "papers": {"run", "finding", "observation", "rules", "ops", "optim"},
-    "training": {"run", "device", "memory", "datasets", "ops", "optim", "papers"},
+    "papers": {"run", "observation", "rules", "ops", "optim"},
+    "params": {"run", "rules", "runs", "papers"},
+    "datasets": {"faults", "runs", "params"},
+    "training": {"run", "device", "memory", "runs", "datasets", "ops", "optim", "papers"},
     "checkpoint": {"run", "ops", "papers"},
     "evaluation": {
-        *("run", "store", "outcome", "fingerprint", "experiment", "curves", "evidence", "consistency", "runlist"),
-        *("training", "device", "ops", "papers", "checkpoint", "datasets", "observation", "equivalence"),
+        *("run", "device", "observation", "runs", "params", "datasets", "training", "ops", "papers", "checkpoint"),
     },
-    "engine": {"run", "store", "experiment", "faults"},
-    "publishing": {"store", "fingerprint", "evidence", "consistency", "equivalence"},
-    "proving": {"run", "store", "fingerprint", "experiment", "evidence", "equivalence", "datasets"},
-    "releasing": {"store", "evidence", "checkpoint", "datasets", "evaluation", "publishing"},
-    "housekeeping": {"store", "stacking"},
-    "progress": {"engine"},
-    "runlist": {"store", "outcome"},
-    "planning": {"run", "experiment", "budget", "datasets", "evaluation"},
-    "stacking": {"run", "store", "fingerprint", "training"},
-    "runner": {
-        *("run", "store", "outcome", "fingerprint", "experiment", "budget"),
-        *("datasets", "engine", "runlist", "stacking", "equivalence"),
+    "scheduling": {"run", "faults", "runs", "params", "datasets", "evaluation"},
+    "results": {"run", "faults", "runs", "params", "verdicts"},
+    "claims": {"run", "faults", "rules", "runs", "papers", "params", "verdicts"},
+    "recording": {"run", "rules", "runs", "params", "papers", "datasets", "claims", "results", "verdicts"},
+    "upkeep": {
+        *("run", "runs", "params", "datasets", "training", "checkpoint", "evaluation", "scheduling", "recording"),
+        "results",
     },
+    "proving": {"run", "runs", "params", "datasets"},
     "worker": {
-        *("run", "fingerprint", "device", "memory", "store", "outcome", "ops", "papers", "training", "stacking"),
-        *("datasets", "checkpoint", "evaluation"),
+        *("run", "device", "memory", "runs", "datasets", "ops", "papers", "training", "checkpoint", "evaluation"),
     },
 }
 SERVICE_MAY_IMPORT = {
-    *("stages.experiment", "stages.results", "stages.checkpoint", "stages.images", "stages.device"),
+    *("stages.params.experiment", "stages.results", "stages.checkpoint", "stages.images", "stages.device"),
     *("stages.datasets.packed", "stages.memory"),
 }
 WITHOUT_TORCH = (
-    "run",
-    "store",
-    "fingerprint",
-    "experiment",
-    "budget",
-    "evidence",
-    "equivalence",
-    "proving",
-    "results",
-    "ledger",
-    "recording",
-    "reporting",
-    "rules",
-    "verdicts",
-    "engine",
-    "runner",
-    "fetch",
-    "preprocess",
+    *("run", "rules", "runs", "params", "verdicts", "claims", "results", "recording", "proving"),
+    *("scheduling.engine", "scheduling.runner", "fetch", "preprocess"),
 )
 # A worker starts where nothing but these is installed; Triton comes with a torch for GPUs, and only those need it.
 WORKER_PACKAGES = {"torch", "numpy", "safetensors", "triton"}
@@ -215,13 +168,17 @@ def test_nothing_in_stages_imports_the_service() -> None:
 def test_papers_never_import_each_other() -> None:
     for path in python_files("stages/papers"):
         own = module_name(path).split(".")[2:3]
-        others = {name.split(".")[2] for name in our_imports(path) if name.startswith("stages.papers.")} - set(own)
+        others = {name.split(".")[2] for name in our_imports(path) if name.startswith("stages.papers.")} - {
+            *own,
+            "finding",
+        }
         assert not others, f"{path.relative_to(ROOT)} imports {others}"
 
 
 @pytest.mark.parametrize("part", WITHOUT_TORCH)
 def test_part_never_reaches_torch(part: str) -> None:
-    members = [module_name(path) for path in python_files("stages") if part_of(module_name(path)) == part]
+    modules = [module_name(path) for path in python_files("stages")]
+    members = [name for name in modules if f"{name}.".startswith(f"stages.{part}.")]
     assert members
     assert {name: third_party(name) & {"torch", "torchvision", "timm"} for name in members} == {
         n: set() for n in members
@@ -253,5 +210,5 @@ def test_seven_modules_import_by_name() -> None:
     The static closure sees the rest; the runner adds model and optimiser to a run's fingerprint.
     """
     users = {module_name(path) for path in python_files("stages") if "import_module" in path.read_text()}
-    papers = {"stages.papers", "stages.ops.fast_layers_native", "stages.analyse", "stages.stacking.loop"}
-    assert users == papers | {"stages.training.optimizer", "stages.engine.local", "stages.proving.driver"}
+    papers = {"stages.papers", "stages.ops.fast_layers_native", "stages.analyse", "stages.training.stacked"}
+    assert users == papers | {"stages.training.optimizer", "stages.scheduling.engine.local", "stages.proving.driver"}

@@ -14,11 +14,11 @@ from typing import get_args
 
 import pytest
 
-from stages.experiment import Experiment, Params, load_params
-from stages.ledger import ClaimLine, LedgerError, param_values, place_claims, read_claims
-from stages.ledger.claims import TALLIES, Kind, parse_claims
-from stages.ledger.judging import EXACT, NO_NUMBER
-from stages.ledger.trained import JUDGES
+from stages.claims import ClaimLine, LedgerError, param_values, place_claims, read_claims
+from stages.claims.judging import EXACT, NO_NUMBER
+from stages.claims.lines import TALLIES, Kind, parse_claims
+from stages.claims.trained import JUDGES
+from stages.params.experiment import Experiment, Params, load_params
 from tests.project import MARGINS
 
 ROOT = Path(__file__).resolve().parent.parent

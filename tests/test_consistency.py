@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stages.consistency import find_contradictions, find_cost_contradictions, find_release_contradictions
-from stages.evidence import (
+from stages.recording import RecordError, record
+from stages.run import canonical_json
+from stages.runs.consistency import find_contradictions, find_cost_contradictions, find_release_contradictions
+from stages.runs.evidence import (
     EvidenceError,
     EvidenceLine,
     evidence_files,
@@ -23,8 +25,6 @@ from stages.evidence import (
     unpack_correct,
     write_lines,
 )
-from stages.recording import RecordError, record
-from stages.run import canonical_json
 from tests.project import REPOSITORY
 
 EVIDENCE = REPOSITORY / "data" / "evidence"

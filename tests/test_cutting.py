@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from stages.datasets.packed import PackedInfo, TableSet, TokenSet, digest_packed, read_info, write_packed
-from stages.equivalence import path_of
-from stages.experiment import load_params
+from stages.params.experiment import load_params
 from stages.proving.affected import Made
 from stages.proving.cutting import DataHere, cut_run
 from stages.run import (
@@ -24,6 +23,7 @@ from stages.run import (
     SplitSpec,
     training_counts,
 )
+from stages.runs.equivalence import path_of
 from tests.project import REPOSITORY, pack_stand_in
 
 PARAMS = load_params(REPOSITORY)

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from stages.budget import PlannedRun, plan_runs
-from stages.experiment import DatasetSource, load_params
 from stages.papers import build_model
 from stages.papers.dac.mlp import DACMLP, MLP
+from stages.params.budget import PlannedRun, plan_runs
+from stages.params.experiment import DatasetSource, load_params
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, SplitSpec
-from stages.stacking.loop import Stack, StackState, fit_stack, stack_class
 from stages.training.images import ImageClassification, LabelledImages
 from stages.training.images_native import with_fast_batches
 from stages.training.loop import Task, fit
+from stages.training.stacked import Stack, StackState, fit_stack, stack_class
 from stages.training.tables import Regression, TableRows
 from stages.training.tokens import NextToken, TokenWindows
 from tests.project import REPOSITORY

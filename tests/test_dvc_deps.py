@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 import yaml
 
-from stages.experiment import load_params
-from stages.fingerprint import code_fingerprint
-from stages.stage_inputs import code_digests, modules_run, stage_inputs
+from stages.params.experiment import load_params
+from stages.params.stage_inputs import code_digests, modules_run, stage_inputs
+from stages.runs.fingerprint import code_fingerprint
 
 ROOT = Path(__file__).resolve().parent.parent
 PARAMS = load_params(ROOT)
 INPUTS = stage_inputs(PARAMS)
-# Modules that import by name: what they may find has to be among the roots of `stages.stage_inputs`.
+# Modules that import by name: what they may find has to be among the roots of `stages.params.stage_inputs`.
 IMPORT_BY_NAME = {
     "analyse.py",  # the papers' findings
     "engine/local.py",  # the worker

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from stages.budget import plan_runs
-from stages.equivalence import PATH, Compared, EquivalenceLine, Equivalences, Proof, path_of, read_equivalences
-from stages.evidence import EvidenceError, seal
-from stages.experiment import load_params
-from stages.fingerprint import kind_of
+from stages.params.budget import plan_runs
+from stages.params.experiment import load_params
 from stages.run import AugmentationSpec, ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, canonical_json
-from stages.runner import ways_to
+from stages.runs.equivalence import PATH, Compared, EquivalenceLine, Equivalences, Proof, path_of, read_equivalences
+from stages.runs.evidence import EvidenceError, seal
+from stages.runs.fingerprint import kind_of
+from stages.scheduling.runner import ways_to
 from tests.project import EXPERIMENT, REPOSITORY, environment, make_project
 
 IGNORED = (

@@ -17,16 +17,16 @@ import numpy as np
 import pytest
 
 from stages.checkpoint.predictor import Predictor, load_predictor
-from stages.consistency import find_contradictions
 from stages.datasets.packed import ImageSet, PackedInfo, TableSet, TokenSet, read_images
 from stages.evaluate import INCOMPLETE, main
 from stages.evaluation import trained as trained_runs
 from stages.evaluation.experiment import evaluate_experiment
 from stages.evaluation.part import cut_info, cut_rows
-from stages.evidence import CostLine, ResultLine, read_lines, unpack_confusion, unpack_correct
-from stages.experiment import load_params
-from stages.recomputing import compare, recompute, spot_check
-from stages.runner import train_experiment
+from stages.params.experiment import load_params
+from stages.runs.consistency import find_contradictions
+from stages.runs.evidence import CostLine, ResultLine, read_lines, unpack_confusion, unpack_correct
+from stages.scheduling.runner import train_experiment
+from stages.upkeep.recomputing import compare, recompute, spot_check
 from tests.project import EXPERIMENT, edit, make_project, pack_stand_in
 
 RESULTS = Path("data/results") / f"{EXPERIMENT}.jsonl"

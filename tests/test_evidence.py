@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from stages.curves import Curves, EpochRow, as_curves, given_columns
-from stages.equivalence import read_equivalences
-from stages.evidence import EvidenceError, EvidenceLine, ResultLine, evidence_files, read_lines, write_lines
-from stages.experiment import load_params
-from stages.publishing import line_faults
+from stages.params.experiment import load_params
 from stages.recording.sources import find_results
+from stages.runs.curves import Curves, EpochRow, as_curves, given_columns
+from stages.runs.equivalence import read_equivalences
+from stages.runs.evidence import EvidenceError, EvidenceLine, ResultLine, evidence_files, read_lines, write_lines
+from stages.upkeep.publishing import line_faults
 from tests.project import REPOSITORY
 
 ROWS = (

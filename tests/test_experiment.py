@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from stages.budget import describe_cut, plan_runs
-from stages.experiment import ParamsError, load_params, resolve_protocol
+from stages.params.budget import describe_cut, plan_runs
+from stages.params.experiment import ParamsError, load_params, resolve_protocol
 from tests.project import REPOSITORY, edit
 
 CIFAR100 = "params/ninformer-cifar100.yaml"

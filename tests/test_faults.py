@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from stages.claims import LedgerError
+from stages.claims.lines import parse_claims
 from stages.faults import describe_fault, in_one_line, named
-from stages.ledger import LedgerError
-from stages.ledger.claims import parse_claims
 from tests.preloaded import Preloaded
 from tests.project import EXPERIMENT, REPOSITORY, environment, make_project
 

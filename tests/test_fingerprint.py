@@ -15,7 +15,7 @@ import pytest
 
 from stages.datasets.packed import Kind
 from stages.faults import in_one_line
-from stages.fingerprint import (
+from stages.runs.fingerprint import (
     CHOOSING,
     PACKAGE_ROOT,
     TRAINING_ROOTS,
@@ -106,7 +106,7 @@ def test_a_module_that_is_not_ours_is_refused() -> None:
 @pytest.mark.parametrize("version", ["3.12", "3.13"])
 def test_digests_are_the_same_in_other_pythons(version: str) -> None:
     roots = [*TRAINING_ROOTS["images"], "stages.papers.ninformer.local_vit"]
-    script = f"from stages.fingerprint import code_fingerprint as f; print(f({roots!r}))"
+    script = f"from stages.runs.fingerprint import code_fingerprint as f; print(f({roots!r}))"
     python = shutil.which(f"python{version}")
     if python is None or subprocess.run([python, "--version"], capture_output=True, check=False).returncode:
         pytest.skip(f"no python{version} on this machine")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from stages.housekeeping import ABANDONED_SECONDS, disk_usage, remove_leftovers
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec
-from stages.stacking.grouping import remember
-from stages.store import RunStore
+from stages.runs.stacks import remember
+from stages.runs.store import RunStore
+from stages.upkeep.housekeeping import ABANDONED_SECONDS, disk_usage, remove_leftovers
 
 OUTCOME = {"result.json": b"{}", "weights.safetensors": b"w" * 1000}
 

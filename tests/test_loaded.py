@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from stages import LOADED
-from stages.fingerprint import code_fingerprint, source_path, unlike_loaded
+from stages.runs.fingerprint import code_fingerprint, source_path, unlike_loaded
 from tests.project import EXPERIMENT, REPOSITORY, environment, make_project
 
 MODEL = "stages/papers/ninformer/layers.py"
@@ -69,8 +69,8 @@ def test_damaged_bytecode_is_made_anew(checkout: Path) -> None:
 TRAIN_WITH_AN_EDIT = f"""
 import re, sys, threading
 from pathlib import Path
-from stages import runner
-from stages.experiment import load_params
+from stages.scheduling import runner
+from stages.params.experiment import load_params
 path = Path({MODEL!r})
 source = path.read_text()
 names = runner.run_groups

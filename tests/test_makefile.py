@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.experiment import load_params
+from stages.params.experiment import load_params
 
 ROOT = Path(__file__).resolve().parent.parent
 FRAME = ("Makefile", "Dockerfile", ".ci/run", "dvc.yaml")

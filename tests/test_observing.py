@@ -20,14 +20,14 @@ from stages.checkpoint.predictor import load_predictor
 from stages.datasets.packed import read_images
 from stages.evaluate import main
 from stages.evaluation.observing import IMAGES
-from stages.evidence import ResultLine, read_lines, write_lines
-from stages.experiment import load_params
 from stages.papers.brownian import ViT
 from stages.papers.brownian.probe import head_rows
 from stages.papers.hyperbf import HyperBF
-from stages.recomputing import look_again
+from stages.params.experiment import load_params
 from stages.recording import record
-from stages.runner import train_experiment
+from stages.runs.evidence import ResultLine, read_lines, write_lines
+from stages.scheduling.runner import train_experiment
+from stages.upkeep.recomputing import look_again
 from tests.project import REPOSITORY, pack_stand_in
 
 TINY = {

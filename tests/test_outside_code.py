@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from stages.fingerprint import code_fingerprint, import_closure, imported_modules, is_pinned, source_path
-from stages.signature import known_papers
+from stages.params.signature import known_papers
+from stages.runs.fingerprint import code_fingerprint, import_closure, imported_modules, is_pinned, source_path
 from tests.project import EXPERIMENT, REPOSITORY, environment, make_project
 
 VIT = Path("stages/papers/ninformer/vit.py")
@@ -103,8 +103,8 @@ def test_an_edit_of_a_users_module_while_it_trains_publishes_nothing(checkout: P
     script = f"""
 import threading
 from pathlib import Path
-from stages import runner
-from stages.experiment import load_params
+from stages.scheduling import runner
+from stages.params.experiment import load_params
 path = Path("mine/helpers.py")
 run_groups = runner.run_groups
 def edit_first(*arguments):

@@ -15,11 +15,11 @@ from stages.datasets.manifest import Manifest
 from stages.datasets.prepare import prepare
 from stages.datasets.rows import count_rows
 from stages.evaluation.flops import FlopCounts
-from stages.evidence import EvidenceLine, read_lines
-from stages.experiment import Params, load_params
-from stages.planning import Cost, add_up, expected_epochs, plan_costs
+from stages.params.experiment import Params, load_params
 from stages.run import ModelSpec, Replicate, SplitSpec, training_counts
-from stages.runner import assignments
+from stages.runs.evidence import EvidenceLine, read_lines
+from stages.scheduling.planning import Cost, add_up, expected_epochs, plan_costs
+from stages.scheduling.runner import assignments
 from stages.training.split import training_rows
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import vl_convert
 
-from stages.curves import COLUMNS
+from stages.runs.curves import COLUMNS
 from tests.project import EXPERIMENT, REPOSITORY, environment, make_project
 
 ARMS, REPLICATES, EPOCHS = ("vit", "ninformer", "ninformer-wide"), 3, 4

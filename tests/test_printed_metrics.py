@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from stages.recording import record
 from stages.results import METRICS, ArmMetric, ExperimentComparison, as_csv, compare, find_judged, open_results
 from stages.verdicts import ARM_METRICS, min_over_epochs, window_error
-from tests.ledger.lines import claims, copy_project, params, publish, results
+from tests.claims.lines import claims, copy_project, params, publish, results
 
 RNG = np.random.default_rng(4)
 EPOCHS = 9

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stages.equivalence import PATH as EQUIVALENCES
-from stages.equivalence import Compared, EquivalenceLine, Proof, append_line, path_of
-from stages.evidence import (
+from stages.run import canonical_json
+from stages.runs.equivalence import PATH as EQUIVALENCES
+from stages.runs.equivalence import Compared, EquivalenceLine, Proof, append_line, path_of
+from stages.runs.evidence import (
     CostLine,
     DataUsed,
     EvidenceError,
@@ -27,10 +28,9 @@ from stages.evidence import (
     seal,
     write_lines,
 )
-from stages.fingerprint import source_digest, source_path, training_code
-from stages.publishing import PublishError, is_dirty, line_faults, publish
-from stages.run import canonical_json
+from stages.runs.fingerprint import source_digest, source_path, training_code
 from stages.training.environment import environment_digest
+from stages.upkeep.publishing import PublishError, is_dirty, line_faults, publish
 from tests.project import REPOSITORY
 
 MODEL = "stages.papers.ninformer.vit:ViT"

@@ -26,8 +26,8 @@ from typing import Any
 
 import pytest
 
-from stages.evidence import seal
 from stages.run import canonical_json
+from stages.runs.evidence import seal
 from tests.checkout import DVC, make_checkout, repro, run
 from tests.project import EXPERIMENT, REPOSITORY, environment
 from tests.soak import write_soak_report

@@ -10,9 +10,9 @@ from fastapi.testclient import TestClient
 
 from service.app import create_app
 from service.settings import Settings
-from stages.ledger import read_claims
-from stages.ledger.judging import EXACT
-from stages.reporting import write_docs
+from stages.claims import read_claims
+from stages.claims.judging import EXACT
+from stages.recording.reporting import write_docs
 from stages.results import open_results
 from stages.results.claims import tally
 from tests.project import REPOSITORY

@@ -12,13 +12,22 @@ import pytest
 import yaml
 
 from stages import record as verb
-from stages.equivalence import PATH, Compared, EquivalenceLine, Proof, append_line, path_of
-from stages.evidence import CostLine, EvidenceError, EvidenceLine, Release, ResultLine, read_lines, seal, write_lines
-from stages.fingerprint import code_today
 from stages.recording import LedgerError, RecordError, record
 from stages.recording.sources import Found
 from stages.results import Checkpoint, Claim, Result, open_results
 from stages.run import canonical_json
+from stages.runs.equivalence import PATH, Compared, EquivalenceLine, Proof, append_line, path_of
+from stages.runs.evidence import (
+    CostLine,
+    EvidenceError,
+    EvidenceLine,
+    Release,
+    ResultLine,
+    read_lines,
+    seal,
+    write_lines,
+)
+from stages.runs.fingerprint import code_today
 from tests.service.results_factory import add_results, as_published, make_root
 
 DATABASE = "data/results.db"

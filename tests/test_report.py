@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from stages import cli, report
-from stages.evidence import EvidenceLine, read_lines, write_lines
 from stages.recording import record
-from stages.reporting import write_docs
+from stages.recording.reporting import write_docs
+from stages.runs.evidence import EvidenceLine, read_lines, write_lines
 from tests.service.results_factory import REPOSITORY, make_root, without_test_images
 
 

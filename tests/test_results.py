@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
-from stages.evidence import EvidenceLine, ResultLine, read_lines, write_lines
 from stages.recording import record
 from stages.results import (
     ResultsUnavailable,
@@ -26,6 +25,7 @@ from stages.results import (
     wilson_interval,
 )
 from stages.run import RunSpec
+from stages.runs.evidence import EvidenceLine, ResultLine, read_lines, write_lines
 from tests.service.results_factory import add_results, make_root
 
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from stages.engine.local import Event
-from stages.experiment import ParamsError, load_params
-from stages.outcome import seal
-from stages.runlist import read_run_list
-from stages.runner import train_experiment
-from stages.store import RunStore
+from stages.params.experiment import ParamsError, load_params
+from stages.runs.outcome import seal
+from stages.runs.runlist import read_run_list
+from stages.runs.store import RunStore
+from stages.scheduling.engine.local import Event
+from stages.scheduling.runner import train_experiment
 from tests.project import EXPERIMENT, edit, make_project
 
 
@@ -211,7 +211,7 @@ def test_without_hard_links_files_are_copied_whole(project: Path, monkeypatch: p
     def refuse(source: Path, target: Path) -> None:
         raise OSError(18, "Invalid cross-device link")
 
-    monkeypatch.setattr("stages.runner.os.link", refuse)
+    monkeypatch.setattr("stages.scheduling.runner.os.link", refuse)
     assert run()
     store, folder = Path("data/store/runs") / listed("vit"), Path("data/runs") / EXPERIMENT / listed("vit")
     assert {f.name: f.read_bytes() for f in store.iterdir()} == {f.name: f.read_bytes() for f in folder.iterdir()}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.store import RunStore, write_atomically
+from stages.runs.store import RunStore, write_atomically
 
 FILES = {"spec.json": b"{}", "result.json": b"{}"}
 

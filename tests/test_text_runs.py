@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from stages.budget import describe_cut, plan_runs
 from stages.datasets.manifest import Manifest
 from stages.datasets.packed import read_tokens
 from stages.datasets.prepare import prepare
 from stages.evaluate import main as evaluate
-from stages.evidence import CostLine, ResultLine, read_lines
-from stages.experiment import load_params
+from stages.params.budget import describe_cut, plan_runs
+from stages.params.experiment import load_params
 from stages.recording import record
-from stages.runner import train_experiment
+from stages.runs.evidence import CostLine, ResultLine, read_lines
+from stages.scheduling.runner import train_experiment
 from tests.project import REPOSITORY
 
 EXPERIMENT = "nmn-gpt"

@@ -16,13 +16,13 @@ import pytest
 
 from stages.cli import main
 from stages.datasets.packed import ImageSet, PackedInfo, TokenSet, digest_images, digest_tokens, write_packed
-from stages.evidence import EvidenceLine, ResultLine, pack_correct, read_lines, seal, unpack_correct
-from stages.outcome import seal as seal_outcome
-from stages.recomputing import compare, compare_released, recompute, spot_check
 from stages.recording import record
 from stages.results import UnknownCheckpoint
 from stages.run import canonical_json
-from stages.verifying import REMEDIES, Link, Trail, check_data, verify
+from stages.runs.evidence import EvidenceLine, ResultLine, pack_correct, read_lines, seal, unpack_correct
+from stages.runs.outcome import seal as seal_outcome
+from stages.upkeep.recomputing import compare, compare_released, recompute, spot_check
+from stages.upkeep.verifying import REMEDIES, Link, Trail, check_data, verify
 from tests.packed_table import pack_table
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -121,7 +121,7 @@ def test_a_lot_that_is_broken_is_still_twenty_lines(
 ) -> None:
     links = tuple(Link(name, "broken", "x") for name in REMEDIES if name != "record")
     trails = [Trail(f"toy.arm.{number}", links) for number in range(99)]
-    monkeypatch.setattr("stages.verifying.verify", lambda *_, **__: (Link("record", "broken", "x"), trails))
+    monkeypatch.setattr("stages.upkeep.verifying.verify", lambda *_, **__: (Link("record", "broken", "x"), trails))
     assert main(["verify"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 20 and "and 92 more, which `claimcheck verify --all` lists" in lines

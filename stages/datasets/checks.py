@@ -10,7 +10,7 @@ import numpy as np
 
 from stages.datasets.packed import ImageSet, Split
 from stages.datasets.verified import DatasetError
-from stages.experiment import DatasetSource
+from stages.params.experiment import DatasetSource
 
 
 class UnknownReader(DatasetError):

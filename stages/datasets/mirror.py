@@ -15,9 +15,9 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from stages.datasets.verified import DatasetError, Digests, Pin, read_chunks, store_verified
-from stages.experiment import DatasetSource, ParamsError, SourceFile, load_params
 from stages.faults import in_one_line
-from stages.store import home, write_atomically
+from stages.params.experiment import DatasetSource, ParamsError, SourceFile, load_params
+from stages.runs.store import home, write_atomically
 
 
 class BadMirror(DatasetError):

@@ -34,7 +34,7 @@ from stages.datasets.prepare_table import prepare_table
 from stages.datasets.provenance import judge_provenance
 from stages.datasets.text import prepare_text
 from stages.datasets.verified import ChecksumMismatch, digest_file
-from stages.experiment import DatasetSource
+from stages.params.experiment import DatasetSource
 
 # A reader has CLASSES, FILES (the names of the raw files of each split) and read_split(folder, split) -> ImageSet; one
 # that makes the split itself also has describe(folder) -> str, one without published digests is_whole(folder) -> bool.

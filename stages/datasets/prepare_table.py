@@ -13,7 +13,7 @@ from stages.datasets.checks import UnknownReader, WrongCount, WrongShape, check_
 from stages.datasets.manifest import Manifest
 from stages.datasets.packed import PackedInfo, Split, TableSet, digest_tables, write_packed
 from stages.datasets.provenance import all_files, judge_provenance
-from stages.experiment import DatasetSource
+from stages.params.experiment import DatasetSource
 
 STAND_IN_ROWS: dict[Split, int] = {"train": 576, "test": 64}
 SPLIT_SEED = 0

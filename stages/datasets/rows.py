@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from stages.datasets import text
 from stages.datasets.embedded import stand_in_counts
 from stages.datasets.prepare_table import STAND_IN_ROWS
-from stages.experiment import DatasetSource
+from stages.params.experiment import DatasetSource
 
 
 @dataclass(frozen=True, kw_only=True)

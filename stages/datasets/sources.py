@@ -27,7 +27,7 @@ from stages.datasets.mirror import (
     write_mirror,
 )
 from stages.datasets.verified import ChecksumMismatch, DatasetError, Digests, digest_file, read_chunks, store_verified
-from stages.experiment import DatasetSource, SourceFile
+from stages.params.experiment import DatasetSource, SourceFile
 
 Say = Callable[[str], None]
 

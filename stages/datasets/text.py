@@ -18,7 +18,7 @@ from stages.datasets.openwebtext import read_sample
 from stages.datasets.packed import PackedInfo, TokenSet, digest_tokens, write_packed
 from stages.datasets.provenance import all_files, judge_provenance
 from stages.datasets.verified import DatasetError
-from stages.experiment import DatasetSource
+from stages.params.experiment import DatasetSource
 
 VOCABULARY = 256  # a byte each
 TEST_PART = 10

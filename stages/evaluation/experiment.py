@@ -17,9 +17,7 @@ from typing import Any
 import torch
 
 from stages.checkpoint.predictor import Predictor
-from stages.consistency import find_contradictions
 from stages.datasets.packed import PackedInfo, read_info
-from stages.equivalence import read_equivalences
 from stages.evaluation.cost import Latency, Stopwatch
 from stages.evaluation.flops import FlopCounts
 from stages.evaluation.kept import Kept, digest_of
@@ -27,12 +25,14 @@ from stages.evaluation.observing import Observer
 from stages.evaluation.part import cut_info, cut_rows
 from stages.evaluation.scores import score
 from stages.evaluation.trained import EvaluationError, Measured, TrainedRun
-from stages.evidence import CostLine, Measurement, ResultLine
-from stages.experiment import LatencySpec, Profile
-from stages.fingerprint import changed_modules, code_today, unlike_loaded
 from stages.ops.products_native import use_fast_products
+from stages.params.experiment import LatencySpec, Profile
 from stages.run import ModelSpec
-from stages.runlist import RunList, read_run_list
+from stages.runs.consistency import find_contradictions
+from stages.runs.equivalence import read_equivalences
+from stages.runs.evidence import CostLine, Measurement, ResultLine
+from stages.runs.fingerprint import changed_modules, code_today, unlike_loaded
+from stages.runs.runlist import RunList, read_run_list
 from stages.training.environment import describe_environment
 from stages.training.kinds import RowSet, read_rows
 

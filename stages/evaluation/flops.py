@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
-from stages.fingerprint import code_fingerprint
 from stages.run import ModelSpec, canonical_json
-from stages.store import home, write_atomically
+from stages.runs.fingerprint import code_fingerprint
+from stages.runs.store import home, write_atomically
 
 # Forward FLOPs of one row of a shape; the last argument is the vocabulary of tokens, None where a row is numbers.
 CountFlops = Callable[[ModelSpec, tuple[int, ...], int | None], int]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.run import canonical_json
-from stages.store import home, write_atomically
+from stages.runs.store import home, write_atomically
 
 
 def digest_of(parts: Any) -> str:

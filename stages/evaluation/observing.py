@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from stages.checkpoint.predictor import Predictor
 from stages.datasets.packed import ImageSet
-from stages.evidence import Layers, Measurement, Moment
 from stages.observation import Observed
 from stages.papers import Observations, build_model, find_observations
 from stages.run import ModelSpec, Replicate, canonical_json
+from stages.runs.evidence import Layers, Measurement, Moment
 from stages.training.kinds import RowSet
 from stages.training.loop import seeded_model
 

@@ -18,8 +18,8 @@ from stages.evaluation.metrics import (
     cross_entropy,
     expected_calibration_error,
 )
-from stages.evidence import Measurement, pack_confusion, pack_correct
 from stages.run import Protocol
+from stages.runs.evidence import Measurement, pack_confusion, pack_correct
 from stages.training.kinds import RowSet, make_task
 from stages.training.loop import measure
 

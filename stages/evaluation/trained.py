@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from stages.checkpoint.predictor import Predictor, load_predictor
-from stages.curves import EpochRow
 from stages.datasets.packed import PackedInfo
 from stages.evaluation.cost import Latency
-from stages.evidence import CostLine, DataUsed, Divergence, Layers, Measurement, Moment, ResultLine
-from stages.outcome import find_fault, outcome_digest
 from stages.run import RunSpec
-from stages.runlist import ListedRun, RunList
+from stages.runs.curves import EpochRow
+from stages.runs.evidence import CostLine, DataUsed, Divergence, Layers, Measurement, Moment, ResultLine
+from stages.runs.outcome import find_fault, outcome_digest
+from stages.runs.runlist import ListedRun, RunList
 
 
 class EvaluationError(ValueError):

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from stages.datasets.packed import PackedDataError, read_info
-from stages.equivalence import PATH, Equivalences, is_of_cpu, path_of
-from stages.evidence import EvidenceLine, evidence_files, read_lines
-from stages.fingerprint import kind_of
-from stages.store import RunStore, home
+from stages.runs.equivalence import PATH, Equivalences, is_of_cpu, path_of
+from stages.runs.evidence import EvidenceLine, evidence_files, read_lines
+from stages.runs.fingerprint import kind_of
+from stages.runs.store import RunStore, home
 
 Codes = Callable[[Sequence[tuple[str, str, str]]], Sequence[Mapping[str, str] | None]]
 

@@ -28,11 +28,11 @@ from stages.datasets.packed import (
 )
 from stages.datasets.prepare import prepare
 from stages.datasets.sources import fetch_dataset
-from stages.experiment import Params
-from stages.fingerprint import kind_of
+from stages.params.experiment import Params
 from stages.proving.affected import Made
 from stages.run import Protocol, Replicate, RunSpec
-from stages.store import home
+from stages.runs.fingerprint import kind_of
+from stages.runs.store import home
 
 _TEST_ROWS = 32
 _LARGEST_BATCH = {"images": 4, "table": 256, "text": 2}

@@ -14,13 +14,13 @@ from typing import Any
 
 from stages.datasets.packed import PackedDataError
 from stages.datasets.verified import DatasetError
-from stages.equivalence import Compared, EquivalenceLine, Proof, append_line, read_equivalences
-from stages.experiment import Params
-from stages.fingerprint import code_today
+from stages.params.experiment import Params
 from stages.proving.affected import Affected, find_affected, made_runs
 from stages.proving.cutting import Cut, DataHere, cut_run
 from stages.proving.sides import DRIVER, EquivalenceError, Side, check_out, first_difference
 from stages.run import canonical_json
+from stages.runs.equivalence import Compared, EquivalenceLine, Proof, append_line, read_equivalences
+from stages.runs.fingerprint import code_today
 
 STEPS = 100
 THREADS = (1, 2)

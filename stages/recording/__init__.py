@@ -16,12 +16,12 @@ from pathlib import Path
 from sqlalchemy.engine import make_url
 
 from stages import results as tables
-from stages.experiment import load_params
-from stages.ledger import LedgerError, place_claims, read_claims, read_deviations, read_history
-from stages.ledger.history import PATH as HISTORY
+from stages.claims import LedgerError, place_claims, read_claims, read_deviations, read_history
+from stages.claims.history import PATH as HISTORY
+from stages.params.experiment import load_params
 from stages.recording.rows import Rows
 from stages.recording.sources import RecordError, find_results, find_weights, read_findings
-from stages.store import put_in_place
+from stages.runs.store import put_in_place
 
 __all__ = ["LedgerError", "RecordError", "Summary", "record"]
 

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from stages import results as tables
-from stages.curves import as_curves
-from stages.evidence import ResultLine
 from stages.recording.sources import Found
+from stages.runs.curves import as_curves
+from stages.runs.evidence import ResultLine
 from stages.verdicts import ARM_METRICS, NoCurves, arm_metric
 
 _NEEDED = "test_accuracy"

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from stages import results as tables
-from stages.experiment import Params
-from stages.ledger import Change, ClaimLine, Judgement, PaperDeviations, Table, touched
-from stages.ledger.history import digest_code, digest_findings, digest_verdict
+from stages.claims import Change, ClaimLine, Judgement, PaperDeviations, Table, touched
+from stages.claims.history import digest_code, digest_findings, digest_verdict
+from stages.params.experiment import Params
 from stages.rules import Rules
 
 

@@ -14,11 +14,8 @@ from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
 from stages import results as tables
-from stages.curves import COLUMNS, as_curves
-from stages.evidence import CostLine, list_observed, write_lines
-from stages.experiment import Params
-from stages.fingerprint import source_path
-from stages.ledger import Change, ClaimLine, PaperDeviations, Trial, judge_claims
+from stages.claims import Change, ClaimLine, PaperDeviations, Trial, judge_claims
+from stages.params.experiment import Params
 from stages.recording.arm_metrics import arm_metric_rows
 from stages.recording.ledger_rows import (
     change_rows,
@@ -32,6 +29,9 @@ from stages.recording.ledger_rows import (
 )
 from stages.recording.sources import FindingLine, Found, Weights
 from stages.run import canonical_json
+from stages.runs.curves import COLUMNS, as_curves
+from stages.runs.evidence import CostLine, list_observed, write_lines
+from stages.runs.fingerprint import source_path
 
 Values = tuple[Any, ...]
 

@@ -14,16 +14,16 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from stages.budget import plan_runs
-from stages.consistency import find_contradictions, find_cost_contradictions, find_release_contradictions
+from stages.claims import ClaimLine
 from stages.datasets.provenance import INEXACT_SHARE
-from stages.equivalence import Equivalences, read_equivalences
-from stages.evidence import CostLine, EvidenceLine, Origin, Release, ResultLine, evidence_files, read_lines
-from stages.experiment import Params
-from stages.finding import Finding
-from stages.fingerprint import changed_modules
-from stages.ledger import ClaimLine
+from stages.papers.finding import Finding
+from stages.params.budget import plan_runs
+from stages.params.experiment import Params
 from stages.run import STRICT, ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, canonical_json
+from stages.runs.consistency import find_contradictions, find_cost_contradictions, find_release_contradictions
+from stages.runs.equivalence import Equivalences, read_equivalences
+from stages.runs.evidence import CostLine, EvidenceLine, Origin, Release, ResultLine, evidence_files, read_lines
+from stages.runs.fingerprint import changed_modules
 
 
 class RecordError(ValueError):

@@ -16,7 +16,6 @@ from typing import Literal
 from sqlalchemy import select
 from sqlalchemy.orm import Session, selectinload
 
-from stages.evidence import Provenance
 from stages.results import tables
 from stages.results.comparison_rows import ComparedRun, ComparisonRows, load_facts, printed_metrics
 from stages.results.database import UnknownDataset, UnknownMetric, UnknownPaper, UnknownProfile
@@ -36,6 +35,7 @@ from stages.results.estimates import (
 from stages.results.metrics import FIRST_METRICS, METRICS, MetricInfo
 from stages.results.pairs import gain_between
 from stages.results.sampling import estimate, values_of, why_none
+from stages.runs.evidence import Provenance
 
 PROVENANCE_RANK = {"embedded": 0, "subset": 1, "full": 2}
 

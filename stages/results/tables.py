@@ -221,7 +221,7 @@ class Cost(Base):
 
 
 class Array(Base):
-    """A packed array, in the text form of `stages.evidence`; `kind` is correct or confusion."""
+    """A packed array, in the text form of `stages.runs.evidence`; `kind` is correct or confusion."""
 
     __tablename__ = "arrays"
     result_id: Mapped[int] = mapped_column(ForeignKey("results.id"), primary_key=True)

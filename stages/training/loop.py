@@ -1,4 +1,4 @@
-"""The training loop (`stages.stacking` has the same for several small networks at once).
+"""The training loop (`stages.training.stacked` has the same for several small networks at once).
 
 It knows rows, steps and epochs; a `Task` knows what the rows are.  Data live on the device; every random draw has its
 own generator, seeded by purpose, epoch and step, so that a training stopped anywhere resumes as if it had not been

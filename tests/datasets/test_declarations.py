@@ -11,7 +11,7 @@ import pytest
 from stages.datasets.manifest import Manifest
 from stages.datasets.packed import read_images
 from stages.datasets.prepare import READERS, prepare
-from stages.experiment import DatasetSource, load_params
+from stages.params.experiment import DatasetSource, load_params
 from tests.project import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "data.md").read_text()

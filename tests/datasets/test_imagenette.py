@@ -12,7 +12,7 @@ from stages.datasets.packed import read_images
 from stages.datasets.pictures import BadPicture, ExtraFile, MissingFile
 from stages.datasets.prepare import prepare
 from stages.datasets.sources import fetch_dataset
-from stages.experiment import load_params
+from stages.params.experiment import load_params
 from tests.datasets.archives import Entries, write_tar
 from tests.datasets.test_pictures import jpeg, stripes
 

@@ -11,7 +11,7 @@ from stages.datasets.isic2019 import ARCHIVE, COLUMNS, METADATA, TRUTH, BadTable
 from stages.datasets.pictures import ExtraFile, MissingFile, decode_square
 from stages.datasets.prepare import prepare
 from stages.datasets.sources import fetch_dataset
-from stages.experiment import DatasetSource, load_params
+from stages.params.experiment import DatasetSource, load_params
 from tests.datasets.archives import write_zip
 from tests.datasets.test_pictures import jpeg
 

@@ -13,7 +13,7 @@ from stages.datasets.mirror import BadMirror, copy_to_mirror
 from stages.datasets.prepare import prepare
 from stages.datasets.sources import NothingAvailable, Replaced, fetch_dataset
 from stages.datasets.verified import ChecksumMismatch
-from stages.experiment import DatasetSource, SourceFile
+from stages.params.experiment import DatasetSource, SourceFile
 from tests.datasets import test_isic2019
 from tests.datasets.conftest import write_folder
 from tests.datasets.official_host import Answer, OfficialHost

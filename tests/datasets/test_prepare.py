@@ -14,7 +14,7 @@ from stages.datasets.prepare import READERS, prepare
 from stages.datasets.provenance import judge_provenance
 from stages.datasets.sources import fetch_dataset
 from stages.datasets.verified import ChecksumMismatch
-from stages.experiment import DatasetSource
+from stages.params.experiment import DatasetSource
 from tests.datasets.tiny import TEST, TRAIN, TinyDataset, cifar10_files, tiny_cifar10, tiny_mnist, write_mirror_json
 
 TEST_BATCH = "cifar-10-batches-bin/test_batch.bin"

@@ -11,7 +11,7 @@ import pytest
 from stages.datasets.packed import read_images
 from stages.datasets.prepare import READERS, prepare
 from stages.datasets.sources import fetch_dataset
-from stages.experiment import load_params
+from stages.params.experiment import load_params
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

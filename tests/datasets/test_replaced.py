@@ -15,7 +15,7 @@ import pytest
 
 from stages import fetch, preprocess
 from stages.datasets.sources import NothingAvailable, Replaced, fetch_dataset
-from stages.experiment import DatasetSource, SourceFile
+from stages.params.experiment import DatasetSource, SourceFile
 from tests.datasets.official_host import Answer, OfficialHost
 from tests.datasets.tiny import tar_gz
 from tests.datasets.workplace import REPOSITORY, write_params

@@ -17,7 +17,7 @@ from stages.datasets.prepare_table import split_rows, standardise
 from stages.datasets.sgemm import BadTable
 from stages.datasets.sources import fetch_dataset
 from stages.datasets.verified import ChecksumMismatch
-from stages.experiment import DatasetSource, SourceFile, load_params
+from stages.params.experiment import DatasetSource, SourceFile, load_params
 from tests.datasets.archives import write_zip
 from tests.datasets.official_host import Answer, OfficialHost
 

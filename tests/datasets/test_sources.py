@@ -14,7 +14,7 @@ from stages.datasets.manifest import Manifest
 from stages.datasets.mirror import BadMirror
 from stages.datasets.sources import NothingAvailable, UnknownDataset, fetch_dataset, find_source
 from stages.datasets.verified import ChecksumMismatch
-from stages.experiment import DatasetSource
+from stages.params.experiment import DatasetSource
 from tests.datasets.official_host import Answer, OfficialHost
 from tests.datasets.tiny import (
     TEST,

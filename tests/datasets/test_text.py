@@ -17,7 +17,7 @@ from stages.datasets.packed import TokenSet, digest_tokens, read_tokens
 from stages.datasets.prepare import prepare
 from stages.datasets.sources import fetch_dataset
 from stages.datasets.text import BadText, compose_stand_in
-from stages.experiment import DatasetSource, SourceFile, load_params
+from stages.params.experiment import DatasetSource, SourceFile, load_params
 
 
 def declare(train: int, test: int) -> DatasetSource:

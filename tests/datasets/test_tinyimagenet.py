@@ -11,7 +11,7 @@ from stages.datasets.packed import read_images
 from stages.datasets.pictures import BadPicture, ExtraFile, MissingFile, decode_square
 from stages.datasets.prepare import prepare
 from stages.datasets.sources import fetch_dataset
-from stages.experiment import load_params
+from stages.params.experiment import load_params
 from tests.datasets.archives import Entries, write_zip
 from tests.datasets.test_pictures import jpeg, stripes
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stages.experiment import DatasetSource, SourceFile
+from stages.params.experiment import DatasetSource, SourceFile
 
 TRAIN, TEST = 50, 200
 

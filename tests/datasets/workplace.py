@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 from pydantic import TypeAdapter
 
-from stages.experiment import DatasetSource
+from stages.params.experiment import DatasetSource
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

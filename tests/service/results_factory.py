@@ -14,11 +14,14 @@ import numpy as np
 import torch
 import yaml
 
-from stages.budget import describe_cut, plan_runs
 from stages.checkpoint.contract import InputContract
 from stages.checkpoint.predictor import dump_checkpoint
-from stages.curves import EpochRow
-from stages.evidence import (
+from stages.papers import build_model
+from stages.params.budget import describe_cut, plan_runs
+from stages.params.experiment import Experiment, load_params
+from stages.run import ModelSpec, RunSpec
+from stages.runs.curves import EpochRow
+from stages.runs.evidence import (
     CostLine,
     DataUsed,
     Divergence,
@@ -32,10 +35,7 @@ from stages.evidence import (
     unpack_correct,
     write_lines,
 )
-from stages.experiment import Experiment, load_params
-from stages.fingerprint import training_code
-from stages.papers import build_model
-from stages.run import ModelSpec, RunSpec
+from stages.runs.fingerprint import training_code
 from stages.training.environment import environment_digest
 from tests.project import pack_stand_in
 

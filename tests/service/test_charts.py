@@ -10,8 +10,8 @@ from fastapi.testclient import TestClient
 
 from service.charts import MOST_TICKS, _epochs, _scale
 from service.claim_charts import arms_charts, forest_chart, gain_chart, pairs_chart
-from stages.experiment import load_params
-from stages.grid import Role
+from stages.params.experiment import load_params
+from stages.params.grid import Role
 from stages.results import Claim, ClaimRecord, JudgedClaim, PairGain, Verdict, VerdictArm
 from tests.service.results_factory import REPOSITORY
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fastapi.testclient import TestClient
 
-from stages.experiment import load_params
+from stages.params.experiment import load_params
 from tests.service.results_factory import REPOSITORY
 
 

@@ -6,7 +6,7 @@ import csv
 import re
 
 from service.wording import _WORDS, as_run, highlights, in_terms_of, name_claim, name_metric, print_value, summarise
-from stages.ledger.sensitivity import DEFENSIBLE
+from stages.claims.sensitivity import DEFENSIBLE
 from stages.results import Claim, Counts, JudgedClaim, Tally, Verdict
 from tests.service.results_factory import REPOSITORY
 

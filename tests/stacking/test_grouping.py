@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from stages.run import EarlyStopSpec, ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, SplitSpec
-from stages.stacking.grouping import MIN_STEPS, form_groups, is_worth_stacking, members_of, remember, stack_id
-from stages.store import RunStore
+from stages.runs.stacks import members_of, remember, stack_id
+from stages.runs.store import RunStore
+from stages.scheduling.grouping import MIN_STEPS, form_groups, is_worth_stacking
 
 ROWS = 100_000
 PROTOCOL = Protocol(

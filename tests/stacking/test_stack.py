@@ -14,8 +14,8 @@ from stages.ops.dac_stack_native import is_available
 from stages.papers.dac.mlp import DACMLP, MLP
 from stages.papers.dac.mlp_native import Stack
 from stages.run import EarlyStopSpec, ModelSpec, OptimizerSpec, Protocol, Replicate, SplitSpec
-from stages.stacking.loop import StackState, files_of_stack, fit_stack
 from stages.training.loop import Outcome, TrainingStopped, fit, measure, seeded_model
+from stages.training.stacked import StackState, files_of_stack, fit_stack
 from stages.training.tables import Regression, TableRows
 
 NETWORKS = pytest.mark.parametrize("network", [MLP, DACMLP])

@@ -14,8 +14,8 @@ from stages.ops import dac
 from stages.papers.dac.mlp import DACMLP, MLP
 from stages.papers.dac.mlp_native import Stack
 from stages.run import OptimizerSpec, Protocol, Replicate
-from stages.stacking.loop import fit_stack
 from stages.training.loop import fit, seeded_model
+from stages.training.stacked import fit_stack
 from stages.training.tables import Regression, TableRows
 from tests.soak import write_soak_report
 

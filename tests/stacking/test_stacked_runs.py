@@ -15,10 +15,10 @@ import torch
 
 from stages import worker
 from stages.checkpoint.predictor import load_predictor
-from stages.engine.local import Event, Group, run_groups
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, SplitSpec
-from stages.stacking.loop import code_of_stack
-from stages.store import RunStore
+from stages.runs.store import RunStore
+from stages.scheduling.engine.local import Event, Group, run_groups
+from stages.training.stacked import code_of_stack
 from stages.worker import Job, train_run, train_stack
 from tests.packed_table import pack_table
 

@@ -13,7 +13,7 @@ from stages.evaluation.flops import FlopCounts
 from stages.evaluation.scores import score
 from stages.papers.dac.mlp import MLP
 from stages.run import EarlyStopSpec, ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, SplitSpec
-from stages.store import RunStore
+from stages.runs.store import RunStore
 from stages.training.kinds import read_rows
 from stages.training.loop import fit, measure, seeded_model
 from stages.training.tables import Regression, TableRows

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from stages.curves import EpochRow
+from stages.runs.curves import EpochRow
 from stages.verdicts import NoCurves, arm_metric, min_over_epochs, pseudo_values, window_error
 
 RNG = np.random.default_rng(0)

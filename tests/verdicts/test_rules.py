@@ -8,7 +8,7 @@ import pytest
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from stages.experiment import load_params
+from stages.params.experiment import load_params
 from stages.rules import Rules
 from tests.verdicts.simulation import RULES
 

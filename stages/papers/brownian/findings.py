@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stages.finding import Finding, Reading, Status, judge_readings
 from stages.papers.brownian.findings_fisher import fisher_findings
 from stages.papers.brownian.walk import (
     attention_transition,
@@ -24,6 +23,7 @@ from stages.papers.brownian.walk import (
     spectrum,
     squared_distances,
 )
+from stages.papers.finding import Finding, Reading, Status, judge_readings
 from stages.rules import Margins
 
 ROUNDING = 1e-10

@@ -9,7 +9,6 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from stages.finding import Finding
 from stages.optim.capture import LayerBatch
 from stages.optim.cg_fac import conjugate_gradient
 from stages.optim.fisher import (
@@ -18,6 +17,7 @@ from stages.optim.fisher import (
     kronecker_product_reference,
     per_sample_product,
 )
+from stages.papers.finding import Finding
 
 ROUNDING = 1e-10
 EXACT = 1e-6

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from stages.finding import Finding, Reading, judge_readings, judged, prints_as
 from stages.ops.dac import DACConv2d, DACLinear
 from stages.papers.dac.counting import Operations, count_operations
 from stages.papers.dac.findings_theory import EXACT, theory
 from stages.papers.dac.resnet_v1 import DACResNetV1, MBAResNetV1, ResNetV1
 from stages.papers.dac.resnet_v2 import DACResNetV2, ResNetV2
 from stages.papers.dac.vgg import DACVGG, VGG
+from stages.papers.finding import Finding, Reading, judge_readings, judged, prints_as
 from stages.rules import Margins
 
 # Numbers that the paper prints, and one unit of their last place: value and precision of data/claims.csv.

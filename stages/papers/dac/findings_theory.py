@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stages.finding import Finding, Reading, judge_readings, judged
 from stages.ops.dac import dac_conv2d, dac_linear
 from stages.papers.dac import toys
+from stages.papers.finding import Finding, Reading, judge_readings, judged
 
 PIECES = range(2, 9)
 PRINTED_UNITS = 4

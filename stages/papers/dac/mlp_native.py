@@ -1,4 +1,4 @@
-"""The fast path of `mlp` for several runs: networks of one architecture in one, found by name (`stages.stacking`).
+"""The fast path of `mlp` for several runs: networks of one architecture in one (`stages.training.stacked` finds it).
 
 Every tensor has a leading dimension of M networks here, and in maps a unit's samples lie side by side, over which
 BatchNorm takes its means.

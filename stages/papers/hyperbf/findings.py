@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stages.finding import Finding, Reading, judge_readings, prints_as
+from stages.papers.finding import Finding, Reading, judge_readings, prints_as
 from stages.papers.hyperbf.hyperbf import HyperBF
 from stages.papers.hyperbf.vit import ViT
 from stages.rules import Margins

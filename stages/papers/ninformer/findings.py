@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import count
 
-from stages.finding import Finding, Reading, judge_readings, prints_as
+from stages.papers.finding import Finding, Reading, judge_readings, prints_as
 from stages.rules import Margins
 
 PATCH_SIZE, D, L, M = 4, 256, 4, 512  # section 4, items 1-4

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import torch
 
-from stages.finding import Finding, judged, prints_as
 from stages.ops.yat import YatLinear
 from stages.ops.yat_conv import YatConv2d
+from stages.papers.finding import Finding, judged, prints_as
 from stages.papers.nmn.findings_theory import theory
 from stages.papers.nmn.findings_work import work
 from stages.rules import Margins

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stages.finding import Finding, Reading, judge_readings
 from stages.ops.yat import yat_linear, yat_linear_reference
+from stages.papers.finding import Finding, Reading, judge_readings
 
 EPSILON = 1e-5
 """The released package's; the guide has "stability constant"."""

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from stages.finding import Finding, Reading, judge_readings, prints_as
 from stages.ops.yat import yat_linear, yat_linear_reference
+from stages.papers.finding import Finding, Reading, judge_readings, prints_as
 from stages.papers.nmn.aether_gpt import AetherGPT
 from stages.papers.nmn.counting import count_operations, saved_bytes
 from stages.papers.nmn.gpt2 import GPT2

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from stages.finding import Finding
 from stages.papers.brownian.findings import findings
+from stages.papers.finding import Finding
 from tests.project import MARGINS
 
 COMPUTED = {

@@ -8,8 +8,6 @@ from pathlib import Path
 import torch
 
 from stages.evaluation.cost import count_parameters, flops_per_sample
-from stages.evidence import EvidenceLine, read_lines
-from stages.experiment import load_params
 from stages.optim.capture import select_layers
 from stages.optim.preconditioned import ATTENTION_LAYERS
 from stages.papers.brownian import ViT
@@ -20,6 +18,8 @@ from stages.papers.brownian.findings_fisher import (
     no_matrix_is_formed,
 )
 from stages.papers.brownian.walk import attention_transition, on_sphere
+from stages.params.experiment import load_params
+from stages.runs.evidence import EvidenceLine, read_lines
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "papers" / "brownian.md").read_text()

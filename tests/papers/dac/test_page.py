@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from stages.evaluation.cost import count_parameters
-from stages.experiment import load_params
 from stages.papers.dac import DACMLP, DACVGG, MLP, VGG, DACResNetV1, DACResNetV2, MBAResNetV1, ResNetV1, ResNetV2
 from stages.papers.dac.counting import count_operations
-from stages.planning import plan_costs
+from stages.params.experiment import load_params
+from stages.scheduling.planning import plan_costs
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "papers" / "dac.md").read_text()

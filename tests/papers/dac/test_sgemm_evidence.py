@@ -16,7 +16,7 @@ from sqlalchemy.orm import aliased
 
 from service.app import create_app
 from service.settings import Settings
-from stages.experiment import load_params
+from stages.params.experiment import load_params
 from stages.results import ledger_tables, open_results, tables
 from stages.verdicts import Status
 from tests.project import REPOSITORY

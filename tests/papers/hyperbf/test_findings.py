@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from stages.finding import Finding
+from stages.papers.finding import Finding
 from stages.papers.hyperbf import findings as module
 from stages.papers.hyperbf.findings import findings
 from tests.project import MARGINS

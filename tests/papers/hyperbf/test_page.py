@@ -13,7 +13,6 @@ import yaml
 from torch import nn
 
 from stages.evaluation.cost import count_parameters, flops_per_sample
-from stages.experiment import load_params
 from stages.papers.hyperbf import HyperBF, HyperBFAsWritten, ViT
 from stages.papers.hyperbf.findings import (
     AS_RUN,
@@ -25,6 +24,7 @@ from stages.papers.hyperbf.findings import (
     VIT,
     findings,
 )
+from stages.params.experiment import load_params
 from tests.project import MARGINS
 
 ROOT = Path(__file__).parents[3]

@@ -10,8 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from stages.budget import plan_runs
-from stages.experiment import Params, load_params
 from stages.papers import build_model
 from stages.papers.ninformer import (
     LocalViT,
@@ -23,6 +21,8 @@ from stages.papers.ninformer import (
     SqueezeExciteLocalViT,
     ViT,
 )
+from stages.params.budget import plan_runs
+from stages.params.experiment import Params, load_params
 from stages.run import ModelSpec
 
 ROOT = Path(__file__).parents[3]

@@ -9,10 +9,10 @@ import pytest
 from torch import nn
 
 from stages.evaluation.cost import flops_per_sample
-from stages.experiment import Params
-from stages.finding import Finding
+from stages.papers.finding import Finding
 from stages.papers.ninformer import findings as module
 from stages.papers.ninformer.findings import ACCURACY, GAIN, IMAGES, NANOSECONDS, findings, image_flops
+from stages.params.experiment import Params
 from tests.project import MARGINS
 
 ROOT = Path(__file__).parents[3]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stages.experiment import Params
+from stages.params.experiment import Params
 from stages.run import ModelSpec
 
 Build = Callable[..., nn.Module]

@@ -10,8 +10,8 @@ import pytest
 from torch import nn
 
 from stages.evaluation.cost import count_parameters, flops_per_sample
-from stages.experiment import Params
 from stages.papers.ninformer.findings import complexity_finding, compute_finding
+from stages.params.experiment import Params
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "papers" / "ninformer.md").read_text()

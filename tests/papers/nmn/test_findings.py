@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from stages.finding import Finding
+from stages.papers.finding import Finding
 from stages.papers.nmn import findings as module
 from stages.papers.nmn import findings_theory, findings_work
 from stages.papers.nmn.counting import count_operations, saved_bytes

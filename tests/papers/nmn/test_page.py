@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from stages.evaluation.cost import count_parameters, flops_per_sample
-from stages.experiment import load_params
 from stages.papers.nmn import GPT2, AetherGPT, AetherResNet18, PostNormGPT, ResNet18, YatGPT
+from stages.params.experiment import load_params
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "papers" / "nmn.md").read_text()

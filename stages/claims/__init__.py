@@ -1,0 +1,30 @@
+"""The ledger: every statement of the papers, what decides it, and the verdict.
+
+`stages.verdicts` has the statistics; this package finds the evidence and the test for each claim.
+"""
+
+from stages.claims.deviations import Deviation, PaperDeviations, read_deviations, touched
+from stages.claims.history import Change, read_history
+from stages.claims.judgement import Judgement
+from stages.claims.judging import Table, judge_claims
+from stages.claims.lines import ClaimLine, LedgerError, place_claims, read_claims
+from stages.claims.settings import param_values
+from stages.claims.trials import Trial
+
+__all__ = [
+    "Change",
+    "ClaimLine",
+    "Deviation",
+    "Judgement",
+    "LedgerError",
+    "PaperDeviations",
+    "Table",
+    "Trial",
+    "judge_claims",
+    "param_values",
+    "place_claims",
+    "read_claims",
+    "read_deviations",
+    "read_history",
+    "touched",
+]

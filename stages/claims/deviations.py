@@ -1,0 +1,95 @@
+"""Recorded differences between what a paper says and what we ran: `stages/papers/<paper>/deviations.yaml`.
+
+They are data beside the paper's models, so that reading them loads no model.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+from stages.claims.lines import ClaimLine
+from stages.params.schema import read_yaml, validate
+from stages.run import STRICT
+from stages.runs.fingerprint import source_path
+
+HEADING = "## What the text leaves open, and what we do\n"
+"""Of the section of a paper's page that tells its deviations."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deviation:
+    """One deviation.  `claims` are patterns of the claim ids it touches; the rest are sentences for a reviewer.
+
+    `paper` is what the paper says ("silent" where it says nothing), `code` what its authors' public code does, `ours`
+    what we do, `why` the reason.
+    """
+
+    __pydantic_config__: ClassVar = STRICT
+    subject: str
+    claims: tuple[str, ...]
+    paper: str
+    ours: str
+    why: str
+    code: str | None = None
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    device: str | None = None
+    deviations: dict[str, Deviation]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperDeviations:
+    """`device`: what the paper timed on, as part of the name that torch gives it; None where the paper doesn't say."""
+
+    paper: str
+    device: str | None
+    deviations: Mapping[str, Deviation]
+
+
+def read_deviations(papers: Collection[str]) -> list[PaperDeviations]:
+    """The deviations of each paper that has a file, ordered by paper name.
+
+    Raises:
+        ParamsError: a file can't be read, or has an unknown key.
+    """
+    found = []
+    for paper in sorted(papers):
+        package = source_path(f"stages.papers.{paper}")
+        path = package.parent / "deviations.yaml" if package else None
+        if path is None or not path.is_file():
+            continue
+        file = validate(TypeAdapter(_File), read_yaml(path), path)
+        found.append(PaperDeviations(paper=paper, device=file.device, deviations=file.deviations))
+    return found
+
+
+def tell(page: str, deviations: Iterable[Deviation]) -> str:
+    """A paper's page with one row per deviation in the table under `HEADING`, whose head says whether to show `code`.
+
+    A page without the heading, or without a table's head under it, stays as it is.
+    """
+    before, heading, rest = page.partition(HEADING)
+    section, next_heading, after = rest.partition("\n## ")
+    lines = section.splitlines(keepends=True)
+    head = next((number for number, line in enumerate(lines) if line.startswith("|")), None)
+    if head is None:
+        return page
+    end = head + 2
+    while end < len(lines) and lines[end].startswith("|"):
+        end += 1
+    has_code = lines[head].count("|") == 6
+    rows = [[one.subject, one.paper, *([one.code or "–"] if has_code else []), one.ours, one.why] for one in deviations]
+    lines[head + 2 : end] = [f"| {' | '.join(row)} |\n".replace("|  |", "| |") for row in rows]
+    return "".join((before, heading, *lines, next_heading, after))
+
+
+def touched(deviation: Deviation, claims: Sequence[ClaimLine]) -> list[str]:
+    """Ids of the claims that the deviation touches, in their order."""
+    return [claim.id for claim in claims if any(fnmatch.fnmatchcase(claim.id, pattern) for pattern in deviation.claims)]

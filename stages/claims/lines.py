@@ -1,0 +1,158 @@
+"""`data/claims.csv`: every statement of the papers, and where it is tested or why it can't be."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import fnmatch
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from stages.params.experiment import Params
+from stages.run import STRICT
+
+Kind = Literal[
+    "value",
+    "ratio",
+    "range",
+    "observed",
+    "order",
+    "difference",
+    "gap",
+    "equivalence",
+    "uniform",
+    "ahead_from",
+    "behind_up_to",
+    "failures",
+    "tally",
+    "wins",
+    "significant_wins",
+    "identity",
+    "theorem",
+    "inconsistent",
+    "count",
+    "setup",
+    "figure",
+    "qualitative",
+]
+"""A closed set: a row of any other kind is refused.  `trained.JUDGES` has what judges those of trained models."""
+ORDERS = ("order", "difference")
+"""That one arm is better than another."""
+CROSSOVERS = ("ahead_from", "behind_up_to")
+"""That among networks of equal size the proposed one is ahead from, or behind up to, a number of parameters."""
+TALLIES = ("tally", "wins", "significant_wins")
+"""A paper's own count of the orders of a family: of those that hold, of those in favour, of those with p < α, too."""
+
+
+class LedgerError(ValueError):
+    """Claims or deviations that contradict each other or the params files; the message names the place."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimLine:
+    """One row of `data/claims.csv`.  Accuracies are fractions; an empty cell is None.
+
+    A row with an `experiment` is measured there; it and the arms are patterns of `fnmatch`: `*` stands for any text,
+    `[0-9]` for a digit; each of several arms is compared with the one that its file sets against it.  A row with a
+    `family` alone counts that family's orders, in its own metric.  Any other is computed by the paper's `findings`, or
+    has the `reason` why it can't be tested.  `high` is the end of a range, `trials` the total of a count, `factor`
+    names the levels over which a gain is uniform, `statement` is the claim where it has no number.
+
+    Of two arms, an `order` or `difference` claims that one is better (the sign and the size of a gain), a `gap` is a
+    printed difference that claims no order (its size alone), and an `equivalence` says that they are comparable: its
+    `value` is the largest loss that the paper calls so.
+    """
+
+    __pydantic_config__: ClassVar = STRICT
+    id: str
+    paper: str
+    place: str
+    experiment: str | None
+    arm: str | None
+    metric: str
+    kind: Kind
+    value: float | None
+    unit: str | None
+    precision: float | None
+    stderr: float | None
+    n: int | None
+    baseline_arm: str | None
+    better: str | None
+    note: str | None
+    high: float | None = None
+    trials: int | None = None
+    factor: str | None = None
+    family: str | None = None
+    statement: str | None = None
+    reason: str | None = None
+
+
+def read_claims(path: Path) -> list[ClaimLine]:
+    """Read all claims of the papers.
+
+    Raises:
+        LedgerError: the file is missing, a row can't be read, or an id occurs twice.
+    """
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise LedgerError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise LedgerError(f"{path}: not UTF-8 at byte {error.start}; `git checkout {path}` puts it back") from None
+    return parse_claims(text, path)
+
+
+def parse_claims(text: str, path: Path) -> list[ClaimLine]:
+    """Parse the claims in the text of a file; `path` is for messages.
+
+    Raises:
+        LedgerError: as for `read_claims`.
+    """
+    adapter = TypeAdapter(ClaimLine)
+    claims: dict[str, ClaimLine] = {}
+    reader = csv.DictReader(text.splitlines())
+    lacking = {"id", "paper", "place", "metric", "kind", "value"} - set(reader.fieldnames or ())
+    if lacking:
+        raise LedgerError(f"{path}: lacks the columns {', '.join(sorted(lacking))}; `git checkout {path}` puts it back")
+    for number, row in enumerate(reader, start=2):
+        try:
+            claim = adapter.validate_python({key: value or None for key, value in row.items()})
+        except ValidationError as error:
+            first = error.errors()[0]
+            column = ".".join(str(part) for part in first["loc"])
+            raise LedgerError(f"{path}, line {number}: {column}: {first['msg']}") from None
+        if claim.id in claims:
+            raise LedgerError(f"{path}, line {number}: id {claim.id} stands twice")
+        claims[claim.id] = claim
+    return list(claims.values())
+
+
+def place_claims(path: Path, claims: Sequence[ClaimLine], params: Params) -> list[ClaimLine]:
+    """Place each claim at an experiment of the params files; one whose experiment isn't there gets that as its reason.
+
+    Raises:
+        LedgerError: the experiment is there, but belongs to another paper or lacks the claim's arm.
+    """
+    placed = []
+    for claim in claims:
+        if claim.experiment is None:
+            placed.append(claim)
+            continue
+        names = fnmatch.filter(params.experiments, claim.experiment)
+        if not names:
+            missing = claim.reason or f"its experiment {claim.experiment} is not in the params files yet"
+            placed.append(dataclasses.replace(claim, experiment=None, reason=missing))
+            continue
+        for experiment in (params.experiments[name] for name in names):
+            if experiment.paper != claim.paper:
+                raise LedgerError(f"{path}: {claim.id} is of {claim.paper}; {experiment.name} is of {experiment.paper}")
+            for arm in filter(None, (claim.arm, claim.baseline_arm)):
+                if not fnmatch.filter(experiment.arms, arm):
+                    known = ", ".join(experiment.arms)
+                    raise LedgerError(f"{path}: {claim.id}: {experiment.name} has no arm {arm!r}; known: {known}")
+        placed.append(claim)
+    return placed

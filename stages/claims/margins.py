@@ -1,0 +1,28 @@
+"""How close a number must come to the one a claim prints, by the kind of number (`margins` in `params.yaml`)."""
+
+from __future__ import annotations
+
+from stages.claims.lines import ClaimLine
+from stages.rules import Margins
+
+
+def margin_of_value(claim: ClaimLine, margins: Margins) -> float:
+    """The margin for the kind of number: an accuracy, an error, a loss, a memory."""
+    value, precision = claim.value or 0.0, claim.precision or 0.0
+    if claim.unit == "fraction":
+        return (margins.accuracy if claim.better == "higher" else margins.error)(value, precision)
+    if claim.metric.endswith("log_mse"):
+        return margins.log_mse(value)
+    if claim.unit == "bytes":
+        return margins.memory(value, precision)
+    return margins.loss(abs(value), precision)
+
+
+def margin_of_gain(claim: ClaimLine, margins: Margins) -> float:
+    gain = claim.value or 0.0
+    return margins.log_mse(gain) if claim.metric.endswith("log_mse") else margins.difference(gain)
+
+
+def margin_of_ratio(claim: ClaimLine, margins: Margins) -> float:
+    """The margin of a difference, but at least the printed rounding."""
+    return max(margins.difference(claim.value or 0.0), claim.precision or 0.0)

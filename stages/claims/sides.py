@@ -1,0 +1,170 @@
+"""The two sides of a claim: the arms it compares, and their samples from the results with the strongest evidence."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Literal
+
+from stages.claims.judgement import Entry, Side
+from stages.claims.lines import CROSSOVERS, ClaimLine
+from stages.claims.measures import average, measure
+from stages.claims.trials import ResultGroup, Trial, choose, strength
+from stages.params.experiment import Experiment
+from stages.rules import Rules
+from stages.verdicts import GridPart, Sample
+from stages.verdicts.grid_part import Cell, whole_slices
+from stages.verdicts.looks import Looks, complete_look
+
+OF_SLICES = ("order", "difference", "uniform")
+"""Kinds of claims about gains over a grid."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairs:
+    """The arms of a claim: the proposed ones, and the baseline that each is compared with (none for a value).
+
+    `cells`: keywords of the proposed arms' models, their places in the grid; `grid`: those of all planned arms.
+    """
+
+    proposed: tuple[str, ...]
+    baseline: tuple[str, ...]
+    cells: tuple[Cell, ...]
+    grid: tuple[Cell, ...]
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.proposed, *self.baseline)))
+
+    @property
+    def planned(self) -> int:
+        return len(self.grid)
+
+    def among(self, numbers: Sequence[int]) -> Pairs:
+        """The pairs with these numbers."""
+        return Pairs(
+            proposed=tuple(self.proposed[number] for number in numbers),
+            baseline=tuple(self.baseline[number] for number in numbers) if self.baseline else (),
+            cells=tuple(self.cells[number] for number in numbers),
+            grid=self.grid,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimSamples:
+    """Samples of a claim's two sides in its metric; a value has no baseline."""
+
+    proposed: Sample
+    baseline: Sample | None
+    trials: tuple[Trial, ...]
+    entries: tuple[Entry, ...]
+    part: GridPart | None = None
+    """The pairs, where those of a grid have results in part."""
+
+    @property
+    def note(self) -> str:
+        return (
+            "" if self.part is None else f" Over {len(self.part.pairs)} of {len(self.part.planned)} pairs of the grid."
+        )
+
+
+def find_group(
+    claim: ClaimLine, experiment: Experiment, groups: Sequence[ResultGroup]
+) -> tuple[Pairs, ResultGroup | None]:
+    """The claim's arms and the group with the strongest evidence; for a grid of arms, those that have results.
+
+    For a grid of pairs, whole slices if there are any: nobody chooses which pairs of an incomplete slice count.
+    """
+    planned = arms_of(claim, experiment)
+    if len(planned.proposed) == 1:
+        return planned, choose(groups, planned.arms)
+    if claim.kind in CROSSOVERS:  # its pairs are of equal size, which results tell
+        return planned, max(groups, key=lambda group: strength(group, group.arms), default=None)
+    best: tuple[Pairs, ResultGroup | None] = (planned, None)
+    for group in groups:
+        numbers = [
+            number
+            for number, couple in enumerate(zip(planned.proposed, planned.baseline or planned.proposed, strict=True))
+            if set(couple) <= set(group.arms)
+        ]
+        if not numbers:
+            continue
+        some = planned.among(numbers)
+        if planned.baseline and claim.kind in OF_SLICES:
+            some = some.among(whole_slices(some.cells, some.grid) or range(len(numbers)))
+        if best[1] is None or strength(group, some.arms) > strength(best[1], best[0].arms):
+            best = some, group
+    return best
+
+
+def arms_of(claim: ClaimLine, experiment: Experiment) -> Pairs:
+    """Arms matching the claim's patterns; in a grid, each with the baseline that the params file sets against it."""
+    proposed = fnmatch.filter(experiment.arms, claim.arm or "")
+    if claim.baseline_arm is None:
+        return _pairs(experiment, [(arm, None) for arm in proposed])
+    known = fnmatch.filter(experiment.arms, claim.baseline_arm)
+    if len(proposed) == 1:
+        (baseline,) = known
+        return _pairs(experiment, [(proposed[0], baseline)])
+    couples = [(arm, experiment.arms[arm].against) for arm in proposed]
+    return _pairs(experiment, [(arm, against) for arm, against in couples if against in known])
+
+
+def _pairs(experiment: Experiment, couples: Sequence[tuple[str, str | None]]) -> Pairs:
+    cells = tuple(experiment.arms[arm].model for arm, _ in couples)
+    return Pairs(
+        proposed=tuple(arm for arm, _ in couples),
+        baseline=tuple(against for _, against in couples if against is not None),
+        cells=cells,
+        grid=cells,
+    )
+
+
+def gather_samples(claim: ClaimLine, pairs: Pairs, group: ResultGroup, rules: Rules) -> ClaimSamples:
+    """The samples of the claim's two sides.
+
+    Raises:
+        NotMeasured: no result has the metric.
+    """
+    samples = {arm: measure(claim.metric, group.arms[arm], group.looks(rules)) for arm in pairs.arms}
+    entries: list[Entry] = []
+    trials: dict[int, Trial] = {}
+    sides: Mapping[Side, tuple[str, ...]] = {"proposed": pairs.proposed, "baseline": pairs.baseline}
+    for side, arms in sides.items():
+        for arm in dict.fromkeys(arms):
+            values = {replicate.index: replicate.value for replicate in samples[arm].replicates}
+            for trial in group.arms[arm]:
+                if trial.result.replicate in values:
+                    trials[trial.number] = trial
+                    entries.append(entry_of(trial, side, values[trial.result.replicate]))
+    part = None
+    if pairs.baseline and len(pairs.proposed) < pairs.planned:
+        couples = zip(pairs.proposed, pairs.baseline, strict=True)
+        both = tuple((samples[one], samples[other]) for one, other in couples)
+        part = GridPart(pairs=both, cells=pairs.cells, planned=pairs.grid)
+    return ClaimSamples(
+        proposed=average([samples[arm] for arm in pairs.proposed]),
+        baseline=average([samples[arm] for arm in pairs.baseline]) if pairs.baseline else None,
+        trials=tuple(trials.values()),
+        entries=tuple(entries),
+        part=part,
+    )
+
+
+def entry_of(trial: Trial, side: Side, value: float | None) -> Entry:
+    line = trial.result
+    return Entry(result=trial.number, side=side, arm=line.arm, replicate=line.replicate, value=value)
+
+
+def mean_of(sample: Sample, looks: Looks) -> float | None:
+    """Mean of the replicates that are judged; of all if no look is complete."""
+    n = complete_look(sample.indices, looks)
+    used = sample.among(range(n)) if n else sample
+    return fmean(used.values) if used.values else None
+
+
+def better_of(claim: ClaimLine) -> Literal["higher", "lower"]:
+    assert claim.better in ("higher", "lower"), f"{claim.id} doesn't say what is better"
+    return claim.better  # type: ignore[return-value]

@@ -1,0 +1,330 @@
+"""The only reader of `params.yaml` and `params/<experiment>.yaml`: experiments, arms, profiles and data sets.
+
+Every mistake in a file is one `ParamsError` with the file, the path inside it, the value found and the known values.
+Imports no torch: model keywords are checked against the constructor's signature as written in the source.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from stages.params.grid import ArmTemplate, Role, expand_arms
+from stages.params.ranges import out_of_range
+from stages.params.schema import ParamsError as ParamsError
+from stages.params.schema import check_choice, hint, read_yaml, validate
+from stages.params.signature import known_papers, model_path
+from stages.rules import Rules
+from stages.run import STRICT, AugmentationSpec, OptimizerSpec, Precision, Protocol
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceFile:
+    """A file under its official name, relative to the data set's folder, and its published digests, if there are any.
+
+    `optional`: a mirror's part of the data set may lack it; the official host may not.
+    """
+
+    __pydantic_config__: ClassVar = STRICT
+    name: str
+    md5: str | None = None
+    sha256: str | None = None
+    optional: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetSource:
+    """A data set as published.  `archive`, where given, holds `files`; `urls` are tried in order.
+
+    `shape` is [channels, height, width] of an image; `train` and `test` count the official images, `..._per_class`
+    those of each class (one number: of every class; None: not published).  `shared_images` of the test set are in the
+    training set, too, pixel by pixel (None: not counted).  `folder` names the data set with the same raw files.
+    `complete_by_content`: no digest is published, and the content shows whether it is complete (decision 0033).
+    `test_is_ours`: the publisher has no test set, so ours differs from the papers'.
+
+    A table has `shape` [columns] and no classes; its `response_range` is the smallest and the largest response in its
+    file, over all measured runs.  A text has shape [], its token ids as classes, and counts tokens.
+    """
+
+    __pydantic_config__: ClassVar = STRICT
+    title: str
+    reader: str
+    shape: tuple[int, ...]
+    classes: int
+    train: int
+    test: int
+    licence: str
+    homepage: str
+    urls: tuple[str, ...]
+    files: tuple[SourceFile, ...]
+    kind: Literal["images", "table", "text"] = "images"
+    archive: SourceFile | None = None
+    train_per_class: int | tuple[int, ...] | None = None
+    test_per_class: int | tuple[int, ...] | None = None
+    shared_images: int | None = None
+    response_range: tuple[float, float] | None = None
+    folder: str | None = None
+    complete_by_content: bool = False
+    test_is_ours: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatencySpec:
+    """How inference time is measured: `repeats` batches of `batch_size`; `warmup` uncounted ones start each round."""
+
+    __pydantic_config__: ClassVar = STRICT
+    batch_size: Annotated[int, Field(ge=1)]
+    warmup: Annotated[int, Field(ge=0)]
+    repeats: Annotated[int, Field(ge=1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """A budget.  `overrides` replace protocol fields; `replicates` keeps the first n seeds (None: all).
+
+    `roles` are those of the arms that it trains (None: all).  `slots`: how many train at once if one device is named;
+    on a CPU they share its threads.  `test_rows`: how many `evaluate` scores, for a text in windows (None: all); with
+    fewer than all there are no test curves, since these use all rows.
+    """
+
+    __pydantic_config__: ClassVar = STRICT
+    data: Literal["embedded", "real"]
+    replicates: Annotated[int, Field(ge=1)] | None
+    overrides: Mapping[str, Any]
+    latency: LatencySpec
+    roles: tuple[Role, ...] | None = None
+    slots: Annotated[int, Field(ge=1)] = 1
+    test_rows: Annotated[int, Field(ge=1)] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One model under the experiment's protocol.  `model` keeps the class name and the keywords of the file.
+
+    `protocol` holds the fields in which this arm departs from the experiment's: what it is there to compare.  `against`
+    names the arm that it is compared with: the file's first baseline unless it says otherwise.
+    """
+
+    name: str
+    role: Role
+    title: str
+    model: Mapping[str, Any]
+    protocol: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    against: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """One table or figure of one paper on one data set.  `printed` is the protocol before a profile cuts it."""
+
+    name: str
+    title: str
+    paper: str
+    dataset: str
+    printed: Protocol
+    seeds: tuple[int, ...]
+    arms: Mapping[str, Arm]
+
+    @property
+    def replicates(self) -> int:
+        """The printed replicates: every seed, with every fold if the split has folds."""
+        split = self.printed.split
+        return len(self.seeds) * (split.folds if split.kind == "folds" and split.folds else 1)
+
+    @property
+    def varied(self) -> tuple[str, ...]:
+        """Protocol fields that some arm sets for itself; results that differ in other fields are not compared."""
+        return tuple(sorted({field for arm in self.arms.values() for field in arm.protocol}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """The hourly price of a device, its speed over whole steps, and its peak.  `goal_hours`: for all as printed."""
+
+    __pydantic_config__: ClassVar = STRICT
+    device: str
+    usd_per_hour: Annotated[float, Field(ge=0)]
+    flops_per_second: Mapping[Precision, float]
+    peak_flops_per_second: Mapping[Precision, float]
+    step_seconds: Annotated[float, Field(ge=0)]
+    goal_hours: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Params:
+    """Everything under `params.yaml` and `params/`, checked.
+
+    `verdicts`: the rules by which claims are judged.  `rates`: by kind of device; `cpu` and `cuda` price results.
+    """
+
+    profile_name: str
+    profiles: Mapping[str, Profile]
+    datasets: Mapping[str, DatasetSource]
+    experiments: Mapping[str, Experiment]
+    verdicts: Rules
+    rates: Mapping[str, Rate]
+
+    @property
+    def profile(self) -> Profile:
+        return self.profiles[self.profile_name]
+
+
+class _IndexEntry(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    paper: str
+    dataset: str
+
+
+class _Index(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    profile: str
+    profiles: dict[str, Profile]
+    experiments: dict[str, _IndexEntry]
+    datasets: dict[str, DatasetSource]
+    verdicts: Rules
+    rates: dict[str, Rate]
+
+
+class _ExperimentFile(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    title: str
+    protocol: dict[str, Any]
+    arms: Annotated[dict[str, ArmTemplate], Field(min_length=1)]
+
+
+def load_params(root: Path = Path()) -> Params:
+    """Read and check `root/params.yaml` and the file of every experiment in its index.
+
+    Raises:
+        ParamsError: a file is missing or not YAML, or holds an unknown key, a wrong type or an unknown name.
+    """
+    index_path = root / "params.yaml"
+    index = validate(TypeAdapter(_Index), read_yaml(index_path), index_path)
+    check_choice(index.profile, index.profiles, index_path, "profile")
+    for name, profile in index.profiles.items():
+        _check_overrides(profile.overrides, index_path, f"profiles.{name}.overrides")
+        if profile.test_rows is not None and profile.overrides.get("observe_test") is not False:
+            raise ParamsError(
+                f"{index_path}: profiles.{name}.test_rows is set; its overrides need observe_test: false, since curves "
+                "over all test rows contradict a score on some of them"
+            )
+    experiments = {}
+    for name, entry in index.experiments.items():
+        check_choice(entry.paper, known_papers(), index_path, f"experiments.{name}.paper")
+        check_choice(entry.dataset, index.datasets, index_path, f"experiments.{name}.dataset")
+        path = root / "params" / f"{name}.yaml"
+        experiments[name] = _read_experiment(name, entry, index.datasets[entry.dataset], path)
+        for profile in index.profiles.values():
+            for arm in [None, *(arm for arm in experiments[name].arms.values() if arm.protocol)]:
+                resolve_protocol(experiments[name], profile, arm)
+    return Params(
+        profile_name=index.profile,
+        profiles=index.profiles,
+        datasets=index.datasets,
+        experiments=experiments,
+        verdicts=index.verdicts,
+        rates=index.rates,
+    )
+
+
+def _read_experiment(name: str, entry: _IndexEntry, source: DatasetSource, path: Path) -> Experiment:
+    file = validate(TypeAdapter(_ExperimentFile), read_yaml(path), path)
+    fields = dict(file.protocol)
+    seeds = validate(TypeAdapter(tuple[int, ...]), fields.pop("seeds", None), path, "protocol.seeds")
+    if not seeds or len(set(seeds)) != len(seeds):
+        raise ParamsError(f"{path}: protocol.seeds is {list(seeds)}; expected at least one seed and none twice")
+    printed = _read_protocol(fields, path, "protocol")
+    channels = source.shape[0] if source.kind == "images" else 0
+    for field in ("mean", "std"):
+        if len(getattr(printed, field)) != channels:
+            raise ParamsError(
+                f"{path}: protocol.{field} has {len(getattr(printed, field))} values; "
+                f"{source.kind} of {entry.dataset} have {channels} channels"
+            )
+    if source.kind != "images" and printed.augmentation != AugmentationSpec():
+        raise ParamsError(f"{path}: protocol.augmentation is set; {entry.dataset} is a {source.kind}, not images")
+    try:
+        templates = expand_arms(file.arms)
+    except ValueError as error:
+        raise ParamsError(f"{path}: {error}") from None
+    arms = {}
+    for arm_name, arm in templates.items():
+        place = f"arms.{arm_name}"
+        model_path(entry.paper, arm.model, path, f"{place}.model")
+        if arm.protocol:
+            _read_protocol(fields | arm.protocol, path, f"{place}.protocol")
+        arms[arm_name] = Arm(
+            name=arm_name,
+            role=arm.role,
+            title=arm.title,
+            model=arm.model,
+            protocol=arm.protocol,
+            against=arm.against or next((name for name, other in templates.items() if other.role == "baseline"), None),
+        )
+    return Experiment(
+        name=name,
+        title=file.title,
+        paper=entry.paper,
+        dataset=entry.dataset,
+        printed=printed,
+        seeds=seeds,
+        arms=arms,
+    )
+
+
+# Fields of the optimisers of `stages.optim`: those that are not set unless a file sets them.
+_FIRST_ORDER_HAS_NO = tuple(
+    field.name for field in dataclasses.fields(OptimizerSpec) if field.default is None and field.name != "decay"
+)
+
+
+@cache
+def _protocol_schema() -> TypeAdapter[Protocol]:
+    return TypeAdapter(Protocol)
+
+
+def _read_protocol(fields: Mapping[str, Any], path: Path, place: str) -> Protocol:
+    """Read a protocol whose numbers allow training; the split's numbers are also checked together."""
+    protocol = validate(_protocol_schema(), fields, path, place)
+    if wrong := out_of_range(protocol):
+        name, value, expected = wrong
+        raise ParamsError(f"{path}: {place}.{name} is {list(value) if isinstance(value, tuple) else value}; {expected}")
+    split = protocol.split
+    if split.kind == "folds" and (split.folds is None or split.folds < 2):
+        raise ParamsError(f"{path}: {place}.split.folds is {split.folds}; expected at least 2")
+    if split.kind == "fraction" and (split.fraction is None or not 0 < split.fraction < 1):
+        raise ParamsError(f"{path}: {place}.split.fraction is {split.fraction}; expected a number between 0 and 1")
+    optimizer = protocol.optimizer
+    idle = [name for name in _FIRST_ORDER_HAS_NO if getattr(optimizer, name) is not None]
+    if optimizer.name in ("adam", "adamw", "sgd") and idle:
+        raise ParamsError(f"{path}: {place}.optimizer.{idle[0]} is set, and {optimizer.name} has no use for it")
+    schedule = protocol.schedule
+    if schedule.name == "steps" and (not schedule.milestones or schedule.factor is None):
+        raise ParamsError(f"{path}: {place}.schedule is 'steps'; it needs milestones (parts of the run) and a factor")
+    if protocol.early_stop is not None and split.kind == "none":
+        raise ParamsError(f"{path}: {place}.early_stop looks at validation images, but {place}.split.kind is 'none'")
+    return protocol
+
+
+def _check_overrides(overrides: Mapping[str, Any], path: Path, place: str) -> None:
+    known = sorted(field.name for field in dataclasses.fields(Protocol))
+    for key in overrides:
+        if key not in known:
+            raise ParamsError(f"{path}: unknown key {place}.{key}{hint(key, known)}")
+
+
+def resolve_protocol(experiment: Experiment, profile: Profile, arm: Arm | None = None) -> Protocol:
+    """The printed protocol with the arm's own fields (if an arm is given) and the profile's overrides.
+
+    Raises:
+        ParamsError: an override has the wrong type or a value that doesn't allow training.
+    """
+    own = dict(arm.protocol) if arm is not None else {}
+    fields = _protocol_schema().dump_python(experiment.printed) | own | dict(profile.overrides)
+    return _read_protocol(fields, Path("params.yaml"), "profiles.overrides")

@@ -1,0 +1,106 @@
+"""Reads a YAML file against a schema; every mistake is one `ParamsError` with file, place, value and choices."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from stages.params.ranges import not_finite
+
+Schema = TypeVar("Schema")
+_UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
+
+
+class ParamsError(ValueError):
+    """A params file has something that can't be run; the message names file, path, value and choices."""
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Refuses duplicate keys in one mapping: YAML forbids them, and the loader would keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
+        first: dict[str, int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if isinstance(key, yaml.ScalarNode) and first.setdefault(key.value, line) != line:
+                problem = f"key {key.value!r} stands twice, first in line {first[key.value]}"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path) -> Any:
+    """Read the file's content.
+
+    Raises:
+        ParamsError: the file is missing, can't be read, isn't UTF-8 or YAML, is empty, or contains NaN or an infinity.
+    """
+    if not path.is_file():
+        raise ParamsError(f"{path}: no such file; every experiment in params.yaml has its own file in params/")
+    try:
+        content = path.read_bytes()
+        value = yaml.load(content.decode(), _Loader)
+    except OSError as error:
+        raise ParamsError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ParamsError(
+            f"{path}, line {line}: byte {content[error.start]:#x} is not UTF-8; save it as UTF-8"
+        ) from None
+    except yaml.YAMLError as error:
+        raise ParamsError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    if value is None:
+        raise ParamsError(f"{path}: the file is empty; `git checkout {path}` brings the committed one back")
+    for place, number in not_finite(value):
+        raise ParamsError(f"{path}: {place} is {number}; expected a finite number")
+    return value
+
+
+def validate(schema: TypeAdapter[Schema], value: Any, path: Path, prefix: str = "") -> Schema:
+    """`value` in the schema's type, or a `ParamsError` about what doesn't fit: the first unknown key, if any."""
+    try:
+        return schema.validate_python(value, strict=None)
+    except ValidationError as error:
+        # a misspelt key is also missing under its right name; report the key that is there, since it can be corrected
+        first = min(error.errors(), key=lambda item: item["type"] not in _UNKNOWN_KEY)
+        place = ".".join([prefix] * bool(prefix) + [str(part) for part in first["loc"]])
+        if first["type"] in _UNKNOWN_KEY:
+            known = _known_keys(schema, first["loc"][:-1])
+            raise ParamsError(f"{path}: unknown key {place}{hint(str(first['loc'][-1]), known)}") from None
+        if first["type"] in ("missing", "missing_keyword_only_argument"):
+            raise ParamsError(f"{path}: {place} is missing") from None
+        raise ParamsError(
+            f"{path}: {place} is {first['input']!r}; {first['msg'][0].lower()}{first['msg'][1:]}"
+        ) from None
+
+
+def _known_keys(schema: TypeAdapter[Any], location: tuple[int | str, ...]) -> list[str]:
+    """Keys that the schema knows at `location`, from its JSON schema."""
+    document = schema.json_schema()
+    node = document
+    for part in (*location, None):
+        while "$ref" in node or "anyOf" in node:
+            node = node["anyOf"][0] if "anyOf" in node else document["$defs"][node["$ref"].split("/")[-1]]
+        if part is None:
+            break
+        if isinstance(part, int):
+            node = node.get("items", {})
+        else:
+            node = node.get("properties", {}).get(part) or node.get("additionalProperties") or {}
+    return sorted(node.get("properties", {}))
+
+
+def hint(name: str, known: list[str]) -> str:
+    """The end of a message about `name`: the closest known word and all of them."""
+    if not known:
+        return ""
+    close = get_close_matches(name, known, n=1)
+    return (f" (did you mean {close[0]}?)" if close else "") + f"; known: {', '.join(known)}"
+
+
+def check_choice(name: str, known: Any, path: Path, place: str) -> None:
+    if name not in known:
+        raise ParamsError(f"{path}: {place} is {name!r}{hint(name, sorted(known))}")

@@ -1,0 +1,121 @@
+"""The code and parameters that each stage of dvc.yaml uses, and a check that they didn't change while the stage ran.
+
+`python -m stages.inputs` writes them down, one file each below `data/inputs/`; every other stage depends on its file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from stages.params.experiment import Params, load_params
+from stages.params.signature import known_papers
+from stages.runs.fingerprint import imported_modules, module_digest, reachable, source_path, unlike_loaded
+
+TARGET = Path("data/inputs")
+_FOLDER = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True)
+class StageInputs:
+    """`roots`: where a stage's imports start, its verb and modules found by name.  `files`: patterns of files read."""
+
+    roots: tuple[str, ...]
+    params: Mapping[str, Any] = field(default_factory=dict)
+    files: tuple[str, ...] = ()
+
+
+def stage_inputs(params: Params) -> dict[str, StageInputs]:
+    """Every stage of dvc.yaml but `inputs` itself, by its name there."""
+    packages = tuple(f"stages.papers.{paper}" for paper in known_papers())
+    findings = tuple(f"{package}.findings" for package in packages if source_path(f"{package}.findings"))
+    optimizers = tuple(f"stages.optim.{path.stem}" for path in _FOLDER.glob("optim/*.py") if path.stem != "__init__")
+    everything = asdict(params)
+    profile = {"profile": everything.pop("profile_name")} | everything["profiles"][params.profile_name]
+    found = {
+        "analyse": StageInputs(("stages.analyse", *findings), {"margins": everything["verdicts"]["margins"]}),
+        "record": StageInputs(("stages.record", *packages), everything, files=("papers/*/*.yaml",)),
+        "report": StageInputs(("stages.report",)),
+    }
+    for name, source in everything["datasets"].items():
+        found[f"fetch@{name}"] = StageInputs(("stages.fetch",), {"dataset": source, "data": profile["data"]})
+        found[f"preprocess@{name}"] = StageInputs(("stages.preprocess",), {"dataset": source})
+    for name, experiment in everything["experiments"].items():
+        package = f"stages.papers.{experiment['paper']}"
+        fast = tuple(f"{package}.{path.stem}" for path in _FOLDER.glob(f"papers/{experiment['paper']}/*_native.py"))
+        trained = {"profile": profile, "experiment": experiment}
+        found[f"train@{name}"] = StageInputs(("stages.train", "stages.worker", package, *fast, *optimizers), trained)
+        observed = (f"{package}.observations",) if source_path(f"{package}.observations") else ()
+        evaluated = ("stages.evaluate", package, *observed)
+        found[f"evaluate@{name}"] = StageInputs(evaluated, {name: profile[name] for name in ("latency", "test_rows")})
+    return found
+
+
+def modules_run(roots: Iterable[str]) -> set[str]:
+    """`roots`, all our modules that they import, directly or indirectly, and the packages that contain these."""
+    return reachable(
+        roots, lambda module: [*imported_modules(module), *([module.rpartition(".")[0]] * ("." in module))]
+    )
+
+
+@cache
+def code_digests(roots: tuple[str, ...], files: tuple[str, ...]) -> Mapping[str, str]:
+    """`{module or file: digest}` of what `roots` run, and of files that share a module's name (C++, for example)."""
+    found: dict[str, str] = {}
+    for module in sorted(modules_run(roots)):
+        path = source_path(module)
+        if path is None:
+            continue
+        found[module] = module_digest(path)
+        if path.is_relative_to(_FOLDER):
+            found |= _file_digests(other for other in path.parent.glob(f"{path.stem}.*") if other.suffix != ".py")
+    return found | _file_digests(path for pattern in files for path in sorted(_FOLDER.glob(pattern)))
+
+
+def _file_digests(paths: Iterable[Path]) -> dict[str, str]:
+    return {
+        path.relative_to(_FOLDER.parent).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        for path in paths
+        if path.is_file()
+    }
+
+
+def changed_meanwhile(stage: str | None = None) -> list[str]:
+    """Code that this process runs, or params it reads, that differ from what `inputs` wrote down for its stage.
+
+    Code or params were edited while `dvc repro` ran: the stage's outcome would be recorded under the old ones.  Empty
+    outside of DVC, which names the stage in the environment.  A file older than what was written down is unchanged.
+    """
+    stage = stage or os.environ.get("DVC_STAGE")
+    path = TARGET / f"{stage}.json"
+    if stage is None or not path.is_file():
+        return []
+    written, content = path.stat().st_mtime_ns, json.loads(path.read_text())
+    edited = {
+        module: digest
+        for module, digest in content["code"].items()
+        if (source := source_path(module)) is not None and source.stat().st_mtime_ns > written
+    }
+    changed = unlike_loaded(edited)
+    files = [Path("params.yaml"), *Path("params").glob("*.yaml")]
+    if any(file.stat().st_mtime_ns > written for file in files):
+        inputs = stage_inputs(load_params()).get(stage)
+        if inputs is None or json.loads(json.dumps(inputs.params)) != content["params"]:
+            changed.append("params")
+    return changed
+
+
+def refuse_changed(verb: str) -> bool:
+    """Print to stderr what changed in the meantime, if anything; returns True if something did."""
+    changed = changed_meanwhile()
+    if changed:
+        what = ", ".join(changed)
+        print(f"{verb}: {what} changed while dvc repro ran; nothing is written, run dvc repro again", file=sys.stderr)
+    return bool(changed)

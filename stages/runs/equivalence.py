@@ -1,0 +1,236 @@
+"""Lines of `data/evidence/equivalences.jsonl`: changes of code that were shown to change no number, and their chains.
+
+`claimcheck equivalent` (`stages.proving`) writes them.  A line is about whole fingerprints: the code before and
+the code after gave, bit by bit, the same state, losses and weights on a path.  A path is what decides which branches
+a training takes: its spec without seeds, and with numbers only as zero or not, trained alone or in a stack, on a CPU.
+The line covers nothing else: no other model, precision, optimiser or device, nor the same code next to modules other
+than those that ran.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from stages.run import STRICT, canonical_json
+from stages.runs.evidence import EQUIVALENCES, EvidenceError, read_lines, seal
+from stages.runs.fingerprint import code_today, module_digest, source_path
+
+PATH = Path("data/evidence") / EQUIVALENCES
+Digests = tuple[str | None, str | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """A training with the same result under both codes: which run, how many steps (by batch size), on which data.
+
+    `path` is that of the whole run, `state` the digests of everything compared, by number of threads.
+    """
+
+    __pydantic_config__: ClassVar = STRICT
+    run: str
+    run_key: str
+    path: str
+    model: str
+    kind: Literal["images", "table", "text"]
+    precision: str
+    optimizer: str
+    is_stacked: bool
+    data: str
+    steps: Mapping[str, int]
+    state: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """Digests of all modules of a fingerprint, before and after (None: not part of it), and what ran through them."""
+
+    __pydantic_config__: ClassVar = STRICT
+    modules: Mapping[str, Digests]
+    compared: tuple[Compared, ...]
+
+    def code(self, side: Literal[0, 1]) -> dict[str, str]:
+        """The fingerprint before (0) or after (1)."""
+        return {module: digest for module, pair in self.modules.items() if (digest := pair[side]) is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EquivalenceLine:
+    """One call of `claimcheck equivalent`: revisions before and after, when and where, and what was shown.
+
+    `digest`: sha256 over the canonical line without it, as in evidence lines.
+    """
+
+    __pydantic_config__: ClassVar = STRICT
+    before: str
+    after: str
+    made: str
+    device: Literal["cpu"]
+    machine: Mapping[str, Any]
+    versions: Mapping[str, str]
+    proofs: tuple[Proof, ...]
+    digest: str | None = None
+
+
+def path_of(spec: Mapping[str, Any]) -> str:
+    """Sixteen hexadecimal digits over what in a spec selects branches: not code, data, seed nor sizes of numbers."""
+    kept = {
+        "model": spec["model"],
+        "protocol": spec["protocol"],
+        "fold": spec.get("replicate", {}).get("fold") is not None,
+    }
+    return hashlib.sha256(canonical_json(_outline(kept)).encode()).hexdigest()[:16]
+
+
+def _outline(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _outline(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_outline(item) for item in value]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    return 0 if value == 0 else "a number"
+
+
+def read_equivalences(root: Path) -> Equivalences:
+    """Read the lines of the file below `root`; none if there is no file.
+
+    Raises:
+        EvidenceError: a line can't be read, or has changed since it was written.
+    """
+    path = root / PATH
+    if not path.is_file():
+        return Equivalences(())
+    lines = read_lines(path, EquivalenceLine)
+    for number, (line, text) in enumerate(zip(lines, path.read_bytes().splitlines(), strict=True), start=1):
+        wanted = seal(json.loads(text))["digest"]
+        if line.digest != wanted:
+            found = f"its digest is {line.digest[:12]}" if line.digest else "it has no digest"
+            raise EvidenceError(
+                f"{path}, line {number}: {found}, its content gives {wanted[:12]}: it is not as it was written; "
+                f"take it from git again, or show it anew (claimcheck equivalent {line.before[:12]})"
+            )
+    return Equivalences(lines)
+
+
+def append_line(root: Path, line: EquivalenceLine) -> None:
+    """Add the line, with its digest, to the file below `root`."""
+    path = root / PATH
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(canonical_json(seal(json.loads(json.dumps(asdict(line))))) + "\n")
+
+
+Code = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class _Edge:
+    """Line `number` takes the fingerprint `old` to `new`."""
+
+    number: int
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class Equivalences:
+    """Chains of lines from one fingerprint to another; without lines, every question is free."""
+
+    lines: Sequence[EquivalenceLine]
+    _edges: dict[tuple[str, bool], list[_Edge]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for number, line in enumerate(self.lines, start=1):
+            for proof in line.proofs:
+                edge = _Edge(number, canonical_json(proof.code(0)), canonical_json(proof.code(1)))
+                for compared in proof.compared:
+                    self._edges.setdefault((compared.path, compared.is_stacked), []).append(edge)
+
+    def __bool__(self) -> bool:
+        return bool(self.lines)
+
+    def chain(self, spec: Mapping[str, Any], environment: Mapping[str, Any], code: Code) -> tuple[int, ...] | None:
+        """Numbers of the lines in the shortest chain from the run's own code to `code`; None if there is no chain.
+
+        There is none for a run that wasn't made on a CPU.
+        """
+        if spec["code"] == code:
+            return ()
+        if not self.lines or not is_of_cpu(environment):
+            return None
+        edges = self._edges.get((path_of(spec), "stacked" in environment), [])
+        target = canonical_json(code)
+        for reached, numbers in _walk(canonical_json(spec["code"]), [(edge.old, edge.new, edge) for edge in edges]):
+            if reached == target:
+                return numbers
+        return None
+
+    def today(self, spec: Mapping[str, Any], environment: Mapping[str, Any]) -> tuple[int, ...] | None:
+        """`chain` to the code of the run's training in this tree."""
+        code = code_today(spec) if self.lines else None
+        return None if code is None else self.chain(spec, environment, code)
+
+    def earlier(self, spec: Mapping[str, Any]) -> list[tuple[Code, bool, tuple[int, ...]]]:
+        """Other fingerprints whose outcomes are those of `spec`, nearest first: trained in a stack or not, by which
+        lines.
+        """
+        if not self.lines:
+            return []
+        found = []
+        for is_stacked in (False, True):
+            edges = self._edges.get((path_of(spec), is_stacked), [])
+            start = canonical_json(spec["code"])
+            for reached, numbers in _walk(start, [(edge.new, edge.old, edge) for edge in edges]):
+                if reached != start:
+                    found.append((json.loads(reached), is_stacked, numbers[::-1]))
+        return sorted(found, key=lambda item: len(item[2]))
+
+    def loose_ends(self) -> list[str]:
+        """Lines that lead nowhere: the module they end at is neither in the tree nor continued by a later line."""
+        found = []
+        for number, line in enumerate(self.lines, start=1):
+            later = {
+                (module, pair[0])
+                for other in self.lines[number:]
+                for proof in other.proofs
+                for module, pair in proof.modules.items()
+            }
+            after = {(module, pair[1]) for proof in line.proofs for module, pair in proof.modules.items() if pair[1]}
+            lost = sorted({module for module, digest in after - later if _digest_here(module) != digest})
+            if lost:
+                found.append(
+                    f"{PATH}, line {number}: {', '.join(lost)} {'is' if len(lost) == 1 else 'are'} not in the tree as "
+                    "the line leaves it, and no later line takes it further: runs of older code are not current by it; "
+                    f"`claimcheck equivalent {line.after[:12]}` shows whether the change since changes no number"
+                )
+        return found
+
+
+def is_of_cpu(environment: Mapping[str, Any]) -> bool:
+    return str(environment.get("device", "")).startswith("cpu")
+
+
+def _walk(start: str, edges: Iterable[tuple[str, str, _Edge]]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Everything that the edges lead to from `start`, nearest first, each with the numbers of the lines on the way."""
+    following: dict[str, list[tuple[str, int]]] = {}
+    for source, target, edge in edges:
+        following.setdefault(source, []).append((target, edge.number))
+    seen, queue = {start}, deque[tuple[str, tuple[int, ...]]]([(start, ())])
+    while queue:
+        place, numbers = queue.popleft()
+        yield place, numbers
+        for target, number in following.get(place, []):
+            if target not in seen:
+                seen.add(target)
+                queue.append((target, (*numbers, number)))
+
+
+def _digest_here(module: str) -> str | None:
+    path = source_path(module)
+    return None if path is None else module_digest(path)

@@ -1,0 +1,306 @@
+"""Result lines: the results of one run in one environment, as JSON lines.
+
+`evaluate` writes `data/results/<experiment>.jsonl` (the same bytes for the same runs) and, apart from it,
+`data/results/<experiment>.cost.jsonl` (seconds and memory, different everywhere).  `claimcheck publish` joins both with
+their provenance into `data/evidence/<experiment>.jsonl`, which is committed.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import json
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+
+from stages.run import STRICT, canonical_json
+from stages.runs.curves import Curves, EpochRow, given_columns
+
+Provenance = Literal["embedded", "subset", "full"]
+Status = Literal["finished", "diverged"]
+Moment = Literal["start", "trained"]
+Layers = Mapping[str, tuple[tuple[float | None, ...], ...]]
+Line = TypeVar("Line")
+
+EQUIVALENCES = "equivalences.jsonl"
+
+
+class EvidenceError(ValueError):
+    """A result line can't be read; the message names file and line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """One number.  Fractions are in [0, 1]; `n` counts the samples behind it (None: not a sample statistic)."""
+
+    __pydantic_config__: ClassVar = STRICT
+    metric: str
+    split: Literal["train", "val", "test", "none"]
+    value: float
+    n: int | None = None
+
+
+def _curves(value: Any, validate: ValidatorFunctionWrapHandler) -> Sequence[EpochRow]:
+    """Curves from the columns of a line; anything else is validated, or refused, as epochs."""
+    return Curves.read(value) if isinstance(value, Mapping) else validate(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataUsed:
+    """The packed data behind a result; `test_images` counts those scored, `excluded_test_images` those left out."""
+
+    __pydantic_config__: ClassVar = STRICT
+    dataset: str
+    digest: str
+    provenance: Provenance
+    train_images: int
+    test_images: int
+    excluded_test_images: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Divergence:
+    """Where the loss stopped being finite: after `last_finite_step`, at or before `step`."""
+
+    __pydantic_config__: ClassVar = STRICT
+    step: int
+    last_finite_step: int
+    last_finite_loss: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultLine:
+    """One run in one environment, under one arm.  A diverged run has no metrics and says where it stopped.
+
+    `observed`: what is observed inside the network before and after training, by quantity one number per block and
+    head; None where it isn't defined; absent if no paper looks inside, and in lines written before that was recorded.
+    """
+
+    __pydantic_config__: ClassVar = STRICT
+    experiment: str
+    arm: str
+    replicate: int
+    run_key: str
+    profile: str
+    cut: str
+    status: Status
+    spec: Mapping[str, Any]
+    data: DataUsed
+    environment_digest: str
+    environment: Mapping[str, Any]
+    metrics: tuple[Measurement, ...]
+    curves: Annotated[Sequence[EpochRow], WrapValidator(_curves)]
+    weights_sha256: str | None = None
+    correct: str | None = None
+    confusion: str | None = None
+    divergence: Divergence | None = None
+    observed: Mapping[Moment, Layers] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostLine:
+    """The cost of a run on the machine that trained it, and of inference on the one that evaluated it.
+
+    `latency_*`: the median of `repeats` passes of a batch after `warmup` uncounted ones, the device synchronised before
+    and after each; None where this replicate was not timed.  `energy_joules`: None where the training's device reports
+    none.  Texts are trained on in windows of tokens, so they have `train_tokens_per_second`, too.
+    """
+
+    __pydantic_config__: ClassVar = STRICT
+    experiment: str
+    arm: str
+    replicate: int
+    run_key: str
+    environment_digest: str
+    train_seconds: float
+    epoch_seconds: tuple[float, ...]
+    samples_per_second: float
+    peak_memory_bytes: int
+    train_tokens_per_second: float | None = None
+    energy_joules: float | None = None
+    latency_seconds_per_sample: float | None = None
+    latency_batch_size: int | None = None
+    latency_warmup: int | None = None
+    latency_repeats: int | None = None
+    latency_device: str | None = None
+    latency_threads: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where an evidence line was made: git revision, and whether anything relevant was changed on top of it."""
+
+    __pydantic_config__: ClassVar = STRICT
+    revision: str
+    dirty: bool
+    published: str
+    versions: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """A checkpoint in `data/models/`, stored as `dtype`, and its score on the result's own test set.
+
+    `same_class` is the share of the n test images whose class is the same as with the unrounded weights.
+    """
+
+    __pydantic_config__: ClassVar = STRICT
+    sha256: str
+    dtype: str
+    accuracy: float
+    same_class: float
+    n: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvidenceLine:
+    """A published result: `result`, its `cost` and its `origin`; `release` if its model is in git.
+
+    `digest`: sha256 over the canonical line without it, computed by `write_lines`; a line without a digest, or with a
+    wrong one, isn't read.
+    """
+
+    __pydantic_config__: ClassVar = STRICT
+    result: ResultLine
+    cost: CostLine
+    origin: Origin
+    release: Release | None = None
+    digest: str | None = None
+
+
+def write_lines(lines: Iterable[Any]) -> bytes:
+    """One canonical JSON object per line, sorted, so that equal lines give equal bytes.
+
+    Optional fields that are None are left out.  An evidence line gets its digest.
+    """
+    texts = sorted(
+        canonical_json(seal(_plain(line)) if isinstance(line, EvidenceLine) else _plain(line)) for line in lines
+    )
+    return "".join(f"{text}\n" for text in texts).encode()
+
+
+def seal(line: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON object of an evidence line with its digest."""
+    unsealed = {name: value for name, value in line.items() if name != "digest"}
+    return unsealed | {"digest": hashlib.sha256(canonical_json(unsealed).encode()).hexdigest()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, ResultLine):
+        parts = {
+            field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.name != "curves"
+        }
+        given = {name: _plain(part) for name, part in parts.items() if part is not None}
+        return given | {"curves": given_columns(value.curves)}
+    if dataclasses.is_dataclass(value):
+        pairs = [(field, getattr(value, field.name)) for field in dataclasses.fields(value)]
+        return {field.name: _plain(item) for field, item in pairs if item is not None or field.default is not None}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+@cache
+def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def evidence_files(folder: Path) -> list[Path]:
+    """The files of published result lines in `folder`, one per experiment, sorted; the equivalences aren't results."""
+    return sorted(path for path in folder.glob("*.jsonl") if path.name != EQUIVALENCES)
+
+
+def read_lines(path: Path, kind: type[Line]) -> list[Line]:
+    """Read all lines of `path` as `kind`; an absent file has none.
+
+    Raises:
+        EvidenceError: a line is not JSON, doesn't fit `kind`, or is evidence that was changed after publication.
+    """
+    if not path.is_file():
+        return []
+    adapter: TypeAdapter[Line] = _adapter(kind)  # type: ignore[arg-type]  # a class is hashable
+    lines = []
+    for number, text in enumerate(path.read_bytes().splitlines(), start=1):
+        try:
+            lines.append(adapter.validate_json(text))
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"])
+            raise EvidenceError(f"{path}, line {number}: {place or 'line'}: {first['msg']}") from None
+        if isinstance(lines[-1], EvidenceLine):
+            _check_digest(f"{path}, line {number}", lines[-1], text)
+    return lines
+
+
+def _check_digest(place: str, line: EvidenceLine, text: bytes) -> None:
+    if _is_sealed(line, text):
+        return
+    name = f"{line.result.experiment}.{line.result.arm}.{line.result.replicate}"
+    try:
+        wanted = seal(json.loads(text))["digest"]
+    except ValueError as error:
+        raise EvidenceError(f"{place}: {name}: {error}") from None
+    if line.digest != wanted:
+        found = f"its digest is {line.digest[:12]}" if line.digest else "it has no digest"
+        raise EvidenceError(
+            f"{place}: {name}: {found}, its content gives {wanted[:12]}: it is not as it was published; "
+            f"take it from git again, or publish it anew (claimcheck publish {line.result.experiment})"
+        )
+
+
+def _is_sealed(line: EvidenceLine, text: bytes) -> bool:
+    """True if a text in the layout of `write_lines` has its digest; False means nothing for another layout."""
+    unsealed = text.replace(f'"digest":"{line.digest}",'.encode(), b"", 1)
+    return hashlib.sha256(unsealed).hexdigest() == line.digest
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObservedNumber:
+    """One number of `ResultLine.observed`; block and head count from 1."""
+
+    quantity: str
+    moment: Moment
+    block: int
+    head: int
+    value: float | None
+
+
+def list_observed(observed: Mapping[Moment, Layers]) -> list[ObservedNumber]:
+    """`observed` written out, in the order of the lines."""
+    return [
+        ObservedNumber(quantity=quantity, moment=moment, block=block, head=head, value=value)
+        for moment, layers in observed.items()
+        for quantity, blocks in layers.items()
+        for block, heads in enumerate(blocks, start=1)
+        for head, value in enumerate(heads, start=1)
+    ]
+
+
+def pack_correct(correct: np.ndarray) -> str:
+    """Per test image, in order: was the class right?  bool [N] as packed bits, base64."""
+    return base64.b64encode(np.packbits(correct.astype(bool)).tobytes()).decode()
+
+
+def unpack_correct(text: str, n: int) -> np.ndarray:
+    """Inverse of `pack_correct` for n images: bool [n]."""
+    bits = np.frombuffer(base64.b64decode(text), dtype=np.uint8)
+    return np.unpackbits(bits, count=n).astype(bool)
+
+
+def pack_confusion(confusion: np.ndarray) -> str:
+    """Counts [K, K], true class by predicted class, as zlib-packed little-endian uint32, base64."""
+    return base64.b64encode(zlib.compress(confusion.astype("<u4").tobytes(), 9)).decode()
+
+
+def unpack_confusion(text: str, classes: int) -> np.ndarray:
+    """Inverse of `pack_confusion`: int64 [K, K]."""
+    counts = np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype="<u4")
+    return counts.reshape(classes, classes).astype(np.int64)

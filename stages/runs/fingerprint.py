@@ -1,0 +1,301 @@
+"""Digest of the code that a run executes: `{module: sha256 of its source}` over a static import closure.
+
+Everything that a run imports is included unless it is an installed package, wherever it lies.  Comments, docstrings and
+blank lines don't count, so that explaining the code invalidates nothing.  The source text itself is hashed, not a
+dumped syntax tree or a list of tokens: both differ between Python 3.11 and 3.13.  Fast paths (`*_native.py`) are tested
+against their reference and left out; so is `stages.run`, whose values are in the key.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import io
+import os
+import sys
+import tokenize
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import Any
+
+from stages import LOADED, is_installed
+
+PACKAGE_ROOT = Path(__file__).resolve().parent.parent.parent
+
+# What a run executes besides its model, with everything imported: the code that drives it, and its data's task.
+TRAINING_ROOTS = {
+    "images": ("stages.training.session", "stages.training.images"),
+    "table": ("stages.training.session", "stages.training.tables"),
+    "text": ("stages.training.session", "stages.training.tokens"),
+}
+
+_KEYED_BY_VALUE = {"stages.run"}
+# Keyed only by their own text: the first two choose among modules, and their choice is a root; the last imports only
+# what it needs to word its errors.
+CHOOSING = {"stages.training.kinds", "stages.papers", "stages.datasets.packed"}
+_PINNED = {"torch", "numpy", "safetensors", "triton"} | sys.stdlib_module_names  # not looked for
+
+
+def source_path(module: str) -> Path | None:
+    """File of a module, ours or a user's; None if it belongs to an installed package, has no file, or is no module."""
+    top, *names = module.split(".")
+    if top != "stages":
+        return None if is_pinned(top) else _outside(module)
+    base = PACKAGE_ROOT.joinpath(top, *names)
+    for candidate in (base.with_suffix(".py"), base / "__init__.py"):
+        if candidate.is_file():
+            return candidate
+    return None
+
+
+@cache
+def is_pinned(module: str) -> bool:
+    """True if a module comes with Python or an installed package; False if it can't be found."""
+    top = module.partition(".")[0]
+    spec = None if top in _PINNED else _find(top)
+    if spec is None:
+        return top in _PINNED
+    places = [spec.origin] if spec.has_location else [*(spec.submodule_search_locations or [])]
+    return all(place is not None and is_installed(f"{place}{os.sep}") for place in places)
+
+
+@cache
+def _outside(module: str) -> Path | None:
+    """File of a module that is neither here nor in an installed package."""
+    spec = _spec_of(module)
+    return None if spec is None or not spec.has_location or spec.origin is None else Path(spec.origin)
+
+
+def _spec_of(module: str) -> ModuleSpec | None:
+    """Find a module's spec without importing anything."""
+    names = module.split(".")
+    spec = _find(names[0])
+    for depth in range(2, len(names) + 1):
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        spec = PathFinder.find_spec(".".join(names[:depth]), list(spec.submodule_search_locations))
+    return spec
+
+
+@cache
+def _find(top: str) -> ModuleSpec | None:
+    """Find as an import would, or next to `stages`."""
+    try:
+        found = importlib.util.find_spec(top)
+    except (ImportError, ValueError):  # the latter where something was put among the modules that was never imported
+        found = None
+    return found or PathFinder.find_spec(top, [str(PACKAGE_ROOT)])
+
+
+def significant_text(source: str) -> str:
+    """`source` without comments, docstrings and blank lines; the rest is unchanged."""
+    lines = [line.encode() for line in source.splitlines()]  # syntax trees count columns in bytes
+    for (first, start), (last, end) in sorted(_insignificant_spans(source), reverse=True):
+        lines[first - 1 : last] = [lines[first - 1][:start] + lines[last - 1][end:]]
+    return "\n".join(text for line in lines if (text := line.decode().rstrip()))
+
+
+Span = tuple[tuple[int, int], tuple[int, int]]
+
+
+def _insignificant_spans(source: str) -> list[Span]:
+    """(line, byte column) of the start and the end of each comment and docstring."""
+    lines = source.splitlines()
+    spans: list[Span] = []
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            (line, start), (_, end) = token.start, token.end
+            text = lines[line - 1]
+            spans.append(((line, len(text[:start].encode())), (line, len(text[:end].encode()))))
+    holders = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, holders) and node.body and isinstance(node.body[0], ast.Expr):
+            value = node.body[0].value
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                assert value.end_lineno is not None and value.end_col_offset is not None, "parsed nodes have an end"
+                spans.append(((value.lineno, value.col_offset), (value.end_lineno, value.end_col_offset)))
+    return spans
+
+
+@cache
+def imported_modules(module: str) -> set[str]:
+    """Modules, ours or a user's, that `module` imports anywhere in its file, found by reading it.
+
+    A user's package runs its own file first, whichever of its modules is imported.
+    """
+    found = {name for asked in _imports(module) for name in (asked.module, *asked.names)}
+    for parts in [name.split(".") for name in found if not name.startswith("stages.")]:
+        found |= {".".join(parts[:count]) for count in range(1, len(parts))}
+    return {name for name in found if source_path(name) is not None}
+
+
+@dataclass(frozen=True)
+class _Import:
+    """A module that an import statement names, what it takes of it, which may be modules, and whether it may fail."""
+
+    module: str
+    names: tuple[str, ...]
+    is_optional: bool
+
+
+@cache
+def _imports(module: str) -> tuple[_Import, ...]:
+    path = source_path(module)
+    if path is None or path.suffix != ".py":
+        return ()
+    tree, found = ast.parse(_source(path)), []
+    optional = {id(inner) for node in ast.walk(tree) if _may_fail(node) for inner in ast.walk(node)}
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [_Import(alias.name, (), id(node) in optional) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            name = ".".join([*parents, *([node.module] if node.module else [])])
+            found.append(_Import(name, tuple(f"{name}.{alias.name}" for alias in node.names), id(node) in optional))
+    return tuple(found)
+
+
+def _may_fail(node: ast.AST) -> bool:
+    """True for a `try` around imports, and for code that only a type checker reads."""
+    if isinstance(node, ast.Try):
+        caught = {name for handler in node.handlers for name in ast.unparse(handler.type or node).split()}
+        return any("ImportError" in name or "ModuleNotFoundError" in name for name in caught)
+    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+
+
+def import_closure(roots: Iterable[str]) -> set[str]:
+    """`roots` and everything that they import, directly or indirectly, without installed packages and fast paths."""
+    return reachable(
+        roots,
+        lambda module: (
+            [] if module in CHOOSING else [name for name in imported_modules(module) if not name.endswith("_native")]
+        ),
+    )
+
+
+def _refuse_missing(modules: Iterable[str]) -> None:
+    for module in sorted(modules):
+        for asked in _imports(module):
+            if not asked.is_optional and not is_pinned(asked.module) and not _is_module(asked.module):
+                raise ModuleNotFoundError(
+                    f"{source_path(module)}: imports {asked.module}, which can't be found, so nobody knows what would "
+                    "run: install it, put its folder on PYTHONPATH, or lay it beside stages"
+                )
+
+
+def _is_module(name: str) -> bool:
+    """True if there is such a module, or a package without a file of its own."""
+    if source_path(name) is not None:
+        return True
+    if name.startswith("stages."):
+        return PACKAGE_ROOT.joinpath(*name.split(".")).is_dir()
+    return _spec_of(name) is not None
+
+
+def reachable(roots: Iterable[str], next_of: Callable[[str], Iterable[str]]) -> set[str]:
+    """`roots` and everything that `next_of` leads to from them."""
+    seen: set[str] = set()
+    queue = list(roots)
+    while queue:
+        module = queue.pop()
+        if module not in seen:
+            seen.add(module)
+            queue.extend(next_of(module))
+    return seen
+
+
+def source_digest(source: str) -> str:
+    """Sixteen hexadecimal digits over the source's significant text."""
+    return hashlib.sha256(significant_text(source).encode()).hexdigest()[:16]
+
+
+@cache
+def module_digest(path: Path) -> str:
+    """Digest of the source, or of the bytes of a compiled module, whose source is unknown."""
+    if path.suffix != ".py":
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    return source_digest(_source(path))
+
+
+@cache
+def _source(path: Path) -> str:
+    """Read source that can be parsed.
+
+    Raises:
+        SyntaxError: it can't be parsed, or isn't text; the error names the file.
+    """
+    try:
+        source = path.read_text(encoding="utf-8")
+        ast.parse(source, str(path))
+    except UnicodeDecodeError as error:
+        raise SyntaxError(f"not UTF-8 at byte {error.start}", (str(path), None, None, None)) from None
+    return source
+
+
+def code_fingerprint(roots: Iterable[str]) -> dict[str, str]:
+    """`{module: digest}` over the import closure of `roots`, without modules that contain no code.
+
+    Raises:
+        ModuleNotFoundError: a root is no module of ours, or something that is imported can't be found.
+    """
+    roots = list(roots)
+    for root in roots:
+        if source_path(root) is None:
+            raise ModuleNotFoundError(f"{root} is not a module below {PACKAGE_ROOT.name}/stages")
+    closure = import_closure(roots) - _KEYED_BY_VALUE
+    _refuse_missing(closure)
+    paths = {module: source_path(module) for module in sorted(closure)}
+    digests = {module: module_digest(path) for module, path in paths.items() if path is not None}
+    return {module: digest for module, digest in digests.items() if digest != source_digest("")}
+
+
+@cache
+def training_code(kind: str, model_path: str, optimizer: str) -> Mapping[str, str]:
+    """Fingerprint of a training's code; an optimiser of ours is the module with its name.
+
+    Raises:
+        ModuleNotFoundError: the model's module is not one of ours.
+    """
+    own = f"stages.optim.{optimizer}"
+    return code_fingerprint([*TRAINING_ROOTS[kind], model_path.split(":")[0], *([own] if source_path(own) else [])])
+
+
+def kind_of(spec: Mapping[str, Any]) -> str:
+    """The kind of data of a spec: images have a mean per channel, a text's model has a context."""
+    if spec["protocol"].get("mean"):
+        return "images"
+    return "text" if "context" in spec["model"]["arguments"] else "table"
+
+
+def code_today(spec: Mapping[str, Any]) -> Mapping[str, str] | None:
+    """Fingerprint of the training of `spec` in this tree, whatever its own says; None if it can't be trained."""
+    try:
+        return training_code(kind_of(spec), spec["model"]["path"], spec["protocol"]["optimizer"]["name"])
+    except (ModuleNotFoundError, KeyError, TypeError):  # the latter for something that isn't a spec
+        return None
+
+
+def changed_modules(spec: Mapping[str, Any]) -> list[str]:
+    """Modules of a run's fingerprint whose source has changed or is gone, and modules that the fingerprint lacks."""
+    code, today = spec["code"], code_today(spec)
+    paths = {module: source_path(module) for module in code}
+    changed = {module for module, path in paths.items() if path is None or module_digest(path) != code[module]}
+    return sorted(changed | (set(today or code) - set(code)))
+
+
+def unlike_loaded(code: Mapping[str, str]) -> list[str]:
+    """Modules of a run's fingerprint that this process loaded from different source: it doesn't run the run's code."""
+    return sorted(
+        module for module, digest in code.items() if module in LOADED and _digest_of(LOADED[module]) != digest
+    )
+
+
+@cache
+def _digest_of(source: bytes) -> str:
+    """Cached, since a slot asks for the same modules for every run that it trains."""
+    return source_digest(source.decode())

@@ -1,0 +1,123 @@
+"""Storage of outcomes: the run store, by `run_key`, and its atomic writes.  Standard library only."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from stages.faults import named
+from stages.runs.outcome import find_fault
+
+_FICLONE = 0x40049409
+"""Linux: a copy on write of a whole file (btrfs, XFS, ZFS, …)."""
+
+
+def home() -> Path:
+    """Folder of the downloads and the run store: `CLAIMCHECK_HOME`, or `data` in the working directory."""
+    return Path(os.environ.get("CLAIMCHECK_HOME", "data"))
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write, fsync, rename: a reader sees the old file or the new one, never part of one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with named(path), partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    _fsync_folder(path.parent)
+
+
+def put_in_place(partial: Path, target: Path) -> None:
+    """Rename a completely written file to its final name, fsync first: a reader sees the old file or the new one."""
+    with named(target), partial.open("rb") as file:
+        os.fsync(file.fileno())
+    os.replace(partial, target)
+    _fsync_folder(target.parent)
+
+
+def clone(source: Path, target: Path) -> bool:
+    """Make `target` share the blocks of `source` until one is written to; False where the file system can't."""
+    try:
+        with source.open("rb") as original, target.open("xb") as copy:
+            fcntl.ioctl(copy.fileno(), _FICLONE, original.fileno())
+    except OSError:
+        target.unlink(missing_ok=True)
+        return False
+    return True
+
+
+def _fsync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class RunStore:
+    """Outcomes by `run_key`: `runs/<key>/` is complete and never changes, `work/<key>/` is a training in progress.
+
+    A published folder holds `stages.runs.outcome.FILES`, read-only; weights only if the run didn't diverge.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def published(self, run_key: str) -> Path | None:
+        """Folder of a complete outcome, or None."""
+        folder = self.root / "runs" / run_key
+        return folder if (folder / "result.json").is_file() else None
+
+    def whole(self, run_key: str) -> Path | None:
+        """Folder of a complete outcome whose digests match, or None; a damaged one is moved to `damaged/`.
+
+        This reads every file once, at the speed of sha256.
+        """
+        folder = self.published(run_key)
+        fault = find_fault(folder, run_key) if folder is not None else None
+        if folder is None or fault is None:
+            return folder
+        aside = self.root / "damaged" / f"{run_key}.{time.time_ns()}"
+        aside.parent.mkdir(parents=True, exist_ok=True)
+        os.rename(folder, aside)
+        print(f"  {run_key[:12]}: the outcome in the store is damaged: {fault}; it is now {aside}", file=sys.stderr)
+        return None
+
+    def work(self, run_key: str) -> Path:
+        """Scratch folder of a training in progress; survives a crash, so that the training can resume."""
+        folder = self.root / "work" / run_key
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def publish(self, run_key: str, files: Mapping[str, bytes]) -> Path:
+        """Make all of `files` appear at once under `run_key`, by one rename, and remove the scratch folder.
+
+        A second publication of a key is dropped: the first one stays.
+        """
+        target = self.root / "runs" / run_key
+        staged = self.root / "staged" / f"{run_key}.{os.getpid()}"
+        shutil.rmtree(staged, ignore_errors=True)
+        staged.mkdir(parents=True)
+        for name, content in files.items():
+            write_atomically(staged / name, content)
+            (staged / name).chmod(0o444)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.rename(staged, target)
+        except OSError:
+            shutil.rmtree(staged, ignore_errors=True)
+            if self.published(run_key) is None:
+                raise
+        _fsync_folder(target.parent)
+        shutil.rmtree(self.root / "work" / run_key, ignore_errors=True)
+        return target

@@ -1,0 +1,245 @@
+"""Trains groups of runs on this machine: a single slot in this process, several slots in one process each.
+
+A group is an ordered list of runs that train together; it is leased, resumed and recorded as one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any, Literal
+
+from stages.faults import FAULTS, describe_fault
+from stages.run import RunSpec
+from stages.runs.store import RunStore
+from stages.scheduling.engine.lease import LeaseLost, LeaseTable, process_identity
+from stages.scheduling.engine.orphan import end_with
+
+_WORKER = "stages.worker"
+_WAIT_SECONDS = 0.25
+_HINT = " (often for want of memory: `dmesg` tells, fewer slots in the profile help)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Runs that train together, with a name for display; a stack is one model, even with one run."""
+
+    label: str
+    specs: tuple[RunSpec, ...]
+    data: Path
+    is_stack: bool = False
+
+    @property
+    def run_keys(self) -> tuple[str, ...]:
+        return tuple(spec.run_key for spec in self.specs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """An event of a group; `progress` is the worker's `Progress` as a dict, `owner` the lease's owner."""
+
+    kind: Literal["started", "progress", "finished", "waiting", "elsewhere", "stopped", "failed"]
+    label: str
+    progress: dict[str, Any] | None = None
+    message: str = ""
+    owner: str = ""
+
+
+Report = Callable[[Event], None]
+
+
+class SlotKilled(RuntimeError):
+    """Something outside killed training processes; the message names the signal."""
+
+
+def run_groups(
+    groups: Sequence[Group], store: Path, devices: Sequence[str], report: Report, stop: threading.Event
+) -> bool:
+    """Train all groups, one at a time on each of `devices` (a name twice: two at once); a failure stops no other.
+
+    Returns whether every group has its outcome in the store.
+
+    Raises:
+        SlotKilled: an outcome is missing because something killed the processes that trained.
+    """
+    devices = devices[: max(1, len(groups))]
+    if len(devices) == 1:
+        _slot(groups, store, devices[0], report, stop.is_set)
+    else:
+        killed = _fork_slots(groups, store, devices, report, stop)
+        if killed and not all(_is_published(group, store) for group in groups):
+            raise SlotKilled(f"{killed}; what was trained is in the store, and the next dvc repro goes on from there")
+    return all(_is_published(group, store) for group in groups)
+
+
+def _slot(groups: Sequence[Group], store: Path, device: str, report: Report, should_stop: Callable[[], bool]) -> None:
+    """Claim and train groups until none is left; wait for a group that another process holds."""
+    leases = LeaseTable(store / "leases.db")
+    waiting = [group for group in groups if not _is_published(group, store)]
+    told: dict[str, str] = {}
+    while waiting and not should_stop():
+        held_elsewhere = []
+        for group in waiting:
+            if should_stop():
+                return
+            lease = leases.claim(*group.run_keys)
+            if lease is None:
+                held_elsewhere.append(group)
+                holder = leases.holder(*group.run_keys)
+                if holder is not None and told.get(group.label) != holder.owner:
+                    told[group.label] = holder.owner
+                    report(Event(kind="waiting", label=group.label, message=str(holder), owner=holder.owner))
+                continue
+            with leases.kept_alive(lease) as lost:
+                if _is_published(group, store):
+                    report(Event(kind="elsewhere", label=group.label))
+                elif not _train(group, store, device, report, should_stop, lost, partial(leases.held, lease)):
+                    held_elsewhere.append(group)
+        waiting = held_elsewhere
+        if waiting:
+            time.sleep(_WAIT_SECONDS)
+
+
+def _is_published(group: Group, store: Path) -> bool:
+    return all(RunStore(store).published(spec.run_key) for spec in group.specs)
+
+
+def _train(
+    group: Group,
+    store: Path,
+    device: str,
+    report: Report,
+    should_stop: Callable[[], bool],
+    lost: threading.Event,
+    publishing: Callable[[], Any],
+) -> bool:
+    """Train one group; False if another process took it over, which is then waited for as if it had been first.
+
+    Where a stack isn't faster, its runs are trained one after another.
+    """
+    worker = importlib.import_module(_WORKER)  # brings torch, which a parent with nothing to train never needs
+    report(Event(kind="started", label=group.label))
+    missing = [spec for spec in group.specs if RunStore(store).published(spec.run_key) is None]
+    is_stack = group.is_stack and worker.can_stack(device)
+    for specs in [group.specs] if is_stack else [(spec,) for spec in missing]:
+        if should_stop():
+            return True
+        jobs = [worker.Job(spec=spec, data=group.data, store=store, device=device) for spec in specs]
+        train = partial(worker.train_stack, jobs) if is_stack else partial(worker.train_run, *jobs)
+        try:
+            train(
+                progress=_Reporter(group.label, report),
+                should_stop=lambda: should_stop() or lost.is_set(),
+                publishing=publishing,
+            )
+        except LeaseLost as taken_over:
+            report(Event(kind="elsewhere", label=group.label, message=str(taken_over)))
+            return False
+        except worker.TrainingStopped as stopped:
+            if lost.is_set():
+                report(Event(kind="elsewhere", label=group.label, message="(taken over)"))
+                return False
+            report(Event(kind="stopped", label=group.label, message=str(stopped)))
+        except FAULTS as error:
+            report(Event(kind="failed", label=group.label, message=describe_fault(error)))
+        except (TypeError, ValueError) as error:
+            report(Event(kind="failed", label=group.label, message=str(error)))
+        except Exception:  # noqa: BLE001  (one run's fault must not hold up the rest; the report carries the trace)
+            report(Event(kind="failed", label=group.label, message=traceback.format_exc()))
+        else:
+            report(Event(kind="finished", label=group.label))
+    return True
+
+
+class _Reporter:
+    """Passes on a training's progress, about ten times per second: a step may be shorter than reporting it."""
+
+    def __init__(self, label: str, report: Report) -> None:
+        self._label, self._report = label, report
+        self._next = 0.0
+
+    def __call__(self, progress: Any) -> None:
+        is_end_of_epoch = progress.step * progress.epochs % progress.total_steps == 0
+        if is_end_of_epoch or time.monotonic() >= self._next:
+            self._next = time.monotonic() + 0.1
+            self._report(Event(kind="progress", label=self._label, progress=dict(vars(progress))))
+
+
+def _fork_slots(
+    groups: Sequence[Group], store: Path, devices: Sequence[str], report: Report, stop: threading.Event
+) -> str:
+    """Train in one process per device; returns which of them a signal ended, "" if none."""
+    # A clean process loads torch once, and every slot is a fork of it.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([_WORKER, "torch._dynamo"])  # the optimiser's first step would load the latter
+    threads = max(1, (os.cpu_count() or 1) // max(1, sum(device in ("cpu", "auto") for device in devices)))
+    slots: dict[Connection, ForkServerProcess] = {}
+    for device in devices:
+        # One pipe per slot: a shared queue's lock would stay locked for ever when a slot is killed while it writes.
+        reader, writer = context.Pipe(duplex=False)
+        arguments = (list(groups), store, device, threads, writer, os.getpid())
+        slots[reader] = context.Process(target=_slot_process, args=arguments, daemon=True)
+        slots[reader].start()
+        writer.close()
+    processes = list(slots.values())
+    siblings = {process_identity(process.pid) for process in processes if process.pid is not None}
+    told = False
+    elsewhere: dict[str, Event] = {}  # by another slot, or by another process: that is known at the end
+    ours: set[str] = set()
+    while slots:
+        if stop.is_set() and not told:
+            told = True
+            for process in processes:
+                process.terminate()
+        for ready in wait(list(slots), timeout=0.2):
+            assert isinstance(ready, Connection), "only pipes were waited for"
+            try:
+                event: Event = ready.recv()
+            except (EOFError, OSError):
+                del slots[ready]
+                continue
+            if event.kind == "elsewhere":
+                elsewhere[event.label] = event
+                continue
+            if event.kind == "waiting" and event.owner in siblings:
+                continue  # one slot trains what the other one checked
+            if event.kind == "finished":
+                ours.add(event.label)
+            report(event)
+    for process in processes:
+        process.join()
+    signals = Counter(signal.Signals(-code).name for code in (p.exitcode for p in processes) if code and code < 0)
+    for label, event in elsewhere.items():
+        if label not in ours:
+            report(event)
+    if not signals:
+        return ""
+    ended = " and ".join(f"{number} by {name}" for name, number in signals.items())
+    hint = _HINT if "SIGKILL" in signals else ""
+    return f"{signals.total()} of {len(processes)} training processes were killed, {ended}{hint}"
+
+
+def _slot_process(groups: list[Group], store: Path, device: str, threads: int, events: Connection, parent: int) -> None:
+    end_with([parent])
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    torch = importlib.import_module("torch")
+    torch.set_num_threads(threads)
+    try:
+        _slot(groups, store, device, events.send, stop.is_set)
+    except FAULTS as error:
+        sys.exit(f"train: {describe_fault(error)}")

@@ -1,0 +1,67 @@
+"""The progress of a training for a person: one bar per run on a terminal, one line per epoch elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from stages.scheduling.engine.local import Event
+
+
+class ProgressDisplay:
+    """Context manager; call `report` with every event of the engine."""
+
+    def __init__(self) -> None:
+        self.console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+        self._tasks: dict[str, TaskID] = {}
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[state]}"),
+            TimeRemainingColumn(compact=True),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+
+    def __enter__(self) -> ProgressDisplay:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def report(self, event: Event) -> None:
+        if event.kind == "started":
+            self._tasks[event.label] = self._bars.add_task(event.label, total=None, state="")
+        elif event.kind == "progress" and event.progress is not None:
+            self._show(event.label, event.progress)
+        elif event.kind == "failed":
+            self.console.print(f"{event.label}: failed\n{event.message}", markup=False)
+        elif event.kind == "waiting":
+            self.console.print(f"{event.label}: waiting for {event.message}, which trains it", markup=False)
+        elif event.kind == "elsewhere":
+            self.console.print(f"{event.label}: trained by another process {event.message}".rstrip(), markup=False)
+        elif event.kind == "stopped":
+            self.console.print(f"{event.label}: {event.message}; the next dvc repro goes on from here", markup=False)
+        else:
+            self.console.print(f"{event.label}: trained", markup=False)
+
+    def _show(self, label: str, progress: dict[str, Any]) -> None:
+        scores = "  ".join(
+            f"{name} {value:.1%}" if name == "accuracy" else f"{name} {value:.3f}"
+            for name, value in progress["scores"].items()
+        )
+        state = (
+            f"epoch {progress['epoch']}/{progress['epochs']}  {scores}  {progress['samples_per_second']:,.0f} samples/s"
+        )
+        step, total = progress["step"], progress["total_steps"]
+        self._bars.update(self._tasks[label], completed=step, total=total, state=state)
+        last_of_epoch = step * progress["epochs"] % total == 0
+        if last_of_epoch and not self.console.is_terminal:
+            self.console.print(f"{label}: {state}", markup=False)

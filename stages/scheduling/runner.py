@@ -1,0 +1,322 @@
+"""Trains the runs of an experiment that the store lacks, says why, and fills the experiment's folder of outcomes.
+
+Imports no torch: an experiment whose runs are all in the store costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import filecmp
+import json
+import os
+import shutil
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from stages.datasets.packed import PackedInfo, read_info
+from stages.params.budget import PlannedRun, describe_cut, plan_runs
+from stages.params.experiment import Experiment, Params, ParamsError
+from stages.run import RunSpec, changed_parts
+from stages.runs.equivalence import PATH as EQUIVALENCES
+from stages.runs.equivalence import Equivalences, is_of_cpu, read_equivalences
+from stages.runs.fingerprint import training_code
+from stages.runs.outcome import find_fault, outcome_digest
+from stages.runs.runlist import DamagedRunList, ListedRun, RunList, read_run_list, write_run_list
+from stages.runs.store import RunStore, clone, home, write_atomically
+from stages.scheduling.engine.local import Group, Report, run_groups
+from stages.scheduling.grouping import form_groups
+
+DVC_CACHE = Path(".dvc/cache/files/md5")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """A training and the place in the experiment that needs it."""
+
+    planned: PlannedRun
+    spec: RunSpec
+
+    @property
+    def label(self) -> str:
+        return f"{self.planned.arm}.{self.planned.replicate_index}"
+
+
+def assignments(
+    experiment: Experiment, params: Params, data_digest: str, *, every_role: bool = False
+) -> list[Assignment]:
+    """The experiment's grid as trainings, in file order; limited to the profile's roles unless `every_role`.
+
+    Raises:
+        ParamsError: a model imports what can't be found.
+    """
+    source = params.datasets[experiment.dataset]
+    found = []
+    for planned in plan_runs(experiment, params.profile, source, every_role=every_role):
+        try:
+            code = training_code(source.kind, planned.model.path, planned.protocol.optimizer.name)
+        except ModuleNotFoundError as error:
+            raise ParamsError(f"{experiment.name}.{planned.arm} can't be trained: {error}") from None
+        found.append(Assignment(planned=planned, spec=planned.spec(data_digest=data_digest, code=code)))
+    return found
+
+
+def train_experiment(
+    name: str,
+    params: Params,
+    *,
+    data: Path,
+    devices: list[str],
+    report: Report,
+    stop: threading.Event,
+    only: Sequence[str] | None = None,
+) -> bool:
+    """Bring `data/runs/<name>/` up to date; returns True if every run has an outcome.
+
+    `only`: patterns of `<arm>.<replicate>`, also of arms whose role the profile leaves out; the folder then holds these
+    runs alone.
+
+    Raises:
+        EvidenceError: a line of equivalent codes can't be read, or isn't as it was written.
+        ParamsError: no such experiment, a pattern that fits no run, or the packed data are stand-ins where the profile
+            wants real data.
+    """
+    experiment = find_experiment(params, name)
+    folder = data / "runs" / name
+    store, equivalences = RunStore(home() / "store"), read_equivalences(data.parent)
+    packed = _packed(experiment, params, data)
+    wanted = assignments(experiment, params, packed.digest, every_role=only is not None)
+    if only is not None:
+        wanted = _chosen(wanted, only, name)
+    previous = _previous_specs(folder)
+    ways = {assignment.spec.run_key: ways_to(assignment.spec, equivalences) for assignment in wanted}
+    keys = {way.run_key for options in ways.values() for way in options}
+    _forget_damaged(folder, keys)
+    for run_key in keys:
+        store.whole(run_key)
+    adopt(folder, store)
+    held = {run_key: way for run_key, options in ways.items() if (way := find_outcome(store, options))}
+    missing = []
+    for assignment in wanted:
+        if way := held.get(assignment.spec.run_key):
+            print(f"  {assignment.label}: taken from the store ({way.run_key[:12]}{way.in_words()})")
+        else:
+            missing.append(assignment)
+            print(f"  {assignment.label}: to train, {_why(assignment, previous)}")
+    labels = {assignment.spec.run_key: assignment.label for assignment in wanted}
+    groups = [
+        Group(
+            label=f"{name} {_label([labels[spec.run_key] for spec in specs if spec.run_key in labels])}",
+            specs=specs,
+            data=data / "processed" / experiment.dataset,
+            is_stack=is_stack,
+        )
+        for specs, is_stack in form_groups([a.spec for a in missing], packed.train_images, store)
+    ]
+    complete = run_groups(groups, store.root, devices, report, stop)
+    taken = {key: held[key].run_key if key in held else key for key in ways}
+    trained = [assignment for assignment in wanted if store.published(taken[assignment.spec.run_key])]
+    if complete or (trained and not stop.is_set()):
+        _write_folder(folder, experiment, params, wanted, store, taken)
+    print(f"{name}: {len(wanted)} runs, {len(wanted) - len(missing)} from the store, {len(missing)} to train")
+    if not complete and trained and not stop.is_set():
+        print(
+            f"{name}: {len(wanted) - len(trained)} runs failed; the next dvc repro trains these alone.  The others: "
+            f"`python -m stages.evaluate {name}`, then `python -m stages.record`"
+        )
+    return complete
+
+
+@dataclass(frozen=True)
+class Way:
+    """A key under which a run's outcome may be stored: its own, or that of older code that these lines prove equal."""
+
+    run_key: str
+    lines: tuple[int, ...] = ()
+    is_stacked: bool | None = None
+
+    def in_words(self) -> str:
+        if not self.lines:
+            return ""
+        which = ", ".join(str(number) for number in self.lines)
+        return f", of older code that gives the same by line {which} of {EQUIVALENCES.name}"
+
+
+def ways_to(spec: RunSpec, equivalences: Equivalences) -> list[Way]:
+    """The run's own key first, then those of older code, nearest first."""
+    earlier = equivalences.earlier(spec.to_dict()) if equivalences else []
+    return [
+        Way(spec.run_key),
+        *(Way(dataclasses.replace(spec, code=code).run_key, lines, is_stacked) for code, is_stacked, lines in earlier),
+    ]
+
+
+def find_outcome(store: RunStore, ways: Sequence[Way]) -> Way | None:
+    """The first way to a published outcome; older code's counts if it was trained as the lines say, on a CPU."""
+    for way in ways:
+        folder = store.published(way.run_key)
+        if folder is not None and (way.is_stacked is None or _was_trained_so(folder, way.is_stacked)):
+            return way
+    return None
+
+
+def _was_trained_so(folder: Path, is_stacked: bool) -> bool:
+    try:
+        environment = json.loads((folder / "result.json").read_bytes())["environment"]
+    except (OSError, ValueError, KeyError):
+        return False
+    return is_of_cpu(environment) and ("stacked" in environment) == is_stacked
+
+
+def _label(labels: Sequence[str]) -> str:
+    """Label of runs that train together: the arm with its replicates, or the first label and the number of others."""
+    arms = {label.rpartition(".")[0] for label in labels}
+    if len(arms) == 1:
+        return f"{arms.pop()}.{','.join(label.rpartition('.')[2] for label in labels)}"
+    return f"{labels[0]} and {len(labels) - 1} more"
+
+
+def _chosen(wanted: Sequence[Assignment], patterns: Sequence[str], experiment: str) -> list[Assignment]:
+    idle = [pattern for pattern in patterns if not any(fnmatchcase(run.label, pattern) for run in wanted)]
+    if idle:
+        labels = [run.label for run in wanted]
+        raise ParamsError(f"{experiment}: no run fits {idle[0]!r}; there are {labels[0]} to {labels[-1]}")
+    return [run for run in wanted if any(fnmatchcase(run.label, pattern) for pattern in patterns)]
+
+
+def find_experiment(params: Params, name: str) -> Experiment:
+    if name not in params.experiments:
+        raise ParamsError(f"params.yaml: no experiment {name!r}; known: {', '.join(params.experiments)}")
+    return params.experiments[name]
+
+
+def _packed(experiment: Experiment, params: Params, data: Path) -> PackedInfo:
+    info = read_info(data / "processed" / experiment.dataset)
+    if (info.provenance == "embedded") != (params.profile.data == "embedded"):
+        raise ParamsError(
+            f"data/processed/{experiment.dataset} holds {info.provenance} data, the profile {params.profile_name} "
+            f"wants {params.profile.data} data; run dvc repro, which packs them first"
+        )
+    return info
+
+
+def adopt(folder: Path, store: RunStore) -> None:
+    """Put outcomes that `dvc pull` brought into the store, each under its own spec's key."""
+    for path in sorted(folder.glob("*/result.json")):
+        run_key = path.parent.name
+        if store.published(run_key):
+            continue
+        fault = find_fault(path.parent, run_key)
+        if fault is None:
+            store.publish(run_key, {file.name: file.read_bytes() for file in path.parent.iterdir()})
+        else:
+            _refuse(path.parent, fault)
+
+
+def _refuse(outcome: Path, fault: str) -> None:
+    place = f"{outcome.parent.name}/{outcome.name[:12]}"
+    print(f"  {place}: not a whole outcome of that run ({fault}); not adopted")
+
+
+def _previous_specs(folder: Path) -> dict[str, Mapping[str, Any]]:
+    """Specs of the runs now in the folder, by label; damaged ones, which are rewritten later, are left out."""
+    try:
+        run_list = read_run_list(folder)
+    except DamagedRunList as error:
+        print(f"  {error}")
+        return {}
+    specs = {}
+    for run in run_list.runs if run_list else ():
+        path = folder / run.run_key / "spec.json"
+        with suppress(FileNotFoundError, ValueError):
+            specs[f"{run.arm}.{run.replicate}"] = json.loads(path.read_bytes())
+    return specs
+
+
+def _why(assignment: Assignment, previous: Mapping[str, Mapping[str, Any]]) -> str:
+    before = previous.get(assignment.label)
+    if before is None:
+        return "new"
+    changes = changed_parts(before, assignment.spec.to_dict())
+    more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
+    return f"{', '.join(changes[:3])}{more}" if changes else "its outcome is no longer in the store"
+
+
+def _write_folder(
+    folder: Path,
+    experiment: Experiment,
+    params: Params,
+    wanted: list[Assignment],
+    store: RunStore,
+    taken: Mapping[str, str],
+) -> None:
+    """Link the runs' outcomes into the folder, list them, and finally remove what is no longer wanted.
+
+    `taken` has the key of each run's outcome, which may be one of older code.
+    """
+    folders = {key: store.published(key) for key in taken.values()}
+    for run_key, source in sorted(folders.items()):
+        for file in source.iterdir() if source else ():
+            _link(file, folder / run_key / file.name)
+    run_list = RunList(
+        experiment=experiment.name,
+        dataset=experiment.dataset,
+        profile=params.profile_name,
+        cut=describe_cut(experiment, params.profile, params.datasets[experiment.dataset]),
+        runs=tuple(
+            ListedRun(
+                arm=a.planned.arm,
+                role=experiment.arms[a.planned.arm].role,
+                replicate=a.planned.replicate_index,
+                run_key=taken[a.spec.run_key],
+                digest=outcome_digest(folder / taken[a.spec.run_key]),
+            )
+            for a in wanted
+            if folders[taken[a.spec.run_key]]
+        ),
+        missing=tuple(a.label for a in wanted if not folders[taken[a.spec.run_key]]),
+    )
+    write_run_list(folder, run_list)
+    for path in folder.iterdir():
+        if path.is_dir() and folders.get(path.name) is None:
+            shutil.rmtree(path)
+
+
+def _link(source: Path, target: Path) -> None:
+    """Make a copy that shares its blocks if the file system can, otherwise a hard link, otherwise a plain copy.
+
+    A hard link is the same file: what damages one name damages all, so files of the store are read-only.
+    """
+    if target.exists():
+        if source.samefile(target) or filecmp.cmp(source, target, shallow=False):
+            return
+        target.unlink()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if clone(source, target):
+        return
+    try:
+        os.link(source, target)
+    except OSError:
+        write_atomically(target, source.read_bytes())
+
+
+def _forget_damaged(folder: Path, wanted: Collection[str]) -> None:
+    """Remove damaged outcomes of `folder`, together with the objects in DVC's cache that are the same files.
+
+    DVC finds an object by its name, and would restore the damaged one over a new training's outcome.
+    """
+    damaged: set[tuple[int, int]] = set()
+    for path in sorted(folder.glob("*/result.json")):
+        fault = find_fault(path.parent, path.parent.name) if path.parent.name in wanted else None
+        if fault:
+            _refuse(path.parent, fault)
+            damaged |= {(file.stat().st_dev, file.stat().st_ino) for file in path.parent.iterdir()}
+            shutil.rmtree(path.parent)
+    if damaged:
+        for file in DVC_CACHE.glob("*/*"):
+            if (file.stat().st_dev, file.stat().st_ino) in damaged:
+                file.unlink()

@@ -1,1 +1,0 @@
-"""Runs of one small network as one stacked, compiled model: a fast path of `stages.training.loop`."""

@@ -1,0 +1,226 @@
+"""Turns the result and cost lines of `data/results/` into committed evidence, and small checkpoints into releases."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import importlib.metadata
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from stages.runs.consistency import find_contradictions, find_cost_contradictions
+from stages.runs.equivalence import PATH, Equivalences, read_equivalences
+from stages.runs.evidence import CostLine, EvidenceLine, Origin, ResultLine, read_lines, write_lines
+from stages.runs.fingerprint import changed_modules, module_digest, source_digest, source_path
+from stages.runs.store import write_atomically
+
+# Changes in these don't touch what a run computes, so they don't make its evidence dirty.
+_UNCOUNTED = ("dvc.lock", "docs/", "README.md", "CHANGELOG.md", "data/evidence/", "data/models/")
+
+
+class PublishError(ValueError):
+    """Nothing may be published; the message says why."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """The result of `publish`: the lines now in the file, and how many of them are new."""
+
+    path: Path
+    lines: int
+    new: int
+
+
+def publish(experiment: str, root: Path) -> Published:
+    """Add the experiment's results to `data/evidence/<experiment>.jsonl`.
+
+    A line of the same run, environment, arm and replicate replaces the older one, unless nothing in it has changed.
+
+    Raises:
+        EvidenceError: a line can't be read, or has changed since it was published.
+        PublishError: no results, stand-in data, results that contradict themselves, or results of code that
+            differs from the code in the tree.
+    """
+    data = root / "data"
+    results = read_lines(data / "results" / f"{experiment}.jsonl", ResultLine)
+    costs = {_place(line): line for line in read_lines(data / "results" / f"{experiment}.cost.jsonl", CostLine)}
+    if not results:
+        raise PublishError(f"data/results/{experiment}.jsonl has no lines; run `dvc repro evaluate@{experiment}` first")
+    here, equivalences = describe_origin(root), read_equivalences(root)
+    origins = {}
+    for line in results:
+        origins[_place(line)] = origin = _origin_of(line, here, equivalences)
+        _refuse_unfit(line, is_covered=origin != here)
+        _refuse_uncommitted(root, origin.revision, line)
+    if any(origin != here for origin in origins.values()) and (faults := line_faults(root)):
+        raise PublishError("; ".join(faults))
+    path = data / "evidence" / f"{experiment}.jsonl"
+    kept = {_place(line.result): line for line in read_lines(path, EvidenceLine)}
+    before = len(kept)
+    for line in results:
+        cost = costs.get(_place(line))
+        if cost is None:
+            raise PublishError(
+                f"data/results/{experiment}.cost.jsonl has no line of {line.arm}.{line.replicate}; "
+                f"run `dvc repro evaluate@{experiment}` again"
+            )
+        if found := [*find_contradictions(line), *find_cost_contradictions(line, cost)]:
+            raise PublishError(
+                f"{line.experiment} {line.arm}.{line.replicate} contradicts itself: {'; '.join(found)}; "
+                f"`dvc repro -s -f evaluate@{experiment}` writes it anew"
+            )
+        older = kept.get(_place(line))
+        if older is None or (older.result, older.cost) != (line, cost):
+            kept[_place(line)] = EvidenceLine(
+                result=line, cost=cost, origin=origins[_place(line)], release=older.release if older else None
+            )
+    write_atomically(path, write_lines(kept.values()))
+    return Published(path, len(kept), len(kept) - before)
+
+
+def _place(line: ResultLine | CostLine) -> tuple[str, int, str, str]:
+    return line.arm, line.replicate, line.run_key, line.environment_digest
+
+
+def _origin_of(line: ResultLine, here: Origin, equivalences: Equivalences) -> Origin:
+    """This tree; for a run of older code with the same results, the revision before the first line showing it."""
+    if not changed_modules(line.spec) or not (lines := equivalences.today(line.spec, line.environment)):
+        return here
+    return dataclasses.replace(here, revision=equivalences.lines[lines[0] - 1].before)
+
+
+def _refuse_unfit(line: ResultLine, *, is_covered: bool) -> None:
+    if line.data.provenance == "embedded":
+        raise PublishError(
+            f"{line.experiment} {line.arm}.{line.replicate} was trained on stand-in data, which are no evidence; "
+            "train on real data first: claimcheck profile quick, then dvc repro"
+        )
+    changed = changed_modules(line.spec)
+    if changed and not is_covered:
+        raise PublishError(
+            f"{line.experiment} {line.arm}.{line.replicate} was trained by other code than the tree holds now "
+            f"(changed: {', '.join(changed)}); run dvc repro, publish from the revision that trained it, or show that "
+            "the change changes no number (claimcheck equivalent <that revision>)"
+        )
+
+
+def _refuse_uncommitted(root: Path, revision: str, line: ResultLine) -> None:
+    """Refuse uncommitted code: evidence names a revision, and whoever checks it out has to find the code that ran."""
+    code = line.spec["code"]
+    lacking = [module for module, digest in code.items() if digest_at(root, revision, module) != digest]
+    if lacking:
+        raise PublishError(
+            f"{line.experiment} {line.arm}.{line.replicate} ran code that {_name_of(root, revision)} doesn't hold "
+            f"({', '.join(lacking)}); "
+            "commit it first, then publish: evidence names the revision where its code is found"
+        )
+
+
+def _name_of(root: Path, revision: str) -> str:
+    return "HEAD" if _git(root, "rev-parse", "HEAD").strip() == revision else f"revision {revision[:12]}"
+
+
+def line_faults(root: Path) -> list[str]:
+    """Lines of equivalent codes whose digests differ from those of the revisions they name, or whose revisions are
+    missing; this can't be checked in a shallow clone or outside of one.
+
+    Raises:
+        EvidenceError: a line can't be read, or has changed since it was written.
+    """
+    found = []
+    for number, line in enumerate(read_equivalences(root).lines, start=1):
+        for side, revision in enumerate((line.before, line.after)):
+            if not has_revision(root, revision):
+                if is_full_clone(root):
+                    found.append(f"{PATH}, line {number}: there is no revision {revision[:12]} in this repository")
+                continue
+            pairs = {(module, pair[side]) for proof in line.proofs for module, pair in proof.modules.items()}
+            wrong = sorted(
+                {module for module, digest in pairs if digest and digest_at(root, revision, module) != digest}
+            )
+            if wrong:
+                found.append(f"{PATH}, line {number}: revision {revision[:12]} has another {', '.join(wrong)}")
+    return found
+
+
+@cache
+def has_revision(root: Path, revision: str) -> bool:
+    return _asked(root, "cat-file", "-t", revision) == "commit"
+
+
+@cache
+def is_full_clone(root: Path) -> bool:
+    """True if a revision that is missing here is missing everywhere."""
+    return _asked(root, "rev-parse", "--is-shallow-repository") == "false"
+
+
+def _asked(root: Path, *arguments: str) -> str | None:
+    """The output of git, or None if it fails or isn't installed."""
+    try:
+        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+@cache
+def digest_at(root: Path, revision: str | None, module: str) -> str | None:
+    """Digest of a module's source at a revision (None: the working tree), or None if there is no such source."""
+    base = module.replace(".", "/")
+    for path in (f"{base}.py", f"{base}/__init__.py"):
+        file = root / path
+        if revision is not None:
+            shown = subprocess.run(["git", "show", f"{revision}:{path}"], cwd=root, capture_output=True, check=False)
+            text = shown.stdout.decode() if shown.returncode == 0 else None
+        else:
+            text = file.read_text() if file.is_file() else None
+        if text is not None:
+            return source_digest(text)
+    outside = source_path(module) if revision is None else None
+    return None if outside is None else module_digest(outside)
+
+
+def describe_origin(root: Path) -> Origin:
+    """The revision of the tree, whether anything relevant is changed on top of it, and the versions in use.
+
+    Raises:
+        PublishError: `root` is not a git checkout, so the code couldn't be found later.
+    """
+    revision = _git(root, "rev-parse", "HEAD")
+    return Origin(
+        revision=revision.strip(),
+        dirty=is_dirty(root),
+        published=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        versions={name: importlib.metadata.version(name) for name in ("torch", "numpy", "dvc")},
+    )
+
+
+def is_dirty(root: Path) -> bool:
+    """True if anything but `dvc.lock`, docs, evidence and the profile line of `params.yaml` has uncommitted changes."""
+    for line in _git(root, "status", "--porcelain", "--untracked-files=all").splitlines():
+        path = line[3:].split(" -> ")[-1].strip('"')
+        if path == "params.yaml" and _only_profile_line(root):
+            continue
+        if not path.startswith(_UNCOUNTED):
+            return True
+    return False
+
+
+def _only_profile_line(root: Path) -> bool:
+    changed = [
+        line[1:]
+        for line in _git(root, "diff", "HEAD", "--unified=0", "--", "params.yaml").splitlines()
+        if line[:1] in "+-" and line[:3] not in ("+++", "---")
+    ]
+    return all(line.startswith("profile:") for line in changed)
+
+
+def _git(root: Path, *arguments: str) -> str:
+    try:
+        return subprocess.run(["git", *arguments], cwd=root, check=True, capture_output=True, text=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise PublishError(
+            f"{root.resolve().name}: git {arguments[0]} failed ({error}); evidence needs a git revision"
+        ) from None

@@ -1,0 +1,232 @@
+"""Result lines as `evaluate` writes them, with numbers that a test chooses."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from stages.claims import ClaimLine, Judgement, Table, Trial, judge_claims, read_claims
+from stages.datasets.mirror import MirrorInfo, describe_file
+from stages.datasets.prepare import READERS
+from stages.datasets.provenance import all_files, judge_provenance
+from stages.datasets.sources import compose_manifest
+from stages.datasets.verified import Digests
+from stages.params.budget import plan_runs
+from stages.params.experiment import Params, load_params
+from stages.run import RunSpec, canonical_json
+from stages.runs.curves import EpochRow
+from stages.runs.evidence import (
+    CostLine,
+    DataUsed,
+    Divergence,
+    EvidenceLine,
+    Measurement,
+    Origin,
+    Provenance,
+    ResultLine,
+    pack_correct,
+    write_lines,
+)
+from stages.runs.fingerprint import training_code
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 360.0
+Values = Sequence[float | None]
+
+
+@cache
+def params() -> Params:
+    return load_params(ROOT)
+
+
+@cache
+def claims() -> dict[str, ClaimLine]:
+    return {claim.id: claim for claim in read_claims(ROOT / "data" / "claims.csv")}
+
+
+def copy_project(root: Path) -> None:
+    """Copy all params and claims, without results."""
+    shutil.copytree(ROOT / "params", root / "params")
+    shutil.copy(ROOT / "params.yaml", root)
+    (root / "data").mkdir()
+    for name in ("claims.csv", "claims-history.jsonl"):
+        shutil.copy(ROOT / "data" / name, root / "data")
+
+
+def publish(root: Path, lines: Sequence[ResultLine]) -> None:
+    """Lines of one experiment as its evidence."""
+    origin = Origin(revision="1" * 40, dirty=False, published="2026-01-01", versions={})
+    (root / "data" / "evidence").mkdir(exist_ok=True)
+    evidence = [EvidenceLine(result=line, cost=cost(line), origin=origin) for line in map(as_evaluated, lines)]
+    (root / "data" / "evidence" / f"{lines[0].experiment}.jsonl").write_bytes(write_lines(evidence))
+
+
+def as_evaluated(line: ResultLine) -> ResultLine:
+    """The line with curves to its last epoch, and a whole number of right images with their bitmap and best epoch.
+
+    A table's errors are those of its selected epoch, in every epoch.
+    """
+    protocol = line.spec["protocol"]
+    curves = list(line.curves[: protocol["epochs"]])
+    while line.status == "finished" and "early_stop" not in protocol and len(curves) < protocol["epochs"]:
+        curves.append(EpochRow(**vars(curves[-1]) | {"epoch": len(curves) + 1, "steps": 10 * (len(curves) + 1)}))
+    metrics = {row.metric: row for row in line.metrics}
+    correct = None
+    if "selected_log_mse" in metrics:
+        error = math.exp(metrics["selected_log_mse"].value)
+        curves = [dataclasses.replace(row, val_loss=error, test_loss=error) for row in curves]
+        for name in ("mse", "log_mse", "selected_mse", "selected_log_mse"):
+            metrics[name] = dataclasses.replace(
+                metrics["selected_log_mse"], metric=name, value=math.log(error) if "log" in name else error
+            )
+    if "accuracy" in metrics:
+        n = line.data.test_images
+        right = round(metrics["accuracy"].value * n)
+        correct = pack_correct(np.arange(n) < right)
+        metrics["accuracy"] = dataclasses.replace(metrics["accuracy"], value=right / n, n=n)
+        best = max(row.test_accuracy for row in curves if row.test_accuracy is not None)
+        metrics["best_epoch_accuracy"] = dataclasses.replace(
+            metrics["accuracy"], metric="best_epoch_accuracy", value=best
+        )
+    return dataclasses.replace(line, curves=tuple(curves), metrics=tuple(metrics.values()), correct=correct)
+
+
+@cache
+def loaded(dataset: str) -> Provenance:
+    """The loaders' output for a data set that is present as its publisher delivers it: every file, every row."""
+    source = params().datasets[dataset]
+    files = {}
+    for file in source.files:
+        digests = Digests(md5=file.md5 or "0" * 32, sha256=file.sha256 or "0" * 64, size_bytes=1)
+        files[file.name] = describe_file(digests, file)
+    manifest = compose_manifest(dataset, dataset, MirrorInfo(complete=True, files=files))
+    by_split = READERS[source.reader].FILES if source.kind == "images" else all_files(source)
+    return judge_provenance(source, manifest, source.train, source.test, files=by_split, content_is_whole=True)
+
+
+def results(
+    experiment: str,
+    values: Mapping[str, Values],
+    *,
+    metric: str = "accuracy",
+    profile: str = "paper",
+    provenance: Provenance | None = None,
+    epochs: int | None = None,
+    curves: Mapping[str, Sequence[Sequence[float]]] | None = None,
+    excluded: int = 0,
+    environment: str = "the first",
+) -> list[ResultLine]:
+    """One line per arm and replicate; None diverged.  `curves` are test errors by replicate, validation alike.
+
+    Tables have squared errors instead.  On complete data unless `provenance` says otherwise.
+    """
+    known = params()
+    plan = known.experiments[experiment]
+    provenance = provenance or loaded(plan.dataset)
+    source = known.datasets[plan.dataset]
+    facts = {"device": "cuda:0", "device_name": "NVIDIA H100", "machine": environment}
+    every_seed = dataclasses.replace(known.profiles[profile], replicates=None)
+    lines = []
+    for run in plan_runs(plan, every_seed, source, every_role=True):
+        if run.replicate_index >= len(values.get(run.arm, ())):
+            continue
+        value = values[run.arm][run.replicate_index]
+        protocol = run.protocol if epochs is None else dataclasses.replace(run.protocol, epochs=epochs)
+        code = training_code(source.kind, run.model.path, protocol.optimizer.name)
+        spec = RunSpec(model=run.model, protocol=protocol, data_digest=provenance, replicate=run.replicate, code=code)
+        last = 0.5 if value is None or not 0 <= value <= 1 else 1 - value
+        errors = curves[run.arm][run.replicate_index] if curves else [last]
+        lines.append(
+            ResultLine(
+                experiment=experiment,
+                arm=run.arm,
+                replicate=run.replicate_index,
+                run_key=spec.run_key,
+                profile=profile,
+                cut="",
+                status="diverged" if value is None else "finished",
+                spec=spec.to_dict(),
+                data=DataUsed(
+                    dataset=plan.dataset,
+                    digest=provenance,
+                    provenance=provenance,
+                    train_images=source.train,
+                    test_images=source.test - excluded,
+                    excluded_test_images=excluded,
+                ),
+                environment_digest=hashlib.sha256(canonical_json(facts).encode()).hexdigest()[:12],
+                environment=facts,
+                metrics=() if value is None else _metrics(metric, value, source.test - excluded),
+                curves=tuple(_row(number, error, source.kind) for number, error in enumerate(errors, start=1)),
+                weights_sha256=None if value is None else "0" * 64,
+                divergence=Divergence(step=9, last_finite_step=8, last_finite_loss=None) if value is None else None,
+            )
+        )
+    return lines
+
+
+def _metrics(metric: str, value: float, n: int) -> tuple[Measurement, ...]:
+    return (
+        Measurement(metric=metric, split="test", value=value, n=n),
+        Measurement(metric="flops_per_image", split="none", value=1e6),
+    )
+
+
+def _row(epoch: int, error: float, kind: str) -> EpochRow:
+    loss = error if kind == "table" else 1.0
+    return EpochRow(
+        epoch=epoch,
+        steps=10 * epoch,
+        lr=0.1,
+        train_loss=1.0,
+        train_accuracy=0.5,
+        val_loss=loss,
+        val_accuracy=1 - error,
+        test_loss=loss,
+        test_accuracy=1 - error,
+    )
+
+
+def cost(line: ResultLine) -> CostLine:
+    return CostLine(
+        experiment=line.experiment,
+        arm=line.arm,
+        replicate=line.replicate,
+        run_key=line.run_key,
+        environment_digest=line.environment_digest,
+        train_seconds=SECONDS,
+        epoch_seconds=tuple(SECONDS / len(line.curves) for _ in line.curves),
+        samples_per_second=1.0,
+        peak_memory_bytes=2**30,
+        energy_joules=700_000.0,
+    )
+
+
+def trials(lines: Sequence[ResultLine], *, is_evidence: bool = False, follows_plan: bool = True) -> list[Trial]:
+    return [
+        Trial(
+            number=number,
+            result=line,
+            cost=cost(line),
+            conditions=line.data.digest + str(line.spec["protocol"]["epochs"]),
+            is_evidence=is_evidence,
+            follows_plan=follows_plan,
+        )
+        for number, line in enumerate(lines, start=1)
+    ]
+
+
+def judge(*wanted: ClaimLine, entered: Sequence[Trial] = ()) -> list[Judgement]:
+    """Judgements of a few claims, without findings."""
+    return judge_all(wanted, entered)[0]
+
+
+def judge_all(wanted: Sequence[ClaimLine], entered: Sequence[Trial]) -> tuple[list[Judgement], list[Table]]:
+    return judge_claims(wanted, params(), findings={}, trials=entered, devices={"ninformer": "RTX 2080 Ti"})

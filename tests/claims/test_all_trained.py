@@ -1,0 +1,211 @@
+"""Everything trained: every run of every experiment as printed, with made-up numbers, on one card."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.app import create_app
+from service.settings import Settings
+from stages.claims.judging import TIMES
+from stages.claims.trained import PER_BYTE
+from stages.params.experiment import Arm, Experiment
+from stages.recording import record
+from stages.recording.reporting import write_docs
+from stages.results import ClaimFilter, JudgedClaim, list_judged, open_results
+from stages.runs.evidence import Divergence, Measurement, ResultLine
+from stages.verdicts import Status
+from tests.claims.lines import claims, copy_project, judge, loaded, params, publish, results, trials
+
+OBSERVED = (
+    *("kernel_width_gap", "metric_distance_from_identity", "norm_error", "gaussian_distance"),
+    "displacement_over_steps",
+)
+"""Numbers from inside a network that claims are about."""
+METRICS = {
+    "images": ("accuracy", "best_epoch_accuracy", "calibration_error", "loss", *OBSERVED),
+    "table": ("mse", "log_mse", "selected_mse", "selected_log_mse"),
+    "text": ("loss", "perplexity"),
+}
+"""What `evaluate` measures on test samples, by the kind of the data."""
+COMPUTED = "`python -m stages.analyse` computes it, and hasn't run here."
+
+
+def trained(experiment: Experiment) -> list[ResultLine]:
+    """All replicates of all arms; each arm is a point better than the one before it."""
+    replicates = range(experiment.replicates)
+    values = {
+        arm: [0.5 + 0.01 * place % 0.4 + 0.001 * math.sin(place + 7 * replicate) for replicate in replicates]
+        for place, arm in enumerate(experiment.arms)
+    }
+    curves = {arm: [[0.7, 0.6, *[1 - value] * 5] for value in row] for arm, row in values.items()}
+    kind = params().datasets[experiment.dataset].kind
+    return [
+        dataclasses.replace(line, metrics=measured(kind, line.metrics, parameters_of(experiment.arms[line.arm])))
+        for line in results(experiment.name, values, curves=curves)
+    ]
+
+
+def parameters_of(arm: Arm) -> float:
+    """About as many as a network of equal layers has, twice that with its own biases; two million for others."""
+    width, depth = arm.model.get("width"), arm.model.get("depth")
+    if width is None or depth is None:
+        return 2e6
+    return float(width**2 * depth * (2 if "DAC" in arm.model["name"] else 1))
+
+
+def measured(kind: str, metrics: Sequence[Measurement], parameters: float) -> tuple[Measurement, ...]:
+    """The first of `metrics` under every name that this kind has."""
+    first, *rest = metrics
+    named = [dataclasses.replace(first, metric=name, value=in_metric(name, first.value)) for name in METRICS[kind]]
+    return (*named, *rest, Measurement(metric="parameters", split="none", value=parameters))
+
+
+def in_metric(name: str, value: float) -> float:
+    """Squared errors fall where accuracies grow."""
+    return math.log(1 - value) if "log" in name else 1 - value if "mse" in name else value
+
+
+def recorded(root: Path, lines_of: Callable[[Experiment], list[ResultLine]] = trained) -> Path:
+    """A project whose evidence consists of these results of every experiment, and its database."""
+    copy_project(root)
+    for experiment in params().experiments.values():
+        publish(root, lines_of(experiment))
+    record(root, "data/results.db")
+    return root
+
+
+def is_trained(claim: str) -> bool:
+    return claims()[claim].experiment is not None
+
+
+def judge_all(root: Path) -> list[JudgedClaim]:
+    with open_results(str(root / "data" / "results.db"))() as session:
+        return list_judged(session, ClaimFilter())
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return recorded(tmp_path_factory.mktemp("all-trained"))
+
+
+def test_every_claim_that_can_be_decided_is_decided_or_left_open_by_statistics(root: Path) -> None:
+    """On complete data as the loaders write them: none is called decidable, and then `not tested`."""
+    judged = judge_all(root)
+    waiting = {
+        row.claim.id: row.verdict.explanation
+        for row in judged
+        if row.verdict.is_decidable and row.verdict.status in (Status.NOT_TESTED, Status.OTHER_HARDWARE)
+    }
+    assert {claim for claim, why in waiting.items() if why != COMPUTED} == set()
+    assert {claim for claim in waiting if is_trained(claim)} == {"ninformer.text.c10.acc_vs_localvit"}, (
+        "a contradiction"
+    )
+    assert sum(row.verdict.basis == "results" for row in judged) > 170
+
+
+def test_what_cannot_be_decided_says_so_with_its_own_reason(root: Path) -> None:
+    never = [row for row in judge_all(root) if row.claim.experiment and not row.verdict.is_decidable]
+    untested = {row.claim.id: row.verdict for row in never if row.verdict.status == Status.NOT_TESTED}
+    assert {claim for claim, verdict in untested.items() if verdict.explanation == PER_BYTE} == {
+        *("nmn.gpt.valloss.aether", "nmn.gpt.valloss.gpt2"),
+    }
+    assert all(claims()[claim].kind in ("value", "figure", "qualitative", "setup") for claim in untested), untested
+
+
+@pytest.mark.parametrize("claim", sorted(claims()))
+def test_the_plan_has_the_replicates_that_a_claim_needs(claim: str) -> None:
+    """A value needs `minimum` replicates, a gain the first look; otherwise no plan decides it, however it comes out."""
+    line, rules = claims()[claim], params().verdicts
+    needs_a_number = line.kind in ("value", "ratio", "gap") and line.unit != "nats per token"
+    is_a_sign = line.kind in ("order", "difference", "equivalence")
+    if line.reason or line.metric in TIMES or not (is_a_sign or needs_a_number):
+        return
+    least = min(rules.looks) if not needs_a_number or line.stderr else rules.minimum
+    for name in fnmatch.filter(params().experiments, line.experiment or ""):
+        assert params().experiments[name].replicates >= least
+
+
+@pytest.mark.parametrize("dataset", sorted(params().datasets))
+def test_a_complete_official_data_set_may_decide(dataset: str) -> None:
+    assert loaded(dataset) == "full"
+
+
+@pytest.mark.parametrize("claim", ["dac.isic.r20.base", "nmn.gpt.valloss.rel", "nmn.gpt.memory"])
+def test_a_part_of_the_data_decides_no_number_and_says_so(claim: str) -> None:
+    """The former outcome for all of ISIC 2019 and OpenWebText, too: it was called a cut budget."""
+    line = claims()[claim]
+    lines = [
+        dataclasses.replace(one, data=dataclasses.replace(one.data, provenance="subset"))
+        for one in trained(params().experiments[line.experiment or ""])
+    ]
+    (judged,) = judge(line, entered=trials(lines))
+    assert judged.verdict.status is Status.NOT_TESTED
+    assert judged.verdict.explanation.startswith("Real data, but a part of them;")
+
+
+def statuses_of_results(lines_of: Callable[[Experiment], list[ResultLine]]) -> set[Status]:
+    """Verdicts that these results of every experiment give; all claims are judged."""
+    lines = [line for experiment in params().experiments.values() for line in lines_of(experiment)]
+    return {one.verdict.status for one in judge(*claims().values(), entered=trials(lines)) if one.basis == "results"}
+
+
+def test_a_cut_budget_decides_nothing() -> None:
+    """Real data and many epochs under `quick` may indicate an order, whatever the number of replicates."""
+
+    def cut(experiment: Experiment) -> list[ResultLine]:
+        return [dataclasses.replace(line, profile="quick") for line in trained(experiment)]
+
+    assert statuses_of_results(cut) == {Status.AGREES, Status.DISAGREES, Status.NOT_TESTED, Status.SHOWN}
+
+
+def test_replicates_that_diverged_reproduce_nothing() -> None:
+    """One of each arm; a number printed without diverged replicates isn't reproduced."""
+
+    def lost(experiment: Experiment) -> list[ResultLine]:
+        gone = Divergence(step=9, last_finite_step=8, last_finite_loss=None)
+        return [
+            dataclasses.replace(line, status="diverged", metrics=(), weights_sha256=None, divergence=gone)
+            if line.replicate == 1
+            else line
+            for line in trained(experiment)
+        ]
+
+    statuses = statuses_of_results(lost)
+    assert len(statuses) > 3 and statuses.isdisjoint({Status.REPRODUCED, Status.SUPPORTED, Status.REVERSED})
+
+
+def test_a_claim_shows_the_epoch_that_each_arm_chose_and_its_standard_error(root: Path) -> None:
+    app = create_app(Settings(root=root, database=str(root / "data" / "results.db")))
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        arms = client.get("/api/v1/claims/dac.fig5").json()["arms"]
+        page = client.get("/claims/dac.fig5").text
+        single = client.get("/api/v1/claims/ninformer.table2.mnist.vit").json()["arms"]
+    assert len(arms) == 8 and {(arm["epoch"], arm["epochs"], arm["n"]) for arm in arms} == {(5, 256, 5)}
+    assert all(arm["low"] < arm["value"] < arm["high"] and arm["stderr"] > 0 for arm in arms)
+    assert "standard error: as Appendix B has it" in page and page.count("5 of 256") == 8
+    assert single == []
+
+
+def test_every_page_and_report_can_show_it(root: Path, tmp_path: Path) -> None:
+    app = create_app(Settings(root=root, database=str(root / "data" / "results.db")))
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        papers = {experiment.paper for experiment in params().experiments.values()}
+        claims = client.get("/api/v1/claims?limit=1000").json()
+        pages = ["/", "/compare", *(f"/papers/{paper}" for paper in papers)]
+        pages += [f"/?dataset={experiment.dataset}" for experiment in params().experiments.values()]
+        pages += [f"/experiments/{name}" for name in params().experiments]
+        pages += [f"/claims/{claim['id']}" for claim in claims if claim["verdict"]["basis"] == "results"]
+        answers = {page: client.get(page) for page in dict.fromkeys(pages)}
+    assert {page: answer.status_code for page, answer in answers.items() if answer.status_code != 200} == {}
+    assert not [page for page, answer in answers.items() if ">nan" in answer.text or ">None<" in answer.text]
+    said = [text.text for page, text in answers.items() if page.startswith("/claims/")]
+    assert sum("Would the paper’s own rerun give its number?" in text for text in said) > 90
+    assert sum("By the spread of our replicates, whatever their mean. Planned are 5" in text for text in said) > 90
+    assert b"nan" not in write_docs(root, tmp_path / "results.md").read_bytes()

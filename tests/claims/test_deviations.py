@@ -1,0 +1,79 @@
+"""Deviations: the records beside the papers' models, and the pages that present them to a reader."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import re
+from pathlib import Path
+
+import pytest
+
+from stages.claims import Deviation, PaperDeviations, read_claims, read_deviations, touched
+from stages.claims.deviations import HEADING, tell
+from stages.params.schema import ParamsError
+
+ROOT = Path(__file__).resolve().parents[2]
+CLAIMS = read_claims(ROOT / "data" / "claims.csv")
+PAPERS = sorted({claim.paper for claim in CLAIMS})
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, PaperDeviations]:
+    return {paper.paper: paper for paper in read_deviations(PAPERS)}
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_the_papers_page_is_what_make_report_writes(paper: str, found: dict[str, PaperDeviations]) -> None:
+    page = (ROOT / "docs" / "papers" / f"{paper}.md").read_text()
+    assert tell(page, found[paper].deviations.values()) == page, "run make report and commit"
+    head, *rows = [line for line in page.split(HEADING)[1].split("\n## ")[0].splitlines() if line.startswith("|")]
+    assert len(rows) - 1 == len(found[paper].deviations)
+    cells = {len(re.split(r"(?<!\\)\|", row)) for row in (head, *rows)}
+    assert len(cells) == 1, "a bar in a cell ends it"
+
+
+def test_rows_that_are_no_records_go_and_records_without_a_row_come() -> None:
+    head = "| subject | text | ours | why |\n|---|---|---|---|\n"
+    page = f"# P\n\n{HEADING}\nWhy.\n\n{head}| old | a | b | c |\n\n## Next\n| x |\n"
+    record = Deviation(subject="new", claims=("p.a",), paper="silent", ours="0.5", why="")
+    assert tell(page, [record]) == page.replace("| old | a | b | c |", "| new | silent | 0.5 | |")
+    assert tell("# P\n", [record]) == "# P\n"
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_pattern_matches_a_claim_of_its_paper(paper: str, found: dict[str, PaperDeviations]) -> None:
+    ids = [claim.id for claim in CLAIMS if claim.paper == paper]
+    for name, deviation in found[paper].deviations.items():
+        assert deviation.claims, name
+        for pattern in deviation.claims:
+            assert fnmatch.filter(ids, pattern), f"{name}: {pattern} matches no claim"
+
+
+def test_every_number_that_training_decides_is_touched(found: dict[str, PaperDeviations]) -> None:
+    """None of the five papers says enough to run it as it is."""
+    records = [record for paper in found.values() for record in paper.deviations.values()]
+    touching = {claim for record in records for claim in touched(record, CLAIMS)}
+    kinds = ("value", "order", "difference", "gap", "equivalence")
+    trained = {claim.id for claim in CLAIMS if claim.experiment and claim.kind in kinds}
+    timed = {claim.id for claim in CLAIMS if claim.metric in ("inference_time", "train_seconds")}
+    rest = trained - timed - touching
+    assert rest == {"nmn.ext.gpt.thr.linear", "nmn.ext.gpt.thr.aether"}, rest
+
+
+def test_a_pattern_touches_whole_ids_only() -> None:
+    claims = [dataclasses.replace(CLAIMS[0], id=name) for name in ("p.a", "p.ab")]
+    record = Deviation(subject="s", claims=("p.a",), paper="", ours="", why="")
+    assert touched(record, claims) == ["p.a"]
+
+
+def test_a_paper_without_a_file_has_none() -> None:
+    assert read_deviations(["nobody"]) == []
+
+
+def test_an_unknown_key_names_file_and_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "__init__.py").write_text("")
+    (tmp_path / "deviations.yaml").write_text("deviations:\n  x: {subject: s, claim: [], paper: a, ours: b, why: c}\n")
+    monkeypatch.setattr("stages.claims.deviations.source_path", lambda module: tmp_path / "__init__.py")
+    with pytest.raises(ParamsError, match=r"deviations.yaml: .*deviations.x"):
+        read_deviations(["x"])

@@ -1,0 +1,242 @@
+"""Claims about a whole grid of arms: the mean gain over its pairs, and trainings that failed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import pytest
+
+from stages.claims.measures import NotMeasured, count_failed
+from stages.runs.evidence import Measurement, ResultLine
+from stages.verdicts import Status
+from tests.claims.lines import claims, judge, params, results, trials
+
+GAIN = "dac.sgemm.gain"
+STEPS = (0.0, 0.01, -0.01, 0.005, -0.005)
+WIDTHS = (18, 25, 35, 50, 71, 100, 141)
+SLICE = tuple(f"{width}x5" for width in WIDTHS)
+
+
+def grid(gain: float, pairs: tuple[str, ...] = SLICE) -> dict[str, list[float | None]]:
+    """Ln mse of base networks near their size's level, and of DAC networks `gain` below."""
+    levels = {size: -3 - number / 4 for number, size in enumerate(pairs)}
+    base = {f"mlp-{size}": [level + step for step in STEPS] for size, level in levels.items()}
+    dac = {f"dac-mlp-{size}": [level - gain - step for step in STEPS] for size, level in levels.items()}
+    return {**base, **dac}  # type: ignore[dict-item]
+
+
+def test_a_gain_is_the_mean_over_the_pairs_that_have_results() -> None:
+    lines = results("dac-sgemm", grid(0.25), metric="selected_log_mse")
+    (gain,) = judge(claims()[GAIN], entered=trials(lines))
+    assert gain.ours == pytest.approx(0.25)
+    assert gain.verdict.status is Status.SUPPORTED
+    assert gain.verdict.size is not None and gain.verdict.size.status is Status.INCONCLUSIVE, "28 pairs are missing"
+    assert "It is of depth 5 with every width; depth 6, 8, 11 and 16 didn't run." in gain.verdict.explanation
+    assert gain.verdict.explanation.endswith("nothing is said of the whole grid. Over 7 of 35 pairs of the grid.")
+    assert len(gain.entries) == 2 * 7 * 5
+
+
+def test_pyramids_are_no_pairs_of_figure_4() -> None:
+    values = grid(0.25) | grid(9.0, ("pyramid-50x5",))
+    (gain,) = judge(claims()[GAIN], entered=trials(results("dac-sgemm", values, metric="selected_log_mse")))
+    assert gain.ours == pytest.approx(0.25)
+
+
+def test_an_arm_without_its_partner_enters_nothing() -> None:
+    values = grid(0.25) | {"dac-mlp-100x8": [-99.0] * 5}
+    (gain,) = judge(claims()[GAIN], entered=trials(results("dac-sgemm", values, metric="selected_log_mse")))
+    assert gain.ours == pytest.approx(0.25)
+    assert "dac-mlp-100x8" not in {entry.arm for entry in gain.entries}
+
+
+def test_a_replicate_that_diverged_in_one_pair_is_lost_to_the_mean() -> None:
+    values = grid(0.25)
+    values["dac-mlp-50x5"][4] = None
+    (gain,) = judge(claims()[GAIN], entered=trials(results("dac-sgemm", values, metric="selected_log_mse")))
+    assert gain.verdict.n_diverged == 1
+    assert gain.verdict.status is Status.UNRESOLVED, "the arm ahead has it"
+
+
+def test_a_training_failed_when_it_diverged_or_is_far_from_its_size() -> None:
+    lines = results(
+        "dac-sgemm", {"mlp-25x5": [0.01, 0.012, None, 0.2], "dac-mlp-25x5": [0.01] * 4}, metric="selected_mse"
+    )
+    base, dac = ([trial for trial in trials(lines) if trial.result.arm == arm] for arm in ("mlp-25x5", "dac-mlp-25x5"))
+    assert count_failed(base, dac) == (2, 4)
+    assert count_failed(dac, base) == (0, 4)
+    with pytest.raises(NotMeasured, match="no result holds selected_mse"):
+        count_failed(trials(results("dac-sgemm", {"mlp-25x5": [0.5]}, metric="accuracy")), [])
+
+
+def whole_grid(failed_base: int) -> dict[str, list[float | None]]:
+    arms = params().experiments["dac-sgemm"].arms
+    values: dict[str, list[float | None]] = {arm: [0.01 + step / 1000 for step in STEPS] for arm in arms}
+    for arm in [name for name in arms if name.startswith("mlp")][:failed_base]:
+        values[arm][0] = None
+    return values
+
+
+def test_failures_are_counted_once_over_the_whole_grid() -> None:
+    ids = ("dac.sgemm.fail.base", "dac.sgemm.fail.dac")
+    lines = results("dac-sgemm", whole_grid(8), metric="selected_mse")
+    base, dac = judge(*(claims()[i] for i in ids), entered=trials(lines))
+    assert base.ours == 8
+    assert "Ours 8 of 290 − the paper's 15 of 576" in base.verdict.explanation
+    # Pairs alone: 53 base arms have a DAC network of their own width.
+    assert dac.verdict.status is Status.SUPPORTED
+    assert "0 of 265 against 8 of 265" in dac.verdict.explanation
+    few = judge(*(claims()[i] for i in ids), entered=trials([line for line in lines if line.replicate < 4]))
+    assert [judgement.verdict.status for judgement in few] == [Status.NOT_TESTED] * 2
+    assert "the test looks once, at all of them" in few[0].verdict.explanation and few[0].ours is None
+
+
+def test_log_mse_is_averaged_as_a_logarithm() -> None:
+    values = {"mlp-25x5": [math.log(0.01), math.log(0.04)] * 2, "dac-mlp-25x5": [math.log(0.01)] * 4}
+    (gain,) = judge(claims()[GAIN], entered=trials(results("dac-sgemm", values, metric="selected_log_mse")))
+    assert gain.ours == pytest.approx(math.log(4) / 3), "the first three of four replicates are a planned look"
+
+
+def test_a_begun_depth_waits_until_it_is_whole() -> None:
+    values = grid(0.25) | grid(0.90, ("50x8", "71x8"))
+    (gain,) = judge(claims()[GAIN], entered=trials(results("dac-sgemm", values, metric="selected_log_mse")))
+    assert gain.ours == pytest.approx(0.25)
+    values |= grid(0.45, tuple(f"{width}x8" for width in WIDTHS))
+    (gain,) = judge(claims()[GAIN], entered=trials(results("dac-sgemm", values, metric="selected_log_mse")))
+    assert gain.ours == pytest.approx(0.35)
+    assert "depth 5 and 8 with every width; depth 6, 11 and 16 didn't run" in gain.verdict.explanation
+
+
+def test_pairs_of_no_whole_depth_say_nothing_of_the_grid() -> None:
+    values = grid(0.25, ("25x5", "50x5", "50x8"))
+    (gain,) = judge(claims()[GAIN], entered=trials(results("dac-sgemm", values, metric="selected_log_mse")))
+    assert gain.ours == pytest.approx(0.25)
+    assert gain.verdict.status is Status.UNRESOLVED
+    assert gain.verdict.explanation.startswith("Of no width or depth has every pair run")
+
+
+def test_a_whole_grid_is_judged_as_one() -> None:
+    known = params().experiments["dac-sgemm"].arms
+    sizes = tuple(arm.removeprefix("dac-mlp-") for arm in known if arm.startswith("dac-mlp-"))
+    whole = {arm: row for number, size in enumerate(sizes) for arm, row in grid(0.1 + number / 90, (size,)).items()}
+    (gain,) = judge(claims()[GAIN], entered=trials(results("dac-sgemm", whole, metric="selected_log_mse")))
+    assert gain.verdict.status is Status.SUPPORTED and "pairs of the grid" not in gain.verdict.explanation
+
+
+def test_pairs_that_ran_on_two_machines_are_mentioned() -> None:
+    here, there = (
+        results("dac-sgemm", grid(0.25, sizes), metric="selected_log_mse", environment=where * 12)
+        for sizes, where in ((SLICE[:3], "a"), (SLICE[3:], "b"))
+    )
+    (gain,) = judge(claims()[GAIN], entered=trials([*here, *there]))
+    assert "They ran in 2 environments" in gain.verdict.explanation
+
+
+def test_what_has_no_interval_says_nothing_of_one() -> None:
+    one = grid(0.25, ("25x5",))
+    few = {arm: values[:2] for arm, values in grid(0.25).items()}
+    for values in (one, few):
+        (gain,) = judge(claims()[GAIN], entered=trials(results("dac-sgemm", values, metric="selected_log_mse")))
+        assert gain.verdict.low is None and "interval" not in gain.verdict.explanation
+        assert gain.verdict.explanation.endswith(f"Over {len(values) // 2} of 35 pairs of the grid.")
+
+
+def uneven(low: float, high: float, depths: Sequence[int] = (5, 8)) -> dict[str, list[float | None]]:
+    """A gain that rises from `low` at the smallest width to `high` at the largest, in each of these depths."""
+    values: dict[str, list[float | None]] = {}
+    for number, width in enumerate(WIDTHS):
+        gain = low + (high - low) * number / (len(WIDTHS) - 1)
+        values |= grid(gain, tuple(f"{width}x{depth}" for depth in depths))
+    return values
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "status"),
+    [(0.25, 0.25, Status.INCONCLUSIVE), (0.13, 0.31, Status.NOT_REPRODUCED), (0.23, 0.29, Status.INCONCLUSIVE)],
+)
+def test_a_uniform_gain_is_alike_at_every_width(low: float, high: float, status: Status) -> None:
+    lines = results("dac-sgemm", uneven(low, high), metric="selected_log_mse")
+    uniform, gain = judge(*(claims()[i] for i in ("dac.sgemm.uniform", GAIN)), entered=trials(lines))
+    assert (uniform.verdict.status, uniform.basis, gain.verdict.status) == (status, "results", Status.SUPPORTED)
+    assert "Over 14 of 35 pairs" in uniform.verdict.explanation and len(uniform.entries) == len(gain.entries) == 140
+    assert uniform.verdict.estimate == pytest.approx(high - low)
+
+
+def test_a_uniform_gain_is_confirmed_by_the_whole_grid() -> None:
+    for depths, status in (((5, 6, 8, 11), Status.INCONCLUSIVE), ((5, 6, 8, 11, 16), Status.REPRODUCED)):
+        lines = results("dac-sgemm", uneven(0.25, 0.25, depths), metric="selected_log_mse")
+        verdicts = judge(*(claims()[i] for i in ("dac.sgemm.uniform", "dac.sgemm.depth")), entered=trials(lines))
+        assert [one.verdict.status for one in verdicts] == [status, status]
+
+
+def test_two_depths_cannot_show_that_depth_does_nothing() -> None:
+    """Alike at the depths that ran; three didn't.  Unlike, two are enough."""
+    (depth,) = judge(
+        claims()["dac.sgemm.depth"], entered=trials(results("dac-sgemm", uneven(0.2, 0.2), metric="selected_log_mse"))
+    )
+    assert depth.verdict.status is Status.INCONCLUSIVE
+    assert "within, but it is said of every pair, and only some ran" in depth.verdict.explanation
+    values = grid(0.1) | grid(0.4, tuple(f"{width}x8" for width in WIDTHS))
+    (depth,) = judge(
+        claims()["dac.sgemm.depth"], entered=trials(results("dac-sgemm", values, metric="selected_log_mse"))
+    )
+    assert depth.verdict.status is Status.NOT_REPRODUCED
+
+
+def test_levels_need_whole_slices() -> None:
+    values = grid(0.25, ("25x5", "50x5", "50x8"))
+    (uniform,) = judge(
+        claims()["dac.sgemm.uniform"], entered=trials(results("dac-sgemm", values, metric="selected_log_mse"))
+    )
+    assert uniform.verdict.status is Status.NOT_TESTED
+    assert uniform.verdict.explanation == "There are results, but of no width or depth has every pair run."
+
+
+def sized(levels: dict[str, tuple[float, int]]) -> list[ResultLine]:
+    """Lines of arms with a level and a number of parameters."""
+    values = {arm: [level + step for step in STEPS] for arm, (level, _) in levels.items()}
+    return [
+        dataclasses.replace(
+            line,
+            metrics=(*line.metrics, Measurement(metric="parameters", split="none", value=levels[line.arm][1])),
+        )
+        for line in results("dac-sgemm", values, metric="selected_log_mse")
+    ]
+
+
+LOW, HIGH = "dac.sgemm.crossover_low", "dac.sgemm.crossover_high"
+
+
+def test_a_crossover_compares_networks_of_one_depth_and_size() -> None:
+    lines = sized(
+        {
+            "dac-mlp-18x5": (-4.3, 3223),
+            "mlp-25x5": (-4.5, 3126),
+            "mlp-25x8": (-9.0, 3126),
+            "dac-mlp-25x5": (-4.6, 5876),
+            "mlp-35x5": (-4.8, 5776),
+            "dac-mlp-50x5": (-5.2, 21751),
+            "mlp-71x5": (-5.1, 21940),
+            "dac-mlp-141x5": (-5.5, 163984),
+            "mlp-200x5": (-5.2, 165001),
+            "mlp-141x5": (-9.0, 83050),
+        }
+    )
+    low, high = judge(claims()[LOW], claims()[HIGH], entered=trials(lines))
+    assert (low.verdict.status, high.verdict.status) == (Status.SUPPORTED, Status.SUPPORTED)
+    assert (low.verdict.estimate, high.verdict.estimate) == (pytest.approx(-0.2), pytest.approx(0.3))
+    assert {entry.arm for entry in high.entries} == {"dac-mlp-141x5", "mlp-200x5"}
+    assert "2 of 4 pairs of one depth and size that ran with 10,000 parameters or fewer: 3,223, 5,876." in (
+        low.verdict.explanation
+    )
+    assert low.verdict.explanation.endswith(" 10 of the 111 models of the grid ran.")
+    assert low.verdict.size is None and low.basis == "results"
+
+
+def test_a_crossover_the_other_way_round_is_reversed() -> None:
+    lines = sized({"dac-mlp-18x5": (-4.6, 3223), "mlp-25x5": (-4.5, 3126)})
+    low, high = judge(claims()[LOW], claims()[HIGH], entered=trials(lines))
+    assert low.verdict.status is Status.REVERSED
+    assert high.verdict.status is Status.NOT_TESTED
+    assert "no two networks of one size have 100,000 parameters or more" in high.verdict.explanation

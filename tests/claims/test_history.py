@@ -1,0 +1,105 @@
+"""A change made after the data were seen is reported with the verdict; a change without a reason is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.app import create_app
+from service.settings import Settings
+from stages.claims import LedgerError, read_claims, read_history
+from stages.claims.history import PATH, append, digest_code, digest_row, digest_verdict, pending
+from stages.recording import record
+from tests.claims.lines import ROOT, claims, copy_project, params
+from tests.project import environment
+
+GAIN = "dac.sgemm.gain"
+
+
+def test_every_change_is_written_down() -> None:
+    lacking = pending(
+        list(claims().values()), params().verdicts, read_history(ROOT / PATH), known=claims(), published=()
+    )
+    what = sorted({f"{change.subject} {change.claims}" for change in lacking})
+    assert what == [], 'say why: claimcheck history --why "…" [the claims whose verdicts it may touch], and commit'
+
+
+def test_the_digest_covers_row_metric_rules_and_code() -> None:
+    claim, rules = claims()[GAIN], params().verdicts
+    margins = dataclasses.replace(rules.margins, log_mse_share=0.26)
+    digests = [
+        digest_verdict(claim, rules, digest_code()),
+        digest_verdict(dataclasses.replace(claim, metric="log_mse"), rules, digest_code()),
+        digest_verdict(dataclasses.replace(claim, statement="falls"), rules, digest_code()),
+        digest_verdict(claim, dataclasses.replace(rules, margins=margins), digest_code()),
+        digest_verdict(claim, rules, "other code"),
+    ]
+    assert len(set(digests)) == len(digests)
+
+
+def test_a_new_column_changes_no_row() -> None:
+    assert digest_row(claims()[GAIN]) == digest_row(dataclasses.replace(claims()[GAIN], trials=None))
+
+
+def test_a_swapped_metric_shows_on_the_claims_page_in_words(tmp_path: Path) -> None:
+    copy_project(tmp_path)
+    listed = tmp_path / "data" / "claims.csv"
+    text = listed.read_text()
+    (row,) = (line for line in text.splitlines() if line.startswith(f"{GAIN},"))
+    listed.write_text(text.replace(row, row.replace("selected_log_mse", "log_mse")))
+    rows, history = read_claims(listed), tmp_path / PATH
+    (change,) = (
+        change
+        for change in pending(
+            rows, params().verdicts, read_history(history), known=claims(), published=["dac-sgemm", "hyperbf-cifar10"]
+        )
+        if change.claims == GAIN
+    )
+    assert change.changed == {"metric": ("selected_log_mse", "log_mse")}
+    assert change.after_evidence and change.before == digest_row(claims()[GAIN])
+    append(history, [change], date="2026-11-24", why="The last epoch looked better.")
+    record(tmp_path, str(tmp_path / "results.db"))
+    settings = Settings(database=str(tmp_path / "results.db"), root=tmp_path)
+    with TestClient(create_app(settings), base_url="http://127.0.0.1") as client:
+        told = client.get(f"/api/v1/claims/{GAIN}").json()["changes"]
+        page = client.get(f"/claims/{GAIN}", headers={"accept": "text/html"}).text
+    assert told[-1] == {
+        "date": "2026-11-24",
+        "subject": "claim",
+        "changed": {"metric": ["selected_log_mse", "log_mse"]},
+        "after_evidence": True,
+        "why": "The last epoch looked better.",
+    }
+    narrowed = next(change["changed"]["statement"] for change in told if "statement" in change["changed"])
+    assert [text.endswith("about alike at all widths") for text in narrowed] == [True, False]
+    assert "after results were published" in page and "The last epoch looked better." in page
+
+
+def test_the_command_writes_down_what_changed_and_nothing_twice(tmp_path: Path) -> None:
+    copy_project(tmp_path)
+    shutil.copytree(ROOT / "data" / "evidence", tmp_path / "data" / "evidence")
+    listed = tmp_path / "data" / "claims.csv"
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    subprocess.run(["git", "add", "data/claims.csv"], cwd=tmp_path, check=True)
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    subprocess.run(["git", *identity, "commit", "-qm", "claims"], cwd=tmp_path, check=True)
+    listed.write_text(listed.read_text().replace(",0.7561,", ",0.7562,", 1))
+    command = [sys.executable, "-m", "stages.cli", "history", "--why", "A digit was misread."]
+    for expected in ("1 changes", "0 changes"):
+        done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True)
+        assert expected in done.stdout, done.stdout
+    last = read_history(tmp_path / PATH)[-1]
+    assert last.claims == "hyperbf.table2.c10.vit" and last.changed == {"value": (0.7561, 0.7562)}
+    assert last.after_evidence and last.why == "A digit was misread."
+
+
+def test_a_line_that_is_no_change_is_refused_with_its_number(tmp_path: Path) -> None:
+    (tmp_path / "history.jsonl").write_text('{"date": "2026-11-24"}\n')
+    with pytest.raises(LedgerError, match="line 1"):
+        read_history(tmp_path / "history.jsonl")

@@ -1,0 +1,143 @@
+"""Claims that no training decides: findings, counts, settings, reasons; and that every claim gets a verdict."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+import pytest
+
+from stages.claims import LedgerError, judge_claims, place_claims, read_claims
+from stages.claims.settings import agree, judge_setting
+from stages.papers.finding import Finding
+from stages.verdicts import Status
+from tests.claims.lines import ROOT, claims, judge, params, results, trials
+
+CLAIMS = ROOT / "data" / "claims.csv"
+
+
+def with_finding(claim: str, status: str) -> Finding:
+    computed = {"x": 1.0}
+    return Finding(claim=claim, status=status, computed=computed, explanation="Counted.", ours=0.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("status", ["holds", "fails", "contradicted"])
+@pytest.mark.parametrize(
+    "claim", ["brownian.walk", "ninformer.text.c10.acc_vs_localvit", "dac.wide.params", "dac.thm.c1.2"]
+)
+def test_a_finding_decides(claim: str, status: str) -> None:
+    (judgement,), _ = judge_claims(
+        [claims()[claim]], params(), findings={claim: with_finding(claim, status)}, trials=[], devices={}
+    )
+    assert (judgement.verdict.status, judgement.basis) == (Status(status), "finding")
+    assert judgement.is_decidable and judgement.verdict.explanation == "Counted."
+    assert judgement.ours == 0.5
+
+
+def test_numbers_that_agree_with_each_other_are_not_yet_true() -> None:
+    """2.69 is 11.2 % below 3.03, and whether a trained model is, training says; a number that can't be stays out."""
+    claim = claims()["nmn.gpt.valloss.rel"]
+    losses = {"gpt2": [0.903, 0.901, 0.902], "aether-gpt": [0.801, 0.803, 0.802]}
+    run = trials(results("nmn-gpt", losses, metric="validation_loss"))
+    expected = {
+        "holds": (Status.NOT_TESTED, Status.INCONCLUSIVE),
+        "fails": (Status.FAILS, Status.INCONCLUSIVE),
+        "contradicted": (Status.CONTRADICTED, Status.CONTRADICTED),
+    }
+    for status, words in expected.items():
+        findings = {claim.id: with_finding(claim.id, status)}
+        for entered, word in zip(([], run), words, strict=True):
+            (judgement,), _ = judge_claims([claim], params(), findings=findings, trials=entered, devices={})
+            assert judgement.verdict.status is word, status
+
+
+def test_without_its_finding_a_computed_claim_waits() -> None:
+    for claim in ("brownian.walk", "nmn.flops.ratio", "dac.wide.params", "hyperbf.params.match"):
+        (judgement,) = judge(claims()[claim])
+        assert (judgement.verdict.status, judgement.is_decidable) == (Status.NOT_TESTED, True)
+        assert "stages.analyse" in judgement.verdict.explanation
+
+
+@pytest.mark.parametrize(
+    ("claim", "status", "ours"),
+    [
+        ("hyperbf.table1.c10.train", Status.HOLDS, 50_000),
+        ("hyperbf.table1.tin.size", Status.HOLDS, 64),
+        ("dac.isic.images", Status.FAILS, 25_331),
+        ("dac.sgemm.setup.rows", Status.HOLDS, 241_600),
+        ("dac.sgemm.setup.inputs", Status.HOLDS, 14),
+        ("dac.sgemm.setup.resp_min", Status.HOLDS, 13.25),
+        ("dac.sgemm.setup.resp_max", Status.HOLDS, 3397.08),
+    ],
+)
+def test_a_count_of_the_data_is_exact(claim: str, status: Status, ours: float) -> None:
+    (judgement,) = judge(claims()[claim])
+    assert (judgement.verdict.status, judgement.ours, judgement.basis) == (status, ours, "params")
+
+
+@pytest.mark.parametrize(
+    ("claim", "explanation"),
+    [
+        ("dac.image.setup.steps_cifar", "Printed 80000; ours 80128."),
+        ("dac.image.setup.l2_c100", "Printed 0.0003; ours 0.0003."),
+        ("hyperbf.setup.warmup", "Printed 0; ours 0."),
+        ("dac.sgemm.setup.split_val", "Printed 0.15; ours 0.15."),
+        ("dac.sgemm.setup.depth_max", "Printed 16; ours 16."),
+        ("dac.sgemm.setup.width_min", "Printed 16; ours 16."),
+        ("dac.sgemm.setup.width_max", "Printed 250; ours 250."),
+        ("ninformer.setup.mixer_token_dim", "Printed 512; ours 512."),
+    ],
+)
+def test_a_setting_that_we_have_is_as_printed(claim: str, explanation: str) -> None:
+    (judgement,) = judge(claims()[claim])
+    assert (judgement.verdict.status, judgement.verdict.explanation) == (Status.AS_PRINTED, explanation)
+    assert not judgement.is_decidable, "a setting is no claim that a badge counts"
+
+
+def test_the_printed_rounding_of_a_setting_is_allowed_for() -> None:
+    claim = claims()["dac.sgemm.setup.params_min"]
+    for used, status in ((1747, Status.AS_PRINTED), (1751, Status.DEVIATES)):
+        verdict = agree(claim, [used])
+        assert (verdict.status, verdict.explanation) == (status, f"Printed 1700; ours {used}.")
+        assert verdict.estimate == used - 1700
+    assert agree(claim, [None]).status is Status.DEVIATES
+    assert agree(dataclasses.replace(claim, value=0.3, precision=None), [0.1 + 0.2]).status is Status.AS_PRINTED
+
+
+def test_one_experiment_that_departs_is_enough() -> None:
+    claim = dataclasses.replace(claims()["ninformer.setup.dim"], experiment="*", paper="dac", metric="protocol.epochs")
+    verdict = judge_setting(dataclasses.replace(claim, value=100.0), params())
+    assert verdict.status is Status.DEVIATES
+    assert verdict.explanation.startswith("Printed 100; ours 100, ")
+
+
+def test_a_setting_that_nothing_holds_says_so() -> None:
+    (judgement,) = judge(dataclasses.replace(claims()["ninformer.setup.dim"], metric="model.colour"))
+    assert judgement.verdict.explanation == "The params files don't hold model.colour."
+
+
+def test_a_reason_is_told_and_never_counted() -> None:
+    (judgement,) = judge(claims()["nmn.ext.vits.c10.base"])
+    assert (judgement.verdict.status, judgement.is_decidable) == (Status.NOT_TESTED, False)
+    assert judgement.verdict.explanation == "Outside the guide, and neither architecture nor protocol is given."
+
+
+def test_every_claim_has_a_verdict_or_a_reason_whatever_has_run() -> None:
+    placed = place_claims(CLAIMS, read_claims(CLAIMS), params())
+    judged, tables = judge_claims(placed, params(), findings={}, trials=[], devices={})
+    assert [judgement.claim.id for judgement in judged] == list(claims())
+    assert all(judgement.verdict.explanation.endswith(".") for judgement in judged)
+    statuses = Counter(judgement.verdict.status for judgement in judged)
+    assert set(statuses) <= {
+        *(Status.NOT_TESTED, Status.OTHER_HARDWARE, Status.HOLDS, Status.FAILS, Status.AS_PRINTED, Status.DEVIATES)
+    }
+    assert [table.family for table in tables] == list(params().verdicts.families)
+    for judgement in judged:
+        if judgement.verdict.status in (Status.HOLDS, Status.FAILS):
+            assert judgement.basis == "params", "without findings only counts of the data are decided"
+
+
+def test_a_claim_of_another_papers_experiment_is_refused() -> None:
+    claim = dataclasses.replace(claims()["ninformer.setup.dim"], experiment="dac-vgg-cifar10")
+    with pytest.raises(LedgerError, match="is of ninformer; dac-vgg-cifar10 is of dac"):
+        place_claims(CLAIMS, [claim], params())

@@ -1,0 +1,205 @@
+"""From files to a real database: which result counts, and that every claim of the five papers has its row."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+from sqlalchemy.orm import Session
+
+from stages.recording import record
+from stages.results import (
+    Claim,
+    ClaimFilter,
+    Verdict,
+    find_judged,
+    list_decided,
+    list_families,
+    list_judged,
+    open_results,
+    tally,
+)
+from stages.results.claims import AGAINST_THE_PAPER
+from stages.runs.evidence import ResultLine, write_lines
+from stages.verdicts import Status
+from tests.claims.lines import as_evaluated, claims, copy_project, cost, params, publish, results
+from tests.claims.test_trained import MNIST
+
+VIT, LEAD = "ninformer.table2.mnist.vit", "ninformer.rank.mnist.ninformer"
+
+
+def keep(root: Path, given: list[ResultLine]) -> None:
+    lines = [as_evaluated(line) for line in given]
+    folder = root / "data" / "results"
+    folder.mkdir(exist_ok=True)
+    (folder / f"{lines[0].experiment}.jsonl").write_bytes(write_lines(lines))
+    (folder / f"{lines[0].experiment}.cost.jsonl").write_bytes(write_lines([cost(line) for line in lines]))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All params and claims.  MNIST is published, the same runs gave other numbers later, and HyperBF ran at smoke."""
+    root = tmp_path_factory.mktemp("ledger")
+    copy_project(root)
+    published = results("ninformer-mnist", MNIST)
+    publish(root, published)
+    keep(root, results("ninformer-mnist", {arm: [0.5] * 5 for arm in MNIST}, environment="later"))
+    smoke = {"vit": [0.7561], "hyperbf": [0.7512]}
+    keep(root, results("hyperbf-cifar10", smoke, metric="best_epoch_accuracy", profile="smoke", provenance="embedded"))
+    record(root, "data/results.db")
+    return root
+
+
+@pytest.fixture
+def session(root: Path) -> Iterator[Session]:
+    with open_results(str(root / "data" / "results.db"))() as session:
+        yield session
+
+
+def test_every_claim_of_the_five_papers_has_a_row(session: Session) -> None:
+    judged = list_judged(session, ClaimFilter())
+    assert [row.claim.id for row in judged] == list(claims())
+    assert {row.verdict.rules for row in judged} == {params().verdicts.digest()}
+    assert {Status(row.verdict.status) for row in judged} <= set(Status)
+
+
+def test_what_was_trained_is_decided_and_sizes_of_data_sets_are_no_news(session: Session) -> None:
+    decided = {row.claim.id for row in list_decided(session)}
+    assert {VIT, LEAD} <= decided
+    assert list_judged(session, ClaimFilter(kind="count", verdict=Status.HOLDS)), "sizes are as printed"
+    assert not decided & {row.claim.id for row in list_judged(session, ClaimFilter(kind="count"))}
+
+
+def test_published_evidence_speaks_and_not_what_ran_later(session: Session) -> None:
+    claim = find_judged(session, VIT)
+    assert claim.verdict.status == "reproduced"
+    assert [run.value for run in claim.runs] == pytest.approx(MNIST["vit"], abs=1e-12)
+    assert {run.result.source for run in claim.runs} == {"evidence"}
+    assert claim.verdict.n == 5
+
+
+def test_a_stand_in_decides_nothing_though_its_numbers_agree(session: Session) -> None:
+    for claim in list_judged(session, ClaimFilter(experiment="hyperbf-cifar10")):
+        assert claim.verdict.basis in ("none", "params"), claim.claim.id
+        if claim.claim.kind in ("value", "difference"):
+            assert claim.verdict.status == "not tested" and claim.verdict.ours is None
+
+
+def test_a_verdict_has_its_size_its_table_and_its_deviations(session: Session) -> None:
+    claim = find_judged(session, LEAD)
+    assert claim.verdict.size is not None and claim.verdict.size["status"] == "reproduced"
+    assert claim.verdict.holds_adjusted is True
+    assert claim.family is not None and claim.family.text.startswith("Mean gain over 3 of 9 orders")
+    assert (claim.family.status, claim.family.holds, claim.family.ahead) == ("unresolved", 2, 2)
+    assert "ninformer.dropout" in {deviation.id for deviation in claim.deviations}
+    assert [family.name for family in list_families(session)] == list(params().verdicts.families)
+
+
+def test_a_claim_of_several_experiments_is_found_under_each(session: Session) -> None:
+    for dataset in ("mnist", "cifar10", "cifar100"):
+        found = {row.claim.id: row for row in list_judged(session, ClaimFilter(dataset=dataset))}
+        assert found["ninformer.setup.epochs"].datasets == ("mnist", "cifar10", "cifar100")
+
+
+def test_a_badge_counts_what_can_be_decided(session: Session) -> None:
+    counts = {row.paper: row for row in tally(session)}
+    assert sum(row.claims for row in counts.values()) == len(claims())
+    for row in counts.values():
+        assert row.decidable == row.in_favour + row.against + row.open + row.waiting
+        assert sum(row.by_verdict.values()) == row.claims
+    ours = counts["ninformer"]
+    decided = [claim for claim in list_judged(session, ClaimFilter(paper="ninformer")) if claim.verdict.is_decidable]
+    assert ours.decidable == len(decided)
+    assert not {"setup", "figure", "qualitative"} & {claim.claim.kind for claim in decided}
+
+
+TIMES = [f"ninformer.table3.mnist.{arm}" for arm in ("vit", "mlpmixer", "localvit", "ninformer")]
+
+
+def write_findings(root: Path, claims: Sequence[str], error: str | None) -> None:
+    """The same finding, contradicted, of each of `claims`."""
+    finding = {"status": "contradicted", "computed": {}, "explanation": "Computed.", "ours": None, "readings": []}
+    lines = [{**finding, "claim": claim, "paper": "ninformer", "error": error} for claim in claims]
+    (root / "data" / "findings.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
+@pytest.mark.parametrize(("error", "counted"), [("inference times in nanoseconds", 1), (None, 4)])
+def test_an_error_at_several_places_counts_once(root: Path, tmp_path: Path, error: str | None, counted: int) -> None:
+    other = smaller(root, tmp_path / "root")
+    write_findings(other, TIMES, error)
+    record(other, "data/results.db")
+    with open_results(str(other / "data" / "results.db"))() as session:
+        (ours,) = [row for row in tally(session, ClaimFilter(paper="ninformer")) if row.claims]
+        same_error = find_judged(session, TIMES[1]).same_error
+        decidable = [row for row in list_judged(session, ClaimFilter(paper="ninformer")) if row.verdict.is_decidable]
+    against = [row for row in decidable if Status(row.verdict.status) in AGAINST_THE_PAPER]
+    assert ours.by_basis["finding"] == {"contradicted": counted}
+    assert ours.against == len(against) - 4 + counted
+    assert ours.by_verdict["contradicted"] == ours.by_kind["value"]["contradicted"] == 4, "claims, at every place"
+    assert ours.decidable == ours.in_favour + ours.against + ours.open + ours.waiting == len(decidable) - 4 + counted
+    assert ours.errors == ({error: 4} if error else {})
+    assert same_error == ((TIMES[0], *TIMES[2:]) if error else ())
+
+
+def test_numbers_that_agree_under_a_reading_wait_for_the_trained_pair(root: Path, tmp_path: Path) -> None:
+    """For a claim about trained models a count decides nothing; for one that nothing trains it decides."""
+    other = shutil.copytree(root, tmp_path / "root")
+    readings = [
+        {"name": name, "text": "t", "holds": holds, "ours": None} for name, holds in (("a", False), ("b", True))
+    ]
+    finding = {"status": "holds under a reading", "computed": {}, "explanation": "Computed.", "readings": readings}
+    lines = [{**finding, "claim": claim, "paper": "nmn"} for claim in ("nmn.gpt.memory", "nmn.theory.uat")]
+    (other / "data" / "findings.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    record(other, "data/results.db")
+    with open_results(str(other / "data" / "results.db"))() as session:
+        memory, theorem = (session.get_one(Verdict, line["claim"]) for line in lines)
+        shown = session.get_one(Claim, "nmn.gpt.memory").finding
+    assert memory.status == "not tested"
+    assert (theorem.status, theorem.basis) == ("holds under a reading", "finding")
+    assert shown is not None and shown["readings"] == readings
+
+
+def smaller(root: Path, place: Path) -> Path:
+    """A copy with only the experiments of MNIST, which is recorded fast."""
+    shutil.copytree(root, place)
+    (place / "data" / "results" / "hyperbf-cifar10.jsonl").unlink()
+    index = yaml.safe_load((place / "params.yaml").read_text())
+    index["experiments"] = {"ninformer-mnist": index["experiments"]["ninformer-mnist"]}
+    (place / "params.yaml").write_text(yaml.safe_dump(index))
+    return place
+
+
+def test_another_rule_is_another_digest_and_another_verdict(root: Path, tmp_path: Path) -> None:
+    other = smaller(root, tmp_path / "root")
+    index = yaml.safe_load((other / "params.yaml").read_text())
+    index["verdicts"]["margins"]["error_share"] = 0.001
+    (other / "params.yaml").write_text(yaml.safe_dump(index))
+    record(other, "data/results.db")
+    with open_results(str(other / "data" / "results.db"))() as session:
+        claim = session.get_one(Verdict, VIT)
+    assert claim.rules != params().verdicts.digest()
+    assert claim.status == "undecidable at this margin", "it is the printed rounding now, and the paper ran once"
+
+
+def test_a_protocol_edited_since_decides_nothing(root: Path, tmp_path: Path) -> None:
+    other = smaller(root, tmp_path / "root")
+    path = other / "params" / "ninformer-mnist.yaml"
+    path.write_text(path.read_text().replace("lr: 0.001", "lr: 0.01"))
+    record(other, "data/results.db")
+    with open_results(str(other / "data" / "results.db"))() as session:
+        assert session.get_one(Verdict, VIT).status == "not tested"
+        assert session.get_one(Verdict, LEAD).status == "indicative: agrees"
+
+
+def test_a_replicate_enters_once_however_often_it_ran(root: Path, tmp_path: Path) -> None:
+    other = smaller(root, tmp_path / "root")
+    lines = results("ninformer-mnist", {"vit": MNIST["vit"]})
+    again = results("ninformer-mnist", {"vit": MNIST["vit"]}, environment="another")
+    publish(other, [*lines, *again])
+    record(other, "data/results.db")
+    with open_results(str(other / "data" / "results.db"))() as session:
+        assert [run.replicate for run in find_judged(session, VIT).runs] == [0, 1, 2, 3, 4]

@@ -1,0 +1,24 @@
+"""If no test set is published, ours differs from the paper's (decision 0031)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tests.claims.lines import claims, judge, results, trials
+
+
+def test_only_a_test_set_of_ours_adds_its_draw() -> None:
+    """ISIC 2019 has no published one; CIFAR-10's is the paper's own."""
+    errors = [0.2705 + step for step in (-1e-4, 1e-4, 0.0, 5e-5, -5e-5)]
+    halves = {}
+    for experiment, claim in (
+        ("dac-isic2019", "dac.isic.r20.base"),
+        ("dac-resnet-cifar10", "dac.table1.c10.v1.r20.base"),
+    ):
+        arm = claims()[claim].arm or ""
+        curves = {arm: [[error] * 3 for error in errors]}
+        lines = results(experiment, {arm: [1 - error for error in errors]}, curves=curves)
+        (judgement,) = judge(dataclasses.replace(claims()[claim], stderr=None, n=None), entered=trials(lines))
+        halves[experiment] = (judgement.verdict.high - judgement.verdict.low) / 2
+    assert halves["dac-resnet-cifar10"] < 0.001
+    assert halves["dac-isic2019"] > 1.6 * (2 * 0.2705 * 0.7295 / 4223) ** 0.5
