@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -23,29 +24,28 @@ ALLOWED: dict[str, set[str]] = {
     "memory": set(),
     "observation": set(),
     "rules": set(),
-    "runs": {"", "run", "faults"},
+    "runs": {"run", "faults"},
     "verdicts": {"rules"},
     "ops": set(),
     "optim": set(),
     "papers": {"run", "observation", "rules", "ops", "optim"},
     "params": {"run", "rules", "runs", "papers"},
     "datasets": {"faults", "runs", "params"},
-    "training": {"run", "device", "memory", "runs", "datasets", "ops", "optim", "papers"},
+    "training": {"run", "device", "memory", "runs", "datasets", "ops", "papers"},
     "checkpoint": {"run", "ops", "papers"},
     "evaluation": {
         *("run", "device", "observation", "runs", "params", "datasets", "training", "ops", "papers", "checkpoint"),
     },
     "scheduling": {"run", "faults", "runs", "params", "datasets", "evaluation"},
-    "results": {"run", "faults", "runs", "params", "verdicts"},
+    "results": {"faults", "runs", "verdicts"},
     "claims": {"run", "faults", "rules", "runs", "papers", "params", "verdicts"},
     "recording": {"run", "rules", "runs", "params", "papers", "datasets", "claims", "results", "verdicts"},
     "upkeep": {
-        *("run", "runs", "params", "datasets", "training", "checkpoint", "evaluation", "scheduling", "recording"),
-        "results",
+        *("run", "runs", "params", "datasets", "training", "checkpoint", "evaluation", "recording", "results"),
     },
     "proving": {"run", "runs", "params", "datasets"},
     "worker": {
-        *("run", "device", "memory", "runs", "datasets", "ops", "papers", "training", "checkpoint", "evaluation"),
+        *("run", "device", "memory", "runs", "datasets", "ops", "training", "checkpoint", "evaluation"),
     },
 }
 SERVICE_MAY_IMPORT = {
@@ -149,7 +149,20 @@ def test_every_part_of_stages_has_a_row_and_every_row_a_part() -> None:
 def test_module_imports_only_what_its_row_allows(path: Path) -> None:
     part = part_of(module_name(path))
     allowed = set(ALLOWED) if part in VERBS else ALLOWED.get(part, set()) | {part}
-    assert {part_of(name) for name in our_imports(path)} <= allowed
+    assert {part_of(name) for name in our_imports(path)} - {""} <= allowed
+
+
+def test_no_row_allows_what_nobody_imports() -> None:
+    used: dict[str, set[str]] = {part: set() for part in ALLOWED}
+    for path in python_files("stages"):
+        if (part := part_of(module_name(path))) in ALLOWED:
+            used[part] |= {part_of(name) for name in our_imports(path)} - {"", part}
+    assert used == ALLOWED
+
+
+def test_rooms_are_in_an_order() -> None:
+    """Nobody imports, over others, who imports it."""
+    TopologicalSorter(ALLOWED).prepare()
 
 
 @pytest.mark.parametrize("path", python_files("service"), ids=module_name)
