@@ -18,7 +18,6 @@ from stages.results import (
     Meta,
     Metric,
     Paper,
-    Profile,
     Result,
     UnknownArm,
     UnknownCheckpoint,
@@ -190,7 +189,7 @@ class ServedCheckpoint:
     dataset: str
     run_key: str
     profile: str
-    rank: int
+    group_position: int
     provenance: str
     label: str
     dtype: str | None
@@ -215,9 +214,8 @@ def list_checkpoints(
 ) -> list[ServedCheckpoint]:
     """Checkpoints of image classifiers, the only ones that answer here, in the order of the params files."""
     query = (
-        select(Checkpoint, Arm, Experiment.dataset, Profile.rank)
+        select(Checkpoint, Arm, Experiment.dataset)
         .join(Checkpoint.result)
-        .join(Profile, Profile.name == Result.profile)
         .join(Arm, (Arm.experiment == Result.experiment) & (Arm.name == Result.arm))
         .join(Experiment, Experiment.name == Result.experiment)
         .join(Dataset, (Dataset.name == Experiment.dataset) & (Dataset.kind == "images"))
@@ -239,17 +237,14 @@ def list_checkpoints(
     rows = session.execute(query).all()
     claims = _accuracy_claims(session, {row.Arm.experiment for row in rows})
     return [
-        _served_checkpoint(
-            row.Checkpoint, row.Arm, row.dataset, row.rank, claims.get((row.Arm.experiment, row.Arm.name))
-        )
+        _served_checkpoint(row.Checkpoint, row.Arm, row.dataset, claims.get((row.Arm.experiment, row.Arm.name)))
         for row in rows
     ]
 
 
-def _served_checkpoint(
-    checkpoint: Checkpoint, arm: Arm, dataset: str, rank: int, claim: Claim | None
-) -> ServedCheckpoint:
+def _served_checkpoint(checkpoint: Checkpoint, arm: Arm, dataset: str, claim: Claim | None) -> ServedCheckpoint:
     result = checkpoint.result
+    assert result.group_position is not None, "only planned results have checkpoints"
     return ServedCheckpoint(
         id=checkpoint.id,
         path=checkpoint.path,
@@ -263,7 +258,7 @@ def _served_checkpoint(
         dataset=dataset,
         run_key=result.run_key,
         profile=result.profile,
-        rank=rank,
+        group_position=result.group_position,
         provenance=result.provenance,
         label=fidelity_of(result),
         dtype=checkpoint.dtype,
@@ -318,8 +313,8 @@ class NoRealCheckpoint(LookupError):
 
 
 def strongest(served_checkpoints: Sequence[ServedCheckpoint]) -> list[ServedCheckpoint]:
-    """One checkpoint per arm and experiment: real data before a stand-in, the best evidence, the lowest replicate."""
-    weakest_first = sorted(served_checkpoints, key=lambda row: (not row.is_stand_in, row.rank, -row.replicate))
+    """One checkpoint per arm and experiment: of the strongest group of results, the lowest replicate."""
+    weakest_first = sorted(served_checkpoints, key=lambda row: (row.group_position, row.replicate), reverse=True)
     best = {(row.experiment, row.arm): row.id for row in weakest_first}
     return [row for row in served_checkpoints if row.id == best[row.experiment, row.arm]]
 

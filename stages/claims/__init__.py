@@ -9,7 +9,7 @@ from stages.claims.judgement import Judgement
 from stages.claims.judging import Table, judge_claims
 from stages.claims.lines import ClaimLine, LedgerError, place_claims, read_claims
 from stages.claims.settings import param_values
-from stages.claims.trials import Trial
+from stages.claims.trials import Trial, gather
 
 __all__ = [
     "Change",
@@ -20,6 +20,7 @@ __all__ = [
     "PaperDeviations",
     "Table",
     "Trial",
+    "gather",
     "judge_claims",
     "param_values",
     "place_claims",

@@ -16,7 +16,7 @@ from stages.claims.sensitivity import under_other_metrics
 from stages.claims.settings import agree, judge_counted, judge_setting
 from stages.claims.sides import arms_of
 from stages.claims.trained import NOT_RUN, SILENT, judge_trained
-from stages.claims.trials import ResultGroup, Trial, gather, price
+from stages.claims.trials import ResultGroup, Trial, price
 from stages.papers.finding import Finding
 from stages.params.experiment import Params
 from stages.verdicts import (
@@ -76,11 +76,11 @@ def judge_claims(
     params: Params,
     *,
     findings: Mapping[str, Finding],
-    trials: Sequence[Trial],
+    groups: Mapping[str, Sequence[ResultGroup]],
     devices: Mapping[str, str],
 ) -> tuple[list[Judgement], list[Table]]:
-    """One judgement per claim, in their order, and the sentences of the tables."""
-    facts = Facts(claims=claims, params=params, findings=findings, groups=gather(params, trials), devices=devices)
+    """One judgement per claim, in their order, and the sentences of the tables; `groups` are those of `gather`."""
+    facts = Facts(claims=claims, params=params, findings=findings, groups=groups, devices=devices)
     judged = {claim.id: _judge_each_way(claim, facts) for claim in claims if not _is_tally(claim)}
     tables = []
     for family in params.verdicts.families:

@@ -11,7 +11,7 @@ from typing import Literal
 from stages.claims.judgement import Entry, Side
 from stages.claims.lines import CROSSOVERS, ClaimLine
 from stages.claims.measures import average, measure
-from stages.claims.trials import ResultGroup, Trial, choose, strength
+from stages.claims.trials import ResultGroup, Trial, choose
 from stages.params.experiment import Experiment
 from stages.rules import Rules
 from stages.verdicts import GridPart, Sample
@@ -81,8 +81,7 @@ def find_group(
     if len(planned.proposed) == 1:
         return planned, choose(groups, planned.arms)
     if claim.kind in CROSSOVERS:  # its pairs are of equal size, which results tell
-        return planned, max(groups, key=lambda group: strength(group, group.arms), default=None)
-    best: tuple[Pairs, ResultGroup | None] = (planned, None)
+        return planned, next(iter(groups), None)
     for group in groups:
         numbers = [
             number
@@ -94,9 +93,8 @@ def find_group(
         some = planned.among(numbers)
         if planned.baseline and claim.kind in OF_SLICES:
             some = some.among(whole_slices(some.cells, some.grid) or range(len(numbers)))
-        if best[1] is None or strength(group, some.arms) > strength(best[1], best[0].arms):
-            best = some, group
-    return best
+        return some, group
+    return planned, None
 
 
 def arms_of(claim: ClaimLine, experiment: Experiment) -> Pairs:

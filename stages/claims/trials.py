@@ -1,7 +1,8 @@
 """Which results count as evidence for a claim, and how strong that evidence is.
 
-Only results under equal conditions (protocol and data) are judged together.  Of several such groups, the one with the
-strongest evidence is used: a decision before an indication, then more replicates, then published evidence.
+Only results under equal conditions (protocol and data) are judged together.  Of several such groups the strongest
+speaks, in one order for claims, comparisons and checkpoints: what decides before what indicates, real data before
+stand-ins, the profile and the data nearest to what is printed, then more arms, more results, more published ones.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from typing import Literal
 from stages.claims.judgement import ClaimCost
 from stages.params.experiment import Arm, Experiment, Params
 from stages.rules import Rules
-from stages.runs.evidence import CostLine, ResultLine
+from stages.runs.evidence import CostLine, Provenance, ResultLine
 from stages.verdicts import EvidenceLevel, evidence_level_of
 from stages.verdicts.looks import looks_of_plan
 
 FLOPS_OF_TRAINING = 3
 """A backward pass does the work of two forward passes."""
+_PROVENANCES: tuple[Provenance, ...] = ("full", "subset", "embedded")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,8 @@ class ResultGroup:
     """Results of one experiment under equal conditions; `share`: of the printed passes over the training images."""
 
     experiment: Experiment
+    profile: str
+    conditions: str
     evidence_level: EvidenceLevel
     share: float
     arms: Mapping[str, tuple[Trial, ...]]
@@ -68,14 +72,30 @@ class ResultGroup:
 
 
 def gather(params: Params, trials: Sequence[Trial]) -> dict[str, list[ResultGroup]]:
-    """The groups of results of each experiment."""
+    """The groups of results of each experiment, the strongest first."""
     alike: dict[tuple[str, str, str], list[Trial]] = defaultdict(list)
     for trial in trials:
         alike[trial.result.experiment, trial.result.profile, trial.conditions].append(trial)
     groups: dict[str, list[ResultGroup]] = defaultdict(list)
     for (name, _, _), trials_of_it in alike.items():
         groups[name].append(_group(params.experiments[name], trials_of_it, params.verdicts))
-    return groups
+    ranks = {name: rank for rank, name in enumerate(params.profiles)}
+    return {name: sorted(found, key=lambda group: _strength(group, ranks)) for name, found in groups.items()}
+
+
+def _strength(group: ResultGroup, ranks: Mapping[str, int]) -> tuple[int, ...]:
+    """Sort key of the groups of an experiment, the strongest first."""
+    trials = [trial for arm in group.arms.values() for trial in arm]
+    provenance = trials[0].result.data.provenance
+    return (
+        list(EvidenceLevel).index(group.evidence_level),
+        provenance == "embedded",
+        -ranks[group.profile],
+        _PROVENANCES.index(provenance),
+        -len(group.arms),
+        -len(trials),
+        -sum(trial.is_evidence for trial in trials),
+    )
 
 
 def _group(experiment: Experiment, trials: Sequence[Trial], rules: Rules) -> ResultGroup:
@@ -85,6 +105,8 @@ def _group(experiment: Experiment, trials: Sequence[Trial], rules: Rules) -> Res
     share = min(passes_share(trial.result, experiment.arms[trial.result.arm], experiment) for trial in trials)
     return ResultGroup(
         experiment=experiment,
+        profile=trials[0].result.profile,
+        conditions=trials[0].conditions,
         evidence_level=_evidence_level(trials, share, rules),
         share=share,
         arms={name: tuple(trials) for name, trials in arms.items()},
@@ -114,21 +136,9 @@ def passes_share(result: ResultLine, arm: Arm, experiment: Experiment) -> float:
     return float(protocol["epochs"] * seen / (printed * images))
 
 
-def strength(group: ResultGroup, arms: Collection[str]) -> tuple[int, int, int]:
-    """Sort key of a group for `arms`: evidence level, replicates that all have, how many of them are published."""
-    order = [EvidenceLevel.SILENT, EvidenceLevel.INDICATES, EvidenceLevel.DECIDES]
-    mine = [trial for arm in arms for trial in group.arms[arm]]
-    return (
-        order.index(group.evidence_level),
-        min((len(group.arms[arm]) for arm in arms), default=0),
-        sum(trial.is_evidence for trial in mine),
-    )
-
-
 def choose(groups: Sequence[ResultGroup], arms: Collection[str]) -> ResultGroup | None:
-    """The group with the strongest evidence that has results of all `arms`; None if there is none."""
-    fitting = [group for group in groups if set(arms) <= set(group.arms)]
-    return max(fitting, key=lambda group: strength(group, arms), default=None)
+    """The first group that has results of all `arms`; None if there is none."""
+    return next((group for group in groups if set(arms) <= set(group.arms)), None)
 
 
 def price(trials: Collection[Trial], params: Params) -> ClaimCost | None:

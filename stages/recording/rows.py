@@ -14,7 +14,7 @@ from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
 from stages import results as tables
-from stages.claims import Change, ClaimLine, PaperDeviations, Trial, judge_claims
+from stages.claims import Change, ClaimLine, PaperDeviations, Trial, gather, judge_claims
 from stages.params.experiment import Params
 from stages.recording.arm_metrics import arm_metric_rows
 from stages.recording.ledger_rows import (
@@ -53,11 +53,17 @@ class Rows:
         self.ids = {item.identity: number for number, item in enumerate(found, start=1)}
         self.selected = _select(found)
         self.deviations, self.history = deviations, history
+        groups = gather(params, [self.trial(item) for item in found if item.identity in self.selected])
+        self.group_positions = {
+            (name, group.profile, group.conditions): position
+            for name, of_it in groups.items()
+            for position, group in enumerate(of_it)
+        }
         self.judgements, self.sentences = judge_claims(
             claims,
             params,
             findings=findings,
-            trials=[self.trial(item) for item in found if item.identity in self.selected],
+            groups=groups,
             devices={paper.paper: paper.device for paper in deviations if paper.device},
         )
 
@@ -190,7 +196,10 @@ class Rows:
         ]
 
     def results(self) -> list[dict[str, Any]]:
-        return [_result_row(self.ids[item.identity], item, item.identity in self.selected) for item in self.found]
+        """Rows of results, with the position of their group; what isn't planned any more is in none."""
+        rows = [_result_row(self.ids[item.identity], item, item.identity in self.selected) for item in self.found]
+        positions = [self.group_positions[_group_of(item)] if item.is_planned else None for item in self.found]
+        return [row | {"group_position": position} for row, position in zip(rows, positions, strict=True)]
 
     def costs(self) -> list[dict[str, Any]]:
         return [_cost_row(self.ids[item.identity], item.cost) for item in self.found if item.cost]
@@ -225,17 +234,19 @@ class Rows:
         )
 
     def checkpoints(self) -> list[tables.Base]:
-        """For each `<experiment>.<arm>.<replicate>`, the strongest result of its model whose weights are here."""
-        ranks = {name: position for position, name in enumerate(self.params.profiles)}
+        """For each `<experiment>.<arm>.<replicate>`, the result of the strongest group whose weights are here."""
         best: dict[str, Found] = {}
         for item in self.found:
             line = item.result
             if not item.is_planned or self._digest_here(item) is None:
                 continue
             name = f"{line.experiment}.{line.arm}.{line.replicate}"
-            if name not in best or _strength(best[name], ranks) < _strength(item, ranks):
+            if name not in best or self._precedence(best[name]) < self._precedence(item):
                 best[name] = item
         return [self._checkpoint(position, name, item) for position, (name, item) in enumerate(best.items())]
+
+    def _precedence(self, item: Found) -> tuple[int, bool, bool, str]:
+        return -self.group_positions[_group_of(item)], *_precedence(item)
 
     def _digest_here(self, item: Found) -> str | None:
         """Digest of the weights as trained, otherwise of the released ones, otherwise None."""
@@ -259,11 +270,13 @@ class Rows:
         )
 
 
-def _strength(item: Found, ranks: Mapping[str, int]) -> tuple[bool, int, bool, bool, str]:
-    """Sort key: real data, then the stronger profile, then current code, then evidence, then the newest."""
-    is_real, is_evidence = item.result.data.provenance != "embedded", item.origin is not None
-    published = item.origin.published if item.origin else ""
-    return is_real, ranks[item.result.profile], not item.changed_code, is_evidence, published
+def _group_of(item: Found) -> tuple[str, str, str]:
+    return item.result.experiment, item.result.profile, item.conditions
+
+
+def _precedence(item: Found) -> tuple[bool, bool, str]:
+    """Sort key of results of one replicate under equal conditions: current code, then evidence, then the newest."""
+    return not item.changed_code, item.origin is not None, item.origin.published if item.origin else ""
 
 
 def _select(found: Sequence[Found]) -> set[tuple[str, str, str, str, int]]:
@@ -276,9 +289,8 @@ def _select(found: Sequence[Found]) -> set[tuple[str, str, str, str, int]]:
         if not item.is_planned:
             continue
         line = item.result
-        cell = line.experiment, line.arm, line.replicate, line.profile, item.conditions
-        rank = {line.profile: 0}
-        if cell not in best or _strength(best[cell], rank) < _strength(item, rank):
+        cell = line.arm, line.replicate, *_group_of(item)
+        if cell not in best or _precedence(best[cell]) < _precedence(item):
             best[cell] = item
     return {item.identity for item in best.values()}
 

@@ -37,8 +37,6 @@ from stages.results.pairs import gain_between
 from stages.results.sampling import estimate, values_of, why_none
 from stages.runs.evidence import Provenance
 
-PROVENANCE_RANK = {"embedded": 0, "subset": 1, "full": 2}
-
 
 def compare(
     session: Session,
@@ -115,7 +113,7 @@ def _compare_experiment(
     printed: tuple[str, ...],
     asked: Asked,
 ) -> ExperimentComparison:
-    groups = _conditions(facts.runs.get(experiment.name, []), facts.ranks)
+    groups = _groups(facts.runs.get(experiment.name, []))
     profiles = tuple(dict.fromkeys(group[0].profile for group in groups))
     group = next((group for group in groups if asked.fits(group[0])), [])
     first = group[0] if group else None
@@ -156,24 +154,12 @@ def _compare_experiment(
     )
 
 
-def _conditions(results: Sequence[ComparedRun], ranks: Mapping[str, int]) -> list[list[ComparedRun]]:
-    """Results grouped by equal conditions, the best group first."""
+def _groups(results: Sequence[ComparedRun]) -> list[list[ComparedRun]]:
+    """Results grouped by equal conditions, the strongest group first."""
     groups = defaultdict(list)
     for result in results:
-        groups[result.profile, result.conditions].append(result)
-
-    def strength(group: list[ComparedRun]) -> tuple[bool, int, int, int, int, int]:
-        first = group[0]
-        return (
-            first.provenance != "embedded",
-            ranks[first.profile],
-            PROVENANCE_RANK[first.provenance],
-            len({result.arm for result in group}),
-            len(group),
-            sum(result.source == "evidence" for result in group),
-        )
-
-    return sorted(groups.values(), key=strength, reverse=True)
+        groups[result.group_position].append(result)
+    return [groups[position] for position in sorted(groups)]
 
 
 def _compare_arm(

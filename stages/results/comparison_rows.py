@@ -39,6 +39,7 @@ class ComparedRun:
     provenance: str
     cut: str
     conditions: str
+    group_position: int
     status: str
     test_images: int
     excluded_test_images: int
@@ -59,7 +60,6 @@ class ComparisonRows:
     gains: Mapping[tuple[str, str, str], tables.Claim]
     wholes: Mapping[tuple[str, str, str, str, str], tables.ArmMetric]
     checkpoints: Mapping[int, list[str]]
-    ranks: Mapping[str, int]
     verdicts: Mapping[tuple[str, str], tuple[ArmVerdict, ...]]
 
 
@@ -85,14 +85,8 @@ def load_facts(session: Session, experiments: Mapping[str, Sequence[MetricInfo]]
         gains=printed["difference"],
         wholes=_wholes(session, list(experiments), {name for name in metrics if METRICS[name].of_arm}),
         checkpoints=_checkpoints(session, list(experiments)),
-        ranks=load_ranks(session),
         verdicts=arm_verdicts(session, list(experiments)),
     )
-
-
-def load_ranks(session: Session) -> dict[str, int]:
-    """The strength of each profile's evidence, as a rank."""
-    return {row.name: row.rank for row in session.execute(select(tables.Profile.name, tables.Profile.rank))}
 
 
 def printed_metrics(session: Session, experiments: Sequence[str]) -> dict[str, tuple[str, ...]]:

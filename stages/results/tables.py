@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from sqlalchemy import JSON, BigInteger, Double, ForeignKey, ForeignKeyConstraint, Index, String, Text, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
-SCHEMA_VERSION = 13
+SCHEMA_VERSION = 14
 
 
 class Base(DeclarativeBase):
@@ -103,10 +103,11 @@ class Result(Base):
     """What one run gave in one environment, under one arm.
 
     `source` is evidence or local.  `conditions` digests protocol and data: only results under equal conditions are
-    compared.  `is_selected` marks the one result of a replicate that enters a comparison.  `changed_code` lists modules
-    whose source has changed since the run was trained, unless `equivalences` (numbers of lines of
-    data/evidence/equivalences.jsonl) show that no number changed.  `accuracy`, on the test set, and
-    `train_seconds` are those of `metrics` and `costs`: lists are sorted by them.
+    compared.  Those of one profile and conditions are a group, and `group_position` counts an experiment's groups from
+    0, the strongest; None if the run isn't planned any more.  `is_selected` marks the one result of a replicate that
+    enters a comparison.  `changed_code` lists modules whose source has changed since the run was trained, unless
+    `equivalences` (numbers of lines of data/evidence/equivalences.jsonl) show that no number changed.  `accuracy`, on
+    the test set, and `train_seconds` are those of `metrics` and `costs`: lists are sorted by them.
     """
 
     __tablename__ = "results"
@@ -134,6 +135,7 @@ class Result(Base):
     provenance: Mapped[str]
     cut: Mapped[str]
     conditions: Mapped[str]
+    group_position: Mapped[int | None]
     status: Mapped[str]
     data_digest: Mapped[str]
     train_images: Mapped[int]

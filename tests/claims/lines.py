@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stages.claims import ClaimLine, Judgement, Table, Trial, judge_claims, read_claims
+from stages.claims import ClaimLine, Judgement, Table, Trial, gather, judge_claims, read_claims
 from stages.datasets.mirror import MirrorInfo, describe_file
 from stages.datasets.prepare import READERS
 from stages.datasets.provenance import all_files, judge_provenance
@@ -229,4 +229,6 @@ def judge(*wanted: ClaimLine, entered: Sequence[Trial] = ()) -> list[Judgement]:
 
 
 def judge_all(wanted: Sequence[ClaimLine], entered: Sequence[Trial]) -> tuple[list[Judgement], list[Table]]:
-    return judge_claims(wanted, params(), findings={}, trials=entered, devices={"ninformer": "RTX 2080 Ti"})
+    return judge_claims(
+        wanted, params(), findings={}, groups=gather(params(), entered), devices={"ninformer": "RTX 2080 Ti"}
+    )

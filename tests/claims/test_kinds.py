@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from stages.claims import LedgerError, judge_claims, place_claims, read_claims
+from stages.claims import LedgerError, gather, judge_claims, place_claims, read_claims
 from stages.claims.settings import agree, judge_setting
 from stages.papers.finding import Finding
 from stages.verdicts import Status
@@ -27,7 +27,7 @@ def with_finding(claim: str, status: str) -> Finding:
 )
 def test_a_finding_decides(claim: str, status: str) -> None:
     (judgement,), _ = judge_claims(
-        [claims()[claim]], params(), findings={claim: with_finding(claim, status)}, trials=[], devices={}
+        [claims()[claim]], params(), findings={claim: with_finding(claim, status)}, groups={}, devices={}
     )
     assert (judgement.verdict.status, judgement.basis) == (Status(status), "finding")
     assert judgement.is_decidable and judgement.verdict.explanation == "Counted."
@@ -47,7 +47,9 @@ def test_numbers_that_agree_with_each_other_are_not_yet_true() -> None:
     for status, words in expected.items():
         findings = {claim.id: with_finding(claim.id, status)}
         for entered, word in zip(([], run), words, strict=True):
-            (judgement,), _ = judge_claims([claim], params(), findings=findings, trials=entered, devices={})
+            (judgement,), _ = judge_claims(
+                [claim], params(), findings=findings, groups=gather(params(), entered), devices={}
+            )
             assert judgement.verdict.status is word, status
 
 
@@ -124,7 +126,7 @@ def test_a_reason_is_told_and_never_counted() -> None:
 
 def test_every_claim_has_a_verdict_or_a_reason_whatever_has_run() -> None:
     placed = place_claims(CLAIMS, read_claims(CLAIMS), params())
-    judged, tables = judge_claims(placed, params(), findings={}, trials=[], devices={})
+    judged, tables = judge_claims(placed, params(), findings={}, groups={}, devices={})
     assert [judgement.claim.id for judgement in judged] == list(claims())
     assert all(judgement.verdict.explanation.endswith(".") for judgement in judged)
     statuses = Counter(judgement.verdict.status for judgement in judged)

@@ -17,8 +17,13 @@ CLAIM = claims()["ninformer.text.c10.acc_vs_mixer"]
 TIMES, BASE = 1500, 0.70
 RULES = params().verdicts
 PAIRS = Pairs(proposed=("ninformer",), baseline=("mlp-mixer",), cells=({},), grid=({},))
-BODY = ResultGroup(
-    experiment=params().experiments["ninformer-cifar10"], evidence_level=EvidenceLevel.DECIDES, share=1.0, arms={}
+GROUP = ResultGroup(
+    experiment=params().experiments["ninformer-cifar10"],
+    profile="paper",
+    conditions="",
+    evidence_level=EvidenceLevel.DECIDES,
+    share=1.0,
+    arms={},
 )
 
 
@@ -33,7 +38,7 @@ def shares(true: float, papers: float, spread: float) -> dict[Status, float]:
         sides = ClaimSamples(
             proposed=Sample.of(ours.tolist()), baseline=Sample.of(base.tolist()), trials=(), entries=()
         )
-        verdict = judge_relative(claim, relative(claim, sides, PAIRS, BODY, RULES), BODY, RULES)
+        verdict = judge_relative(claim, relative(claim, sides, PAIRS, GROUP, RULES), GROUP, RULES)
         found[verdict.status] = found.get(verdict.status, 0) + 1
     return {status: count / TIMES for status, count in found.items()}
 
@@ -56,5 +61,5 @@ def test_the_sample_of_a_ratio_has_the_ratio_as_its_mean() -> None:
     sides = ClaimSamples(
         proposed=Sample.of([0.80, 0.83, 0.81]), baseline=Sample.of([0.70, 0.69, 0.72]), trials=(), entries=()
     )
-    sample = relative(CLAIM, sides, PAIRS, BODY, RULES)
+    sample = relative(CLAIM, sides, PAIRS, GROUP, RULES)
     assert sum(sample.values) / 3 == pytest.approx((0.80 + 0.83 + 0.81) / (0.70 + 0.69 + 0.72) - 1)

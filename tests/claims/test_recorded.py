@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 import yaml
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from stages.recording import record
 from stages.results import (
     Claim,
     ClaimFilter,
+    Result,
     Verdict,
+    compare,
     find_judged,
     list_decided,
     list_families,
@@ -203,3 +206,18 @@ def test_a_replicate_enters_once_however_often_it_ran(root: Path, tmp_path: Path
     record(other, "data/results.db")
     with open_results(str(other / "data" / "results.db"))() as session:
         assert [run.replicate for run in find_judged(session, VIT).runs] == [0, 1, 2, 3, 4]
+
+
+def test_one_group_of_results_speaks_for_verdicts_and_comparison(tmp_path: Path) -> None:
+    """Of two groups that indicate, the one with more arms, though some of the other's have more replicates."""
+    copy_project(tmp_path)
+    broad = results("ninformer-mnist", {arm: values[:3] for arm, values in MNIST.items()}, epochs=40)
+    deep = results("ninformer-mnist", {arm: MNIST[arm][:4] for arm in ("local-vit", "ninformer")}, epochs=50)
+    publish(tmp_path, [*deep, *broad])
+    record(tmp_path, "data/results.db")
+    with open_results(str(tmp_path / "data" / "results.db"))() as session:
+        positions = {run.spec["protocol"]["epochs"]: run.group_position for run in session.scalars(select(Result))}
+        assert positions == {40: 0, 50: 1}
+        (shown,) = compare(session, dataset="mnist")
+        runs = find_judged(session, LEAD).runs
+        assert len(runs) == 6 and {run.result.conditions for run in runs} == {shown.conditions}
