@@ -9,9 +9,11 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from datetime import date
+from difflib import get_close_matches
 from fnmatch import fnmatch
 from pathlib import Path
 
+import yaml
 from PIL import Image
 
 from stages.checkpoint.contract import CheckpointError
@@ -23,7 +25,8 @@ from stages.datasets.verified import DatasetError
 from stages.evaluation.flops import FlopCounts
 from stages.faults import FAULTS, describe_fault, named
 from stages.params.budget import describe_cut
-from stages.params.experiment import Params, ParamsError, Rate, load_params
+from stages.params.experiment import Params, ParamsError, Rate, load_params, merge
+from stages.params.schema import read_yaml
 from stages.proving.show import STEPS, show_equivalent
 from stages.proving.sides import EquivalenceError
 from stages.results import ResultsUnavailable, UnknownName
@@ -127,6 +130,32 @@ def print_table(heading: list[str], lines: list[list[str]]) -> None:
         if heading[-1] == "cut":
             cells[-1] = line[-1]
         print("  ".join(cells))
+
+
+def show(names: list[str]) -> None:
+    """Print experiments as their files and the files that they are like give them, and claims with their verdicts."""
+    from stages.recording.reporting import show_claim  # brings what builds and judges the database
+
+    experiments = load_params().experiments
+    files = {name: read_yaml(Path("params") / f"{name}.yaml") for name in experiments}
+    known = [*experiments, *(claim.id for claim in read_claims(Path("data/claims.csv")))]
+    for name in names:
+        if name not in known:
+            close = " or ".join(get_close_matches(name, known))
+            raise LedgerError(f"no experiment or claim {name!r}" + (f"; did you mean {close}?" if close else ""))
+        if name not in experiments:
+            print(show_claim(str(_DATA / "results.db"), name))
+            continue
+        path = Path("params") / f"{name}.yaml"
+        like = files[name].get("like")
+        others = f" and, for what that leaves out, params/{like}.yaml" if like else ""
+        print(f"# The sources of these values stand beside them in {path}{others}.")
+        print(
+            yaml.safe_dump(
+                merge(files, name, path), sort_keys=False, default_flow_style=None, allow_unicode=True, width=120
+            ),
+            end="",
+        )
 
 
 def set_profile(name: str) -> None:
@@ -296,6 +325,8 @@ def build_parser() -> argparse.ArgumentParser:
     equivalent.add_argument("revision", help="whose code made the evidence, or that an earlier line leads to")
     equivalent.add_argument("--steps", type=int, default=STEPS, help="of each path (default: %(default)s)")
     equivalent.add_argument("--again", action="store_true", help="compare what lines cover already; write nothing")
+    shown = commands.add_parser("show", help="an experiment's whole params, or a claim with its verdict")
+    shown.add_argument("names", nargs="+", metavar="experiment|claim")
     commands.add_parser("status", help="how many claims of each paper have which verdict")
     history = commands.add_parser("history", help="how claims, rules and judging code changed, and why")
     history.add_argument("claims", nargs="?", default="*", help="pattern of claim ids")
@@ -331,6 +362,8 @@ def main(arguments: list[str] | None = None) -> int:
                 show_usage()
             case "gc":
                 clean_up()
+            case "show":
+                show(options.names)
             case "status":
                 show_verdicts()
             case "verify":

@@ -15,7 +15,8 @@ from stages.params.budget import describe_cut, plan_runs
 from stages.params.experiment import ParamsError, load_params, resolve_protocol
 from tests.project import REPOSITORY, edit
 
-CIFAR100 = "params/ninformer-cifar100.yaml"
+CIFAR10 = "params/ninformer-cifar10.yaml"
+CIFAR100 = "params/ninformer-cifar100.yaml"  # like it
 
 
 @pytest.fixture
@@ -121,7 +122,7 @@ def test_an_arm_may_set_protocol_fields_of_its_own(project: Path) -> None:
     def set_sgd(params: Any) -> None:
         params["arms"]["vit"]["protocol"] = {"optimizer": {"name": "sgd", "lr": 0.1}}
 
-    edit(project / CIFAR100, set_sgd)
+    edit(project / CIFAR10, set_sgd)
     params = load_params(project)
     experiment = params.experiments["ninformer-cifar100"]
     assert experiment.varied == ("optimizer",)
@@ -155,59 +156,59 @@ MISTAKES: list[tuple[str, Callable[[Any], None], str]] = [
         "profiles.quick.overrides.epoch (did you mean epochs?)",
     ),
     (
-        CIFAR100,
+        CIFAR10,
         lambda p: p["protocol"].update(batchsize=4),
         "unknown key protocol.batchsize (did you mean batch_size?)",
     ),
     (
-        CIFAR100,
+        CIFAR10,
         lambda p: p["arms"]["vit"].update(protocol={"epoch": 3}),
         "unknown key arms.vit.protocol.epoch (did you mean epochs?)",
     ),
     (
-        CIFAR100,
+        CIFAR10,
         lambda p: p["protocol"]["optimizer"].update(damping=0.1),
         "protocol.optimizer.damping is set, and adam has no use for it",
     ),
     (
-        CIFAR100,
+        CIFAR10,
         lambda p: p["protocol"].update(schedule={"name": "steps"}),
         "protocol.schedule is 'steps'; it needs milestones",
     ),
     (
-        CIFAR100,
+        CIFAR10,
         lambda p: p["protocol"].update(early_stop={"from_epoch": 1, "patience": 1, "min_delta": 0}),
         "protocol.early_stop looks at validation images, but protocol.split.kind is 'none'",
     ),
     (
-        CIFAR100,
+        CIFAR10,
         lambda p: p["protocol"].update(epochs="many"),
         "protocol.epochs is 'many'; input should be a valid integer",
     ),
     (
-        CIFAR100,
+        CIFAR10,
         lambda p: p["protocol"]["optimizer"].update(name="adamm"),
         "protocol.optimizer.name is 'adamm'; input should be 'adam', 'adamw', 'sgd', 'cg_fac' or 'kfac'",
     ),
     (
-        CIFAR100,
+        CIFAR10,
         lambda p: p["protocol"]["optimizer"].update(learning_rate=1),
         "unknown key protocol.optimizer.learning_rate",
     ),
-    (CIFAR100, lambda p: p["protocol"].pop("epochs"), "protocol.epochs is missing"),
+    (CIFAR10, lambda p: p["protocol"].pop("epochs"), "protocol.epochs is missing"),
     (
-        CIFAR100,
+        CIFAR10,
         lambda p: p["protocol"].update(epoch=p["protocol"].pop("epochs")),
         "unknown key protocol.epoch (did you mean epochs?)",
     ),
     (
-        CIFAR100,
+        CIFAR10,
         lambda p: p["protocol"].update(mean=[0.5]),
-        "protocol.mean has 1 values; images of cifar100 have 3 channels",
+        "protocol.mean has 1 values; images of cifar10 have 3 channels",
     ),
-    (CIFAR100, lambda p: p["protocol"].update(epochs=0), "protocol.epochs is 0; expected at least 1"),
+    (CIFAR10, lambda p: p["protocol"].update(epochs=0), "protocol.epochs is 0; expected at least 1"),
     (
-        CIFAR100,
+        CIFAR10,
         lambda p: p["protocol"].update(split={"kind": "folds"}),
         "protocol.split.folds is None; expected at least 2",
     ),
@@ -221,25 +222,25 @@ MISTAKES: list[tuple[str, Callable[[Any], None], str]] = [
         lambda p: p["profiles"]["paper"]["overrides"].update(epochs="three"),
         "overrides.epochs is 'three'",
     ),
-    (CIFAR100, lambda p: p["protocol"].update(seeds=[0, 0]), "protocol.seeds is [0, 0]"),
-    (CIFAR100, lambda p: p["protocol"].pop("seeds"), "protocol.seeds is None"),
-    (CIFAR100, lambda p: p["arms"]["vit"].update(role="hero"), "arms.vit.role is 'hero'"),
+    (CIFAR10, lambda p: p["protocol"].update(seeds=[0, 0]), "protocol.seeds is [0, 0]"),
+    (CIFAR10, lambda p: p["protocol"].pop("seeds"), "protocol.seeds is None"),
+    (CIFAR10, lambda p: p["arms"]["vit"].update(role="hero"), "arms.vit.role is 'hero'"),
     (
-        CIFAR100,
+        CIFAR10,
         lambda p: p["arms"]["vit"]["model"].update(name="VIT"),
         "arms.vit.model.name is 'VIT' (did you mean ViT?); known: LocalViT, MLPMixer, NiNformer, PositionedViT, "
         "SeparableLocalViT, SharedNormNiNformer, SqueezeExciteLocalViT, ViT",
     ),
     (
-        CIFAR100,
+        CIFAR10,
         lambda p: p["arms"]["vit"]["model"].update(width=512),
         "unknown key arms.vit.model.width (did you mean depth?); known: depth, dim, dropout, mlp_dim, ",
     ),
-    (CIFAR100, lambda p: p["arms"]["vit"].update(like="nobody"), "arms.vit.like is 'nobody'; known above it: "),
-    (CIFAR100, lambda p: p["arms"]["vit"]["model"].update(depth=4.5), "arms.vit.model.depth is 4.5; expected int"),
-    (CIFAR100, lambda p: p["arms"]["vit"]["model"].update(depth=True), "arms.vit.model.depth is True; expected int"),
-    (CIFAR100, lambda p: p["arms"]["vit"]["model"].pop("num_heads"), "arms.vit.model.num_heads is missing"),
-    (CIFAR100, lambda p: p["arms"]["vit"]["model"].update(num_classes=7), "unknown key arms.vit.model.num_classes"),
+    (CIFAR10, lambda p: p["arms"]["vit"].update(like="nobody"), "arms.vit.like is 'nobody'; known above it: "),
+    (CIFAR10, lambda p: p["arms"]["vit"]["model"].update(depth=4.5), "arms.vit.model.depth is 4.5; expected int"),
+    (CIFAR10, lambda p: p["arms"]["vit"]["model"].update(depth=True), "arms.vit.model.depth is True; expected int"),
+    (CIFAR10, lambda p: p["arms"]["vit"]["model"].pop("num_heads"), "arms.vit.model.num_heads is missing"),
+    (CIFAR10, lambda p: p["arms"]["vit"]["model"].update(num_classes=7), "unknown key arms.vit.model.num_classes"),
     ("params.yaml", lambda p: p["profiles"]["quick"].update(replicates=0), "profiles.quick.replicates is 0"),
     ("params.yaml", lambda p: p["profiles"]["quick"].update(replicates=-1), "profiles.quick.replicates is -1"),
     ("params.yaml", lambda p: p["profiles"]["quick"]["latency"].update(repeats=0), "quick.latency.repeats is 0"),
@@ -250,23 +251,23 @@ MISTAKES: list[tuple[str, Callable[[Any], None], str]] = [
     ),
     ("params.yaml", lambda p: p["profiles"]["smoke"].update(test_rows=0), "profiles.smoke.test_rows is 0"),
     ("params.yaml", lambda p: p["rates"]["cpu"].update(usd_per_hour=-1), "rates.cpu.usd_per_hour is -1"),
-    (CIFAR100, lambda p: p.update(arms={}), "arms is {}"),
-    (CIFAR100, lambda p: p["protocol"]["optimizer"].update(lr=float("nan")), "protocol.optimizer.lr is nan; expected"),
-    (CIFAR100, lambda p: p["protocol"]["optimizer"].update(lr=float("inf")), "protocol.optimizer.lr is inf; expected"),
-    (CIFAR100, lambda p: p["protocol"]["optimizer"].update(lr=0), "protocol.optimizer.lr is 0.0; expected above 0"),
+    (CIFAR10, lambda p: p.update(arms={}), "arms is {}"),
+    (CIFAR10, lambda p: p["protocol"]["optimizer"].update(lr=float("nan")), "protocol.optimizer.lr is nan; expected"),
+    (CIFAR10, lambda p: p["protocol"]["optimizer"].update(lr=float("inf")), "protocol.optimizer.lr is inf; expected"),
+    (CIFAR10, lambda p: p["protocol"]["optimizer"].update(lr=0), "protocol.optimizer.lr is 0.0; expected above 0"),
     (
-        CIFAR100,
+        CIFAR10,
         lambda p: p["protocol"]["optimizer"].update(betas=[0.9, 1]),
         "betas is [0.9, 1.0]; expected",
     ),
-    (CIFAR100, lambda p: p["protocol"].update(std=[0.5, 0, 0.5]), "protocol.std is [0.5, 0.0, 0.5]; expected above 0"),
+    (CIFAR10, lambda p: p["protocol"].update(std=[0.5, 0, 0.5]), "protocol.std is [0.5, 0.0, 0.5]; expected above 0"),
     (
-        CIFAR100,
+        CIFAR10,
         lambda p: p["protocol"].update(augmentation={"crop_padding": -4}),
         "protocol.augmentation.crop_padding is -4; expected at least 0",
     ),
     (
-        CIFAR100,
+        CIFAR10,
         lambda p: p["arms"]["vit"].update(protocol={"optimizer": {"name": "adam", "lr": -1}}),
         "arms.vit.protocol.optimizer.lr is -1.0; expected above 0",
     ),
@@ -284,6 +285,51 @@ def test_a_mistake_names_file_path_and_choices(
     assert file in str(caught.value) or "params" in str(caught.value)
 
 
+def test_a_file_like_another_says_only_what_differs(project: Path) -> None:
+    for name in (CIFAR10, CIFAR100):
+        assert ("like" in yaml.safe_load((project / name).read_text())) is (name == CIFAR100)
+    edit(project / CIFAR10, lambda p: p["protocol"].update(epochs=7))
+    edit(project / CIFAR10, lambda p: p["protocol"].update(augmentation={"crop_padding": 2, "horizontal_flip": True}))
+    edit(project / CIFAR100, lambda p: p.update(protocol={"augmentation": {"crop_padding": 3}}))
+    edit(
+        project / CIFAR100,
+        lambda p: p.update(arms={"vit": {"role": "baseline", "title": "small", "model": {"name": "ViT"} | SMALL}}),
+    )
+    ten, hundred = (load_params(project).experiments[f"ninformer-cifar{classes}"] for classes in (10, 100))
+    assert hundred.printed.epochs == ten.printed.epochs == 7
+    crop = hundred.printed.augmentation
+    assert (crop.crop_padding, crop.horizontal_flip) == (3, False), "a field of the protocol is replaced whole"
+    assert hundred.arms["vit"].model["depth"] == 1 and hundred.arms["vit"].title == "small"
+    assert list(hundred.arms) == list(ten.arms) and hundred.arms["ninformer"].model == ten.arms["ninformer"].model
+    assert hundred.title != ten.title
+
+
+SMALL = {"patch_size": 4, "dim": 8, "depth": 1, "num_heads": 2, "mlp_dim": 8, "dropout": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("like", "message"),
+    [
+        ("ninformer-cifar01", "like is 'ninformer-cifar01' (did you mean ninformer-cifar10?); known: "),
+        ("ninformer-cifar100", "like is 'ninformer-cifar100'"),
+        ("ninformer-mnist", "like is 'ninformer-mnist', which is itself like 'ninformer-cifar10'; name that one"),
+    ],
+)
+def test_a_wrong_like_is_named(project: Path, like: str, message: str) -> None:
+    edit(project / CIFAR100, lambda p: p.update(like=like))
+    with pytest.raises(ParamsError) as caught:
+        load_params(project)
+    assert str(caught.value).startswith(f"{project / CIFAR100}: {message}")
+
+
+def test_a_mistake_is_named_in_the_file_where_it_stands(project: Path) -> None:
+    """MNIST's file, which is like CIFAR-10's, is first in the index."""
+    edit(project / CIFAR10, lambda p: p["protocol"].update(epochs="many"))
+    with pytest.raises(ParamsError) as caught:
+        load_params(project)
+    assert str(caught.value).startswith(f"{project / CIFAR10}: protocol.epochs")
+
+
 def test_broken_yaml_is_one_error(project: Path) -> None:
     (project / "params.yaml").write_text("profile: [smoke")
     with pytest.raises(ParamsError, match="not YAML"):
@@ -291,7 +337,7 @@ def test_broken_yaml_is_one_error(project: Path) -> None:
 
 
 def test_a_key_that_stands_twice_is_named_with_both_lines(project: Path) -> None:
-    path = project / CIFAR100
+    path = project / CIFAR10
     path.write_text(path.read_text() + "\ntitle: another\n")
     with pytest.raises(ParamsError, match=r"key 'title' stands twice, first in line \d+.* line \d+"):
         load_params(project)
@@ -306,8 +352,8 @@ def test_bytes_that_are_no_utf8_are_named_with_their_line(project: Path) -> None
 
 @pytest.mark.parametrize("content", ["", "\n\n", "# nothing\n"])
 def test_an_empty_file_is_one_error(project: Path, content: str) -> None:
-    (project / CIFAR100).write_text(content)
-    with pytest.raises(ParamsError, match=r"ninformer-cifar100.yaml: the file is empty"):
+    (project / CIFAR10).write_text(content)
+    with pytest.raises(ParamsError, match=r"ninformer-cifar10.yaml: the file is empty"):
         load_params(project)
 
 

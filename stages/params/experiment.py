@@ -215,11 +215,15 @@ def load_params(root: Path = Path()) -> Params:
                 "over all test rows contradict a score on some of them"
             )
     experiments = {}
-    for name, entry in index.experiments.items():
+    files = {name: read_yaml(root / "params" / f"{name}.yaml") for name in index.experiments}
+    # Those that are like another come last: a mistake is named in the file where it stands.
+    for name in sorted(index.experiments, key=lambda name: isinstance(files[name], dict) and "like" in files[name]):
+        entry = index.experiments[name]
         check_choice(entry.paper, known_papers(), index_path, f"experiments.{name}.paper")
         check_choice(entry.dataset, index.datasets, index_path, f"experiments.{name}.dataset")
         path = root / "params" / f"{name}.yaml"
-        experiments[name] = _read_experiment(name, entry, index.datasets[entry.dataset], path)
+        document = merge(files, name, path)
+        experiments[name] = _read_experiment(name, entry, index.datasets[entry.dataset], document, path)
         for profile in index.profiles.values():
             for arm in [None, *(arm for arm in experiments[name].arms.values() if arm.protocol)]:
                 resolve_protocol(experiments[name], profile, arm)
@@ -227,14 +231,38 @@ def load_params(root: Path = Path()) -> Params:
         profile_name=index.profile,
         profiles=index.profiles,
         datasets=index.datasets,
-        experiments=experiments,
+        experiments={name: experiments[name] for name in index.experiments},
         verdicts=index.verdicts,
         rates=index.rates,
     )
 
 
-def _read_experiment(name: str, entry: _IndexEntry, source: DatasetSource, path: Path) -> Experiment:
-    file = validate(TypeAdapter(_ExperimentFile), read_yaml(path), path)
+def merge(files: Mapping[str, Any], name: str, path: Path) -> Any:
+    """The whole of an experiment's file: what it says, and for the rest what the file that it is `like` says.
+
+    Each field of `protocol`, each arm and each other key that stands in the file replaces the other file's.  `files`:
+    content by experiment.  `path`: where this one's stands.
+
+    Raises:
+        ParamsError: `like` names no other experiment, or one that is itself like another.
+    """
+    own = files[name]
+    if not isinstance(own, dict) or "like" not in own:
+        return own
+    like = str(own["like"])
+    check_choice(like, [other for other in files if other != name], path, "like")
+    whole = dict(files[like])
+    if "like" in whole:
+        raise ParamsError(f"{path}: like is {like!r}, which is itself like {whole['like']!r}; name that one")
+    for key, value in own.items():
+        is_merged = key in ("protocol", "arms") and isinstance(value, dict) and isinstance(whole.get(key), dict)
+        whole[key] = whole[key] | value if is_merged else value
+    del whole["like"]
+    return whole
+
+
+def _read_experiment(name: str, entry: _IndexEntry, source: DatasetSource, document: Any, path: Path) -> Experiment:
+    file = validate(TypeAdapter(_ExperimentFile), document, path)
     fields = dict(file.protocol)
     seeds = validate(TypeAdapter(tuple[int, ...]), fields.pop("seeds", None), path, "protocol.seeds")
     if not seeds or len(set(seeds)) != len(seeds):

@@ -21,6 +21,7 @@ from stages.results import (
     Tally,
     as_csv,
     compare,
+    find_judged,
     list_families,
     list_judged,
     open_results,
@@ -29,6 +30,8 @@ from stages.results import (
 from stages.runs.store import write_atomically
 
 NONE = "–"
+FEW = 4
+"""Runs that a terminal lists."""
 DOCS_HEAD = """# Results
 
 Written by `make report` from the committed evidence (`data/evidence/`) alone: the same bytes on every machine.
@@ -115,6 +118,36 @@ def show_status(place: str) -> str:
     words = dict.fromkeys(word for row in counts for word in row.by_verdict)
     lines += _errors(counts)
     lines += ["", *(f"{sum(row.by_verdict.get(word, 0) for row in counts):5} {word}" for word in sorted(words))]
+    return "\n".join(lines)
+
+
+def show_claim(place: str, claim_id: str) -> str:
+    """One claim for a terminal: what the paper says, what we have, the verdict and why.
+
+    Raises:
+        ResultsUnavailable: the database can't be read.
+        UnknownClaim: there is no such claim.
+    """
+    with open_results(place)() as session:
+        row = find_judged(session, claim_id)
+    claim, verdict = row.claim, row.verdict
+    printed = f"{_number(claim.value, claim.unit)} {claim.qualifier}".rstrip()
+    interval = ""
+    if verdict.low is not None and verdict.high is not None and verdict.confidence is not None:
+        low, high = _number(verdict.low, claim.unit), _number(verdict.high, claim.unit)
+        interval = f", {100 * verdict.confidence:.3g} % interval {low} to {high}"
+    keys = list(dict.fromkeys(run.result.run_key[:12] for run in row.runs))
+    more = f" and {len(keys) - FEW} more" if len(keys) > FEW else ""
+    lines = [
+        f"{claim.id} ({claim.paper}, {claim.place})",
+        *([f"says      {claim.statement}"] if claim.statement else []),
+        *([f"printed   {printed}"] if claim.value is not None else []),
+        *([f"ours      {_number(verdict.ours, claim.unit)}{interval}"] if verdict.ours is not None else []),
+        f"verdict   {verdict.status}: {verdict.explanation}",
+        *([f"its size  {verdict.size['status']}: {verdict.size['explanation']}"] if verdict.size else []),
+        *([f"runs      {', '.join(keys[:FEW])}{more}"] if keys else []),
+        *(f"deviation {deviation.id}: {deviation.subject}" for deviation in row.deviations),
+    ]
     return "\n".join(lines)
 
 
