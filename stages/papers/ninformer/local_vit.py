@@ -11,6 +11,7 @@ B batch, C channels, S image size, N tokens, G = √N grid size, D token dimensi
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -63,6 +64,8 @@ class LocalViTBlock(nn.Module):
 class LocalViT(TokenClassifier):
     """Procedure 3.  Normalised images [B, C, S, S] -> logits [B, K]."""
 
+    conv_class: ClassVar[type[nn.Module]] = LocalFeedForward
+
     def __init__(
         self,
         *,
@@ -78,7 +81,7 @@ class LocalViT(TokenClassifier):
     ) -> None:
         embedding = PatchEmbedding(image_size=image_size, in_channels=in_channels, dim=dim, patch_size=patch_size)
         blocks = [
-            LocalViTBlock(dim=dim, num_heads=num_heads, channels=channels, dropout=dropout, conv_class=LocalFeedForward)
+            LocalViTBlock(dim=dim, num_heads=num_heads, channels=channels, dropout=dropout, conv_class=self.conv_class)
             for _ in range(depth)
         ]
         super().__init__(embedding, blocks, dim=dim, num_classes=num_classes)

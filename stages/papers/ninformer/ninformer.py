@@ -11,6 +11,8 @@ N tokens, D token dimension, K classes.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor, nn
 
 from stages.papers.ninformer.layers import FeedForward, PatchEmbedding, TokenClassifier
@@ -53,6 +55,8 @@ class NiNformerBlock(nn.Module):
 class NiNformer(TokenClassifier):
     """Procedure 4.  Normalised images [B, C, S, S] -> logits [B, K]."""
 
+    block_class: ClassVar[type[nn.Module]] = NiNformerBlock
+
     def __init__(
         self,
         *,
@@ -69,7 +73,7 @@ class NiNformer(TokenClassifier):
     ) -> None:
         embedding = PatchEmbedding(image_size=image_size, in_channels=in_channels, dim=dim, patch_size=patch_size)
         blocks = [
-            NiNformerBlock(
+            self.block_class(
                 num_tokens=embedding.num_tokens,
                 dim=dim,
                 mlp_dim=mlp_dim,

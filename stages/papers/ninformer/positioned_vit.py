@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from stages.papers.ninformer.layers import PatchEmbedding, TokenClassifier
-from stages.papers.ninformer.vit import ViTBlock
+from stages.papers.ninformer.layers import PatchEmbedding
+from stages.papers.ninformer.vit import ViT
 
 
 class PositionedPatchEmbedding(PatchEmbedding):
@@ -25,24 +25,7 @@ class PositionedPatchEmbedding(PatchEmbedding):
         return super().forward(images) + self.positions
 
 
-class PositionedViT(TokenClassifier):
+class PositionedViT(ViT):
     """`ViT` whose patch embedding includes positions."""
 
-    def __init__(
-        self,
-        *,
-        image_size: int,
-        in_channels: int,
-        num_classes: int,
-        patch_size: int,
-        dim: int,
-        depth: int,
-        num_heads: int,
-        mlp_dim: int,
-        dropout: float,
-    ) -> None:
-        embedding = PositionedPatchEmbedding(
-            image_size=image_size, in_channels=in_channels, dim=dim, patch_size=patch_size
-        )
-        blocks = [ViTBlock(dim=dim, num_heads=num_heads, mlp_dim=mlp_dim, dropout=dropout) for _ in range(depth)]
-        super().__init__(embedding, blocks, dim=dim, num_classes=num_classes)
+    embedding_class = PositionedPatchEmbedding

@@ -11,8 +11,7 @@ import math
 
 from torch import Tensor, nn
 
-from stages.papers.ninformer.layers import PatchEmbedding, TokenClassifier
-from stages.papers.ninformer.local_vit import LocalViTBlock
+from stages.papers.ninformer.local_vit import LocalViT
 
 
 class SeparableFeedForward(nn.Module):
@@ -38,27 +37,7 @@ class SeparableFeedForward(nn.Module):
         return self.dropout(grid.flatten(2).transpose(1, 2))
 
 
-class SeparableLocalViT(TokenClassifier):
+class SeparableLocalViT(LocalViT):
     """`LocalViT` with `SeparableFeedForward` for CONV."""
 
-    def __init__(
-        self,
-        *,
-        image_size: int,
-        in_channels: int,
-        num_classes: int,
-        patch_size: int,
-        dim: int,
-        depth: int,
-        num_heads: int,
-        channels: int,
-        dropout: float,
-    ) -> None:
-        embedding = PatchEmbedding(image_size=image_size, in_channels=in_channels, dim=dim, patch_size=patch_size)
-        blocks = [
-            LocalViTBlock(
-                dim=dim, num_heads=num_heads, channels=channels, dropout=dropout, conv_class=SeparableFeedForward
-            )
-            for _ in range(depth)
-        ]
-        super().__init__(embedding, blocks, dim=dim, num_classes=num_classes)
+    conv_class = SeparableFeedForward

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from stages.papers.ninformer.layers import FeedForward, PatchEmbedding, TokenClassifier
-from stages.papers.ninformer.ninformer import GatingUnit
+from stages.papers.ninformer.layers import FeedForward
+from stages.papers.ninformer.ninformer import GatingUnit, NiNformer
 
 
 class SharedNormBlock(nn.Module):
@@ -32,33 +32,7 @@ class SharedNormBlock(nn.Module):
         return self.mlp(self.norm(y)) + y
 
 
-class SharedNormNiNformer(TokenClassifier):
+class SharedNormNiNformer(NiNformer):
     """`NiNformer` of `SharedNormBlock`s."""
 
-    def __init__(
-        self,
-        *,
-        image_size: int,
-        in_channels: int,
-        num_classes: int,
-        patch_size: int,
-        dim: int,
-        depth: int,
-        mlp_dim: int,
-        token_dim: int,
-        channel_dim: int,
-        dropout: float,
-    ) -> None:
-        embedding = PatchEmbedding(image_size=image_size, in_channels=in_channels, dim=dim, patch_size=patch_size)
-        blocks = [
-            SharedNormBlock(
-                num_tokens=embedding.num_tokens,
-                dim=dim,
-                mlp_dim=mlp_dim,
-                token_dim=token_dim,
-                channel_dim=channel_dim,
-                dropout=dropout,
-            )
-            for _ in range(depth)
-        ]
-        super().__init__(embedding, blocks, dim=dim, num_classes=num_classes)
+    block_class = SharedNormBlock

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from stages.papers.ninformer.layers import PatchEmbedding, TokenClassifier
-from stages.papers.ninformer.local_vit import LocalFeedForward, LocalViTBlock
+from stages.papers.ninformer.local_vit import LocalFeedForward, LocalViT
 
 REDUCTION = 4  # LocalViT's authors
 
@@ -39,27 +38,7 @@ class SqueezeExciteFeedForward(LocalFeedForward):
         self.depthwise.append(SqueezeExcitation(channels))
 
 
-class SqueezeExciteLocalViT(TokenClassifier):
+class SqueezeExciteLocalViT(LocalViT):
     """`LocalViT` with `SqueezeExciteFeedForward` for CONV."""
 
-    def __init__(
-        self,
-        *,
-        image_size: int,
-        in_channels: int,
-        num_classes: int,
-        patch_size: int,
-        dim: int,
-        depth: int,
-        num_heads: int,
-        channels: int,
-        dropout: float,
-    ) -> None:
-        embedding = PatchEmbedding(image_size=image_size, in_channels=in_channels, dim=dim, patch_size=patch_size)
-        blocks = [
-            LocalViTBlock(
-                dim=dim, num_heads=num_heads, channels=channels, dropout=dropout, conv_class=SqueezeExciteFeedForward
-            )
-            for _ in range(depth)
-        ]
-        super().__init__(embedding, blocks, dim=dim, num_classes=num_classes)
+    conv_class = SqueezeExciteFeedForward

@@ -9,6 +9,8 @@ places.  B batch, C channels, S image size, N tokens, D token dimension, K class
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor, nn
 
 from stages.papers.ninformer.layers import FeedForward, MultiHeadAttention, PatchEmbedding, TokenClassifier
@@ -32,6 +34,8 @@ class ViTBlock(nn.Module):
 class ViT(TokenClassifier):
     """Procedure 1.  Normalised images [B, C, S, S] -> logits [B, K]."""
 
+    embedding_class: ClassVar[type[PatchEmbedding]] = PatchEmbedding
+
     def __init__(
         self,
         *,
@@ -45,6 +49,6 @@ class ViT(TokenClassifier):
         mlp_dim: int,
         dropout: float,
     ) -> None:
-        embedding = PatchEmbedding(image_size=image_size, in_channels=in_channels, dim=dim, patch_size=patch_size)
+        embedding = self.embedding_class(image_size=image_size, in_channels=in_channels, dim=dim, patch_size=patch_size)
         blocks = [ViTBlock(dim=dim, num_heads=num_heads, mlp_dim=mlp_dim, dropout=dropout) for _ in range(depth)]
         super().__init__(embedding, blocks, dim=dim, num_classes=num_classes)
