@@ -30,7 +30,6 @@ from stages.evaluation.trained import EvaluationError, Measured, TrainedRun
 from stages.evidence import CostLine, Measurement, ResultLine
 from stages.experiment import LatencySpec, Profile
 from stages.fingerprint import changed_modules, code_today, unlike_loaded
-from stages.ops.products_native import use_fast_products
 from stages.run import ModelSpec
 from stages.runlist import RunList, read_run_list
 from stages.training.environment import describe_environment
@@ -93,8 +92,6 @@ class _Bench:
         self.code_of, self.counts = code_of, FlopCounts()
         self.kept, self.kept_times = Kept("evaluated"), Kept("timed")
         self.equivalences = read_equivalences(packed.parent.parent.parent)
-        if torch.device(device).type == "cpu":
-            use_fast_products()  # as whoever loads a network does: it belongs to the environment
         self.environment = describe_environment(torch.device(device))
 
     @cached_property

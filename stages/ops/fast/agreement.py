@@ -4,9 +4,8 @@ A fast path is not part of a run key because it changes no number.  PyTorch choo
 by `ATEN_CPU_CAPABILITY` and by whether oneDNN is on, so the claim is about a machine.  If it doesn't hold, PyTorch's
 operators are used instead of the fast path.
 
-GELU's gradient, dropout and batches of images make this claim.  `FastShortcut` needs no trial: it copies.  All others
-(DAC, Yat, RBF, attention, batch normalisation, products by oneDNN) add in another order and claim to be as close to the
-equation as PyTorch is, in the precision that they run in; tests check that against float64.
+Dropout makes this claim.  DAC and attention add in another order and claim to be as close to the equation as PyTorch
+is, in the precision that they run in; tests check that against float64.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The fast path of `dac_recompute`: its sums in C++ on a CPU, in float32 (`dac_native.cpp`); in Triton on a GPU.
+"""The fast path of `dac_recompute`: its sums in C++ on a CPU, in float32 (`dac.cpp`); in Triton on a GPU.
 
 On a CPU, bfloat16 maps, as autocast gives them, are widened first and their gradient is rounded.  Without a compiler
 there is no fast path, and `dac_recompute` does the same with PyTorch's operators.
@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from stages.ops.native import call, in_parts, is_plain, load_library
+from stages.ops.fast.cpp import call, in_parts, is_plain, load_library
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 _KERNELS = {(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (3, 1), (3, 3)}
@@ -20,9 +20,9 @@ _KERNELS = {(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (3, 1), (3, 3)}
 def applies(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
     """True if `forward` and `backward` can handle these.  x: [B, m, H, W]; weight: [n, m, La, Lb]; bias: [n, m]."""
     if _is_on_gpu(x):
-        from stages.ops import dac_triton_native  # Triton is absent where torch has no CUDA
+        from stages.ops.fast import dac_triton  # Triton is absent where torch has no CUDA
 
-        return dac_triton_native.applies(x, weight, bias)
+        return dac_triton.applies(x, weight, bias)
     is_known = tuple(weight.shape[2:]) in _KERNELS
     maps_are_plain = x.dtype in (torch.float32, torch.bfloat16) and is_plain(x, dtype=x.dtype)
     return is_known and maps_are_plain and is_plain(weight, bias) and load_library(SOURCE) is not None
@@ -31,9 +31,9 @@ def applies(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
 def forward(x: Tensor, weight: Tensor, bias: Tensor, before: tuple[int, int], size: tuple[int, int]) -> Tensor:
     """`dac_taps`, [B, n, *size]; for a dense layer's samples, in their own order of memory."""
     if _is_on_gpu(x):
-        from stages.ops import dac_triton_native
+        from stages.ops.fast import dac_triton
 
-        return dac_triton_native.forward(x, weight, bias, list(before), list(size))
+        return dac_triton.forward(x, weight, bias, list(before), list(size))
     is_rows = _is_rows(x, weight)
     x, weight, bias = _laid_out(x.float(), is_rows), weight.contiguous(), bias.contiguous()
     out = torch.empty(
@@ -52,9 +52,9 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, weight and bias from the gradient of the result, `grad` [B, n, H', W']."""
     if _is_on_gpu(x):
-        from stages.ops import dac_triton_native
+        from stages.ops.fast import dac_triton
 
-        return dac_triton_native.backward(x, weight, bias, grad, list(before))
+        return dac_triton.backward(x, weight, bias, grad, list(before))
     is_rows, dtype = _is_rows(x, weight), x.dtype
     x, grad = _laid_out(x.float(), is_rows), _laid_out(grad, is_rows)
     weight, bias = weight.contiguous(), bias.contiguous()

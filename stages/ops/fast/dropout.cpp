@@ -4,7 +4,7 @@
 // memory.  The same numbers are made here block by block: 624 of them are independent but for one shift of 227, which
 // lets the processor make eight or sixteen at once.
 
-#include "native.h"
+#include "cpp.h"
 
 #include <algorithm>
 #include <cstdint>

@@ -1,4 +1,4 @@
-"""DAC's dense layer for M networks at once, each with its own weights: the sums of `dac_native.cpp`.
+"""DAC's dense layer for M networks at once, each with its own weights: the sums of `dac.cpp`.
 
 They are PyTorch operators, so that compiled code can call them.
 M networks, I inputs, U units, B batch.
@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.ops.dac_native import SOURCE
-from stages.ops.native import call, in_parts, load_library
+from stages.ops.fast.dac import SOURCE
+from stages.ops.fast.cpp import call, in_parts, load_library
 
 
 def is_available() -> bool:

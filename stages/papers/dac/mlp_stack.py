@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stages.ops import dac_stack_native
-from stages.ops.dac import DACLinear
+from stages.ops.dac_layers import DACLinear
+from stages.ops.fast import dac_stack
 from stages.papers.dac.mlp import DACMLP, MLP
 
 
@@ -35,7 +35,7 @@ class Stack(nn.Module):
         for name, layer in self.plan:
             if not isinstance(layer, nn.Linear | DACLinear | nn.BatchNorm1d | nn.ReLU):
                 raise TypeError(f"{name} is a {type(layer).__name__}, which can't be stacked")
-        self.has_sums = isinstance(networks[0].head, DACLinear) and dac_stack_native.is_available()
+        self.has_sums = isinstance(networks[0].head, DACLinear) and dac_stack.is_available()
         parameters = [dict(network.named_parameters()) for network in networks]
         for name in parameters[0]:
             stacked = torch.stack([own[name].detach() for own in parameters])
@@ -73,8 +73,8 @@ class Stack(nn.Module):
     def _dac(self, x: Tensor, name: str) -> Tensor:
         """DAC paper, equation 4: a sum over inputs of w · max(0, x + b), each product with its own bias."""
         weight, bias = getattr(self, f"{name}/weight"), getattr(self, f"{name}/bias")
-        if self.has_sums and dac_stack_native.applies(x):
-            return dac_stack_native.dac_stack(x, weight, bias)
+        if self.has_sums and dac_stack.applies(x):
+            return dac_stack.dac_stack(x, weight, bias)
         return (F.relu(x[:, None] + bias[..., None]) * weight[..., None]).sum(2)
 
     def _batch_norm(self, x: Tensor, name: str, layer: nn.BatchNorm1d) -> Tensor:

@@ -9,7 +9,7 @@ half types run on tensor cores and are added in float32, those of float32 are ex
 NaN.
 
 Numbers of a row lie side by side; strides are those of sample, head and row.  Only builtin functions of Triton's
-language are used here, as in `dac_kernels_native`.
+language are used here, as in `dac_kernels`.
 """
 
 # The types of a kernel's operands are known only when it is compiled for them.

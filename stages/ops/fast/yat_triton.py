@@ -1,4 +1,4 @@
-"""The fast path of `yat_attention` on a GPU: launches the kernels of `yat_kernels_native`.
+"""The fast path of `yat_attention` on a GPU: launches the kernels of `yat_kernels`.
 
 The plain form holds several maps of scores for every head, which for the twelve layers of GPT-2 and 1,024 tokens is
 more than a GPU has.  Forward and backward are torch operators, so that a compiler leaves them as they are and a CUDA
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from stages.ops import yat_kernels_native as kernels
-from stages.ops.native import head_strides, in_rows, keep_triton_kernels
+from stages.ops.fast import yat_kernels as kernels
+from stages.ops.fast.cpp import head_strides, in_rows, keep_triton_kernels
 
 keep_triton_kernels()
 _HALF = (torch.bfloat16, torch.float16)

@@ -26,8 +26,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import stages.ops.older_torch_native  # noqa: F401  (for what it does; every operator's fast path imports this module)
-
 _HEADER = Path(__file__).with_suffix(".h")
 _COMPILERS = ("c++", "g++", "clang++")
 # No -ffast-math: a NaN has to stay one, or a diverging training would go on.
@@ -38,7 +36,7 @@ _LESSER_PROCESSORS = {"default": "x86-64", "avx2": "x86-64-v3"}
 
 @cache
 def load_library(source: Path) -> ctypes.CDLL | None:
-    """The shared library of a C++ file, whose only header of ours is `native.h`; None if it can't be had."""
+    """The shared library of a C++ file, whose only header of ours is `cpp.h`; None if it can't be had."""
     compiler = os.environ.get("CXX") or next((name for name in _COMPILERS if shutil.which(name)), None)
     if compiler is None:
         return None

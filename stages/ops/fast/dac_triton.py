@@ -1,4 +1,4 @@
-"""The fast path of `dac_recompute` on a GPU: lays its operands out for the kernels of `dac_kernels_native` and launches
+"""The fast path of `dac_recompute` on a GPU: lays its operands out for the kernels of `dac_kernels` and launches
 those.
 
 Half types multiply on tensor cores and add in float32; float32 multiplies exactly, without TF32.  If images of a half
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stages.ops import dac_kernels_native as kernels
-from stages.ops.native import keep_triton_kernels
+from stages.ops.fast import dac_kernels as kernels
+from stages.ops.fast.cpp import keep_triton_kernels
 
 keep_triton_kernels()
 _HALF = (torch.bfloat16, torch.float16)

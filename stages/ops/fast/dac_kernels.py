@@ -9,7 +9,7 @@ columns are the neighbouring positions of a patch of ROWS x COLS outputs, whose 
 them; in the backward pass they are the kernel positions t, padded to TAPS.  No map of activations leaves the registers.
 
 z is padded with -inf, which φ maps to 0 for any bias, and is laid out [images, rows, columns, channels]; the output's
-gradient g is padded with 0, [images, channels, rows, columns]; `dac_triton_native` lays them out.  A NaN stays a NaN.
+gradient g is padded with 0, [images, channels, rows, columns]; `dac_triton` lays them out.  A NaN stays a NaN.
 
 Only builtin functions of Triton's language are used here: its interpreter handles those whenever it is requested, the
 others only if requested before Triton was loaded.  In Triton 3.6 `maximum` gives float32, whatever its operands are.

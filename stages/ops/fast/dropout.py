@@ -1,4 +1,4 @@
-"""Dropout on a CPU with the draws of `torch.nn.Dropout`, bit by bit, in a tenth of its time (`dropout_native.cpp`).
+"""Dropout on a CPU with the draws of `torch.nn.Dropout`, bit by bit, in a tenth of its time (`dropout.cpp`).
 
 PyTorch draws one number at a time there, at 15 ns per element: 42 % of a training step of the MLP-Mixer.  Both read and
 leave PyTorch's generator in the same way, so a run can't tell which of the two it had.
@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stages.ops.agreement_native import agrees_here, all_numbers
-from stages.ops.native import call, is_plain, load_library
+from stages.ops.fast.agreement import agrees_here, all_numbers
+from stages.ops.fast.cpp import call, is_plain, load_library
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
 _NAMES = {torch.float32: "dropout_{}", torch.bfloat16: "dropout_{}_half"}
@@ -29,6 +29,14 @@ class Dropout(nn.Dropout):
         if self.training and 0 < self.p < 1 and not self.inplace and _applies(x):
             return _Dropout.apply(x, self.p)
         return super().forward(x)
+
+
+def with_fast_dropout(model: nn.Module) -> nn.Module:
+    """Change the class of each `torch.nn.Dropout` in `model`; names, hooks and state stay as they are."""
+    for module in model.modules():
+        if type(module) is nn.Dropout:  # a subclass may do something else
+            module.__class__ = Dropout
+    return model
 
 
 class _Dropout(torch.autograd.Function):

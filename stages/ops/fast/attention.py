@@ -1,18 +1,21 @@
-"""Fast paths of attention with scores of Yat or HyperBF: on a CPU in C++ (`similarity_native.cpp`), on a GPU Yat's in
+"""Fast paths of attention with scores of Yat or HyperBF: on a CPU in C++ (`attention.cpp`), on a GPU Yat's in
 Triton.  Where there is none, `attention` returns None, and the caller does the same with PyTorch's operators.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from stages.ops.native import call, head_strides, in_parts, in_rows, is_plain
-from stages.ops.similarity_native import SOURCE, Factor, applies, as_tensor
+from stages.ops.fast.cpp import call, head_strides, in_parts, in_rows, is_plain, load_library
 
+Factor = Tensor | float
+
+SOURCE = Path(__file__).with_suffix(".cpp")
 _NAMES = {torch.float32: "attention_{}", torch.bfloat16: "attention_{}_half"}
 
 
@@ -31,8 +34,8 @@ def attention(
 
     query: [..., T, E]; key: [..., S, E]; value: [..., S, F]; key_terms: [..., S], else ‖k‖²; returns [..., T, F].
     """
-    scale, is_yat = as_tensor(scale, query), epsilon is not None
-    epsilon = as_tensor(0.0 if epsilon is None else epsilon, query)
+    scale, is_yat = _as_tensor(scale, query), epsilon is not None
+    epsilon = _as_tensor(0.0 if epsilon is None else epsilon, query)
     outer = query.shape[:-2]
     tensors = [query, key, value, *([] if key_terms is None else [key_terms])]
     if not _fit(*tensors) or not scale.ndim == epsilon.ndim == 0 or not all(tensor.numel() for tensor in tensors):
@@ -41,16 +44,21 @@ def attention(
     if len(outer) != 2:
         queries, keys, values = (tensor.reshape(1, -1, *tensor.shape[-2:]) for tensor in (query, key, value))
     if is_yat and _is_on_gpu(query):
-        from stages.ops import yat_triton_native  # Triton is absent where torch has no CUDA
+        from stages.ops.fast import yat_triton  # Triton is absent where torch has no CUDA
 
-        if not yat_triton_native.applies(queries, keys, values, scale, epsilon):
+        if not yat_triton.applies(queries, keys, values, scale, epsilon):
             return None
-        mixed = yat_triton_native.attention(queries, keys, values, scale, epsilon, is_causal)
-    elif _can_attend(query, key, value) and applies(scale, epsilon, *tensors[3:]):
+        mixed = yat_triton.attention(queries, keys, values, scale, epsilon, is_causal)
+    elif _can_attend(query, key, value) and is_plain(scale, epsilon, *tensors[3:]):
         mixed = _Attention.apply(queries, keys, values, key_terms, scale, epsilon, is_causal, is_yat)
     else:
         return None
     return mixed if len(outer) == 2 else mixed.reshape(*outer, *mixed.shape[-2:])
+
+
+def _as_tensor(factor: Factor, like: Tensor) -> Tensor:
+    """A number as float32 on the device of `like`."""
+    return factor if isinstance(factor, Tensor) else torch.full((), factor, dtype=torch.float32, device=like.device)
 
 
 def _fit(query: Tensor, key: Tensor, value: Tensor, key_terms: Tensor | None = None) -> bool:
@@ -63,7 +71,7 @@ def _fit(query: Tensor, key: Tensor, value: Tensor, key_terms: Tensor | None = N
 
 def _can_attend(*tensors: Tensor) -> bool:
     dtype = tensors[0].dtype
-    return dtype in _NAMES and is_plain(*tensors, dtype=dtype)
+    return dtype in _NAMES and is_plain(*tensors, dtype=dtype) and load_library(SOURCE) is not None
 
 
 def _is_on_gpu(tensor: Tensor) -> bool:

@@ -1,16 +1,12 @@
-// What Yat and HyperBF make of inner products, elementwise in one pass forwards and one backwards, single precision.
+// Attention of Yat and HyperBF, in single precision or of bfloat16 with all inside in single: the softmax of the scores
 //
-//     Yat       y = s a² / (d + ε),  a = dot + bias,  d = max(row + column − 2 dot, 0)
-//     Gaussian  y = exp(−β d),                        d = row + column − 2 dot
+//     Yat       s dot² / (d + ε),  d = max(row + column − 2 dot, 0)
+//     HyperBF   s (2 dot − column)
 //
-// A map has `rows` of `length`; each row has a term, which those of Yat may share in turn, and `per` rows in a row share
-// the terms of the columns.  For a convolution these are the norms of its patches, which are made here.
-//
-// Attention, in single precision or of bfloat16 with all inside in single, takes the softmax of the scores
-// s dot² / (d + ε) (Yat) or s (2 dot − column) (Gaussian) over the keys, of which query i sees the first i + 1 where it
-// is causal; its products are made here, too.  A NaN stays a NaN.
+// over the keys, of which query i sees the first i + 1 where it is causal, times values; `row` and `column` are the
+// squared norms of queries and keys.  All products are made here, too.  A NaN stays a NaN.
 
-#include "native.h"
+#include "cpp.h"
 
 #include <algorithm>
 #include <cmath>
@@ -75,23 +71,20 @@ inline Vector exponential(Vector x) {
 }
 
 struct YatGradient {
-    Vector dot, aligned, distance, scale, epsilon;
+    Vector dot, distance, scale, epsilon;
 };
 
-// Gradients of s a² / (d + ε), where `back` is that of the result; `aligned` is already part of `dot`.
-inline YatGradient yat_gradient(Vector dot, Vector a, Vector norms, Vector back, float scale, float epsilon) {
+// Gradients of s dot² / (d + ε), where `back` is that of the result.
+inline YatGradient yat_gradient(Vector dot, Vector norms, Vector back, float scale, float epsilon) {
     const Vector raw = norms - 2.0f * dot, d = raw < 0.0f ? Vector{} : raw;
-    const Vector ratio = a / (d + epsilon), part = back * ratio;
+    const Vector ratio = dot / (d + epsilon), part = back * ratio;
     YatGradient g;
-    g.scale = part * a;
-    g.aligned = 2.0f * scale * part;
+    g.scale = part * dot;
     g.epsilon = -scale * part * ratio;
     g.distance = raw > 0.0f ? g.epsilon : Vector{};
-    g.dot = g.aligned - 2.0f * g.distance;
+    g.dot = 2.0f * scale * part - 2.0f * g.distance;
     return g;
 }
-
-// ---- attention ----
 
 constexpr long MOST_ROWS = 64;
 
@@ -315,7 +308,7 @@ float score_gradients(const float* dot, float* weights, float* back, const float
         const Vector to_score = load(weights + p, LANES) * (load(back + p, LANES) - middle);
         Vector to_dot = 2.0f * score.scale * to_score, to_term = -score.scale * to_score;
         if (score.is_yat) {
-            YatGradient g = yat_gradient(t, t, term + score.row, to_score, score.scale, score.epsilon);
+            YatGradient g = yat_gradient(t, term + score.row, to_score, score.scale, score.epsilon);
             if (count - p < LANES) {  // what stands behind the last may be a NaN
                 g.distance = kept(g.distance, count - p);
                 g.scale = kept(g.scale, count - p), g.epsilon = kept(g.epsilon, count - p);
@@ -434,109 +427,6 @@ void attend_back(const Number* query, const Number* key, const Number* value, co
     }
 }
 
-// Gradients of some rows at once, which spares the columns' sums most of their way to memory and back; returns how many.
-template <int ROWS>
-long yat_rows_back(const float* dot, const float* row, const float* column, const float* row_bias,
-                   const float* column_bias, const float* grad, float* to_dot, float* to_row, float* to_column,
-                   float* to_row_bias, float* to_column_bias, double* totals, float scale, float epsilon, long first,
-                   long length, long terms) {
-    Vector of_rows[ROWS] = {}, of_biases[ROWS] = {}, of_scale = {}, of_epsilon = {};
-    long own[ROWS];
-    for (int i = 0; i < ROWS; ++i) own[i] = (first + i) % terms;
-    for (long p = 0; p < length; p += LANES) {
-        const long count = length - p;
-        const Vector term = load(column + p, count), bias = column_bias ? load(column_bias + p, count) : Vector{};
-        Vector of_column = load(to_column + p, count), of_bias = {};
-        for (int i = 0; i < ROWS; ++i) {
-            const long place = (first + i) * length + p;
-            const Vector t = load(dot + place, count);
-            const Vector a = t + (row_bias ? bias + row_bias[own[i]] : bias), norms = term + row[own[i]];
-            YatGradient g = yat_gradient(t, a, norms, load(grad + place, count), scale, epsilon);
-            store(to_dot + place, g.dot, count);
-            if (count < LANES) {  // what stands behind the last may be a NaN
-                g.distance = kept(g.distance, count), g.aligned = kept(g.aligned, count);
-                g.scale = kept(g.scale, count), g.epsilon = kept(g.epsilon, count);
-            }
-            of_column += g.distance, of_bias += g.aligned, of_rows[i] += g.distance, of_biases[i] += g.aligned;
-            of_scale += g.scale, of_epsilon += g.epsilon;
-        }
-        store(to_column + p, of_column, count);
-        if (column_bias) store(to_column_bias + p, load(to_column_bias + p, count) + of_bias, count);
-    }
-    for (int i = 0; i < ROWS; ++i) {
-        to_row[own[i]] += sum(of_rows[i]);
-        if (row_bias) to_row_bias[own[i]] += sum(of_biases[i]);
-    }
-    totals[0] += sum(of_scale);
-    totals[1] += sum(of_epsilon);
-    return ROWS;
-}
-
-template <int ROWS>
-inline void gaussian_rows_back(const float* dot, const float* row, const float* column, const float* beta,
-                               const float* out, const float* grad, float* to_dot, float* to_row, float* to_column,
-                               float* to_beta, long first, long length) {
-    Vector of_rows[ROWS] = {};
-    for (long p = 0; p < length; p += LANES) {
-        const long count = length - p;
-        const Vector term = load(column + p, count), factor = load(beta + p, count);
-        Vector of_column = load(to_column + p, count), of_beta = load(to_beta + p, count);
-        for (int i = 0; i < ROWS; ++i) {
-            const long place = (first + i) * length + p;
-            const Vector d = term + row[first + i] - 2.0f * load(dot + place, count);
-            const Vector back = -load(grad + place, count) * load(out + place, count);  // zeros behind the last
-            const Vector to_distance = factor * back;
-            store(to_dot + place, -2.0f * to_distance, count);
-            of_column += to_distance, of_beta += back * d, of_rows[i] += to_distance;
-        }
-        store(to_column + p, of_column, count), store(to_beta + p, of_beta, count);
-    }
-    for (int i = 0; i < ROWS; ++i) to_row[first + i] = sum(of_rows[i]);
-}
-
-// ---- sums over the windows of a convolution ----
-
-struct Window {
-    long size, step, gap, before, behind;
-};
-
-struct Windows {
-    long images, channels, height, width;
-    long high, wide;  // places of the window
-    Window rows, columns;
-    long tall, broad;  // the map with its zeros around
-
-    explicit Windows(const long* s)
-        : images(s[0]), channels(s[1]), height(s[2]), width(s[3]), high(s[4]), wide(s[5]),
-          rows{s[6], s[7], s[8], s[9], s[10]}, columns{s[11], s[12], s[13], s[14], s[15]},
-          tall(height + rows.before + rows.behind), broad(width + columns.before + columns.behind) {}
-
-    // Row y of the map within its zeros.
-    float* inside(float* map, long y) const { return map + (y + rows.before) * broad + columns.before; }
-};
-
-inline void add_squares(const float* __restrict x, float* __restrict to, long count) {
-    for (long p = 0; p < count; ++p) to[p] += x[p] * x[p];
-}
-
-inline void twice_product(const float* __restrict x, const float* __restrict factor, float* __restrict to, long count) {
-    for (long p = 0; p < count; ++p) to[p] = 2.0f * x[p] * factor[p];
-}
-
-inline void add(const float* __restrict from, float* __restrict to, long count) {
-    for (long p = 0; p < count; ++p) to[p] += from[p];
-}
-
-inline void gather(const float* __restrict from, long step, float* __restrict to, long count) {
-    if (step == 1) return add(from, to, count);
-    for (long p = 0; p < count; ++p) to[p] += from[p * step];
-}
-
-inline void scatter(const float* __restrict from, float* __restrict to, long step, long count) {
-    if (step == 1) return add(from, to, count);
-    for (long p = 0; p < count; ++p) to[p * step] += from[p];
-}
-
 }  // namespace
 
 extern "C" {
@@ -567,109 +457,6 @@ void attention_backward_half(const Half* query, const Half* key, const Half* val
                              float epsilon, long is_causal, long is_yat, long first, long last) {
     attend_back(query, key, value, column, grad, peaks, to_query, to_key, to_value, to_column, totals, sizes, strides,
                 scale, epsilon, is_causal, is_yat, first, last);
-}
-
-
-// Rows have the terms of row [terms] one after the other, again and again, and so for row_bias [terms] where it is
-// given; column_bias [length], or neither.
-void yat_forward(const float* dot, const float* row, const float* column, const float* row_bias, const float* column_bias,
-                 float* out, float scale, float epsilon, long rows, long length, long per, long terms) {
-    for (long i = 0; i < rows; ++i) {
-        const long own = i % terms;
-        for (long p = 0; p < length; p += LANES) {
-            const long count = length - p;
-            const Vector t = load(dot + i * length + p, count);
-            const Vector raw = load(column + i / per * length + p, count) + row[own] - 2.0f * t;
-            const Vector d = raw < 0.0f ? Vector{} : raw;
-            Vector a = t;
-            if (row_bias) a += row_bias[own];
-            if (column_bias) a += load(column_bias + p, count);
-            store(out + i * length + p, scale * a * a / (d + epsilon), count);
-        }
-    }
-}
-
-// All sums are added to; `totals`: of scale and epsilon.
-void yat_backward(const float* dot, const float* row, const float* column, const float* row_bias,
-                  const float* column_bias, const float* grad, float* to_dot, float* to_row, float* to_column,
-                  float* to_row_bias, float* to_column_bias, double* totals, float scale, float epsilon, long rows,
-                  long length, long per, long terms) {
-    for (long i = 0; i < rows;) {
-        const auto some = i / per == (i + 3) / per && i + 4 <= rows ? yat_rows_back<4> : yat_rows_back<1>;
-        i += some(dot, row, column + i / per * length, row_bias, column_bias, grad, to_dot, to_row,
-                  to_column + i / per * length, to_row_bias, to_column_bias, totals, scale, epsilon, i, length, terms);
-    }
-}
-
-// out [rows] = the sum of squares of each row of x [rows, length].
-void squared_norms(const float* x, float* out, long rows, long length) {
-    for (long i = 0; i < rows; ++i, x += length) {
-        Vector total = {};
-        for (long p = 0; p < length; p += LANES) {
-            const Vector value = load(x + p, length - p);
-            total += value * value;
-        }
-        out[i] = sum(total);
-    }
-}
-
-// out [images, high, wide] = the sum of x² over channels and the window of each place; x [images, channels, height,
-// width], with zeros around.  shape: images, channels, height, width, high, wide, then of rows and of columns: the
-// window's size, step, gap between its places, zeros before, zeros behind.
-void patch_norms_forward(const float* x, float* out, const long* shape) {
-    const Windows w(shape);
-    Buffer energy(w.tall * w.broad), sums(w.tall * w.wide);
-    for (long image = 0; image < w.images; ++image, out += w.high * w.wide) {
-        energy.clear(), sums.clear();
-        for (long channel = 0; channel < w.channels; ++channel)
-            for (long y = 0; y < w.height; ++y, x += w.width) add_squares(x, w.inside(energy, y), w.width);
-        for (long y = 0; y < w.tall; ++y)
-            for (long j = 0; j < w.columns.size; ++j)
-                gather(energy + y * w.broad + j * w.columns.gap, w.columns.step, sums + y * w.wide, w.wide);
-        std::fill(out, out + w.high * w.wide, 0.0f);
-        for (long i = 0; i < w.high; ++i)
-            for (long k = 0; k < w.rows.size; ++k)
-                add(sums + (i * w.rows.step + k * w.rows.gap) * w.wide, out + i * w.wide, w.wide);
-    }
-}
-
-// to_x [images, channels, height, width] = 2 x times the sum of grad [images, high, wide] over the windows it is in.
-void patch_norms_backward(const float* x, const float* grad, float* to_x, const long* shape) {
-    const Windows w(shape);
-    Buffer energy(w.tall * w.broad), sums(w.tall * w.wide);
-    for (long image = 0; image < w.images; ++image, grad += w.high * w.wide) {
-        energy.clear(), sums.clear();
-        for (long i = 0; i < w.high; ++i)
-            for (long k = 0; k < w.rows.size; ++k)
-                add(grad + i * w.wide, sums + (i * w.rows.step + k * w.rows.gap) * w.wide, w.wide);
-        for (long y = 0; y < w.tall; ++y)
-            for (long j = 0; j < w.columns.size; ++j)
-                scatter(sums + y * w.wide, energy + y * w.broad + j * w.columns.gap, w.columns.step, w.wide);
-        for (long channel = 0; channel < w.channels; ++channel)
-            for (long y = 0; y < w.height; ++y, x += w.width, to_x += w.width)
-                twice_product(x, w.inside(energy, y), to_x, w.width);
-    }
-}
-
-// beta [length].
-void gaussian_forward(const float* dot, const float* row, const float* column, const float* beta, float* out, long rows,
-                      long length) {
-    for (long i = 0; i < rows; ++i)
-        for (long p = 0; p < length; p += LANES) {
-            const long count = length - p;
-            const Vector d = load(column + p, count) + row[i] - 2.0f * load(dot + i * length + p, count);
-            store(out + i * length + p, exponential(-load(beta + p, count) * d), count);
-        }
-}
-
-void gaussian_backward(const float* dot, const float* row, const float* column, const float* beta, const float* out,
-                       const float* grad, float* to_dot, float* to_row, float* to_column, float* to_beta, long rows,
-                       long length) {
-    long i = 0;
-    for (; i + 4 <= rows; i += 4)
-        gaussian_rows_back<4>(dot, row, column, beta, out, grad, to_dot, to_row, to_column, to_beta, i, length);
-    for (; i < rows; ++i)
-        gaussian_rows_back<1>(dot, row, column, beta, out, grad, to_dot, to_row, to_column, to_beta, i, length);
 }
 
 }
