@@ -173,9 +173,7 @@ def import_closure(roots: Iterable[str]) -> set[str]:
     """`roots` and everything that they import, directly or indirectly, without installed packages and fast paths."""
     return reachable(
         roots,
-        lambda module: (
-            [] if module in CHOOSING else [name for name in imported_modules(module) if not is_fast(name)]
-        ),
+        lambda module: [] if module in CHOOSING else [name for name in imported_modules(module) if not is_fast(name)],
     )
 
 

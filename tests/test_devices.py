@@ -22,7 +22,6 @@ from stages.papers.dac.mlp import DACMLP, MLP
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, SplitSpec
 from stages.stacking.loop import Stack, StackState, fit_stack, stack_class
 from stages.training.images import ImageClassification, LabelledImages
-from stages.training.images_native import with_fast_batches
 from stages.training.loop import Task, fit
 from stages.training.tables import Regression, TableRows
 from stages.training.tokens import NextToken, TokenWindows
@@ -71,7 +70,7 @@ def task_on_gpu(source: DatasetSource, protocol: Protocol) -> Task:
         return NextToken(TokenWindows(tokens, source.shape[0]), protocol)
     images = torch.zeros(ROWS, *source.shape, dtype=torch.uint8, device=GPU)
     labels = torch.zeros(ROWS, dtype=torch.int64, device=GPU)
-    return with_fast_batches(ImageClassification(LabelledImages(images, labels), protocol))
+    return ImageClassification(LabelledImages(images, labels), protocol)
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.ops.fast.dac import SOURCE
 from stages.ops.fast.cpp import call, in_parts, load_library
+from stages.ops.fast.dac import SOURCE
 
 
 def is_available() -> bool:

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from stages.ops import native, similarity_native
+from stages.ops.fast import attention, cpp
 
-pytestmark = pytest.mark.skipif(native.load_library(similarity_native.SOURCE) is None, reason="no C++ compiler here")
+pytestmark = pytest.mark.skipif(cpp.load_library(attention.SOURCE) is None, reason="no C++ compiler here")
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
     """A source with one function, which compiles in a moment."""
     source = tmp_path / "small.cpp"
-    source.write_text('#include "native.h"\nextern "C" int seven() { return 7; }')
+    source.write_text('#include "cpp.h"\nextern "C" int seven() { return 7; }')
     return source
 
 
@@ -32,11 +32,11 @@ def test_a_library_is_compiled_again_when_its_header_changes(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     built = []
     for addition in ("", "", "// another"):
-        header = tmp_path / "native.h"
-        header.write_text(native._HEADER.read_text() + addition)
+        header = tmp_path / "cpp.h"
+        header.write_text(cpp._HEADER.read_text() + addition)
         with monkeypatch.context() as patch:
-            patch.setattr(native, "_HEADER", header)
-            assert native.load_library.__wrapped__(small) is not None
+            patch.setattr(cpp, "_HEADER", header)
+            assert cpp.load_library.__wrapped__(small) is not None
         built.append(len(list(tmp_path.rglob("*.so"))))
     assert built == [1, 1, 2]
 
@@ -45,14 +45,14 @@ def test_all_that_need_a_library_at_once_wait_for_one_to_compile_it(
     tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler, compiled = tmp_path / "c++", tmp_path / "compiled"
-    real = next(name for name in native._COMPILERS if shutil.which(name))
+    real = next(name for name in cpp._COMPILERS if shutil.which(name))
     note = f'case "$*" in *-shared*) sleep 0.3; echo once >>{compiled};; esac'
     compiler.write_text(f'#!/bin/sh\n{note}\nexec {real} "$@"\n')
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with ThreadPoolExecutor(3) as pool:  # each opens the lock itself, as a process would
-        libraries = [*pool.map(native.load_library.__wrapped__, [small] * 3)]
+        libraries = [*pool.map(cpp.load_library.__wrapped__, [small] * 3)]
     assert all(library is not None and library.seven() == 7 for library in libraries)
     assert compiled.read_text() == "once\n"
 
@@ -73,7 +73,7 @@ def test_without_a_home_libraries_are_kept_in_the_users_own_temporary_files(
 
         monkeypatch.setattr(Path, "home", homeless)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    library = native.load_library.__wrapped__(small)
+    library = cpp.load_library.__wrapped__(small)
     assert library is not None and library.seven() == 7
     (folder,) = (tmp_path / "temporary").iterdir()
     assert folder.name == f"claimcheck-{os.getuid()}" and folder.stat().st_mode & 0o077 == 0
@@ -89,7 +89,7 @@ def test_a_folder_in_which_others_can_write_is_not_trusted(
     folder = tmp_path / f"claimcheck-{os.getuid()}"
     folder.mkdir()
     folder.chmod(0o777)
-    assert native.load_library.__wrapped__(small) is None
+    assert cpp.load_library.__wrapped__(small) is None
     assert "set XDG_CACHE_HOME" in capsys.readouterr().err and not list(folder.iterdir())
 
 
@@ -104,7 +104,7 @@ def test_triton_keeps_its_kernels_at_home_if_it_can(
     home = tmp_path / "home"
     home.mkdir() if is_writable else home.write_text("")
     monkeypatch.setenv("HOME", str(home))
-    native.keep_triton_kernels()
+    cpp.keep_triton_kernels()
     wanted = None if is_writable else str(tmp_path / "cache" / "claimcheck" / "triton")
     assert os.environ.get("TRITON_CACHE_DIR") == wanted
 
@@ -115,7 +115,7 @@ def test_code_is_for_the_processor_that_pytorch_plays(
     capability: str, march: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", capability)
-    assert f"-march={march}" in native._flags()
+    assert f"-march={march}" in cpp._flags()
 
 
 def test_a_fork_has_threads_of_its_own() -> None:

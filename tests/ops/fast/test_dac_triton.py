@@ -14,22 +14,22 @@ from tests.ops.gradients import assert_alike, in_doubles, leaves, value_and_grad
 
 pytest.importorskip("triton", reason="Triton comes with a CUDA build of torch; this one has none")
 
-from stages.ops import dac_native, dac_triton_native
 from stages.ops.dac import dac_conv2d, dac_conv2d_reference, dac_linear, dac_linear_reference
 from stages.ops.dac_recompute import dac_taps
+from stages.ops.fast import dac, dac_triton
 
 
 @pytest.fixture(scope="module")
 def interpreted() -> Iterator[ModuleType]:
-    with on_triton.interpreted(Path(dac_triton_native.kernels.__file__)) as module:
+    with on_triton.interpreted(Path(dac_triton.kernels.__file__)) as module:
         yield module
 
 
 @pytest.fixture
 def on_gpu(interpreted: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that the CPU's tensors are on a GPU."""
-    monkeypatch.setattr(dac_triton_native, "kernels", interpreted)
-    monkeypatch.setattr(dac_native, "_is_on_gpu", lambda tensor: True)
+    monkeypatch.setattr(dac_triton, "kernels", interpreted)
+    monkeypatch.setattr(dac, "_is_on_gpu", lambda tensor: True)
 
 
 @pytest.mark.usefixtures("on_gpu")
@@ -114,7 +114,7 @@ KINDS = [("bf16", 32), ("fp16", 16), ("fp32", 16)]
 @pytest.mark.parametrize(("kind", "chunk"), KINDS, ids=[kind for kind, _ in KINDS])
 @pytest.mark.parametrize("name", ["forward_kernel", "input_gradient_kernel", "weight_gradient_kernel"])
 def test_kernels_compile_for_an_h100_without_spilling_in_half_types(name: str, kind: str, chunk: int) -> None:
-    kernel = getattr(dac_triton_native.kernels, name)
+    kernel = getattr(dac_triton.kernels, name)
     is_half = kind != "fp32"
     constants = {"A": 3, "B": 3, "ROWS": 4, "COLS": 2, "TAPS": 16, "ACROSS": 8, "CHUNK": chunk}
     constants |= (

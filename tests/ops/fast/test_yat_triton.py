@@ -15,21 +15,21 @@ from tests.ops.gradients import Layer, in_doubles, leaves, value_and_gradients
 
 pytest.importorskip("triton", reason="Triton comes with a CUDA build of torch; this one has none")
 
-from stages.ops import attention_native, yat_triton_native
+from stages.ops.fast import attention, yat_triton
 from stages.ops.yat_attention import yat_attention, yat_attention_reference
 
 
 @pytest.fixture(scope="module")
 def interpreted() -> Iterator[ModuleType]:
-    with on_triton.interpreted(Path(yat_triton_native.kernels.__file__)) as module:
+    with on_triton.interpreted(Path(yat_triton.kernels.__file__)) as module:
         yield module
 
 
 @pytest.fixture
 def on_gpu(interpreted: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that the CPU's tensors are on a GPU."""
-    monkeypatch.setattr(yat_triton_native, "kernels", interpreted)
-    monkeypatch.setattr(attention_native, "_is_on_gpu", lambda tensor: True)
+    monkeypatch.setattr(yat_triton, "kernels", interpreted)
+    monkeypatch.setattr(attention, "_is_on_gpu", lambda tensor: True)
 
 
 def factors() -> list[Tensor]:
@@ -95,7 +95,7 @@ def test_half_precision_errs_no_more_than_twice_what_pytorch_does(
     halves[-1] = torch.tensor(1.0, requires_grad=True)
     wanted = value_and_gradients(masked_reference, in_doubles(halves))
     fast = value_and_gradients(causal, halves)
-    monkeypatch.setattr(attention_native, "_is_on_gpu", lambda tensor: False)
+    monkeypatch.setattr(attention, "_is_on_gpu", lambda tensor: False)
     ordinary = value_and_gradients(causal, halves)
     assert [tensor.dtype for tensor in fast] == [tensor.dtype for tensor in ordinary]
     for got, theirs, right in zip(fast, ordinary, wanted, strict=True):
@@ -118,8 +118,8 @@ def test_large_scores_of_equal_keys_share_their_weight() -> None:
 def test_addresses_are_counted(pairs: int, tokens: int, taken: bool) -> None:
     x = torch.empty(1, 1, tokens, 64, device="meta").expand(pairs, 2, tokens, 64)
     factor = torch.empty((), device="meta")
-    assert yat_triton_native.applies(x, x, x, factor, factor) == taken
-    assert not yat_triton_native.applies(x, x, x, torch.tensor(1.0), factor), "scale on another device"
+    assert yat_triton.applies(x, x, x, factor, factor) == taken
+    assert not yat_triton.applies(x, x, x, torch.tensor(1.0), factor), "scale on another device"
 
 
 @pytest.mark.usefixtures("on_gpu")
@@ -159,18 +159,18 @@ def test_a_compiler_takes_the_kernels_as_they_are() -> None:
     ids=["float64", "a wide head", "two types"],
 )
 def test_what_the_kernels_cannot_take_goes_to_pytorch(tensors: list[Tensor]) -> None:
-    assert not yat_triton_native.applies(*tensors, *factors())
+    assert not yat_triton.applies(*tensors, *factors())
     assert yat_attention(*tensors).shape == tensors[2].shape
 
 
 @pytest.mark.parametrize(("kind", "width"), [("bf16", 64), ("bf16", 128), ("fp16", 64), ("fp32", 64)])
 @pytest.mark.parametrize("name", ["forward", "query gradient", "key gradient"])
 def test_kernels_compile_for_an_h100_without_spilling_in_half_types(name: str, kind: str, width: int) -> None:
-    kernel = getattr(yat_triton_native.kernels, f"{name.replace(' ', '_')}_kernel")
+    kernel = getattr(yat_triton.kernels, f"{name.replace(' ', '_')}_kernel")
     is_half = kind != "fp32"
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[kind]
     head = torch.empty(1, 1, 1, width, dtype=dtype)
-    options = yat_triton_native._options(name, head, head, True)
+    options = yat_triton._options(name, head, head, True)
     warps, steps = options.pop("num_warps"), options.pop("num_stages")
     numbers = ("peaks", "means", "to_factors", "scale", "epsilon", "out")
     own = ("query", "key", "value", "grad", "to_query", "to_key", "to_value")

@@ -18,11 +18,8 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stages.ops import batch_norm_native, dac, rbf_layers, yat, yat_attention, yat_conv
-from stages.ops.fast_layers_native import with_fast_layers
+from stages.ops import dac, dac_layers, rbf_layers, yat, yat_attention, yat_conv
 from stages.ops.rbf import rbf_attention_reference, rbf_feedforward_reference
-from stages.papers.dac import resnet_v1_native
-from stages.papers.dac.resnet_v1 import BlockV1
 from tests.soak import write_soak_report
 
 SEEDS, EPOCHS, BATCH, ALPHA, NOTICEABLE = 12, 12, 64, 0.01, 0.02
@@ -48,18 +45,11 @@ def dac_net() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1),
         nn.BatchNorm2d(8),
-        dac.DACConv2d(8, 16, 3, stride=2, padding=1),
+        dac_layers.DACConv2d(8, 16, 3, stride=2, padding=1),
         nn.BatchNorm2d(16),
         nn.Flatten(),
-        dac.DACLinear(256, 10),
+        dac_layers.DACLinear(256, 10),
     )
-
-
-def residual_net() -> nn.Module:
-    """A block of ResNet v1 between a stem and a head."""
-    stem = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
-    head = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(128, 10))
-    return with_fast_layers(nn.Sequential(stem, BlockV1(16, 32, 2), head))
 
 
 def yat_net() -> nn.Module:
@@ -107,10 +97,6 @@ def plain_rbf_feedforward(x: Tensor, t: Tensor, weight: Tensor, bias: Tensor, *,
     return rbf_feedforward_reference(x, t, weight.T, beta, torch.eye(t.shape[1], dtype=t.dtype)) + bias
 
 
-def plain_batch_norm_relu(norm: nn.Module, x: Tensor, added: Tensor | float = 0.0) -> Tensor:
-    return torch.relu(norm(x) + added)
-
-
 @dataclass(frozen=True)
 class Case:
     network: Callable[[], nn.Module]
@@ -119,13 +105,10 @@ class Case:
 
 CASES = {
     "dac": Case(
-        dac_net, ((dac, "dac_conv2d", dac.dac_conv2d_reference), (dac, "dac_linear", dac.dac_linear_reference))
-    ),
-    "batch-norm": Case(
-        residual_net,
+        dac_net,
         (
-            (batch_norm_native, "batch_norm_relu", plain_batch_norm_relu),
-            (resnet_v1_native, "batch_norm_relu", plain_batch_norm_relu),
+            (dac_layers, "dac_conv2d", dac.dac_conv2d_reference),
+            (dac_layers, "dac_linear", dac.dac_linear_reference),
         ),
     ),
     "yat": Case(yat_net, ((yat, "yat_linear", plain_yat_linear), (yat_conv, "yat_conv2d", plain_yat_conv2d))),

@@ -1,4 +1,4 @@
-"""The C++ arithmetic on inner products matches the printed formulas, in value and every gradient."""
+"""Attention in C++ matches the printed formulas, in value and every gradient."""
 
 from __future__ import annotations
 
@@ -8,23 +8,13 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from stages.ops import attention_native, native, similarity_native
-from stages.ops.rbf import (
-    free_metric_reference,
-    gaussian_reference,
-    rbf_attention,
-    rbf_attention_reference,
-    rbf_feedforward,
-    rbf_feedforward_reference,
-)
-from stages.ops.yat import yat_linear, yat_linear_reference
+from stages.ops.fast import attention, cpp
+from stages.ops.rbf import free_metric_reference, rbf_attention, rbf_attention_reference
 from stages.ops.yat_attention import yat_attention, yat_attention_reference
-from stages.ops.yat_conv import yat_conv2d, yat_conv2d_reference
 from tests.ops.gradients import Layer, in_doubles, leaves, value_and_gradients
 
-pytestmark = pytest.mark.skipif(native.load_library(similarity_native.SOURCE) is None, reason="no C++ compiler here")
+pytestmark = pytest.mark.skipif(cpp.load_library(attention.SOURCE) is None, reason="no C++ compiler here")
 
 
 def positive(*values: float) -> list[Tensor]:
@@ -35,9 +25,8 @@ def positive(*values: float) -> list[Tensor]:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the C++ functions that were called."""
     names: list[str] = []
-    for module in (similarity_native, attention_native):
-        real = module._call
-        monkeypatch.setattr(module, "_call", lambda name, *rest, real=real: (names.append(name), real(name, *rest)))
+    real = attention._call
+    monkeypatch.setattr(attention, "_call", lambda name, *rest: (names.append(name), real(name, *rest)))
     return names
 
 
@@ -47,30 +36,6 @@ def assert_alike(fast: Layer, reference: Layer, tensors: list[Tensor]) -> None:
         # The gradient of a factor is a sum over everything, in which most of it cancels.
         error = 2e-5 if right.ndim else 1e-3
         torch.testing.assert_close(got.double(), right, rtol=error, atol=error * float(right.abs().max()))
-
-
-@pytest.mark.parametrize("shape", [(1,), (9,), (3, 4)], ids=str)
-@pytest.mark.parametrize("units", [1, 8, 13])
-def test_yat_dense(shape: tuple[int, ...], units: int, calls: list[str]) -> None:
-    tensors = [*leaves((*shape, 5), (units, 5), (units,)), *positive(1.3, 0.05)]
-    assert_alike(lambda x, w, b, s, e: yat_linear(x, w, b, scale=s, epsilon=e), yat_linear_reference, tensors)
-    assert calls == ["squared_norms", "squared_norms", "yat_forward", "yat_backward"]
-
-
-@pytest.mark.parametrize(
-    ("stride", "padding", "dilation", "groups"), [(1, 1, 1, 1), (2, 1, 1, 1), (1, 2, 2, 1), (1, 0, 1, 2)]
-)
-def test_yat_convolution(stride: int, padding: int, dilation: int, groups: int, calls: list[str]) -> None:
-    tensors = [*leaves((2, 4, 7, 6), (6, 4 // groups, 3, 3), (6,)), *positive(0.7, 0.05)]
-
-    def fast(x: Tensor, w: Tensor, b: Tensor, s: Tensor, e: Tensor) -> Tensor:
-        return yat_conv2d(x, w, b, stride, padding, dilation, groups, scale=s, epsilon=e)
-
-    def reference(x: Tensor, w: Tensor, b: Tensor, s: Tensor, e: Tensor) -> Tensor:
-        return yat_conv2d_reference(x, w, b, s, e, stride=stride, padding=padding, dilation=dilation, groups=groups)
-
-    assert_alike(fast, reference, tensors)
-    assert ("yat_backward" in calls) == (groups == 1)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +99,7 @@ def test_attention_in_bfloat16_is_that_of_float32_rounded(epsilon: float | None,
     found, wanted = [], []
     for tensors, results in ((halves, found), (floats, wanted)):
         scale = torch.tensor(0.3, requires_grad=True)
-        out = attention_native.attention(*tensors, scale, epsilon)
+        out = attention.attention(*tensors, scale, epsilon)
         results += [out, *torch.autograd.grad(out, [*tensors, scale], back.to(out.dtype))]
     assert calls == [
         "attention_forward_half", "attention_backward_half", "attention_forward", "attention_backward"
@@ -154,7 +119,7 @@ def test_a_key_that_meets_its_query_is_at_distance_zero(calls: list[str]) -> Non
     epsilon, far = 1e-8, torch.full_like(k, 100.0)
     queries, keys = q.view(-1, 1, 1, 1).requires_grad_(), torch.stack([k, far], dim=1).view(-1, 1, 2, 1)
     values = torch.tensor([1.0, 0]).view(1, 1, 2, 1).expand(len(q), -1, -1, -1).contiguous()
-    mixed = attention_native.attention(queries, keys, values, epsilon / 8, epsilon)
+    mixed = attention.attention(queries, keys, values, epsilon / 8, epsilon)
     score = (q * k).double().square() / 8  # that of the far key is below 1e-7
     torch.testing.assert_close(mixed.flatten().double(), score.sigmoid(), rtol=1e-5, atol=0)
     (to_queries,) = torch.autograd.grad(mixed.sum(), queries)
@@ -175,7 +140,7 @@ def test_what_stands_behind_the_last_key_is_in_no_sum(keys: int, calls: list[str
         return yat_attention_reference(q, k, v, scale, torch.tensor(0.0))
 
     def fast(q: Tensor, k: Tensor, v: Tensor, scale: Tensor) -> Tensor:
-        return attention_native.attention(q, k, v, scale, 0.0)
+        return attention.attention(q, k, v, scale, 0.0)
 
     assert_alike(fast, reference, [q, k, v, *positive(0.4)])
     assert calls == ["attention_forward", "attention_backward"]
@@ -183,14 +148,14 @@ def test_what_stands_behind_the_last_key_is_in_no_sum(keys: int, calls: list[str
 
 def test_attention_of_two_types_is_left_to_pytorch(calls: list[str]) -> None:
     q, k, v = leaves((2, 5, 6), (2, 5, 6), (2, 5, 6))
-    assert attention_native.attention(q.bfloat16(), k, v, 0.3, None) is None
-    assert attention_native.attention(q, k, v.bfloat16(), 0.3, None) is None
-    assert attention_native.attention(*(leaf.half() for leaf in (q, k, v)), 0.3, None) is None
+    assert attention.attention(q.bfloat16(), k, v, 0.3, None) is None
+    assert attention.attention(q, k, v.bfloat16(), 0.3, None) is None
+    assert attention.attention(*(leaf.half() for leaf in (q, k, v)), 0.3, None) is None
     assert not calls
 
 
-@pytest.mark.parametrize("attention", [yat_attention, partial(rbf_attention, beta=0.2)])
-def test_attention_reads_heads_where_they_lie_and_answers_alike_on_any_threads(attention: Layer) -> None:
+@pytest.mark.parametrize("layer", [yat_attention, partial(rbf_attention, beta=0.2)])
+def test_attention_reads_heads_where_they_lie_and_answers_alike_on_any_threads(layer: Layer) -> None:
     packed = leaves((2, 9, 3 * 4 * 6))[0]
 
     def heads(packed: Tensor) -> list[Tensor]:
@@ -201,10 +166,10 @@ def test_attention_reads_heads_where_they_lie_and_answers_alike_on_any_threads(a
     try:
         for threads in (1, 3):
             torch.set_num_threads(threads)
-            found.append(value_and_gradients(lambda packed: attention(*heads(packed)), [packed]))
+            found.append(value_and_gradients(lambda packed: layer(*heads(packed)), [packed]))
     finally:
         torch.set_num_threads(before)
-    copied = value_and_gradients(lambda packed: attention(*(x.contiguous() for x in heads(packed))), [packed])
+    copied = value_and_gradients(lambda packed: layer(*(x.contiguous() for x in heads(packed))), [packed])
     assert found[0][0].transpose(1, 2).is_contiguous(), (
         "heads of a token lie side by side, as the projection reads them"
     )
@@ -233,7 +198,7 @@ def test_tensors_that_do_not_fit_are_pytorchs_to_refuse(shapes: tuple[tuple[int,
     with pytest.raises(RuntimeError, match="size"):
         yat_attention(*tensors)
     for terms in (None, torch.randn(2, 5)):
-        assert attention_native.attention(*tensors, 1.0, None, key_terms=terms) is None
+        assert attention.attention(*tensors, 1.0, None, key_terms=terms) is None
     assert calls == []
 
 
@@ -274,92 +239,40 @@ def test_the_gradient_of_a_sum_lies_nowhere(calls: list[str]) -> None:
     assert all(map(torch.equal, whole, sums)) and "attention_backward" in calls
 
 
-@pytest.mark.parametrize("metric", ["metric_factor", "metric"])
-def test_gaussian_feedforward(metric: str, calls: list[str]) -> None:
-    def printed(x: Tensor, t: Tensor, c: Tensor, beta: Tensor, w: Tensor) -> Tensor:
-        if metric == "metric_factor":
-            return rbf_feedforward_reference(x, t, c, beta, w)
-        return gaussian_reference(free_metric_reference(x, t, w), beta) @ c
-
-    x, t, c, w = leaves((3, 4, 5), (11, 5), (11, 2), (5, 5))
-    beta = torch.linspace(-0.01, 0.1, 11).requires_grad_()
-    assert_alike(lambda x, t, c, b, w: rbf_feedforward(x, t, c.mT, beta=b, **{metric: w}), printed, [x, t, c, beta, w])
-    assert calls[-2:] == ["gaussian_forward", "gaussian_backward"]
+def weights_beside_one(scores: Tensor) -> Tensor:
+    """What a key with this score weighs beside one with the score 0; score 2 q·k − t of a query 0 is −t."""
+    count = len(scores)
+    q, k = torch.zeros(count, 1, 1), torch.zeros(count, 2, 1)
+    terms, v = torch.stack([torch.zeros(count), -scores], dim=1), torch.tensor([[0.0], [1.0]]).expand(count, 2, 1)
+    mixed = attention.attention(q, k, v.contiguous(), 1.0, None, key_terms=terms)
+    assert mixed is not None
+    return mixed.flatten()
 
 
-@pytest.mark.parametrize("epsilon", [1e-2, 1e-5])
-def test_where_x_meets_w_the_answer_errs_by_the_distances_rounding(epsilon: float) -> None:
-    w = leaves((8, 64))[0].detach()
-    got = yat_linear(w.clone(), w, epsilon=epsilon).diagonal().double()
-    energy = w.double().square().sum(1)
-    rounding = 8 * torch.finfo(torch.float32).eps * 2 * energy  # a few units in the last place of both norms
-    assert ((got <= 1.001 * energy**2 / epsilon) & (got >= 0.999 * energy**2 / (rounding + epsilon))).all()
-
-
-def test_where_x_is_w_gradients_are_finite_and_the_distance_has_none() -> None:
-    w = leaves((4, 16))[0].detach()
-    x = w.clone().requires_grad_()
-    yat_linear(x, w, epsilon=1.0).diagonal().sum().backward()
-    torch.testing.assert_close(x.grad, 2 * w * w.square().sum(1, keepdim=True), rtol=1e-4, atol=1e-3)
-
-
-def test_exponentials_hold_to_their_ends() -> None:
-    ends = [-1e4, -100.0, -87.4, -87.33, -87.32, 88.5, 88.7, 88.72, 89.0, float("inf"), -float("inf"), float("nan")]
-    halves = math.log(2) * torch.arange(-125.5, 128)
-    powers = torch.cat([torch.tensor(ends), halves, torch.linspace(-87.33, 88.72, 20_001)])
-    dots = powers[None] / 2
-    got = similarity_native.gaussian(dots, torch.zeros(1), torch.zeros(dots.shape[1]), 1.0)
-    torch.testing.assert_close(got[0], powers.double().exp().float(), rtol=3e-7, atol=1.18e-38, equal_nan=True)
+def test_exponentials_hold_to_their_lower_end() -> None:
+    ends = [-float("inf"), -1e4, -100.0, -87.4, -87.33, -87.32]
+    halves = math.log(2) * torch.arange(-125.5, 0)
+    scores = torch.cat([torch.tensor(ends), halves, torch.linspace(-87.33, 0, 20_001)])
+    wanted = scores.double().sigmoid().float()
+    torch.testing.assert_close(weights_beside_one(scores), wanted, rtol=6e-7, atol=1.18e-38)
 
 
 @pytest.mark.parametrize("bits", [0x7F800001, 0x7FC00000, 0x7FC00001, 0x7FFFFFFF, -0x7FFFFF, -1])
-def test_the_exponential_of_every_nan_is_one(bits: int) -> None:
-    nans = torch.full((1, 20), bits, dtype=torch.int32).view(torch.float32)
-    assert nans.isnan().all()
-    assert similarity_native.gaussian(nans, torch.zeros(1), torch.zeros(20), 1.0).isnan().all()
-
-
-@pytest.mark.parametrize("pads", [(0, 0, 0, 0), (1, 2, 3, 0)])
-@pytest.mark.parametrize(
-    ("size", "stride", "dilation"), [((1, 1), (1, 1), (1, 1)), ((3, 2), (2, 3), (2, 1)), ((2, 5), (1, 2), (1, 2))]
-)
-def test_norms_of_patches(
-    size: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int], pads: tuple[int, ...], calls: list[str]
-) -> None:
-    def printed(x: Tensor) -> Tensor:
-        squares = F.pad(x, pads).square()
-        height, width = (
-            (length - gap * (places - 1) - 1) // step + 1
-            for length, places, step, gap in zip(squares.shape[2:], size, stride, dilation, strict=True)
-        )
-        patches = F.unfold(squares, size, dilation=dilation, stride=stride)
-        return patches.sum(1).reshape(len(x), 1, height, width)
-
-    x = leaves((2, 3, 11, 17))
-    assert_alike(lambda x: similarity_native.patch_norms(x, size, stride, pads, dilation), printed, x)
-    assert calls == ["patch_norms_forward", "patch_norms_backward"]
+def test_the_weight_of_every_nan_is_one(bits: int) -> None:
+    nans = torch.full((20,), bits, dtype=torch.int32).view(torch.float32)
+    assert nans.isnan().all() and weights_beside_one(nans).isnan().all()
 
 
 @pytest.mark.parametrize("place", range(3))
 def test_nan_stays_nan(place: int) -> None:
-    for layer, shapes in ((yat_linear, [(3, 5), (4, 5), (4,)]), (yat_attention, [(1, 3, 5)] * 3)):
-        tensors = leaves(*shapes)
-        with torch.no_grad():
-            tensors[place].view(-1)[0] = float("nan")
-        assert layer(*tensors).isnan().any()
+    tensors = leaves(*[(1, 3, 5)] * 3)
+    with torch.no_grad():
+        tensors[place].view(-1)[0] = float("nan")
+    assert yat_attention(*tensors).isnan().any()
 
 
 def test_doubles_and_masks_go_to_pytorch(calls: list[str]) -> None:
-    yat_linear(*in_doubles(leaves((3, 5), (4, 5), (4,))))
     q, k, v = leaves(*[(1, 3, 5)] * 3)
+    yat_attention(*in_doubles([q, k, v]))
     yat_attention(q, k, v, torch.ones(3, 3, dtype=torch.bool))
     assert calls == []
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (3, 16), (5, 17), (2, 300), (0, 4), (4, 0)])
-def test_squared_norms_are_sums_of_squares_to_the_last_places(shape: tuple[int, int]) -> None:
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).mT.contiguous().mT  # rows with gaps
-    wide = x.double().square().sum(1)
-    torch.testing.assert_close(similarity_native._squared_norms(x).double(), wide, rtol=3e-7, atol=0)
-    x[..., :1] = torch.nan
-    assert similarity_native._squared_norms(x).isnan().all() or not x.numel()

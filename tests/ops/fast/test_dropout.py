@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stages.ops import agreement_native, dropout_native, native
-from stages.ops.dropout_native import Dropout
-from stages.ops.fast_layers_native import with_fast_layers
+from stages.ops.fast import agreement, cpp, dropout
+from stages.ops.fast.dropout import Dropout, with_fast_dropout
 from stages.papers.ninformer.mlp_mixer import MLPMixer
 
-pytestmark = pytest.mark.skipif(native.load_library(dropout_native._SOURCE) is None, reason="no C++ compiler here")
+pytestmark = pytest.mark.skipif(cpp.load_library(dropout._SOURCE) is None, reason="no C++ compiler here")
 
 LAYOUTS = {
     "rows": torch.randn(7, 5, 11),
@@ -29,10 +28,10 @@ LAYOUTS = {
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the C++ functions that were called."""
-    assert all(map(dropout_native._draws_alike, (torch.float32, torch.bfloat16)))
+    assert all(map(dropout._draws_alike, (torch.float32, torch.bfloat16)))
     names: list[str] = []
-    real = dropout_native.call
-    monkeypatch.setattr(dropout_native, "call", lambda at, name, *rest: (names.append(name), real(at, name, *rest)))
+    real = dropout.call
+    monkeypatch.setattr(dropout, "call", lambda at, name, *rest: (names.append(name), real(at, name, *rest)))
     return names
 
 
@@ -152,11 +151,11 @@ def test_in_place_stays_in_place(calls: list[str]) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_another_generator_is_noticed(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     before = torch.default_generator.get_state()
-    monkeypatch.setattr(agreement_native, "_answers", {})
-    assert dropout_native._draws_alike(dtype)
-    monkeypatch.setattr(agreement_native, "_answers", {})
+    monkeypatch.setattr(agreement, "_answers", {})
+    assert dropout._draws_alike(dtype)
+    monkeypatch.setattr(agreement, "_answers", {})
     monkeypatch.setattr(torch.nn.functional, "dropout", lambda x, p: x * (torch.rand_like(x) >= p) / (1 - p))
-    assert not dropout_native._draws_alike(dtype)
+    assert not dropout._draws_alike(dtype)
     assert torch.equal(torch.default_generator.get_state(), before)
 
 
@@ -164,7 +163,7 @@ def test_a_network_trains_to_the_same_bits(calls: list[str]) -> None:
     torch.manual_seed(1)
     sizes = {"image_size": 8, "in_channels": 1, "num_classes": 3, "patch_size": 4, "dim": 16, "depth": 2}
     plain = MLPMixer(**sizes, token_dim=8, channel_dim=32, dropout=0.3)
-    fast = with_fast_layers(copy.deepcopy(plain))
+    fast = with_fast_dropout(copy.deepcopy(plain))
     assert list(fast.state_dict()) == list(plain.state_dict())
     images, labels = torch.randn(6, 1, 8, 8), torch.tensor([0, 1, 2, 0, 1, 2])
     for model in (plain, fast):
@@ -176,3 +175,16 @@ def test_a_network_trains_to_the_same_bits(calls: list[str]) -> None:
             optimizer.step()
     assert "dropout_backward" in calls
     assert all(map(torch.equal, plain.state_dict().values(), fast.state_dict().values()))
+
+
+def test_hooks_and_layers_of_others_stay() -> None:
+    class Own(nn.Dropout):
+        pass
+
+    model = nn.Sequential(nn.Dropout(0.2), Own(0.3), nn.Linear(2, 2))
+    seen: list[Tensor] = []
+    model[0].register_forward_hook(lambda layer, inputs, out: seen.append(out))
+    fast = with_fast_dropout(model)
+    assert fast is model and [type(layer) for layer in fast] == [Dropout, Own, nn.Linear]
+    fast(torch.ones(3, 2))
+    assert len(seen) == 1

@@ -7,19 +7,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from stages.ops import dac_native, native
 from stages.ops.dac import dac_conv2d, dac_conv2d_reference, dac_linear, dac_linear_reference
+from stages.ops.fast import cpp, dac
 from tests.ops.gradients import assert_alike, in_doubles, leaves, value_and_gradients
 
-pytestmark = pytest.mark.skipif(native.load_library(dac_native.SOURCE) is None, reason="no C++ compiler here")
+pytestmark = pytest.mark.skipif(cpp.load_library(dac.SOURCE) is None, reason="no C++ compiler here")
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the C++ functions that were called."""
     names: list[str] = []
-    real = dac_native._call
-    monkeypatch.setattr(dac_native, "_call", lambda name, *rest: (names.append(name), real(name, *rest)))
+    real = dac._call
+    monkeypatch.setattr(dac, "_call", lambda name, *rest: (names.append(name), real(name, *rest)))
     return names
 
 
@@ -114,12 +114,12 @@ def test_layouts_other_than_contiguous_are_read_right() -> None:
 def test_without_a_compiler_pytorch_does_it(tmp_path) -> None:
     script = (
         "import torch\n"
-        "from stages.ops import dac_native\n"
-        "from stages.ops.dac import DACConv2d\n"
+        "from stages.ops.fast import dac\n"
+        "from stages.ops.dac_layers import DACConv2d\n"
         "x, layer = torch.ones(1, 2, 8, 8), DACConv2d(2, 2, 3, padding=1)\n"
-        "assert not dac_native.applies(x, layer.weight, layer.bias)\n"
+        "assert not dac.applies(x, layer.weight, layer.bias)\n"
         "layer(x).sum().backward()\n"
     )
     environment = {"CXX": "/nowhere/c++", "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": ".", "PATH": "/nowhere"}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
-    assert "dac_native.cpp: can't be compiled, using PyTorch's operators" in done.stderr
+    assert "dac.cpp: can't be compiled, using PyTorch's operators" in done.stderr

@@ -6,12 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from stages.ops import dac_stack_native
 from stages.ops.dac import dac_linear_reference
-from stages.ops.dac_stack_native import dac_stack
+from stages.ops.fast.dac_stack import dac_stack, is_available
 from tests.ops.gradients import assert_alike, in_doubles, value_and_gradients
 
-pytestmark = pytest.mark.skipif(not dac_stack_native.is_available(), reason="no C++ compiler here")
+pytestmark = pytest.mark.skipif(not is_available(), reason="no C++ compiler here")
 
 
 def operands(networks: int, samples: int, inputs: int, units: int) -> list[Tensor]:
