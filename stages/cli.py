@@ -296,9 +296,7 @@ def build_parser() -> argparse.ArgumentParser:
     equivalent.add_argument("revision", help="whose code made the evidence, or that an earlier line leads to")
     equivalent.add_argument("--steps", type=int, default=STEPS, help="of each path (default: %(default)s)")
     equivalent.add_argument("--again", action="store_true", help="compare what lines cover already; write nothing")
-    equivalent.add_argument(
-        "--plain", action="store_true", help="without C++: for a change that takes out a fast path"
-    )
+    equivalent.add_argument("--plain", action="store_true", help="without C++: for a change that takes out a fast path")
     commands.add_parser("status", help="how many claims of each paper have which verdict")
     history = commands.add_parser("history", help="how claims, rules and judging code changed, and why")
     history.add_argument("claims", nargs="?", default="*", help="pattern of claim ids")
