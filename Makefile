@@ -27,7 +27,7 @@ export CLAIMCHECK_DEVICE := $(DEVICE)
 endif
 
 # Tests of what runs on a CPU only.
-FAST_PATHS := tests/ops/test_*native.py tests/ops/test_fast_and_plain.py tests/training/test_*native.py
+FAST_PATHS := tests/ops/fast
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:

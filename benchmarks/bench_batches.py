@@ -14,7 +14,6 @@ from torchvision import transforms
 from benchmarks.bench_loop import protocol_for, random_images
 from benchmarks.timing import Line, compare
 from stages.training.images import ImageClassification
-from stages.training.images_native import with_fast_batches
 
 GOAL, IMAGES, BATCH = 15.0, 12_800, 128
 MEAN = STD = (0.5, 0.5, 0.5)
@@ -43,7 +42,7 @@ class Transformed(Dataset[Tensor]):
 
 def measure() -> list[Line]:
     data = random_images(IMAGES, torch.device("cpu"))
-    task = with_fast_batches(ImageClassification(data, protocol_for(BATCH, IMAGES // BATCH)))
+    task = ImageClassification(data, protocol_for(BATCH, IMAGES // BATCH))
     loader = DataLoader(Transformed(data.images), BATCH, shuffle=True, num_workers=2, persistent_workers=True)
     generator = torch.Generator().manual_seed(0)
 

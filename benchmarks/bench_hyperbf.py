@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.timing import Line, compare, has_bfloat16, time_line, training_step
-from stages.ops.bfloat16_native import use_fast_bfloat16
+from stages.ops.fast.wide_attention import use_wide_attention
 from stages.ops.rbf import rbf_attention
 from stages.ops.rbf_layers import RBFAttention, RBFFeedForward
 from stages.papers.hyperbf.hyperbf import HyperBF
@@ -106,7 +106,7 @@ def model_line(name: str, peer: nn.Module, goal: float, *, in_bfloat16: bool = F
         for model in (hyperbf(), peer)
     ]
     if in_bfloat16:
-        use_fast_bfloat16()
+        use_wide_attention()
     result = compare(*steps, repeats=15)
     return Line(
         what=f"HyperBF, a training step of {BATCH} images{', bfloat16' * in_bfloat16}",

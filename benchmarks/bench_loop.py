@@ -10,11 +10,10 @@ import torch
 from torch import nn
 
 from benchmarks.timing import Line, compare, training_step
-from stages.ops.fast_layers_native import with_fast_layers
+from stages.ops.fast.dropout import with_fast_dropout
 from stages.papers import build_model, model_paths
 from stages.run import AugmentationSpec, ModelSpec, OptimizerSpec, Protocol, Replicate
 from stages.training.images import ImageClassification, LabelledImages
-from stages.training.images_native import with_fast_batches
 from stages.training.loop import fit
 from stages.training.optimizer import build_optimizer
 
@@ -64,8 +63,8 @@ def beside_the_bare_loop(name: str, batch_size: int = 16, steps: int = 3) -> Lin
     """Time an arm's training against its bare forward, backward and step."""
     data = random_images(batch_size * steps, torch.device("cpu"))
     protocol = protocol_for(batch_size, steps)
-    task = with_fast_batches(ImageClassification(data, protocol))
-    model = with_fast_layers(build(name))
+    task = ImageClassification(data, protocol)
+    model = with_fast_dropout(build(name))
     step = training_step(model, build_optimizer(model, protocol.optimizer), batch=batch_size, classes=100)
 
     def bare() -> None:

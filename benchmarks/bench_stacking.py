@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.timing import Line, compare, milliseconds, one_thread
 from stages.papers.dac.mlp import DACMLP, MLP
-from stages.papers.dac.mlp_native import Stack
+from stages.papers.dac.mlp_stack import Stack
 from stages.run import OptimizerSpec, Protocol, Replicate
 from stages.training.loop import Progress, fit, seeded_model
 from stages.training.stacked import fit_stack

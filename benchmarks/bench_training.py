@@ -16,14 +16,13 @@ from torch import nn
 
 from benchmarks.bench_loop import protocol_for, random_images
 from benchmarks.timing import Comparison, Line, compare, has_bfloat16, pytorch_alone, training_step
-from stages.ops.bfloat16_native import use_fast_bfloat16
-from stages.ops.fast_layers_native import with_fast_layers
+from stages.ops.fast.dropout import with_fast_dropout
+from stages.ops.fast.wide_attention import use_wide_attention
 from stages.papers import build_model
 from stages.params.budget import plan_runs
 from stages.params.experiment import load_params
 from stages.run import Protocol, Replicate
 from stages.training.images import ImageClassification
-from stages.training.images_native import with_fast_batches
 from stages.training.loop import fit
 from stages.training.optimizer import build_optimizer
 
@@ -80,10 +79,10 @@ def against_eager(name: str, protocol: Protocol) -> tuple[Comparison, float]:
     """Time both in turn; also returns the wall-clock seconds of our first step."""
     torch.compiler.reset()
     if protocol.precision == "bfloat16":
-        use_fast_bfloat16()  # leaves the peer's float32 as it is
+        use_wide_attention()  # leaves the peer's float32 as it is
     data = random_images(BATCH * STEPS, torch.device("cpu"))
-    task = with_fast_batches(ImageClassification(data, protocol))
-    model, plain = with_fast_layers(network(name)), network(name)
+    task = ImageClassification(data, protocol)
+    model, plain = with_fast_dropout(network(name)), network(name)
     step = training_step(plain, build_optimizer(plain, protocol.optimizer), batch=BATCH, classes=100)
 
     def bare() -> None:

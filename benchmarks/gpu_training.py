@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from benchmarks.bench_loop import build
 from stages.papers.dac.mlp import DACMLP, MLP
-from stages.papers.dac.mlp_native import Stack
+from stages.papers.dac.mlp_stack import Stack
 from stages.papers.dac.resnet_v1 import DACResNetV1, ResNetV1
 from stages.papers.nmn.aether_gpt import AetherGPT
 from stages.papers.nmn.gpt2 import GPT2

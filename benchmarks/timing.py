@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from stages.memory import keep_freed_memory
-from stages.ops import dac_native, products_native, similarity_native
+from stages.ops.fast import attention, dac
 from stages.training.environment import describe_environment
 
 
@@ -139,12 +139,9 @@ def has_bfloat16() -> bool:
 
 @contextmanager
 def pytorch_alone() -> Iterator[None]:
-    """Networks as in a plain script: without our C++, which their operators otherwise use if they find it, and with
-    PyTorch's own matrix products.
-    """
+    """Networks as in a plain script: without our C++, which their operators otherwise use if they find it."""
     absent = {"load_library": lambda source: None}
-    plain = patch.object(products_native, "_gains", lambda *product: False)
-    with patch.multiple(similarity_native, **absent), patch.multiple(dac_native, **absent), plain:
+    with patch.multiple(attention, **absent), patch.multiple(dac, **absent):
         yield
 
 
@@ -160,13 +157,11 @@ def one_thread() -> Iterator[None]:
 
 
 def prepare() -> None:
-    """Set the process up as a training does, for both sides: the library for products and keeping memory belong to
-    neither side.
+    """Set the process up as a training does, for both sides: keeping memory belongs to neither.
 
     Not in `__main__`, where a spawned process doesn't find it.
     """
     keep_freed_memory()
-    products_native.use_fast_products()
 
 
 def milliseconds(seconds: float) -> str:
@@ -177,6 +172,4 @@ def machine(device: torch.device) -> tuple[str, str]:
     """Origin of the figures: the kind of machine, and versions."""
     facts = describe_environment(device)
     kind = f"{facts['device_name']}, {facts['threads']} threads, {facts['cpu_capability']}"
-    if "float32_products" in facts:
-        kind += f", float32 by {facts['float32_products']}"
     return kind, f"torch {facts['torch']}, Python {platform.python_version()}"

@@ -208,9 +208,9 @@ def release_models(experiment: str, arms: list[str]) -> None:
         print(f"{path}: {path.stat().st_size:,} bytes; commit it with data/evidence/{experiment}.jsonl")
 
 
-def show_code_equivalent(revision: str, steps: int, *, again: bool) -> None:
+def show_code_equivalent(revision: str, steps: int, *, again: bool, plain: bool) -> None:
     """Compare HEAD's code with an older revision's on all paths that evidence depends on; `again` writes nothing."""
-    shown = show_equivalent(Path(), load_params(), revision, steps=steps, again=again)
+    shown = show_equivalent(Path(), load_params(), revision, steps=steps, again=again, plain=plain)
     for text in (*shown.compared, *shown.left_out):
         print(f"  {text}")
     if shown.line is None:
@@ -325,6 +325,7 @@ def build_parser() -> argparse.ArgumentParser:
     equivalent.add_argument("revision", help="whose code made the evidence, or that an earlier line leads to")
     equivalent.add_argument("--steps", type=int, default=STEPS, help="of each path (default: %(default)s)")
     equivalent.add_argument("--again", action="store_true", help="compare what lines cover already; write nothing")
+    equivalent.add_argument("--plain", action="store_true", help="without C++: for a change that takes out a fast path")
     shown = commands.add_parser("show", help="an experiment's whole params, or a claim with its verdict")
     shown.add_argument("names", nargs="+", metavar="experiment|claim")
     commands.add_parser("status", help="how many claims of each paper have which verdict")
@@ -353,7 +354,7 @@ def main(arguments: list[str] | None = None) -> int:
             case "publish":
                 publish_all(options.experiments)
             case "equivalent":
-                show_code_equivalent(options.revision, options.steps, again=options.again)
+                show_code_equivalent(options.revision, options.steps, again=options.again, plain=options.plain)
             case "release":
                 release_models(options.experiment, options.arms)
             case "history":

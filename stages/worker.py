@@ -28,7 +28,6 @@ from stages.datasets.packed import PackedInfo, read_info
 from stages.device import pick_device
 from stages.evaluation.flops import FlopCounts
 from stages.memory import keep_freed_memory
-from stages.ops.products_native import use_fast_products
 from stages.run import RunSpec, canonical_json
 from stages.runs.fingerprint import is_pinned, unlike_loaded
 from stages.runs.outcome import seal
@@ -238,7 +237,7 @@ def train_stack(
 
 
 def _prepare(job: Job) -> tuple[PackedInfo, torch.device]:
-    """The packed data's description and the device, checked; operations counted, memory and products set up."""
+    """The packed data's description and the device, checked; operations counted, memory set up."""
     info = read_info(job.data)
     if info.digest != job.spec.data_digest:
         raise ValueError(
@@ -250,8 +249,6 @@ def _prepare(job: Job) -> tuple[PackedInfo, torch.device]:
     counts.count(job.spec.model, info.shape, info.vocabulary)
     counts.save()
     keep_freed_memory()
-    if device.type == "cpu":
-        use_fast_products()
     reset_peak_memory(device)
     return info, device
 

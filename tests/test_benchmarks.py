@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.__main__ import INTRODUCTION, main, page
 from benchmarks.timing import HEADINGS, Line, compare, pytorch_alone, table
-from stages.ops import dac_native, native, similarity_native
+from stages.ops.fast import attention, cpp, dac
 from stages.ops.rbf import rbf_attention
 
 BENCHMARKS = sorted((Path(__file__).resolve().parent.parent / "benchmarks").glob("bench_*.py"))
@@ -54,18 +54,18 @@ def test_processor_time_leaves_waiting_out() -> None:
     assert compare(spin, spin_and_wait, repeats=3, wall=True).peer_seconds > 0.05
 
 
-@pytest.mark.skipif(native.load_library(similarity_native.SOURCE) is None, reason="no C++ compiler here")
+@pytest.mark.skipif(cpp.load_library(attention.SOURCE) is None, reason="no C++ compiler here")
 def test_a_plain_script_has_none_of_our_code() -> None:
     def mixed() -> torch.Tensor:
         return rbf_attention(*torch.ones(3, 2, 2, 16, 16, requires_grad=True), beta=0.125)
 
     ours = type(mixed().grad_fn)
     assert issubclass(ours, torch.autograd.function.BackwardCFunction), "an operator of ours"
-    dac = torch.ones(2, 3, 8, 8), torch.ones(4, 3, 3, 3), torch.ones(4, 3)
-    assert dac_native.applies(*dac)
+    taps = torch.ones(2, 3, 8, 8), torch.ones(4, 3, 3, 3), torch.ones(4, 3)
+    assert dac.applies(*taps)
     with pytorch_alone():
         plain = mixed()
-        assert not dac_native.applies(*dac)
+        assert not dac.applies(*taps)
     assert not isinstance(plain.grad_fn, torch.autograd.function.BackwardCFunction)
     assert type(mixed().grad_fn) is ours
     torch.testing.assert_close(plain, mixed())

@@ -21,7 +21,6 @@ from stages.params.budget import PlannedRun, plan_runs
 from stages.params.experiment import DatasetSource, load_params
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, SplitSpec
 from stages.training.images import ImageClassification, LabelledImages
-from stages.training.images_native import with_fast_batches
 from stages.training.loop import Task, fit
 from stages.training.stacked import Stack, StackState, fit_stack, stack_class
 from stages.training.tables import Regression, TableRows
@@ -71,7 +70,7 @@ def task_on_gpu(source: DatasetSource, protocol: Protocol) -> Task:
         return NextToken(TokenWindows(tokens, source.shape[0]), protocol)
     images = torch.zeros(ROWS, *source.shape, dtype=torch.uint8, device=GPU)
     labels = torch.zeros(ROWS, dtype=torch.int64, device=GPU)
-    return with_fast_batches(ImageClassification(LabelledImages(images, labels), protocol))
+    return ImageClassification(LabelledImages(images, labels), protocol)
 
 
 @pytest.fixture

@@ -25,7 +25,6 @@ INPUTS = stage_inputs(PARAMS)
 IMPORT_BY_NAME = {
     "analyse.py",  # the papers' findings
     "engine/local.py",  # the worker
-    "ops/fast_layers_native.py",  # fast layers beside a paper's own
     "proving/driver.py",  # in no stage: what another revision's tree calls the same
     "papers/__init__.py",  # the paper's models
     "stacking/loop.py",  # stacks a model's networks
@@ -114,8 +113,8 @@ def test_every_file_beside_the_modules_belongs_to_a_stage() -> None:
 
 @pytest.mark.parametrize("verb", ["train", "evaluate"])
 def test_a_kernel_in_another_language_belongs_to_the_paper_that_runs_it(verb: str) -> None:
-    assert "stages/ops/dac_native.cpp" in code_digests(INPUTS[f"{verb}@dac-vgg-cifar10"].roots, ())
-    assert "stages/ops/dac_native.cpp" not in code_digests(INPUTS[f"{verb}@nmn-resnet-cifar10"].roots, ())
+    assert "stages/ops/fast/dac.cpp" in code_digests(INPUTS[f"{verb}@dac-vgg-cifar10"].roots, ())
+    assert "stages/ops/fast/dac.cpp" not in code_digests(INPUTS[f"{verb}@nmn-resnet-cifar10"].roots, ())
 
 
 def test_what_looks_inside_trained_networks_belongs_to_evaluation_and_to_no_run_key() -> None:

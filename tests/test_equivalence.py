@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from stages.ops.fast import cpp, dropout
 from stages.params.budget import plan_runs
 from stages.params.experiment import load_params
 from stages.run import AugmentationSpec, ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, canonical_json
@@ -70,6 +71,12 @@ def rename_a_function(project: Path) -> None:
 
 def change_a_number(project: Path) -> None:
     rewrite(project, ("training/optimizer.py", "spec.weight_decay", "(spec.weight_decay + 1e-6)"))
+
+
+def change_a_fast_path(project: Path) -> None:
+    """Make the fast dropout keep fewer numbers, and not notice."""
+    name = "ops/fast/dropout.py"
+    rewrite(project, (name, "* 2**53)", "* 2**52)"), (name, "return agrees_here(", "return True or agrees_here("))
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +157,20 @@ def test_one_changed_number_is_refused_with_spec_step_and_tensor(trained: Path, 
     assert "(ViT, images, float32, adam, 1 thread, batches of 4) is another run" in refused.stderr
     assert re.search(r": step 1: tensor [a-z_.0-9]+\.(weight|bias)", refused.stderr), refused.stderr
     assert "nothing is written" in refused.stderr and not (project / PATH).exists()
+
+
+@pytest.mark.skipif(cpp.load_library(dropout._SOURCE) is None, reason="no C++ compiler here")
+def test_a_fast_path_that_changes_numbers_is_left_out_only_if_asked(trained: Path, tmp_path: Path) -> None:
+    project = copy(trained, tmp_path)
+    change_a_fast_path(project)
+    rename_a_function(project)
+    commit(project, "a better name, and another fast path")
+    refused = ask(project, "stages.cli", "equivalent", "HEAD~1", "--steps", "4")
+    assert refused.returncode == 1 and "is another run with the code of" in refused.stderr, refused.stderr
+    done = ask(project, "stages.cli", "equivalent", "HEAD~1", "--steps", "4", "--plain")
+    assert done.returncode == 0, done.stderr
+    (line,) = read_equivalences(project).lines
+    assert all(compared.is_plain for proof in line.proofs for compared in proof.compared)
 
 
 def test_two_lines_make_a_chain(renamed: tuple[Path, str], tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from stages.runs.fingerprint import (
     code_fingerprint,
     import_closure,
     imported_modules,
+    is_fast,
     module_digest,
     significant_text,
 )
@@ -81,6 +82,14 @@ def test_closure_follows_imports_and_holds_the_model() -> None:
     assert "stages.papers.ninformer.local_vit" not in closure, "another arm's model is none of its business"
 
 
+def test_fast_paths_are_in_no_run_key_and_the_operators_that_call_them_are() -> None:
+    closure = import_closure(["stages.papers.hyperbf.hyperbf", "stages.papers.dac.resnet_v1"])
+    assert {"stages.ops.rbf_fused", "stages.ops.dac_recompute", "stages.ops.precision"} <= closure
+    assert is_fast("stages.ops.fast.dac") and "stages.ops.fast.dac" in imported_modules("stages.ops.dac_recompute")
+    assert not any(is_fast(module) for module in closure)
+    assert not is_fast("fast") and not is_fast("mine.ops.fast.dac") and not is_fast("stages.ops.faster")
+
+
 @pytest.mark.parametrize(("kind", "model"), [("images", "ninformer.vit"), ("table", "dac.mlp"), ("text", "nmn.gpt2")])
 def test_closure_holds_every_module_that_training_really_loads(kind: Kind, model: str) -> None:
     """Against the interpreter: what `import` brings in of ours is in the static closure."""
@@ -92,7 +101,7 @@ def test_closure_holds_every_module_that_training_really_loads(kind: Kind, model
     packages = {name for name in loaded if (PACKAGE_ROOT / Path(*name.split("."))).is_dir()}
     # The paper's package imports all its models, and a fast path answers to its reference by test.
     siblings = import_closure([f"stages.papers.{model.partition('.')[0]}"])
-    fast = {name for name in loaded if name.endswith("native")}
+    fast = {name for name in loaded if is_fast(name)}
     # Whoever chooses among modules imports them all, and what is chosen is a root.
     others = import_closure(name for module in CHOOSING for name in imported_modules(module))
     assert set(loaded) - packages - siblings - fast - others <= import_closure(roots)

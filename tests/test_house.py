@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MAX_TRACKED_BYTES = 1024 * 1024
 MAX_EVIDENCE_BYTES = 4_000_000  # a training of SGEMM has 18 kB: the curves of 300 to 435 epochs
 MAX_LINES = 400
+MAX_OPERATOR_LINES = 150  # equation, reference and function, to be read beside the paper
 # Small trained models may live in git, below data/models.
 MAX_MODEL_BYTES, MAX_MODELS_BYTES = 6_000_000, 25_000_000
 # Written so that this file doesn't match itself.
@@ -84,6 +85,12 @@ def test_tracked_files_are_small() -> None:
 def test_no_source_file_is_longer_than_a_person_can_hold() -> None:
     lengths = {name: text.count("\n") for name, text in tracked_text().items() if name.endswith(".py")}
     assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
+
+
+def test_an_operator_is_a_page() -> None:
+    own = re.compile(r"stages/ops/\w+\.py")
+    lengths = {name: text.count("\n") for name, text in tracked_text().items() if own.fullmatch(name)}
+    assert lengths and {name: lines for name, lines in lengths.items() if lines > MAX_OPERATOR_LINES} == {}
 
 
 def test_nothing_is_left_for_later() -> None:

@@ -17,7 +17,6 @@ from torch.overrides import TorchFunctionMode
 
 from stages.checkpoint.contract import METADATA_KEY, CheckpointError, InputContract, read_checkpoint
 from stages.ops.normalize import normalize
-from stages.ops.products_native import use_fast_products
 from stages.papers import build_model
 from stages.run import canonical_json
 
@@ -105,8 +104,6 @@ def load_predictor(weights: Path, *, device: str = "cpu", expected_sha256: str |
     except (RuntimeError, TypeError, ValueError, safetensors.SafetensorError) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(f"{weights.name}: weights don't fit {contract.model.path}: {reason}") from None
-    if torch.device(device).type == "cpu":
-        use_fast_products()
-    else:
+    if torch.device(device).type == "cuda":
         torch.backends.cudnn.allow_tf32 = False  # float32 means float32, as in training
     return Predictor(network.eval().to(device), contract, torch.device(device), digest)

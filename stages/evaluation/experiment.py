@@ -25,7 +25,6 @@ from stages.evaluation.observing import Observer
 from stages.evaluation.part import cut_info, cut_rows
 from stages.evaluation.scores import score
 from stages.evaluation.trained import EvaluationError, Measured, TrainedRun
-from stages.ops.products_native import use_fast_products
 from stages.params.experiment import LatencySpec, Profile
 from stages.run import ModelSpec
 from stages.runs.consistency import find_contradictions
@@ -93,8 +92,6 @@ class _Bench:
         self.code_of, self.counts = code_of, FlopCounts()
         self.kept, self.kept_times = Kept("evaluated"), Kept("timed")
         self.equivalences = read_equivalences(packed.parent.parent.parent)
-        if torch.device(device).type == "cpu":
-            use_fast_products()  # as whoever loads a network does: it belongs to the environment
         self.environment = describe_environment(torch.device(device))
 
     @cached_property

@@ -5,7 +5,7 @@
     ∂E/∂w   = Σ_p φ(b_ij + z_pj) G_ti(p)      G_ti: the output's gradient g_i, shifted back by t
     ∂E/∂b   = Σ_p a_ij(p),   ∂E/∂z_pj = Σ_i a_ij(p),   a_ij(p) = φ'(b_ij + z_pj) Σ_t w_tij G_ti(p)        (eq. 7)
 
-`dac_native` does the same faster if it can.  At b_ij + z_pj = 0 the derivative φ' is 0, as in PyTorch.
+`stages.ops.fast.dac` does the same faster if it can.  At b_ij + z_pj = 0 the derivative φ' is 0, as in PyTorch.
 B batch, m input channels, n output channels, c of them at a time, T = L x L kernel positions, P = H x W input
 positions, h and k output positions.
 """
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from stages.ops import dac_native
+from stages.ops.fast import dac
 
 # Numbers in activated maps that exist at a time: about what a core's cache holds.
 _BLOCK = 2**20
@@ -54,8 +54,8 @@ class _Taps(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, weight, bias)
         ctx.before = before
-        if dac_native.applies(x, weight, bias):
-            return dac_native.forward(x, weight, bias, before, size)
+        if dac.applies(x, weight, bias):
+            return dac.forward(x, weight, bias, before, size)
         dtype = torch.promote_types(torch.promote_types(x.dtype, weight.dtype), bias.dtype)
         out = x.new_empty(x.shape[0], weight.shape[0], *size, dtype=dtype)
         for i, activated, taps in _blocks(x, weight, bias):
@@ -68,8 +68,8 @@ class _Taps(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         x, weight, bias = ctx.saved_tensors
-        if dac_native.applies(x, weight, bias):
-            return *dac_native.backward(x, weight, bias, grad, ctx.before), None, None
+        if dac.applies(x, weight, bias):
+            return *dac.backward(x, weight, bias, grad, ctx.before), None, None
         grad_x = torch.zeros_like(x, dtype=_work_dtype(x))
         grad_weight, grad_bias = torch.empty_like(weight), torch.empty_like(bias)
         for i, activated, taps in _blocks(x, weight, bias):

@@ -6,24 +6,24 @@
     ϕ(x) = Σ_α c_α K(‖x - t_α‖²_W)                              (4), (7), unnormalised unit
     attn(q, k, v) = Σ_i K(‖q - k_i‖²) / Σ_j K(‖q - k_j‖²) v_i   (6), Gaussian with β = 1 / 2σ²
 
-The fast forms use ‖x - t‖²_M = x·M x + t·M t - 2 x·M t.  M is WᵀW where W is given (`metric_factor`), or any matrix
-(`metric`), as in the authors' code: without symmetry it is not a quadratic form of x - t, and may be negative.
-Distances are computed in float32 at least, with or without autocast; W x before them is a linear layer's product, and
-Gaussian attention computes it in the dtype of its queries.  N queries or samples, T keys or centres, E their width,
-F width of values.
+The functions named `…_reference` are these equations as printed.  The others compute the same from distances by matrix
+products (`rbf_distance`), the Gaussian of attention without a map of scores (`rbf_fused`); the modules are in
+`rbf_layers`.  Distances are float32 at least, with or without autocast; W x before them is a linear layer's product, in
+Gaussian attention in the dtype of its queries.  N queries or samples, T keys or centres, E their width, F width of
+values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stages.ops import attention_native, similarity_native
+from stages.ops.precision import without_autocast
+from stages.ops.rbf_distance import require_one_metric, squared_distance
+from stages.ops.rbf_fused import gaussian_attention
 
 Kernel = Callable[[Tensor, Tensor | float], Tensor]
 
@@ -89,69 +89,6 @@ def log_kernel(kernel: str) -> Kernel:
     return _LOG_KERNELS[kernel]
 
 
-def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Switch autocast off; some devices, such as meta, have none."""
-    if torch.amp.is_autocast_available(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return nullcontext()
-
-
-def _at_least_float32(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def _factored(x: Tensor, metric_factor: Tensor | None) -> Tensor:
-    """W x, in the dtype of x."""
-    return x if metric_factor is None else F.linear(x, metric_factor.to(x.dtype))
-
-
-def _terms(x: Tensor, t: Tensor, metric: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """(xᵀM, xᵀMx, tᵀMt), in float32 at least."""
-    x, t = _at_least_float32(x), _at_least_float32(t)
-    x_metric = x if metric is None else x @ metric.to(x.dtype)
-    t_metric = t if metric is None else t @ metric.to(x.dtype)
-    return x_metric, (x_metric * x).sum(dim=-1), (t_metric * t).sum(dim=-1)
-
-
-def _require_one_metric(metric_factor: Tensor | None, metric: Tensor | None) -> None:
-    if metric_factor is not None and metric is not None:
-        raise ValueError("metric_factor and metric are both given; expected W, or M, or neither")
-
-
-def _expanded(
-    x: Tensor, t: Tensor, metric_factor: Tensor | None, metric: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(xᵀMt [..., N, T], xᵀMx [..., N], tᵀMt [..., T]) for M, or WᵀW, or the identity, in float32 at least."""
-    _require_one_metric(metric_factor, metric)
-    x, t = _factored(_at_least_float32(x), metric_factor), _factored(_at_least_float32(t), metric_factor)
-    x_metric, x_norm, t_norm = _terms(x, t, metric)
-    return x_metric @ t.mT, x_norm, t_norm
-
-
-def squared_distance(
-    x: Tensor, t: Tensor, *, metric_factor: Tensor | None = None, metric: Tensor | None = None
-) -> Tensor:
-    """`mahalanobis_reference` (or `free_metric_reference`) by matrix products, in float32 at least.
-
-    x: [..., N, E]; t: [..., T, E]; metric_factor: W [R, E]; metric: M [E, E]; returns [..., N, T].  Close to zero the
-    three terms cancel: the error is the rounding of ‖x‖², and may be negative.
-    """
-    with without_autocast(x.device):
-        inner, x_norm, t_norm = _expanded(x, t, metric_factor, metric)
-        return x_norm[..., :, None] + t_norm[..., None, :] - 2 * inner
-
-
-def _gaussian_values(
-    x: Tensor, t: Tensor, beta: Tensor | float, metric_factor: Tensor | None, metric: Tensor | None
-) -> Tensor | None:
-    """K(‖x - t‖²) for the Gaussian [N, T], if C++ can compute it in one pass."""
-    with without_autocast(x.device):
-        if metric is not None:
-            return similarity_native.gaussian(*_expanded(x, t, metric_factor, metric), beta)
-        x, t = _factored(_at_least_float32(x), metric_factor), _factored(_at_least_float32(t), metric_factor)
-        return similarity_native.gaussian_linear(x, t, beta)
-
-
 def rbf_feedforward(
     x: Tensor,
     centers: Tensor,
@@ -169,10 +106,6 @@ def rbf_feedforward(
     x: [..., E]; centers: [T, E]; weight: [F, T], column i is v_i; bias: [F]; beta: [T] or a number; returns [..., F].
     """
     rows = x.reshape(-1, x.shape[-1])
-    if kernel == "gaussian" and not normalised and similarity_native.applies(centers):
-        fast = _gaussian_values(rows, centers, beta, metric_factor, metric)
-        if fast is not None:
-            return F.linear(fast.to(x.dtype), weight, bias).unflatten(0, x.shape[:-1])
     d_squared = squared_distance(rows, centers, metric_factor=metric_factor, metric=metric)
     log_k = log_kernel(kernel)(d_squared, beta)
     kernel_values = log_k.softmax(dim=-1) if normalised else log_k.exp()
@@ -192,39 +125,14 @@ def rbf_attention(
     """HyperBF attention (eq. 6), beta = 1 / 2σ²; the dtype of q decides the precision of the products.
 
     q: [..., N, E]; k: [..., T, E]; v: [..., T, F]; metric_factor: W [R, E]; metric: M [E, E]; returns [..., N, F].
-    The Gaussian runs in C++, or as torch's fused attention: what depends on the query alone cancels in the
-    normalisation, so -β‖q - k‖² is the inner product of (2βq, 1) and (k, -β‖k‖²).  The Laplacian has no such form.
+
+    Raises:
+        ValueError: no kernel has this name, or both W and M are given.
     """
-    _require_one_metric(metric_factor, metric)
+    require_one_metric(metric_factor, metric)
     log_k = log_kernel(kernel)
     with without_autocast(q.device):
-        if kernel != "gaussian":
-            weights = log_k(squared_distance(q, k, metric_factor=metric_factor, metric=metric), beta).softmax(dim=-1)
-            return weights.to(v.dtype) @ v
-        # The norm is that of the rounded key, so that the score is the exact distance of rounded vectors.
-        q, k = _factored(q, metric_factor), _factored(k, metric_factor)
-        q_metric, k_norm = q, None  # the squared norm, which the fast path computes anyway
-        if metric is not None:
-            q_metric, _, k_norm = _terms(q, k, metric)
-        fast = attention_native.attention(q_metric, k, v, beta, None, key_terms=k_norm)
-        if fast is not None:
-            return fast
-        if k_norm is None:
-            q_metric, _, k_norm = _terms(q, k, None)
-        columns = _split(-beta * k_norm, k.dtype)
-        # The fused kernels need one width in all three, a multiple of 8; the query's padding holds the ones.
-        width = max(k.shape[-1] + columns.shape[-1], v.shape[-1])
-        width += -width % 8
-        query = F.pad((2 * beta * q_metric).to(q.dtype), (0, width - q.shape[-1]), value=1.0)
-        zeros = k.new_zeros(*k.shape[:-1], width - k.shape[-1] - columns.shape[-1])
-        key = torch.cat([k, columns, zeros], dim=-1)
-        value = F.pad(v, (0, width - v.shape[-1]))
-        return F.scaled_dot_product_attention(query, key, value, scale=1.0)[..., : v.shape[-1]]
-
-
-def _split(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Columns in `dtype` whose sum is x: one if that holds all digits, else two.  [...] -> [..., C]."""
-    leading = x.to(dtype)
-    if dtype == x.dtype:
-        return leading[..., None]
-    return torch.stack([leading, (x - leading).to(dtype)], dim=-1)
+        if kernel == "gaussian":
+            return gaussian_attention(q, k, v, beta, metric_factor, metric)
+        weights = log_k(squared_distance(q, k, metric_factor=metric_factor, metric=metric), beta).softmax(dim=-1)
+        return weights.to(v.dtype) @ v

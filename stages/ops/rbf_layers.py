@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stages.ops.rbf import log_kernel, rbf_attention, rbf_feedforward, without_autocast
+from stages.ops.precision import without_autocast
+from stages.ops.rbf import log_kernel, rbf_attention, rbf_feedforward
 
 Device = torch.device | str | None
 METRICS = ("euclidean", "factored", "free")

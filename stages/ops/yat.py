@@ -17,14 +17,13 @@ gradient 0 is the true one where x = w.
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stages.ops import similarity_native
+from stages.ops.precision import widen, without_autocast
 
 # Equation 2, equation 3, a constant, or 1.
 ScaleReading = Literal["guide", "multiplier"] | float | None
@@ -55,24 +54,8 @@ def yat_linear(
     """`yat_linear_reference` with equation 4: one matrix product.  x: [..., D]; weight: [N, D]; returns [..., N]."""
     with without_autocast(x.device):
         wide_x, weight, bias = widen(x, weight, bias)
-        fast = similarity_native.yat_linear(wide_x.reshape(-1, x.shape[-1]), weight, bias, scale, epsilon)
-        if fast is not None:
-            return fast.unflatten(0, x.shape[:-1]).to(x.dtype) if x.ndim > 1 else fast[0].to(x.dtype)
         squared_norms = wide_x.square().sum(-1, keepdim=True) + weight.square().sum(-1)
         return yat_ratio(wide_x @ weight.mT, squared_norms, bias, scale, epsilon).to(x.dtype)
-
-
-def widen(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The operands in their common type, at least float32."""
-    dtype = torch.promote_types(torch.promote_types(x.dtype, weight.dtype), torch.float32)
-    return x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-
-
-def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Switch autocast off where it would round the operands of a product again after `widen`."""
-    if torch.amp.is_autocast_available(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return nullcontext()
 
 
 class YatScale(nn.Module):

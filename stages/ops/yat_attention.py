@@ -17,8 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stages.ops import attention_native
-from stages.ops.yat import Factor, YatEpsilon, YatScale, widen, without_autocast, yat_ratio
+from stages.ops.fast import attention
+from stages.ops.precision import widen, without_autocast
+from stages.ops.yat import Factor, YatEpsilon, YatScale, yat_ratio
 
 # s itself is learned, from 1 (the guide), or equation 7.
 AttentionScale = Literal["learned", "package"]
@@ -50,7 +51,7 @@ def yat_attention(
     """
     with without_autocast(query.device):
         if attn_mask is None and dropout_p == 0 and not is_spherical:
-            fast = attention_native.attention(query, key, value, scale, epsilon, is_causal=is_causal)
+            fast = attention.attention(query, key, value, scale, epsilon, is_causal=is_causal)
             if fast is not None:
                 return fast
         weights = _attention_weights(query, key, attn_mask, is_causal, scale, epsilon, is_spherical)

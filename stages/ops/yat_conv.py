@@ -10,7 +10,6 @@ channels, G groups, H x W pixels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -18,10 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.utils import _pair
 
-from stages.ops import similarity_native
-from stages.ops.yat import Factor, ScaleReading, YatEpsilon, YatScale, widen, without_autocast, yat_ratio
+from stages.ops.patches import Size, patch_norms
+from stages.ops.precision import widen, without_autocast
+from stages.ops.yat import Factor, ScaleReading, YatEpsilon, YatScale, yat_ratio
 
-Size = int | tuple[int, int]
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 
 
@@ -73,66 +72,11 @@ def yat_conv2d(
     with without_autocast(x.device):
         wide_x, weight, bias = widen(x, weight, bias)
         dot = F.conv2d(wide_x, weight, None, stride, padding, dilation, groups)
-        patches = _patch_norms(wide_x, weight.shape[2:], _pair(stride), padding, _pair(dilation), groups)
+        patches = patch_norms(wide_x, weight.shape[2:], _pair(stride), padding, _pair(dilation), groups)
         kernels = weight.square().sum((1, 2, 3))
-        if groups == 1:
-            fast = similarity_native.yat_ratio(
-                dot.flatten(2).flatten(0, 1), kernels, patches.flatten(1), scale, epsilon, bias, True
-            )
-            if fast is not None:
-                return fast.view(dot.shape).to(x.dtype)
         squared_norms = (patches.unsqueeze(2) + kernels.view(groups, -1, 1, 1)).flatten(1, 2)
         bias = None if bias is None else bias.view(-1, 1, 1)
         return yat_ratio(dot, squared_norms, bias, scale, epsilon).to(x.dtype)
-
-
-def _patch_norms(
-    x: Tensor,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Size | str,
-    dilation: Sequence[int],
-    groups: int,
-) -> Tensor:
-    """‖I_{i,j}‖² of each group's channels: [B, G, H', W'].
-
-    It is a sum of shifted maps: a convolution with ones might run in TF32, which is too coarse for a distance.
-    """
-    pads = _pads(padding, kernel_size, dilation)
-    fast = similarity_native.patch_norms(x, kernel_size, stride, pads, dilation) if groups == 1 else None
-    if fast is not None:
-        return fast
-    energy = F.pad(x.unflatten(1, (groups, -1)).square().sum(2), pads)
-    if tuple(dilation) == (1, 1):
-        return F.avg_pool2d(energy, tuple(kernel_size), tuple(stride), divisor_override=1)  # the sum: over 1, not all
-    height, width = (
-        (length - d * (k - 1) - 1) // s + 1
-        for length, k, s, d in zip(energy.shape[2:], kernel_size, stride, dilation, strict=True)
-    )
-    total = torch.zeros((), device=x.device, dtype=x.dtype)
-    for i in range(0, dilation[0] * kernel_size[0], dilation[0]):
-        for j in range(0, dilation[1] * kernel_size[1], dilation[1]):
-            rows = slice(i, i + stride[0] * (height - 1) + 1, stride[0])
-            columns = slice(j, j + stride[1] * (width - 1) + 1, stride[1])
-            total = total + energy[:, :, rows, columns]
-    return total
-
-
-def _pads(padding: Size | str, kernel_size: Sequence[int], dilation: Sequence[int]) -> list[int]:
-    """Padding on the left, right, top and bottom, as in `F.pad`.
-
-    Raises:
-        ValueError: the word is neither `same` nor `valid`.
-    """
-    if padding == "valid":
-        padding = 0
-    if padding == "same":
-        reaches = [d * (k - 1) for k, d in zip(kernel_size, dilation, strict=True)]
-        return [part for reach in reversed(reaches) for part in (reach // 2, reach - reach // 2)]
-    if isinstance(padding, str):
-        raise ValueError(f"padding is {padding!r}; known words: same, valid")
-    vertical, horizontal = _pair(padding)
-    return [horizontal, horizontal, vertical, vertical]
 
 
 class YatConv2d(nn.Conv2d):

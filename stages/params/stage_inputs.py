@@ -49,9 +49,9 @@ def stage_inputs(params: Params) -> dict[str, StageInputs]:
         found[f"preprocess@{name}"] = StageInputs(("stages.preprocess",), {"dataset": source})
     for name, experiment in everything["experiments"].items():
         package = f"stages.papers.{experiment['paper']}"
-        fast = tuple(f"{package}.{path.stem}" for path in _FOLDER.glob(f"papers/{experiment['paper']}/*_native.py"))
+        stacks = tuple(f"{package}.{path.stem}" for path in _FOLDER.glob(f"papers/{experiment['paper']}/*_stack.py"))
         trained = {"profile": profile, "experiment": experiment}
-        found[f"train@{name}"] = StageInputs(("stages.train", "stages.worker", package, *fast, *optimizers), trained)
+        found[f"train@{name}"] = StageInputs(("stages.train", "stages.worker", package, *stacks, *optimizers), trained)
         observed = (f"{package}.observations",) if source_path(f"{package}.observations") else ()
         evaluated = ("stages.evaluate", package, *observed)
         found[f"evaluate@{name}"] = StageInputs(evaluated, {name: profile[name] for name in ("latency", "test_rows")})

@@ -42,11 +42,13 @@ def show_equivalent(
     *,
     steps: int = STEPS,
     again: bool = False,
+    plain: bool = False,
     say: Callable[[str], None] = print,
 ) -> Shown:
     """Train every path whose fingerprint changed between `revision` and HEAD with both codes, and add the line.
 
-    `again`: also those that lines already cover, without adding a line.
+    `again`: also those that lines already cover, without adding a line.  `plain`: without fast paths in C++, which are
+    in no fingerprint; a change that removes one changes how it rounded, and no equation.
 
     Raises:
         EquivalenceError: the codes give different numbers (the first is named), or the tree's code isn't committed.
@@ -75,7 +77,7 @@ def show_equivalent(
         machine: Mapping[str, Any] = {}
         both = []
         for side, code in ((older, "before"), (newer, "after")):
-            both.append(side.train([_training(path.item, cut, code) for path, cut in trainings], THREADS))
+            both.append(_train(side, [_training(path.item, cut, code) for path, cut in trainings], plain=plain))
             for found in both[-1]:
                 _refuse_errors(trainings, found, side)
         for threads, *pair in zip(THREADS, *both, strict=True):
@@ -98,11 +100,31 @@ def show_equivalent(
             device="cpu",
             machine={name: value for name, value in machine.items() if name not in ("threads", "stacked")},
             versions={name: importlib.metadata.version(name) for name in ("torch", "numpy")},
-            proofs=_proofs(paths),
+            proofs=_proofs(paths, plain=plain),
         )
     if not again:
         append_line(root, line)
     return Shown(line, tuple(f"{path.item.made.label}: {_describe(path.item)}" for path in paths), tuple(left_out))
+
+
+def _train(side: Side, trainings: Sequence[Mapping[str, Any]], *, plain: bool) -> list[list[dict[str, Any]]]:
+    """Results by number of threads, in the order of the trainings."""
+    found: list[list[dict[str, Any]]] = [[{} for _ in trainings] for _ in THREADS]
+    for without_cpp in (False, True):
+        chosen = [
+            place for place, training in enumerate(trainings) if _is_plain(training["is_stacked"], plain) == without_cpp
+        ]
+        if chosen:
+            answers = side.train([trainings[place] for place in chosen], THREADS, plain=without_cpp)
+            for results, own in zip(found, answers, strict=True):
+                for place, result in zip(chosen, own, strict=True):
+                    results[place] = result
+    return found
+
+
+def _is_plain(is_stacked: bool, plain: bool) -> bool:
+    """A stack has no plain form: torch compiles it, with the same compiler."""
+    return plain and not is_stacked
 
 
 def _refuse_errors(trainings: Sequence[tuple[_Path, Cut]], found: Sequence[Mapping[str, Any]], side: Side) -> None:
@@ -127,7 +149,7 @@ class _Path:
         self.steps[str(cut.specs[0].protocol.batch_size)] = len(gave["scores"])
         self.found.setdefault(str(threads), []).append(_digest(gave))
 
-    def compared(self) -> Compared:
+    def compared(self, *, plain: bool) -> Compared:
         kind, model, optimizer = self.item.made.question
         return Compared(
             run=self.item.made.label,
@@ -138,6 +160,7 @@ class _Path:
             precision=self.cuts[0].specs[0].protocol.precision,
             optimizer=optimizer,
             is_stacked=self.item.made.is_stacked,
+            is_plain=_is_plain(self.item.made.is_stacked, plain),
             data=self.cuts[0].specs[0].data_digest,
             steps=self.steps,
             state={threads: "-".join(digests) for threads, digests in self.found.items()},
@@ -169,7 +192,7 @@ def _digest(found: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical_json({**found, "outcomes": outcomes}).encode()).hexdigest()[:16]
 
 
-def _proofs(paths: Sequence[_Path]) -> tuple[Proof, ...]:
+def _proofs(paths: Sequence[_Path], *, plain: bool) -> tuple[Proof, ...]:
     """Proofs by pair of fingerprints, in the order of their first path."""
     grouped: dict[str, list[_Path]] = {}
     for path in paths:
@@ -180,7 +203,7 @@ def _proofs(paths: Sequence[_Path]) -> tuple[Proof, ...]:
                 name: (same[0].item.before.get(name), same[0].item.after.get(name))
                 for name in sorted({*same[0].item.before, *same[0].item.after})
             },
-            compared=tuple(path.compared() for path in same),
+            compared=tuple(path.compared(plain=plain) for path in same),
         )
         for same in grouped.values()
     )

@@ -39,20 +39,24 @@ class Side:
         answers: list[Mapping[str, str] | None] = json.loads(output.read_text())
         return answers
 
-    def train(self, trainings: Sequence[Mapping[str, Any]], threads: Sequence[int]) -> list[list[dict[str, Any]]]:
-        """The results of each training, by number of threads, one after another in one process.
+    def train(
+        self, trainings: Sequence[Mapping[str, Any]], threads: Sequence[int], *, plain: bool = False
+    ) -> list[list[dict[str, Any]]]:
+        """The results of each training, by number of threads, one after another in one process; `plain`: without C++.
 
         Raises:
             EquivalenceError: the process fails; if a training fails, its answer says so.
         """
-        output = self.tree.with_name(f"{self.tree.name}-output")
-        self._run({"trainings": list(trainings), "threads": list(threads), "output": str(output)})
+        output = self.tree.with_name(f"{self.tree.name}-output{'-plain' * plain}")
+        # Every revision takes its C++ for missing where the compiler fails.
+        env = {"CXX": "false"} if plain else {}
+        self._run({"trainings": list(trainings), "threads": list(threads), "output": str(output)}, env)
         return [
             [json.loads((output / str(count) / f"{number}.json").read_text()) for number in range(len(trainings))]
             for count in threads
         ]
 
-    def _run(self, job: Mapping[str, Any]) -> None:
+    def _run(self, job: Mapping[str, Any], more_env: Mapping[str, str] | None = None) -> None:
         place = self.tree.with_name(f"{self.tree.name}-job.json")
         place.write_text(json.dumps({**job, "tree": str(self.tree)}))
         env = {name: value for name, value in os.environ.items() if name != "CLAIMCHECK_HOME"}
@@ -60,6 +64,7 @@ class Side:
             "PYTHONPATH": os.pathsep.join([str(self.tree), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "PYTHONDONTWRITEBYTECODE": "1",
             "OMP_WAIT_POLICY": "PASSIVE",
+            **(more_env or {}),
         }
         command = [sys.executable, "-P", str(self.driver), str(place)]
         done = subprocess.run(command, cwd=self.tree, env=env, capture_output=True, text=True, check=False)

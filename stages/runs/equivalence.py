@@ -29,7 +29,8 @@ Digests = tuple[str | None, str | None]
 class Compared:
     """A training with the same result under both codes: which run, how many steps (by batch size), on which data.
 
-    `path` is that of the whole run, `state` the digests of everything compared, by number of threads.
+    `path` is that of the whole run, `state` the digests of everything compared, by number of threads.  `is_plain`: both
+    without fast paths in C++.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -44,6 +45,7 @@ class Compared:
     data: str
     steps: Mapping[str, int]
     state: Mapping[str, str]
+    is_plain: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 Everything that a run imports is included unless it is an installed package, wherever it lies.  Comments, docstrings and
 blank lines don't count, so that explaining the code invalidates nothing.  The source text itself is hashed, not a
-dumped syntax tree or a list of tokens: both differ between Python 3.11 and 3.13.  Fast paths (`*_native.py`) are tested
-against their reference and left out; so is `stages.run`, whose values are in the key.
+dumped syntax tree or a list of tokens: both differ between Python 3.11 and 3.13.  Fast paths (`stages.ops.fast`) are
+tested against their equation and left out; so is `stages.run`, whose values are in the key.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ TRAINING_ROOTS = {
     "text": ("stages.training.session", "stages.training.tokens"),
 }
 
+_FAST = "stages.ops.fast"
 _KEYED_BY_VALUE = {"stages.run"}
 # Keyed only by their own text: the first two choose among modules, and their choice is a root; the last imports only
 # what it needs to word its errors.
@@ -172,10 +173,13 @@ def import_closure(roots: Iterable[str]) -> set[str]:
     """`roots` and everything that they import, directly or indirectly, without installed packages and fast paths."""
     return reachable(
         roots,
-        lambda module: (
-            [] if module in CHOOSING else [name for name in imported_modules(module) if not name.endswith("_native")]
-        ),
+        lambda module: [] if module in CHOOSING else [name for name in imported_modules(module) if not is_fast(name)],
     )
+
+
+def is_fast(module: str) -> bool:
+    """True for the package of fast paths and its modules, which are in no run key."""
+    return f"{module}.".startswith(f"{_FAST}.")
 
 
 def _refuse_missing(modules: Iterable[str]) -> None:

@@ -12,13 +12,12 @@ import torch
 
 from stages.device import device_name
 from stages.memory import give_back_freed_memory
-from stages.ops.products_native import has_fast_products
 from stages.run import canonical_json
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
-    """Versions, device name, CPU capability, threads, product library: everything known to change the last digits."""
-    environment = {
+    """Versions, device name, CPU capability, threads: everything known to change the last digits."""
+    return {
         "python": ".".join(platform.python_version_tuple()[:2]),
         "torch": str(torch.__version__),
         "device": device.type,
@@ -29,7 +28,6 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "system": platform.system(),
         "cores": os.cpu_count(),
     }
-    return environment | ({"float32_products": "oneDNN"} if device.type == "cpu" and has_fast_products() else {})
 
 
 def environment_digest(environment: dict[str, Any]) -> str:

@@ -15,11 +15,10 @@ import torch
 from torch import nn
 
 from stages.datasets.packed import PackedInfo, Split
-from stages.ops.bfloat16_native import use_fast_bfloat16
-from stages.ops.fast_layers_native import with_fast_layers
+from stages.ops.fast.dropout import with_fast_dropout
+from stages.ops.fast.wide_attention import use_wide_attention
 from stages.papers import build_model
 from stages.run import RunSpec
-from stages.training.images_native import with_fast_batches
 from stages.training.kinds import make_task, read_rows
 from stages.training.loop import Observer, Outcome, Progress, Task, TrainingState, fit, measure, seeded_model
 
@@ -61,20 +60,20 @@ class Session:
 
 
 def open_session(spec: RunSpec, data: Path, info: PackedInfo, device: torch.device) -> Session:
-    """The training of `spec` on the packed set in `data`, with fast layers and batches if there are any.
+    """The training of `spec` on the packed set in `data`, with fast dropout.
 
     Raises:
         PackedDataError: a split can't be read.
         ValueError, TypeError: the model can't be built by the spec's arguments.
     """
     protocol = spec.protocol
-    task = with_fast_batches(task_of(spec, data, info, "train", device))
+    task = task_of(spec, data, info, "train", device)
     observe = None
     if protocol.observe_test:
-        observe = _test_observer(with_fast_batches(task_of(spec, data, info, "test", device)))
+        observe = _test_observer(task_of(spec, data, info, "test", device))
     if device.type == "cpu" and protocol.precision == "bfloat16":
-        use_fast_bfloat16()
-    model = seeded_model(lambda: with_fast_layers(build_model(spec.model)), spec.replicate).to(device)
+        use_wide_attention()
+    model = seeded_model(lambda: with_fast_dropout(build_model(spec.model)), spec.replicate).to(device)
     return Session(spec, model, task, observe)
 
 
@@ -84,7 +83,7 @@ def task_of(spec: RunSpec, data: Path, info: PackedInfo, split: Split, device: t
 
 
 def plain_network(spec: RunSpec, device: torch.device) -> nn.Module:
-    """The network of `spec` with its initial weights and plain layers."""
+    """The network of `spec` with its initial weights and PyTorch's dropout."""
     return seeded_model(lambda: build_model(spec.model), spec.replicate).to(device)
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.run import ModelSpec, Protocol, Replicate, canonical_json, steps_per_epoch
-from stages.runs.fingerprint import imported_modules, module_digest, reachable, source_path
+from stages.runs.fingerprint import imported_modules, is_fast, module_digest, reachable, source_path
 from stages.training.loop import Outcome, Progress, TrainingStopped
 from stages.training.optimizer import build_optimizer
 from stages.training.schedule import learning_rate
@@ -64,13 +64,13 @@ MakeStack = Callable[[Sequence[nn.Module]], Stack]
 
 
 def stack_class(model: ModelSpec) -> MakeStack:
-    """The factory for a stack of `model`: `Stack` in the module of fast paths next to the model's own."""
-    found: MakeStack = import_module(_native(model)).Stack
+    """The factory for a stack of `model`: `Stack` in the module next to the model's own (`mlp_stack` for `mlp`)."""
+    found: MakeStack = import_module(_module_of_stack(model)).Stack
     return found
 
 
-def _native(model: ModelSpec) -> str:
-    return f"{model.path.partition(':')[0]}_native"
+def _module_of_stack(model: ModelSpec) -> str:
+    return f"{model.path.partition(':')[0]}_stack"
 
 
 def files_of_stack(model: ModelSpec) -> list[Path]:
@@ -78,7 +78,7 @@ def files_of_stack(model: ModelSpec) -> list[Path]:
 
     Includes files that share a module's name (C++).
     """
-    fast = reachable([_native(model)], lambda name: [one for one in imported_modules(name) if one.endswith("_native")])
+    fast = reachable([_module_of_stack(model)], lambda name: [one for one in imported_modules(name) if is_fast(one)])
     modules = [path for name in (__name__, *sorted(fast)) if (path := source_path(name)) is not None]
     return [path for module in modules for path in sorted(module.parent.glob(f"{module.stem}.*")) if path.is_file()]
 

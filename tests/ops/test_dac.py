@@ -14,14 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stages.ops.dac import (
-    DACConv2d,
-    DACLinear,
-    dac_conv2d,
-    dac_conv2d_reference,
-    dac_linear,
-    dac_linear_reference,
-)
+from stages.ops.dac import dac_conv2d, dac_conv2d_reference, dac_linear, dac_linear_reference
+from stages.ops.dac_layers import DACConv2d, DACLinear
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "dac_loops.npz"
 MAKER = GOLDEN.with_name("make_dac_loops.py")

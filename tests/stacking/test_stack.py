@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from stages.ops.dac_stack_native import is_available
+from stages.ops.fast.dac_stack import is_available
 from stages.papers.dac.mlp import DACMLP, MLP
-from stages.papers.dac.mlp_native import Stack
+from stages.papers.dac.mlp_stack import Stack
 from stages.run import EarlyStopSpec, ModelSpec, OptimizerSpec, Protocol, Replicate, SplitSpec
 from stages.training.loop import Outcome, TrainingStopped, fit, measure, seeded_model
 from stages.training.stacked import StackState, files_of_stack, fit_stack
@@ -103,7 +103,7 @@ def test_dac_layers_are_summed_in_cpp_in_float32() -> None:
 
 def test_its_code_is_all_that_is_in_no_run_key() -> None:
     names = {path.name for path in files_of_stack(ModelSpec(path="stages.papers.dac.mlp:DACMLP", arguments={}))}
-    assert {"loop.py", "mlp_native.py", "dac_stack_native.py", "dac_native.py", "dac_native.cpp"} <= names
+    assert {"loop.py", "mlp_stack.py", "dac_stack.py", "dac.py", "dac.cpp"} <= names
 
 
 @NETWORKS

@@ -10,9 +10,9 @@ from scipy.stats import mannwhitneyu
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from stages.ops import dac
+from stages.ops import dac, dac_layers
 from stages.papers.dac.mlp import DACMLP, MLP
-from stages.papers.dac.mlp_native import Stack
+from stages.papers.dac.mlp_stack import Stack
 from stages.run import OptimizerSpec, Protocol, Replicate
 from stages.training.loop import fit, seeded_model
 from stages.training.stacked import fit_stack
@@ -60,7 +60,7 @@ def test_errors_over_seeds_cannot_be_told_apart(monkeypatch: pytest.MonkeyPatch)
         fit_stack(stacked, Stack, TASK, PROTOCOL, seeds, is_compiled=True)  # type: ignore[arg-type]
         fast = log_errors(stacked)
         with monkeypatch.context() as patch:
-            patch.setattr(dac, "dac_linear", dac.dac_linear_reference)
+            patch.setattr(dac_layers, "dac_linear", dac.dac_linear_reference)
             for network, replicate in zip(alone, others, strict=True):
                 fit(network, TASK, PROTOCOL, replicate)
             plain = log_errors(alone)

@@ -1,4 +1,4 @@
-"""The worker trains networks of fast layers, and publishes what the plain network reads."""
+"""The worker trains networks with fast dropout, and publishes what the plain network reads."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from stages.checkpoint.predictor import load_predictor
 from stages.datasets.packed import ImageSet, PackedInfo, digest_images, write_packed
-from stages.ops import batch_norm_native, native
-from stages.papers.dac import ResNetV1
-from stages.papers.dac.resnet_v1 import BlockV1
+from stages.ops.fast import cpp, dropout
+from stages.papers.ninformer import MLPMixer
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec
 from stages.worker import Job, train_run
 
@@ -41,19 +42,19 @@ def pack_noise(folder: Path) -> PackedInfo:
     return info
 
 
-@pytest.mark.skipif(native.load_library(batch_norm_native._SOURCE) is None, reason="no C++ compiler here")
-def test_worker_normalises_in_one_pass_and_publishes_the_plain_network(
+@pytest.mark.skipif(cpp.load_library(dropout._SOURCE) is None, reason="no C++ compiler here")
+def test_worker_drops_out_in_cpp_and_publishes_the_plain_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert dropout._draws_alike(torch.float32)
     taken: list[str] = []
-    real = batch_norm_native.call
-    monkeypatch.setattr(batch_norm_native, "call", lambda at, name, *rest: (taken.append(name), real(at, name, *rest)))
+    real = dropout.call
+    monkeypatch.setattr(dropout, "call", lambda at, name, *rest: (taken.append(name), real(at, name, *rest)))
     info = pack_noise(tmp_path / "noise")
+    sizes = {"image_size": 16, "in_channels": 3, "num_classes": 2, "patch_size": 8, "dim": 8, "depth": 1}
+    arguments = sizes | {"token_dim": 4, "channel_dim": 4, "dropout": 0.5}
     spec = RunSpec(
-        model=ModelSpec(
-            path="stages.papers.dac.resnet_v1:ResNetV1",
-            arguments={"image_size": 16, "in_channels": 3, "num_classes": 2, "depth": 8, "width": 16},
-        ),
+        model=ModelSpec(path="stages.papers.ninformer.mlp_mixer:MLPMixer", arguments=arguments),
         protocol=Protocol(
             optimizer=OptimizerSpec(name="adam", lr=0.001), batch_size=4, epochs=2, mean=info.mean, std=info.std
         ),
@@ -62,7 +63,8 @@ def test_worker_normalises_in_one_pass_and_publishes_the_plain_network(
         code={},
     )
     published = train_run(Job(spec=spec, data=tmp_path / "noise", store=tmp_path / "store", device="cpu"))
-    # Seven normalisations in three steps of two epochs; those of the evaluation are PyTorch's.
-    assert taken.count("forward_float") == taken.count("backward_float") == 7 * 3 * 2
+    layers = sum(type(layer) is nn.Dropout for layer in MLPMixer(**arguments).modules())
+    # Each layer twice in each of three steps of two epochs; none in evaluation.
+    assert layers and taken.count("dropout_forward") == layers * 2 * 3 * 2 and "dropout_backward" in taken
     network = load_predictor(published / "weights.safetensors").network
-    assert type(network) is ResNetV1 and type(network.blocks[0]) is BlockV1
+    assert type(network) is MLPMixer and not any(isinstance(layer, dropout.Dropout) for layer in network.modules())

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from stages.ops.dac import DACConv2d, DACLinear
+from stages.ops.dac_layers import DACConv2d, DACLinear
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from stages.ops.dac import DACConv2d, DACLinear
+from stages.ops.dac_layers import DACConv2d, DACLinear
 from stages.papers.dac.counting import Operations, count_operations
 from stages.papers.dac.findings_theory import EXACT, theory
 from stages.papers.dac.resnet_v1 import DACResNetV1, MBAResNetV1, ResNetV1

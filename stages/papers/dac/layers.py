@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stages.ops.dac import DACConv2d
+from stages.ops.dac_layers import DACConv2d
 from stages.ops.mba import MBA
 
 Connect = Callable[[int, int, int], nn.Module]

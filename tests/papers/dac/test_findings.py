@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from stages.evaluation.cost import flops_per_sample
-from stages.ops.dac import DACConv2d, DACLinear
+from stages.ops.dac_layers import DACConv2d, DACLinear
 from stages.papers.dac import DACResNetV1, ResNetV1
 from stages.papers.dac.counting import Operations, count_operations
 from stages.papers.dac.findings import PRINTED, findings, fisher_two_sided

@@ -8,7 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from stages.evaluation.cost import count_parameters
-from stages.ops.dac import DACLinear, dac_linear
+from stages.ops.dac import dac_linear
+from stages.ops.dac_layers import DACLinear
 from stages.papers.dac import DACMLP, MLP
 from stages.papers.dac.mlp import hidden_widths, matched_width
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stages.evaluation.cost import count_parameters, flops_per_sample
-from stages.ops.dac import DACConv2d
+from stages.ops.dac_layers import DACConv2d
 from stages.ops.mba import MBA
 from stages.papers.dac import (
     DACVGG,

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from stages.ops.dac import DACConv2d, dac_conv2d
+from stages.ops.dac import dac_conv2d
+from stages.ops.dac_layers import DACConv2d
 from stages.papers.dac import DACVGG, VGG
 from stages.papers.dac.vgg import plain_plan
 

@@ -1,0 +1,144 @@
+"""Fast paths of attention with scores of Yat or HyperBF: on a CPU in C++ (`attention.cpp`), on a GPU Yat's in
+Triton.  Where there is none, `attention` returns None, and the caller does the same with PyTorch's operators.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from stages.ops.fast.cpp import call, head_strides, in_parts, in_rows, is_plain, load_library
+
+Factor = Tensor | float
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+_NAMES = {torch.float32: "attention_{}", torch.bfloat16: "attention_{}_half"}
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: Factor,
+    epsilon: Factor | None,
+    *,
+    key_terms: Tensor | None = None,
+    is_causal: bool = False,
+) -> Tensor | None:
+    """Softmax of scores, times values; scores are those of Yat, or without an `epsilon` s (2 q·k − t), t the keys'
+    terms.
+
+    query: [..., T, E]; key: [..., S, E]; value: [..., S, F]; key_terms: [..., S], else ‖k‖²; returns [..., T, F].
+    """
+    scale, is_yat = _as_tensor(scale, query), epsilon is not None
+    epsilon = _as_tensor(0.0 if epsilon is None else epsilon, query)
+    outer = query.shape[:-2]
+    tensors = [query, key, value, *([] if key_terms is None else [key_terms])]
+    if not _fit(*tensors) or not scale.ndim == epsilon.ndim == 0 or not all(tensor.numel() for tensor in tensors):
+        return None
+    queries, keys, values = query, key, value
+    if len(outer) != 2:
+        queries, keys, values = (tensor.reshape(1, -1, *tensor.shape[-2:]) for tensor in (query, key, value))
+    if is_yat and _is_on_gpu(query):
+        from stages.ops.fast import yat_triton  # Triton is absent where torch has no CUDA
+
+        if not yat_triton.applies(queries, keys, values, scale, epsilon):
+            return None
+        mixed = yat_triton.attention(queries, keys, values, scale, epsilon, is_causal)
+    elif _can_attend(query, key, value) and is_plain(scale, epsilon, *tensors[3:]):
+        mixed = _Attention.apply(queries, keys, values, key_terms, scale, epsilon, is_causal, is_yat)
+    else:
+        return None
+    return mixed if len(outer) == 2 else mixed.reshape(*outer, *mixed.shape[-2:])
+
+
+def _as_tensor(factor: Factor, like: Tensor) -> Tensor:
+    """A number as float32 on the device of `like`."""
+    return factor if isinstance(factor, Tensor) else torch.full((), factor, dtype=torch.float32, device=like.device)
+
+
+def _fit(query: Tensor, key: Tensor, value: Tensor, key_terms: Tensor | None = None) -> bool:
+    """True if the shapes are those of one attention, without broadcasting: PyTorch's operators handle that, or
+    complain.
+    """
+    is_one = query.ndim > 1 and query.shape[:-2] == key.shape[:-2] and query.shape[-1] == key.shape[-1]
+    return is_one and key.shape[:-1] == value.shape[:-1] and (key_terms is None or key_terms.shape == key.shape[:-1])
+
+
+def _can_attend(*tensors: Tensor) -> bool:
+    dtype = tensors[0].dtype
+    return dtype in _NAMES and is_plain(*tensors, dtype=dtype) and load_library(SOURCE) is not None
+
+
+def _is_on_gpu(tensor: Tensor) -> bool:
+    return tensor.is_cuda
+
+
+class _Attention(torch.autograd.Function):
+    """query: [B, H, T, E]; key: [B, H, S, E]; value: [B, H, S, F]; returns [B, H, T, F], in memory [B, T, H, F].
+
+    These are in float32 or bfloat16, all else is in float32.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_terms: Tensor | None,
+        scale: Tensor,
+        epsilon: Tensor,
+        is_causal: bool,
+        is_yat: bool,
+    ) -> Tensor:
+        query, key, value = map(in_rows, (query, key, value))
+        key_terms = None if key_terms is None else key_terms.contiguous()
+        samples, heads, queries, width = query.shape
+        out = query.new_empty(samples, queries, heads, value.shape[3]).transpose(1, 2)
+        peaks = query.new_empty(samples * heads, queries, 2, dtype=torch.float32)
+        sizes = heads, queries, key.shape[2], width, value.shape[3]
+        options = scale.item(), epsilon.item(), is_causal, is_yat
+        strides = head_strides(query, key, value, out)
+
+        def work(maps: slice) -> None:
+            tensors = query, key, value, key_terms, out, peaks
+            _call(_NAMES[query.dtype].format("forward"), *tensors, sizes, strides, *options, maps.start, maps.stop)
+
+        in_parts(samples * heads, work)
+        ctx.save_for_backward(query, key, value, key_terms, peaks)
+        ctx.sizes, ctx.options = sizes, options
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, key_terms, peaks = ctx.saved_tensors
+        grad = in_rows(grad)
+        to_query, to_key, to_value = (tensor.new_empty(tensor.shape) for tensor in (query, key, value))
+        to_terms = None if key_terms is None else torch.empty_like(key_terms)
+        strides, totals = head_strides(query, key, value, grad), peaks.new_zeros(len(peaks), 2, dtype=torch.float64)
+
+        def work(maps: slice) -> None:
+            tensors = query, key, value, key_terms, grad, peaks, to_query, to_key, to_value, to_terms, totals
+            _call(
+                _NAMES[query.dtype].format("backward"),
+                *tensors,
+                ctx.sizes,
+                strides,
+                *ctx.options,
+                maps.start,
+                maps.stop,
+            )
+
+        in_parts(len(peaks), work)
+        to_scale, to_epsilon = totals.sum(0).float()
+        return to_query, to_key, to_value, to_terms, to_scale, to_epsilon, None, None
+
+
+def _call(name: str, *arguments: Any) -> None:
+    call(SOURCE, name, *arguments)

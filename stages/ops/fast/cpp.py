@@ -1,0 +1,210 @@
+"""C++ beside a module, compiled for this processor when first needed and cached.
+
+A fast path, never the only one: without a compiler, or if it fails, `load_library` says so once and returns None.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_HEADER = Path(__file__).with_suffix(".h")
+_COMPILERS = ("c++", "g++", "clang++")
+# No -ffast-math: a NaN has to stay one, or a diverging training would go on.
+_FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
+# The limit that PyTorch's own variable sets for it applies to our C++, too.
+_LESSER_PROCESSORS = {"default": "x86-64", "avx2": "x86-64-v3"}
+
+
+@cache
+def load_library(source: Path) -> ctypes.CDLL | None:
+    """The shared library of a C++ file, whose only header of ours is `cpp.h`; None if it can't be had."""
+    compiler = os.environ.get("CXX") or next((name for name in _COMPILERS if shutil.which(name)), None)
+    if compiler is None:
+        return None
+    try:
+        version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
+        code = [path.read_bytes() for path in (source, _HEADER)]
+        parts = [*code, version, " ".join(_flags()).encode(), _processor().encode()]
+        built = _place(f"{source.stem}-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:16]}.so")
+        if not built.is_file():
+            with _alone(built.with_name(f"{source.stem}.lock")):
+                if not built.is_file():
+                    _compile(compiler, source, built)
+        return ctypes.CDLL(str(built))
+    except (OSError, subprocess.CalledProcessError) as error:
+        reason = error.stderr.decode(errors="replace") if isinstance(error, subprocess.CalledProcessError) else error
+        print(f"{source.name}: can't be compiled, using PyTorch's operators: {reason}", file=sys.stderr)
+        return None
+
+
+def call(source: Path, name: str, *arguments: Tensor | float | Sequence[int] | None) -> int:
+    """Call a function of a loaded library and return its result, if it has one.
+
+    Tensors are passed as their memory, None as a null pointer, an integer as `long`, several as an array of these.
+    """
+    library = load_library(source)
+    assert library is not None, "the caller has asked for it"
+    answer: int = getattr(library, name)(*map(_as_c, arguments))
+    return answer
+
+
+def _as_c(argument: Tensor | float | Sequence[int] | None) -> Any:
+    match argument:
+        case None:
+            return ctypes.c_void_p(None)
+        case Tensor():
+            return ctypes.c_void_p(argument.data_ptr())
+        case float():
+            return ctypes.c_float(argument)
+        case int():
+            return ctypes.c_long(argument)
+    return (ctypes.c_long * len(argument))(*argument)
+
+
+def is_plain(*tensors: Tensor, dtype: torch.dtype = torch.float32) -> bool:
+    """True if all are real tensors of `dtype` on a CPU, in eager PyTorch with at most its backward pass.
+
+    Compilers, `torch.func`, forward-mode differentiation and lazily negated views need operators.
+    """
+    is_watched = (
+        torch.compiler.is_compiling()
+        or torch._C._is_tracing()
+        or torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0
+    )
+    return not is_watched and all(
+        tensor.dtype == dtype
+        and tensor.device.type == "cpu"
+        and tensor.numel() > 0
+        and type(tensor) in (Tensor, torch.nn.Parameter)
+        and not tensor.is_neg()
+        for tensor in tensors
+    )
+
+
+def in_rows(tensor: Tensor) -> Tensor:
+    """The tensor with the numbers of its last dimension side by side."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def head_strides(*tensors: Tensor) -> list[int]:
+    """Strides of sample, head and row of each [B, H, T, E]."""
+    return [stride for tensor in tensors for stride in tensor.stride()[:3]]
+
+
+def in_parts(count: int, work: Callable[[slice], None]) -> None:
+    """Run `work` on slices of 0 to `count`, one per PyTorch thread; the slices depend only on the number of threads."""
+    parts = min(torch.get_num_threads(), count)
+    edges = [count * index // parts for index in range(parts + 1)]
+    own, *others = (slice(start, end) for start, end in pairwise(edges))
+    futures = [_pool(parts - 1).submit(work, other) for other in others]
+    work(own)
+    for future in futures:
+        future.result()
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """Thread pool, kept for the next layer: starting threads takes longer than a small one."""
+    return ThreadPoolExecutor(threads)
+
+
+# A fork has none of its threads.
+os.register_at_fork(after_in_child=_pool.cache_clear)
+
+
+def _flags() -> tuple[str, ...]:
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return (*_FLAGS, "-march=native")
+    processor = _LESSER_PROCESSORS.get(os.environ.get("ATEN_CPU_CAPABILITY", ""), "native")
+    return (*_FLAGS, f"-march={processor}", "-mprefer-vector-width=512")  # GCC uses half of a register otherwise
+
+
+def _compile(compiler: str, source: Path, built: Path) -> None:
+    """Compile beside `built` and rename: another process sees all of it or nothing."""
+    with tempfile.TemporaryDirectory(dir=built.parent) as folder:
+        part = Path(folder) / built.name
+        subprocess.run(
+            [compiler, *_flags(), f"-I{_HEADER.parent}", "-shared", "-fPIC", str(source), "-o", str(part)],
+            capture_output=True,
+            check=True,
+        )
+        part.replace(built)
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Lock: one process at a time; the others find its result."""
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _place(name: str) -> Path:
+    """The place where a library is or will be kept; an existing one is also taken from a folder that is read-only."""
+    with suppress(RuntimeError):
+        if (kept := _home_cache() / name).is_file():
+            return kept
+    return cache_folder() / name
+
+
+def cache_folder() -> Path:
+    """The folder of this user's compiled files: in the user's cache or, if that can't be written to, among temporary
+    files.
+
+    Raises:
+        PermissionError: another user could put code there.
+    """
+    with suppress(OSError, RuntimeError):
+        folder = _home_cache()
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    folder = Path(tempfile.gettempdir()) / f"claimcheck-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise PermissionError(f"{folder} isn't this user's alone, and ~/.cache can't be written to; set XDG_CACHE_HOME")
+    return folder
+
+
+def keep_triton_kernels() -> None:
+    """Triton keeps its compiled kernels at home; from now on beside our libraries if home can't be written to."""
+    with suppress(OSError, RuntimeError):
+        home = Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton" / "cache"
+        there = next(folder for folder in (home, *home.parents) if folder.exists())
+        if "TRITON_CACHE_DIR" not in os.environ and not (there.is_dir() and os.access(there, os.W_OK)):
+            os.environ["TRITON_CACHE_DIR"] = str(cache_folder() / "triton")
+
+
+def _home_cache() -> Path:
+    """The user's cache; RuntimeError if the user has no home."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "claimcheck"
+
+
+def _processor() -> str:
+    """The properties that -march=native depends on: a home folder may be shared between machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return "\n".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))

@@ -1,0 +1,101 @@
+"""The fast path of `dac_recompute`: its sums in C++ on a CPU, in float32 (`dac.cpp`); in Triton on a GPU.
+
+On a CPU, bfloat16 maps, as autocast gives them, are widened first and their gradient is rounded.  Without a compiler
+there is no fast path, and `dac_recompute` does the same with PyTorch's operators.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from stages.ops.fast.cpp import call, in_parts, is_plain, load_library
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+_KERNELS = {(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (3, 1), (3, 3)}
+
+
+def applies(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
+    """True if `forward` and `backward` can handle these.  x: [B, m, H, W]; weight: [n, m, La, Lb]; bias: [n, m]."""
+    if _is_on_gpu(x):
+        from stages.ops.fast import dac_triton  # Triton is absent where torch has no CUDA
+
+        return dac_triton.applies(x, weight, bias)
+    is_known = tuple(weight.shape[2:]) in _KERNELS
+    maps_are_plain = x.dtype in (torch.float32, torch.bfloat16) and is_plain(x, dtype=x.dtype)
+    return is_known and maps_are_plain and is_plain(weight, bias) and load_library(SOURCE) is not None
+
+
+def forward(x: Tensor, weight: Tensor, bias: Tensor, before: tuple[int, int], size: tuple[int, int]) -> Tensor:
+    """`dac_taps`, [B, n, *size]; for a dense layer's samples, in their own order of memory."""
+    if _is_on_gpu(x):
+        from stages.ops.fast import dac_triton
+
+        return dac_triton.forward(x, weight, bias, list(before), list(size))
+    is_rows = _is_rows(x, weight)
+    x, weight, bias = _laid_out(x.float(), is_rows), weight.contiguous(), bias.contiguous()
+    out = torch.empty(
+        x.shape[0], weight.shape[0], *size, dtype=x.dtype, device=x.device, memory_format=_format(is_rows)
+    )
+
+    def work(part: slice) -> None:
+        _call("dac_forward", [x[part], weight, bias, out[part]], weight, before, size, is_rows)
+
+    in_parts(x.shape[0], work)
+    return out
+
+
+def backward(
+    x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor, before: tuple[int, int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, weight and bias from the gradient of the result, `grad` [B, n, H', W']."""
+    if _is_on_gpu(x):
+        from stages.ops.fast import dac_triton
+
+        return dac_triton.backward(x, weight, bias, grad, list(before))
+    is_rows, dtype = _is_rows(x, weight), x.dtype
+    x, grad = _laid_out(x.float(), is_rows), _laid_out(grad, is_rows)
+    weight, bias = weight.contiguous(), bias.contiguous()
+    grad_x = torch.empty_like(x)
+    sums: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def work(part: slice) -> None:
+        sums[part.start] = to_weight, to_bias = torch.zeros_like(weight), torch.zeros_like(bias)
+        tensors = [x[part], weight, bias, grad[part], grad_x[part], to_weight, to_bias]
+        _call("dac_backward", tensors, weight, before, (grad.shape[2], grad.shape[3]), is_rows)
+
+    in_parts(x.shape[0], work)
+    first, *others = [sums[start] for start in sorted(sums)]
+    for to_weight, to_bias in others:
+        first[0].add_(to_weight)
+        first[1].add_(to_bias)
+    return grad_x.to(dtype), *first
+
+
+def _is_on_gpu(x: Tensor) -> bool:
+    return x.is_cuda
+
+
+def _is_rows(x: Tensor, weight: Tensor) -> bool:
+    """True if these are a dense layer's samples, each contiguous: the kernel transposes them as it reads them."""
+    return weight.shape[2:] == (1, 1) and x.shape[2] == 1 and x.permute(0, 2, 3, 1).is_contiguous()
+
+
+def _laid_out(maps: Tensor, is_rows: bool) -> Tensor:
+    return maps.contiguous(memory_format=_format(is_rows))
+
+
+def _format(is_rows: bool) -> torch.memory_format:
+    return torch.channels_last if is_rows else torch.contiguous_format
+
+
+def _call(
+    name: str, tensors: list[Tensor], weight: Tensor, before: tuple[int, int], size: tuple[int, int], is_rows: bool
+) -> None:
+    """Call `name` with the tensors' memory; the first tensor is x, whose sizes are passed to the kernel."""
+    images, inputs, height, width = tensors[0].shape
+    sizes = (images, inputs, weight.shape[0], height, width, *before, *size, is_rows)
+    status = call(SOURCE, name, *tensors, sizes, *weight.shape[2:])
+    assert status == 0, f"no kernel of {[*weight.shape[2:]]}; `applies` lists them"

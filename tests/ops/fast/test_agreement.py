@@ -1,0 +1,87 @@
+"""A fast path that claims PyTorch's bits is tried once, and isn't used where its bits differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from stages.ops.fast import agreement
+from stages.ops.fast.agreement import agrees_here, all_numbers, same_bits
+
+NAN = float("nan")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agreement, "_answers", {})
+
+
+def way(made: list[str], *values: float) -> Callable[[], list[Tensor]]:
+    def make() -> list[Tensor]:
+        made.append("tried")
+        return [torch.tensor(values)]
+
+    return make
+
+
+def test_the_answer_is_found_once() -> None:
+    made: list[str] = []
+    for _ in range(3):
+        assert agrees_here("a sum", way(made, 1.0, NAN), way(made, 1.0, NAN))
+    assert len(made) == 2
+
+
+def test_a_path_that_differs_is_told_once_and_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    made: list[str] = []
+    for _ in range(3):
+        assert not agrees_here("a sum", way(made, 1.0), way(made, 1.0 + 2**-23))
+    told = capsys.readouterr().err.splitlines()
+    assert len(made) == 2 and len(told) == 1 and told[0].startswith("a sum: ")
+    assert torch.backends.cpu.get_cpu_capability() in told[0]
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")  # of the switch itself
+def test_it_is_tried_again_when_pytorch_takes_other_routines() -> None:
+    made: list[str] = []
+    assert agrees_here("a sum", way(made, 1.0), way(made, 1.0))
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert not agrees_here("a sum", way(made, 1.0), way(made, 2.0))
+    assert agrees_here("a sum", way(made, 1.0), way(made, 2.0)), "as it was before"
+
+
+def test_it_can_be_tried_in_inference_and_without_gradients() -> None:
+    def with_gradient() -> list[Tensor]:
+        x = torch.ones(3, requires_grad=True)
+        return [*torch.autograd.grad(x.sum(), x)]
+
+    with torch.inference_mode():
+        assert agrees_here("a gradient", with_gradient, with_gradient)
+    with torch.no_grad():
+        assert agrees_here("another", with_gradient, with_gradient)
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "answer"),
+    [
+        (torch.tensor([0.0]), torch.tensor([-0.0]), False),
+        (torch.tensor([NAN]), torch.tensor([-NAN]), True),
+        (torch.tensor([NAN]), torch.tensor([1.0]), False),
+        (torch.tensor([1.0]), torch.tensor([1.0], dtype=torch.float64), False),
+        (torch.ones(2, 3), torch.ones(3, 2).t(), False),
+        (torch.ones(2), torch.ones(3), False),
+        (torch.tensor([True]), torch.tensor([True]), True),
+        (torch.tensor([1]), torch.tensor([2]), False),
+        (torch.ones(2).bfloat16(), torch.ones(2).bfloat16(), True),
+    ],
+)
+def test_what_counts_as_the_same(found: Tensor, wanted: Tensor, answer: bool) -> None:
+    assert same_bits(found, wanted) == answer
+
+
+def test_all_numbers_of_bfloat16() -> None:
+    numbers = all_numbers()
+    assert numbers.dtype == torch.bfloat16 and len(numbers.view(torch.int16).unique()) == 2**16
+    assert numbers.isnan().sum() == 254 and numbers.isinf().sum() == 2

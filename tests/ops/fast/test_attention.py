@@ -1,0 +1,278 @@
+"""Attention in C++ matches the printed formulas, in value and every gradient."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from stages.ops.fast import attention, cpp
+from stages.ops.rbf import free_metric_reference, rbf_attention, rbf_attention_reference
+from stages.ops.yat_attention import yat_attention, yat_attention_reference
+from tests.ops.gradients import Layer, in_doubles, leaves, value_and_gradients
+
+pytestmark = pytest.mark.skipif(cpp.load_library(attention.SOURCE) is None, reason="no C++ compiler here")
+
+
+def positive(*values: float) -> list[Tensor]:
+    return [torch.tensor(value, requires_grad=True) for value in values]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the C++ functions that were called."""
+    names: list[str] = []
+    real = attention._call
+    monkeypatch.setattr(attention, "_call", lambda name, *rest: (names.append(name), real(name, *rest)))
+    return names
+
+
+def assert_alike(fast: Layer, reference: Layer, tensors: list[Tensor]) -> None:
+    wanted = value_and_gradients(reference, in_doubles(tensors))
+    for got, right in zip(value_and_gradients(fast, tensors), wanted, strict=True):
+        # The gradient of a factor is a sum over everything, in which most of it cancels.
+        error = 2e-5 if right.ndim else 1e-3
+        torch.testing.assert_close(got.double(), right, rtol=error, atol=error * float(right.abs().max()))
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "width", "depth"), [(5, 5, 6, 3), (1, 9, 6, 3), (70, 70, 64, 80), (66, 300, 80, 64)]
+)
+def test_yat_attention(queries: int, keys: int, width: int, depth: int, calls: list[str]) -> None:
+    tensors = [*leaves((2, 2, queries, width), (2, 2, keys, width), (2, 2, keys, depth)), *positive(0.4, 0.05)]
+    assert_alike(lambda q, k, v, s, e: yat_attention(q, k, v, scale=s, epsilon=e), yat_attention_reference, tensors)
+    assert set(calls) == {"attention_forward", "attention_backward"}
+
+
+@pytest.mark.parametrize("count", [1, 9, 64, 67, 200])
+def test_causal_yat_attention(count: int, calls: list[str]) -> None:
+    tensors = [*leaves((2, count, 6), (2, count, 6), (2, count, 3)), *positive(0.4, 0.05)]
+    seen = torch.ones(count, count, dtype=torch.bool).tril()
+
+    def masked(q: Tensor, k: Tensor, v: Tensor, s: Tensor, e: Tensor) -> Tensor:
+        return yat_attention(q, k, v, seen, scale=s, epsilon=e)
+
+    assert_alike(lambda q, k, v, s, e: yat_attention(q, k, v, is_causal=True, scale=s, epsilon=e), masked, tensors)
+    assert set(calls) == {"attention_forward", "attention_backward"}
+
+
+@pytest.mark.parametrize(("queries", "keys", "width", "sigma"), [(9, 11, 5, 0.8), (70, 65, 64, 64.0)])
+def test_gaussian_attention(queries: int, keys: int, width: int, sigma: float, calls: list[str]) -> None:
+    shapes = (2, 3, queries, width), (2, 3, keys, width), (2, 3, keys, 4), (width, width)
+    tensors = [*leaves(*shapes), *positive(sigma)]
+
+    def fast(q: Tensor, k: Tensor, v: Tensor, w: Tensor, sigma: Tensor) -> Tensor:
+        return rbf_attention(q, k, v, beta=1 / (2 * sigma**2), metric_factor=w)
+
+    def reference(q: Tensor, k: Tensor, v: Tensor, w: Tensor, sigma: Tensor) -> Tensor:
+        return rbf_attention_reference(q, k, v, sigma, w)
+
+    assert_alike(fast, reference, tensors)
+    assert set(calls) == {"attention_forward", "attention_backward"}
+
+
+def test_gaussian_attention_with_a_free_metric(calls: list[str]) -> None:
+    q, k, v, m = leaves((2, 3, 70, 17), (2, 3, 83, 17), (2, 3, 83, 4), (17, 17))
+    tensors = [q, k, v, (m.detach() / 17).requires_grad_(), *positive(0.3)]
+
+    def fast(q: Tensor, k: Tensor, v: Tensor, m: Tensor, beta: Tensor) -> Tensor:
+        return rbf_attention(q, k, v, beta=beta, metric=m)
+
+    def reference(q: Tensor, k: Tensor, v: Tensor, m: Tensor, beta: Tensor) -> Tensor:
+        return (-beta * free_metric_reference(q, k, m)).softmax(-1) @ v
+
+    assert_alike(fast, reference, tensors)
+    assert set(calls) == {"attention_forward", "attention_backward"}
+
+
+@pytest.mark.parametrize("width", [5, 16, 17, 33])
+@pytest.mark.parametrize("epsilon", [None, 0.05], ids=["gaussian", "yat"])
+def test_attention_in_bfloat16_is_that_of_float32_rounded(epsilon: float | None, width: int, calls: list[str]) -> None:
+    """Everything in between is float32."""
+    shapes = (2, 70, 3, width), (2, 83, 3, width), (2, 83, 3, 4)
+    halves = [leaf.detach().bfloat16().transpose(1, 2).requires_grad_() for leaf in leaves(*shapes)]
+    floats = [half.detach().float().requires_grad_() for half in halves]
+    back = torch.randn(2, 3, 70, 4, generator=torch.Generator().manual_seed(1)).bfloat16()
+    found, wanted = [], []
+    for tensors, results in ((halves, found), (floats, wanted)):
+        scale = torch.tensor(0.3, requires_grad=True)
+        out = attention.attention(*tensors, scale, epsilon)
+        results += [out, *torch.autograd.grad(out, [*tensors, scale], back.to(out.dtype))]
+    assert calls == [
+        "attention_forward_half", "attention_backward_half", "attention_forward", "attention_backward"
+    ]  # fmt: skip
+    assert found[0].stride() == wanted[0].stride()
+    assert [result.dtype for result in found] == [*[torch.bfloat16] * 4, torch.float32]
+    assert all(torch.equal(got, right.to(got.dtype)) for got, right in zip(found, wanted, strict=True))
+
+
+def test_a_key_that_meets_its_query_is_at_distance_zero(calls: list[str]) -> None:
+    """One feature, so that products are rounded alike everywhere: equation 4 gives negative distances here."""
+    q = 1 + torch.rand(256, generator=torch.Generator().manual_seed(0))
+    k = torch.nextafter(q, torch.tensor(2.0))
+    unclamped = q.square() + k.square() - 2 * (q * k)
+    q, k = q[unclamped < -1e-7], k[unclamped < -1e-7]
+    assert len(q) > 10
+    epsilon, far = 1e-8, torch.full_like(k, 100.0)
+    queries, keys = q.view(-1, 1, 1, 1).requires_grad_(), torch.stack([k, far], dim=1).view(-1, 1, 2, 1)
+    values = torch.tensor([1.0, 0]).view(1, 1, 2, 1).expand(len(q), -1, -1, -1).contiguous()
+    mixed = attention.attention(queries, keys, values, epsilon / 8, epsilon)
+    score = (q * k).double().square() / 8  # that of the far key is below 1e-7
+    torch.testing.assert_close(mixed.flatten().double(), score.sigmoid(), rtol=1e-5, atol=0)
+    (to_queries,) = torch.autograd.grad(mixed.sum(), queries)
+    weight = score.sigmoid()
+    slope = weight * (1 - weight) * (q * k).double() * k / 4
+    torch.testing.assert_close(to_queries.flatten().double(), slope, rtol=1e-4, atol=0)
+    assert calls == ["attention_forward", "attention_backward"]
+
+
+@pytest.mark.parametrize("keys", [1, 15, 17, 33])
+def test_what_stands_behind_the_last_key_is_in_no_sum(keys: int, calls: list[str]) -> None:
+    """For a query of zeros without an epsilon it is 0 / 0."""
+    q, k, v = leaves((2, 1, 5, 6), (2, 1, keys, 6), (2, 1, keys, 3))
+    with torch.no_grad():
+        q[..., 0, :] = 0
+
+    def reference(q: Tensor, k: Tensor, v: Tensor, scale: Tensor) -> Tensor:
+        return yat_attention_reference(q, k, v, scale, torch.tensor(0.0))
+
+    def fast(q: Tensor, k: Tensor, v: Tensor, scale: Tensor) -> Tensor:
+        return attention.attention(q, k, v, scale, 0.0)
+
+    assert_alike(fast, reference, [q, k, v, *positive(0.4)])
+    assert calls == ["attention_forward", "attention_backward"]
+
+
+def test_attention_of_two_types_is_left_to_pytorch(calls: list[str]) -> None:
+    q, k, v = leaves((2, 5, 6), (2, 5, 6), (2, 5, 6))
+    assert attention.attention(q.bfloat16(), k, v, 0.3, None) is None
+    assert attention.attention(q, k, v.bfloat16(), 0.3, None) is None
+    assert attention.attention(*(leaf.half() for leaf in (q, k, v)), 0.3, None) is None
+    assert not calls
+
+
+@pytest.mark.parametrize("layer", [yat_attention, partial(rbf_attention, beta=0.2)])
+def test_attention_reads_heads_where_they_lie_and_answers_alike_on_any_threads(layer: Layer) -> None:
+    packed = leaves((2, 9, 3 * 4 * 6))[0]
+
+    def heads(packed: Tensor) -> list[Tensor]:
+        return list(packed.unflatten(-1, (3, 4, 6)).permute(2, 0, 3, 1, 4))
+
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            found.append(value_and_gradients(lambda packed: layer(*heads(packed)), [packed]))
+    finally:
+        torch.set_num_threads(before)
+    copied = value_and_gradients(lambda packed: layer(*(x.contiguous() for x in heads(packed))), [packed])
+    assert found[0][0].transpose(1, 2).is_contiguous(), (
+        "heads of a token lie side by side, as the projection reads them"
+    )
+    for one, three, contiguous in zip(*found, copied, strict=True):
+        assert torch.equal(one, three) and torch.equal(one, contiguous)
+
+
+@pytest.mark.parametrize("size", [0.5, 2.0])
+@pytest.mark.parametrize("causal", [False, True])
+def test_large_scores_of_equal_keys_share_their_weight(size: float, causal: bool, calls: list[str]) -> None:
+    token = size * leaves((1, 1, 1, 16))[0].detach()
+    q = k = token.expand(1, 1, 6, 16).contiguous()
+    v = leaves((1, 1, 6, 5))[0]
+    out = yat_attention(q.clone().requires_grad_(), k, v, is_causal=causal, epsilon=1e-5)
+    (to_v,) = torch.autograd.grad(out.sum(), v)
+    weights = torch.ones(6, 6).tril() if causal else torch.ones(6, 6)
+    weights /= weights.sum(1, keepdim=True)
+    torch.testing.assert_close(out[0, 0], weights @ v[0, 0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(to_v[0, 0], weights.sum(0)[:, None].expand(6, 5), rtol=1e-5, atol=1e-5)
+    assert "attention_backward" in calls
+
+
+@pytest.mark.parametrize("shapes", [((2, 4, 64), (2, 4, 16), (2, 4, 8)), ((2, 4, 6), (2, 9, 6), (2, 4, 8))], ids=str)
+def test_tensors_that_do_not_fit_are_pytorchs_to_refuse(shapes: tuple[tuple[int, ...], ...], calls: list[str]) -> None:
+    tensors = [torch.randn(shape) for shape in shapes]
+    with pytest.raises(RuntimeError, match="size"):
+        yat_attention(*tensors)
+    for terms in (None, torch.randn(2, 5)):
+        assert attention.attention(*tensors, 1.0, None, key_terms=terms) is None
+    assert calls == []
+
+
+@pytest.mark.parametrize("shapes", [((2, 0, 6), (2, 3, 6), (2, 3, 4)), ((0, 2, 6), (0, 3, 6), (0, 3, 4))], ids=str)
+def test_nothing_in_is_nothing_out(shapes: tuple[tuple[int, ...], ...]) -> None:
+    q, k, v = (torch.randn(shape) for shape in shapes)
+    assert yat_attention(q, k, v).shape == (*q.shape[:-1], v.shape[-1])
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:FutureWarning")  # of torch.func itself
+def test_transformations_go_to_pytorch(calls: list[str]) -> None:
+    q, k, v = (x.detach() for x in leaves(*[(1, 2, 5, 6)] * 3))
+    plain = yat_attention(q, k, v)
+    calls.clear()
+    torch.testing.assert_close(torch.func.vmap(yat_attention)(q, k, v), plain)
+    value, _ = torch.func.jvp(lambda q: yat_attention(q, k, v), (q,), (q,))
+    torch.testing.assert_close(value, plain)
+    torch.testing.assert_close(yat_attention(torch._neg_view(-q), k, v), plain)
+    assert calls == []
+
+
+def test_the_default_type_is_nobodys_business() -> None:
+    tensors = leaves(*[(1, 2, 5, 6)] * 3)
+    before = value_and_gradients(yat_attention, tensors)
+    torch.set_default_dtype(torch.float64)
+    try:
+        after = torch.autograd.grad(yat_attention(*tensors).square().sum(), tensors)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    wanted = torch.autograd.grad(yat_attention(*tensors).square().sum(), tensors)
+    assert before[0].dtype == torch.float32 and all(map(torch.equal, after, wanted))
+
+
+def test_the_gradient_of_a_sum_lies_nowhere(calls: list[str]) -> None:
+    q, k, v = leaves(*[(1, 2, 5, 6)] * 3)
+    whole = torch.autograd.grad(yat_attention(q, k, v), (q, k, v), torch.ones(1, 2, 5, 6))
+    sums = torch.autograd.grad(yat_attention(q, k, v).sum(), (q, k, v))
+    assert all(map(torch.equal, whole, sums)) and "attention_backward" in calls
+
+
+def weights_beside_one(scores: Tensor) -> Tensor:
+    """What a key with this score weighs beside one with the score 0; score 2 q·k − t of a query 0 is −t."""
+    count = len(scores)
+    q, k = torch.zeros(count, 1, 1), torch.zeros(count, 2, 1)
+    terms, v = torch.stack([torch.zeros(count), -scores], dim=1), torch.tensor([[0.0], [1.0]]).expand(count, 2, 1)
+    mixed = attention.attention(q, k, v.contiguous(), 1.0, None, key_terms=terms)
+    assert mixed is not None
+    return mixed.flatten()
+
+
+def test_exponentials_hold_to_their_lower_end() -> None:
+    ends = [-float("inf"), -1e4, -100.0, -87.4, -87.33, -87.32]
+    halves = math.log(2) * torch.arange(-125.5, 0)
+    scores = torch.cat([torch.tensor(ends), halves, torch.linspace(-87.33, 0, 20_001)])
+    wanted = scores.double().sigmoid().float()
+    torch.testing.assert_close(weights_beside_one(scores), wanted, rtol=6e-7, atol=1.18e-38)
+
+
+@pytest.mark.parametrize("bits", [0x7F800001, 0x7FC00000, 0x7FC00001, 0x7FFFFFFF, -0x7FFFFF, -1])
+def test_the_weight_of_every_nan_is_one(bits: int) -> None:
+    nans = torch.full((20,), bits, dtype=torch.int32).view(torch.float32)
+    assert nans.isnan().all() and weights_beside_one(nans).isnan().all()
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_nan_stays_nan(place: int) -> None:
+    tensors = leaves(*[(1, 3, 5)] * 3)
+    with torch.no_grad():
+        tensors[place].view(-1)[0] = float("nan")
+    assert yat_attention(*tensors).isnan().any()
+
+
+def test_doubles_and_masks_go_to_pytorch(calls: list[str]) -> None:
+    q, k, v = leaves(*[(1, 3, 5)] * 3)
+    yat_attention(*in_doubles([q, k, v]))
+    yat_attention(q, k, v, torch.ones(3, 3, dtype=torch.bool))
+    assert calls == []

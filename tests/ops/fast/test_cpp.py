@@ -1,0 +1,134 @@
+"""C++ beside a module is compiled when needed, and its threads belong to its own process."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from stages.ops.fast import attention, cpp
+
+pytestmark = pytest.mark.skipif(cpp.load_library(attention.SOURCE) is None, reason="no C++ compiler here")
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A source with one function, which compiles in a moment."""
+    source = tmp_path / "small.cpp"
+    source.write_text('#include "cpp.h"\nextern "C" int seven() { return 7; }')
+    return source
+
+
+def test_a_library_is_compiled_again_when_its_header_changes(
+    tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    built = []
+    for addition in ("", "", "// another"):
+        header = tmp_path / "cpp.h"
+        header.write_text(cpp._HEADER.read_text() + addition)
+        with monkeypatch.context() as patch:
+            patch.setattr(cpp, "_HEADER", header)
+            assert cpp.load_library.__wrapped__(small) is not None
+        built.append(len(list(tmp_path.rglob("*.so"))))
+    assert built == [1, 1, 2]
+
+
+def test_all_that_need_a_library_at_once_wait_for_one_to_compile_it(
+    tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler, compiled = tmp_path / "c++", tmp_path / "compiled"
+    real = next(name for name in cpp._COMPILERS if shutil.which(name))
+    note = f'case "$*" in *-shared*) sleep 0.3; echo once >>{compiled};; esac'
+    compiler.write_text(f'#!/bin/sh\n{note}\nexec {real} "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with ThreadPoolExecutor(3) as pool:  # each opens the lock itself, as a process would
+        libraries = [*pool.map(cpp.load_library.__wrapped__, [small] * 3)]
+    assert all(library is not None and library.seven() == 7 for library in libraries)
+    assert compiled.read_text() == "once\n"
+
+
+@pytest.mark.parametrize("home", ["a file", "none"])
+def test_without_a_home_libraries_are_kept_in_the_users_own_temporary_files(
+    home: str, tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A home where even root can't write: its `.cache` is a file."""
+    (tmp_path / "home").write_text("")
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    if home == "none":
+
+        def homeless() -> Path:
+            raise RuntimeError("Could not determine home directory.")
+
+        monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    library = cpp.load_library.__wrapped__(small)
+    assert library is not None and library.seven() == 7
+    (folder,) = (tmp_path / "temporary").iterdir()
+    assert folder.name == f"claimcheck-{os.getuid()}" and folder.stat().st_mode & 0o077 == 0
+    assert len(list(folder.glob("*.so"))) == 1
+
+
+def test_a_folder_in_which_others_can_write_is_not_trusted(
+    tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "home").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = tmp_path / f"claimcheck-{os.getuid()}"
+    folder.mkdir()
+    folder.chmod(0o777)
+    assert cpp.load_library.__wrapped__(small) is None
+    assert "set XDG_CACHE_HOME" in capsys.readouterr().err and not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("is_writable", [True, False])
+def test_triton_keeps_its_kernels_at_home_if_it_can(
+    is_writable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TRITON_CACHE_DIR", "TRITON_HOME"):
+        monkeypatch.setenv(name, "")  # undone afterwards
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    home = tmp_path / "home"
+    home.mkdir() if is_writable else home.write_text("")
+    monkeypatch.setenv("HOME", str(home))
+    cpp.keep_triton_kernels()
+    wanted = None if is_writable else str(tmp_path / "cache" / "claimcheck" / "triton")
+    assert os.environ.get("TRITON_CACHE_DIR") == wanted
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names of x86's processors")
+@pytest.mark.parametrize(("capability", "march"), [("default", "x86-64"), ("avx2", "x86-64-v3"), ("avx512", "native")])
+def test_code_is_for_the_processor_that_pytorch_plays(
+    capability: str, march: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", capability)
+    assert f"-march={march}" in cpp._flags()
+
+
+def test_a_fork_has_threads_of_its_own() -> None:
+    code = """
+import os, sys, torch
+from stages.ops.yat_attention import yat_attention
+torch.set_num_threads(2)
+q = torch.randn(1, 4, 8, 8)
+yat_attention(q, q, q)
+child = os.fork()
+if child == 0:
+    yat_attention(q, q, q)
+    os._exit(0)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

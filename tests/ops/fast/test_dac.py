@@ -1,0 +1,125 @@
+"""The C++ sums of DAC equal those of PyTorch."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+from stages.ops.dac import dac_conv2d, dac_conv2d_reference, dac_linear, dac_linear_reference
+from stages.ops.fast import cpp, dac
+from tests.ops.gradients import assert_alike, in_doubles, leaves, value_and_gradients
+
+pytestmark = pytest.mark.skipif(cpp.load_library(dac.SOURCE) is None, reason="no C++ compiler here")
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the C++ functions that were called."""
+    names: list[str] = []
+    real = dac._call
+    monkeypatch.setattr(dac, "_call", lambda name, *rest: (names.append(name), real(name, *rest)))
+    return names
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("padding", [0, 1, 2])
+@pytest.mark.parametrize("size", [(5, 5), (8, 8), (9, 17), (33, 7)])
+def test_convolution_equals_the_reference_in_float64(
+    size: tuple[int, int], padding: int, stride: int, calls: list[str]
+) -> None:
+    tensors = leaves((3, 4, *size), (5, 4, 3, 3), (5, 4))
+    fast = value_and_gradients(lambda x, w, b: dac_conv2d(x, w, b, stride, padding), tensors)
+    plain = value_and_gradients(lambda x, w, b: dac_conv2d_reference(x, w, b, stride, padding), in_doubles(tensors))
+    assert {"dac_forward", "dac_backward"} <= set(calls)
+    assert_alike(fast, plain)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_maps_in_bfloat16_are_widened_and_their_gradient_rounded(stride: int, calls: list[str]) -> None:
+    x, w, b = leaves((3, 4, 9, 7), (5, 4, 3, 3), (5, 4))
+    x = x.detach().bfloat16().requires_grad_()
+    halves = value_and_gradients(lambda *tensors: dac_conv2d(*tensors, stride, 1), [x, w, b])
+    assert {"dac_forward", "dac_backward"} <= set(calls)
+    wide = value_and_gradients(
+        lambda *tensors: dac_conv2d(*tensors, stride, 1), [x.detach().float().requires_grad_(), w, b]
+    )
+    assert [tensor.dtype for tensor in halves] == [torch.float32, torch.bfloat16, torch.float32, torch.float32]
+    assert torch.equal(halves[1], wide[1].bfloat16())
+    assert all(map(torch.equal, [halves[0], *halves[2:]], [wide[0], *wide[2:]]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_default_type_is_nobodys_business(dtype: torch.dtype, calls: list[str]) -> None:
+    x, w, b = leaves((3, 4, 9, 7), (5, 4, 3, 3), (5, 4))
+    tensors = [x.detach().to(dtype).requires_grad_(), w, b]
+    plain = value_and_gradients(lambda *tensors: dac_conv2d(*tensors, 1, 1), tensors)
+    torch.set_default_dtype(torch.float64)
+    try:
+        out = dac_conv2d(*tensors, 1, 1)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert out.dtype == torch.float32 and torch.equal(out, plain[0])
+
+
+@pytest.mark.parametrize(("samples", "inputs", "outputs"), [(1, 1, 1), (7, 14, 18), (1100, 18, 5), (64, 35, 33)])
+def test_dense_equals_the_reference_in_float64(samples: int, inputs: int, outputs: int, calls: list[str]) -> None:
+    tensors = leaves((samples, inputs), (outputs, inputs), (outputs, inputs))
+    fast = value_and_gradients(dac_linear, tensors)
+    assert {"dac_forward", "dac_backward"} <= set(calls)
+    assert_alike(fast, value_and_gradients(dac_linear_reference, in_doubles(tensors)))
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_share_the_images(threads: int) -> None:
+    tensors = leaves((5, 4, 8, 8), (6, 4, 3, 3), (6, 4))
+
+    def run(count: int) -> list[Tensor]:
+        before = torch.get_num_threads()
+        torch.set_num_threads(count)
+        try:
+            return value_and_gradients(lambda x, w, b: dac_conv2d(x, w, b, 1, 1), tensors)
+        finally:
+            torch.set_num_threads(before)
+
+    together = run(threads)
+    assert all(torch.equal(*pair) for pair in zip(together, run(threads), strict=True))
+    for got, wanted in zip(together, run(1), strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
+def test_derivative_at_the_kink_is_zero() -> None:
+    x = torch.zeros(9, 2, requires_grad=True)
+    weight, bias = (torch.ones(3, 2, requires_grad=True), torch.zeros(3, 2, requires_grad=True))
+    dac_linear(x, weight, bias).sum().backward()
+    assert all(torch.count_nonzero(tensor.grad) == 0 for tensor in (x, weight, bias))
+
+
+@pytest.mark.parametrize("place", ["x", "weight", "bias"])
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_nan_stays_nan(place: str, kernel: int) -> None:
+    tensors = dict(zip(("x", "weight", "bias"), leaves((2, 3, 9, 9), (4, 3, kernel, kernel), (4, 3)), strict=True))
+    with torch.no_grad():
+        tensors[place].view(-1)[0] = float("nan")
+    assert dac_conv2d(**tensors, padding=kernel // 2).isnan().any()
+
+
+def test_layouts_other_than_contiguous_are_read_right() -> None:
+    x, weight, bias = leaves((2, 4, 9, 8), (5, 4, 3, 3), (5, 4))
+    channels_last = x.detach().to(memory_format=torch.channels_last)
+    assert torch.equal(dac_conv2d(channels_last, weight, bias, 1, 1), dac_conv2d(x, weight, bias, 1, 1))
+
+
+def test_without_a_compiler_pytorch_does_it(tmp_path) -> None:
+    script = (
+        "import torch\n"
+        "from stages.ops.fast import dac\n"
+        "from stages.ops.dac_layers import DACConv2d\n"
+        "x, layer = torch.ones(1, 2, 8, 8), DACConv2d(2, 2, 3, padding=1)\n"
+        "assert not dac.applies(x, layer.weight, layer.bias)\n"
+        "layer(x).sum().backward()\n"
+    )
+    environment = {"CXX": "/nowhere/c++", "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": ".", "PATH": "/nowhere"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert "dac.cpp: can't be compiled, using PyTorch's operators" in done.stderr

@@ -1,0 +1,190 @@
+"""The fast dropout is PyTorch's, bit by bit: values, gradients, and the generator afterwards."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from stages.ops.fast import agreement, cpp, dropout
+from stages.ops.fast.dropout import Dropout, with_fast_dropout
+from stages.papers.ninformer.mlp_mixer import MLPMixer
+
+pytestmark = pytest.mark.skipif(cpp.load_library(dropout._SOURCE) is None, reason="no C++ compiler here")
+
+LAYOUTS = {
+    "rows": torch.randn(7, 5, 11),
+    "one": torch.randn(1),
+    "long": torch.randn(3, 4001),
+    "transposed": torch.randn(4, 9, 6).transpose(1, 2),
+    "channels last": torch.randn(2, 3, 5, 7).to(memory_format=torch.channels_last),
+    "of size one": torch.randn(1, 8, 1, 3).transpose(0, 3),
+}
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the C++ functions that were called."""
+    assert all(map(dropout._draws_alike, (torch.float32, torch.bfloat16)))
+    names: list[str] = []
+    real = dropout.call
+    monkeypatch.setattr(dropout, "call", lambda at, name, *rest: (names.append(name), real(at, name, *rest)))
+    return names
+
+
+def everything(layer: nn.Module, x: Tensor, drawn_before: int) -> list[Tensor]:
+    """Value, gradient and the generator's next numbers, after it has drawn some."""
+    torch.manual_seed(3)
+    torch.rand(drawn_before)
+    x = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+    out = layer(x)
+    out.backward(torch.linspace(-1, 1, x.numel(), dtype=x.dtype).view(x.shape))
+    return [out.detach(), x.grad, torch.default_generator.get_state(), torch.rand(3), torch.randn(20)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("drawn_before", [0, 1, 2, 623, 624, 625])
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.7])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_same_bits_as_pytorch(layout: str, p: float, drawn_before: int, dtype: torch.dtype, calls: list[str]) -> None:
+    x = LAYOUTS[layout].to(dtype)
+    fast, plain = everything(Dropout(p), x, drawn_before), everything(nn.Dropout(p), x, drawn_before)
+    # A gradient that lies otherwise than its input is PyTorch's business.
+    half = "_half" * (dtype == torch.bfloat16)
+    both_lie_alike = layout in ("rows", "one", "long")
+    assert calls == [f"dropout_forward{half}", *[f"dropout_backward{half}"] * both_lie_alike]
+    assert fast[0].stride() == plain[0].stride()
+    assert all(map(torch.equal, fast, plain))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_no_number_stays_none(dtype: torch.dtype, calls: list[str]) -> None:
+    x = torch.tensor([float("inf"), float("nan"), -1.0, -0.0, torch.finfo(dtype).max], dtype=dtype).repeat(50)
+    fast, plain = everything(Dropout(0.5), x, 0), everything(nn.Dropout(0.5), x, 0)
+    assert calls
+    torch.testing.assert_close(fast[0], plain[0], rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_sums_before_it_are_added_in_the_same_order(p: float) -> None:
+    """A gradient that comes back in another layout goes on in that layout, as PyTorch's does."""
+    found = []
+    for layer in (Dropout(p), nn.Dropout(p)):
+        torch.manual_seed(0)
+        x, bias = torch.randn(8, 33, 40), torch.zeros(40, requires_grad=True)
+        h = x + bias
+        (layer(h).transpose(1, 2) * torch.randn(8, 40, 33)).sum().backward()
+        found.append(bias.grad)
+    assert torch.equal(*found)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:FutureWarning")  # of torch.func itself
+def test_transformations_and_second_derivatives_are_pytorchs(calls: list[str]) -> None:
+    x, layer = torch.randn(50), Dropout(0.5)
+    torch.manual_seed(0)
+    wanted = F.dropout(x, 0.5)
+    for ours in (
+        lambda: torch.func.vmap(layer, randomness="same")(x[None])[0],
+        lambda: torch.func.jvp(layer, (x,), (x,))[0],
+        lambda: layer(torch._neg_view(-x)),
+    ):
+        torch.manual_seed(0)
+        torch.testing.assert_close(ours(), wanted)
+    assert not calls
+    x.requires_grad_()
+    (first,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    assert set(second.tolist()) == {0.0, 8.0}  # 2 / (1 - p)² where kept
+
+
+@pytest.mark.parametrize("p", [0.1, 0.3])
+def test_the_default_type_is_nobodys_business(p: float) -> None:
+    x = torch.randn(300)
+    plain = everything(nn.Dropout(p), x, 0)
+    torch.set_default_dtype(torch.float64)
+    try:
+        torch.manual_seed(3)
+        fast = Dropout(p)(x)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(fast, plain[0])
+
+
+@pytest.mark.parametrize(
+    ("layer", "x"),
+    [
+        (Dropout(0.5).eval(), torch.randn(8)),
+        (Dropout(0.0), torch.randn(8)),
+        (Dropout(1.0), torch.randn(8)),
+        (Dropout(0.5), torch.randn(8, 4)[:, ::2]),
+        (Dropout(0.5), torch.randn(8, 1).expand(8, 3)),
+        (Dropout(0.5), torch.randn(8, dtype=torch.float64)),
+        (Dropout(0.5), torch.randn(8, dtype=torch.float16)),
+        (Dropout(0.5), torch.randn(0, 4)),
+    ],
+)
+def test_everything_else_is_left_to_pytorch(layer: Dropout, x: Tensor, calls: list[str]) -> None:
+    torch.manual_seed(0)
+    fast = layer(x), torch.rand(1)
+    torch.manual_seed(0)
+    plain = F.dropout(x, layer.p, layer.training), torch.rand(1)
+    assert not calls
+    assert all(map(torch.equal, fast, plain))
+
+
+def test_compiled_code_is_pytorchs(calls: list[str]) -> None:
+    found = []
+    for layer in (Dropout(0.3), nn.Dropout(0.3)):
+        torch.compiler.reset()
+        found.append(everything(torch.compile(layer, backend="aot_eager"), LAYOUTS["long"], 0))
+    assert not calls and all(map(torch.equal, *found))
+
+
+def test_in_place_stays_in_place(calls: list[str]) -> None:
+    x = torch.ones(100)
+    assert Dropout(0.5, inplace=True)(x) is x and x.sum() != 100 and not calls
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_another_generator_is_noticed(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    before = torch.default_generator.get_state()
+    monkeypatch.setattr(agreement, "_answers", {})
+    assert dropout._draws_alike(dtype)
+    monkeypatch.setattr(agreement, "_answers", {})
+    monkeypatch.setattr(torch.nn.functional, "dropout", lambda x, p: x * (torch.rand_like(x) >= p) / (1 - p))
+    assert not dropout._draws_alike(dtype)
+    assert torch.equal(torch.default_generator.get_state(), before)
+
+
+def test_a_network_trains_to_the_same_bits(calls: list[str]) -> None:
+    torch.manual_seed(1)
+    sizes = {"image_size": 8, "in_channels": 1, "num_classes": 3, "patch_size": 4, "dim": 16, "depth": 2}
+    plain = MLPMixer(**sizes, token_dim=8, channel_dim=32, dropout=0.3)
+    fast = with_fast_dropout(copy.deepcopy(plain))
+    assert list(fast.state_dict()) == list(plain.state_dict())
+    images, labels = torch.randn(6, 1, 8, 8), torch.tensor([0, 1, 2, 0, 1, 2])
+    for model in (plain, fast):
+        torch.manual_seed(2)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        for _ in range(3):
+            optimizer.zero_grad()
+            F.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+    assert "dropout_backward" in calls
+    assert all(map(torch.equal, plain.state_dict().values(), fast.state_dict().values()))
+
+
+def test_hooks_and_layers_of_others_stay() -> None:
+    class Own(nn.Dropout):
+        pass
+
+    model = nn.Sequential(nn.Dropout(0.2), Own(0.3), nn.Linear(2, 2))
+    seen: list[Tensor] = []
+    model[0].register_forward_hook(lambda layer, inputs, out: seen.append(out))
+    fast = with_fast_dropout(model)
+    assert fast is model and [type(layer) for layer in fast] == [Dropout, Own, nn.Linear]
+    fast(torch.ones(3, 2))
+    assert len(seen) == 1
