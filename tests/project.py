@@ -13,7 +13,7 @@ import yaml
 
 from stages.datasets.embedded import class_names, compose_stand_in
 from stages.datasets.packed import PackedInfo, digest_images, write_packed
-from stages.params.experiment import load_params
+from stages.params.experiment import load_params, merge
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 EXPERIMENT = "tiny-mnist"
@@ -27,6 +27,14 @@ def edit(path: Path, change: Callable[[Any], None]) -> None:
     path.write_text(yaml.safe_dump(content))
 
 
+def whole_file(experiment: str, root: Path = REPOSITORY) -> dict[str, Any]:
+    """Content of an experiment's params file, with what it leaves to the one that it is like."""
+    names = yaml.safe_load((root / "params.yaml").read_text())["experiments"]
+    files = {name: yaml.safe_load((root / "params" / f"{name}.yaml").read_text()) for name in names}
+    whole: dict[str, Any] = merge(files, experiment, root / "params" / f"{experiment}.yaml")
+    return whole
+
+
 def make_project(folder: Path, *, epochs: int = 3, steps_per_epoch: int | None = 4, slots: int = 1) -> Path:
     """Write params and packed data below `folder`; the code stays where it is."""
     index = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
@@ -34,7 +42,7 @@ def make_project(folder: Path, *, epochs: int = 3, steps_per_epoch: int | None =
     index["profiles"]["smoke"]["slots"] = slots
     index["experiments"] = {EXPERIMENT: {"paper": "ninformer", "dataset": "mnist"}}
     index["profile"] = "smoke"
-    experiment = yaml.safe_load((REPOSITORY / "params" / "ninformer-mnist.yaml").read_text())
+    experiment = whole_file("ninformer-mnist")
     tiny = {"patch_size": 7, "dim": 16, "depth": 1, "dropout": 0.5}
     experiment["arms"] = {
         "vit": {

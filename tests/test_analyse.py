@@ -15,27 +15,20 @@ import yaml
 from stages import analyse
 from stages.claims import ClaimLine, read_claims
 from stages.papers.finding import Finding, Reading
+from stages.params.stage_inputs import code_digests
+from stages.runs.fingerprint import source_path
 from tests.project import MARGINS, REPOSITORY, environment
 
 
 @pytest.fixture
 def toy_paper(tmp_path: Path) -> Path:
     """A checkout whose only paper finds what it is told to find."""
-    readers = (
-        "experiment",
-        "fingerprint",
-        "grid",
-        "ranges",
-        "rules",
-        "schema",
-        "signature",
-        "stage_inputs",
-        "papers/__init__",
-    )
-    for name in ("analyse", "finding", "run", "store", "__init__", "papers/__init__", *readers):
-        target = tmp_path / "stages" / f"{name}.py"
+    for module in code_digests(("stages.analyse",), ()):
+        path = source_path(module)
+        assert path is not None
+        target = tmp_path / path.relative_to(REPOSITORY)
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text((Path(analyse.__file__).parent / f"{name}.py").read_text())
+        target.write_text(path.read_text())
     index = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(index | {"experiments": {}}))
     paper = tmp_path / "stages" / "papers" / "toy"

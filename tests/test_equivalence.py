@@ -58,14 +58,14 @@ def rename_a_module(project: Path) -> None:
     """Rename `stages.training.stopping` to `halting`, in every import too."""
     folder = project / "stages" / "training"
     (folder / "stopping.py").rename(folder / "halting.py")
-    for name in ("training/loop.py", "stacking/loop.py"):
+    for name in ("training/loop.py", "training/stacked.py"):
         rewrite(project, (name, "stages.training.stopping", "stages.training.halting"))
 
 
 def rename_a_function(project: Path) -> None:
-    for name in ("training/schedule.py", "training/loop.py", "stacking/loop.py"):
+    for name in ("training/schedule.py", "training/loop.py", "training/stacked.py"):
         rewrite(project, (name, "learning_rate(", "rate_of_step("))
-    for name in ("training/loop.py", "stacking/loop.py"):
+    for name in ("training/loop.py", "training/stacked.py"):
         rewrite(project, (name, "import learning_rate", "import rate_of_step"))
 
 

@@ -28,6 +28,7 @@ from stages.runs.evidence import (
     write_lines,
 )
 from stages.runs.fingerprint import code_today
+from tests.project import whole_file
 from tests.service.results_factory import add_results, as_published, make_root
 
 DATABASE = "data/results.db"
@@ -123,10 +124,9 @@ def selected(root: Path, arm: str) -> list[tuple[str, bool, list[str]]]:
 
 
 def test_a_result_of_another_model_than_the_arms_enters_nothing_and_answers_nothing(root: Path) -> None:
-    path = root / "params" / "ninformer-cifar100.yaml"
-    params = yaml.safe_load(path.read_text())
+    params = whole_file("ninformer-cifar100", root)
     params["arms"]["vit"]["model"]["depth"] += 1
-    path.write_text(yaml.safe_dump(params, sort_keys=False))
+    (root / "params" / "ninformer-cifar100.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
     assert selected(root, "vit") == [("evidence", False, [])]
     assert selected(root, "ninformer") == [("evidence", True, [])]
     with open_results(str(root / DATABASE))() as session:
@@ -336,11 +336,9 @@ def test_json_columns_keep_their_values_whatever_the_key_order(root: Path) -> No
 
 
 def test_arms_that_differ_on_purpose_are_compared_and_others_are_not(root: Path) -> None:
-    path = root / "params" / "ninformer-cifar100.yaml"
-    params = yaml.safe_load(path.read_text())
+    params = whole_file("ninformer-cifar100", root)
     params["arms"]["vit"]["protocol"] = {"optimizer": {"name": "sgd", "lr": 0.1}}
-    path.unlink()
-    path.write_text(yaml.safe_dump(params))
+    (root / "params" / "ninformer-cifar100.yaml").write_text(yaml.safe_dump(params))
     record(root, DATABASE)
     assert selected(root, "vit") and not any(is_selected for _, is_selected, _ in selected(root, "vit"))
     (root / "data" / "evidence" / "ninformer-cifar100.jsonl").unlink(missing_ok=True)

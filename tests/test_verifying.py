@@ -150,7 +150,7 @@ def flip_weights(root: Path) -> None:
 
 
 def flip_params(root: Path) -> None:
-    path = root / "params" / "ninformer-mnist.yaml"
+    path = root / "params" / "ninformer-cifar10.yaml"  # which MNIST's is like
     flip(path, path.read_bytes().rindex(b" dim: 256") + len(b" dim: 25"))
 
 

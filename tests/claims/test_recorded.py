@@ -190,7 +190,7 @@ def test_another_rule_is_another_digest_and_another_verdict(root: Path, tmp_path
 
 def test_a_protocol_edited_since_decides_nothing(root: Path, tmp_path: Path) -> None:
     other = smaller(root, tmp_path / "root")
-    path = other / "params" / "ninformer-mnist.yaml"
+    path = other / "params" / "ninformer-cifar10.yaml"  # which MNIST's is like
     path.write_text(path.read_text().replace("lr: 0.001", "lr: 0.01"))
     record(other, "data/results.db")
     with open_results(str(other / "data" / "results.db"))() as session:

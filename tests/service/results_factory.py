@@ -37,7 +37,7 @@ from stages.runs.evidence import (
 )
 from stages.runs.fingerprint import training_code
 from stages.training.environment import environment_digest
-from tests.project import pack_stand_in
+from tests.project import pack_stand_in, whole_file
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAPER_ACCURACY = {
@@ -78,7 +78,7 @@ def write_params(root: Path) -> None:
     (root / "params.yaml").write_text(yaml.safe_dump(index, sort_keys=False))
     (root / "params").mkdir()
     for name, arms in PAPER_ACCURACY.items():
-        experiment = yaml.safe_load((REPOSITORY / "params" / f"{name}.yaml").read_text())
+        experiment = whole_file(name)
         experiment["arms"] = {arm: experiment["arms"][arm] for arm in arms}
         experiment["protocol"]["seeds"] = [0, 1, 2]
         if name == "ninformer-cifar100":

@@ -103,7 +103,7 @@ def test_dac_layers_are_summed_in_cpp_in_float32() -> None:
 
 def test_its_code_is_all_that_is_in_no_run_key() -> None:
     names = {path.name for path in files_of_stack(ModelSpec(path="stages.papers.dac.mlp:DACMLP", arguments={}))}
-    assert {"loop.py", "mlp_stack.py", "dac_stack.py", "dac.py", "dac.cpp"} <= names
+    assert {"stacked.py", "mlp_stack.py", "dac_stack.py", "dac.py", "dac.cpp"} <= names
 
 
 @NETWORKS
