@@ -23,8 +23,11 @@ import stages
 
 def fingerprint(kind: str, model: str, optimizer: str) -> dict[str, str] | None:
     """Fingerprint of a training in this tree; None if it has no such model."""
-    own = importlib.import_module("stages.runs.fingerprint")
-    find = getattr(own, "training_code", None) or importlib.import_module("stages.scheduling.runner")._code
+    try:
+        own = importlib.import_module("stages.runs.fingerprint")
+    except ModuleNotFoundError:  # a tree of before November 2026
+        own = importlib.import_module("stages.fingerprint")
+    find = getattr(own, "training_code", None) or importlib.import_module("stages.runner")._code
     try:
         return dict(find(kind, model, optimizer))
     except ModuleNotFoundError:
