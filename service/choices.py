@@ -15,7 +15,7 @@ from service import queries
 from service.queries import ServedCheckpoint
 from stages.results import Sessions, database_url
 
-Question = tuple[object, ...]
+CacheKey = tuple[object, ...]
 Found = TypeVar("Found")
 MAX_REMEMBERED = 1024
 
@@ -28,10 +28,10 @@ class Choices:
         self._file = Path(url.database or "") if url.get_backend_name() == "sqlite" else None
         self._sessions = sessions
         self._version: object = None
-        self._found: OrderedDict[Question, list[ServedCheckpoint]] = OrderedDict()
+        self._found: OrderedDict[CacheKey, list[ServedCheckpoint]] = OrderedDict()
 
     async def get(
-        self, question: Question, find: Callable[[Session], list[ServedCheckpoint]]
+        self, question: CacheKey, find: Callable[[Session], list[ServedCheckpoint]]
     ) -> list[ServedCheckpoint]:
         """The answer of `find` to `question`; errors are not remembered."""
         version = await self._current()

@@ -1,4 +1,4 @@
-"""Queries of the routes to the ledger; a name that isn't there is an error, not an empty list."""
+"""Queries of the routes to claims; a name that isn't there is an error, not an empty list."""
 
 from __future__ import annotations
 

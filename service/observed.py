@@ -12,7 +12,7 @@ from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
 from service.comparing import Question
-from stages.results import Arm, ExperimentComparison, JudgedClaim, Observation, Result
+from stages.results import Arm, ExperimentComparison, JudgedClaim, ObservationRow, Result
 
 Answer = Callable[[Question], list[ExperimentComparison]]
 
@@ -62,18 +62,18 @@ def name_quantity(quantity: str) -> str:
 
 def known_quantities(session: Session, comparison: ExperimentComparison) -> list[str]:
     """The quantities that the compared results hold, by name."""
-    return sorted(name for (name,) in session.execute(_shown(select(Observation.quantity).distinct(), comparison)))
+    return sorted(name for (name,) in session.execute(_shown(select(ObservationRow.quantity).distinct(), comparison)))
 
 
 def list_observed(
     session: Session, comparison: ExperimentComparison, *, quantities: Sequence[str], arms: Sequence[str]
 ) -> list[ObservedPoint]:
     """Points of these quantities and arms, in their order, initial before trained, block by block."""
-    place = (Result.arm, Observation.quantity, Observation.moment, Observation.block)
-    value = Observation.value
+    place = (Result.arm, ObservationRow.quantity, ObservationRow.moment, ObservationRow.block)
+    value = ObservationRow.value
     numbers = (func.count(Result.id.distinct()), func.avg(value), func.min(value), func.max(value))
     query: Select[*tuple[Any, ...]] = select(*place, *numbers).group_by(*place)
-    wanted = query.where(Observation.quantity.in_(quantities), Result.arm.in_(arms), value.is_not(None))
+    wanted = query.where(ObservationRow.quantity.in_(quantities), Result.arm.in_(arms), value.is_not(None))
     points = [
         ObservedPoint(
             experiment=comparison.experiment,
@@ -120,7 +120,7 @@ def list_behind(session: Session, record: JudgedClaim, arms: Iterable[Arm], comp
     """Points behind a claim's metric, for those of `arms` that it is about, in its experiments on real data."""
     claim, own = record.claim, list(arms)
     quantities = BEHIND.get(claim.metric, (claim.metric,))
-    is_there = select(Observation.quantity).where(Observation.quantity.in_(quantities)).limit(1)
+    is_there = select(ObservationRow.quantity).where(ObservationRow.quantity.in_(quantities)).limit(1)
     if session.scalar(is_there) is None:
         return []
     compared = [item for dataset in record.datasets for item in compare(Question(dataset=dataset))]
@@ -138,7 +138,7 @@ def list_behind(session: Session, record: JudgedClaim, arms: Iterable[Arm], comp
 
 def _shown(query: Select[*tuple[Any, ...]], comparison: ExperimentComparison) -> Select[*tuple[Any, ...]]:
     """Restrict the query to the results that make up the comparison."""
-    return query.join_from(Result, Observation, Observation.result_id == Result.id).where(
+    return query.join_from(Result, ObservationRow, ObservationRow.result_id == Result.id).where(
         Result.experiment == comparison.experiment,
         Result.is_selected,
         Result.profile == comparison.profile,

@@ -17,7 +17,7 @@ import yaml
 from PIL import Image
 
 from stages.checkpoint.contract import CheckpointError
-from stages.claims import LedgerError, read_claims, read_history
+from stages.claims import ClaimsError, read_claims, read_history
 from stages.claims.history import PATH, append, committed_claims, pending
 from stages.datasets.packed import PackedDataError, read_images, read_info
 from stages.datasets.sources import find_source
@@ -43,7 +43,7 @@ MISTAKES = (
     DatasetError,
     EquivalenceError,
     EvidenceError,
-    LedgerError,
+    ClaimsError,
     PackedDataError,
     ParamsError,
     PublishError,
@@ -142,7 +142,7 @@ def show(names: list[str]) -> None:
     for name in names:
         if name not in known:
             close = " or ".join(get_close_matches(name, known))
-            raise LedgerError(f"no experiment or claim {name!r}" + (f"; did you mean {close}?" if close else ""))
+            raise ClaimsError(f"no experiment or claim {name!r}" + (f"; did you mean {close}?" if close else ""))
         if name not in experiments:
             print(show_claim(str(_DATA / "results.db"), name))
             continue

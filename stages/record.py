@@ -15,7 +15,7 @@ from sqlalchemy.engine import make_url
 from stages.faults import in_one_line
 from stages.params.experiment import ParamsError
 from stages.params.stage_inputs import refuse_changed
-from stages.recording import LedgerError, RecordError, record
+from stages.recording import ClaimsError, RecordError, record
 from stages.results import ResultsUnavailable
 from stages.runs.evidence import EvidenceError
 
@@ -35,7 +35,7 @@ def write(place: str) -> int:
     shown = make_url(place).render_as_string() if "://" in place else place
     try:
         summary = record(Path(), place)
-    except (EvidenceError, LedgerError, ParamsError, RecordError, ResultsUnavailable) as error:
+    except (EvidenceError, ClaimsError, ParamsError, RecordError, ResultsUnavailable) as error:
         print(f"record: {error}\nrecord: {shown} stays as it was", file=sys.stderr)
         return 1
     for note in summary.notes:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stages.faults import in_one_line
 from stages.params.experiment import ParamsError
-from stages.recording import LedgerError, RecordError
+from stages.recording import ClaimsError, RecordError
 from stages.recording.reporting import write_deviations, write_docs, write_report
 from stages.results import ResultsUnavailable
 from stages.runs.evidence import EvidenceError
@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
             written = [write_docs(Path(), Path("docs/results.md")), *write_deviations(Path("docs/papers"))]
         else:
             written = write_report(os.environ.get("CLAIMCHECK_DATABASE", "data/results.db"), Path("data/report"))
-    except (EvidenceError, LedgerError, ParamsError, RecordError, ResultsUnavailable) as error:
+    except (EvidenceError, ClaimsError, ParamsError, RecordError, ResultsUnavailable) as error:
         print(f"report: {error}", file=sys.stderr)
         return 1
     others = f" and {len(written) - 1} files beside it" if len(written) > 1 else ""

@@ -14,7 +14,7 @@ from typing import get_args
 
 import pytest
 
-from stages.claims import ClaimLine, LedgerError, param_values, place_claims, read_claims
+from stages.claims import ClaimLine, ClaimsError, param_values, place_claims, read_claims
 from stages.claims.judging import EXACT, NO_NUMBER
 from stages.claims.lines import TALLIES, Kind, parse_claims
 from stages.claims.trained import JUDGES
@@ -246,7 +246,7 @@ def test_kinds_are_a_closed_set_of_which_each_is_in_use_and_has_its_judge(claims
 
 
 def test_an_unknown_kind_is_refused_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(LedgerError, match=r"claims\.csv, line 2: kind: Input should be 'value', .* or 'qualitative'"):
+    with pytest.raises(ClaimsError, match=r"claims\.csv, line 2: kind: Input should be 'value', .* or 'qualitative'"):
         parse_claims(CLAIMS.read_text().replace(",value,0.7561,", ",proportion,0.7561,", 1), tmp_path / "claims.csv")
 
 
@@ -302,7 +302,7 @@ def test_a_claim_waits_for_its_experiment_and_says_so(params: Params) -> None:
     ],
 )
 def test_a_claim_that_points_nowhere_is_refused(params: Params, change: dict[str, str], message: str) -> None:
-    with pytest.raises(LedgerError, match=re.escape(message)):
+    with pytest.raises(ClaimsError, match=re.escape(message)):
         place_claims(CLAIMS, [toy(**change)], params)
 
 

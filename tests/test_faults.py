@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from stages.claims import LedgerError
+from stages.claims import ClaimsError
 from stages.claims.lines import parse_claims
 from stages.faults import describe_fault, in_one_line, named
 from tests.preloaded import Preloaded
@@ -202,5 +202,5 @@ def test_a_damaged_text_in_the_database_is_no_traceback(call: Call, project: Pat
 
 def test_claims_without_their_columns_are_refused(tmp_path: Path) -> None:
     for content in ("", "id,paper\nx,y\n"):
-        with pytest.raises(LedgerError, match=r"claims\.csv: lacks the columns "):
+        with pytest.raises(ClaimsError, match=r"claims\.csv: lacks the columns "):
             parse_claims(content, tmp_path / "claims.csv")

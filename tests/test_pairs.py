@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scipy import stats
 
-from stages.results import Arm, Claim, Result, Verdict, VerdictRun
+from stages.results import Arm, Claim, Result, VerdictRow, VerdictRun
 from stages.results.pairs import pair_gains
 
 ARMS = [Arm(experiment="e", name=name, against=against) for name, against in (("a", "x"), ("b", "y"), ("c", "z"))]
@@ -20,8 +20,8 @@ def runs(side: str, arm: str, values: list[float | None], folds: int | None = No
     ]
 
 
-def unjudged(behind: list[VerdictRun]) -> Verdict:
-    return Verdict(n=0, confidence=None, runs=behind)
+def unjudged(behind: list[VerdictRun]) -> VerdictRow:
+    return VerdictRow(n=0, confidence=None, runs=behind)
 
 
 def test_each_proposed_arm_stands_against_its_own_baseline() -> None:
@@ -58,7 +58,7 @@ def test_folds_are_compared_one_by_one() -> None:
 def test_replicates_wait_for_the_next_look() -> None:
     sides = (("proposed", "a", 0.1), ("proposed", "b", 0.1), ("baseline", "x", 0.3), ("baseline", "y", 0.3))
     behind = [run for side, arm, level in sides for run in runs(side, arm, [level, level + 0.02, level + 0.01, 0.9])]
-    first, _ = pair_gains(ERROR, Verdict(n=3, confidence=0.99, runs=behind), ARMS)
+    first, _ = pair_gains(ERROR, VerdictRow(n=3, confidence=0.99, runs=behind), ARMS)
     assert (first.n, first.gain) == (3, pytest.approx(0.2))
 
 

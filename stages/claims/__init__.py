@@ -1,4 +1,4 @@
-"""The ledger: every statement of the papers, what decides it, and the verdict.
+"""Claims: every statement of the papers, what decides it, and the verdict.
 
 `stages.verdicts` has the statistics; this package finds the evidence and the test for each claim.
 """
@@ -7,16 +7,16 @@ from stages.claims.deviations import Deviation, PaperDeviations, read_deviations
 from stages.claims.history import Change, read_history
 from stages.claims.judgement import Judgement
 from stages.claims.judging import Table, judge_claims
-from stages.claims.lines import ClaimLine, LedgerError, place_claims, read_claims
+from stages.claims.lines import ClaimLine, ClaimsError, place_claims, read_claims
 from stages.claims.settings import param_values
 from stages.claims.trials import Trial, gather
 
 __all__ = [
     "Change",
     "ClaimLine",
+    "ClaimsError",
     "Deviation",
     "Judgement",
-    "LedgerError",
     "PaperDeviations",
     "Table",
     "Trial",

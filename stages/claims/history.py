@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from stages.claims.lines import ClaimLine, LedgerError, parse_claims
+from stages.claims.lines import ClaimLine, ClaimsError, parse_claims
 from stages.faults import named
 from stages.rules import Rules
 from stages.run import STRICT, canonical_json
@@ -97,7 +97,7 @@ def read_history(path: Path) -> list[Change]:
     """Read all changes, oldest first; none if there is no file.
 
     Raises:
-        LedgerError: a line can't be read.
+        ClaimsError: a line can't be read.
     """
     adapter = TypeAdapter(Change)
     changes = []
@@ -105,7 +105,7 @@ def read_history(path: Path) -> list[Change]:
         try:
             changes.append(adapter.validate_json(line))
         except ValidationError as error:
-            raise LedgerError(f"{path}, line {number}: {error.errors()[0]['msg']}") from None
+            raise ClaimsError(f"{path}, line {number}: {error.errors()[0]['msg']}") from None
     return changes
 
 
@@ -159,7 +159,7 @@ def committed_claims(root: Path) -> dict[str, ClaimLine]:
     shown = subprocess.run(command, capture_output=True, text=True, check=False)
     try:
         return {claim.id: claim for claim in parse_claims(shown.stdout, Path("HEAD:data/claims.csv"))}
-    except LedgerError:
+    except ClaimsError:
         return {}
 
 

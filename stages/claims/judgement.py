@@ -1,4 +1,4 @@
-"""The ledger's judgement of one claim: the verdict, and everything behind it that a reader may ask for."""
+"""The judgement of one claim: the verdict, and everything behind it that a reader may ask for."""
 
 from __future__ import annotations
 

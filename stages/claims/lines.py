@@ -48,7 +48,7 @@ TALLIES = ("tally", "wins", "significant_wins")
 """A paper's own count of the orders of a family: of those that hold, of those in favour, of those with p < α, too."""
 
 
-class LedgerError(ValueError):
+class ClaimsError(ValueError):
     """Claims or deviations that contradict each other or the params files; the message names the place."""
 
 
@@ -95,14 +95,14 @@ def read_claims(path: Path) -> list[ClaimLine]:
     """Read all claims of the papers.
 
     Raises:
-        LedgerError: the file is missing, a row can't be read, or an id occurs twice.
+        ClaimsError: the file is missing, a row can't be read, or an id occurs twice.
     """
     try:
         text = path.read_text()
     except OSError as error:
-        raise LedgerError(f"{path}: {error.strerror}") from None
+        raise ClaimsError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise LedgerError(f"{path}: not UTF-8 at byte {error.start}; `git checkout {path}` puts it back") from None
+        raise ClaimsError(f"{path}: not UTF-8 at byte {error.start}; `git checkout {path}` puts it back") from None
     return parse_claims(text, path)
 
 
@@ -110,23 +110,23 @@ def parse_claims(text: str, path: Path) -> list[ClaimLine]:
     """Parse the claims in the text of a file; `path` is for messages.
 
     Raises:
-        LedgerError: as for `read_claims`.
+        ClaimsError: as for `read_claims`.
     """
     adapter = TypeAdapter(ClaimLine)
     claims: dict[str, ClaimLine] = {}
     reader = csv.DictReader(text.splitlines())
     lacking = {"id", "paper", "place", "metric", "kind", "value"} - set(reader.fieldnames or ())
     if lacking:
-        raise LedgerError(f"{path}: lacks the columns {', '.join(sorted(lacking))}; `git checkout {path}` puts it back")
+        raise ClaimsError(f"{path}: lacks the columns {', '.join(sorted(lacking))}; `git checkout {path}` puts it back")
     for number, row in enumerate(reader, start=2):
         try:
             claim = adapter.validate_python({key: value or None for key, value in row.items()})
         except ValidationError as error:
             first = error.errors()[0]
             column = ".".join(str(part) for part in first["loc"])
-            raise LedgerError(f"{path}, line {number}: {column}: {first['msg']}") from None
+            raise ClaimsError(f"{path}, line {number}: {column}: {first['msg']}") from None
         if claim.id in claims:
-            raise LedgerError(f"{path}, line {number}: id {claim.id} stands twice")
+            raise ClaimsError(f"{path}, line {number}: id {claim.id} stands twice")
         claims[claim.id] = claim
     return list(claims.values())
 
@@ -135,7 +135,7 @@ def place_claims(path: Path, claims: Sequence[ClaimLine], params: Params) -> lis
     """Place each claim at an experiment of the params files; one whose experiment isn't there gets that as its reason.
 
     Raises:
-        LedgerError: the experiment is there, but belongs to another paper or lacks the claim's arm.
+        ClaimsError: the experiment is there, but belongs to another paper or lacks the claim's arm.
     """
     placed = []
     for claim in claims:
@@ -149,10 +149,10 @@ def place_claims(path: Path, claims: Sequence[ClaimLine], params: Params) -> lis
             continue
         for experiment in (params.experiments[name] for name in names):
             if experiment.paper != claim.paper:
-                raise LedgerError(f"{path}: {claim.id} is of {claim.paper}; {experiment.name} is of {experiment.paper}")
+                raise ClaimsError(f"{path}: {claim.id} is of {claim.paper}; {experiment.name} is of {experiment.paper}")
             for arm in filter(None, (claim.arm, claim.baseline_arm)):
                 if not fnmatch.filter(experiment.arms, arm):
                     known = ", ".join(experiment.arms)
-                    raise LedgerError(f"{path}: {claim.id}: {experiment.name} has no arm {arm!r}; known: {known}")
+                    raise ClaimsError(f"{path}: {claim.id}: {experiment.name} has no arm {arm!r}; known: {known}")
         placed.append(claim)
     return placed

@@ -1,6 +1,6 @@
 """The result of analysing a claim without training: an identity, a count, a ratio, a theorem, an inconsistency.
 
-Papers return a list of these (`stages.papers.<paper>.findings`); the ledger compares them with what the paper prints.
+Papers return a list of these (`stages.papers.<paper>.findings`); `stages.claims` compares them with what the paper prints.
 A text can often be read in more than one way.  So a finding holds its readings, at least the strict one and the most
 charitable one that the words allow, and counts against the paper only if the claim is false under every one of them.
 Standard library only.
@@ -14,7 +14,7 @@ from typing import Literal
 
 # holds: computed and as stated.  holds under a reading: under one at least, and not under every one.
 # fails: false under every reading.  contradicted: the same, and the paper's own numbers exclude it.
-Status = Literal["holds", "holds under a reading", "fails", "contradicted"]
+FindingStatus = Literal["holds", "holds under a reading", "fails", "contradicted"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Finding:
     """
 
     claim: str
-    status: Status
+    status: FindingStatus
     computed: dict[str, float]
     explanation: str
     ours: float | None = None
@@ -58,7 +58,7 @@ class Finding:
             raise ValueError(f"{self.claim} {self.status}; its readings say {judge_readings(self.readings)}")
 
 
-def judge_readings(readings: Sequence[Reading], *, contradicted: bool = False) -> Status:
+def judge_readings(readings: Sequence[Reading], *, contradicted: bool = False) -> FindingStatus:
     """The status from the readings; `contradicted`: if no reading holds, the paper's own numbers exclude the claim."""
     if all(reading.holds for reading in readings):
         return "holds"
@@ -67,7 +67,7 @@ def judge_readings(readings: Sequence[Reading], *, contradicted: bool = False) -
     return "contradicted" if contradicted else "fails"
 
 
-def judged(as_stated: bool) -> Status:
+def judged(as_stated: bool) -> FindingStatus:
     """The status of a claim that can be read in only one way."""
     return "holds" if as_stated else "fails"
 

@@ -16,14 +16,14 @@ from pathlib import Path
 from sqlalchemy.engine import make_url
 
 from stages import results as tables
-from stages.claims import LedgerError, place_claims, read_claims, read_deviations, read_history
+from stages.claims import ClaimsError, place_claims, read_claims, read_deviations, read_history
 from stages.claims.history import PATH as HISTORY
 from stages.params.experiment import load_params
 from stages.recording.rows import Rows
 from stages.recording.sources import RecordError, find_results, find_weights, read_findings
 from stages.runs.store import put_in_place
 
-__all__ = ["LedgerError", "RecordError", "Summary", "record"]
+__all__ = ["ClaimsError", "RecordError", "Summary", "record"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ def record(root: Path, place: str, *, evidence_only: bool = False) -> Summary:
     Raises:
         EvidenceError: a result line can't be read.
         ParamsError: a params file is wrong.
-        LedgerError: claims contradict params.
+        ClaimsError: claims contradict params.
         RecordError: lines contradict params.
         ResultsUnavailable: the database can't be written.
     """

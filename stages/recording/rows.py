@@ -17,7 +17,7 @@ from stages import results as tables
 from stages.claims import Change, ClaimLine, PaperDeviations, Trial, gather, judge_claims
 from stages.params.experiment import Params
 from stages.recording.arm_metrics import arm_metric_rows
-from stages.recording.ledger_rows import (
+from stages.recording.claim_rows import (
     change_rows,
     deviation_links,
     deviation_rows,
@@ -98,7 +98,7 @@ class Rows:
             (tables.Metric, self.metrics()),
             (tables.Array, self.arrays()),
             (tables.Epoch, self.epochs()),
-            (tables.Observation, self.observations()),
+            (tables.ObservationRow, self.observations()),
             (tables.VerdictRun, verdict_run_values(self.judgements)),
         ):
             tables.insert_rows(session, table, values)

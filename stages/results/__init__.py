@@ -3,6 +3,16 @@
 `tables` is the only place where a column is named; `comparison` holds the one comparison that service and report share.
 """
 
+from stages.results.claim_tables import (
+    ClaimChange,
+    ClaimDeviation,
+    ClaimExperiment,
+    Deviation,
+    Family,
+    VerdictArm,
+    VerdictRow,
+    VerdictRun,
+)
 from stages.results.claims import (
     ClaimFilter,
     ClaimRecord,
@@ -43,16 +53,6 @@ from stages.results.estimates import (
     t_interval,
     wilson_interval,
 )
-from stages.results.ledger_tables import (
-    ClaimChange,
-    ClaimDeviation,
-    ClaimExperiment,
-    Deviation,
-    Family,
-    Verdict,
-    VerdictArm,
-    VerdictRun,
-)
 from stages.results.metrics import METRICS, SHOWN_METRICS
 from stages.results.pairs import PairGain
 from stages.results.table import as_csv, no_formula
@@ -70,7 +70,7 @@ from stages.results.tables import (
     Experiment,
     Meta,
     Metric,
-    Observation,
+    ObservationRow,
     Paper,
     Profile,
     Result,
@@ -104,7 +104,7 @@ __all__ = [
     "JudgedClaim",
     "Meta",
     "Metric",
-    "Observation",
+    "ObservationRow",
     "PairGain",
     "Paper",
     "Profile",
@@ -123,8 +123,8 @@ __all__ = [
     "UnknownPaper",
     "UnknownProfile",
     "UnknownRun",
-    "Verdict",
     "VerdictArm",
+    "VerdictRow",
     "VerdictRun",
     "as_csv",
     "compare",

@@ -10,18 +10,18 @@ from typing import Any, Literal
 from sqlalchemy import Select, select
 from sqlalchemy.orm import Session, joinedload, selectinload
 
-from stages.results.database import UnknownClaim
-from stages.results.estimates import ArmVerdict
-from stages.results.ledger_tables import (
+from stages.results.claim_tables import (
     ClaimChange,
     ClaimDeviation,
     ClaimExperiment,
     Deviation,
     Family,
-    Verdict,
     VerdictArm,
+    VerdictRow,
     VerdictRun,
 )
+from stages.results.database import UnknownClaim
+from stages.results.estimates import ArmVerdict
 from stages.results.pairs import PairGain, pair_gains
 from stages.results.tables import Arm, Claim, Experiment, Paper
 from stages.verdicts import Status
@@ -49,7 +49,7 @@ class JudgedClaim:
     """A claim, its verdict, and where it is tested."""
 
     claim: Claim
-    verdict: Verdict
+    verdict: VerdictRow
     experiments: tuple[str, ...]
     datasets: tuple[str, ...]
 
@@ -105,7 +105,7 @@ class Tally(Counts):
     errors: dict[str, int] = field(default_factory=dict)
 
 
-_CLAIMS = select(Claim, Verdict).join(Verdict, Verdict.claim == Claim.id).order_by(Claim.position)
+_CLAIMS = select(Claim, VerdictRow).join(VerdictRow, VerdictRow.claim == Claim.id).order_by(Claim.position)
 
 
 def list_judged(
@@ -117,15 +117,15 @@ def list_judged(
 
 def list_decided(session: Session) -> list[JudgedClaim]:
     """Claims that hold or don't, by what was computed or trained; counts of data sets are left out."""
-    is_decided = Verdict.status.in_([str(status) for status in (*FOR_THE_PAPER, *AGAINST_THE_PAPER)])
-    return _judged(session, _CLAIMS.where(is_decided, Verdict.basis.in_(["finding", "results"])))
+    is_decided = VerdictRow.status.in_([str(status) for status in (*FOR_THE_PAPER, *AGAINST_THE_PAPER)])
+    return _judged(session, _CLAIMS.where(is_decided, VerdictRow.basis.in_(["finding", "results"])))
 
 
-def _judged(session: Session, query: Select[Claim, Verdict]) -> list[JudgedClaim]:
+def _judged(session: Session, query: Select[Claim, VerdictRow]) -> list[JudgedClaim]:
     rows = session.execute(query).all()
     places = _places(session, [row.Claim.id for row in rows])
     return [
-        JudgedClaim(claim=row.Claim, verdict=row.Verdict, experiments=names, datasets=datasets)
+        JudgedClaim(claim=row.Claim, verdict=row.VerdictRow, experiments=names, datasets=datasets)
         for row in rows
         for names, datasets in [places.get(row.Claim.id, ((), ()))]
     ]
@@ -139,7 +139,7 @@ def _cut(query: Any, wanted: ClaimFilter) -> Any:
     if wanted.family is not None:
         query = query.where(Claim.family == wanted.family)
     if wanted.verdict is not None:
-        query = query.where(Verdict.status == str(wanted.verdict))
+        query = query.where(VerdictRow.status == str(wanted.verdict))
     if wanted.dataset is not None or wanted.experiment is not None:
         inside = select(ClaimExperiment.claim).join(Experiment, Experiment.name == ClaimExperiment.experiment)
         if wanted.dataset is not None:
@@ -176,11 +176,11 @@ def find_judged(session: Session, claim_id: str) -> ClaimRecord:
     if claim is None:
         raise UnknownClaim(claim_id[:120])
     verdict = session.get_one(
-        Verdict,
+        VerdictRow,
         claim_id,
         options=[
-            selectinload(Verdict.runs).options(joinedload(VerdictRun.result)),
-            selectinload(Verdict.arms),
+            selectinload(VerdictRow.runs).options(joinedload(VerdictRun.result)),
+            selectinload(VerdictRow.arms),
         ],
     )
     names, datasets = _places(session, [claim_id]).get(claim_id, ((), ()))
@@ -201,25 +201,25 @@ def find_judged(session: Session, claim_id: str) -> ClaimRecord:
     )
 
 
-def error_of(claim: Claim, verdict: Verdict) -> str | None:
+def error_of(claim: Claim, verdict: VerdictRow) -> str | None:
     """The error behind the verdict, where a finding shows one."""
     return claim.finding.get("error") if claim.finding and verdict.basis == "finding" else None
 
 
-def _same_error(session: Session, claim: Claim, verdict: Verdict) -> tuple[str, ...]:
+def _same_error(session: Session, claim: Claim, verdict: VerdictRow) -> tuple[str, ...]:
     error = error_of(claim, verdict)
     if error is None:
         return ()
     of_paper = session.execute(_CLAIMS.where(Claim.paper == claim.paper, Claim.id != claim.id)).all()
-    return tuple(row.Claim.id for row in of_paper if error_of(row.Claim, row.Verdict) == error)
+    return tuple(row.Claim.id for row in of_paper if error_of(row.Claim, row.VerdictRow) == error)
 
 
 def arm_verdicts(session: Session, experiments: Sequence[str]) -> dict[tuple[str, str], tuple[ArmVerdict, ...]]:
     """`{(experiment, arm): verdicts}` of the claims that name one arm, in the claims' order."""
     query = (
-        select(ClaimExperiment.experiment, Claim, Verdict.status, Verdict.explanation)
+        select(ClaimExperiment.experiment, Claim, VerdictRow.status, VerdictRow.explanation)
         .join(Claim, Claim.id == ClaimExperiment.claim)
-        .join(Verdict, Verdict.claim == Claim.id)
+        .join(VerdictRow, VerdictRow.claim == Claim.id)
         .where(ClaimExperiment.experiment.in_(experiments), Claim.arm.is_not(None))
         .order_by(Claim.position)
     )
@@ -252,13 +252,13 @@ def list_families(session: Session, *, paper: str | None = None) -> Sequence[Fam
 def tally(session: Session, wanted: ClaimFilter | None = None) -> list[Tally]:
     """Counts by verdict for each paper that has claims, in the order of the params file; other papers follow."""
     rows = session.execute(_cut(_CLAIMS, wanted or ClaimFilter())).all()
-    judged = [(row.Claim, row.Verdict) for row in rows]
+    judged = [(row.Claim, row.VerdictRow) for row in rows]
     order = list(session.scalars(select(Paper.name).order_by(Paper.position)))
     papers = [*order, *(paper for paper in dict.fromkeys(claim.paper for claim, _ in judged) if paper not in order)]
     return [_tally(paper, [row for row in judged if row[0].paper == paper]) for paper in papers]
 
 
-def _tally(paper: str, rows: Sequence[tuple[Claim, Verdict]]) -> Tally:
+def _tally(paper: str, rows: Sequence[tuple[Claim, VerdictRow]]) -> Tally:
     places = Counter(error for row in rows if (error := error_of(*row)))
     once = _count_once(rows)
     kinds: dict[str, Counter[str]] = {}
@@ -267,7 +267,7 @@ def _tally(paper: str, rows: Sequence[tuple[Claim, Verdict]]) -> Tally:
         kinds.setdefault(claim.kind, Counter())[verdict.status] += 1
     for _, verdict in once:
         bases.setdefault(verdict.basis, Counter())[verdict.status] += 1
-    grounds: dict[Ground, list[tuple[Claim, Verdict]]] = {"trained": [], "computed": [], "data": []}
+    grounds: dict[Ground, list[tuple[Claim, VerdictRow]]] = {"trained": [], "computed": [], "data": []}
     for row in once:
         grounds[ground_of(*row)].append(row)
     return Tally(
@@ -284,7 +284,7 @@ def _tally(paper: str, rows: Sequence[tuple[Claim, Verdict]]) -> Tally:
     )
 
 
-def ground_of(claim: Claim, verdict: Verdict) -> Ground:
+def ground_of(claim: Claim, verdict: VerdictRow) -> Ground:
     """The kind of evidence that decides a claim: trained models, a computation, or facts about the data."""
     if verdict.basis == "params" or (claim.kind == "count" and claim.experiment):
         return "data"
@@ -293,7 +293,7 @@ def ground_of(claim: Claim, verdict: Verdict) -> Ground:
     return "trained"
 
 
-def _count(rows: Sequence[tuple[Claim, Verdict]]) -> Counts:
+def _count(rows: Sequence[tuple[Claim, VerdictRow]]) -> Counts:
     decidable = [verdict.status for _, verdict in rows if verdict.is_decidable]
     favour, against, waiting = (
         sum(status in words for status in decidable) for words in (FOR_THE_PAPER, AGAINST_THE_PAPER, NOT_YET)
@@ -307,9 +307,9 @@ def _count(rows: Sequence[tuple[Claim, Verdict]]) -> Counts:
     )
 
 
-def _count_once(rows: Sequence[tuple[Claim, Verdict]]) -> list[tuple[Claim, Verdict]]:
+def _count_once(rows: Sequence[tuple[Claim, VerdictRow]]) -> list[tuple[Claim, VerdictRow]]:
     """The rows without the further places of an error."""
-    first: dict[tuple[str, str], tuple[Claim, Verdict]] = {}
+    first: dict[tuple[str, str], tuple[Claim, VerdictRow]] = {}
     for row in rows:
         error = error_of(*row)
         first.setdefault(("error", error) if error else ("claim", row[0].id), row)

@@ -11,9 +11,9 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from stages.results import tables
+from stages.results.claim_tables import ClaimExperiment
 from stages.results.claims import arm_verdicts
 from stages.results.estimates import ArmVerdict
-from stages.results.ledger_tables import ClaimExperiment
 from stages.results.metrics import METRICS, MetricInfo
 
 COST_OF_EVERY_ARM = ("parameters", "flops_per_image")

@@ -135,7 +135,7 @@ class ArmComparison:
     """`ratio` is the comparison for a cost, which has no difference; `changed_code` lists modules changed since.
 
     `ours` is None if there is no number from real data, and `reason` says why.  `verdicts` are those of the paper's
-    claims about this arm, from the results that the ledger chose.
+    claims about this arm, from the group of results that speaks for each.
     """
 
     arm: str

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal, NamedTuple
 
-from stages.results.ledger_tables import Verdict, VerdictRun
+from stages.results.claim_tables import VerdictRow, VerdictRun
 from stages.results.tables import Arm, Claim
 from stages.verdicts import Observation, Sample
 from stages.verdicts.difference import measure_gain
@@ -33,7 +33,7 @@ class PairGain:
     n: int
 
 
-def pair_gains(claim: Claim, verdict: Verdict, arms: Iterable[Arm]) -> tuple[PairGain, ...]:
+def pair_gains(claim: Claim, verdict: VerdictRow, arms: Iterable[Arm]) -> tuple[PairGain, ...]:
     """The pairs of a claim that averages over pairs, each with two finished replicates per arm; none for other claims.
 
     Replicates that wait for the next look are left out here too.  `arms`: those of the runs' experiments, in order.

@@ -152,7 +152,7 @@ class Result(Base):
     epochs: Mapped[list[Epoch]] = relationship(order_by="Epoch.epoch")
     cost: Mapped[Cost | None] = relationship()
     arrays: Mapped[list[Array]] = relationship(order_by="Array.kind")
-    observations: Mapped[list[Observation]] = relationship(order_by="Observation.position")
+    observations: Mapped[list[ObservationRow]] = relationship(order_by="ObservationRow.position")
 
 
 class Metric(Base):
@@ -231,7 +231,7 @@ class Array(Base):
     content: Mapped[str] = mapped_column(Text)
 
 
-class Observation(Base):
+class ObservationRow(Base):
     """A number from inside a network: of one block and head, both from 1, at the start or trained.
 
     `value` is None where the quantity isn't defined there (the width of a kernel whose β turned negative).

@@ -25,7 +25,7 @@ from stages.run import STRICT, canonical_json
 from stages.runs.curves import Curves, EpochRow, given_columns
 
 Provenance = Literal["embedded", "subset", "full"]
-Status = Literal["finished", "diverged"]
+RunStatus = Literal["finished", "diverged"]
 Moment = Literal["start", "trained"]
 Layers = Mapping[str, tuple[tuple[float | None, ...], ...]]
 Line = TypeVar("Line")
@@ -91,7 +91,7 @@ class ResultLine:
     run_key: str
     profile: str
     cut: str
-    status: Status
+    status: RunStatus
     spec: Mapping[str, Any]
     data: DataUsed
     environment_digest: str

@@ -23,7 +23,7 @@ from stages.checkpoint.contract import CheckpointError, read_contract
 from stages.datasets.packed import PackedDataError, digest_packed, read_info
 from stages.params.budget import plan_runs
 from stages.params.experiment import Params, load_params
-from stages.recording import LedgerError, RecordError, record
+from stages.recording import ClaimsError, RecordError, record
 from stages.results import Base, Checkpoint, Experiment, Result, UnknownCheckpoint, open_results
 from stages.run import canonical_json
 from stages.runs.consistency import find_contradictions
@@ -33,7 +33,7 @@ from stages.runs.evidence import DataUsed, Divergence, EvidenceError, Measuremen
 from stages.runs.outcome import find_fault
 from stages.upkeep.publishing import digest_at, has_revision, is_full_clone, line_faults
 
-Status = Literal["holds", "broken", "not here"]
+LinkStatus = Literal["holds", "broken", "not here"]
 RELEASED = "data/models/"
 REMEDIES = {
     "record": "take what was edited from git again or evaluate it anew, then `python -m stages.record`",
@@ -57,7 +57,7 @@ class Link:
     """One step of a trail."""
 
     name: str
-    status: Status
+    status: LinkStatus
     detail: str
 
 
@@ -125,7 +125,7 @@ def _check_record(root: Path, session: Session) -> Link:
             record(root, place)
             if faults := line_faults(root):
                 return Link("record", "broken", "; ".join(faults))
-        except (EvidenceError, RecordError, LedgerError) as error:
+        except (EvidenceError, RecordError, ClaimsError) as error:
             return Link("record", "broken", str(error))
         with open_results(place)() as rebuilt:
             for table in Base.metadata.sorted_tables:

@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 
 from service.app import create_app
 from service.settings import Settings
-from stages.claims import LedgerError, read_claims, read_history
+from stages.claims import ClaimsError, read_claims, read_history
 from stages.claims.history import PATH, append, digest_code, digest_row, digest_verdict, pending
 from stages.recording import record
 from tests.claims.lines import ROOT, claims, copy_project, params
@@ -101,5 +101,5 @@ def test_the_command_writes_down_what_changed_and_nothing_twice(tmp_path: Path) 
 
 def test_a_line_that_is_no_change_is_refused_with_its_number(tmp_path: Path) -> None:
     (tmp_path / "history.jsonl").write_text('{"date": "2026-11-24"}\n')
-    with pytest.raises(LedgerError, match="line 1"):
+    with pytest.raises(ClaimsError, match="line 1"):
         read_history(tmp_path / "history.jsonl")

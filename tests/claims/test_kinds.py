@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from stages.claims import LedgerError, gather, judge_claims, place_claims, read_claims
+from stages.claims import ClaimsError, gather, judge_claims, place_claims, read_claims
 from stages.claims.settings import agree, judge_setting
 from stages.papers.finding import Finding
 from stages.verdicts import Status
@@ -141,5 +141,5 @@ def test_every_claim_has_a_verdict_or_a_reason_whatever_has_run() -> None:
 
 def test_a_claim_of_another_papers_experiment_is_refused() -> None:
     claim = dataclasses.replace(claims()["ninformer.setup.dim"], experiment="dac-vgg-cifar10")
-    with pytest.raises(LedgerError, match="is of ninformer; dac-vgg-cifar10 is of dac"):
+    with pytest.raises(ClaimsError, match="is of ninformer; dac-vgg-cifar10 is of dac"):
         place_claims(CLAIMS, [claim], params())

@@ -17,7 +17,7 @@ from stages.results import (
     Claim,
     ClaimFilter,
     Result,
-    Verdict,
+    VerdictRow,
     compare,
     find_judged,
     list_decided,
@@ -159,7 +159,7 @@ def test_numbers_that_agree_under_a_reading_wait_for_the_trained_pair(root: Path
     (other / "data" / "findings.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     record(other, "data/results.db")
     with open_results(str(other / "data" / "results.db"))() as session:
-        memory, theorem = (session.get_one(Verdict, line["claim"]) for line in lines)
+        memory, theorem = (session.get_one(VerdictRow, line["claim"]) for line in lines)
         shown = session.get_one(Claim, "nmn.gpt.memory").finding
     assert memory.status == "not tested"
     assert (theorem.status, theorem.basis) == ("holds under a reading", "finding")
@@ -183,7 +183,7 @@ def test_another_rule_is_another_digest_and_another_verdict(root: Path, tmp_path
     (other / "params.yaml").write_text(yaml.safe_dump(index))
     record(other, "data/results.db")
     with open_results(str(other / "data" / "results.db"))() as session:
-        claim = session.get_one(Verdict, VIT)
+        claim = session.get_one(VerdictRow, VIT)
     assert claim.rules != params().verdicts.digest()
     assert claim.status == "undecidable at this margin", "it is the printed rounding now, and the paper ran once"
 
@@ -194,8 +194,8 @@ def test_a_protocol_edited_since_decides_nothing(root: Path, tmp_path: Path) -> 
     path.write_text(path.read_text().replace("lr: 0.001", "lr: 0.01"))
     record(other, "data/results.db")
     with open_results(str(other / "data" / "results.db"))() as session:
-        assert session.get_one(Verdict, VIT).status == "not tested"
-        assert session.get_one(Verdict, LEAD).status == "indicative: agrees"
+        assert session.get_one(VerdictRow, VIT).status == "not tested"
+        assert session.get_one(VerdictRow, LEAD).status == "indicative: agrees"
 
 
 def test_a_replicate_enters_once_however_often_it_ran(root: Path, tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ from service.charts import MOST_TICKS, _epochs, _scale
 from service.claim_charts import arms_charts, forest_chart, gain_chart, pairs_chart
 from stages.params.experiment import load_params
 from stages.params.grid import Role
-from stages.results import Claim, ClaimRecord, JudgedClaim, PairGain, Verdict, VerdictArm
+from stages.results import Claim, ClaimRecord, JudgedClaim, PairGain, VerdictArm, VerdictRow
 from tests.service.results_factory import REPOSITORY
 
 
 def judge(name: str, estimate: float, low: float, high: float, margin: float | None) -> JudgedClaim:
-    verdict = Verdict(claim=name, status="inconclusive", estimate=estimate, low=low, high=high, margin=margin)
+    verdict = VerdictRow(claim=name, status="inconclusive", estimate=estimate, low=low, high=high, margin=margin)
     return JudgedClaim(claim=Claim(id=name), verdict=verdict, experiments=(), datasets=())
 
 

@@ -18,7 +18,7 @@ from service.printed import lay_out
 from service.settings import Settings
 from service.wording import highlights, name_claim, print_value
 from stages.recording import record
-from stages.results import Claim, JudgedClaim, Verdict
+from stages.results import Claim, JudgedClaim, VerdictRow
 from stages.results.claims import AGAINST_THE_PAPER, FOR_THE_PAPER
 from tests.service.conftest import png, serving
 from tests.service.results_factory import PAPER_ACCURACY, REPOSITORY, add_results, make_root
@@ -87,7 +87,7 @@ def test_the_first_page_shows_what_came_out(client: TestClient) -> None:
 
 def test_trained_comes_before_computed_and_against_before_for() -> None:
     def judge(name: str, place: str, status: str, basis: str = "finding", ours: float | None = None) -> JudgedClaim:
-        verdict = Verdict(claim=name, status=status, basis=basis, ours=ours)
+        verdict = VerdictRow(claim=name, status=status, basis=basis, ours=ours)
         return JudgedClaim(claim=Claim(id=name, place=place), verdict=verdict, experiments=(), datasets=())
 
     judged = [
@@ -319,7 +319,7 @@ def test_a_paper_s_page_counts_its_own_claims(root: Path, tmp_path: Path) -> Non
     ],
 )
 def test_a_statement_begins_with_a_capital_unless_it_is_a_formula(statement: str, expected: str) -> None:
-    judged = JudgedClaim(claim=Claim(id="x", statement=statement), verdict=Verdict(), experiments=(), datasets=())
+    judged = JudgedClaim(claim=Claim(id="x", statement=statement), verdict=VerdictRow(), experiments=(), datasets=())
     assert name_claim(judged, {}, {}) == expected
 
 
@@ -329,7 +329,7 @@ def test_claims_that_fill_no_table_keep_their_order_beside_it() -> None:
 
     def claim(name: str, arm: str | None, dataset: str, kind: str = "value", metric: str = "accuracy") -> JudgedClaim:
         row = Claim(id=name, kind=kind, arm=arm, metric=metric)
-        return JudgedClaim(claim=row, verdict=Verdict(), experiments=(f"x-{dataset}",), datasets=(dataset,))
+        return JudgedClaim(claim=row, verdict=VerdictRow(), experiments=(f"x-{dataset}",), datasets=(dataset,))
 
     a, b, c = claim("a", "vit", "mnist"), claim("b", "vit", "cifar10"), claim("c", "mixer", "cifar10")
     order, lone = claim("order", "vit", "mnist", "order"), claim("lone", "vit", "mnist", metric="loss")

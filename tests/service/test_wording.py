@@ -7,14 +7,14 @@ import re
 
 from service.wording import _WORDS, as_run, highlights, in_terms_of, name_claim, name_metric, print_value, summarise
 from stages.claims.sensitivity import DEFENSIBLE
-from stages.results import Claim, Counts, JudgedClaim, Tally, Verdict
+from stages.results import Claim, Counts, JudgedClaim, Tally, VerdictRow
 from tests.service.results_factory import REPOSITORY
 
 
 def test_an_error_is_shown_first_at_one_of_its_places() -> None:
     def judge(name: str, place: str, error: str | None) -> JudgedClaim:
         claim = Claim(id=name, place=place, finding={"error": error})
-        verdict = Verdict(claim=name, status="contradicted", basis="finding")
+        verdict = VerdictRow(claim=name, status="contradicted", basis="finding")
         return JudgedClaim(claim=claim, verdict=verdict, experiments=(), datasets=())
 
     judged = [judge("a", "Table 3", "unit"), judge("b", "section 4", "unit"), judge("c", "section 5", None)]
@@ -40,7 +40,7 @@ def test_every_claim_is_named_in_words() -> None:
     alternatives = {metric for group in DEFENSIBLE for metric in group}
     assert set(_WORDS) <= metrics | alternatives, "no word without a claim"
     claim = Claim(id="x", arm="vit", metric="flops_per_image")
-    judged = JudgedClaim(claim=claim, verdict=Verdict(), experiments=(), datasets=("mnist",))
+    judged = JudgedClaim(claim=claim, verdict=VerdictRow(), experiments=(), datasets=("mnist",))
     assert name_claim(judged, {"mnist": "MNIST"}, {}) == "vit: FLOPs per image (MNIST)"
 
 

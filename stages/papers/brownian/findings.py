@@ -23,7 +23,7 @@ from stages.papers.brownian.walk import (
     spectrum,
     squared_distances,
 )
-from stages.papers.finding import Finding, Reading, Status, judge_readings
+from stages.papers.finding import Finding, FindingStatus, Reading, judge_readings
 from stages.rules import Margins
 
 ROUNDING = 1e-10
@@ -56,7 +56,7 @@ def _points(width: int) -> Tensor:
     return on_sphere(_draw(NUM_TOKENS, width) * 3 + 1)
 
 
-def _holds(*errors: float) -> Status:
+def _holds(*errors: float) -> FindingStatus:
     return "holds" if max(errors) < ROUNDING else "fails"
 
 

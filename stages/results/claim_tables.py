@@ -1,4 +1,4 @@
-"""The ledger's tables: a verdict for every claim, the runs behind it, deviations, and the tables' sentences."""
+"""Tables of claims: a verdict for every claim, the runs behind it, deviations, and the tables' sentences."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlalchemy.orm import Mapped, mapped_column, relationship
 from stages.results.tables import Base, Result
 
 
-class Verdict(Base):
+class VerdictRow(Base):
     """What the evidence says of a claim; every claim has one.
 
     `ours` is our number in the claim's unit, `estimate` with its interval what is compared to `margin`: ours − paper,

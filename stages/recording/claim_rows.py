@@ -60,11 +60,11 @@ def change_rows(history: Sequence[Change], judgements: Sequence[Judgement]) -> l
     return rows
 
 
-def _verdict(judgement: Judgement, holds_adjusted: bool | None) -> tables.Verdict:
+def _verdict(judgement: Judgement, holds_adjusted: bool | None) -> tables.VerdictRow:
     verdict, cost = judgement.verdict, judgement.cost
     prediction = (verdict.size or verdict).prediction
     names = ("explanation", "estimate", "low", "high", "confidence", "margin", "n", "n_diverged", "p_value")
-    return tables.Verdict(
+    return tables.VerdictRow(
         claim=judgement.claim.id,
         status=str(verdict.status),
         basis=judgement.basis,
