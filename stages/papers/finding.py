@@ -1,6 +1,7 @@
 """The result of analysing a claim without training: an identity, a count, a ratio, a theorem, an inconsistency.
 
-Papers return a list of these (`stages.papers.<paper>.findings`); `stages.claims` compares them with what the paper prints.
+Papers return a list of these (`stages.papers.<paper>.findings`); `stages.claims` compares them with what the paper
+prints.
 A text can often be read in more than one way.  So a finding holds its readings, at least the strict one and the most
 charitable one that the words allow, and counts against the paper only if the claim is false under every one of them.
 Standard library only.
