@@ -25,8 +25,7 @@ from stages.datasets.verified import DatasetError
 from stages.evaluation.flops import FlopCounts
 from stages.faults import FAULTS, describe_fault, named
 from stages.params.budget import describe_cut
-from stages.params.experiment import Params, ParamsError, Rate, load_params, merge
-from stages.params.schema import read_yaml
+from stages.params.experiment import Params, ParamsError, Rate, load_params, merge, read_files
 from stages.proving.show import STEPS, show_equivalent
 from stages.proving.sides import EquivalenceError
 from stages.results import ResultsUnavailable, UnknownName
@@ -137,7 +136,7 @@ def show(names: list[str]) -> None:
     from stages.recording.reporting import show_claim  # brings what builds and judges the database
 
     experiments = load_params().experiments
-    files = {name: read_yaml(Path("params") / f"{name}.yaml") for name in experiments}
+    files = read_files(Path(), experiments)
     known = [*experiments, *(claim.id for claim in read_claims(Path("data/claims.csv")))]
     for name in names:
         if name not in known:

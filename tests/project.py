@@ -13,7 +13,7 @@ import yaml
 
 from stages.datasets.embedded import class_names, compose_stand_in
 from stages.datasets.packed import PackedInfo, digest_images, write_packed
-from stages.params.experiment import load_params, merge
+from stages.params.experiment import load_params, merge, read_files
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 EXPERIMENT = "tiny-mnist"
@@ -30,8 +30,7 @@ def edit(path: Path, change: Callable[[Any], None]) -> None:
 def whole_file(experiment: str, root: Path = REPOSITORY) -> dict[str, Any]:
     """Content of an experiment's params file, with what it leaves to the one that it is like."""
     names = yaml.safe_load((root / "params.yaml").read_text())["experiments"]
-    files = {name: yaml.safe_load((root / "params" / f"{name}.yaml").read_text()) for name in names}
-    whole: dict[str, Any] = merge(files, experiment, root / "params" / f"{experiment}.yaml")
+    whole: dict[str, Any] = merge(read_files(root, names), experiment, root / "params" / f"{experiment}.yaml")
     return whole
 
 

@@ -34,18 +34,18 @@ ALLOWED: dict[str, set[str]] = {
     "training": {"run", "device", "memory", "runs", "datasets", "ops", "papers"},
     "checkpoint": {"run", "ops", "papers"},
     "evaluation": {
-        *("run", "device", "observation", "runs", "params", "datasets", "training", "ops", "papers", "checkpoint"),
+        *("run", "device", "observation", "runs", "params", "datasets", "training", "papers", "checkpoint"),
     },
     "scheduling": {"run", "faults", "runs", "params", "datasets", "evaluation"},
     "results": {"faults", "runs", "verdicts"},
     "claims": {"run", "faults", "rules", "runs", "papers", "params", "verdicts"},
-    "recording": {"run", "rules", "runs", "params", "papers", "datasets", "claims", "results", "verdicts"},
+    "recording": {"run", "rules", "runs", "params", "papers", "claims", "results", "verdicts"},
     "upkeep": {
         *("run", "runs", "params", "datasets", "training", "checkpoint", "evaluation", "recording", "results"),
     },
     "proving": {"run", "runs", "params", "datasets"},
     "worker": {
-        *("run", "device", "memory", "runs", "datasets", "ops", "training", "checkpoint", "evaluation"),
+        *("run", "device", "memory", "runs", "datasets", "training", "checkpoint", "evaluation"),
     },
 }
 SERVICE_MAY_IMPORT = {

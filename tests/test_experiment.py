@@ -307,6 +307,11 @@ def test_a_file_like_another_says_only_what_differs(project: Path) -> None:
 SMALL = {"patch_size": 4, "dim": 8, "depth": 1, "num_heads": 2, "mlp_dim": 8, "dropout": 0.0}
 
 
+def test_a_file_may_be_like_one_that_is_no_experiment_here(project: Path) -> None:
+    edit(project / "params.yaml", lambda p: p["experiments"].pop("ninformer-cifar10"))
+    assert load_params(project).experiments["ninformer-cifar100"].printed.batch_size == 128
+
+
 @pytest.mark.parametrize(
     ("like", "message"),
     [

@@ -13,7 +13,6 @@ import yaml
 
 from stages import record as verb
 from stages.recording import ClaimsError, RecordError, record
-from stages.recording.sources import Found
 from stages.results import Checkpoint, Claim, Result, open_results
 from stages.run import canonical_json
 from stages.runs.equivalence import PATH, Compared, EquivalenceLine, Proof, append_line, path_of
@@ -28,6 +27,7 @@ from stages.runs.evidence import (
     write_lines,
 )
 from stages.runs.fingerprint import code_today
+from stages.runs.trial import Trial
 from tests.project import whole_file
 from tests.service.results_factory import add_results, as_published, make_root
 
@@ -394,7 +394,7 @@ def test_a_part_of_the_test_rows_is_compared_with_none_on_all(root: Path) -> Non
     def conditions(scored: int, left_out: int) -> str:
         data = dataclasses.replace(line.data, test_images=scored, excluded_test_images=left_out)
         result = dataclasses.replace(line, data=data)
-        return Found(result=result, cost=None, origin=None, release=None, file=path, number=1).conditions
+        return Trial(result=result, cost=None, origin=None, release=None, file=path, line=1).conditions
 
     assert conditions(10_000, 0) == conditions(9_977, 23)
     assert len({conditions(10_000, 0), conditions(2_000, 8_000), conditions(1_000, 9_000)}) == 3

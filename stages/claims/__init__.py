@@ -9,7 +9,8 @@ from stages.claims.judgement import Judgement
 from stages.claims.judging import Table, judge_claims
 from stages.claims.lines import ClaimLine, ClaimsError, place_claims, read_claims
 from stages.claims.settings import param_values
-from stages.claims.trials import Trial, gather
+from stages.claims.trials import gather
+from stages.runs.trial import Trial
 
 __all__ = [
     "Change",

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from stages.claims.judgement import ArmSummary
 from stages.claims.measures import NotMeasured, choose_epoch, is_of_arm, judged_of
-from stages.claims.trials import ResultGroup, Trial, choose
+from stages.claims.trials import ResultGroup, choose
 from stages.rules import Rules
+from stages.runs.trial import Trial
 
 DRAWN = ("baseline", "proposed")
 """Roles of the arms that a paper's figure shows."""

@@ -8,8 +8,9 @@ from stages.claims.judgement import Entry, Judgement, Side
 from stages.claims.lines import ClaimLine
 from stages.claims.measures import count_failed
 from stages.claims.sides import Pairs, entry_of
-from stages.claims.trials import ResultGroup, Trial, price
+from stages.claims.trials import ResultGroup, price
 from stages.params.experiment import Params
+from stages.runs.trial import Trial
 from stages.verdicts import EvidenceLevel, judge_proportion, judge_proportions, not_tested
 
 

@@ -16,9 +16,10 @@ from stages.claims.sensitivity import under_other_metrics
 from stages.claims.settings import agree, judge_counted, judge_setting
 from stages.claims.sides import arms_of
 from stages.claims.trained import NOT_RUN, SILENT, judge_trained
-from stages.claims.trials import ResultGroup, Trial, price
+from stages.claims.trials import ResultGroup, price
 from stages.papers.finding import Finding
 from stages.params.experiment import Params
+from stages.runs.trial import Trial
 from stages.verdicts import (
     EvidenceLevel,
     Order,

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
-from stages.claims.trials import Trial
+from stages.runs.trial import Trial
 from stages.verdicts import ARM_METRICS, ArmMetric, NoCurves, Observation, Sample, arm_metric
 from stages.verdicts.looks import Looks, complete_look
 

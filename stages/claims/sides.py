@@ -11,9 +11,10 @@ from typing import Literal
 from stages.claims.judgement import Entry, Side
 from stages.claims.lines import CROSSOVERS, ClaimLine
 from stages.claims.measures import average, measure
-from stages.claims.trials import ResultGroup, Trial, choose
+from stages.claims.trials import ResultGroup, choose
 from stages.params.experiment import Experiment
 from stages.rules import Rules
+from stages.runs.trial import Trial
 from stages.verdicts import GridPart, Sample
 from stages.verdicts.grid_part import Cell, whole_slices
 from stages.verdicts.looks import Looks, complete_look
@@ -135,7 +136,7 @@ def gather_samples(claim: ClaimLine, pairs: Pairs, group: ResultGroup, rules: Ru
             values = {replicate.index: replicate.value for replicate in samples[arm].replicates}
             for trial in group.arms[arm]:
                 if trial.result.replicate in values:
-                    trials[trial.number] = trial
+                    trials[trial.row] = trial
                     entries.append(entry_of(trial, side, values[trial.result.replicate]))
     part = None
     if pairs.baseline and len(pairs.proposed) < pairs.planned:
@@ -153,7 +154,7 @@ def gather_samples(claim: ClaimLine, pairs: Pairs, group: ResultGroup, rules: Ru
 
 def entry_of(trial: Trial, side: Side, value: float | None) -> Entry:
     line = trial.result
-    return Entry(result=trial.number, side=side, arm=line.arm, replicate=line.replicate, value=value)
+    return Entry(result=trial.row, side=side, arm=line.arm, replicate=line.replicate, value=value)
 
 
 def mean_of(sample: Sample, looks: Looks) -> float | None:

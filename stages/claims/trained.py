@@ -19,10 +19,11 @@ from stages.claims.margins import margin_of_gain, margin_of_value
 from stages.claims.measures import NotMeasured, measure
 from stages.claims.ratios import judge_relative, relative
 from stages.claims.sides import ClaimSamples, Pairs, better_of, find_group, gather_samples, mean_of
-from stages.claims.trials import ResultGroup, Trial, price
+from stages.claims.trials import ResultGroup, price
 from stages.params.experiment import Params
 from stages.rules import Rules
 from stages.runs.evidence import unpack_correct
+from stages.runs.trial import Trial
 from stages.verdicts import (
     ComparableClaim,
     EvidenceLevel,

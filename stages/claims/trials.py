@@ -15,32 +15,14 @@ from typing import Literal
 from stages.claims.judgement import ClaimCost
 from stages.params.experiment import Arm, Experiment, Params
 from stages.rules import Rules
-from stages.runs.evidence import CostLine, Provenance, ResultLine
+from stages.runs.evidence import Provenance, ResultLine
+from stages.runs.trial import Trial
 from stages.verdicts import EvidenceLevel, evidence_level_of
 from stages.verdicts.looks import looks_of_plan
 
 FLOPS_OF_TRAINING = 3
 """A backward pass does the work of two forward passes."""
 _PROVENANCES: tuple[Provenance, ...] = ("full", "subset", "embedded")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """The one result of a replicate under its conditions: published evidence first, otherwise the newest.
-
-    `number` is its row in the database; `follows_plan`: protocol and replicate are those that the params give today.
-    """
-
-    number: int
-    result: ResultLine
-    cost: CostLine | None
-    conditions: str
-    is_evidence: bool
-    follows_plan: bool
-
-    @property
-    def device(self) -> str:
-        return str(self.result.environment.get("device_name", self.result.environment.get("device", "")))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +76,7 @@ def _strength(group: ResultGroup, ranks: Mapping[str, int]) -> tuple[int, ...]:
         _PROVENANCES.index(provenance),
         -len(group.arms),
         -len(trials),
-        -sum(trial.is_evidence for trial in trials),
+        -sum(trial.origin is not None for trial in trials),
     )
 
 

@@ -8,8 +8,7 @@ from typing import Literal
 from stages.datasets.manifest import Manifest
 from stages.datasets.packed import Split
 from stages.params.experiment import DatasetSource
-
-INEXACT_SHARE = 0.005  # of the test rows, above which a data set is no longer `full` (DESIGN 2)
+from stages.runs.evidence import INEXACT_SHARE
 
 
 def judge_provenance(

@@ -7,7 +7,7 @@ Imports no torch: model keywords are checked against the constructor's signature
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -215,7 +215,7 @@ def load_params(root: Path = Path()) -> Params:
                 "over all test rows contradict a score on some of them"
             )
     experiments = {}
-    files = {name: read_yaml(root / "params" / f"{name}.yaml") for name in index.experiments}
+    files = read_files(root, index.experiments)
     # Those that are like another come last: a mistake is named in the file where it stands.
     for name in sorted(index.experiments, key=lambda name: isinstance(files[name], dict) and "like" in files[name]):
         entry = index.experiments[name]
@@ -235,6 +235,19 @@ def load_params(root: Path = Path()) -> Params:
         verdicts=index.verdicts,
         rates=index.rates,
     )
+
+
+def read_files(root: Path, experiments: Iterable[str]) -> dict[str, Any]:
+    """Content of the files of `experiments`, by name, and of those that they are `like`.
+
+    Raises:
+        ParamsError: a file can't be read.
+    """
+    folder = root / "params"
+    files = {name: read_yaml(folder / f"{name}.yaml") for name in experiments}
+    liked = {str(content["like"]) for content in files.values() if isinstance(content, dict) and "like" in content}
+    more = {name for name in liked - files.keys() if (folder / f"{name}.yaml").is_file()}
+    return files | {name: read_yaml(folder / f"{name}.yaml") for name in sorted(more)}
 
 
 def merge(files: Mapping[str, Any], name: str, path: Path) -> Any:

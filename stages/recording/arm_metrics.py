@@ -6,16 +6,16 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from stages import results as tables
-from stages.recording.sources import Found
 from stages.runs.curves import as_curves
 from stages.runs.evidence import ResultLine
+from stages.runs.trial import Trial
 from stages.verdicts import ARM_METRICS, NoCurves, arm_metric
 
 _NEEDED = "test_accuracy"
 """All of `ARM_METRICS` are taken from it: curves without it needn't be gone through."""
 
 
-def arm_metric_rows(selected: Iterable[Found]) -> list[tables.Base]:
+def arm_metric_rows(selected: Iterable[Trial]) -> list[tables.Base]:
     """One row for each metric that the curves of an arm's finished results under equal conditions give."""
     groups: dict[tuple[str, str, str, str], list[ResultLine]] = defaultdict(list)
     for item in selected:

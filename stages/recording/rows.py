@@ -14,7 +14,7 @@ from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
 from stages import results as tables
-from stages.claims import Change, ClaimLine, PaperDeviations, Trial, gather, judge_claims
+from stages.claims import Change, ClaimLine, PaperDeviations, gather, judge_claims
 from stages.params.experiment import Params
 from stages.recording.arm_metrics import arm_metric_rows
 from stages.recording.claim_rows import (
@@ -27,11 +27,12 @@ from stages.recording.claim_rows import (
     verdict_rows,
     verdict_run_values,
 )
-from stages.recording.sources import FindingLine, Found, Weights
+from stages.recording.sources import FindingLine, Weights
 from stages.run import canonical_json
 from stages.runs.curves import COLUMNS, as_curves
 from stages.runs.evidence import CostLine, list_observed, write_lines
 from stages.runs.fingerprint import source_path
+from stages.runs.trial import Trial
 
 Values = tuple[Any, ...]
 
@@ -42,18 +43,18 @@ class Rows:
     def __init__(
         self,
         params: Params,
-        found: Sequence[Found],
+        found: Sequence[Trial],
         weights: Mapping[str, Weights],
         claims: Sequence[ClaimLine],
         findings: Mapping[str, FindingLine],
         deviations: Sequence[PaperDeviations],
         history: Sequence[Change],
     ) -> None:
-        self.params, self.found, self.weights, self.claims, self.findings = params, found, weights, claims, findings
-        self.ids = {item.identity: number for number, item in enumerate(found, start=1)}
+        self.params, self.weights, self.claims, self.findings = params, weights, claims, findings
+        self.found = [dataclasses.replace(item, row=number) for number, item in enumerate(found, start=1)]
         self.selected = _select(found)
         self.deviations, self.history = deviations, history
-        groups = gather(params, [self.trial(item) for item in found if item.identity in self.selected])
+        groups = gather(params, [item for item in self.found if item.identity in self.selected])
         self.group_positions = {
             (name, group.profile, group.conditions): position
             for name, of_it in groups.items()
@@ -128,16 +129,6 @@ class Rows:
             shown = {name: getattr(found, name) for name in names} | {"readings": list(map(vars, found.readings))}
         return tables.Claim(position=position, finding=shown, **vars(claim))
 
-    def trial(self, item: Found) -> Trial:
-        return Trial(
-            number=self.ids[item.identity],
-            result=item.result,
-            cost=item.cost,
-            conditions=item.conditions,
-            is_evidence=item.origin is not None,
-            follows_plan=item.follows_plan,
-        )
-
     def papers(self) -> list[str]:
         return list(dict.fromkeys(experiment.paper for experiment in self.params.experiments.values()))
 
@@ -197,23 +188,23 @@ class Rows:
 
     def results(self) -> list[dict[str, Any]]:
         """Rows of results, with the position of their group; what isn't planned any more is in none."""
-        rows = [_result_row(self.ids[item.identity], item, item.identity in self.selected) for item in self.found]
+        rows = [_result_row(item.row, item, item.identity in self.selected) for item in self.found]
         positions = [self.group_positions[_group_of(item)] if item.is_planned else None for item in self.found]
         return [row | {"group_position": position} for row, position in zip(rows, positions, strict=True)]
 
     def costs(self) -> list[dict[str, Any]]:
-        return [_cost_row(self.ids[item.identity], item.cost) for item in self.found if item.cost]
+        return [_cost_row(item.row, item.cost) for item in self.found if item.cost]
 
     def metrics(self) -> Iterator[Values]:
         return (
-            (self.ids[item.identity], row.metric, row.split, position, row.value, row.n)
+            (item.row, row.metric, row.split, position, row.value, row.n)
             for item in self.found
             for position, row in enumerate(item.result.metrics)
         )
 
     def arrays(self) -> Iterator[Values]:
         return (
-            (self.ids[item.identity], kind, text)
+            (item.row, kind, text)
             for item in self.found
             for kind, text in (("correct", item.result.correct), ("confusion", item.result.confusion))
             if text is not None
@@ -223,19 +214,19 @@ class Rows:
         """Rows of epochs, nearly all of the database."""
         for item in self.found:
             curves = as_curves(item.result.curves)
-            yield from zip(repeat(self.ids[item.identity]), *(curves.column(name) for name in COLUMNS), strict=False)
+            yield from zip(repeat(item.row), *(curves.column(name) for name in COLUMNS), strict=False)
 
     def observations(self) -> Iterator[Values]:
         """Every number from inside a network, in the order of its result line."""
         return (
-            (self.ids[item.identity], position, row.quantity, row.moment, row.block, row.head, row.value)
+            (item.row, position, row.quantity, row.moment, row.block, row.head, row.value)
             for item in self.found
             for position, row in enumerate(list_observed(item.result.observed or {}))
         )
 
     def checkpoints(self) -> list[tables.Base]:
         """For each `<experiment>.<arm>.<replicate>`, the result of the strongest group whose weights are here."""
-        best: dict[str, Found] = {}
+        best: dict[str, Trial] = {}
         for item in self.found:
             line = item.result
             if not item.is_planned or self._digest_here(item) is None:
@@ -245,15 +236,15 @@ class Rows:
                 best[name] = item
         return [self._checkpoint(position, name, item) for position, (name, item) in enumerate(best.items())]
 
-    def _precedence(self, item: Found) -> tuple[int, bool, bool, str]:
+    def _precedence(self, item: Trial) -> tuple[int, bool, bool, str]:
         return -self.group_positions[_group_of(item)], *_precedence(item)
 
-    def _digest_here(self, item: Found) -> str | None:
+    def _digest_here(self, item: Trial) -> str | None:
         """Digest of the weights as trained, otherwise of the released ones, otherwise None."""
         candidates = (item.result.weights_sha256, item.release.sha256 if item.release else None)
         return next((digest for digest in candidates if digest in self.weights), None)
 
-    def _checkpoint(self, position: int, name: str, item: Found) -> tables.Checkpoint:
+    def _checkpoint(self, position: int, name: str, item: Trial) -> tables.Checkpoint:
         digest = self._digest_here(item)
         assert digest is not None, "only results with weights have a checkpoint"
         release = item.release if digest != item.result.weights_sha256 else None
@@ -266,25 +257,25 @@ class Rows:
             size_bytes=self.weights[digest].size_bytes,
             dtype=release.dtype if release else None,
             accuracy=release.accuracy if release else None,
-            result_id=self.ids[item.identity],
+            result_id=item.row,
         )
 
 
-def _group_of(item: Found) -> tuple[str, str, str]:
+def _group_of(item: Trial) -> tuple[str, str, str]:
     return item.result.experiment, item.result.profile, item.conditions
 
 
-def _precedence(item: Found) -> tuple[bool, bool, str]:
+def _precedence(item: Trial) -> tuple[bool, bool, str]:
     """Sort key of results of one replicate under equal conditions: current code, then evidence, then the newest."""
     return not item.changed_code, item.origin is not None, item.origin.published if item.origin else ""
 
 
-def _select(found: Sequence[Found]) -> set[tuple[str, str, str, str, int]]:
+def _select(found: Sequence[Trial]) -> set[tuple[str, str, str, str, int]]:
     """One result per replicate and conditions, of the arm's current model: unchanged code first, then evidence.
 
     A result of another model (the arm's arguments were edited since) stays in the database but enters no comparison.
     """
-    best: dict[tuple[Any, ...], Found] = {}
+    best: dict[tuple[Any, ...], Trial] = {}
     for item in found:
         if not item.is_planned:
             continue
@@ -303,7 +294,7 @@ def _cite(paper: str) -> tuple[str, str]:
     return paragraphs[0].rstrip("."), paragraphs[1] if len(paragraphs) > 1 else ""
 
 
-def _result_row(number: int, item: Found, is_selected: bool) -> dict[str, Any]:
+def _result_row(number: int, item: Trial, is_selected: bool) -> dict[str, Any]:
     line, data = item.result, item.result.data
     return {
         "id": number,
@@ -335,14 +326,14 @@ def _result_row(number: int, item: Found, is_selected: bool) -> dict[str, Any]:
     }
 
 
-def _identify(item: Found) -> list[Any]:
+def _identify(item: Trial) -> list[Any]:
     """Everything that identifies a result: the digest of its lines, and what the params make of them."""
     digest = item.digest
     if not digest:
         text = write_lines([item.result]) + write_lines([item.cost] if item.cost else [])
         digest = hashlib.sha256(text).hexdigest()
     return [
-        item.number,
+        item.line,
         digest,
         item.is_planned,
         item.follows_plan,

@@ -8,70 +8,25 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from stages.claims import ClaimLine
-from stages.datasets.provenance import INEXACT_SHARE
 from stages.papers.finding import Finding
 from stages.params.budget import plan_runs
 from stages.params.experiment import Params
 from stages.run import STRICT, ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, canonical_json
 from stages.runs.consistency import find_contradictions, find_cost_contradictions, find_release_contradictions
 from stages.runs.equivalence import Equivalences, read_equivalences
-from stages.runs.evidence import CostLine, EvidenceLine, Origin, Release, ResultLine, evidence_files, read_lines
+from stages.runs.evidence import CostLine, EvidenceLine, ResultLine, evidence_files, read_lines
 from stages.runs.fingerprint import changed_modules
+from stages.runs.trial import Trial
 
 
 class RecordError(ValueError):
     """Inputs that contradict each other; the message names the file and what was expected."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """A result with its cost, and the file and line where it was found.  `origin` is None for one of this working tree.
-
-    `is_planned`: its model, and what its arm sets of the protocol, are what the params give this arm today;
-    `follows_plan`: the whole protocol and the replicate are, too.  `varied`: protocol fields in which the experiment's
-    arms differ on purpose.  `changed_code`: modules of its fingerprint whose source differs in the tree, or that
-    it lacks; none if `equivalences`, numbers of lines, show that its code and the tree's give the same results.
-    `digest`: that of the evidence line; "" for a local result.
-    """
-
-    result: ResultLine
-    cost: CostLine | None
-    origin: Origin | None
-    release: Release | None
-    file: Path
-    number: int
-    is_planned: bool = True
-    follows_plan: bool = True
-    digest: str = ""
-    varied: tuple[str, ...] = ()
-    changed_code: tuple[str, ...] = ()
-    equivalences: tuple[int, ...] = ()
-
-    @property
-    def source(self) -> Literal["evidence", "local"]:
-        return "local" if self.origin is None else "evidence"
-
-    @property
-    def identity(self) -> tuple[str, str, str, str, int]:
-        line = self.result
-        return line.run_key, line.environment_digest, line.experiment, line.arm, line.replicate
-
-    @cached_property
-    def conditions(self) -> str:
-        """Digest of protocol, data and part of the test rows: what must be equal before two results are compared."""
-        shared = {name: value for name, value in self.result.spec["protocol"].items() if name not in self.varied}
-        data = self.result.data
-        left_out = data.excluded_test_images / (data.test_images + data.excluded_test_images)
-        part = [data.test_images] if left_out > INEXACT_SHARE else []
-        text = canonical_json([shared, data.digest, *part])
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +59,7 @@ def read_findings(path: Path, claims: Sequence[ClaimLine]) -> dict[str, FindingL
     return findings
 
 
-def find_results(root: Path, params: Params, *, evidence_only: bool = False) -> tuple[list[Found], list[str]]:
+def find_results(root: Path, params: Params, *, evidence_only: bool = False) -> tuple[list[Trial], list[str]]:
     """Every result below `data/evidence` and `data/results`, in the order of the params files, evidence first.
 
     A local result that was published appears once, as evidence.  Results of a profile that params.yaml doesn't have
@@ -115,7 +70,7 @@ def find_results(root: Path, params: Params, *, evidence_only: bool = False) -> 
         RecordError: a line has an experiment or arm that the params don't have, contradicts itself, or occurs twice.
     """
     left_out: Counter[tuple[Path, str]] = Counter()
-    found: dict[tuple[str, str, str, str, int], Found] = {}
+    found: dict[tuple[str, str, str, str, int], Trial] = {}
     local = [] if evidence_only else _local(root / "data" / "results")
     for item in [*_evidence(root / "data" / "evidence"), *local]:
         _check_names(item, params)
@@ -134,7 +89,7 @@ def find_results(root: Path, params: Params, *, evidence_only: bool = False) -> 
     positions = {name: position for position, name in enumerate(params.experiments)}
     arms = {name: list(experiment.arms) for name, experiment in params.experiments.items()}
 
-    def place(item: Found) -> tuple[int, int, int, str, str, str]:
+    def place(item: Trial) -> tuple[int, int, int, str, str, str]:
         line = item.result
         arm = arms[line.experiment].index(line.arm)
         return positions[line.experiment], arm, line.replicate, item.source, line.run_key, line.environment_digest
@@ -147,7 +102,7 @@ def find_results(root: Path, params: Params, *, evidence_only: bool = False) -> 
     return sorted(marked, key=place), [*notes, *equivalences.loose_ends()]
 
 
-def _mark(found: Iterable[Found], params: Params, equivalences: Equivalences) -> list[Found]:
+def _mark(found: Iterable[Trial], params: Params, equivalences: Equivalences) -> list[Trial]:
     """The results, each marked with what has changed since: its arm's model or own protocol fields, its code."""
     changes: dict[str, tuple[str, ...]] = {}
     planned: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
@@ -209,21 +164,21 @@ def _planned(params: Params, name: str, profile: str) -> dict[str, dict[str, Any
     return planned
 
 
-def _evidence(folder: Path) -> Iterable[Found]:
+def _evidence(folder: Path) -> Iterable[Trial]:
     for path in evidence_files(folder):
         for number, line in enumerate(read_lines(path, EvidenceLine), start=1):
-            yield Found(
+            yield Trial(
                 result=line.result,
                 cost=line.cost,
                 origin=line.origin,
                 release=line.release,
                 file=path,
-                number=number,
+                line=number,
                 digest=line.digest or "",
             )
 
 
-def _local(folder: Path) -> Iterable[Found]:
+def _local(folder: Path) -> Iterable[Trial]:
     for path in sorted(folder.glob("*.jsonl")):
         if path.name.endswith(".cost.jsonl"):
             continue
@@ -233,10 +188,10 @@ def _local(folder: Path) -> Iterable[Found]:
         }
         for number, line in enumerate(read_lines(path, ResultLine), start=1):
             cost = costs.get((line.run_key, line.environment_digest, line.arm, line.replicate))
-            yield Found(result=line, cost=cost, origin=None, release=None, file=path, number=number)
+            yield Trial(result=line, cost=cost, origin=None, release=None, file=path, line=number)
 
 
-def _check_names(item: Found, params: Params) -> None:
+def _check_names(item: Trial, params: Params) -> None:
     line = item.result
     checks: Sequence[tuple[str, str, Iterable[str]]] = [
         ("experiment", line.experiment, params.experiments),
@@ -251,7 +206,7 @@ def _check_names(item: Found, params: Params) -> None:
             raise RecordError(f"{item.file}: the spec of run {line.run_key[:12]} has no {part}")
 
 
-def _refuse_contradictions(item: Found) -> None:
+def _refuse_contradictions(item: Trial) -> None:
     line = item.result
     found = find_contradictions(line)
     found += find_cost_contradictions(line, item.cost) if item.cost else []
@@ -259,7 +214,7 @@ def _refuse_contradictions(item: Found) -> None:
     if found:
         remedy = f"`dvc repro -s -f evaluate@{line.experiment}` writes it anew"
         raise RecordError(
-            f"{item.file}, line {item.number}: {line.experiment}.{line.arm}.{line.replicate}: {'; '.join(found)}; "
+            f"{item.file}, line {item.line}: {line.experiment}.{line.arm}.{line.replicate}: {'; '.join(found)}; "
             + (remedy if item.origin is None else "evidence is never edited: take the line from git again")
         )
 
@@ -270,7 +225,7 @@ class Weights:
     size_bytes: int
 
 
-def find_weights(root: Path, found: Sequence[Found]) -> tuple[dict[str, Weights], list[str]]:
+def find_weights(root: Path, found: Sequence[Trial]) -> tuple[dict[str, Weights], list[str]]:
     """Weights files by sha256, committed models first, and those that belong to no result.
 
     Weights trained here have their digest stored beside them; whoever loads them checks it.

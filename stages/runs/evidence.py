@@ -27,6 +27,7 @@ from stages.runs.curves import Curves, EpochRow, given_columns
 Provenance = Literal["embedded", "subset", "full"]
 RunStatus = Literal["finished", "diverged"]
 Moment = Literal["start", "trained"]
+INEXACT_SHARE = 0.005  # of the test rows, above which a data set is no longer `full` (DESIGN 2)
 Layers = Mapping[str, tuple[tuple[float | None, ...], ...]]
 Line = TypeVar("Line")
 

@@ -38,6 +38,7 @@ from stages.runs.fingerprint import training_code
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 360.0
+ORIGIN = Origin(revision="1" * 40, dirty=False, published="2026-01-01", versions={})
 Values = Sequence[float | None]
 
 
@@ -62,9 +63,8 @@ def copy_project(root: Path) -> None:
 
 def publish(root: Path, lines: Sequence[ResultLine]) -> None:
     """Lines of one experiment as its evidence."""
-    origin = Origin(revision="1" * 40, dirty=False, published="2026-01-01", versions={})
     (root / "data" / "evidence").mkdir(exist_ok=True)
-    evidence = [EvidenceLine(result=line, cost=cost(line), origin=origin) for line in map(as_evaluated, lines)]
+    evidence = [EvidenceLine(result=line, cost=cost(line), origin=ORIGIN) for line in map(as_evaluated, lines)]
     (root / "data" / "evidence" / f"{lines[0].experiment}.jsonl").write_bytes(write_lines(evidence))
 
 
@@ -212,12 +212,15 @@ def cost(line: ResultLine) -> CostLine:
 def trials(lines: Sequence[ResultLine], *, is_evidence: bool = False, follows_plan: bool = True) -> list[Trial]:
     return [
         Trial(
-            number=number,
+            row=number,
             result=line,
             cost=cost(line),
-            conditions=line.data.digest + str(line.spec["protocol"]["epochs"]),
-            is_evidence=is_evidence,
+            origin=ORIGIN if is_evidence else None,
+            release=None,
+            file=Path(),
+            line=number,
             follows_plan=follows_plan,
+            varied=params().experiments[line.experiment].varied,
         )
         for number, line in enumerate(lines, start=1)
     ]

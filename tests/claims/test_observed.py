@@ -114,7 +114,7 @@ def test_a_quality_without_a_number_is_shown_with_ours(claim: str, value: str) -
 def test_a_quality_of_several_experiments_names_each() -> None:
     row = claims()[IDENTITY]
     entered = [
-        dataclasses.replace(trial, number=number)
+        dataclasses.replace(trial, row=number)
         for number, trial in enumerate(
             [
                 trial

@@ -160,7 +160,7 @@ def test_what_decides_comes_before_what_indicates() -> None:
     both = trials([*short, *results("ninformer-mnist", {"vit": MNIST["vit"]})])
     (value,) = judge(claims()[VIT], entered=both)
     assert value.verdict.status is Status.REPRODUCED
-    assert {entry.result for entry in value.entries} == {trial.number for trial in both[-5:]}
+    assert {entry.result for entry in value.entries} == {trial.row for trial in both[-5:]}
 
 
 def test_rows_that_the_source_lacks_widen_the_interval() -> None:
