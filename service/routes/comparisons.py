@@ -7,14 +7,18 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from service.comparing import Compare, Question
-from service.comparison_schemas import ComparisonOut, ExperimentComparisonOut
 from service.errors import declared
 from service.routes.catalogue import DatasetFilter, PaperFilter, ProvenanceFilter
+from service.schemas import Out
 from service.strict import StrictRoute
 from service.tabular import CSV_TOO, ListFormat, csv_response
-from stages.results import as_csv
+from stages.results import ExperimentComparison, as_csv
 
 router = APIRouter(route_class=StrictRoute)
+
+
+class ComparisonOut(Out):
+    comparisons: tuple[ExperimentComparison, ...]
 
 
 @router.get(
@@ -47,4 +51,4 @@ def read_comparison(
     if form == "csv":
         return csv_response(as_csv(found), "compare")
     response.headers["vary"] = "Accept"
-    return ComparisonOut(comparisons=[ExperimentComparisonOut.model_validate(comparison) for comparison in found])
+    return ComparisonOut(comparisons=tuple(found))

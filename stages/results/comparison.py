@@ -148,10 +148,18 @@ def _compare_experiment(
         provenance=first.provenance if first else None,
         conditions=first.conditions if first else None,
         label=label,
+        reason=_reason(arms),
         profiles=profiles,
         arms=tuple(arms),
         order=order,
     )
+
+
+def _reason(arms: Sequence[ArmComparison]) -> str | None:
+    """Why no arm has a number of ours; None where one has."""
+    if any(arm.ours is not None for arm in arms):
+        return None
+    return "; ".join(dict.fromkeys(arm.reason for arm in arms if arm.reason)) or None
 
 
 def _groups(results: Sequence[ComparedRun]) -> list[list[ComparedRun]]:

@@ -1,4 +1,7 @@
-"""The parts of a comparison (estimates, differences, gains, costs), and two interval formulas as pure functions."""
+"""The parts of a comparison (estimates, differences, gains, costs), and two interval formulas as pure functions.
+
+The service returns them as they are, so a field's description stands in its reference.  Fractions are in [0, 1].
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import fmean, stdev
-from typing import Protocol
+from typing import Annotated, Protocol
 
+from pydantic import Field
 from scipy import special
 
 from stages.results.metrics import MetricInfo
@@ -35,15 +39,18 @@ class Estimate:
     """
 
     mean: float
-    std: float | None
-    stderr: float | None
-    low: float | None
+    std: Annotated[float | None, Field(description="over replicates; null of a metric that is one number of all folds")]
+    stderr: Annotated[
+        float | None,
+        Field(description="of the mean; of min_error and window_error the paper's own, at the chosen epoch"),
+    ]
+    low: Annotated[float | None, Field(description="95 % t-interval over replicates")]
     high: float | None
-    interval_missing: str | None
+    interval_missing: Annotated[str | None, Field(description="why there is no interval")]
     n_replicates: int
     n_diverged: int
     n_test: int | None
-    epoch: int | None
+    epoch: Annotated[int | None, Field(description="the one chosen, of min_error and window_error")]
     population: Population | None
 
 
@@ -55,8 +62,8 @@ class PaperValue:
     unit: str | None
     claim: str
     place: str
-    stderr: float | None
-    n: int | None
+    stderr: Annotated[float | None, Field(description="where it is printed, as `n` is")]
+    n: Annotated[int | None, Field(description="replicates")]
     precision: float | None
     note: str | None
 
@@ -80,8 +87,8 @@ class Gain:
 
     against: str
     paper: PaperValue
-    ours: float | None
-    low: float | None
+    ours: Annotated[float | None, Field(description="null where either arm has no number of ours")]
+    low: Annotated[float | None, Field(description="95 % interval; folds are paired")]
     high: float | None
     n: int
 
@@ -104,9 +111,11 @@ class CostSummary:
     latency_repeats: int | None
     latency_device: str | None
     latency_threads: int | None
-    latency_method: str | None
-    latency_ratio: float | None
-    paper_latency_ratio: float | None
+    latency_method: Annotated[str | None, Field(description="how it was timed, in words")]
+    latency_ratio: Annotated[
+        float | None, Field(description="to latency_baseline, if both were published at one revision and timed alike")
+    ]
+    paper_latency_ratio: Annotated[float | None, Field(description="the paper's, to the same baseline")]
     latency_baseline: str | None
 
 
@@ -123,10 +132,10 @@ class Ratio:
 class ArmVerdict:
     """The verdict on a claim about an arm, in the metric in which the paper prints it."""
 
-    claim: str
+    claim: Annotated[str, Field(examples=["ninformer.table2.c100.vit"])]
     kind: str
-    metric: str
-    status: str
+    metric: Annotated[str, Field(description="the one that the paper prints")]
+    status: Annotated[str, Field(examples=["reproduced"])]
     explanation: str
 
 
@@ -141,20 +150,30 @@ class ArmComparison:
     arm: str
     title: str
     role: str
-    ours: Estimate | None
-    reason: str | None
+    ours: Annotated[Estimate | None, Field(description="null where nothing on real data has the metric: see `reason`")]
+    reason: Annotated[
+        str | None,
+        Field(
+            description="why there is no number of ours",
+            examples=["stand-in data: its number says nothing about the claim"],
+        ),
+    ]
     paper: PaperValue | None
-    difference: Difference | None
-    gain: Gain | None
-    ratio: Ratio | None
+    difference: Annotated[Difference | None, Field(description="null without ours, and for costs")]
+    gain: Annotated[
+        Gain | None, Field(description="null where the paper prints no difference of this arm in this metric")
+    ]
+    ratio: Annotated[Ratio | None, Field(description="for a cost: what is compared instead of a difference")]
     rank_ours: int | None
     rank_paper: int | None
     cost: CostSummary
     checkpoints: tuple[str, ...]
     run_keys: tuple[str, ...]
     sources: tuple[str, ...]
-    changed_code: tuple[str, ...]
-    verdicts: tuple[ArmVerdict, ...] = ()
+    changed_code: Annotated[
+        tuple[str, ...], Field(description="modules that have changed since these results were measured")
+    ]
+    verdicts: Annotated[tuple[ArmVerdict, ...], Field(description="of the paper's claims about this arm")] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,29 +182,33 @@ class Order:
 
     ours: tuple[str, ...]
     paper: tuple[str, ...]
-    agrees: bool | None
+    agrees: Annotated[bool | None, Field(description="null for costs, and where an arm is missing")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentComparison:
-    """`profile`, `cut` and `provenance` say how faithful the results are; None while there are none.
-
-    `printed`: names of the metrics that the paper prints of these arms, the one that is shown unless another is asked
-    for first.
-    """
+    """`profile`, `cut` and `provenance` say how faithful the results are; None while there are none."""
 
     experiment: str
     title: str
     paper: str
     dataset: str
     metric: MetricInfo
-    printed: tuple[str, ...]
+    printed: Annotated[
+        tuple[str, ...],
+        Field(
+            description="metrics of the paper's claims about these arms; the first is shown unless another is asked "
+            "for",
+            examples=[["min_error", "window_error"]],
+        ),
+    ]
     profile: str | None
     cut: str | None
     provenance: str | None
-    conditions: str | None
+    conditions: Annotated[str | None, Field(description="digest of protocol and data, equal for all arms shown")]
     label: str
-    profiles: tuple[str, ...]
+    reason: Annotated[str | None, Field(description="why no arm has a number of ours; null where one has")]
+    profiles: Annotated[tuple[str, ...], Field(description="profiles with results, the best first")]
     arms: tuple[ArmComparison, ...]
     order: Order
 
@@ -193,13 +216,6 @@ class ExperimentComparison:
     def is_real(self) -> bool:
         """True if results on real data are shown."""
         return self.provenance not in (None, "embedded")
-
-    @property
-    def reason(self) -> str | None:
-        """Why no arm has a number of ours; None where one has."""
-        if any(arm.ours is not None for arm in self.arms):
-            return None
-        return "; ".join(dict.fromkeys(arm.reason for arm in self.arms if arm.reason)) or None
 
     @property
     def replicates(self) -> int:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,8 +20,8 @@ class MetricInfo:
     title: str
     unit: str
     better: str
-    split: str | None
-    of_arm: bool = False
+    split: Annotated[str | None, Field(exclude=True)]
+    of_arm: Annotated[bool, Field(exclude=True)] = False
 
 
 _INFOS = (
