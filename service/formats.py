@@ -83,7 +83,7 @@ def value_in(unit: str, write: Callable[[float], str] = plain) -> Callable[[floa
         return lambda number: NONE if number is None else f"{write(100 * number)} % {of}"
     if kind == "of":  # of the baseline
         return lambda number: NONE if number is None else f"{write(number)} × {of}"
-    suffix = "" if unit in ("", "nats") else f" {unit}"
+    suffix = f" {unit}" if unit else ""
     known: dict[str, Callable[[float | None], str]] = {
         "fraction": percent,
         "seconds": duration,
@@ -95,9 +95,10 @@ def value_in(unit: str, write: Callable[[float], str] = plain) -> Callable[[floa
 
 
 def span(low: float, high: float, unit: str) -> str:
-    """Both ends of an interval, the percent sign once: 96.47 to 97.97 %"""
-    write = value_in(unit)
-    return f"{write(low).removesuffix(' %')} to {write(high)}"
+    """Both ends of an interval, their unit once: 96.47 to 97.97 %"""
+    first, last = value_in(unit)(low), value_in(unit)(high)
+    number, _, own = first.partition(" ")
+    return f"{number if own and last.endswith(f' {own}') else first} to {last}"
 
 
 def install(environment: Environment) -> None:

@@ -116,8 +116,6 @@ def _title(arm: str | None, experiments: Sequence[str], arms: Mapping[tuple[str,
 def in_terms_of(value: float | None, claim: Claim, write: Callable[[float], str] = plain) -> str:
     """A number in the terms of `claim`: a gain in a fraction becomes points, everything else is in the claim's unit."""
     unit = unit_of(claim)
-    if unit == "nats" and value is not None:
-        return f"{write(value)} nats"
     is_gain = claim.kind in GAINS and unit == "fraction"
     return points(value) if is_gain else value_in(unit, write)(value)
 
@@ -159,8 +157,7 @@ def print_value(claim: Claim) -> str:
 
 def print_metric(row: Metric) -> str:
     """A result's number in its metric's unit."""
-    info = METRICS.get(row.metric)
-    return value_in(info.unit, plain)(row.value) if info else plain(row.value)
+    return value_in(METRICS[row.metric].unit)(row.value) if row.metric in METRICS else plain(row.value)
 
 
 def summarise(tally: Tally) -> str:

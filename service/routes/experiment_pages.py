@@ -8,10 +8,11 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from service import queries
-from service.charts import COSTS, band_chart, cost_chart
+from service.charts import COSTS, cost_chart
 from service.claim_queries import name_claims
 from service.comparing import Compare, Question, metrics_of
-from service.curves import Curve, known_curves, list_curves
+from service.curve_charts import band_chart
+from service.curves import Curve, known_curves, list_curves, name_curve
 from service.dependencies import ResultsSession, app_state_of
 from service.errors import declared
 from service.observed import known_quantities, list_observed
@@ -77,9 +78,9 @@ def show_experiment(
             "trained": trained,
             "shown": shown,
             "titles": titles,
-            "curves": curves,
+            "curves": {name: name_curve(name, kind) for name in curves},
             "curve": chosen,
-            "curves_chart": band_chart(comparison, points, chosen) if chosen and points else None,
+            "curves_chart": band_chart(comparison, points, chosen, kind) if chosen and points else None,
             "replicates": max((point.replicates for point in points), default=0),
             "quantities": quantities,
             "quantity": looked_at,

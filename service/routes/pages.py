@@ -10,9 +10,11 @@ from pathlib import Path
 from fastapi import APIRouter, Request, Response
 
 from service import queries
-from service.charts import comparison_chart, curves_chart
+from service.charts import comparison_chart
 from service.claim_queries import name_claims
 from service.comparing import Compare, Question, first_of_each_dataset, metrics_of, real_first
+from service.curve_charts import run_charts
+from service.curves import CURVES, name_curve, unit_of_curve
 from service.dependencies import ResultsSession, app_state_of
 from service.errors import Problem, declared
 from service.observed_charts import inside_charts
@@ -28,6 +30,7 @@ from stages.results import (
 )
 
 router = APIRouter(include_in_schema=False)
+SAMPLES = {"images": "images", "table": "rows", "text": "tokens"}  # what a data set of each kind consists of
 MONTH = "public, max-age=2592000, immutable"
 
 
@@ -115,6 +118,7 @@ def show_run(run_key: str, request: Request, session: ResultsSession) -> Respons
     results = queries.find_run(session, run_key)
     checkpoints = queries.checkpoint_ids(session, results)
     experiments = {name: queries.find_experiment(session, name) for name in {result.experiment for result in results}}
+    kind = queries.find_dataset(session, experiments[results[0].experiment].dataset).kind  # of all: a run has one
     shown = [
         {
             "row": result,
@@ -123,7 +127,12 @@ def show_run(run_key: str, request: Request, session: ResultsSession) -> Respons
             "label": fidelity_of(result),
             "trained_on": min(result.spec["protocol"].get("train_images") or result.train_images, result.train_images),
             "checkpoint": checkpoints.get(result.id),
-            "chart": curves_chart(result) if result.epochs else None,
+            "charts": run_charts(result, kind),
+            "curves": {
+                name: (name_curve(name, kind), unit_of_curve(name, kind))
+                for name in CURVES
+                if any(getattr(epoch, name) is not None for epoch in result.epochs)
+            },
             "observed": inside_charts(result),
         }
         for result in results
@@ -131,7 +140,13 @@ def show_run(run_key: str, request: Request, session: ResultsSession) -> Respons
     return app_state_of(request).templates.TemplateResponse(
         request,
         "run.html",
-        {"run_key": run_key, "results": shown, "spec": dict(flatten(results[0].spec)), "flatten": flatten},
+        {
+            "run_key": run_key,
+            "results": shown,
+            "samples": SAMPLES[kind],
+            "spec": dict(flatten(results[0].spec)),
+            "flatten": flatten,
+        },
     )
 
 

@@ -236,6 +236,19 @@ def test_a_long_name_of_a_model_is_whole_where_there_is_room_and_cut_where_there
     assert all(name == LONG_TITLE if width == 1280 else name.endswith("…") for name in names)
 
 
+def test_a_chart_tells_what_is_under_the_pointer(page: Page) -> None:
+    page.goto("/experiments/ninformer-mnist")
+    box = page.locator("#bands canvas").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    tooltip = page.locator("#vg-tooltip-element.visible")
+    tooltip.wait_for()
+    told = dict(row.split("\t") for row in tooltip.inner_text().split("\n"))
+    assert set(told) == {"model", "epoch", "Test accuracy (%)", "lowest", "highest", "replicates"}
+    assert told["model"] in ("ViT", "MLP-Mixer", "LocalViT", "NiNformer") and told["replicates"] == "3"
+    assert 0 < float(told["lowest"]) <= float(told["Test accuracy (%)"]) <= 100
+
+
 KINDS = (
     *("/", "/?dataset=mnist", "/?dataset=cifar10", "/papers/ninformer", "/claims/ninformer.table2.mnist.vit"),
     *("/experiments/ninformer-mnist", "/docs", "run"),

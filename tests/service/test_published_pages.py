@@ -1,0 +1,106 @@
+"""What pages print of the published evidence: every number in the unit of its metric, and nothing that isn't one."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from html import unescape
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.settings import Settings
+from stages.results import METRICS
+from tests.service.conftest import serving
+from tests.service.results_factory import REPOSITORY
+
+NO_NUMBER = re.compile(r"\b(undefined|NaN|nan|inf|Infinity|None|null)\b")
+UNITS = {info.title: info.unit for info in METRICS.values()}
+
+
+@pytest.fixture(scope="module")
+def client(published: str) -> Iterator[TestClient]:
+    with serving(Settings(root=REPOSITORY, database=published)) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def run_pages(client: TestClient) -> dict[str, str]:
+    """`{address: HTML}` of every run of the evidence."""
+    runs = client.get("/api/v1/runs?limit=1000").json()
+    addresses = {f"/runs/{run['run_key']}" for run in runs}
+    assert len(addresses) > 100, "more than one kind of data"
+    return {address: client.get(address).text for address in sorted(addresses)}
+
+
+def text_of(html: str) -> str:
+    """What a reader sees: no scripts, no tags."""
+    return unescape(re.sub(r"<[^>]+>", " ", re.sub(r"(?s)<script.*?</script>", "", html)))
+
+
+def charts_of(html: str) -> list[dict[str, object]]:
+    return [json.loads(spec) for spec in re.findall(r'(?s)data-chart="[^"]+">(.*?)</script>', html)]
+
+
+def test_no_run_page_prints_what_is_no_number(run_pages: dict[str, str]) -> None:
+    found = {address: NO_NUMBER.findall(text_of(html)) for address, html in run_pages.items()}
+    assert {address: words for address, words in found.items() if words} == {}
+
+
+def test_tiles_of_runs_have_the_title_and_the_unit_of_their_metric(run_pages: dict[str, str]) -> None:
+    seen = set()
+    for address, html in run_pages.items():
+        tiles = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", html)
+        measured = {unescape(title): value for title, value in tiles if title[0].isupper()}  # not what it cost
+        assert measured, address
+        for title, value in measured.items():
+            unit = UNITS[title]
+            seen.add(unit)
+            assert ("%" in value) == (unit == "fraction"), f"{address}: {title} {value}"
+            assert unit != "nats" or value.endswith(" nats"), f"{address}: {title} {value}"
+    assert {"fraction", "nats", ""} <= seen
+
+
+def test_curves_of_runs_are_percent_only_where_they_are_accuracies(run_pages: dict[str, str]) -> None:
+    kinds = set()
+    for address, html in run_pages.items():
+        table = html[html.index("<summary>Curves as a table") :].partition("</table>")[0]
+        titles = re.findall(r'<th scope="col"[^>]*>(.*?)</th>', table)
+        for cells in re.findall(r"<tr>(<td.*?)</tr>", table):
+            values = re.findall(r"<td[^>]*>(.*?)</td>", cells)
+            percents = [title for title, value in zip(titles, values, strict=True) if "%" in value]
+            assert percents == [title for title in titles if "accuracy" in title], address
+            assert "–" not in values, f"{address}: a column that was not measured"
+        drawn = [spec["encoding"]["y"]["title"] for spec in charts_of(html) if "y" in spec.get("encoding", {})]  # type: ignore[operator,index,attr-defined]
+        assert drawn == [title for title in drawn if ("accuracy" in title) == ("%" in title)], address
+        kinds |= set(drawn)
+    assert kinds == {"accuracy (%)", "loss (nats)", "mean squared error"}
+
+
+def test_no_chart_of_a_run_is_empty(run_pages: dict[str, str]) -> None:
+    for address, html in run_pages.items():
+        for spec in charts_of(html):
+            assert spec["data"]["values"], address  # type: ignore[index]
+            assert not {"vconcat", "hconcat"} & spec.keys()
+
+
+def test_a_table_s_rows_are_no_images(client: TestClient) -> None:
+    (run,) = client.get("/api/v1/runs?experiment=dac-sgemm&limit=1").json()
+    page = text_of(client.get(f"/runs/{run['run_key']}").text)
+    assert "205,360 training rows used, 36,240 test rows" in page and "images" not in page
+
+
+def test_pages_of_papers_experiments_and_data_sets_print_no_undefined_number(client: TestClient) -> None:
+    addresses = ["/"]
+    addresses += [f"/papers/{row['name']}" for row in client.get("/api/v1/papers").json()]
+    addresses += [f"/?dataset={row['name']}" for row in client.get("/api/v1/datasets").json()]
+    addresses += [f"/experiments/{row['name']}" for row in client.get("/api/v1/experiments").json()]
+    claims = client.get("/api/v1/claims?limit=1000").json()
+    assert len(claims) > 300
+    addresses += [f"/claims/{row['id']}" for row in claims]
+    for address in addresses:
+        response = client.get(address)
+        assert response.status_code == 200, address
+        words = set(NO_NUMBER.findall(text_of(response.text))) - {"None"}  # which begins sentences
+        assert not words and ">None<" not in response.text, f"{address}: {words}"
