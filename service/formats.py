@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from jinja2 import Environment
+from markupsafe import Markup, escape
 
 NONE = "–"
 
@@ -101,9 +103,14 @@ def span(low: float, high: float, unit: str) -> str:
     return f"{number if own and last.endswith(f' {own}') else first} to {last}"
 
 
+def prose(text: str) -> Markup:
+    """Text of a docstring, safe in a page: what stands between backticks as code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
 def install(environment: Environment) -> None:
     """Register all of the above as filters."""
-    for function in (percent, points, count, flops, memory, energy, duration, ratio, plain):
+    for function in (percent, points, count, flops, memory, energy, duration, ratio, plain, prose):
         environment.filters[function.__name__] = function
     environment.filters["zip"] = zip
     environment.globals["span"] = span

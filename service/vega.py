@@ -19,8 +19,8 @@ def scale(values: Iterable[float]) -> dict[str, Any]:
 def tooltip_of_nearest(fields: Mapping[str, str], number_format: Mapping[str, str]) -> dict[str, Any]:
     """The tooltip of a mark with a `nearest` selection: `fields` by title; those in `number_format` are numbers.
 
-    Such a mark is covered by cells whose datum holds the row, and Vega-Lite's own tooltip looks for text and unformatted
-    numbers in the cell itself, where they are undefined.
+    Such a mark is covered by cells whose datum holds the row; Vega-Lite's own tooltip looks for text and for numbers
+    without a format in the cell itself, where they are undefined.
     """
     row = "(datum.datum || datum)"
     told = {

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import RedirectResponse
 
 from service import queries
 from service.charts import comparison_chart
@@ -114,8 +115,10 @@ def _to_try(
 
 @router.get("/runs/{run_key}", responses=declared(404))
 def show_run(run_key: str, request: Request, session: ResultsSession) -> Response:
-    """One run: curves, numbers, spec, environment and provenance."""
+    """One run: curves, numbers, spec, environment and provenance; a key's beginning leads to the whole one."""
     results = queries.find_run(session, run_key)
+    if results[0].run_key != run_key:
+        return RedirectResponse(f"/runs/{results[0].run_key}", 307)
     checkpoints = queries.checkpoint_ids(session, results)
     experiments = {name: queries.find_experiment(session, name) for name in {result.experiment for result in results}}
     kind = queries.find_dataset(session, experiments[results[0].experiment].dataset).kind  # of all: a run has one

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import sqlite3
 from collections.abc import Iterator
 from html import unescape
+from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
 
+from service.queries import full_run_key
 from service.settings import Settings
-from stages.results import METRICS
+from stages.results import METRICS, UnknownRun, open_results
 from tests.service.conftest import serving
 from tests.service.results_factory import REPOSITORY
 
@@ -104,3 +108,28 @@ def test_pages_of_papers_experiments_and_data_sets_print_no_undefined_number(cli
         assert response.status_code == 200, address
         words = set(NO_NUMBER.findall(text_of(response.text))) - {"None"}  # which begins sentences
         assert not words and ">None<" not in response.text, f"{address}: {words}"
+
+
+def test_the_beginning_of_a_run_s_key_leads_to_its_page(client: TestClient) -> None:
+    (run,) = client.get("/api/v1/runs?experiment=dac-sgemm&limit=1").json()
+    key = run["run_key"]
+    for start in (key[:7], key[:10]):
+        answer = client.get(f"/runs/{start}", follow_redirects=False)
+        assert (answer.status_code, answer.headers["location"]) == (307, f"/runs/{key}")
+        assert client.get(f"/api/v1/runs/{start}").json()["run_key"] == key
+        assert client.get(f"/api/v1/runs/{start}/provenance").json()["run_key"] == key
+    for unknown in (key[:6], f"{key[:7]}x", f"{key}0", "%" * 7):
+        assert client.get(f"/api/v1/runs/{unknown}").status_code == 404, unknown
+
+
+def test_a_key_s_beginning_that_several_runs_have_is_explained(published: str, tmp_path: Path) -> None:
+    own = shutil.copy(published, tmp_path / "results.db")
+    with sqlite3.connect(own) as database:
+        database.execute("UPDATE results SET run_key = '0000000' || substr(run_key, 8) WHERE id < 3")
+    with open_results(str(own))() as session, pytest.raises(UnknownRun, match="several runs"):
+        full_run_key(session, "0" * 7)
+
+
+def test_the_reference_prints_code_and_no_backticks(client: TestClient) -> None:
+    page = client.get("/docs").text
+    assert "`" not in text_of(page) and "<code>checkpoint</code> names models" in page
