@@ -112,7 +112,15 @@ def test_a_sample_is_answered_without_an_image_of_ones_own(page: Page) -> None:
     assert samples.count() == 12
     samples.nth(3).click()
     page.locator("#answers .card").first.wait_for()
-    assert page.locator("#answers .file").all_inner_texts() == [f"{samples.nth(3).get_attribute('title')}.png"]
+    truth = samples.nth(3).get_attribute("data-truth")
+    assert page.locator("#answers .file").all_inner_texts() == [f"{truth}.png"]
+    assert page.locator("#answers .truth").inner_text() == f"a placeholder image, made as {truth}"
+    assert page.locator("#answers .card .badge").count() == 0, "models of real data are not judged by placeholders"
+    samples.nth(4).evaluate("button => { delete button.dataset.placeholder }")
+    samples.nth(4).click()
+    page.get_by_text(f"true class: {samples.nth(4).get_attribute('data-truth')}").wait_for()
+    assert set(page.locator("#answers .card .badge").all_inner_texts()) <= {"right", "wrong"}
+    assert page.locator("#answers .card .badge").count() == 4
     assert page.locator("#answers img").evaluate("image => image.complete && image.naturalWidth") == 32
 
 
