@@ -103,6 +103,11 @@ def span(low: float, high: float, unit: str) -> str:
     return f"{number if own and last.endswith(f' {own}') else first} to {last}"
 
 
+def lower_first(text: str) -> str:
+    """Within a sentence; FLOPs and SGEMM stay as they are."""
+    return text if text[1:2].isupper() else text[:1].lower() + text[1:]
+
+
 def prose(text: str) -> Markup:
     """Text of a docstring, safe in a page: what stands between backticks as code."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
@@ -110,7 +115,7 @@ def prose(text: str) -> Markup:
 
 def install(environment: Environment) -> None:
     """Register all of the above as filters."""
-    for function in (percent, points, count, flops, memory, energy, duration, ratio, plain, prose):
+    for function in (percent, points, count, flops, memory, energy, duration, ratio, plain, prose, lower_first):
         environment.filters[function.__name__] = function
     environment.filters["zip"] = zip
     environment.globals["span"] = span

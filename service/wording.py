@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from jinja2 import Environment
 
-from service.formats import NONE, exact, plain, points, value_in
+from service.formats import NONE, exact, lower_first, plain, points, value_in
 from service.observed import name_quantity
 from stages.results import METRICS, Claim, JudgedClaim, Metric, Status, Tally, error_of
 
@@ -93,7 +93,7 @@ def name_claim(judged: JudgedClaim, titles: Mapping[str, str], arms: Mapping[tup
     metric = name_metric(claim.metric)
     arm, baseline = (_title(name, judged.experiments, arms) for name in (claim.arm, claim.baseline_arm))
     if arm:
-        metric = metric if metric[1].isupper() else metric[0].lower() + metric[1:]  # FLOPs
+        metric = lower_first(metric)
         phrase = f"{arm} against {baseline}: {metric}" if baseline else f"{arm}: {metric}"
     else:
         phrase = metric

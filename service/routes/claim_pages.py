@@ -15,6 +15,7 @@ from service.errors import declared
 from service.observed import list_behind
 from service.observed_charts import blocks_chart
 from service.printed import lay_out
+from service.shown import list_shown
 from service.wording import group_by_place, highlights, name_claim, summarise
 from stages.results import ClaimFilter, Status, find_judged, list_decided, list_families, list_judged, tally
 
@@ -91,6 +92,7 @@ def show_claim(claim_id: str, request: Request, session: ResultsSession, compare
             "observed_chart": blocks_chart(names[claim_id], observed, titles),
             "observed": observed,
             "arms_charts": arms_charts(record, titles),
+            "shown": list_shown(session, record, compare),
             "titles": titles,
             "experiments": [item for item in experiments if item.name in record.experiments],
         },
