@@ -114,7 +114,7 @@ class ArmComparisonOut(Out):
     ours: EstimateOut | None = Field(description="null where nothing on real data has the metric: see `reason`")
     reason: str | None = Field(
         description="why there is no number of ours",
-        examples=["stand-in data: its number says nothing about the claim"],
+        examples=["placeholder data: its number says nothing about the claim"],
     )
     paper: PaperValueOut | None
     difference: DifferenceOut | None = Field(description="null without ours, and for costs")

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from jinja2 import Environment
 
 from service.formats import NONE, exact, lower_first, plain, points, value_in
+from service.legend import address_of, meaning_of
 from service.observed import name_quantity
-from stages.results import METRICS, Claim, JudgedClaim, Metric, Status, Tally, error_of
+from stages.results import METRICS, Claim, JudgedClaim, Metric, Status, Tally
 
 _WORDS = {
     "dataset.classes": "Classes",
@@ -74,6 +75,8 @@ def install(environment: Environment) -> None:
     for function in (side_of, in_terms_of, unit_of, as_run, print_value, print_metric, name_quantity):
         environment.filters[function.__name__] = function
     environment.filters["metric_name"] = name_metric
+    environment.filters["meaning"] = meaning_of
+    environment.filters["paper_address"] = address_of
 
 
 def side_of(status: str) -> str:
@@ -190,23 +193,19 @@ def _count(tally: Tally, basis: str, side: str) -> int:
     )
 
 
-def highlights(judged: Iterable[JudgedClaim], *, most: int = 3) -> list[JudgedClaim]:
-    """The results that a reader should see first, one for each place in the paper and for each error.
+def highlights(judged: Iterable[JudgedClaim]) -> dict[str, JudgedClaim]:
+    """The strongest finding against the paper and the strongest for it, by `side_of`.
 
-    Trained before computed, against the paper before for it, those with a number of ours before those without.
+    Trained before computed, those with a number of ours before those without.
     """
-    first, met = [], set[str]()
+    found: dict[str, JudgedClaim] = {}
     for row in sorted(judged, key=_weight):
-        marks = {row.claim.place, error_of(row.claim, row.verdict) or row.claim.place}
-        if not marks & met:
-            first.append(row)
-        met |= marks
-    return first[:most]
+        found.setdefault(side_of(row.verdict.status), row)
+    return {side: found[side] for side in ("against", "for") if side in found}
 
 
-def _weight(row: JudgedClaim) -> tuple[bool, bool, bool]:
-    verdict = row.verdict
-    return verdict.basis != "results", side_of(verdict.status) != "against", verdict.ours is None
+def _weight(row: JudgedClaim) -> tuple[bool, bool]:
+    return row.verdict.basis != "results", row.verdict.ours is None
 
 
 def group_by_place(judged: Sequence[JudgedClaim]) -> dict[str, list[JudgedClaim]]:

@@ -12,14 +12,25 @@ from service.claim_queries import name_claims, titles_of
 from service.comparing import Compare, Question, first_of_each_dataset
 from service.dependencies import ResultsSession, app_state_of
 from service.errors import declared
+from service.legend import MEANINGS, SIDES, by_ground, sum_up
 from service.observed import list_behind
 from service.observed_charts import blocks_chart
 from service.printed import lay_out
 from service.shown import list_shown
 from service.wording import group_by_place, highlights, name_claim, summarise
-from stages.results import ClaimFilter, Status, find_judged, list_decided, list_families, list_judged, tally
+from stages.results import (
+    ClaimFilter,
+    JudgedClaim,
+    Status,
+    find_judged,
+    list_decided,
+    list_families,
+    list_judged,
+    tally,
+)
 
 router = APIRouter(include_in_schema=False)
+MOST_FOUND = 200
 
 
 def show_papers(request: Request, session: ResultsSession, compare: Compare) -> Response:
@@ -33,6 +44,8 @@ def show_papers(request: Request, session: ResultsSession, compare: Compare) -> 
         {
             "papers": papers,
             "tallies": tallies,
+            "sentence": sum_up(list(tallies.values())),
+            "grounds": by_ground(list(tallies.values())),
             "sentences": {paper: summarise(counts) for paper, counts in tallies.items()},
             "highlights": {paper: highlights(rows) for paper, rows in of_paper.items()},
             "names": name_claims(session, decided, queries.list_experiments(session, paper=None, dataset=None)),
@@ -68,6 +81,48 @@ def show_paper(
             "charts": {place: forest_chart(place, rows, names) for place, rows in groups.items()},
             "verdict": verdict,
         },
+    )
+
+
+@router.get("/claims", responses=declared(422))
+def search_claims(
+    request: Request,
+    session: ResultsSession,
+    q: Annotated[str, Query(max_length=100)] = "",
+    verdict: Annotated[Status | None, Query()] = None,
+) -> Response:
+    """Claims of all papers that contain every word of `q`, in their name, place, note, id or paper's title."""
+    judged = list_judged(session, ClaimFilter(verdict=verdict))
+    names = name_claims(session, judged, queries.list_experiments(session, paper=None, dataset=None))
+    papers = {paper.name: paper for paper in queries.list_papers(session)}
+
+    def text(row: JudgedClaim) -> str:
+        claim = row.claim
+        about = (names[claim.id], claim.place, claim.note, claim.id, row.verdict.status, papers[claim.paper].title)
+        return " ".join(part for part in about if part).lower()
+
+    found = [row for row in judged if all(word in text(row) for word in q.lower().split())]
+    return app_state_of(request).templates.TemplateResponse(
+        request,
+        "claims.html",
+        {
+            "q": q,
+            "verdict": verdict,
+            "number": len(found),
+            "groups": {paper: [row for row in found[:MOST_FOUND] if row.claim.paper == paper] for paper in papers},
+            "papers": papers,
+            "names": names,
+            "sides": SIDES,
+            "most": MOST_FOUND,
+        },
+    )
+
+
+@router.get("/method")
+def show_method(request: Request, session: ResultsSession) -> Response:
+    """How a verdict is reached, and what its words mean."""
+    return app_state_of(request).templates.TemplateResponse(
+        request, "method.html", {"sides": SIDES, "meanings": MEANINGS, "papers": queries.list_papers(session)}
     )
 
 

@@ -110,7 +110,7 @@ async def create_prediction(
 ) -> PredictionOut | Response:
     """The likeliest classes of each image, by one model or by several side by side.
 
-    `checkpoint` names models; it is the only way to ask one that was trained on stand-in data.  `dataset` asks one
+    `checkpoint` names models; it is the only way to ask one that was trained on placeholder data.  `dataset` asks one
     model an arm: the best evidence on real data, its lowest replicate; without `arm` every arm answers.  Where models
     of several experiments fit, the answer is 409 with their ids.  Images of several requests run through a model
     together; 503 with Retry-After says that too many are waiting.

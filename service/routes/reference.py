@@ -19,7 +19,7 @@ PROBLEMS = {
     406: "None of the media types that the address offers is in Accept.",
     408: "The request's body didn't arrive in time.",
     409: "Models of several experiments fit; the detail lists the checkpoints to choose from. "
-    "Or only stand-in models fit, and those answer only by name.",
+    "Or only models of placeholder data fit, and those answer only by name.",
     410: "The results were rebuilt since the list was begun; begin again without a cursor.",
     413: "The request, a file, the number of files or an image's pixels are beyond the limit that the detail names.",
     415: "Images come as multipart/form-data, tensors without an encoding of the body.",

@@ -261,12 +261,12 @@ def describe_fidelity(
     if provenance is None:
         return "not run yet"
     if provenance == "embedded":
-        return "stand-in data: shows that the pipeline runs, says nothing about the claim"
+        return "placeholder data: shows that the pipeline runs, says nothing about the claim"
     data = "official data" if provenance == "full" else "part of the official data"
     if excluded_test_images:
         data += f" without {excluded_test_images:,} of {test_images + excluded_test_images:,} test images"
     if cut:
-        return f"{data} on a cut budget ({cut}): a first look, not a verdict"
+        return f"{data}, in a shortened run ({cut}): a first look, not a verdict"
     return f"as printed in the paper, on {data} (profile {profile})"
 
 

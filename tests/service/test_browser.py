@@ -167,7 +167,8 @@ def test_a_form_without_a_model_says_so_in_words_of_the_page(page: Page, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/papers/ninformer", "/claims/ninformer.table3.mnist.vit", "/?dataset=cifar100", "/docs", "run"]
+    "path",
+    ["/", "/papers/ninformer", "/claims/ninformer.table3.mnist.vit", "/?dataset=cifar100", "/docs", "run", "/claims"],
 )
 def test_a_phone_scrolls_only_downwards(page: Page, path: str) -> None:
     page.set_viewport_size({"width": 360, "height": 740})
@@ -259,7 +260,7 @@ def test_a_chart_tells_what_is_under_the_pointer(page: Page) -> None:
 
 KINDS = (
     *("/", "/?dataset=mnist", "/?dataset=cifar10", "/papers/ninformer", "/claims/ninformer.table2.mnist.vit"),
-    *("/experiments/ninformer-mnist", "/docs", "run"),
+    *("/experiments/ninformer-mnist", "/docs", "run", "/claims?q=vit", "/method"),
 )
 OF_COLOURS = {"runOnly": ["color-contrast", "link-in-text-block"]}
 

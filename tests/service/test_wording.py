@@ -11,14 +11,19 @@ from stages.results import Claim, Counts, JudgedClaim, Tally, Verdict
 from tests.service.results_factory import REPOSITORY
 
 
-def test_an_error_is_shown_first_at_one_of_its_places() -> None:
-    def judge(name: str, place: str, error: str | None) -> JudgedClaim:
-        claim = Claim(id=name, place=place, finding={"error": error})
-        verdict = Verdict(claim=name, status="contradicted", basis="finding")
-        return JudgedClaim(claim=claim, verdict=verdict, experiments=(), datasets=())
+def judge(name: str, status: str, basis: str = "finding", ours: float | None = None) -> JudgedClaim:
+    verdict = Verdict(claim=name, status=status, basis=basis, ours=ours)
+    return JudgedClaim(claim=Claim(id=name), verdict=verdict, experiments=(), datasets=())
 
-    judged = [judge("a", "Table 3", "unit"), judge("b", "section 4", "unit"), judge("c", "section 5", None)]
-    assert [row.claim.id for row in highlights(judged)] == ["a", "c"]
+
+def test_the_strongest_finding_on_each_side_is_trained_before_computed_and_has_a_number() -> None:
+    computed = [judge("a", "holds"), judge("b", "fails"), judge("c", "contradicted", ours=0.05)]
+    trained = [judge("d", "supported", "results", ours=0.2), judge("e", "inconclusive", "results", ours=0.2)]
+    found = highlights([*computed, *trained])
+    assert {side: row.claim.id for side, row in found.items()} == {"against": "c", "for": "d"}
+    assert list(found) == ["against", "for"]
+    assert list(highlights(computed[:1])) == ["for"], "nothing is said against it"
+    assert highlights([]) == {}
 
 
 def test_a_sentence_says_what_holds_under_a_reading_and_that_an_error_counts_once() -> None:
