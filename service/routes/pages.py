@@ -51,6 +51,7 @@ def show_comparison(
     overview = first_of_each_dataset(compare(Question()))
     chosen = queries.find_dataset(session, dataset)
     comparisons = real_first(compare(Question(dataset=chosen.name, profile=profile, metric=metric)))
+    described = [(item, metrics_of(item, chosen.kind), comparison_chart(item)) for item in comparisons]
     judged = list_judged(session, ClaimFilter(dataset=chosen.name))
     experiments = queries.list_experiments(session, paper=None, dataset=chosen.name)
     return parts.templates.TemplateResponse(
@@ -62,10 +63,9 @@ def show_comparison(
             "dataset": chosen,
             "profile": profile,
             "metric": metric,
-            "metrics": [metrics_of(comparison, chosen.kind) for comparison in comparisons],
-            "comparisons": comparisons,
+            "shown": [item for item in described if item[0].is_real],
+            "folded": [item for item in described if not item[0].is_real],
             "names": name_claims(session, judged, experiments),
-            "charts": [comparison_chart(comparison) for comparison in comparisons],
             "papers": {paper.name: paper for paper in queries.list_papers(session)},
             "to_try": _to_try(queries.strongest(queries.list_checkpoints(session, dataset=chosen.name)), comparisons),
             "samples": _samples(parts.settings.root, chosen.name),

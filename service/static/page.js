@@ -29,8 +29,9 @@ function chartConfig() {
   };
 }
 
-async function drawCharts() {
-  for (const block of document.querySelectorAll("script[data-chart]")) {
+async function drawCharts(within = document) {
+  for (const block of within.querySelectorAll("script[data-chart]")) {
+    if (block.closest("details:not([open])")) continue; // it has no width yet
     const target = document.getElementById(block.dataset.chart);
     target.closest("figure").hidden = false;
     await window.vegaEmbed(target, JSON.parse(block.textContent), {
@@ -154,6 +155,9 @@ function tellTruth(answers, { name, isPlaceholder }) {
 }
 
 drawCharts();
-darkScheme.addEventListener("change", drawCharts);
+darkScheme.addEventListener("change", () => drawCharts());
+for (const details of document.querySelectorAll("details:has(script[data-chart])")) {
+  details.addEventListener("toggle", () => drawCharts(details));
+}
 const form = document.getElementById("try");
 if (form) setUpForm(form);

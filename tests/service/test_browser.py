@@ -195,11 +195,11 @@ def test_a_phone_shows_the_verdict_beside_the_number(page: Page, path: str) -> N
 
 def test_a_phone_keeps_long_titles_on_their_cards_and_shades_the_side_of_a_table_that_goes_on(page: Page) -> None:
     page.set_viewport_size({"width": 390, "height": 740})
-    for path in ("/", "/?dataset=mnist"):
-        page.goto(path)
-        for title in ("SGEMM GPU kernel performance", "OpenWebText, first 900 MB"):
-            page.locator(".picker strong").first.evaluate("(strong, title) => strong.textContent = title", title)
-            assert page.locator(".picker a").evaluate_all(OVERFLOWING) == []
+    page.goto("/")
+    for title in ("SGEMM GPU kernel performance", "OpenWebText, first 900 MB"):
+        page.locator(".picker strong").first.evaluate("(strong, title) => strong.textContent = title", title)
+        assert page.locator(".picker a").evaluate_all(OVERFLOWING) == []
+    page.goto("/?dataset=mnist")
     page.get_by_text("What it cost").first.click()
     cost = page.get_by_role("region", name="Cost").first
     assert cost.evaluate("box => box.scrollWidth > box.clientWidth")
@@ -260,7 +260,7 @@ def test_a_chart_tells_what_is_under_the_pointer(page: Page) -> None:
 
 KINDS = (
     *("/", "/?dataset=mnist", "/?dataset=cifar10", "/papers/ninformer", "/claims/ninformer.table2.mnist.vit"),
-    *("/experiments/ninformer-mnist", "/docs", "run", "/claims?q=vit", "/method"),
+    *("/experiments/ninformer-mnist", "/docs", "run", "/claims?q=vit", "/method", "/leaderboard"),
 )
 OF_COLOURS = {"runOnly": ["color-contrast", "link-in-text-block"]}
 
@@ -323,3 +323,26 @@ def test_a_reviewer_compares_two_specs_by_keyboard_and_can_send_the_address(page
     assert "everything=true" in page.url and page.get_by_label("Left").input_value() == "mlp-mixer"
     page.wait_for_function("document.getElementById('spec-title').getBoundingClientRect().top < innerHeight")
     assert page.get_by_role("row", name="protocol.batch_size").count() == 1
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_result_and_the_way_to_try_a_model_are_on_the_first_screen(page: Page, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    page.goto("/?dataset=mnist")
+    for place in (page.get_by_role("row", name="ViT").first, page.get_by_role("link", name="Try the models")):
+        box = place.bounding_box()
+        assert box and box["y"] + box["height"] < 900
+    page.get_by_role("link", name="Try the models").click()
+    page.wait_for_function("document.getElementById('try-title').getBoundingClientRect().top < innerHeight")
+
+
+def test_a_chart_in_what_is_folded_away_is_drawn_once_it_is_opened(page: Page) -> None:
+    page.goto("/?dataset=cifar10")
+    folded = page.locator("details.folded")
+    assert folded.get_attribute("open") is not None, "nothing else is there"
+    page.locator(".folded canvas").first.wait_for()
+    page.locator(".folded > summary").click()
+    page.locator(".folded .plot").first.evaluate("plot => plot.replaceChildren()")
+    page.locator(".folded > summary").click()
+    page.locator(".folded canvas").first.wait_for()
+    assert page.locator(".folded canvas").first.evaluate("canvas => canvas.width") > 0
