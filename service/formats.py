@@ -98,9 +98,13 @@ def value_in(unit: str, write: Callable[[float], str] = plain) -> Callable[[floa
 
 def span(low: float, high: float, unit: str) -> str:
     """Both ends of an interval, their unit once: 96.47 to 97.97 %"""
-    first, last = value_in(unit)(low), value_in(unit)(high)
-    number, _, own = first.partition(" ")
-    return f"{number if own and last.endswith(f' {own}') else first} to {last}"
+    return from_to(value_in(unit)(low), value_in(unit)(high))
+
+
+def from_to(first: str, last: str) -> str:
+    """Two numbers as written, with a unit that both have only once."""
+    number, _, unit = first.partition(" ")
+    return f"{number if unit and last.endswith(f' {unit}') else first} to {last}"
 
 
 def lower_first(text: str) -> str:

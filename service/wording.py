@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from jinja2 import Environment
 
-from service.formats import NONE, exact, lower_first, plain, points, value_in
+from service.formats import NONE, exact, from_to, lower_first, percent, plain, points, value_in
 from service.legend import address_of, meaning_of
 from service.observed import name_quantity
-from stages.results import METRICS, Claim, JudgedClaim, Metric, Status, Tally
+from stages.results import METRICS, Claim, ClaimRecord, JudgedClaim, Metric, Status, Tally
 
 _WORDS = {
     "dataset.classes": "Classes",
@@ -191,6 +191,30 @@ def _count(tally: Tally, basis: str, side: str) -> int:
         for status, number in tally.by_basis.get(basis, {}).items()
         if side_of(status) == side and Status(status).is_counted
     )
+
+
+def conclude(record: ClaimRecord, titles: Mapping[str, str]) -> str | None:
+    """What came out in a sentence, with its interval; `titles` are those of the arms.  None without an interval."""
+    claim, verdict = record.claim, record.verdict
+    if verdict.basis != "results" or verdict.estimate is None or verdict.low is None or verdict.high is None:
+        return None
+    ends = (in_terms_of(verdict.low, claim).removeprefix("+"), in_terms_of(verdict.high, claim).removeprefix("+"))
+    interval = f"{percent(verdict.confidence, 1)} interval {from_to(*ends)}"
+    size = in_terms_of(abs(verdict.estimate), claim).removeprefix("+")
+    if claim.kind in GAINS:
+        who = titles.get(claim.arm or "", "The proposed model")
+        against = titles.get(claim.baseline_arm or "", "its baseline")
+        among = f"; mean of {len(record.pairs)} pairs" if record.pairs else ""
+        is_better = "better" if verdict.estimate >= 0 else "worse"
+        return f"{who} is {is_better} than {against} by {size} ({interval}{among})."
+    if claim.kind == "value" and claim.value is not None and verdict.ours is not None:
+        way = "above" if verdict.estimate >= 0 else "below"
+        ours, printed = in_terms_of(verdict.ours, claim), print_value(claim)
+        if unit_of(claim) == "fraction":
+            size, ends = points(abs(verdict.estimate)).removeprefix("+"), (points(verdict.low), points(verdict.high))
+            interval = f"{percent(verdict.confidence, 1)} interval {from_to(*ends)}"
+        return f"We find {ours}, {size} {way} the paper’s {printed} (of the difference: {interval})."
+    return None
 
 
 def highlights(judged: Iterable[JudgedClaim]) -> dict[str, JudgedClaim]:

@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from service import queries
+from service.citing import bibtex, claim_badge, json_ld, paper_badge
 from service.claim_charts import arms_charts, forest_chart, gain_chart, pairs_chart
 from service.claim_queries import name_claims, titles_of
 from service.comparing import Compare, Question, first_of_each_dataset
@@ -17,7 +18,7 @@ from service.observed import list_behind
 from service.observed_charts import blocks_chart
 from service.printed import lay_out
 from service.shown import list_shown
-from service.wording import group_by_place, highlights, name_claim, summarise
+from service.wording import conclude, group_by_place, highlights, name_claim, side_of, summarise
 from stages.results import (
     ClaimFilter,
     JudgedClaim,
@@ -134,6 +135,7 @@ def show_claim(claim_id: str, request: Request, session: ResultsSession, compare
     names = name_claims(session, [record], experiments)
     arms = [arm for item in experiments if item.name in record.experiments for arm in item.arms]
     titles = {arm.name: arm.title for arm in arms}
+    paper, address = queries.find_paper(session, record.claim.paper), str(request.url.replace(query=""))
     observed = list_behind(session, record, arms, compare)
     return app_state_of(request).templates.TemplateResponse(
         request,
@@ -141,7 +143,10 @@ def show_claim(claim_id: str, request: Request, session: ResultsSession, compare
         {
             "record": record,
             "name": names[claim_id],
-            "paper": queries.find_paper(session, record.claim.paper),
+            "paper": paper,
+            "conclusion": conclude(record, titles),
+            "bibtex": bibtex(record, names[claim_id], paper, address),
+            "json_ld": json_ld(record, names[claim_id], paper, address, side_of(record.verdict.status)),
             "chart": gain_chart(names[claim_id], record) or forest_chart(record.claim.place, [record], names),
             "pairs_chart": pairs_chart(names[claim_id], record.pairs, titles, record.claim),
             "observed_chart": blocks_chart(names[claim_id], observed, titles),
@@ -152,3 +157,18 @@ def show_claim(claim_id: str, request: Request, session: ResultsSession, compare
             "experiments": [item for item in experiments if item.name in record.experiments],
         },
     )
+
+
+@router.get("/claims/{claim_id}/badge.svg", responses=declared(404))
+def show_claim_badge(claim_id: str, session: ResultsSession) -> Response:
+    """The verdict as a badge for a README."""
+    record = find_judged(session, claim_id)
+    return Response(claim_badge(record, side_of(record.verdict.status)), media_type="image/svg+xml")
+
+
+@router.get("/papers/{name}/badge.svg", responses=declared(404))
+def show_paper_badge(name: str, session: ResultsSession) -> Response:
+    """How many of a paper's claims are decided, as a badge for a README."""
+    paper = queries.find_paper(session, name).name
+    counts = next((counts for counts in tally(session, ClaimFilter(paper=paper)) if counts.paper == paper), None)
+    return Response(paper_badge(counts), media_type="image/svg+xml")

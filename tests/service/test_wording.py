@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import csv
 import re
+from typing import Any
 
-from service.wording import _WORDS, as_run, highlights, in_terms_of, name_claim, name_metric, print_value, summarise
+from service.wording import (
+    _WORDS,
+    as_run,
+    conclude,
+    highlights,
+    in_terms_of,
+    name_claim,
+    name_metric,
+    print_value,
+    summarise,
+)
 from stages.ledger.sensitivity import DEFENSIBLE
-from stages.results import Claim, Counts, JudgedClaim, Tally, Verdict
+from stages.results import Claim, ClaimRecord, Counts, JudgedClaim, Tally, Verdict
 from tests.service.results_factory import REPOSITORY
 
 
@@ -57,3 +68,21 @@ def test_what_is_found_is_in_its_own_unit_and_no_number_of_parameters() -> None:
     wins = Claim(id="x", kind="wins", metric="window_error", unit="orders")
     gain = Claim(id="x", kind="ratio", metric="accuracy", unit="relative gain")
     assert (as_run(0.07, wins), as_run(0.5, gain), as_run(-5.1, by_size)) == ("7.00 %", "50.00 %", "−5.1 nats")
+
+
+def test_a_conclusion_says_which_way_and_by_how_much() -> None:
+    def record(claim: Claim, **numbers: float) -> ClaimRecord:
+        verdict = Verdict(claim="x", status="unresolved", basis="results", confidence=0.967, **numbers)
+        none: dict[str, Any] = dict.fromkeys(("runs", "arms", "pairs", "deviations", "changes", "same_error"), ())
+        return ClaimRecord(claim=claim, verdict=verdict, experiments=(), datasets=(), family=None, **none)
+
+    order = Claim(id="x", kind="order", metric="accuracy", unit="fraction", arm="a", baseline_arm="b")
+    titles = {"a": "NiNformer", "b": "ViT"}
+    assert conclude(record(order, estimate=-0.0123, low=-0.03, high=0.01), titles) == (
+        "NiNformer is worse than ViT by 1.23 pp (96.7 % interval −3.00 to 1.00 pp)."
+    )
+    value = Claim(id="x", kind="value", metric="accuracy", unit="fraction", value=0.9712, arm="a")
+    assert conclude(record(value, estimate=-0.001, low=-0.006, high=0.004, ours=0.9702), titles) == (
+        "We find 97.02 %, 0.10 pp below the paper’s 97.12 % (of the difference: 96.7 % interval −0.60 to +0.40 pp)."
+    )
+    assert conclude(record(value), titles) is None, "nothing was measured"
