@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 from service import queries
 from service.citing import bibtex, claim_badge, json_ld, paper_badge
 from service.claim_charts import arms_charts, forest_chart, gain_chart, pairs_chart
-from service.claim_queries import name_claims, titles_of
+from service.claim_queries import list_deviations, name_claims, titles_of
 from service.comparing import Compare, Question, first_of_each_dataset
 from service.dependencies import ResultsSession, app_state_of
 from service.errors import declared
@@ -79,6 +79,7 @@ def show_paper(
             "families": list_families(session, paper=name),
             "groups": {place: lay_out(rows, titles, arms) for place, rows in groups.items()},
             "names": names,
+            "deviations": list_deviations(session, paper.name) if verdict is None else [],
             "charts": {place: forest_chart(place, rows, names) for place, rows in groups.items()},
             "verdict": verdict,
         },

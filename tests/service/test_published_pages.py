@@ -145,3 +145,18 @@ def test_a_claim_that_is_only_shown_shows_its_results(client: TestClient) -> Non
     (saturate,) = charts_of(client.get("/claims/dac.sgemm.weights_saturate").text)
     models = {row["model"] for row in saturate["data"]["values"]}  # type: ignore[index]
     assert len(models) == 15 and not [model for model in models if "DAC" in model], "only the arms that it names"
+
+
+def test_a_paper_s_page_has_its_contents_its_experiments_and_every_departure(client: TestClient) -> None:
+    html = client.get("/papers/ninformer").text
+    places = re.findall(r'<li><a href="#(place-\d+)">', html)
+    assert len(places) > 5 and all(f'id="{place}"' in html for place in places)
+    for dataset in ("mnist", "cifar10", "cifar100"):
+        assert f'<th scope="col" class="number"><a href="/experiments/ninformer-{dataset}">' in html
+    departures = html[html.index('id="deviations"') :]
+    claims = client.get("/api/v1/claims?paper=ninformer&limit=1000").json()
+    named = {
+        row["subject"] for claim in claims for row in client.get(f"/api/v1/claims/{claim['id']}").json()["deviations"]
+    }
+    assert named and all(f"<summary>{subject}</summary>" in unescape(departures) for subject in named)
+    assert 'id="deviations"' not in client.get("/papers/ninformer?verdict=contradicted").text
