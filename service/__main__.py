@@ -9,8 +9,10 @@ import signal
 import sys
 import threading
 from types import FrameType
+from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 
 from service import logs
 from service.access import new_key
@@ -47,6 +49,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--new-key", action="store_true", help="print an API key and its digest, and end")
     parser.add_argument("--openapi", action="store_true", help="print the OpenAPI document, and end")
+    parser.add_argument("--examples", action="store_true", help="print service/examples.json anew, and end")
     arguments = parser.parse_args()
     if arguments.new_key:
         key, digest = new_key()
@@ -65,6 +68,9 @@ def main() -> None:
     if arguments.openapi:
         print(json.dumps(app.openapi(), indent=1, ensure_ascii=False))
         return
+    if arguments.examples:
+        print(json.dumps(_ask_examples(app), indent=1, ensure_ascii=False))
+        return
     gc.collect()
     gc.freeze()  # imported objects stay, so the garbage collector need not scan them again and again
     config = uvicorn.Config(
@@ -80,6 +86,15 @@ def main() -> None:
         timeout_graceful_shutdown=30,
     )
     DrainingServer(config, app.state.claimcheck.readiness, settings.drain_seconds).run()
+
+
+def _ask_examples(app: FastAPI) -> dict[str, dict[str, Any]]:
+    from fastapi.testclient import TestClient  # needed here alone
+
+    from service.examples import Ask, collect
+
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        return collect(Ask(client))
 
 
 if __name__ == "__main__":

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from service.queries import find_dataset, find_paper, list_datasets, require_experiment
 from service.wording import name_claim
-from stages.results import ClaimFilter, Experiment, JudgedClaim, Tally, list_judged, tally
+from stages.results import ClaimFilter, Deviation, Experiment, JudgedClaim, Tally, list_judged, tally
 
 
 def list_claims(session: Session, wanted: ClaimFilter, *, limit: int, offset: int) -> list[JudgedClaim]:
@@ -26,6 +27,11 @@ def tally_claims(session: Session, wanted: ClaimFilter) -> list[Tally]:
     check_filter(session, wanted)
     found = tally(session, wanted)
     return [counts for counts in found if wanted.paper in (None, counts.paper)]
+
+
+def list_deviations(session: Session, paper: str) -> Sequence[Deviation]:
+    """Everything in which we depart from a paper, in the order of its records."""
+    return session.scalars(select(Deviation).where(Deviation.paper == paper).order_by(Deviation.position)).all()
 
 
 def check_filter(session: Session, wanted: ClaimFilter) -> None:

@@ -13,6 +13,20 @@ from stages.results import Epoch, ExperimentComparison, Result
 
 Curve = Literal["test_accuracy", "test_loss", "val_accuracy", "val_loss", "train_accuracy", "train_loss"]
 CURVES: tuple[Curve, ...] = get_args(Curve)
+SIDES = {"train": "training", "val": "validation", "test": "test"}
+"""The part of the data that a curve is measured on, by the first word of the curve's name."""
+
+_LOSSES = {"images": ("loss", "nats"), "table": ("mean squared error", ""), "text": ("loss", "nats per token")}
+
+
+def name_curve(curve: str, kind: str) -> str:
+    """`val_loss` of a table: "Validation mean squared error"; `kind` is the data set's."""
+    side, _, what = curve.partition("_")
+    return f"{SIDES[side].capitalize()} {_LOSSES[kind][0] if what == 'loss' else what}"
+
+
+def unit_of_curve(curve: str, kind: str) -> str:
+    return _LOSSES[kind][1] if curve.endswith("loss") else "fraction"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from jinja2 import Environment
+from markupsafe import Markup, escape
 
 NONE = "–"
 
@@ -83,7 +85,7 @@ def value_in(unit: str, write: Callable[[float], str] = plain) -> Callable[[floa
         return lambda number: NONE if number is None else f"{write(100 * number)} % {of}"
     if kind == "of":  # of the baseline
         return lambda number: NONE if number is None else f"{write(number)} × {of}"
-    suffix = "" if unit in ("", "nats") else f" {unit}"
+    suffix = f" {unit}" if unit else ""
     known: dict[str, Callable[[float | None], str]] = {
         "fraction": percent,
         "seconds": duration,
@@ -95,14 +97,29 @@ def value_in(unit: str, write: Callable[[float], str] = plain) -> Callable[[floa
 
 
 def span(low: float, high: float, unit: str) -> str:
-    """Both ends of an interval, the percent sign once: 96.47 to 97.97 %"""
-    write = value_in(unit)
-    return f"{write(low).removesuffix(' %')} to {write(high)}"
+    """Both ends of an interval, their unit once: 96.47 to 97.97 %"""
+    return from_to(value_in(unit)(low), value_in(unit)(high))
+
+
+def from_to(first: str, last: str) -> str:
+    """Two numbers as written, with a unit that both have only once."""
+    number, _, unit = first.partition(" ")
+    return f"{number if unit and last.endswith(f' {unit}') else first} to {last}"
+
+
+def lower_first(text: str) -> str:
+    """Within a sentence; FLOPs and SGEMM stay as they are."""
+    return text if text[1:2].isupper() else text[:1].lower() + text[1:]
+
+
+def prose(text: str) -> Markup:
+    """Text of a docstring, safe in a page: what stands between backticks as code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def install(environment: Environment) -> None:
     """Register all of the above as filters."""
-    for function in (percent, points, count, flops, memory, energy, duration, ratio, plain):
+    for function in (percent, points, count, flops, memory, energy, duration, ratio, plain, prose, lower_first):
         environment.filters[function.__name__] = function
     environment.filters["zip"] = zip
     environment.globals["span"] = span

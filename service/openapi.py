@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from service.errors import ProblemOut, declared
+from service.examples import load_examples
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
@@ -23,5 +25,19 @@ def describe(app: FastAPI) -> dict[str, Any]:
             for operation in item.values():
                 if "application/json" in operation["responses"].get("422", {}).get("content", {}):
                     operation["responses"]["422"] = problem
+        _add_examples(document, load_examples())
         app.openapi_schema = document
     return app.openapi_schema
+
+
+def _add_examples(document: dict[str, Any], examples: Mapping[str, Mapping[str, Any]]) -> None:
+    """What was really asked and answered, as a command and as the example of the answer."""
+    for item in document["paths"].values():
+        for operation in item.values():
+            example = examples.get(operation["operationId"])
+            if example is None:
+                continue
+            operation["x-codeSamples"] = [{"lang": "shell", "source": example["curl"]}]
+            operation["responses"]["200"]["content"]["application/json"]["example"] = example["answer"]
+            if "body" in example:
+                operation["requestBody"]["content"]["application/json"]["x-example"] = example["body"]

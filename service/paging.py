@@ -1,7 +1,8 @@
-"""Lists in pages: a cursor that holds only as long as the database does, and Link headers (RFC 8288).
+"""Lists: as CSV whole, as JSON in pages by a cursor that holds only as long as the database does, with Link headers.
 
 A cursor names the database's content, the request's filters and a place in the list.  The content never changes under a
 cursor, so the pages of one walk hold every row once; after a rebuild the cursor is refused rather than silently wrong.
+Link headers are those of RFC 8288.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from service.tabular import CSV_TOO, ListFormat, csv_response, rows_as_csv
 
 Row = TypeVar("Row")
 Item = TypeVar("Item", bound=BaseModel)
-Limit = Annotated[int, Query(ge=1, le=1000, description="at most this many")]
+Limit = Annotated[int | None, Query(ge=1, le=1000, description="at most this many; else 100, as CSV all")]
+USUAL, WHOLE = 100, 1 << 40
 Cursor = Annotated[str | None, Query(max_length=200, description="of a Link header: where the next page begins")]
 
 
@@ -29,9 +31,10 @@ class Page:
     """The part of a list that one request asks for: query `limit + 1` rows from `offset`, `cut` and `answer` them."""
 
     def __init__(
-        self, request: Request, response: Response, form: ListFormat, limit: Limit = 100, cursor: Cursor = None
+        self, request: Request, response: Response, form: ListFormat, limit: Limit = None, cursor: Cursor = None
     ) -> None:
-        self.limit, self._response, self._path, self._form = limit, response, request.url.path, form
+        self.limit = limit or (WHOLE if form == "csv" else USUAL)  # who reads a table asks for no second page
+        self._response, self._path, self._form = response, request.url.path, form
         self._query = [(name, value) for name, value in parse_qsl(request.url.query) if name != "cursor"]
         filters = urlencode(sorted(pair for pair in self._query if pair[0] != "limit"))
         self._content: str = request.scope["state"]["content"]

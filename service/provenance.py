@@ -33,7 +33,7 @@ class CodeLinkOut(Out):
 class DataLinkOut(Out):
     dataset: str
     digest: str = Field(description="of the packed training and test images")
-    provenance: str = Field(description="embedded (stand-in), subset or full")
+    provenance: str = Field(description="embedded (placeholder data), subset or full")
 
 
 class EnvironmentLinkOut(Out):

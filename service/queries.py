@@ -29,6 +29,8 @@ from stages.results import (
 )
 
 FEW = 8  # names in a message
+IDS_AT_ONCE = 10_000
+FEWEST_DIGITS = 7  # of a run key, as pages show it
 
 
 def content_digest(session: Session) -> str:
@@ -130,11 +132,14 @@ def list_results(
         if value is not None:
             query = query.where(getattr(Result, name) == value)
     ids = session.scalars(query).all()  # from an index only; the wide rows of this page come after
-    rows = session.scalars(
-        select(Result).where(Result.id.in_(ids)).options(defer(Result.spec), defer(Result.environment))
-    )
-    found = {row.id: row for row in rows}
+    wide = select(Result).options(defer(Result.spec), defer(Result.environment))
+    found = {row.id: row for some in _in_parts(ids) for row in session.scalars(wide.where(Result.id.in_(some)))}
     return [found[number] for number in ids]
+
+
+def _in_parts(ids: Sequence[int]) -> list[Sequence[int]]:
+    """As many at once as every database takes in one statement."""
+    return [ids[start : start + IDS_AT_ONCE] for start in range(0, len(ids), IDS_AT_ONCE)]
 
 
 def metrics_of(session: Session, results: Sequence[Result]) -> dict[int, list[Any]]:
@@ -142,27 +147,37 @@ def metrics_of(session: Session, results: Sequence[Result]) -> dict[int, list[An
     ids = [result.id for result in results]
     columns = (Metric.result_id, Metric.metric, Metric.split, Metric.value, Metric.n)
     found: dict[int, list[Any]] = {number: [] for number in ids}
-    for row in session.execute(select(*columns).where(Metric.result_id.in_(ids)).order_by(Metric.position)):
-        found[row.result_id].append(row)
+    for some in _in_parts(ids):
+        for row in session.execute(select(*columns).where(Metric.result_id.in_(some)).order_by(Metric.position)):
+            found[row.result_id].append(row)
     return found
 
 
-def find_run(session: Session, run_key: str) -> Sequence[Result]:
-    """All results of a run, with everything behind them.
+def full_run_key(session: Session, start: str) -> str:
+    """The only run key that begins so: seven digits are what pages show.
 
     Raises:
-        UnknownRun: no result has this key.
+        UnknownRun: none does, or several do.
     """
+    if len(start) < FEWEST_DIGITS or not set(start) <= set("0123456789abcdef"):
+        raise UnknownRun(start[:80])
+    found = select(Result.run_key).where(Result.run_key >= start, Result.run_key < start + "g").distinct().limit(2)
+    keys = session.scalars(found).all()
+    if len(keys) != 1:
+        raise UnknownRun(f"{start[:64]}…, which begins the keys of several runs" if keys else start[:80])
+    return keys[0]
+
+
+def find_run(session: Session, start: str) -> Sequence[Result]:
+    """All results of the run whose key begins so, with everything behind them; raises as `full_run_key`."""
+    run_key = full_run_key(session, start)
     query = (
         select(Result)
         .where(Result.run_key == run_key)
         .options(*map(selectinload, (Result.metrics, Result.epochs, Result.observations, Result.cost)))
         .order_by(Result.id)
     )
-    results = session.scalars(query).all()
-    if not results:
-        raise UnknownRun(run_key[:80])
-    return results
+    return session.scalars(query).all()
 
 
 def checkpoint_ids(session: Session, results: Sequence[Result]) -> dict[int, str]:

@@ -34,7 +34,7 @@ class DatasetOut(Out):
 class SampleOut(Out):
     index: int = Field(description="position in the packed test set")
     true_class: str = Field(examples=["horse"])
-    provenance: str = Field(description="embedded (stand-in), subset or full", examples=["full"])
+    provenance: str = Field(description="embedded (placeholder data), subset or full", examples=["full"])
     address: str = Field(description="of the image", examples=["/api/v1/datasets/cifar10/samples/13"])
 
 
@@ -74,7 +74,7 @@ class RunOut(Out):
     source: str = Field(description="evidence (published) or local")
     is_selected: bool = Field(description="enters comparisons")
     profile: str
-    provenance: str = Field(description="embedded (stand-in), subset or full")
+    provenance: str = Field(description="embedded (placeholder data), subset or full")
     cut: str
     status: str
     label: str = Field(description="what this result may be taken for")
@@ -202,7 +202,7 @@ class ModelOut(Out):
     profile: str
     provenance: str
     label: str
-    our_accuracy: float | None = Field(description="null for a stand-in, whose number says nothing")
+    our_accuracy: float | None = Field(description="null for a model of placeholder data, whose number says nothing")
     paper_accuracy: float | None
     paper_claim: str | None
     seconds: float = Field(description="forward pass over all images of the request, decoding apart")

@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
+ZOOM = {"name": "zoom", "select": {"type": "interval", "zoom": "wheel![event.shiftKey]"}, "bind": "scales"}
+
+
+def scale(values: Iterable[float]) -> dict[str, Any]:
+    """Logarithmic where positive values span more than a decade, else linear without zero."""
+    numbers = list(values)
+    is_wide = min(numbers) > 0 and max(numbers) > 10 * min(numbers)
+    return {"type": "log", "nice": False} if is_wide else {"zero": False}
+
+
+def tooltip_of_nearest(fields: Mapping[str, str], number_format: Mapping[str, str]) -> dict[str, Any]:
+    """The tooltip of a mark with a `nearest` selection: `fields` by title; those in `number_format` are numbers.
+
+    Such a mark is covered by cells whose datum holds the row; Vega-Lite's own tooltip looks for text and for numbers
+    without a format in the cell itself, where they are undefined.
+    """
+    row = "(datum.datum || datum)"
+    told = {
+        title: f"format({row}['{name}'], '{number_format[name]}')" if name in number_format else f"{row}['{name}']"
+        for title, name in fields.items()
+    }
+    return {"value": {"expr": "{" + ", ".join(f"'{title}': {value}" for title, value in told.items()) + "}"}}
 
 
 def frame(description: str, *, height: int) -> dict[str, Any]:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from jinja2 import Environment
 
-from service.formats import NONE, exact, plain, points, value_in
+from service.formats import NONE, exact, from_to, lower_first, percent, plain, points, value_in
+from service.legend import address_of, meaning_of
 from service.observed import name_quantity
-from stages.results import METRICS, Claim, JudgedClaim, Metric, Status, Tally, error_of
+from stages.results import METRICS, Claim, ClaimRecord, JudgedClaim, Metric, Status, Tally
 
 _WORDS = {
     "dataset.classes": "Classes",
@@ -74,6 +75,8 @@ def install(environment: Environment) -> None:
     for function in (side_of, in_terms_of, unit_of, as_run, print_value, print_metric, name_quantity):
         environment.filters[function.__name__] = function
     environment.filters["metric_name"] = name_metric
+    environment.filters["meaning"] = meaning_of
+    environment.filters["paper_address"] = address_of
 
 
 def side_of(status: str) -> str:
@@ -93,7 +96,7 @@ def name_claim(judged: JudgedClaim, titles: Mapping[str, str], arms: Mapping[tup
     metric = name_metric(claim.metric)
     arm, baseline = (_title(name, judged.experiments, arms) for name in (claim.arm, claim.baseline_arm))
     if arm:
-        metric = metric if metric[1].isupper() else metric[0].lower() + metric[1:]  # FLOPs
+        metric = lower_first(metric)
         phrase = f"{arm} against {baseline}: {metric}" if baseline else f"{arm}: {metric}"
     else:
         phrase = metric
@@ -116,8 +119,6 @@ def _title(arm: str | None, experiments: Sequence[str], arms: Mapping[tuple[str,
 def in_terms_of(value: float | None, claim: Claim, write: Callable[[float], str] = plain) -> str:
     """A number in the terms of `claim`: a gain in a fraction becomes points, everything else is in the claim's unit."""
     unit = unit_of(claim)
-    if unit == "nats" and value is not None:
-        return f"{write(value)} nats"
     is_gain = claim.kind in GAINS and unit == "fraction"
     return points(value) if is_gain else value_in(unit, write)(value)
 
@@ -159,8 +160,7 @@ def print_value(claim: Claim) -> str:
 
 def print_metric(row: Metric) -> str:
     """A result's number in its metric's unit."""
-    info = METRICS.get(row.metric)
-    return value_in(info.unit, plain)(row.value) if info else plain(row.value)
+    return value_in(METRICS[row.metric].unit)(row.value) if row.metric in METRICS else plain(row.value)
 
 
 def summarise(tally: Tally) -> str:
@@ -193,23 +193,43 @@ def _count(tally: Tally, basis: str, side: str) -> int:
     )
 
 
-def highlights(judged: Iterable[JudgedClaim], *, most: int = 3) -> list[JudgedClaim]:
-    """The results that a reader should see first, one for each place in the paper and for each error.
+def conclude(record: ClaimRecord, titles: Mapping[str, str]) -> str | None:
+    """What came out in a sentence, with its interval; `titles` are those of the arms.  None without an interval."""
+    claim, verdict = record.claim, record.verdict
+    if verdict.basis != "results" or verdict.estimate is None or verdict.low is None or verdict.high is None:
+        return None
+    ends = (in_terms_of(verdict.low, claim).removeprefix("+"), in_terms_of(verdict.high, claim).removeprefix("+"))
+    interval = f"{percent(verdict.confidence, 1)} interval {from_to(*ends)}"
+    size = in_terms_of(abs(verdict.estimate), claim).removeprefix("+")
+    if claim.kind in GAINS:
+        who = titles.get(claim.arm or "", "The proposed model")
+        against = titles.get(claim.baseline_arm or "", "its baseline")
+        among = f"; mean of {len(record.pairs)} pairs" if record.pairs else ""
+        is_better = "better" if verdict.estimate >= 0 else "worse"
+        return f"{who} is {is_better} than {against} by {size} ({interval}{among})."
+    if claim.kind == "value" and claim.value is not None and verdict.ours is not None:
+        way = "above" if verdict.estimate >= 0 else "below"
+        ours, printed = in_terms_of(verdict.ours, claim), print_value(claim)
+        if unit_of(claim) == "fraction":
+            size, ends = points(abs(verdict.estimate)).removeprefix("+"), (points(verdict.low), points(verdict.high))
+            interval = f"{percent(verdict.confidence, 1)} interval {from_to(*ends)}"
+        return f"We find {ours}, {size} {way} the paper’s {printed} (of the difference: {interval})."
+    return None
 
-    Trained before computed, against the paper before for it, those with a number of ours before those without.
+
+def highlights(judged: Iterable[JudgedClaim]) -> dict[str, JudgedClaim]:
+    """The strongest finding against the paper and the strongest for it, by `side_of`.
+
+    Trained before computed, those with a number of ours before those without.
     """
-    first, met = [], set[str]()
+    found: dict[str, JudgedClaim] = {}
     for row in sorted(judged, key=_weight):
-        marks = {row.claim.place, error_of(row.claim, row.verdict) or row.claim.place}
-        if not marks & met:
-            first.append(row)
-        met |= marks
-    return first[:most]
+        found.setdefault(side_of(row.verdict.status), row)
+    return {side: found[side] for side in ("against", "for") if side in found}
 
 
-def _weight(row: JudgedClaim) -> tuple[bool, bool, bool]:
-    verdict = row.verdict
-    return verdict.basis != "results", side_of(verdict.status) != "against", verdict.ours is None
+def _weight(row: JudgedClaim) -> tuple[bool, bool]:
+    return row.verdict.basis != "results", row.verdict.ours is None
 
 
 def group_by_place(judged: Sequence[JudgedClaim]) -> dict[str, list[JudgedClaim]]:

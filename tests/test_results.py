@@ -104,9 +104,9 @@ def test_the_best_evidence_comes_first_and_a_profile_can_be_pinned(root: Path) -
 @pytest.mark.parametrize("metric", ["accuracy", "loss", "parameters", "inference_time", "min_error"])
 def test_a_stand_in_s_number_is_none_of_ours_in_any_metric(root: Path, metric: str) -> None:
     comparison = only(root, dataset="cifar10", metric=metric)
-    assert comparison.label.startswith("stand-in data: shows that the pipeline runs, says nothing about the claim")
+    assert comparison.label.startswith("placeholder data: shows that the pipeline runs, says nothing about the claim")
     assert comparison.order.ours == () and comparison.order.agrees is None
-    assert comparison.reason == "stand-in data: its number says nothing about the claim"
+    assert comparison.reason == "placeholder data: its number says nothing about the claim"
     for arm in comparison.arms:
         assert arm.run_keys, "its runs have numbers of their own"
         assert (arm.ours, arm.reason) == (None, comparison.reason)
@@ -249,9 +249,9 @@ def test_comparisons_find_their_results_by_index(root: Path) -> None:
 @pytest.mark.parametrize(
     ("provenance", "cut", "words"),
     [
-        ("embedded", "2 steps an epoch", "stand-in data"),
-        ("subset", "3 of 100 epochs", "cut budget (3 of 100 epochs)"),
-        ("full", "12,500 of 50,000 training images", "official data on a cut budget (12,500 of 50,000 training"),
+        ("embedded", "2 steps an epoch", "placeholder data"),
+        ("subset", "3 of 100 epochs", "in a shortened run (3 of 100 epochs)"),
+        ("full", "12,500 of 50,000 training images", "official data, in a shortened run (12,500 of 50,000 training"),
         ("subset", "", "as printed in the paper, on part of the official data"),
         ("full", "", "as printed in the paper, on official data"),
         (None, None, "not run yet"),
@@ -263,5 +263,5 @@ def test_fidelity_is_said_in_one_sentence(provenance: str | None, cut: str | Non
 
 def test_test_images_that_are_left_out_are_said_with_the_result() -> None:
     cut = describe_fidelity("full", "quick", "3 of 100 epochs", 9977, 23)
-    assert cut.startswith("official data without 23 of 10,000 test images on a cut budget (3 of 100 epochs)")
+    assert cut.startswith("official data without 23 of 10,000 test images, in a shortened run (3 of 100 epochs)")
     assert describe_fidelity("full", "paper", "", 9977, 23).endswith("without 23 of 10,000 test images (profile paper)")

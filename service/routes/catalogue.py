@@ -33,7 +33,7 @@ router = APIRouter(prefix="/api/v1", route_class=StrictRoute)
 PaperFilter = Annotated[str | None, Query(description="name of a paper", examples=["ninformer"])]
 DatasetFilter = Annotated[str | None, Query(description="name of a data set", examples=["cifar100"])]
 ProvenanceFilter = Annotated[
-    Provenance | None, Query(description="embedded (stand-ins), subset or full", examples=["full"])
+    Provenance | None, Query(description="embedded (placeholder data), subset or full", examples=["full"])
 ]
 ExperimentFilter = Annotated[str | None, Query(description="name of an experiment", examples=["ninformer-cifar100"])]
 
@@ -166,7 +166,7 @@ def list_experiment_observations(
     profile: Annotated[str | None, Query(description="pin a profile; else the best", examples=["quick"])] = None,
     quantity: Annotated[str | None, Query(description="only this one", examples=["attention_sigma"])] = None,
 ) -> Sequence[ObservedPointOut] | Response:
-    """What the inside of the compared networks shows, before training and after, block by block; stand-ins too."""
+    """What the inside of the compared networks shows, before training and after, block by block."""
     experiment = queries.find_experiment(session, name)
     found = compare(Question(dataset=experiment.dataset, profile=profile))
     comparison = next(item for item in found if item.experiment == name)

@@ -7,18 +7,31 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from service import queries
+from service.citing import bibtex, claim_badge, json_ld, paper_badge
 from service.claim_charts import arms_charts, forest_chart, gain_chart, pairs_chart
-from service.claim_queries import name_claims, titles_of
+from service.claim_queries import list_deviations, name_claims, titles_of
 from service.comparing import Compare, Question, first_of_each_dataset
 from service.dependencies import ResultsSession, app_state_of
 from service.errors import declared
+from service.legend import MEANINGS, SIDES, by_ground, sum_up
 from service.observed import list_behind
 from service.observed_charts import blocks_chart
 from service.printed import lay_out
-from service.wording import group_by_place, highlights, name_claim, summarise
-from stages.results import ClaimFilter, Status, find_judged, list_decided, list_families, list_judged, tally
+from service.shown import list_shown
+from service.wording import conclude, group_by_place, highlights, name_claim, side_of, summarise
+from stages.results import (
+    ClaimFilter,
+    JudgedClaim,
+    Status,
+    find_judged,
+    list_decided,
+    list_families,
+    list_judged,
+    tally,
+)
 
 router = APIRouter(include_in_schema=False)
+MOST_FOUND = 200
 
 
 def show_papers(request: Request, session: ResultsSession, compare: Compare) -> Response:
@@ -32,6 +45,8 @@ def show_papers(request: Request, session: ResultsSession, compare: Compare) -> 
         {
             "papers": papers,
             "tallies": tallies,
+            "sentence": sum_up(list(tallies.values())),
+            "grounds": by_ground(list(tallies.values())),
             "sentences": {paper: summarise(counts) for paper, counts in tallies.items()},
             "highlights": {paper: highlights(rows) for paper, rows in of_paper.items()},
             "names": name_claims(session, decided, queries.list_experiments(session, paper=None, dataset=None)),
@@ -64,9 +79,52 @@ def show_paper(
             "families": list_families(session, paper=name),
             "groups": {place: lay_out(rows, titles, arms) for place, rows in groups.items()},
             "names": names,
+            "deviations": list_deviations(session, paper.name) if verdict is None else [],
             "charts": {place: forest_chart(place, rows, names) for place, rows in groups.items()},
             "verdict": verdict,
         },
+    )
+
+
+@router.get("/claims", responses=declared(422))
+def search_claims(
+    request: Request,
+    session: ResultsSession,
+    q: Annotated[str, Query(max_length=100)] = "",
+    verdict: Annotated[Status | None, Query()] = None,
+) -> Response:
+    """Claims of all papers that contain every word of `q`, in their name, place, note, id or paper's title."""
+    judged = list_judged(session, ClaimFilter(verdict=verdict))
+    names = name_claims(session, judged, queries.list_experiments(session, paper=None, dataset=None))
+    papers = {paper.name: paper for paper in queries.list_papers(session)}
+
+    def text(row: JudgedClaim) -> str:
+        claim = row.claim
+        about = (names[claim.id], claim.place, claim.note, claim.id, row.verdict.status, papers[claim.paper].title)
+        return " ".join(part for part in about if part).lower()
+
+    found = [row for row in judged if all(word in text(row) for word in q.lower().split())]
+    return app_state_of(request).templates.TemplateResponse(
+        request,
+        "claims.html",
+        {
+            "q": q,
+            "verdict": verdict,
+            "number": len(found),
+            "groups": {paper: [row for row in found[:MOST_FOUND] if row.claim.paper == paper] for paper in papers},
+            "papers": papers,
+            "names": names,
+            "sides": SIDES,
+            "most": MOST_FOUND,
+        },
+    )
+
+
+@router.get("/method")
+def show_method(request: Request, session: ResultsSession) -> Response:
+    """How a verdict is reached, and what its words mean."""
+    return app_state_of(request).templates.TemplateResponse(
+        request, "method.html", {"sides": SIDES, "meanings": MEANINGS, "papers": queries.list_papers(session)}
     )
 
 
@@ -78,6 +136,7 @@ def show_claim(claim_id: str, request: Request, session: ResultsSession, compare
     names = name_claims(session, [record], experiments)
     arms = [arm for item in experiments if item.name in record.experiments for arm in item.arms]
     titles = {arm.name: arm.title for arm in arms}
+    paper, address = queries.find_paper(session, record.claim.paper), str(request.url.replace(query=""))
     observed = list_behind(session, record, arms, compare)
     return app_state_of(request).templates.TemplateResponse(
         request,
@@ -85,13 +144,32 @@ def show_claim(claim_id: str, request: Request, session: ResultsSession, compare
         {
             "record": record,
             "name": names[claim_id],
-            "paper": queries.find_paper(session, record.claim.paper),
+            "paper": paper,
+            "conclusion": conclude(record, titles),
+            "bibtex": bibtex(record, names[claim_id], paper, address),
+            "json_ld": json_ld(record, names[claim_id], paper, address, side_of(record.verdict.status)),
             "chart": gain_chart(names[claim_id], record) or forest_chart(record.claim.place, [record], names),
             "pairs_chart": pairs_chart(names[claim_id], record.pairs, titles, record.claim),
             "observed_chart": blocks_chart(names[claim_id], observed, titles),
             "observed": observed,
             "arms_charts": arms_charts(record, titles),
+            "shown": list_shown(session, record, compare),
             "titles": titles,
             "experiments": [item for item in experiments if item.name in record.experiments],
         },
     )
+
+
+@router.get("/claims/{claim_id}/badge.svg", responses=declared(404))
+def show_claim_badge(claim_id: str, session: ResultsSession) -> Response:
+    """The verdict as a badge for a README."""
+    record = find_judged(session, claim_id)
+    return Response(claim_badge(record, side_of(record.verdict.status)), media_type="image/svg+xml")
+
+
+@router.get("/papers/{name}/badge.svg", responses=declared(404))
+def show_paper_badge(name: str, session: ResultsSession) -> Response:
+    """How many of a paper's claims are decided, as a badge for a README."""
+    paper = queries.find_paper(session, name).name
+    counts = next((counts for counts in tally(session, ClaimFilter(paper=paper)) if counts.paper == paper), None)
+    return Response(paper_badge(counts), media_type="image/svg+xml")

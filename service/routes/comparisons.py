@@ -43,8 +43,8 @@ def read_comparison(
     """Per experiment and arm: ours and the paper's number with their errors, the difference, order, fidelity and cost.
 
     In the metric that the paper prints of these arms, unless another is asked for.  Shows the best evidence there is:
-    real data before stand-ins, then the stronger profile.  All arms of an experiment were trained under the same
-    protocol on the same data.  A stand-in's number is not ours: `ours` is null, and `reason` says so.
+    real data before placeholders, then the stronger profile.  All arms of an experiment were trained under the same
+    protocol on the same data.  A number from placeholder data is not ours: `ours` is null, and `reason` says so.
     """
     question = Question(dataset=dataset, paper=paper, profile=profile, metric=metric, provenance=provenance)
     found = compare(question)

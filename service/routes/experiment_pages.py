@@ -8,16 +8,18 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from service import queries
-from service.charts import COSTS, band_chart, cost_chart
+from service.charts import COSTS, cost_chart
 from service.claim_queries import name_claims
-from service.comparing import Compare, Question, metrics_of
-from service.curves import Curve, known_curves, list_curves
+from service.comparing import Compare, Question, first_of_each_dataset, metrics_of
+from service.curve_charts import band_chart
+from service.curves import Curve, known_curves, list_curves, name_curve
 from service.dependencies import ResultsSession, app_state_of
 from service.errors import declared
+from service.leaderboard import TITLES, Column, has, rank
 from service.observed import known_quantities, list_observed
 from service.observed_charts import blocks_chart
 from service.specs import lay_side_by_side
-from stages.results import Arm, ClaimFilter, Experiment, UnknownArm, list_judged
+from stages.results import METRICS, SHOWN_METRICS, Arm, ClaimFilter, Experiment, UnknownArm, list_judged
 
 router = APIRouter(include_in_schema=False)
 CURVES_AT_ONCE = 8
@@ -77,9 +79,9 @@ def show_experiment(
             "trained": trained,
             "shown": shown,
             "titles": titles,
-            "curves": curves,
+            "curves": {name: name_curve(name, kind) for name in curves},
             "curve": chosen,
-            "curves_chart": band_chart(comparison, points, chosen) if chosen and points else None,
+            "curves_chart": band_chart(comparison, points, chosen, kind) if chosen and points else None,
             "replicates": max((point.replicates for point in points), default=0),
             "quantities": quantities,
             "quantity": looked_at,
@@ -92,6 +94,44 @@ def show_experiment(
             "pair": pair,
             "rows": lay_side_by_side(experiment, *pair) if len(pair) == 2 else [],
             "everything": everything,
+        },
+    )
+
+
+@router.get("/leaderboard", responses=declared(404, 422))
+def show_leaderboard(
+    request: Request,
+    session: ResultsSession,
+    compare: Compare,
+    dataset: str | None = None,
+    metric: str | None = None,
+    profile: str | None = None,
+    sort: Column = "result",
+    reverse: bool = False,
+) -> Response:
+    """All models trained on one data set, of all papers, in one metric; else on the first data set with results."""
+    overview = first_of_each_dataset(compare(Question()))
+    datasets = [item for item in queries.list_datasets(session) if item.name in overview]
+    first = next((item.name for item in datasets if overview[item.name].is_real), datasets[0].name)
+    chosen = queries.find_dataset(session, dataset or first)
+    metrics = {name: METRICS[name].title for name in SHOWN_METRICS[chosen.kind] if METRICS[name].split}
+    found = compare(Question(dataset=chosen.name, profile=profile, metric=metric or next(iter(metrics))))
+    entries = rank(found, by=sort, is_reversed=reverse)
+    return app_state_of(request).templates.TemplateResponse(
+        request,
+        "leaderboard.html",
+        {
+            "datasets": [item for item in datasets if overview[item.name].is_real or item.name == chosen.name],
+            "dataset": chosen,
+            "metrics": metrics,
+            "metric": METRICS[metric or next(iter(metrics))],
+            "profiles": list(dict.fromkeys(name for item in found for name in item.profiles)),
+            "profile": profile,
+            "entries": entries,
+            "columns": {column: title for column, title in TITLES.items() if has(entries, column)},
+            "sort": sort,
+            "reverse": reverse,
+            "papers": {paper.name: paper for paper in queries.list_papers(session)},
         },
     )
 

@@ -26,42 +26,8 @@ Checkpoints = Annotated[
 ]
 DatasetName = Annotated[str | None, Query(description="instead: the models of a data set", examples=["cifar100"])]
 Arms = Annotated[list[str], Query(max_length=64, description="with dataset: only these arms", examples=[["vit"]])]
-EXAMPLE: dict[str, Any] = {
-    "images": [
-        {
-            "file": "horse.png",
-            "answers": [
-                {
-                    "checkpoint": "ninformer-cifar10.vit.0",
-                    "top": [{"index": 7, "name": "horse", "probability": 0.81}],
-                }
-            ],
-        }
-    ],
-    "models": [
-        {
-            "checkpoint": "ninformer-cifar10.vit.0",
-            "experiment": "ninformer-cifar10",
-            "arm": "vit",
-            "title": "ViT",
-            "role": "baseline",
-            "replicate": 0,
-            "dataset": "cifar10",
-            "run_key": "9f2c…",
-            "weights_sha256": "51ab…",
-            "profile": "quick",
-            "provenance": "full",
-            "label": "official data on a cut budget (3 of 100 epochs): a first look, …",
-            "our_accuracy": 0.52,
-            "paper_accuracy": 0.6574,
-            "paper_claim": "ninformer.table2.c10.vit",
-            "seconds": 0.011,
-        }
-    ],
-    "seconds": 0.019,
-}
 SUCCESS: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"application/json": {"example": EXAMPLE}, "text/html": {}}},
+    200: {"content": {"application/json": {}, "text/html": {}}},
 }
 
 
@@ -144,7 +110,7 @@ async def create_prediction(
 ) -> PredictionOut | Response:
     """The likeliest classes of each image, by one model or by several side by side.
 
-    `checkpoint` names models; it is the only way to ask one that was trained on stand-in data.  `dataset` asks one
+    `checkpoint` names models; it is the only way to ask one that was trained on placeholder data.  `dataset` asks one
     model an arm: the best evidence on real data, its lowest replicate; without `arm` every arm answers.  Where models
     of several experiments fit, the answer is 409 with their ids.  Images of several requests run through a model
     together; 503 with Retry-After says that too many are waiting.

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import RedirectResponse
 
 from service import queries
-from service.charts import comparison_chart, curves_chart
+from service.charts import comparison_chart
 from service.claim_queries import name_claims
 from service.comparing import Compare, Question, first_of_each_dataset, metrics_of, real_first
+from service.curve_charts import run_charts
+from service.curves import CURVES, name_curve, unit_of_curve
 from service.dependencies import ResultsSession, app_state_of
 from service.errors import Problem, declared
 from service.observed_charts import inside_charts
@@ -28,6 +31,7 @@ from stages.results import (
 )
 
 router = APIRouter(include_in_schema=False)
+SAMPLES = {"images": "images", "table": "rows", "text": "tokens"}  # what a data set of each kind consists of
 MONTH = "public, max-age=2592000, immutable"
 
 
@@ -47,6 +51,7 @@ def show_comparison(
     overview = first_of_each_dataset(compare(Question()))
     chosen = queries.find_dataset(session, dataset)
     comparisons = real_first(compare(Question(dataset=chosen.name, profile=profile, metric=metric)))
+    described = [(item, metrics_of(item, chosen.kind), comparison_chart(item)) for item in comparisons]
     judged = list_judged(session, ClaimFilter(dataset=chosen.name))
     experiments = queries.list_experiments(session, paper=None, dataset=chosen.name)
     return parts.templates.TemplateResponse(
@@ -58,10 +63,9 @@ def show_comparison(
             "dataset": chosen,
             "profile": profile,
             "metric": metric,
-            "metrics": [metrics_of(comparison, chosen.kind) for comparison in comparisons],
-            "comparisons": comparisons,
+            "shown": [item for item in described if item[0].is_real],
+            "folded": [item for item in described if not item[0].is_real],
             "names": name_claims(session, judged, experiments),
-            "charts": [comparison_chart(comparison) for comparison in comparisons],
             "papers": {paper.name: paper for paper in queries.list_papers(session)},
             "to_try": _to_try(queries.strongest(queries.list_checkpoints(session, dataset=chosen.name)), comparisons),
             "samples": _samples(parts.settings.root, chosen.name),
@@ -111,10 +115,13 @@ def _to_try(
 
 @router.get("/runs/{run_key}", responses=declared(404))
 def show_run(run_key: str, request: Request, session: ResultsSession) -> Response:
-    """One run: curves, numbers, spec, environment and provenance."""
+    """One run: curves, numbers, spec, environment and provenance; a key's beginning leads to the whole one."""
     results = queries.find_run(session, run_key)
+    if results[0].run_key != run_key:
+        return RedirectResponse(f"/runs/{results[0].run_key}", 307)
     checkpoints = queries.checkpoint_ids(session, results)
     experiments = {name: queries.find_experiment(session, name) for name in {result.experiment for result in results}}
+    kind = queries.find_dataset(session, experiments[results[0].experiment].dataset).kind  # of all: a run has one
     shown = [
         {
             "row": result,
@@ -123,7 +130,12 @@ def show_run(run_key: str, request: Request, session: ResultsSession) -> Respons
             "label": fidelity_of(result),
             "trained_on": min(result.spec["protocol"].get("train_images") or result.train_images, result.train_images),
             "checkpoint": checkpoints.get(result.id),
-            "chart": curves_chart(result) if result.epochs else None,
+            "charts": run_charts(result, kind),
+            "curves": {
+                name: (name_curve(name, kind), unit_of_curve(name, kind))
+                for name in CURVES
+                if any(getattr(epoch, name) is not None for epoch in result.epochs)
+            },
             "observed": inside_charts(result),
         }
         for result in results
@@ -131,7 +143,13 @@ def show_run(run_key: str, request: Request, session: ResultsSession) -> Respons
     return app_state_of(request).templates.TemplateResponse(
         request,
         "run.html",
-        {"run_key": run_key, "results": shown, "spec": dict(flatten(results[0].spec)), "flatten": flatten},
+        {
+            "run_key": run_key,
+            "results": shown,
+            "samples": SAMPLES[kind],
+            "spec": dict(flatten(results[0].spec)),
+            "flatten": flatten,
+        },
     )
 
 

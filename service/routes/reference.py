@@ -19,7 +19,7 @@ PROBLEMS = {
     406: "None of the media types that the address offers is in Accept.",
     408: "The request's body didn't arrive in time.",
     409: "Models of several experiments fit; the detail lists the checkpoints to choose from. "
-    "Or only stand-in models fit, and those answer only by name.",
+    "Or only models of placeholder data fit, and those answer only by name.",
     410: "The results were rebuilt since the list was begun; begin again without a cursor.",
     413: "The request, a file, the number of files or an image's pixels are beyond the limit that the detail names.",
     415: "Images come as multipart/form-data, tensors without an encoding of the body.",
@@ -54,7 +54,8 @@ def show_reference(request: Request) -> Response:
 def describe(document: dict[str, Any], method: str, path: str, operation: dict[str, Any]) -> dict[str, Any]:
     """What a reader wants of one operation, in words."""
     success = operation["responses"]["200"].get("content", {}).get("application/json", {})
-    example = success.get("example") or example_of(document, success.get("schema", {}))
+    sample = operation.get("x-codeSamples", [{}])[0].get("source")
+    sent = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("x-example")
     body = operation.get("requestBody", {}).get("content", {}).get("multipart/form-data", {}).get("schema")
     fields = resolve(document, body)["properties"] if body else {}
     return {
@@ -83,7 +84,9 @@ def describe(document: dict[str, Any], method: str, path: str, operation: dict[s
             }
             for name, schema in fields.items()
         ],
-        "example": json.dumps(example, indent=2, ensure_ascii=False),
+        "curl": sample,
+        "sent": json.dumps(sent, ensure_ascii=False) if sent else "",
+        "answer": json.dumps(success["example"], indent=2, ensure_ascii=False) if "example" in success else "",
         "errors": [status for status in operation["responses"] if status != "200"],
     }
 
@@ -104,19 +107,3 @@ def type_of(document: dict[str, Any], schema: dict[str, Any]) -> str:
     if schema.get("type") == "array":
         return f"{type_of(document, schema.get('items', {}))}, repeatable"
     return str(schema.get("type", "any"))
-
-
-def example_of(document: dict[str, Any], schema: dict[str, Any]) -> Any:
-    """An example value out of a schema's own examples and types."""
-    schema = resolve(document, schema)
-    if "example" in schema:
-        return schema["example"]
-    if schema.get("examples"):
-        return schema["examples"][0]
-    if "anyOf" in schema:
-        return example_of(document, schema["anyOf"][0])
-    if "properties" in schema:
-        return {name: example_of(document, item) for name, item in schema["properties"].items()}
-    if schema.get("type") == "array":
-        return [example_of(document, schema.get("items", {}))]
-    return {"string": "…", "integer": 1, "number": 0.5, "boolean": True, "object": {}}.get(schema.get("type", ""))

@@ -24,6 +24,7 @@ from service.schemas import (
 from service.strict import StrictRoute
 from stages.results import Result, fidelity_of
 
+RunKey = Annotated[str, Path(description="64 hexadecimal digits, or the first 7 or more where no other run has them")]
 router = APIRouter(prefix="/api/v1", route_class=StrictRoute)
 
 
@@ -56,23 +57,19 @@ def list_runs(
 
 
 @router.get("/runs/{run_key}", tags=["runs"], operation_id="getRun", responses=declared(404))
-def read_run(
-    run_key: Annotated[str, Path(description="64 hexadecimal digits")], session: ResultsSession
-) -> RunDetailOut:
+def read_run(run_key: RunKey, session: ResultsSession) -> RunDetailOut:
     """One run: its spec, and for each of its results curves, cost and environment."""
     results = queries.find_run(session, run_key)
     ids = queries.checkpoint_ids(session, results)
     return RunDetailOut(
-        run_key=run_key,
+        run_key=results[0].run_key,
         spec=results[0].spec,
         results=[_arm_result(result, ids.get(result.id)) for result in results],
     )
 
 
 @router.get("/runs/{run_key}/provenance", tags=["runs"], operation_id="getProvenance", responses=declared(404, 422))
-def read_provenance(
-    run_key: Annotated[str, Path(description="64 hexadecimal digits")], session: ResultsSession
-) -> ProvenanceOut:
+def read_provenance(run_key: RunKey, session: ResultsSession) -> ProvenanceOut:
     """What a run's numbers rest on: checkpoint, run, params, code, data, environment, each with its digest.
 
     `claimcheck verify` recomputes these digests from the files and names the first that doesn't hold.

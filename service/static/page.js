@@ -29,8 +29,9 @@ function chartConfig() {
   };
 }
 
-async function drawCharts() {
-  for (const block of document.querySelectorAll("script[data-chart]")) {
+async function drawCharts(within = document) {
+  for (const block of within.querySelectorAll("script[data-chart]")) {
+    if (block.closest("details:not([open])")) continue; // it has no width yet
     const target = document.getElementById(block.dataset.chart);
     target.closest("figure").hidden = false;
     await window.vegaEmbed(target, JSON.parse(block.textContent), {
@@ -62,7 +63,7 @@ function setUpForm(form) {
     return { ...accept, Authorization: `Bearer ${key.value}` };
   }
 
-  async function ask() {
+  async function ask(truth = null) {
     underWay.abort(); // an answer that comes late would stand under the next picture
     const mine = underWay = new AbortController();
     const files = [...input.files];
@@ -85,6 +86,7 @@ function setUpForm(form) {
       if (mine.signal.aborted) return;
       const answers = document.importNode(page.getElementById("answers"), true);
       addPreviews(answers, files);
+      if (truth) tellTruth(answers, truth);
       result.replaceChildren(answers);
       status.textContent = "";
     } catch {
@@ -99,7 +101,7 @@ function setUpForm(form) {
     const files = new DataTransfer();
     files.items.add(new File([content], `${button.title}.png`, { type: content.type }));
     input.files = files.files;
-    ask();
+    ask({ name: button.dataset.truth, isPlaceholder: "placeholder" in button.dataset });
   }
 
   if (key) key.value = sessionStorage.getItem("api-key") || "";
@@ -136,7 +138,26 @@ function addPreviews(answers, files) {
   });
 }
 
+// Beside the answers to a sample: its true class, and on each card whether the likeliest class is that one.
+function tellTruth(answers, { name, isPlaceholder }) {
+  const told = document.createElement("span");
+  told.className = "truth";
+  told.textContent = isPlaceholder ? `a placeholder image, made as ${name}` : `true class: ${name}`;
+  answers.querySelector(".image h4").append(told);
+  for (const card of answers.querySelectorAll(".card")) {
+    if (isPlaceholder && !card.classList.contains("is-stand-in")) continue; // it never saw such images
+    const isRight = card.querySelector(".top .name").textContent === name;
+    const mark = document.createElement("span");
+    mark.className = `badge ${isRight ? "for" : "against"}`;
+    mark.textContent = isRight ? "right" : "wrong";
+    card.querySelector("header").append(mark);
+  }
+}
+
 drawCharts();
-darkScheme.addEventListener("change", drawCharts);
+darkScheme.addEventListener("change", () => drawCharts());
+for (const details of document.querySelectorAll("details:has(script[data-chart])")) {
+  details.addEventListener("toggle", () => drawCharts(details));
+}
 const form = document.getElementById("try");
 if (form) setUpForm(form);

@@ -155,7 +155,7 @@ class ArmComparison:
         str | None,
         Field(
             description="why there is no number of ours",
-            examples=["stand-in data: its number says nothing about the claim"],
+            examples=["placeholder data: its number says nothing about the claim"],
         ),
     ]
     paper: PaperValue | None
@@ -277,12 +277,12 @@ def describe_fidelity(
     if provenance is None:
         return "not run yet"
     if provenance == "embedded":
-        return "stand-in data: shows that the pipeline runs, says nothing about the claim"
+        return "placeholder data: shows that the pipeline runs, says nothing about the claim"
     data = "official data" if provenance == "full" else "part of the official data"
     if excluded_test_images:
         data += f" without {excluded_test_images:,} of {test_images + excluded_test_images:,} test images"
     if cut:
-        return f"{data} on a cut budget ({cut}): a first look, not a verdict"
+        return f"{data}, in a shortened run ({cut}): a first look, not a verdict"
     return f"as printed in the paper, on {data} (profile {profile})"
 
 

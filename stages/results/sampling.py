@@ -11,7 +11,7 @@ from stages.results.comparison_rows import ComparedRun, ComparisonRows
 from stages.results.estimates import Estimate, Population, t_interval, wilson_interval
 from stages.results.metrics import COST_COLUMNS, MetricInfo
 
-STAND_IN = "stand-in data: its number says nothing about the claim"
+STAND_IN = "placeholder data: its number says nothing about the claim"
 _TAKES = {
     "min_error": "test errors of every epoch",
     "window_error": "validation and test errors of five epochs or more",

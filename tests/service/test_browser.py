@@ -112,7 +112,15 @@ def test_a_sample_is_answered_without_an_image_of_ones_own(page: Page) -> None:
     assert samples.count() == 12
     samples.nth(3).click()
     page.locator("#answers .card").first.wait_for()
-    assert page.locator("#answers .file").all_inner_texts() == [f"{samples.nth(3).get_attribute('title')}.png"]
+    truth = samples.nth(3).get_attribute("data-truth")
+    assert page.locator("#answers .file").all_inner_texts() == [f"{truth}.png"]
+    assert page.locator("#answers .truth").inner_text() == f"a placeholder image, made as {truth}"
+    assert page.locator("#answers .card .badge").count() == 0, "models of real data are not judged by placeholders"
+    samples.nth(4).evaluate("button => { delete button.dataset.placeholder }")
+    samples.nth(4).click()
+    page.get_by_text(f"true class: {samples.nth(4).get_attribute('data-truth')}").wait_for()
+    assert set(page.locator("#answers .card .badge").all_inner_texts()) <= {"right", "wrong"}
+    assert page.locator("#answers .card .badge").count() == 4
     assert page.locator("#answers img").evaluate("image => image.complete && image.naturalWidth") == 32
 
 
@@ -159,7 +167,8 @@ def test_a_form_without_a_model_says_so_in_words_of_the_page(page: Page, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/papers/ninformer", "/claims/ninformer.table3.mnist.vit", "/?dataset=cifar100", "/docs", "run"]
+    "path",
+    ["/", "/papers/ninformer", "/claims/ninformer.table3.mnist.vit", "/?dataset=cifar100", "/docs", "run", "/claims"],
 )
 def test_a_phone_scrolls_only_downwards(page: Page, path: str) -> None:
     page.set_viewport_size({"width": 360, "height": 740})
@@ -186,11 +195,11 @@ def test_a_phone_shows_the_verdict_beside_the_number(page: Page, path: str) -> N
 
 def test_a_phone_keeps_long_titles_on_their_cards_and_shades_the_side_of_a_table_that_goes_on(page: Page) -> None:
     page.set_viewport_size({"width": 390, "height": 740})
-    for path in ("/", "/?dataset=mnist"):
-        page.goto(path)
-        for title in ("SGEMM GPU kernel performance", "OpenWebText, first 900 MB"):
-            page.locator(".picker strong").first.evaluate("(strong, title) => strong.textContent = title", title)
-            assert page.locator(".picker a").evaluate_all(OVERFLOWING) == []
+    page.goto("/")
+    for title in ("SGEMM GPU kernel performance", "OpenWebText, first 900 MB"):
+        page.locator(".picker strong").first.evaluate("(strong, title) => strong.textContent = title", title)
+        assert page.locator(".picker a").evaluate_all(OVERFLOWING) == []
+    page.goto("/?dataset=mnist")
     page.get_by_text("What it cost").first.click()
     cost = page.get_by_role("region", name="Cost").first
     assert cost.evaluate("box => box.scrollWidth > box.clientWidth")
@@ -236,9 +245,22 @@ def test_a_long_name_of_a_model_is_whole_where_there_is_room_and_cut_where_there
     assert all(name == LONG_TITLE if width == 1280 else name.endswith("…") for name in names)
 
 
+def test_a_chart_tells_what_is_under_the_pointer(page: Page) -> None:
+    page.goto("/experiments/ninformer-mnist")
+    box = page.locator("#bands canvas").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    tooltip = page.locator("#vg-tooltip-element.visible")
+    tooltip.wait_for()
+    told = dict(row.split("\t") for row in tooltip.inner_text().split("\n"))
+    assert set(told) == {"model", "epoch", "Test accuracy (%)", "lowest", "highest", "replicates"}
+    assert told["model"] in ("ViT", "MLP-Mixer", "LocalViT", "NiNformer") and told["replicates"] == "3"
+    assert 0 < float(told["lowest"]) <= float(told["Test accuracy (%)"]) <= 100
+
+
 KINDS = (
     *("/", "/?dataset=mnist", "/?dataset=cifar10", "/papers/ninformer", "/claims/ninformer.table2.mnist.vit"),
-    *("/experiments/ninformer-mnist", "/docs", "run"),
+    *("/experiments/ninformer-mnist", "/docs", "run", "/claims?q=vit", "/method", "/leaderboard"),
 )
 OF_COLOURS = {"runOnly": ["color-contrast", "link-in-text-block"]}
 
@@ -301,3 +323,26 @@ def test_a_reviewer_compares_two_specs_by_keyboard_and_can_send_the_address(page
     assert "everything=true" in page.url and page.get_by_label("Left").input_value() == "mlp-mixer"
     page.wait_for_function("document.getElementById('spec-title').getBoundingClientRect().top < innerHeight")
     assert page.get_by_role("row", name="protocol.batch_size").count() == 1
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_result_and_the_way_to_try_a_model_are_on_the_first_screen(page: Page, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    page.goto("/?dataset=mnist")
+    for place in (page.get_by_role("row", name="ViT").first, page.get_by_role("link", name="Try the models")):
+        box = place.bounding_box()
+        assert box and box["y"] + box["height"] < 900
+    page.get_by_role("link", name="Try the models").click()
+    page.wait_for_function("document.getElementById('try-title').getBoundingClientRect().top < innerHeight")
+
+
+def test_a_chart_in_what_is_folded_away_is_drawn_once_it_is_opened(page: Page) -> None:
+    page.goto("/?dataset=cifar10")
+    folded = page.locator("details.folded")
+    assert folded.get_attribute("open") is not None, "nothing else is there"
+    page.locator(".folded canvas").first.wait_for()
+    page.locator(".folded > summary").click()
+    page.locator(".folded .plot").first.evaluate("plot => plot.replaceChildren()")
+    page.locator(".folded > summary").click()
+    page.locator(".folded canvas").first.wait_for()
+    assert page.locator(".folded canvas").first.evaluate("canvas => canvas.width") > 0

@@ -39,8 +39,8 @@ def test_without_a_filter_every_experiment_is_compared(client: TestClient) -> No
 
 def test_a_stand_in_is_never_compared(client: TestClient) -> None:
     (comparison,) = client.get("/compare?dataset=cifar10").json()["comparisons"]
-    assert comparison["label"].startswith("stand-in data")
-    reason = "stand-in data: its number says nothing about the claim"
+    assert comparison["label"].startswith("placeholder data")
+    reason = "placeholder data: its number says nothing about the claim"
     assert comparison["reason"] == reason
     for arm in comparison["arms"]:
         assert (arm["ours"], arm["reason"]) == (None, reason)

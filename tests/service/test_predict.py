@@ -85,7 +85,7 @@ def test_names_may_come_in_the_form(client: TestClient) -> None:
 def test_a_stand_in_answers_when_it_is_named_and_says_what_it_is(client: TestClient) -> None:
     (model,) = client.post("/predict?checkpoint=ninformer-cifar10.vit.0", files={"file": png()}).json()["models"]
     assert (model["provenance"], model["our_accuracy"]) == ("embedded", None)
-    assert model["label"] == "stand-in data: shows that the pipeline runs, says nothing about the claim"
+    assert model["label"] == "placeholder data: shows that the pipeline runs, says nothing about the claim"
 
 
 @pytest.mark.parametrize(

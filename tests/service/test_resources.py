@@ -171,7 +171,7 @@ def test_a_run_has_curves_spec_and_environment(client: TestClient) -> None:
 def test_checkpoints_say_what_they_are(client: TestClient) -> None:
     found = {row["id"]: row for row in client.get("/api/v1/checkpoints").json()}
     assert len(found) == 20
-    assert found["ninformer-cifar10.vit.0"]["label"].startswith("stand-in data")
+    assert found["ninformer-cifar10.vit.0"]["label"].startswith("placeholder data")
     assert found["ninformer-cifar100.vit.0"]["accuracy"] == 0.2142
     one = client.get("/api/v1/checkpoints/ninformer-cifar100.vit.0").json()
     assert one == found["ninformer-cifar100.vit.0"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,9 @@ import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 
+from service.settings import Settings
 from stages.datasets.packed import read_images, read_info
+from tests.service.conftest import serving
 
 
 def test_samples_are_packed_test_images_of_different_classes(client: TestClient, root: Path) -> None:
@@ -49,6 +53,20 @@ def test_what_is_not_there_is_said(client: TestClient, path: str, status: int, d
     answer = client.get(f"/api/v1/datasets/{path}")
     assert answer.status_code == status
     assert detail in answer.json()["detail"]
+
+
+def test_placeholders_beside_models_of_real_data_bear_a_warning_and_real_images_none(
+    client: TestClient, settings: Settings, root: Path, tmp_path: Path
+) -> None:
+    html = client.get("/?dataset=cifar100").text
+    assert "Or one of these placeholders" in html and "says nothing about them" in html
+    own = shutil.copytree(root, tmp_path / "root")
+    info = own / "data" / "processed" / "cifar100" / "dataset.json"
+    info.write_text(info.read_text().replace('"embedded"', '"full"', 1))
+    with serving(settings.model_copy(update={"root": own})) as served:
+        html = served.get("/?dataset=cifar100").text
+    assert "Or one of CIFAR-100’s test images" in html and 'class="warning"' not in html
+    assert re.search(r'data-truth="digits-\d\d"', html)
 
 
 def test_the_page_goes_without_samples_where_there_are_none(client: TestClient) -> None:

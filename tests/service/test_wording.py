@@ -4,21 +4,37 @@ from __future__ import annotations
 
 import csv
 import re
+from typing import Any
 
-from service.wording import _WORDS, as_run, highlights, in_terms_of, name_claim, name_metric, print_value, summarise
+from service.wording import (
+    _WORDS,
+    as_run,
+    conclude,
+    highlights,
+    in_terms_of,
+    name_claim,
+    name_metric,
+    print_value,
+    summarise,
+)
 from stages.claims.sensitivity import DEFENSIBLE
-from stages.results import Claim, Counts, JudgedClaim, Tally, VerdictRow
+from stages.results import Claim, ClaimRecord, Counts, JudgedClaim, Tally, VerdictRow
 from tests.service.results_factory import REPOSITORY
 
 
-def test_an_error_is_shown_first_at_one_of_its_places() -> None:
-    def judge(name: str, place: str, error: str | None) -> JudgedClaim:
-        claim = Claim(id=name, place=place, finding={"error": error})
-        verdict = VerdictRow(claim=name, status="contradicted", basis="finding")
-        return JudgedClaim(claim=claim, verdict=verdict, experiments=(), datasets=())
+def judge(name: str, status: str, basis: str = "finding", ours: float | None = None) -> JudgedClaim:
+    verdict = VerdictRow(claim=name, status=status, basis=basis, ours=ours)
+    return JudgedClaim(claim=Claim(id=name), verdict=verdict, experiments=(), datasets=())
 
-    judged = [judge("a", "Table 3", "unit"), judge("b", "section 4", "unit"), judge("c", "section 5", None)]
-    assert [row.claim.id for row in highlights(judged)] == ["a", "c"]
+
+def test_the_strongest_finding_on_each_side_is_trained_before_computed_and_has_a_number() -> None:
+    computed = [judge("a", "holds"), judge("b", "fails"), judge("c", "contradicted", ours=0.05)]
+    trained = [judge("d", "supported", "results", ours=0.2), judge("e", "inconclusive", "results", ours=0.2)]
+    found = highlights([*computed, *trained])
+    assert {side: row.claim.id for side, row in found.items()} == {"against": "c", "for": "d"}
+    assert list(found) == ["against", "for"]
+    assert list(highlights(computed[:1])) == ["for"], "nothing is said against it"
+    assert highlights([]) == {}
 
 
 def test_a_sentence_says_what_holds_under_a_reading_and_that_an_error_counts_once() -> None:
@@ -51,4 +67,22 @@ def test_what_is_found_is_in_its_own_unit_and_no_number_of_parameters() -> None:
     assert (in_terms_of(-0.153, by_size), in_terms_of(0.127, by_width)) == ("−0.153 nats", "0.127 nats")
     wins = Claim(id="x", kind="wins", metric="window_error", unit="orders")
     gain = Claim(id="x", kind="ratio", metric="accuracy", unit="relative gain")
-    assert (as_run(0.07, wins), as_run(0.5, gain), as_run(-5.1, by_size)) == ("7.00 %", "50.00 %", "−5.1")
+    assert (as_run(0.07, wins), as_run(0.5, gain), as_run(-5.1, by_size)) == ("7.00 %", "50.00 %", "−5.1 nats")
+
+
+def test_a_conclusion_says_which_way_and_by_how_much() -> None:
+    def record(claim: Claim, **numbers: float) -> ClaimRecord:
+        verdict = VerdictRow(claim="x", status="unresolved", basis="results", confidence=0.967, **numbers)
+        none: dict[str, Any] = dict.fromkeys(("runs", "arms", "pairs", "deviations", "changes", "same_error"), ())
+        return ClaimRecord(claim=claim, verdict=verdict, experiments=(), datasets=(), family=None, **none)
+
+    order = Claim(id="x", kind="order", metric="accuracy", unit="fraction", arm="a", baseline_arm="b")
+    titles = {"a": "NiNformer", "b": "ViT"}
+    assert conclude(record(order, estimate=-0.0123, low=-0.03, high=0.01), titles) == (
+        "NiNformer is worse than ViT by 1.23 pp (96.7 % interval −3.00 to 1.00 pp)."
+    )
+    value = Claim(id="x", kind="value", metric="accuracy", unit="fraction", value=0.9712, arm="a")
+    assert conclude(record(value, estimate=-0.001, low=-0.006, high=0.004, ours=0.9702), titles) == (
+        "We find 97.02 %, 0.10 pp below the paper’s 97.12 % (of the difference: 96.7 % interval −0.60 to +0.40 pp)."
+    )
+    assert conclude(record(value), titles) is None, "nothing was measured"

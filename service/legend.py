@@ -1,0 +1,92 @@
+"""The words of verdicts in plain English, and what came out of all papers in one paragraph."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from stages.results import Counts, Paper, Status, Tally
+
+MEANINGS: Mapping[Status, str] = {
+    Status.REPRODUCED: "We trained the model again, and its number is the paper’s, within a margin fixed beforehand.",
+    Status.SUPPORTED: "We trained both models again, and the better one is the one that the paper says. "
+    "How large the difference is, is judged apart.",
+    Status.HOLDS: "We computed or counted it: the statement is true.",
+    Status.HOLDS_UNDER_READING: "We computed it: the statement is true if its words are read in one way, "
+    "and false if they are read in another.",
+    Status.NOT_REPRODUCED: "We trained the model again, and its number is another one than the paper’s.",
+    Status.REVERSED: "We trained both models again, and the better one is the other one.",
+    Status.FAILS: "We computed or counted it: the statement is false however its words are read.",
+    Status.CONTRADICTED: "The statement can’t be true together with other numbers of the same paper, or with physics.",
+    Status.INCONCLUSIVE: "Trained again, but chance could still explain either answer.",
+    Status.UNRESOLVED: "Trained again as often as planned, and neither model is clearly the better one.",
+    Status.UNDECIDABLE: "Trained again, but results scatter more than the margin: no number of runs would decide it.",
+    Status.AGREES: "A first look, shorter than the paper’s training, points the paper’s way. It decides nothing.",
+    Status.DISAGREES: "A first look, shorter than the paper’s training, points the other way. It decides nothing.",
+    Status.AS_PRINTED: "A setting, not a result: we train with what the paper prints.",
+    Status.DEVIATES: "A setting, not a result: we train with something else, and say why.",
+    Status.SHOWN: "There is no number to test. Our results are drawn, and you judge.",
+    Status.NOT_TESTED: "Nothing decides it yet; the claim’s page says what is missing.",
+    Status.OTHER_HARDWARE: "A time or a speed on a device that we don’t have.",
+}
+SIDES: Mapping[str, tuple[Status, ...]] = {
+    "For the paper": (Status.REPRODUCED, Status.SUPPORTED, Status.HOLDS, Status.HOLDS_UNDER_READING),
+    "Against it": (Status.NOT_REPRODUCED, Status.REVERSED, Status.FAILS, Status.CONTRADICTED),
+    "Open": (Status.INCONCLUSIVE, Status.UNRESOLVED, Status.UNDECIDABLE, Status.AGREES, Status.DISAGREES),
+    "No test": (Status.AS_PRINTED, Status.DEVIATES, Status.SHOWN),
+    "Waiting": (Status.NOT_TESTED, Status.OTHER_HARDWARE),
+}
+"""Every word once, in the order of the legend."""
+
+_ARXIV = re.compile(r"arXiv[: ]\s*(\d{4}\.\d{4,5}(?:v\d+)?)")
+
+
+def meaning_of(status: str) -> str:
+    return MEANINGS[Status(status)]
+
+
+def address_of(paper: Paper) -> str | None:
+    """Where the paper can be read, if its title says so."""
+    found = _ARXIV.search(paper.title)
+    return f"https://arxiv.org/abs/{found[1]}" if found else None
+
+
+def sum_up(tallies: Sequence[Tally]) -> str:
+    """What is so: how many claims training, computing and data decided, and how many wait for what."""
+    claims, decidable = sum(tally.claims for tally in tallies), add(tallies).decidable
+    papers = f"{len(tallies)} papers" if len(tallies) != 1 else "one paper"
+    said = [f"Of {claims} claims in {papers}, {decidable} can be decided here."]
+    for what, counts in by_ground(tallies).items():
+        if counts.in_favour + counts.against:
+            said.append(f"{what} decided {counts.in_favour + counts.against}: {_outcome(counts)}.")
+        elif counts.decidable:
+            said.append(f"{what} decided none yet.")
+    whole = add(tallies)
+    if whole.open:
+        said.append(f"{whole.open} {'has' if whole.open == 1 else 'have'} evidence that is not enough yet.")
+    if whole.waiting:
+        waits = f"{whole.waiting} {'waits' if whole.waiting == 1 else 'wait'}"
+        said.append(f"{waits} for models trained as long as the paper’s.")
+    return " ".join(said)
+
+
+def by_ground(tallies: Sequence[Tally]) -> dict[str, Counts]:
+    """`{what decides: counts}` over all papers."""
+    return {
+        "Training the models again": add([tally.trained for tally in tallies]),
+        "Computing without training": add([tally.computed for tally in tallies]),
+        "Counting the data": add([tally.data for tally in tallies]),
+    }
+
+
+def add(counts: Sequence[Counts]) -> Counts:
+    names = ("decidable", "in_favour", "against", "open", "waiting")
+    return Counts(**{name: sum(getattr(item, name) for item in counts) for name in names})
+
+
+def _outcome(counts: Counts) -> str:
+    favour = f"{counts.in_favour} {'holds' if counts.in_favour == 1 else 'hold'}" if counts.in_favour else ""
+    against = f"{counts.against} {'does not' if counts.against == 1 else 'do not'}" if counts.against else ""
+    if not favour:
+        return f"{against} hold"
+    return ", ".join(part for part in (favour, against) if part)

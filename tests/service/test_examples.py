@@ -1,0 +1,74 @@
+"""The reference's examples are what a service on the published evidence answers, and its first lines run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.examples import OPEN, Ask, collect, cut, load_examples
+from service.settings import Settings
+from tests.service.conftest import serving
+from tests.service.results_factory import REPOSITORY
+from tests.service.running import running
+
+FIRST_LINES = REPOSITORY / "service" / "templates" / "first_lines.py.txt"
+
+
+@pytest.fixture(scope="module")
+def client(published: str) -> Iterator[TestClient]:
+    with serving(Settings(root=REPOSITORY, database=published)) as client:
+        yield client
+
+
+def shape(value: Any) -> Any:
+    """Names and kinds of values, not the values: a new verdict makes an example older, not wrong."""
+    if isinstance(value, dict):
+        return {name: dict if name in OPEN else shape(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [shape(item) for item in value]
+    return float if isinstance(value, int | float) and not isinstance(value, bool) else type(value)
+
+
+def test_examples_are_what_the_published_evidence_answers(client: TestClient) -> None:
+    """Otherwise: `python -m service --examples > service/examples.json`, and the OpenAPI document anew."""
+    committed, asked = load_examples(), collect(Ask(client))
+    assert list(asked) == list(committed)
+    for name, example in asked.items():
+        assert example["curl"] == committed[name]["curl"]
+        assert shape(example["answer"]) == shape(committed[name]["answer"]), name
+    top = asked["predict"]["answer"]["images"][0]["answers"][0]["top"]
+    assert top[0]["name"] == "7", "what was drawn"
+
+
+def test_every_example_stands_in_the_document_and_on_its_page(client: TestClient) -> None:
+    operations = [
+        item for path in client.get("/api/v1/openapi.json").json()["paths"].values() for item in path.values()
+    ]
+    by_name = {item["operationId"]: item for item in operations}
+    page = client.get("/docs").text
+    for name, example in load_examples().items():
+        assert by_name[name]["x-codeSamples"][0]["source"] == example["curl"]
+        assert by_name[name]["responses"]["200"]["content"]["application/json"]["example"] == example["answer"]
+        assert example["curl"].replace("&", "&amp;").replace("'", "&#39;") in page, name
+    assert "…" not in str(load_examples()), "no example is made up"
+
+
+def test_long_lists_and_open_objects_are_cut() -> None:
+    assert cut({"a": [1, 2], "code": dict.fromkeys("abcdef", 0)}) == {"a": [1], "code": dict.fromkeys("abcd", 0)}
+
+
+def test_the_first_lines_run_as_they_stand(published: str, tmp_path: Path) -> None:
+    lines = FIRST_LINES.read_text()
+    assert f"```python\n{lines}```" in (REPOSITORY / "docs" / "usage.md").read_text()
+    assert len([line for line in lines.splitlines() if line]) <= 10
+    with running(REPOSITORY, tmp_path, CLAIMCHECK_DATABASE=str(published)) as service:
+        script = lines.replace("http://127.0.0.1:8000", service.address)
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "supported" in done.stdout and "DAC, 5 layers of 141 units" in done.stdout

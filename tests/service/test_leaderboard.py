@@ -1,0 +1,61 @@
+"""All models of all papers on one data set in one table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.settings import Settings
+from tests.service.conftest import serving
+from tests.service.results_factory import REPOSITORY
+from tests.service.test_pages import Page
+
+
+@pytest.fixture(scope="module")
+def published_client(published: str) -> Iterator[TestClient]:
+    with serving(Settings(root=REPOSITORY, database=published)) as client:
+        yield client
+
+
+def models(client: TestClient, address: str) -> list[str]:
+    rows = Page(client.get(address).text).rows
+    return [row[0] for row in rows[1:]]
+
+
+def test_models_of_all_experiments_stand_in_one_order(published_client: TestClient) -> None:
+    found = published_client.get("/compare?dataset=cifar10&metric=accuracy").json()["comparisons"]
+    results = {
+        (arm["title"], item["title"]): arm["ours"]["mean"] for item in found for arm in item["arms"] if arm["ours"]
+    }
+    expected = [title for (title, _), _ in sorted(results.items(), key=lambda pair: -pair[1])]
+    assert len({experiment for _, experiment in results}) > 3
+    assert models(published_client, "/leaderboard?dataset=cifar10") == expected
+    assert models(published_client, "/leaderboard?dataset=cifar10&reverse=true") == expected[::-1]
+
+
+def test_the_least_error_comes_first_where_lower_is_better(published_client: TestClient) -> None:
+    assert models(published_client, "/leaderboard?dataset=sgemm")[0] == "DAC, 5 layers of 141 units"
+
+
+def test_it_is_sorted_by_cost_and_a_column_without_numbers_is_left_out(published_client: TestClient) -> None:
+    html = published_client.get("/leaderboard?dataset=sgemm&sort=parameters").text
+    assert Page(html).rows[1][0] == "5 layers of 18 units"
+    assert "FLOP per sample" not in html and "–" not in html.partition("<tbody>")[2].partition("</tbody>")[0]
+    assert re.search(r'aria-sort="ascending"><a href="[^"]*sort=parameters&amp;reverse=true"', html)
+
+
+def test_placeholders_have_no_place_in_it(client: TestClient) -> None:
+    assert "No model has a result" in client.get("/leaderboard?dataset=cifar10").text
+    assert len(models(client, "/leaderboard?dataset=cifar100&profile=quick")) == 4
+    assert "No model has a result" in client.get("/leaderboard?dataset=cifar100&profile=smoke").text
+    assert "MNIST" in client.get("/leaderboard").text, "the first data set with results"
+
+
+@pytest.mark.parametrize(
+    ("query", "status"), [("dataset=x", 404), ("metric=x", 422), ("sort=x", 422), ("profile=x", 422)]
+)
+def test_what_is_not_there_is_said(client: TestClient, query: str, status: int) -> None:
+    assert client.get(f"/leaderboard?{query}").status_code == status

@@ -1,0 +1,77 @@
+"""Every verdict word is explained once, and the front page says in a sentence what is so."""
+
+from __future__ import annotations
+
+import re
+
+from fastapi.testclient import TestClient
+
+from service.legend import MEANINGS, SIDES, address_of, sum_up
+from service.wording import side_of
+from stages.results import Counts, Paper, Status, Tally
+
+
+def test_every_word_is_explained_once_and_stands_on_its_side() -> None:
+    listed = [status for statuses in SIDES.values() for status in statuses]
+    assert sorted(listed) == sorted(Status) and len(set(listed)) == len(listed)
+    assert set(MEANINGS) == set(Status) and len(set(MEANINGS.values())) == len(MEANINGS)
+    for side, name in (("For the paper", "for"), ("Against it", "against"), ("Open", "open"), ("Waiting", "waiting")):
+        assert {side_of(status) for status in SIDES[side]} == {name}
+
+
+def test_the_method_s_page_explains_every_word(client: TestClient) -> None:
+    html = client.get("/method").text
+    for status in Status:
+        assert f">{status}</span>" in html and MEANINGS[status] in html
+
+
+def tally(claims: int, trained: Counts, computed: Counts) -> Tally:
+    none = Counts(decidable=0, in_favour=0, against=0, open=0, waiting=0)
+    names = vars(none)
+    whole = {name: getattr(trained, name) + getattr(computed, name) for name in names}
+    return Tally(paper="p", claims=claims, **whole, trained=trained, computed=computed, data=none)
+
+
+def test_the_sentence_says_what_decided_how_many_and_what_the_others_wait_for() -> None:
+    trained = Counts(decidable=7, in_favour=1, against=2, open=1, waiting=3)
+    computed = Counts(decidable=4, in_favour=4, against=0, open=0, waiting=0)
+    assert sum_up([tally(12, trained, computed)]) == (
+        "Of 12 claims in one paper, 11 can be decided here. Training the models again decided 3: 1 holds, 2 do not. "
+        "Computing without training decided 4: 4 hold. 1 has evidence that is not enough yet. "
+        "3 wait for models trained as long as the paper’s."
+    )
+    waiting = Counts(decidable=1, in_favour=0, against=0, open=0, waiting=1)
+    against = Counts(decidable=2, in_favour=0, against=2, open=0, waiting=0)
+    assert sum_up([tally(3, waiting, against)] * 2) == (
+        "Of 6 claims in 2 papers, 6 can be decided here. Training the models again decided none yet. "
+        "Computing without training decided 4: 4 do not hold. 2 wait for models trained as long as the paper’s."
+    )
+
+
+def test_the_front_page_counts_what_the_api_counts(client: TestClient) -> None:
+    papers = client.get("/api/v1/verdicts").json()["papers"]
+    html = client.get("/").text
+    claims, waiting = (sum(paper[name] for paper in papers) for name in ("claims", "waiting"))
+    assert f"Of {claims} claims in" in html
+    assert re.search(rf"\b{waiting} waits? for models trained as long", html)
+
+
+def test_claims_are_found_by_every_word_in_any_order(client: TestClient) -> None:
+    def found(address: str) -> list[str]:
+        return re.findall(r'href="/claims/([^"]+)"', client.get(address).text)
+
+    times = found("/claims?q=MNIST+inference+time")
+    assert times == [f"ninformer.table3.mnist.{arm}" for arm in ("vit", "mlp-mixer", "local-vit", "ninformer")]
+    assert found("/claims?q=time+inference+mnist") == times
+    assert found("/claims?q=mnist+time&verdict=contradicted") == ["ninformer.table3.mnist.vit"]
+    everything = client.get("/api/v1/claims?limit=1000").json()
+    assert set(found("/claims")) == {claim["id"] for claim in everything}
+    nothing = client.get("/claims", params={"q": "<b>zebra"})
+    assert "Nothing matches" in nothing.text and "<b>zebra" not in nothing.text
+    assert client.get("/claims?verdict=maybe").status_code == 422
+
+
+def test_a_paper_is_linked_to_where_its_title_says_it_is() -> None:
+    with_number = Paper(name="dac", title="Increasing biases (Metta et al. 2024, arXiv 2301.00924v3)")
+    assert address_of(with_number) == "https://arxiv.org/abs/2301.00924v3"
+    assert address_of(Paper(name="x", title="A paper of 2021")) is None

@@ -1,0 +1,162 @@
+"""What pages print of the published evidence: every number in the unit of its metric, and nothing that isn't one."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from html import unescape
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.queries import full_run_key
+from service.settings import Settings
+from stages.results import METRICS, UnknownRun, open_results
+from tests.service.conftest import serving
+from tests.service.results_factory import REPOSITORY
+
+NO_NUMBER = re.compile(r"\b(undefined|NaN|nan|inf|Infinity|None|null)\b")
+UNITS = {info.title: info.unit for info in METRICS.values()}
+
+
+@pytest.fixture(scope="module")
+def client(published: str) -> Iterator[TestClient]:
+    with serving(Settings(root=REPOSITORY, database=published)) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def run_pages(client: TestClient) -> dict[str, str]:
+    """`{address: HTML}` of every run of the evidence."""
+    runs = client.get("/api/v1/runs?limit=1000").json()
+    addresses = {f"/runs/{run['run_key']}" for run in runs}
+    assert len(addresses) > 100, "more than one kind of data"
+    return {address: client.get(address).text for address in sorted(addresses)}
+
+
+def text_of(html: str) -> str:
+    """What a reader sees: no scripts, no tags."""
+    return unescape(re.sub(r"<[^>]+>", " ", re.sub(r"(?s)<script.*?</script>", "", html)))
+
+
+def charts_of(html: str) -> list[dict[str, object]]:
+    return [json.loads(spec) for spec in re.findall(r'(?s)data-chart="[^"]+">(.*?)</script>', html)]
+
+
+def test_no_run_page_prints_what_is_no_number(run_pages: dict[str, str]) -> None:
+    found = {address: NO_NUMBER.findall(text_of(html)) for address, html in run_pages.items()}
+    assert {address: words for address, words in found.items() if words} == {}
+
+
+def test_tiles_of_runs_have_the_title_and_the_unit_of_their_metric(run_pages: dict[str, str]) -> None:
+    seen = set()
+    for address, html in run_pages.items():
+        tiles = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", html)
+        measured = {unescape(title): value for title, value in tiles if title[0].isupper()}  # not what it cost
+        assert measured, address
+        for title, value in measured.items():
+            unit = UNITS[title]
+            seen.add(unit)
+            assert ("%" in value) == (unit == "fraction"), f"{address}: {title} {value}"
+            assert unit != "nats" or value.endswith(" nats"), f"{address}: {title} {value}"
+    assert {"fraction", "nats", ""} <= seen
+
+
+def test_curves_of_runs_are_percent_only_where_they_are_accuracies(run_pages: dict[str, str]) -> None:
+    kinds = set()
+    for address, html in run_pages.items():
+        table = html[html.index("<summary>Curves as a table") :].partition("</table>")[0]
+        titles = re.findall(r'<th scope="col"[^>]*>(.*?)</th>', table)
+        for cells in re.findall(r"<tr>(<td.*?)</tr>", table):
+            values = re.findall(r"<td[^>]*>(.*?)</td>", cells)
+            percents = [title for title, value in zip(titles, values, strict=True) if "%" in value]
+            assert percents == [title for title in titles if "accuracy" in title], address
+            assert "–" not in values, f"{address}: a column that was not measured"
+        drawn = [spec["encoding"]["y"]["title"] for spec in charts_of(html) if "y" in spec.get("encoding", {})]  # type: ignore[operator,index,attr-defined]
+        assert drawn == [title for title in drawn if ("accuracy" in title) == ("%" in title)], address
+        kinds |= set(drawn)
+    assert kinds == {"accuracy (%)", "loss (nats)", "mean squared error"}
+
+
+def test_no_chart_of_a_run_is_empty(run_pages: dict[str, str]) -> None:
+    for address, html in run_pages.items():
+        for spec in charts_of(html):
+            assert spec["data"]["values"], address  # type: ignore[index]
+            assert not {"vconcat", "hconcat"} & spec.keys()
+
+
+def test_a_table_s_rows_are_no_images(client: TestClient) -> None:
+    (run,) = client.get("/api/v1/runs?experiment=dac-sgemm&limit=1").json()
+    page = text_of(client.get(f"/runs/{run['run_key']}").text)
+    assert "205,360 training rows used, 36,240 test rows" in page and "images" not in page
+
+
+def test_pages_of_papers_experiments_and_data_sets_print_no_undefined_number(client: TestClient) -> None:
+    addresses = ["/"]
+    addresses += [f"/papers/{row['name']}" for row in client.get("/api/v1/papers").json()]
+    addresses += [f"/?dataset={row['name']}" for row in client.get("/api/v1/datasets").json()]
+    addresses += [f"/experiments/{row['name']}" for row in client.get("/api/v1/experiments").json()]
+    claims = client.get("/api/v1/claims?limit=1000").json()
+    assert len(claims) > 300
+    addresses += [f"/claims/{row['id']}" for row in claims]
+    for address in addresses:
+        response = client.get(address)
+        assert response.status_code == 200, address
+        words = set(NO_NUMBER.findall(text_of(response.text))) - {"None"}  # which begins sentences
+        assert not words and ">None<" not in response.text, f"{address}: {words}"
+
+
+def test_the_beginning_of_a_run_s_key_leads_to_its_page(client: TestClient) -> None:
+    (run,) = client.get("/api/v1/runs?experiment=dac-sgemm&limit=1").json()
+    key = run["run_key"]
+    for start in (key[:7], key[:10]):
+        answer = client.get(f"/runs/{start}", follow_redirects=False)
+        assert (answer.status_code, answer.headers["location"]) == (307, f"/runs/{key}")
+        assert client.get(f"/api/v1/runs/{start}").json()["run_key"] == key
+        assert client.get(f"/api/v1/runs/{start}/provenance").json()["run_key"] == key
+    for unknown in (key[:6], f"{key[:7]}x", f"{key}0", "%" * 7):
+        assert client.get(f"/api/v1/runs/{unknown}").status_code == 404, unknown
+
+
+def test_a_key_s_beginning_that_several_runs_have_is_explained(published: str, tmp_path: Path) -> None:
+    own = shutil.copy(published, tmp_path / "results.db")
+    with sqlite3.connect(own) as database:
+        database.execute("UPDATE results SET run_key = '0000000' || substr(run_key, 8) WHERE id < 3")
+    with open_results(str(own))() as session, pytest.raises(UnknownRun, match="several runs"):
+        full_run_key(session, "0" * 7)
+
+
+def test_the_reference_prints_code_and_no_backticks(client: TestClient) -> None:
+    page = client.get("/docs").text
+    assert "`" not in text_of(page) and "<code>checkpoint</code> names models" in page
+
+
+def test_a_claim_that_is_only_shown_shows_its_results(client: TestClient) -> None:
+    shown = client.get("/api/v1/claims?verdict=shown").json()
+    assert {"dac.fig3", "dac.sgemm.best"} <= {claim["id"] for claim in shown}
+    for claim in shown:
+        html = client.get(f"/claims/{claim['id']}").text
+        assert charts_of(html), claim["id"]
+        assert "The best of" in html and "<dd>–</dd>" not in html, claim["id"]
+    (saturate,) = charts_of(client.get("/claims/dac.sgemm.weights_saturate").text)
+    models = {row["model"] for row in saturate["data"]["values"]}  # type: ignore[index]
+    assert len(models) == 15 and not [model for model in models if "DAC" in model], "only the arms that it names"
+
+
+def test_a_paper_s_page_has_its_contents_its_experiments_and_every_departure(client: TestClient) -> None:
+    html = client.get("/papers/ninformer").text
+    places = re.findall(r'<li><a href="#(place-\d+)">', html)
+    assert len(places) > 5 and all(f'id="{place}"' in html for place in places)
+    for dataset in ("mnist", "cifar10", "cifar100"):
+        assert f'<th scope="col" class="number"><a href="/experiments/ninformer-{dataset}">' in html
+    departures = html[html.index('id="deviations"') :]
+    claims = client.get("/api/v1/claims?paper=ninformer&limit=1000").json()
+    named = {
+        row["subject"] for claim in claims for row in client.get(f"/api/v1/claims/{claim['id']}").json()["deviations"]
+    }
+    assert named and all(f"<summary>{subject}</summary>" in unescape(departures) for subject in named)
+    assert 'id="deviations"' not in client.get("/papers/ninformer?verdict=contradicted").text
