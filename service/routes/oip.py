@@ -62,22 +62,22 @@ BODY: dict[str, Any] = {
 
 
 @router.get("", operation_id="serverMetadata", responses=declared())
-def read_server(request: Request) -> ServerMetadataOut:
+async def read_server(request: Request) -> ServerMetadataOut:
     """Name, version and extensions of the service."""
     return ServerMetadataOut(name="claimcheck", version=request.app.version, extensions=["binary_tensor_data"])
 
 
 @router.get("/health/live", operation_id="serverLive", responses=declared())
-def live() -> ServerLiveOut:
+async def live() -> ServerLiveOut:
     """The process answers."""
     return ServerLiveOut(live=True)
 
 
 @router.get("/health/ready", operation_id="serverReady", responses=declared())
-def ready(request: Request, session: ResultsSession) -> ServerReadyOut:
+async def ready(request: Request) -> ServerReadyOut:
     """As `/health/ready`: 503 where requests shouldn't be sent here."""
-    require_ready(app_state_of(request))
-    queries.content_digest(session)
+    require_ready(parts := app_state_of(request))
+    await parts.asking.ask(queries.content_digest)
     return ServerReadyOut(ready=True)
 
 

@@ -66,7 +66,7 @@ def show_comparison(
             "to_try": _to_try(queries.strongest(queries.list_checkpoints(session, dataset=chosen.name)), comparisons),
             "samples": _samples(parts.settings.root, chosen.name),
             "max_images": parts.settings.max_images,
-            "needs_key": bool(parts.settings.api_keys),
+            "needs_key": parts.settings.keys is not None,
         },
     )
 

@@ -79,8 +79,8 @@ def database_url(place: str) -> str:
     return place if "://" in place else f"sqlite:///{place}"
 
 
-def open_results(place: str) -> Sessions:
-    """Read-only sessions on the database at `place`, a path or a URL.
+def open_results(place: str, *, connections: int = 8) -> Sessions:
+    """Read-only sessions on the database at `place`, a path or a URL; behind a URL, this many `connections` at once.
 
     Every SQLite session reopens the file: the next session sees a database that `record` swaps in, while a session in
     progress finishes on the old file.
@@ -93,7 +93,8 @@ def open_results(place: str) -> Sessions:
         creator = _read_only(Path(url.database or ""))
         engine = create_engine("sqlite://", creator=creator, poolclass=NullPool, json_deserializer=_parse_json)
     else:
-        engine = create_engine(url, pool_pre_ping=True).execution_options(postgresql_readonly=True)
+        engine = create_engine(url, pool_pre_ping=True, pool_size=connections, max_overflow=0, pool_timeout=5)
+        engine = engine.execution_options(postgresql_readonly=True)
     event.listen(engine, "connect", _schema_check(engine))
     event.listen(engine, "handle_error", _refuse_damaged)
     return sessionmaker(engine)
