@@ -212,6 +212,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     with suppress(asyncio.CancelledError):
         await warming_up
     await run_in_threadpool(parts.engine.stop)
+    parts.reading.dispose()
 
 
 async def _warm_up(app: FastAPI) -> None:

@@ -180,6 +180,8 @@ def install_error_handlers(app: FastAPI) -> None:
 
     async def domain(request: Request, error: Exception) -> Response:
         status = next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
+        if isinstance(error, ResultsUnavailable):
+            logger.error("%s %s: %s", request.method, request.url.path, error)
         listed = LISTED_AT.get(type(error))
         detail = f"{error}; {listed}" if listed else str(error)
         return problem_response(request, status, detail, RETRY_AFTER.get(type(error)))

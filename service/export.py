@@ -13,11 +13,11 @@ from typing import IO, Any
 
 import pyarrow as pa
 from pyarrow import parquet
-from sqlalchemy import JSON, BigInteger, Boolean, Double, Integer, Table, select
+from sqlalchemy import BigInteger, Boolean, Double, Integer, Table, select
 from sqlalchemy.orm import Session
 
 from service import queries
-from stages.results import SCHEMA_VERSION, Base, UnknownName
+from stages.results import SCHEMA_VERSION, Base, JSONOf, UnknownName
 
 ROWS_AT_ONCE = 10_000
 TABLES: tuple[Table, ...] = tuple(Base.metadata.sorted_tables)
@@ -82,6 +82,6 @@ def _type(kind: Any) -> pa.DataType:
 
 def _plain(kind: Any) -> Callable[[Any], Any]:
     """A value of a column as Parquet has it."""
-    if not isinstance(kind, JSON):
+    if not isinstance(kind, JSONOf):
         return lambda value: value
     return lambda value: None if value is None else json.dumps(value, sort_keys=True, ensure_ascii=False)

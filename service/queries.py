@@ -26,6 +26,7 @@ from stages.results import (
     UnknownExperiment,
     UnknownPaper,
     UnknownRun,
+    damaged,
     fidelity_of,
 )
 
@@ -33,8 +34,15 @@ FEW = 8  # names in a message
 
 
 def content_digest(session: Session) -> str:
-    """Digest of everything in the database."""
-    return session.scalars(select(Meta.value).where(Meta.name == "content")).one()
+    """Digest of everything in the database.
+
+    Raises:
+        ResultsUnavailable: it doesn't say.
+    """
+    found = session.scalar(select(Meta.value).where(Meta.name == "content"))
+    if found is None:
+        raise damaged("it doesn't name its content")
+    return found
 
 
 def list_papers(session: Session) -> Sequence[Paper]:

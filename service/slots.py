@@ -73,6 +73,10 @@ class Turns:
                     with CancelScope(shield=True):  # a connection goes back whatever becomes of its request
                         await run_in_threadpool(session.close)
 
+    def dispose(self) -> None:
+        """Close the connections that are kept for later."""
+        self._sessions.kw["bind"].dispose()
+
     async def ask(self, find: Callable[[Session], Found]) -> Found:
         """What `find`, in a thread, finds in a session.
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import http.client
+import json
+import os
 import socket
 import time
 from collections import Counter
@@ -37,7 +39,7 @@ def large(root: Path, postgresql: Callable[[], str]) -> str:
 
 @pytest.fixture(scope="module")
 def service(root: Path, large: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    limits = {"SEND_SECONDS": "2", "SLOWEST_BYTES_PER_SECOND": "10000000", "WAIT_SECONDS": "3", "MAX_DOWNLOADS": "16"}
+    limits = {"SEND_SECONDS": "2", "SLOWEST_BYTES_PER_SECOND": "1000000", "WAIT_SECONDS": "3", "MAX_DOWNLOADS": "16"}
     limits |= {"MAX_CONNECTIONS": "150", "HEAD_SECONDS": "1.5", "MAX_READERS_WAITING": "100"}
     settings = {f"CLAIMCHECK_{name}": value for name, value in limits.items()}
     with running(root, tmp_path_factory.mktemp("flood"), CLAIMCHECK_DATABASE=large, **settings) as service:
@@ -80,11 +82,11 @@ def test_clients_that_do_not_read_hold_up_nobody(service: Running, path: str) ->
 def test_an_answer_that_is_not_read_ends(service: Running) -> None:
     """The connection is dropped, not closed, which would wait for the client; the log says so."""
     with ask_and_read_nothing(service, "/api/v1/export/epochs.parquet") as connection:
-        time.sleep(8)
-        with pytest.raises(ConnectionResetError):
-            while connection.recv(1 << 20):
-                pass
-    assert "an answer was not read in time" in service.log.read_text()
+        until = time.monotonic() + 20
+        while "an answer was not read in time" not in service.log.read_text() and time.monotonic() < until:
+            time.sleep(0.1)
+        assert time.monotonic() < until
+        assert len(b"".join(iter(lambda: connection.recv(1 << 20), b""))) < 2_000_000
 
 
 def test_an_answer_that_is_read_slowly_arrives(service: Running) -> None:
@@ -108,7 +110,7 @@ def test_a_seventeenth_download_comes_back_later(service: Running) -> None:
             ending.enter_context(ask_and_read_nothing(service, path))
         time.sleep(0.5)
         status, seconds, headers = get(service, path)
-        assert (status, headers["Retry-After"]) == (503, "2") and seconds < 2
+        assert (status, headers["retry-after"]) == (503, "2") and seconds < 2
         assert get(service, "/api/v1/papers")[0] == 200
     time.sleep(1)
     assert get(service, path)[0] == 200
@@ -146,7 +148,7 @@ def test_who_gets_no_turn_is_told_to_come_back(service: Running, large: str) -> 
         found = [one.result() for one in asked]
     counts = Counter(status for status, _, _ in found)
     assert set(counts) == {200, 503} and counts[200] == 4, counts
-    assert {headers["Retry-After"] for status, _, headers in found if status == 503} == {"2"}
+    assert {headers["retry-after"] for status, _, headers in found if status == 503} == {"2"}
     assert max(seconds for _, seconds, _ in found) < 12
     assert get(service, "/api/v1/papers")[0] == 200
 
