@@ -22,6 +22,7 @@ from sqlalchemy.exc import TimeoutError as NoConnection
 from starlette.exceptions import HTTPException
 
 from service.batching import AnswerFailed, InferenceStopped, QueueFull
+from service.model_names import UnknownModel
 from service.negotiation import NotAcceptable, weight
 from service.queries import AmbiguousCheckpoint, NoRealCheckpoint
 from service.slots import Busy
@@ -151,6 +152,7 @@ STATUS: dict[type[Exception], int] = {
 
 LISTED_AT: dict[type[Exception], str] = {
     UnknownCheckpoint: "/api/v1/checkpoints lists those that answer",
+    UnknownModel: "/api/v1/checkpoints lists each as `model`, with its `version`",
     UnknownClaim: "/api/v1/claims lists them",
     UnknownRun: "/api/v1/runs lists them",
 }

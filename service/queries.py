@@ -210,6 +210,15 @@ class ServedCheckpoint:
     def is_stand_in(self) -> bool:
         return self.provenance == "embedded"
 
+    @property
+    def model(self) -> str:
+        """Its name under `/v2`."""
+        return f"{self.experiment}.{self.arm}"
+
+    @property
+    def version(self) -> str:
+        return str(self.replicate)
+
 
 def list_checkpoints(
     session: Session,
@@ -300,21 +309,9 @@ def find_checkpoints(session: Session, ids: Sequence[str]) -> list[ServedCheckpo
     found = {served_checkpoint.id: served_checkpoint for served_checkpoint in list_checkpoints(session, ids=ids)}
     for name in ids:
         if name not in found:
-            raise UnknownCheckpoint(name[:120])
+            of_model = select(Checkpoint.id).where(Checkpoint.id.startswith(f"{name[:120]}.", autoescape=True))
+            raise UnknownCheckpoint(name[:120], session.scalars(of_model.order_by(Checkpoint.position).limit(FEW)))
     return [found[name] for name in dict.fromkeys(ids)]
-
-
-def find_model_versions(session: Session, name: str) -> list[ServedCheckpoint]:
-    """The checkpoints of the model `<experiment>.<arm>`, by replicate.
-
-    Raises:
-        UnknownCheckpoint: no weights of such a model are here.
-    """
-    experiment, _, arm = name.partition(".")
-    found = list_checkpoints(session, arm_of=(experiment, arm))
-    if not found:
-        raise UnknownCheckpoint(name[:120])
-    return sorted(found, key=lambda served_checkpoint: served_checkpoint.replicate)
 
 
 class AmbiguousCheckpoint(LookupError):
