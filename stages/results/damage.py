@@ -16,7 +16,7 @@ def damaged(reason: object) -> ResultsUnavailable:
 
 
 class JSONOf(TypeDecorator):
-    """JSON of one kind, `dict` or `list`; None is SQL's NULL.
+    """JSON of one kind, `dict` or `list`; None, where there may be none, is SQL's NULL.
 
     Raises:
         ResultsUnavailable: a row holds JSON of another kind.
@@ -25,11 +25,11 @@ class JSONOf(TypeDecorator):
     impl = JSON
     cache_ok = True
 
-    def __init__(self, kind: type) -> None:
+    def __init__(self, kind: type, *, or_none: bool = False) -> None:
         super().__init__(none_as_null=True)
-        self.kind = kind
+        self.kind, self.or_none = kind, or_none
 
     def process_result_value(self, value: Any, dialect: Dialect) -> Any:
-        if value is not None and not isinstance(value, self.kind):
+        if not isinstance(value, self.kind) and not (self.or_none and value is None):
             raise damaged(f"a column of {self.kind.__name__}s holds a {type(value).__name__}")
         return value

@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import ForeignKey
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
+from stages.results.damage import JSONOf
 from stages.results.tables import Base, Result
 
 
@@ -39,12 +40,12 @@ class Verdict(Base):
     n_diverged: Mapped[int]
     replicates_expected: Mapped[int | None]
     p_value: Mapped[float | None]
-    size: Mapped[dict[str, Any] | None]
+    size: Mapped[dict[str, Any] | None] = mapped_column(JSONOf(dict, or_none=True))
     prediction_low: Mapped[float | None]
     prediction_high: Mapped[float | None]
     prediction_confidence: Mapped[float | None]
     is_predicted: Mapped[bool | None]
-    power: Mapped[dict[str, Any] | None]
+    power: Mapped[dict[str, Any] | None] = mapped_column(JSONOf(dict, or_none=True))
     holds_adjusted: Mapped[bool | None]
     rules: Mapped[str]
     digest: Mapped[str]

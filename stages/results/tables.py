@@ -146,8 +146,8 @@ class Result(Base):
     weights_sha256: Mapped[str | None]
     spec: Mapped[dict[str, Any]]
     environment: Mapped[dict[str, Any]]
-    divergence: Mapped[dict[str, Any] | None]
-    origin: Mapped[dict[str, Any] | None]
+    divergence: Mapped[dict[str, Any] | None] = mapped_column(JSONOf(dict, or_none=True))
+    origin: Mapped[dict[str, Any] | None] = mapped_column(JSONOf(dict, or_none=True))
     metrics: Mapped[list[Metric]] = relationship(order_by="Metric.position")
     epochs: Mapped[list[Epoch]] = relationship(order_by="Epoch.epoch")
     cost: Mapped[Cost | None] = relationship()
@@ -301,7 +301,7 @@ class Claim(Base):
     family: Mapped[str | None]
     statement: Mapped[str | None]
     reason: Mapped[str | None]
-    finding: Mapped[dict[str, Any] | None]
+    finding: Mapped[dict[str, Any] | None] = mapped_column(JSONOf(dict, or_none=True))
 
     @property
     def qualifier(self) -> str:
