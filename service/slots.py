@@ -55,7 +55,7 @@ class Turns:
     """Sessions on the results database for those who have a turn, so that no thread ever waits for a connection."""
 
     def __init__(self, sessions: Sessions, slots: Slots) -> None:
-        self._sessions, self.slots = sessions, slots
+        self.sessions, self.slots = sessions, slots
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Session]:
@@ -65,7 +65,7 @@ class Turns:
             Busy: as `Slots.turn`.
         """
         async with self.slots.turn():
-            session = self._sessions()
+            session = self.sessions()
             try:
                 yield session
             finally:
@@ -75,7 +75,7 @@ class Turns:
 
     def dispose(self) -> None:
         """Close the connections that are kept for later."""
-        self._sessions.kw["bind"].dispose()
+        self.sessions.kw["bind"].dispose()
 
     async def ask(self, find: Callable[[Session], Found]) -> Found:
         """What `find`, in a thread, finds in a session.
