@@ -136,8 +136,7 @@ def show_run(run_key: str, request: Request, session: ResultsSession) -> Respons
 
 
 @router.get("/static/vega.js")
-def read_vega(request: Request) -> Response:
+async def read_vega(request: Request) -> Response:
     """Vega, Vega-Lite and vega-embed, out of the installed vl-convert-python."""
-    return Response(
-        app_state_of(request).scripts.vega(), media_type="text/javascript", headers={"cache-control": MONTH}
-    )
+    script = await app_state_of(request).scripts.sent()
+    return Response(script, media_type="text/javascript", headers={"cache-control": MONTH})
