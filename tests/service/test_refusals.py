@@ -52,11 +52,11 @@ def change(root: Path, *statements: str) -> None:
 
 
 def test_a_fault_of_ours_is_logged_and_counted_as_500_with_its_id(
-    settings: Settings, caplog: pytest.LogCaptureFixture
+    settings: Settings, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "claimcheck")
     lines: list[dict[str, Any]] = []
-    caplog.handler.emit = lambda entry: lines.append(json.loads(JsonLines().format(entry)))  # type: ignore[method-assign]
+    monkeypatch.setattr(caplog.handler, "emit", lambda entry: lines.append(json.loads(JsonLines().format(entry))))
     with serving(settings.model_copy(update={"cors_origins": ("https://friend.example",)})) as client:
         parts = client.app.state.claimcheck  # type: ignore[attr-defined]
         client.app.state.claimcheck = replace(parts, templates=None)  # type: ignore[attr-defined]
