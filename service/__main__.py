@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import argparse
 import gc
+import ipaddress
 import json
+import logging
+import os
+import resource
 import signal
 import sys
 import threading
@@ -14,13 +18,18 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from service import logs
-from service.access import new_key
+from service import connections, logs
+from service.access import KeysError, new_key
+from service.connections import Patience
 from service.headers import MAX_REQUEST_HEADER_BYTES
 from service.readiness import Readiness
 from service.settings import Settings
 from service.workers import load_ahead
 from stages.device import device_for
+
+FILES_BESIDE = 256
+
+logger = logging.getLogger("claimcheck")
 
 
 class DrainingServer(uvicorn.Server):
@@ -43,18 +52,52 @@ class DrainingServer(uvicorn.Server):
         timer.start()
 
 
+def make_room(connections: int) -> None:
+    """Raise the limit on open files to what so many connections need beside databases, models and exports."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + FILES_BESIDE
+    if 0 <= soft < wanted:
+        most = wanted if hard < 0 else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        if most < wanted:
+            detail = (
+                f"{hard} files may be open, {wanted} are wanted: raise `ulimit -n` or lower CLAIMCHECK_MAX_CONNECTIONS"
+            )
+            logger.warning(detail)
+
+
+def warn_where_open(host: str, settings: Settings) -> None:
+    """Say it aloud where anyone may ask the models."""
+    if settings.keys is None and not is_this_machine(host):
+        logger.warning(
+            "OPEN TO ALL: %s is reached from other machines, and nobody needs a key to run models. "
+            "Name a file of keys with CLAIMCHECK_KEYS (python -m service --new-key NAME), or listen on 127.0.0.1.",
+            host,
+        )
+
+
+def is_this_machine(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m service", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--new-key", action="store_true", help="print an API key and its digest, and end")
+    parser.add_argument("--new-key", metavar="NAME", help="print an API key and its entry in CLAIMCHECK_KEYS, and end")
     parser.add_argument("--openapi", action="store_true", help="print the OpenAPI document, and end")
     parser.add_argument("--examples", action="store_true", help="print service/examples.json anew, and end")
     arguments = parser.parse_args()
     if arguments.new_key:
         key, digest = new_key()
-        print(f"key (for the client): {key}\nCLAIMCHECK_API_KEYS={digest}")
+        print(f"key (for the client): {key}\nentry (for the file of keys):\n")
+        print(f'[{arguments.new_key}]\nsha256 = ["{digest}"]')
         return
+    if "CLAIMCHECK_API_KEYS" in os.environ:  # would leave open what was closed
+        sys.exit("service: CLAIMCHECK_API_KEYS is none of the settings; CLAIMCHECK_KEYS names a file of keys")
     settings = Settings()
     try:
         device_for(settings.device)
@@ -64,7 +107,10 @@ def main() -> None:
         load_ahead()
     from service.app import create_app  # takes as long as loading torch, which happens meanwhile
 
-    app = create_app(settings)
+    try:
+        app = create_app(settings)
+    except KeysError as error:
+        sys.exit(f"service: CLAIMCHECK_KEYS: {error}")
     if arguments.openapi:
         print(json.dumps(app.openapi(), indent=1, ensure_ascii=False))
         return
@@ -73,6 +119,13 @@ def main() -> None:
         return
     gc.collect()
     gc.freeze()  # imported objects stay, so the garbage collector need not scan them again and again
+    patience = Patience(
+        connections=settings.max_connections,
+        head_seconds=settings.head_seconds,
+        send_seconds=settings.send_seconds,
+        slowest_bytes_per_second=settings.slowest_bytes_per_second,
+    )
+    make_room(settings.max_connections)
     config = uvicorn.Config(
         app,
         host=arguments.host,
@@ -80,11 +133,14 @@ def main() -> None:
         server_header=False,
         access_log=False,
         log_config=logs.configuration(),
-        http="h11",  # the other parser accepts headers of any length, trailers as headers and any number of requests
+        # the other parser accepts headers of any length, trailers as headers and any number of requests
+        http=connections.protocol(patience, app.state.claimcheck.metrics),
+        proxy_headers=False,  # `create_app` believes those that the settings name
         h11_max_incomplete_event_size=MAX_REQUEST_HEADER_BYTES,
         ws="none",
         timeout_graceful_shutdown=30,
     )
+    warn_where_open(arguments.host, settings)
     DrainingServer(config, app.state.claimcheck.readiness, settings.drain_seconds).run()
 
 

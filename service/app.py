@@ -16,22 +16,34 @@ from fastapi.middleware.gzip import GZipMiddleware
 from fastapi.staticfiles import StaticFiles
 from fastapi.templating import Jinja2Templates
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from service import formats, openapi, queries, wording
-from service.access import Gate
+from service.access import Gate, KeyFile
 from service.batching import Batcher
 from service.caching import NotModified, conditional, not_modified
 from service.choices import Choices
 from service.comparing import Comparisons
 from service.decoding import Decoder
 from service.dependencies import AppState
+from service.downloads import Exports
 from service.errors import install_error_handlers
 from service.headers import MAX_REQUEST_HEADER_BYTES
 from service.inference import Engine
 from service.metrics import Metrics
-from service.middleware import AllowedHosts, BodyLimit, HeaderLimit, KeysAndRates, Observed
+from service.middleware import (
+    AllowedHosts,
+    BodyLimit,
+    Faults,
+    Framing,
+    HeaderLimit,
+    KeysAndRates,
+    Observed,
+    OnlyProblems,
+)
 from service.models import Models
 from service.readiness import Readiness
 from service.routes import (
@@ -49,12 +61,14 @@ from service.routes import (
 )
 from service.scripts import ChartScripts
 from service.settings import Settings
+from service.slots import Slots, Turns
 from service.workers import Worker, cores_here
 from stages.device import device_for
-from stages.results import ResultsUnavailable, Sessions, open_results
+from stages.results import ResultsUnavailable, open_results
 
 HERE = Path(__file__).parent
 CPU_BATCH, GPU_BATCH = 8, 32  # larger ones are no faster on a CPU, and workers wait for each other
+ASKERS = 4  # of short questions to the database; each takes milliseconds
 MAX_WORKERS = 4  # each is an interpreter of some 300 MB with its own models
 DESCRIPTION = "Do the numbers of machine-learning papers hold?  Results, comparisons and the trained models themselves."
 logger = logging.getLogger("claimcheck")
@@ -65,6 +79,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
     Raises:
         ValueError: the device isn't here; the message says what would work.
+        KeysError: the file of keys can't be read.
     """
     settings = settings or Settings()
     app = FastAPI(
@@ -85,9 +100,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.add_exception_handler(NotModified, not_modified)
     _add_middleware(app, parts)
     app.include_router(inference.router)  # searched in this order, and images are requested most often
-    for module in (comparisons, catalogue, runs, export, pages, claim_pages, experiment_pages):
+    for module in (comparisons, catalogue, runs, pages, claim_pages, experiment_pages):
         app.include_router(module.router, dependencies=[Depends(conditional)])
-    for module in (oip, health, reference):
+    for module in (export, oip, health, reference):
         app.include_router(module.router)
     app.openapi = lambda: openapi.describe(app)  # type: ignore[method-assign]
     app.mount("/static", StaticFiles(directory=HERE / "static"), name="static")
@@ -100,22 +115,36 @@ def _is_probe(scope: Mapping[str, Any]) -> bool:
 
 
 def _app_state(settings: Settings) -> AppState:
-    sessions, metrics, scripts = open_results(settings.database_place), Metrics(), ChartScripts()
+    metrics, scripts = Metrics(), ChartScripts()
+    sessions = open_results(settings.database_place, connections=settings.readers + ASKERS)
+    reading, asking = (Turns(sessions, _slots(settings, "reading the results", n)) for n in (settings.readers, ASKERS))
+    metrics.watch_turns({"reading": reading.slots, "asking": asking.slots})
     templates = Jinja2Templates(HERE / "templates")
     formats.install(templates.env)
     wording.install(templates.env)
     templates.env.globals["vega_version"] = scripts.version
     return AppState(
         settings=settings,
-        sessions=sessions,
-        choices=Choices(settings.database_place, sessions),
+        reading=reading,
+        asking=asking,
+        choices=Choices(settings.database_place, asking),
         comparisons=Comparisons(),
+        exports=Exports(
+            reading,
+            asking,
+            making=_slots(settings, "making an export", 1),
+            sending=Slots("sending exports", settings.max_downloads, max_waiting=0, seconds=settings.wait_seconds),
+        ),
         metrics=metrics,
         readiness=Readiness(),
         scripts=scripts,
         engine=_engine(settings, metrics),
         templates=templates,
     )
+
+
+def _slots(settings: Settings, what: str, count: int) -> Slots:
+    return Slots(what, count, max_waiting=settings.max_readers_waiting, seconds=settings.wait_seconds)
 
 
 def _engine(settings: Settings, metrics: Metrics) -> Engine:
@@ -149,8 +178,10 @@ def _engine(settings: Settings, metrics: Metrics) -> Engine:
 def _add_middleware(app: FastAPI, parts: AppState) -> None:
     """Add the middleware; the last one added is the outermost."""
     settings = parts.settings
+    keys = KeyFile(settings.keys_place) if settings.keys_place else None
+    app.add_middleware(Faults)
     app.add_middleware(BodyLimit, limit=settings.max_body_bytes, seconds=settings.body_seconds)
-    app.add_middleware(KeysAndRates, gate=Gate(settings.api_keys, settings.requests_per_minute))
+    app.add_middleware(KeysAndRates, gate=Gate(keys, settings.requests_per_minute))
     packed = (*DEFAULT_EXCLUDED_CONTENT_TYPES, export.PARQUET)
     app.add_middleware(GZipMiddleware, minimum_size=2048, exclude_content_types=packed)
     if settings.cors_origins:
@@ -163,7 +194,11 @@ def _add_middleware(app: FastAPI, parts: AppState) -> None:
         )
     app.add_middleware(HeaderLimit, limit=MAX_REQUEST_HEADER_BYTES)
     app.add_middleware(AllowedHosts, hosts=settings.allowed_hosts)
+    app.add_middleware(Framing)
+    app.add_middleware(OnlyProblems)
     app.add_middleware(Observed, metrics=parts.metrics, readiness=parts.readiness)
+    if settings.proxies:
+        app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=[str(network) for network in settings.proxies])
 
 
 @asynccontextmanager
@@ -171,18 +206,21 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     parts: AppState = app.state.claimcheck
     await run_in_threadpool(parts.engine.start)
     parts.scripts.warm_up()
-    warming_up = asyncio.create_task(_warm_up(parts))
+    warming_up = asyncio.create_task(_warm_up(app))
     yield
     warming_up.cancel()
     with suppress(asyncio.CancelledError):
         await warming_up
     await run_in_threadpool(parts.engine.stop)
+    parts.reading.dispose()
 
 
-async def _warm_up(parts: AppState) -> None:
+async def _warm_up(app: FastAPI) -> None:
     """Run one model's first passes; then the service is ready, with or without a database."""
+    parts: AppState = app.state.claimcheck
     try:
-        served_checkpoint = await run_in_threadpool(_first_served_checkpoint, parts.sessions)
+        await run_in_threadpool(app.openapi)  # takes a while, which nobody should wait for
+        served_checkpoint = await parts.asking.ask(_first_served_checkpoint)
         if served_checkpoint is not None:
             await parts.engine.warm_up(served_checkpoint)
     except (ResultsUnavailable, DBAPIError) as error:
@@ -190,10 +228,9 @@ async def _warm_up(parts: AppState) -> None:
     parts.readiness.is_warm = True
 
 
-def _first_served_checkpoint(sessions: Sessions) -> queries.ServedCheckpoint | None:
+def _first_served_checkpoint(session: Session) -> queries.ServedCheckpoint | None:
     """The first checkpoint, trained on real data if there is one."""
-    with sessions() as session:
-        found = queries.list_checkpoints(session)
+    found = queries.list_checkpoints(session)
     return min(found, key=lambda served_checkpoint: served_checkpoint.is_stand_in, default=None)
 
 

@@ -11,6 +11,7 @@ from fastapi import Request, Response
 
 from service import queries
 from service.dependencies import ResultsSession
+from service.headers import known_tags
 
 
 class NotModified(Exception):
@@ -25,19 +26,27 @@ def conditional(request: Request, session: ResultsSession) -> None:
     """Tag the answer of this route, which depends only on the database, the address and Accept.
 
     Raises:
-        NotModified: If-None-Match names the tag.
+        NotModified: as `tag_answer`.
+    """
+    tag_answer(request, queries.content_digest(session))
+
+
+def tag_answer(request: Request, content: str) -> None:
+    """Tag an answer made of this content.
+
+    Raises:
+        NotModified: If-None-Match names the tag.  What `*` means is known only once there is an answer (`Observed`).
     """
     state = request.scope["state"]
-    content = state["content"] = queries.content_digest(session)
+    state["content"] = content
     asked = (request.app.version, content, request.url.path, request.url.query, request.headers.get("accept", ""))
     etag = f'W/"{hashlib.sha256(chr(0).join(asked).encode("utf-8", "surrogateescape")).hexdigest()[:32]}"'
-    known = [tag.strip() for tag in request.headers.get("if-none-match", "").split(",")]
-    if "*" in known or etag.removeprefix("W/") in [tag.removeprefix("W/") for tag in known]:
+    if etag.removeprefix("W/") in known_tags(request.headers):
         raise NotModified(etag)
     state["etag"] = etag
 
 
-def not_modified(_request: Request, error: Exception) -> Response:
+async def not_modified(_request: Request, error: Exception) -> Response:
     """304, which has no body; like a 200 it carries the tag."""
     assert isinstance(error, NotModified), "installed for nothing else"
     return Response(status_code=304, headers={"etag": error.etag, "cache-control": "no-cache", "vary": "Accept"})

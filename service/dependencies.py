@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import Depends, Request
 from fastapi.templating import Jinja2Templates
 from sqlalchemy.orm import Session
-from starlette.concurrency import run_in_threadpool
 
 from service.choices import Choices
+from service.downloads import Exports
 from service.inference import Engine
 from service.metrics import Metrics
 from service.readiness import Readiness
 from service.scripts import ChartScripts
 from service.settings import Settings
-from stages.results import Sessions
+from service.slots import Turns
 
 if TYPE_CHECKING:
     from service.comparing import Comparisons
@@ -25,12 +25,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AppState:
-    """The parts of one application, each made once."""
+    """The parts of one application, each made once.
+
+    `reading` is for answers made of the database; `asking` for short questions, which wait for none of those.
+    """
 
     settings: Settings
-    sessions: Sessions
+    reading: Turns
+    asking: Turns
     choices: Choices
     comparisons: Comparisons
+    exports: Exports
     metrics: Metrics
     readiness: Readiness
     scripts: ChartScripts
@@ -45,13 +50,9 @@ def app_state_of(request: Request) -> AppState:
 
 
 async def _session(request: Request) -> AsyncIterator[Session]:
-    """Connects at its first use, which is never on the event loop."""
-    session = app_state_of(request).sessions()
-    try:
+    async with app_state_of(request).reading.session() as session:
         yield session
-    finally:
-        if session.in_transaction():
-            await run_in_threadpool(session.close)
 
 
-ResultsSession = Annotated[Session, Depends(_session)]
+ResultsSession = Annotated[Session, Depends(_session, scope="function")]
+"""Given back when the answer is made, before it is sent: a client that doesn't read it holds no connection."""

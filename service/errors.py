@@ -5,9 +5,12 @@ A problem says what was expected and what came.  It never holds a stack trace, a
 
 from __future__ import annotations
 
+import errno
 import logging
+import re
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -15,12 +18,14 @@ from fastapi.responses import JSONResponse
 from fastapi.templating import Jinja2Templates
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as NoConnection
 from starlette.exceptions import HTTPException
 
 from service.batching import AnswerFailed, InferenceStopped, QueueFull
-from service.headers import SECURITY_HEADERS
+from service.model_names import UnknownModel
 from service.negotiation import NotAcceptable, weight
 from service.queries import AmbiguousCheckpoint, NoRealCheckpoint
+from service.slots import Busy
 from service.tensors import TensorError
 from stages.checkpoint.contract import CheckpointError
 from stages.images import ImageError, ImageTooLarge
@@ -37,6 +42,10 @@ from stages.results import (
 MEDIA_TYPE = "application/problem+json"
 FOR_PROGRAMS = ("/api/", "/compare", "/health/", "/metrics", "/static/", "/v2")
 """Where addresses begin that answer nobody with a page; `/predict` does, and what isn't there may have been one."""
+
+OWN_PATH = re.compile(r"/(?!/)[A-Za-z0-9._~%!$&'()*+,;=:@/?-]*")
+"""A browser takes `//` and a backslash for the beginning of another host, and leaves out control characters."""
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 logger = logging.getLogger("claimcheck")
 
@@ -89,16 +98,16 @@ def title_of(status: int) -> str:
     return {413: "Content Too Large", 422: "Unprocessable Content"}.get(status) or HTTPStatus(status).phrase
 
 
+def problem_of(status: int, detail: str, instance: str) -> ProblemOut:
+    return ProblemOut(
+        type=f"/docs#problem-{status}", title=title_of(status), status=status, detail=detail, instance=instance
+    )
+
+
 def problem_response(request: Request, status: int, detail: str, headers: dict[str, str] | None = None) -> Response:
     """Problem details, or a page if a browser asked for one.  Below `/v2` the detail is also given as `error`."""
     instance = request.scope["path"]
-    problem = ProblemOut(
-        type=f"/docs#problem-{status}",
-        title=title_of(status),
-        status=status,
-        detail=detail,
-        instance=instance,
-    )
+    problem = problem_of(status, detail, instance)
     if not instance.startswith(FOR_PROGRAMS):
         headers = {**(headers or {}), "vary": "Accept"}
         accept = request.headers.get("accept", "*/*")
@@ -114,8 +123,13 @@ def problem_response(request: Request, status: int, detail: str, headers: dict[s
 
 def _page_before(request: Request) -> str:
     """The page of ours that linked here, else the first one."""
-    _, _, path = request.headers.get("referer", "").partition(f"//{request.headers.get('host')}/")
-    return f"/{path.lstrip('/')}"
+    try:
+        linked = urlsplit(request.headers.get("referer", ""))
+    except ValueError:
+        return "/"
+    path = f"{linked.path}?{linked.query}" if linked.query else linked.path
+    is_ours = linked.scheme in ("http", "https") and linked.netloc == request.headers.get("host")
+    return path if is_ours and OWN_PATH.fullmatch(path) else "/"
 
 
 STATUS: dict[type[Exception], int] = {
@@ -128,6 +142,7 @@ STATUS: dict[type[Exception], int] = {
     ResultsUnavailable: 503,
     TensorError: 400,
     QueueFull: 503,
+    Busy: 503,
     InferenceStopped: 503,
     AnswerFailed: 500,
     ImageTooLarge: 413,
@@ -137,10 +152,13 @@ STATUS: dict[type[Exception], int] = {
 
 LISTED_AT: dict[type[Exception], str] = {
     UnknownCheckpoint: "/api/v1/checkpoints lists those that answer",
+    UnknownModel: "/api/v1/checkpoints lists each as `model`, with its `version`",
     UnknownClaim: "/api/v1/claims lists them",
     UnknownRun: "/api/v1/runs lists them",
 }
 """Of names too many for a message."""
+
+RETRY_AFTER: dict[type[Exception], dict[str, str]] = {QueueFull: {"retry-after": "1"}, Busy: {"retry-after": "2"}}
 
 FORM_LIMITS = ("Too many files", "Too many fields", "Part exceeded")
 """How the form parser begins what it says of a form beyond its limits, as a 400."""
@@ -148,17 +166,36 @@ FORM_LIMITS = ("Too many files", "Too many fields", "Part exceeded")
 HTTP_DETAILS = {404: "there is nothing at this address; /docs lists what there is"}
 
 
-def install_error_handlers(app: FastAPI) -> None:
-    def domain(request: Request, error: Exception) -> Response:
-        status = next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
-        headers = {"retry-after": "1"} if isinstance(error, QueueFull) else None
-        listed = LISTED_AT.get(type(error))
-        return problem_response(request, status, f"{error}; {listed}" if listed else str(error), headers)
+def fault_response(request: Request, error: BaseException) -> Response:
+    """500 for a fault of ours; 503 where the machine has no room left.  The log says why."""
+    is_full = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in NO_ROOM)
+    if is_full:
+        logger.error("%s %s: %s: %s", request.method, request.url.path, type(error).__name__, error)
+        detail = "this machine has no disk, memory or files left for the request at the moment"
+        return problem_response(request, 503, detail, {"retry-after": "10"})
+    logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return problem_response(request, 500, "the service failed; its log says why")
 
-    def explicit(request: Request, error: Problem) -> Response:
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Handlers run on the event loop: an error is answered also while every thread is busy."""
+
+    async def domain(request: Request, error: Exception) -> Response:
+        status = next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
+        if isinstance(error, ResultsUnavailable):
+            logger.error("%s %s: %s", request.method, request.url.path, error)
+        listed = LISTED_AT.get(type(error))
+        detail = f"{error}; {listed}" if listed else str(error)
+        return problem_response(request, status, detail, RETRY_AFTER.get(type(error)))
+
+    async def explicit(request: Request, error: Problem) -> Response:
         return problem_response(request, error.status, error.detail)
 
-    def http(request: Request, error: HTTPException) -> Response:
+    async def http(request: Request, error: HTTPException) -> Response:
+        if isinstance(
+            error.__cause__, OSError | MemoryError
+        ):  # the form parser's, worded as if the client were at fault
+            return fault_response(request, error.__cause__)
         detail, status = error.detail, error.status_code
         if status == 400 and detail.startswith(FORM_LIMITS):
             status = 413
@@ -168,17 +205,17 @@ def install_error_handlers(app: FastAPI) -> None:
             detail = HTTP_DETAILS.get(status, detail)
         return problem_response(request, status, detail, dict(error.headers or {}))
 
-    def validation(request: Request, error: RequestValidationError) -> Response:
+    async def validation(request: Request, error: RequestValidationError) -> Response:
         return problem_response(request, 422, "; ".join(_explain(item) for item in error.errors()))
 
-    def unavailable(request: Request, error: Exception) -> Response:
+    async def unavailable(request: Request, error: Exception) -> Response:
         logger.error("%s %s: %s", request.method, request.url.path, error)
         what = "the checkpoint's weights" if isinstance(error, CheckpointError) else "the results database"
-        return problem_response(request, 503, f"{what} can't be read at the moment")
+        return problem_response(request, 503, f"{what} can't be read at the moment", {"retry-after": "10"})
 
-    def unexpected(request: Request, _error: Exception) -> Response:
-        # outside every middleware, hence the headers; the server logs the traceback after this answer
-        return problem_response(request, 500, "the service failed; its log says why", SECURITY_HEADERS)
+    async def no_connection(request: Request, error: Exception) -> Response:
+        logger.error("%s %s: %s", request.method, request.url.path, error)
+        return problem_response(request, 503, "too many read the results database", {"retry-after": "2"})
 
     for kind in STATUS:
         app.add_exception_handler(kind, domain)
@@ -187,7 +224,7 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, validation)  # type: ignore[arg-type]
     app.add_exception_handler(CheckpointError, unavailable)
     app.add_exception_handler(DBAPIError, unavailable)
-    app.add_exception_handler(Exception, unexpected)
+    app.add_exception_handler(NoConnection, no_connection)
 
 
 def _explain(item: Any) -> str:

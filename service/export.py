@@ -1,4 +1,4 @@
-"""The whole database as Parquet: one file per table, or all of them in a zip, written while it is being sent.
+"""The whole database as Parquet: one file per table, or all of them in a zip.
 
 Columns bear the database's names and types; JSON columns are text.  Each file names the database's content in its
 metadata, so that one can tell whether files from two requests belong together.
@@ -6,19 +6,18 @@ metadata, so that one can tell whether files from two requests belong together.
 
 from __future__ import annotations
 
-import io
 import json
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import IO, Any
 
 import pyarrow as pa
 from pyarrow import parquet
-from sqlalchemy import JSON, BigInteger, Boolean, Double, Integer, Table, select
+from sqlalchemy import BigInteger, Boolean, Double, Integer, Table, select
 from sqlalchemy.orm import Session
 
 from service import queries
-from stages.results import SCHEMA_VERSION, Base, UnknownName
+from stages.results import SCHEMA_VERSION, Base, JSONOf, UnknownName
 
 ROWS_AT_ONCE = 10_000
 TABLES: tuple[Table, ...] = tuple(Base.metadata.sorted_tables)
@@ -26,30 +25,6 @@ TABLES: tuple[Table, ...] = tuple(Base.metadata.sorted_tables)
 
 class UnknownTable(UnknownName):
     kind = "table"
-
-
-class _Outgoing(io.RawIOBase):
-    """A file that only grows; `take` returns the bytes written since the last call."""
-
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-        self._size = 0
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, content: Any) -> int:
-        part = bytes(content)
-        self._parts.append(part)
-        self._size += len(part)
-        return len(part)
-
-    def tell(self) -> int:
-        return self._size
-
-    def take(self) -> bytes:
-        parts, self._parts = self._parts, []
-        return b"".join(parts)
 
 
 def find_table(name: str) -> Table:
@@ -64,27 +39,8 @@ def find_table(name: str) -> Table:
     raise UnknownTable(name[:80], [table.name for table in TABLES])
 
 
-def stream_parquet(session: Session, table: Table) -> Iterator[bytes]:
-    """One table as a Parquet file, piece by piece; at most `ROWS_AT_ONCE` rows are in memory."""
-    outgoing = _Outgoing()
-    for _ in _write_table(session, table, outgoing):
-        yield outgoing.take()
-    yield outgoing.take()
-
-
-def stream_zip(session: Session) -> Iterator[bytes]:
-    """All tables as `<table>.parquet` in a zip, of one state of the database, piece by piece."""
-    outgoing = _Outgoing()
-    with zipfile.ZipFile(outgoing, "w", zipfile.ZIP_STORED) as archive:  # Parquet is compressed already
-        for table in TABLES:
-            with archive.open(f"{table.name}.parquet", "w", force_zip64=True) as file:
-                for _ in _write_table(session, table, file):
-                    yield outgoing.take()
-    yield outgoing.take()
-
-
-def _write_table(session: Session, table: Table, file: IO[bytes] | io.RawIOBase) -> Iterator[None]:
-    """Write a row group at a time, with a halt after each."""
+def write_table(session: Session, file: IO[bytes], table: Table) -> None:
+    """Write a table as a Parquet file, a row group at a time; at most `ROWS_AT_ONCE` rows are in memory."""
     schema = _schema(session, table)
     plain = [_plain(column.type) for column in table.columns]
     query = select(table).order_by(*_order(table)).execution_options(yield_per=ROWS_AT_ONCE)
@@ -95,7 +51,14 @@ def _write_table(session: Session, table: Table, file: IO[bytes] | io.RawIOBase)
                 for make, values, field in zip(plain, zip(*rows, strict=True), schema, strict=True)
             ]
             writer.write_batch(pa.record_batch(columns, schema=schema))
-            yield
+
+
+def write_zip(session: Session, file: IO[bytes]) -> None:
+    """Write all tables as `<table>.parquet` into a zip, of one state of the database."""
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:  # Parquet is compressed already
+        for table in TABLES:
+            with archive.open(f"{table.name}.parquet", "w", force_zip64=True) as member:
+                write_table(session, member, table)
 
 
 def _order(table: Table) -> list[Any]:
@@ -119,6 +82,6 @@ def _type(kind: Any) -> pa.DataType:
 
 def _plain(kind: Any) -> Callable[[Any], Any]:
     """A value of a column as Parquet has it."""
-    if not isinstance(kind, JSON):
+    if not isinstance(kind, JSONOf):
         return lambda value: value
     return lambda value: None if value is None else json.dumps(value, sort_keys=True, ensure_ascii=False)

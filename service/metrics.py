@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from service.inference import Engine
+from service.slots import Slots
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -17,6 +21,9 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._requests = Counter(
             "claimcheck_requests", "Answers", ("method", "route", "status"), registry=self.registry
+        )
+        self._keys = Counter(
+            "claimcheck_key_requests", "Answers to holders of keys", ("key", "status"), registry=self.registry
         )
         self._seconds = Histogram(
             "claimcheck_request_seconds",
@@ -48,6 +55,16 @@ class Metrics:
         self._pass_images.observe(images)
         self._waited_seconds.observe(waited_seconds)
         self._pass_seconds.observe(pass_seconds)
+
+    def answer_to_key(self, key: str, status: int) -> None:
+        """Count an answer to the holder of a named key."""
+        self._keys.labels(key, status).inc()
+
+    def watch_turns(self, slots: Mapping[str, Slots]) -> None:
+        """Register how many requests wait for a turn at the database, read on request."""
+        gauge = Gauge("claimcheck_waiting_requests", "Requests waiting for a turn", ("turn",), registry=self.registry)
+        for name, one in slots.items():
+            gauge.labels(name).set_function(partial(getattr, one, "waiting"))
 
     def watch(self, engine: Engine) -> None:
         """Register gauges that are read on request."""

@@ -25,6 +25,7 @@ from stages.results import (
     UnknownExperiment,
     UnknownPaper,
     UnknownRun,
+    damaged,
     fidelity_of,
 )
 
@@ -34,8 +35,15 @@ FEWEST_DIGITS = 7  # of a run key, as pages show it
 
 
 def content_digest(session: Session) -> str:
-    """Digest of everything in the database."""
-    return session.scalars(select(Meta.value).where(Meta.name == "content")).one()
+    """Digest of everything in the database.
+
+    Raises:
+        ResultsUnavailable: it doesn't say.
+    """
+    found = session.scalar(select(Meta.value).where(Meta.name == "content"))
+    if found is None:
+        raise damaged("it doesn't name its content")
+    return found
 
 
 def list_papers(session: Session) -> Sequence[Paper]:
@@ -216,6 +224,15 @@ class ServedCheckpoint:
     def is_stand_in(self) -> bool:
         return self.provenance == "embedded"
 
+    @property
+    def model(self) -> str:
+        """Its name under `/v2`."""
+        return f"{self.experiment}.{self.arm}"
+
+    @property
+    def version(self) -> str:
+        return str(self.replicate)
+
 
 def list_checkpoints(
     session: Session,
@@ -302,21 +319,9 @@ def find_checkpoints(session: Session, ids: Sequence[str]) -> list[ServedCheckpo
     found = {served_checkpoint.id: served_checkpoint for served_checkpoint in list_checkpoints(session, ids=ids)}
     for name in ids:
         if name not in found:
-            raise UnknownCheckpoint(name[:120])
+            of_model = select(Checkpoint.id).where(Checkpoint.id.startswith(f"{name[:120]}.", autoescape=True))
+            raise UnknownCheckpoint(name[:120], session.scalars(of_model.order_by(Checkpoint.position).limit(FEW)))
     return [found[name] for name in dict.fromkeys(ids)]
-
-
-def find_model_versions(session: Session, name: str) -> list[ServedCheckpoint]:
-    """The checkpoints of the model `<experiment>.<arm>`, by replicate.
-
-    Raises:
-        UnknownCheckpoint: no weights of such a model are here.
-    """
-    experiment, _, arm = name.partition(".")
-    found = list_checkpoints(session, arm_of=(experiment, arm))
-    if not found:
-        raise UnknownCheckpoint(name[:120])
-    return sorted(found, key=lambda served_checkpoint: served_checkpoint.replicate)
 
 
 class AmbiguousCheckpoint(LookupError):

@@ -157,6 +157,8 @@ class RunDetailOut(Out):
 
 class CheckpointOut(Out):
     id: str = Field(examples=["ninformer-cifar100.vit.0"])
+    model: str = Field(description="its name under /v2", examples=["ninformer-cifar100.vit"])
+    version: str = Field(description="of that model", examples=["0"])
     experiment: str
     arm: str
     replicate: int

@@ -11,6 +11,10 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
+from starlette.concurrency import run_in_threadpool
+
+from service.slots import Slots
+
 BUNDLE = "import sys, vl_convert; sys.stdout.buffer.write(vl_convert.javascript_bundle().encode())"
 
 
@@ -24,6 +28,7 @@ class ChartScripts:
         self._cache = cache
         self._lock = threading.Lock()
         self._vega: bytes | None = None
+        self._slots = Slots("bundling the chart scripts", 1, max_waiting=500, seconds=60)
 
     @property
     def version(self) -> str:
@@ -36,6 +41,17 @@ class ChartScripts:
             if self._vega is None:
                 self._vega = self._read() or self._bundle()
             return self._vega
+
+    async def sent(self) -> bytes:
+        """As `vega`; of many who ask while it is bundled, only one holds a thread.
+
+        Raises:
+            Busy: it isn't bundled in time.
+        """
+        if self._vega is None:
+            async with self._slots.turn():
+                return await run_in_threadpool(self.vega)
+        return self._vega
 
     def _read(self) -> bytes | None:
         with suppress(OSError, RuntimeError):

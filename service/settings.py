@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, IPvAnyNetwork
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 
@@ -14,7 +14,7 @@ def _split(value: object) -> object:
 
 
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
-Digests = Annotated[tuple[Annotated[str, Field(pattern="^[0-9a-f]{64}$")], ...], NoDecode, BeforeValidator(_split)]
+Networks = Annotated[tuple[IPvAnyNetwork, ...], NoDecode, BeforeValidator(_split)]
 
 
 class Settings(BaseSettings):
@@ -48,15 +48,38 @@ class Settings(BaseSettings):
     body_seconds: float = Field(default=30.0, gt=0, description="for a request's body to arrive")
     decode_seconds: float = Field(default=10.0, gt=0, description="for one image to be decoded")
 
+    readers: int = Field(default=4, ge=1, description="answers made of the database at once; others wait for a turn")
+    max_readers_waiting: int = Field(default=500, ge=0, description="for a turn; more are refused with 503")
+    wait_seconds: float = Field(default=30.0, gt=0, description="for a turn; then 503")
+    max_downloads: int = Field(default=32, ge=1, description="exports being sent at once; more are refused with 503")
+
+    max_connections: int = Field(default=1000, ge=1, description="open at once; more are refused with 503")
+    head_seconds: float = Field(default=10.0, gt=0, description="for a request's headers to arrive; then 408")
+    send_seconds: float = Field(default=60.0, gt=0, description="for an answer to be read; then the connection ends")
+    slowest_bytes_per_second: int = Field(
+        default=32 * 1024, ge=1, description="a long answer has so many more seconds as its bytes take at this pace"
+    )
+
     allowed_hosts: Names = Field(
         default=("127.0.0.1", "localhost", "[::1]"), description="names that a request may address; * allows all"
     )
     cors_origins: Names = Field(default=(), description="origins whose pages may call the API; none by default")
-    api_keys: Digests = Field(default=(), description="sha256 of each key; where one is set, inference asks for a key")
+    proxies: Networks = Field(
+        default=(), description="addresses or networks of proxies whose X-Forwarded-For and -Proto are believed"
+    )
+    keys: Path | None = Field(
+        default=None, description="TOML file of named keys, below root; where it is set, inference asks for a key"
+    )
     requests_per_minute: int | None = Field(
-        default=None, ge=1, description="of inference, for each key or, without keys, each client; unset: no limit"
+        default=None,
+        ge=1,
+        description="of inference, for each key without a rate of its own or, without keys, each client",
     )
     drain_seconds: float = Field(default=2.0, ge=0, description="answers go on after SIGTERM, while readiness says no")
+
+    @property
+    def keys_place(self) -> Path | None:
+        return self.keys and self.root / self.keys
 
     @property
     def database_place(self) -> str:

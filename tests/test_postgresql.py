@@ -110,7 +110,7 @@ def test_both_give_the_same_answers(root: Path, postgresql: Create) -> None:
     record(root, url)
     clients = [open_client(root, place) for place in (url, "data/results.db")]
     ours, expected = (answers(client) for client in clients)
-    clients[0].app.state.claimcheck.sessions.kw["bind"].dispose()
+    clients[0].app.state.claimcheck.reading.dispose()
     assert ours == expected
     assert len(ours) > 60 and {status for status, _ in ours.values()} == {200, 404}
 
@@ -130,7 +130,7 @@ def test_a_rebuild_under_readers_is_seen_by_the_next_request(root: Path, postgre
     (root / "data" / "results" / "ninformer-cifar10.jsonl").unlink()
     record(root, url)
     after = [runs() for _ in range(8)]
-    client.app.state.claimcheck.sessions.kw["bind"].dispose()
+    client.app.state.claimcheck.reading.dispose()
     assert before == [[1] * 4] * 8
     assert after == [[0] * 4] * 8
 

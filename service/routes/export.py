@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path
-from fastapi.responses import StreamingResponse
+from fastapi import APIRouter, Path, Request, Response
 
-from service.dependencies import ResultsSession
+from service.caching import tag_answer
+from service.dependencies import app_state_of
+from service.downloads import Download, Write
 from service.errors import declared
-from service.export import find_table, stream_parquet, stream_zip
+from service.export import find_table, write_table, write_zip
 from service.strict import StrictRoute
 
 router = APIRouter(prefix="/api/v1/export", route_class=StrictRoute, tags=["export"])
@@ -25,10 +27,10 @@ def _bytes(media_type: str) -> dict[int | str, dict[str, Any]]:
 @router.get(
     "/{table}.parquet",
     operation_id="exportTable",
-    response_class=StreamingResponse,
+    response_class=Response,
     responses=_bytes(PARQUET) | declared(404, 422),
 )
-def export_table(table: TableName, session: ResultsSession) -> StreamingResponse:
+async def export_table(table: TableName, request: Request) -> Response:
     """One table of the database as a Parquet file, for `pandas.read_parquet` or DuckDB.
 
     The tables: meta, papers, profiles, datasets, experiments, arms, results, metrics, arm_metrics (of all folds
@@ -37,17 +39,24 @@ def export_table(table: TableName, session: ResultsSession) -> StreamingResponse
     Fractions are in [0, 1], times in seconds, memory in bytes; JSON columns are text.
     """
     wanted = find_table(table)
-    headers = {"content-disposition": f'attachment; filename="{wanted.name}.parquet"'}
-    return StreamingResponse(stream_parquet(session, wanted), media_type=PARQUET, headers=headers)
+    return await _download(request, f"{wanted.name}.parquet", PARQUET, partial(write_table, table=wanted))
 
 
 @router.get(
     ".zip",
     operation_id="exportDatabase",
-    response_class=StreamingResponse,
+    response_class=Response,
     responses=_bytes(ZIP) | declared(),
 )
-def export_database(session: ResultsSession) -> StreamingResponse:
+async def export_database(request: Request) -> Response:
     """The whole database: every table as a Parquet file, in one zip, of one state of the results."""
-    headers = {"content-disposition": 'attachment; filename="claimcheck.zip"'}
-    return StreamingResponse(stream_zip(session), media_type=ZIP, headers=headers)
+    return await _download(request, "claimcheck.zip", ZIP, write_zip)
+
+
+async def _download(request: Request, filename: str, media_type: str, write: Write) -> Response:
+    exports = app_state_of(request).exports
+    content = await exports.content()
+    tag_answer(request, content)
+    export = await exports.get(filename, content, write)
+    tag_answer(request, export.content)
+    return Download(export, exports.sending, media_type=media_type, filename=filename)

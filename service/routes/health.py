@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from service import queries
-from service.dependencies import AppState, ResultsSession, app_state_of
+from service.dependencies import AppState, app_state_of
 from service.errors import Problem, declared
 from service.schemas import HealthOut
 
@@ -16,16 +16,18 @@ EXPOSITION: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {
 
 
 @router.get("/health/live", operation_id="live", responses=declared())
-def live() -> HealthOut:
-    """The process answers."""
+async def live() -> HealthOut:
+    """The process answers: the event loop does, without a thread, the database or a model."""
     return HealthOut(status="ok", detail="alive")
 
 
 @router.get("/health/ready", operation_id="ready", responses=declared())
-def ready(request: Request, session: ResultsSession) -> HealthOut:
+async def ready(request: Request) -> HealthOut:
     """Requests may be sent here: the results can be read and models can answer; 503 where not."""
-    require_ready(app_state_of(request))
-    return HealthOut(status="ok", detail=f"results {queries.content_digest(session)[:12]}")
+    parts = app_state_of(request)
+    require_ready(parts)
+    content = await parts.asking.ask(queries.content_digest)
+    return HealthOut(status="ok", detail=f"results {content[:12]}")
 
 
 def require_ready(parts: AppState) -> None:
@@ -46,6 +48,6 @@ def require_ready(parts: AppState) -> None:
     response_class=Response,
     responses=EXPOSITION | declared(),
 )
-def read_metrics(request: Request) -> Response:
+async def read_metrics(request: Request) -> Response:
     """For Prometheus: requests, forward passes, queue and memory."""
     return Response(app_state_of(request).metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends, Header, Path, Request, Response
 from service import queries
 from service.dependencies import ResultsSession, app_state_of
 from service.errors import Problem, declared
+from service.model_names import find_version, find_versions
 from service.routes.health import require_ready
 from service.routes.inference import unless_gone
 from service.schemas import (
@@ -21,7 +22,6 @@ from service.schemas import (
     TensorMetadataOut,
 )
 from service.tensors import InferRequest, describe_tensors, read_request, write_answer
-from stages.results import UnknownCheckpoint
 
 router = APIRouter(prefix="/v2", tags=["open inference protocol"])
 ModelName = Annotated[str, Path(description="<experiment>.<arm>", examples=["ninformer-mnist.local-vit"])]
@@ -62,29 +62,29 @@ BODY: dict[str, Any] = {
 
 
 @router.get("", operation_id="serverMetadata", responses=declared())
-def read_server(request: Request) -> ServerMetadataOut:
+async def read_server(request: Request) -> ServerMetadataOut:
     """Name, version and extensions of the service."""
     return ServerMetadataOut(name="claimcheck", version=request.app.version, extensions=["binary_tensor_data"])
 
 
 @router.get("/health/live", operation_id="serverLive", responses=declared())
-def live() -> ServerLiveOut:
+async def live() -> ServerLiveOut:
     """The process answers."""
     return ServerLiveOut(live=True)
 
 
 @router.get("/health/ready", operation_id="serverReady", responses=declared())
-def ready(request: Request, session: ResultsSession) -> ServerReadyOut:
+async def ready(request: Request) -> ServerReadyOut:
     """As `/health/ready`: 503 where requests shouldn't be sent here."""
-    require_ready(app_state_of(request))
-    queries.content_digest(session)
+    require_ready(parts := app_state_of(request))
+    await parts.asking.ask(queries.content_digest)
     return ServerReadyOut(ready=True)
 
 
 async def all_versions(model: ModelName, request: Request) -> list[queries.ServedCheckpoint]:
     """By replicate."""
     choices = app_state_of(request).choices
-    return await choices.get(("versions", model), lambda session: queries.find_model_versions(session, model))
+    return await choices.get(("versions", model), lambda session: find_versions(session, model))
 
 
 Versions = Annotated[list[queries.ServedCheckpoint], Depends(all_versions)]
@@ -95,12 +95,9 @@ async def lowest_version(versions: Versions) -> queries.ServedCheckpoint:
     return versions[0]
 
 
-async def named_version(model: ModelName, version: ModelVersion, versions: Versions) -> queries.ServedCheckpoint:
+async def named_version(version: ModelVersion, versions: Versions) -> queries.ServedCheckpoint:
     """The replicate that is named."""
-    for served_checkpoint in versions:
-        if str(served_checkpoint.replicate) == version:
-            return served_checkpoint
-    raise UnknownCheckpoint(f"{model}.{version}"[:120])
+    return find_version(versions, version)
 
 
 Lowest = Annotated[queries.ServedCheckpoint, Depends(lowest_version)]
@@ -112,7 +109,7 @@ def _metadata(model: str, versions: Versions, session: ResultsSession) -> ModelM
     inputs, outputs = describe_tensors(dataset.shape, dataset.classes)
     return ModelMetadataOut(
         name=model,
-        versions=[str(version.replicate) for version in versions],
+        versions=[version.version for version in versions],
         platform="pytorch",
         inputs=[TensorMetadataOut.model_validate(tensor) for tensor in inputs],
         outputs=[TensorMetadataOut.model_validate(tensor) for tensor in outputs],
@@ -176,8 +173,8 @@ async def _infer(
 
     asked, probabilities = await unless_gone(request, work())
     head = {
-        "model_name": f"{served_checkpoint.experiment}.{served_checkpoint.arm}",
-        "model_version": str(served_checkpoint.replicate),
+        "model_name": served_checkpoint.model,
+        "model_version": served_checkpoint.version,
         "parameters": {"run_key": served_checkpoint.run_key, "weights_sha256": served_checkpoint.sha256},
     }
     content, length = write_answer(probabilities, asked, head)

@@ -70,7 +70,7 @@ def show_comparison(
             "to_try": _to_try(queries.strongest(queries.list_checkpoints(session, dataset=chosen.name)), comparisons),
             "samples": _samples(parts.settings.root, chosen.name),
             "max_images": parts.settings.max_images,
-            "needs_key": bool(parts.settings.api_keys),
+            "needs_key": parts.settings.keys is not None,
         },
     )
 
@@ -154,8 +154,7 @@ def show_run(run_key: str, request: Request, session: ResultsSession) -> Respons
 
 
 @router.get("/static/vega.js")
-def read_vega(request: Request) -> Response:
+async def read_vega(request: Request) -> Response:
     """Vega, Vega-Lite and vega-embed, out of the installed vl-convert-python."""
-    return Response(
-        app_state_of(request).scripts.vega(), media_type="text/javascript", headers={"cache-control": MONTH}
-    )
+    script = await app_state_of(request).scripts.sent()
+    return Response(script, media_type="text/javascript", headers={"cache-control": MONTH})

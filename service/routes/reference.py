@@ -12,24 +12,25 @@ from service.dependencies import app_state_of
 router = APIRouter(include_in_schema=False)
 METHODS = ("get", "post", "put", "patch", "delete")
 PROBLEMS = {
-    400: "The body isn't what its Content-Type says, or a tensor isn't what the model takes.",
+    400: "The body isn't what its Content-Type says, or a tensor isn't what the model takes; or it is no HTTP.",
     401: "This service asks for a key: Authorization: Bearer <key>.",
     404: "A name that isn't there, or an address that isn't. The detail lists the known names where there are few.",
     405: "The address is right, the method isn't; Allow says which are.",
     406: "None of the media types that the address offers is in Accept.",
-    408: "The request's body didn't arrive in time.",
+    408: "The request's headers or its body didn't arrive in time.",
     409: "Models of several experiments fit; the detail lists the checkpoints to choose from. "
     "Or only models of placeholder data fit, and those answer only by name.",
     410: "The results were rebuilt since the list was begun; begin again without a cursor.",
     413: "The request, a file, the number of files or an image's pixels are beyond the limit that the detail names.",
     415: "Images come as multipart/form-data, tensors without an encoding of the body.",
+    416: "The range begins behind the end; Content-Range says where that is.",
     421: "The service doesn't answer for the host that the request names.",
     422: "A parameter or a file can't be used as it is; the detail says what was expected and what came.",
-    429: "More requests in a minute than a key or a client may send; Retry-After says when the next one is due.",
+    429: "More requests in a minute or a day than a key or a client may send; Retry-After says when the next is due.",
     431: "The request's headers are too large.",
     500: "The service failed, and its log says why. Please report it.",
     503: "The results database or a checkpoint's weights can't be read at the moment, the service starts or ends, "
-    "or too many images are waiting; with Retry-After, try again.",
+    "too many requests or images are waiting, or the machine has no room left; with Retry-After, try again.",
 }
 
 

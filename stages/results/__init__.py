@@ -27,8 +27,8 @@ from stages.results.claims import (
     tally,
 )
 from stages.results.comparison import compare
+from stages.results.damage import JSONOf, ResultsUnavailable, damaged
 from stages.results.database import (
-    ResultsUnavailable,
     Sessions,
     UnknownArm,
     UnknownCheckpoint,
@@ -101,6 +101,7 @@ __all__ = [
     "Experiment",
     "ExperimentComparison",
     "Family",
+    "JSONOf",
     "JudgedClaim",
     "Meta",
     "Metric",
@@ -129,6 +130,7 @@ __all__ = [
     "as_csv",
     "compare",
     "create_results",
+    "damaged",
     "database_url",
     "describe_fidelity",
     "error_of",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, ForeignKey
+from sqlalchemy import ForeignKey
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
+from stages.results.damage import JSONOf
 from stages.results.tables import Base, Result
 
 
@@ -39,16 +40,16 @@ class VerdictRow(Base):
     n_diverged: Mapped[int]
     replicates_expected: Mapped[int | None]
     p_value: Mapped[float | None]
-    size: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    size: Mapped[dict[str, Any] | None] = mapped_column(JSONOf(dict, or_none=True))
     prediction_low: Mapped[float | None]
     prediction_high: Mapped[float | None]
     prediction_confidence: Mapped[float | None]
     is_predicted: Mapped[bool | None]
-    power: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    power: Mapped[dict[str, Any] | None] = mapped_column(JSONOf(dict, or_none=True))
     holds_adjusted: Mapped[bool | None]
     rules: Mapped[str]
     digest: Mapped[str]
-    variants: Mapped[list[dict[str, Any]]] = mapped_column(JSON)
+    variants: Mapped[list[Any]]
     device_seconds: Mapped[float | None]
     flops: Mapped[float | None]
     peak_memory_bytes: Mapped[int | None]
@@ -83,7 +84,7 @@ class ClaimChange(Base):
     position: Mapped[int] = mapped_column(primary_key=True)
     date: Mapped[str]
     subject: Mapped[str]
-    changed: Mapped[dict[str, Any]] = mapped_column(JSON)
+    changed: Mapped[dict[str, Any]]
     after_evidence: Mapped[bool]
     why: Mapped[str]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections.abc import Callable, Iterable
 from itertools import islice
@@ -17,14 +18,12 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import NullPool
 
 from stages.faults import FAULTS, describe_fault
+from stages.results.damage import ResultsUnavailable, damaged
 from stages.results.tables import SCHEMA_VERSION, Base
 
 Sessions = sessionmaker[Session]
 _ROWS_AT_ONCE = 100_000
-
-
-class ResultsUnavailable(RuntimeError):
-    """The database can't answer: it is absent, unreadable, or built by another version of the tables."""
+_UNSTORABLE = re.compile("[\\0\\ud800-\\udfff]")
 
 
 class UnknownName(LookupError):
@@ -79,8 +78,8 @@ def database_url(place: str) -> str:
     return place if "://" in place else f"sqlite:///{place}"
 
 
-def open_results(place: str) -> Sessions:
-    """Read-only sessions on the database at `place`, a path or a URL.
+def open_results(place: str, *, connections: int = 8) -> Sessions:
+    """Read-only sessions on the database at `place`, a path or a URL; behind a URL, this many `connections` at once.
 
     Every SQLite session reopens the file: the next session sees a database that `record` swaps in, while a session in
     progress finishes on the old file.
@@ -93,9 +92,11 @@ def open_results(place: str) -> Sessions:
         creator = _read_only(Path(url.database or ""))
         engine = create_engine("sqlite://", creator=creator, poolclass=NullPool, json_deserializer=_parse_json)
     else:
-        engine = create_engine(url, pool_pre_ping=True).execution_options(postgresql_readonly=True)
+        engine = create_engine(url, pool_pre_ping=True, pool_size=connections, max_overflow=0, pool_timeout=5)
+        engine = engine.execution_options(postgresql_readonly=True)
     event.listen(engine, "connect", _schema_check(engine))
     event.listen(engine, "handle_error", _refuse_damaged)
+    event.listen(engine, "before_cursor_execute", _no_unstorable, retval=True)
     return sessionmaker(engine)
 
 
@@ -104,27 +105,49 @@ def _read_only(path: Path) -> Callable[[], sqlite3.Connection]:
         try:
             return sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, check_same_thread=False)
         except sqlite3.Error as error:
-            raise ResultsUnavailable("there is no results database yet; `dvc repro` builds it") from error
+            raise _unopened(path) from error
 
     return connect
 
 
-def _damaged(reason: object) -> ResultsUnavailable:
-    return ResultsUnavailable(f"the results database is damaged ({reason}); `python -m stages.record` rebuilds it")
+def _unopened(path: Path) -> ResultsUnavailable:
+    """Say why SQLite can't open the file, which it doesn't tell."""
+    try:
+        path.open("rb").close()
+    except FileNotFoundError:
+        return ResultsUnavailable("there is no results database yet; `dvc repro` builds it")
+    except OSError as fault:
+        return ResultsUnavailable(f"the results database can't be opened: {fault.strerror}")
+    return ResultsUnavailable("the results database can't be opened at the moment")
+
+
+def _no_unstorable(
+    _connection: object, _cursor: object, statement: str, parameters: Any, _context: object, _many: bool
+) -> tuple[str, Any]:
+    """A text that no database can hold equals none that it holds: drivers refuse such a parameter, each in its way."""
+    return statement, _storable(parameters)
+
+
+def _storable(value: Any) -> Any:
+    if isinstance(value, str):
+        return _UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", value)
+    if isinstance(value, dict):
+        return {name: _storable(part) for name, part in value.items()}
+    return type(value)(map(_storable, value)) if isinstance(value, list | tuple) else value
 
 
 def _refuse_damaged(context: ExceptionContext) -> None:
     """Raise for a damaged page or text, which SQLite finds when it reads it, long after opening the file."""
     error = context.original_exception
     if type(error) is sqlite3.DatabaseError or str(error).startswith("Could not decode to UTF-8"):
-        raise _damaged(str(error).partition(" with text")[0])
+        raise damaged(str(error).partition(" with text")[0])
 
 
 def _parse_json(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise _damaged(error) from None
+        raise damaged(error) from None
 
 
 def _schema_check(engine: Engine) -> Callable[[Any, Any], None]:

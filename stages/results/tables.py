@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from sqlalchemy import JSON, BigInteger, Double, ForeignKey, ForeignKeyConstraint, Index, String, Text, UniqueConstraint
+from sqlalchemy import BigInteger, Double, ForeignKey, ForeignKeyConstraint, Index, String, Text, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
+
+from stages.results.damage import JSONOf
 
 SCHEMA_VERSION = 14
 
@@ -19,8 +21,8 @@ class Base(DeclarativeBase):
     type_annotation_map: ClassVar[dict[Any, Any]] = {
         float: Double,
         int: BigInteger,  # a text has more tokens than 32 bits count
-        dict[str, Any]: JSON,
-        list[Any]: JSON,
+        dict[str, Any]: JSONOf(dict),
+        list[Any]: JSONOf(list),
         str: String,
     }
 
@@ -146,8 +148,8 @@ class Result(Base):
     weights_sha256: Mapped[str | None]
     spec: Mapped[dict[str, Any]]
     environment: Mapped[dict[str, Any]]
-    divergence: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    origin: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    divergence: Mapped[dict[str, Any] | None] = mapped_column(JSONOf(dict, or_none=True))
+    origin: Mapped[dict[str, Any] | None] = mapped_column(JSONOf(dict, or_none=True))
     metrics: Mapped[list[Metric]] = relationship(order_by="Metric.position")
     epochs: Mapped[list[Epoch]] = relationship(order_by="Epoch.epoch")
     cost: Mapped[Cost | None] = relationship()
@@ -301,7 +303,7 @@ class Claim(Base):
     family: Mapped[str | None]
     statement: Mapped[str | None]
     reason: Mapped[str | None]
-    finding: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    finding: Mapped[dict[str, Any] | None] = mapped_column(JSONOf(dict, or_none=True))
 
     @property
     def qualifier(self) -> str:

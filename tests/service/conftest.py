@@ -11,6 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 
+from service.access import digest_of
 from service.app import create_app
 from service.settings import Settings
 from stages.recording import record
@@ -31,10 +32,10 @@ def settings(root: Path) -> Settings:
 
 
 @contextmanager
-def serving(settings: Settings) -> Iterator[TestClient]:
-    """A client of a service that has started and is warm; the service ends with the block."""
+def serving(settings: Settings, *, peer: str = "testclient") -> Iterator[TestClient]:
+    """A client, at the address `peer`, of a service that has started and is warm; the service ends with the block."""
     app = create_app(settings)
-    with TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False) as client:
+    with TestClient(app, "http://127.0.0.1", raise_server_exceptions=False, client=(peer, 50_000)) as client:
         while not app.state.claimcheck.readiness.is_warm:
             time.sleep(0.01)
         yield client
@@ -52,3 +53,13 @@ def png(seed: int = 0, size: tuple[int, int] = (32, 32), mode: str = "RGB") -> b
     buffer = io.BytesIO()
     Image.fromarray(pixels).convert(mode).save(buffer, "PNG")
     return buffer.getvalue()
+
+
+def keys_file(folder: Path, **named: str) -> Path:
+    """A file of keys: of each name the lines of its table, or just the key."""
+    place = folder / "keys.toml"
+    tables = [
+        f"[{name}]\n" + (lines if "=" in lines else f'sha256 = ["{digest_of(lines)}"]') for name, lines in named.items()
+    ]
+    place.write_text("\n".join(tables) + "\n")
+    return place

@@ -1,14 +1,20 @@
 from __future__ import annotations
 
 import hmac
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
-from service.access import Gate, Refused, digest_of, new_key
+from service.__main__ import warn_where_open
+from service.access import Gate, Key, KeyFile, KeysError, Refused, client_of, digest_of, new_key, read_keys
 from service.settings import Settings
-from tests.service.conftest import png, serving
+from tests.service.conftest import keys_file, png, serving
 from tests.service.test_errors import VIT, assert_problem
 
 OIP = "/v2/models/ninformer-cifar100.vit/infer"
@@ -19,10 +25,23 @@ def ask(client: TestClient, key: str | None = None, *, path: str = VIT) -> int:
     return client.post(path, files={"file": png()}, headers=headers).status_code
 
 
-def test_a_key_opens_inference_and_reading_needs_none(settings: Settings) -> None:
+def gate_of(per_minute: int | None, *keys: str, **options: Any) -> Gate:
+    named = {key: Key(sha256=(digest_of(key),)) for key in keys}
+    return Gate((lambda: named) if keys else None, per_minute, **options)
+
+
+def is_admitted(gate: Gate, key: str) -> bool:
+    try:
+        gate.admit(f"Bearer {key}", "127.0.0.1")
+    except Refused as refused:
+        return refused.status != 429
+    return True
+
+
+def test_a_key_opens_inference_and_reading_needs_none(settings: Settings, tmp_path: Path) -> None:
     (key, digest), (other, _) = new_key(), new_key()
     assert digest_of(key) == digest and len(key) >= 40
-    with serving(settings.model_copy(update={"api_keys": (digest_of("another"), digest)})) as client:
+    with serving(settings.model_copy(update={"keys": keys_file(tmp_path, another="another", mine=key)})) as client:
         assert ask(client, key) == 200
         for wrong in (None, "", other, key[:-1], key + "x", digest, "é"):
             headers = {} if wrong is None else {"authorization": f"Bearer {wrong}".encode()}
@@ -43,15 +62,15 @@ def test_a_key_is_compared_with_every_digest_whichever_fits(monkeypatch: pytest.
         return hmac.compare_digest(found, digest)
 
     monkeypatch.setattr("service.access.hmac", SimpleNamespace(compare_digest=watched))
-    digests = [digest_of(key) for key in ("first", "second", "third")]
+    keys = ("first", "second", "third")
     for key in ("first", "third"):
         compared.clear()
-        Gate(digests, None).admit(f"Bearer {key}", "127.0.0.1")
-        assert compared == [(digest_of(key), digest) for digest in digests]
+        assert gate_of(None, *keys).admit(f"Bearer {key}", "127.0.0.1") == key
+        assert compared == [(digest_of(key), digest_of(one)) for one in keys]
 
 
-def test_a_body_is_not_received_without_a_key(settings: Settings) -> None:
-    with serving(settings.model_copy(update={"api_keys": (digest_of("key"),)})) as client:
+def test_a_body_is_not_received_without_a_key(settings: Settings, tmp_path: Path) -> None:
+    with serving(settings.model_copy(update={"keys": keys_file(tmp_path, all="key")})) as client:
         sent = 0
 
         def body() -> bytes:
@@ -75,34 +94,160 @@ def test_a_client_that_asks_too_often_is_told_when_to_come_back(settings: Settin
 
 def test_each_key_has_a_rate_of_its_own_that_fills_again() -> None:
     now = 0.0
-    gate = Gate([digest_of("a"), digest_of("b")], 60, clock=lambda: now)
-
-    def admitted(key: str) -> bool:
-        try:
-            gate.admit(f"Bearer {key}", "127.0.0.1")
-        except Refused as refused:
-            return refused.status != 429
-        return True
-
-    assert [admitted("a") for _ in range(61)] == [True] * 60 + [False]
-    assert admitted("b")
+    gate = gate_of(60, "a", "b", clock=lambda: now)
+    assert [is_admitted(gate, "a") for _ in range(61)] == [True] * 60 + [False]
+    assert is_admitted(gate, "b")
     now = 1.0
-    assert [admitted("a"), admitted("a")] == [True, False], "one a second"
+    assert [is_admitted(gate, "a"), is_admitted(gate, "a")] == [True, False], "one a second"
     now = 1e6
-    assert [admitted("a") for _ in range(61)] == [True] * 60 + [False], "never more than a minute's worth"
+    assert [is_admitted(gate, "a") for _ in range(61)] == [True] * 60 + [False], "never more than a minute's worth"
+
+
+def test_a_key_may_have_a_rate_and_a_quota_of_its_own() -> None:
+    now = 86_400.0 * 20_000 - 30
+    named = {
+        "a": Key(sha256=(digest_of("a"),), requests_per_minute=1),
+        "b": Key(sha256=(digest_of("b"),), requests_per_day=3),
+    }
+    gate = Gate(lambda: named, 100, clock=lambda: 0.0, calendar=lambda: now)
+    assert [is_admitted(gate, "a"), is_admitted(gate, "a")] == [True, False]
+    assert [is_admitted(gate, "b") for _ in range(4)] == [True] * 3 + [False]
+    with pytest.raises(Refused, match="more than 3 requests in a day") as refused:
+        gate.admit("Bearer b", "")
+    assert refused.value.headers == {"retry-after": "30"}
+    now += 31
+    assert is_admitted(gate, "b"), "another day"
+
+
+def test_the_old_and_the_new_key_of_a_name_share_its_rate() -> None:
+    named = {"a": Key(sha256=(digest_of("old"), digest_of("new")))}
+    gate = Gate(lambda: named, 2, clock=lambda: 0.0)
+    assert [is_admitted(gate, key) for key in ("old", "new", "old", "new")] == [True, True, False, False]
+
+
+def test_keys_change_without_a_restart(settings: Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    place = keys_file(tmp_path, ann="first")
+    with serving(settings.model_copy(update={"keys": place})) as client:
+        assert [ask(client, "first"), ask(client, "second")] == [200, 401]
+        keys_file(tmp_path, ann=f'sha256 = ["{digest_of("first")}", "{digest_of("second")}"]')
+        assert [ask(client, "first"), ask(client, "second")] == [200, 200]
+        other = tmp_path / "other.toml"
+        os.replace(keys_file(tmp_path, ann="second"), other)  # first gone, as between two versions, then another file
+        assert [ask(client, "first"), ask(client, "second")] == [200, 200], "those of before stay"
+        os.replace(other, place)
+        assert [ask(client, "first"), ask(client, "second")] == [401, 200]
+        place.write_text("not a [table")
+        assert [ask(client, "first"), ask(client, "second")] == [401, 200], "those of before stay"
+        assert "keys.toml: " in caplog.text and "the keys of before stay" in caplog.text
+        text = client.get("/metrics").text
+    assert 'claimcheck_key_requests_total{key="ann",status="200"} 7.0' in text
+    assert digest_of("second") not in caplog.text + text
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "it names no key"),
+        ("x", "Expected '='"),
+        ("[ann]\n", "ann.sha256: Field required"),
+        ('[ann]\nsha256 = "my secret key"\n', "ann.sha256: Input should be a valid tuple"),
+        ('[ann]\nsha256 = ["my secret key"]\n', "ann.sha256.0: String should match pattern"),
+        (f'[ann]\nsha256 = ["{"F" * 64}"]\n', "ann.sha256.0: String should match pattern"),
+        (
+            f'[ann]\nsha256 = ["{"0" * 64}"]\nrequests_per_minute = 0\n',
+            "ann.requests_per_minute: Input should be greater",
+        ),
+        (f'[ann]\nsha256 = ["{"0" * 64}"]\nrequests = 5\n', "ann.requests: Extra inputs are not permitted"),
+        (f'["a b"]\nsha256 = ["{"0" * 64}"]\n', "String should match pattern"),
+    ],
+    ids=range(9),
+)
+def test_a_file_that_holds_no_keys_is_refused_with_one_line(tmp_path: Path, content: str, words: str) -> None:
+    place = tmp_path / "keys.toml"
+    place.write_text(content)
+    with pytest.raises(KeysError) as refused:
+        KeyFile(place)
+    assert words in str(refused.value) and "secret" not in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def start(tmp_path: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "service", *arguments]
+    own = {**os.environ, "CLAIMCHECK_ROOT": str(tmp_path), **environment}
+    return subprocess.run(command, env=own, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_service_that_would_be_open_by_mistake_does_not_start(tmp_path: Path) -> None:
+    """Where a file of keys is named that isn't there, or a setting that is none."""
+    done = start(tmp_path, CLAIMCHECK_KEYS="nothing.toml")
+    assert (done.returncode, done.stderr) == (1, "service: CLAIMCHECK_KEYS: nothing.toml: No such file or directory\n")
+    done = start(tmp_path, CLAIMCHECK_API_KEYS=digest_of("x"))
+    assert done.returncode == 1 and "CLAIMCHECK_KEYS names a file of keys" in done.stderr
+
+
+def test_a_new_key_comes_with_its_entry(tmp_path: Path) -> None:
+    printed = start(tmp_path, "--new-key", "ann").stdout
+    place = tmp_path / "keys.toml"
+    place.write_text(printed.partition("\n\n")[2])
+    key = printed.partition("client): ")[2].partition("\n")[0]
+    assert read_keys(place) == {"ann": Key(sha256=(digest_of(key),))}
+
+
+@pytest.mark.parametrize(
+    ("host", "keys", "is_open"),
+    [("0.0.0.0", False, True), ("0.0.0.0", True, False), ("::", False, True), ("127.0.0.1", False, False)],
+)
+def test_what_is_open_to_all_says_so_aloud(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, host: str, keys: bool, is_open: bool
+) -> None:
+    settings = Settings(root=tmp_path, keys=keys_file(tmp_path, ann="key") if keys else None)
+    warn_where_open(host, settings)
+    assert (f"OPEN TO ALL: {host}" in caplog.text) == is_open
 
 
 def test_clients_come_and_go_without_filling_memory() -> None:
-    gate = Gate([], 1, clock=lambda: 0.0)
+    gate = gate_of(1, clock=lambda: 0.0)
     for number in range(20_000):
         gate.admit("", f"client {number}")
     assert len(gate._buckets) == 10_000
 
 
-@pytest.mark.parametrize("digest", ["x", "F" * 64, "0" * 63, "my secret key"])
-def test_a_key_in_the_clear_is_no_setting(digest: str) -> None:
-    with pytest.raises(ValueError, match="api_keys"):
-        Settings(api_keys=(digest,))
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ("2001:db8::1", "2001:db8::ffff:2", True),
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("::ffff:192.0.2.1", "192.0.2.1", True),
+        ("192.0.2.1", "192.0.2.2", False),
+        ("fe80::1%eth0", "fe80::2%eth1", True),
+        ("", "x", False),
+    ],
+)
+def test_a_client_is_who_holds_the_address(one: str, other: str, is_same: bool) -> None:
+    assert (client_of(one) == client_of(other)) == is_same
+
+
+FORGED = [f"192.0.2.{number}" for number in range(6)]
+
+
+def rates(settings: Settings, *forwarded: str) -> list[int]:
+    with serving(settings, peer="127.0.0.1") as client:
+        sent = [{"x-forwarded-for": value} for value in forwarded]
+        return [client.post(VIT, files={"file": png()}, headers=headers).status_code for headers in sent]
+
+
+def test_a_forwarded_address_is_believed_only_from_a_named_proxy(settings: Settings) -> None:
+    """Neither from this machine, as servers do by default, nor beyond the last proxy that is named."""
+    limited = settings.model_copy(update={"requests_per_minute": 2})
+    assert rates(limited, *FORGED) == [200, 200, 429, 429, 429, 429]
+    other = Settings(**limited.model_dump() | {"proxies": "192.0.2.9"})
+    assert rates(other, *FORGED) == [200, 200, 429, 429, 429, 429]
+    named = Settings(**limited.model_dump() | {"proxies": "127.0.0.0/8, 198.51.100.7"})
+    assert rates(named, *FORGED) == [200] * 6
+    forged = [f"{address}, 203.0.113.5, 198.51.100.7" for address in FORGED]
+    assert rates(named, *forged) == [200, 200, 429, 429, 429, 429]
+    with pytest.raises(ValueError, match="proxies"):
+        Settings(proxies="*")
 
 
 def test_other_sites_may_call_where_the_operator_says_so(settings: Settings) -> None:

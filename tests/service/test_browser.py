@@ -10,8 +10,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Page, Route, sync_playwright
 
-from service.access import digest_of
-from tests.service.conftest import png
+from tests.service.conftest import keys_file, png
 from tests.service.results_factory import LONG_TITLE
 from tests.service.running import running
 
@@ -291,7 +290,7 @@ def serious_in(page: Page, options: dict[str, list[str]] | None) -> list[tuple[s
 
 def test_a_key_is_asked_for_and_sent_and_never_shown(browser: Browser, root: Path, tmp_path: Path) -> None:
     (tmp_path / "image.png").write_bytes(png())
-    with running(root, tmp_path, CLAIMCHECK_API_KEYS=digest_of("right")) as service:
+    with running(root, tmp_path, CLAIMCHECK_KEYS=str(keys_file(tmp_path, all="right"))) as service:
         page = browser.new_context(base_url=service.address).new_page()
         page.set_default_timeout(60_000)
         page.goto("/?dataset=cifar100")

@@ -118,7 +118,7 @@ def test_concurrent_requests_of_the_client_are_all_answered(service: Running) ->
 
 @pytest.mark.parametrize(
     ("model", "version", "words"),
-    [("resnet.50", "", "unknown checkpoint 'resnet.50'"), (MODEL, "9", f"unknown checkpoint '{MODEL}.9'")],
+    [("resnet.50", "", "unknown model 'resnet.50'"), (MODEL, "9", "unknown version '9'; known: 0")],
 )
 def test_the_client_is_told_what_is_wrong(
     remote: triton.InferenceServerClient, model: str, version: str, words: str

@@ -11,7 +11,6 @@ import pytest
 import yaml
 from fastapi.testclient import TestClient
 
-from service.access import digest_of
 from service.app import create_app
 from service.formats import count, duration, memory, percent, points, ratio, value_in
 from service.printed import lay_out
@@ -20,7 +19,7 @@ from service.wording import name_claim, print_value
 from stages.recording import record
 from stages.results import Claim, JudgedClaim, VerdictRow
 from stages.results.claims import AGAINST_THE_PAPER, FOR_THE_PAPER
-from tests.service.conftest import png, serving
+from tests.service.conftest import keys_file, png, serving
 from tests.service.results_factory import PAPER_ACCURACY, REPOSITORY, add_results, make_root
 
 
@@ -239,10 +238,12 @@ def test_the_form_asks_the_models_that_predict_answers_with(tmp_path: Path, monk
         ]
 
 
-def test_a_key_field_stands_where_keys_are_asked_for_and_is_no_part_of_the_form(settings: Settings) -> None:
+def test_a_key_field_stands_where_keys_are_asked_for_and_is_no_part_of_the_form(
+    settings: Settings, tmp_path: Path
+) -> None:
     """Without a name it can't get into an address or a body."""
     address = "/?dataset=cifar100"
-    closed = settings.model_copy(update={"api_keys": (digest_of("key"),)})
+    closed = settings.model_copy(update={"keys": keys_file(tmp_path, all="key")})
     fields = [
         re.findall(
             r'<input id="key"[^>]*>', TestClient(create_app(chosen), base_url="http://127.0.0.1").get(address).text

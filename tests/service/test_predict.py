@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 from service.choices import Choices
 from service.queries import ServedCheckpoint
 from service.settings import Settings
+from service.slots import Slots, Turns
 from stages.checkpoint.predictor import load_predictor
 from stages.images import decode_image
 from stages.recording import record
@@ -145,7 +146,7 @@ def test_a_question_without_an_answer_is_asked_again(root: Path) -> None:
 
     async def scene() -> None:
         place = str(root / "data" / "results.db")
-        choices = Choices(place, open_results(place))
+        choices = Choices(place, Turns(open_results(place), Slots("asking", 1, max_waiting=0, seconds=1)))
         with pytest.raises(UnknownCheckpoint):
             await choices.get(("x",), find)
         assert await choices.get(("x",), find) == []

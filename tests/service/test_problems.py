@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,11 +18,12 @@ from fastapi.testclient import TestClient
 from httpx import Response
 
 from service import routes
-from service.access import digest_of
 from service.app import create_app
 from service.choices import Choices
+from service.downloads import Exports
 from service.settings import Settings
-from tests.service.conftest import png, serving
+from service.slots import Turns
+from tests.service.conftest import keys_file, png, serving
 from tests.service.test_errors import assert_problem
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "PROPFIND")
@@ -115,8 +117,8 @@ def test_bodies_are_413_415_or_422(client: TestClient, settings: Settings, route
 
 
 @pytest.mark.parametrize("route", POSTS, ids=lambda route: route.path_format)
-def test_without_a_key_it_is_401_and_too_often_429(settings: Settings, route: APIRoute) -> None:
-    closed = settings.model_copy(update={"api_keys": (digest_of("key"),), "requests_per_minute": 1})
+def test_without_a_key_it_is_401_and_too_often_429(settings: Settings, route: APIRoute, tmp_path: Path) -> None:
+    closed = settings.model_copy(update={"keys": keys_file(tmp_path, all="key"), "requests_per_minute": 1})
     client = TestClient(create_app(closed), base_url="http://127.0.0.1", raise_server_exceptions=False)
     is_problem(client.post(address(route)), 401)
     key = {"authorization": "Bearer key"}
@@ -146,8 +148,10 @@ def broken(settings: Settings) -> Iterator[TestClient]:
 
     with serving(settings) as client:
         parts = client.app.state.claimcheck  # type: ignore[attr-defined]
-        choices = Choices(settings.database_place, fail)
-        client.app.state.claimcheck = replace(parts, sessions=fail, choices=choices)  # type: ignore[attr-defined]
+        turns = Turns(fail, parts.reading.slots)  # type: ignore[arg-type]
+        changed = {"reading": turns, "asking": turns, "choices": Choices(settings.database_place, turns)}
+        exports = Exports(turns, turns, making=turns.slots, sending=turns.slots)
+        client.app.state.claimcheck = replace(parts, exports=exports, **changed)  # type: ignore[attr-defined]
         yield client
 
 

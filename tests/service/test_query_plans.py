@@ -54,7 +54,7 @@ class Plans:
 @pytest.fixture(scope="module")
 def plans(client: TestClient) -> Iterator[Plans]:
     plans = Plans()
-    engine: Engine = client.app.state.claimcheck.sessions.kw["bind"]  # type: ignore[attr-defined]
+    engine: Engine = client.app.state.claimcheck.reading.sessions.kw["bind"]  # type: ignore[attr-defined]
     event.listen(engine, "before_cursor_execute", plans.note)
     yield plans
     event.remove(engine, "before_cursor_execute", plans.note)

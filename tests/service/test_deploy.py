@@ -1,0 +1,137 @@
+"""What runs the service for others, under `deploy/` and in `compose.yaml`: by linters, and against a real service."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from service.settings import Settings
+from tests.project import REPOSITORY
+from tests.service.conftest import keys_file
+from tests.service.running import running
+
+UNIT = REPOSITORY / "deploy" / "claimcheck.service"
+MANIFEST = REPOSITORY / "deploy" / "kubernetes.yaml"
+OBJECTS = {item["kind"]: item for item in yaml.safe_load_all(MANIFEST.read_text())}
+POD = OBJECTS["Deployment"]["spec"]["template"]["spec"]
+CONTAINER = POD["containers"][0]
+MOST_EXPOSED = 20  # tenths; an unconfined unit has 96
+
+
+def lint(*command: str) -> str:
+    program = Path(sys.executable).parent / command[0]
+    done = subprocess.run(
+        [str(program) if program.is_file() else command[0], *command[1:]], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def unit_here(folder: Path) -> Path:
+    """The unit with this clone in the place of the one that it is written for."""
+    text = UNIT.read_text()
+    assert "/opt/claimcheck/.venv/bin/python -m service" in text
+    place = folder / UNIT.name
+    place.write_text(
+        text.replace("/opt/claimcheck/.venv/bin/python", sys.executable).replace("/opt/claimcheck", str(REPOSITORY))
+    )
+    return place
+
+
+def test_the_unit_is_one_and_confines_the_service(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("no systemd-analyze here; on Debian: apt install systemd")
+    assert lint("systemd-analyze", "verify", str(unit_here(tmp_path))).strip() == ""
+    found = lint(
+        "systemd-analyze", "security", "--offline=yes", f"--threshold={MOST_EXPOSED}", str(unit_here(tmp_path))
+    )
+    assert re.search(r"Overall exposure level for claimcheck.service: [01]\.\d", found), found
+
+
+def test_a_unit_with_an_unknown_line_is_found(tmp_path: Path) -> None:
+    """The linter's own test: it says what it doesn't know."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("no systemd-analyze here; on Debian: apt install systemd")
+    place = unit_here(tmp_path)
+    place.write_text(place.read_text().replace("KillMode=mixed", "KillMood=mixed"))
+    assert "KillMood" in lint("systemd-analyze", "verify", str(place))
+
+
+def test_the_manifest_fits_the_schemas_of_kubernetes(tmp_path: Path) -> None:
+    lint("kubernetes-validate", "--strict", str(MANIFEST))
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(MANIFEST.read_text().replace("readOnlyRootFilesystem: true", "readOnlyRootFileSystem: true"))
+    with pytest.raises(AssertionError, match="readOnlyRootFileSystem"):
+        lint("kubernetes-validate", "--strict", str(wrong))
+
+
+def test_compose_fits_its_specification_and_starts_again(tmp_path: Path) -> None:
+    compose = REPOSITORY / "compose.yaml"
+    lint("check-jsonschema", "--builtin-schema", "vendor.compose-spec", str(compose))
+    wrong = tmp_path / "compose.yaml"
+    wrong.write_text(compose.read_text().replace("restart:", "restarts:"))
+    with pytest.raises(AssertionError, match="restarts"):
+        lint("check-jsonschema", "--builtin-schema", "vendor.compose-spec", str(wrong))
+    services = yaml.safe_load(compose.read_text())["services"]
+    assert {name: services[name]["restart"] for name in services} == {
+        "database": "unless-stopped",
+        "record": "on-failure:3",
+        "service": "unless-stopped",
+    }
+
+
+def test_a_pod_has_no_more_than_it_needs() -> None:
+    dockerfile = (REPOSITORY / "Dockerfile").read_text()
+    assert POD["securityContext"]["runAsNonRoot"] and f"USER {POD['securityContext']['runAsUser']}" in dockerfile
+    assert not POD["automountServiceAccountToken"]
+    security = CONTAINER["securityContext"]
+    assert security["readOnlyRootFilesystem"] and not security["allowPrivilegeEscalation"]
+    assert security["capabilities"] == {"drop": ["ALL"]}
+    assert set(CONTAINER["resources"]["limits"]) == {"cpu", "memory", "ephemeral-storage"}
+    assert OBJECTS["ConfigMap"]["data"]["CLAIMCHECK_WORKERS"] == CONTAINER["resources"]["limits"]["cpu"]
+    ends = POD["terminationGracePeriodSeconds"]
+    assert ends > 30 + float(OBJECTS["ConfigMap"]["data"]["CLAIMCHECK_DRAIN_SECONDS"]), (
+        "requests are finished within 30 s"
+    )
+
+
+def test_every_setting_that_is_named_exists() -> None:
+    known = {f"CLAIMCHECK_{name.upper()}" for name in Settings.model_fields} | {"CLAIMCHECK_DATABASE_PASSWORD"}
+    for path in (UNIT, MANIFEST, REPOSITORY / "compose.yaml", REPOSITORY / "Dockerfile"):
+        assert set(re.findall(r"CLAIMCHECK_[A-Z_]+", path.read_text())) - {"CLAIMCHECK_"} <= known, path.name
+
+
+def test_the_probes_are_answered_by_a_service_with_these_settings(root: Path, tmp_path: Path) -> None:
+    """As the node sends them: to the pod's address, whose name nobody knows."""
+    settings: dict[str, Any] = OBJECTS["ConfigMap"]["data"] | {"CLAIMCHECK_KEYS": str(keys_file(tmp_path, ann="key"))}
+    settings["CLAIMCHECK_ALLOWED_HOSTS"] += ",127.0.0.1"  # by which this test waits for it
+    with running(root, tmp_path, **settings) as service:
+        for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+            probe = CONTAINER[name]["httpGet"]
+            headers = {header["name"]: header["value"] for header in probe["httpHeaders"]}
+            connection = http.client.HTTPConnection(
+                service.host, service.port, timeout=CONTAINER[name]["timeoutSeconds"]
+            )
+            connection.request("GET", probe["path"], headers={"User-Agent": "kube-probe/1.31", **headers})
+            response = connection.getresponse()
+            assert (response.status, name) == (200, name), response.read()
+            response.read()
+            connection.request("GET", probe["path"], headers={"Host": "10.1.2.3:8000"})
+            assert connection.getresponse().status == 421
+            connection.close()
+
+
+def test_the_settings_are_the_ones_that_are_described() -> None:
+    text = (REPOSITORY / "docs" / "service.md").read_text().partition("## Settings")[2].partition("## ")[0]
+    described = re.findall(
+        "`([A-Z_]+)`", "".join(line.split("|")[1] for line in text.splitlines() if line.startswith("| `"))
+    )
+    assert sorted(described) == sorted(name.upper() for name in Settings.model_fields)

@@ -1,0 +1,204 @@
+"""More requests at once than may read the database, on PostgreSQL, and clients that don't read their answers."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.request import urlopen
+
+import psycopg
+import pytest
+
+from stages.recording import record
+from tests.service.running import Running, running
+
+ROWS = 200_000  # of curves: an export that no socket's buffers hold
+
+
+@pytest.fixture(scope="module")
+def large(root: Path, postgresql: Callable[[], str]) -> str:
+    """A database on PostgreSQL with curves of many epochs."""
+    url = postgresql()
+    record(root, url)
+    with psycopg.connect(url) as connection:
+        connection.execute(
+            "INSERT INTO epochs (result_id, epoch, steps, lr, train_loss, test_loss) SELECT (SELECT min(id) FROM"
+            " results), 1000 + n, n, random(), random(), random() FROM generate_series(1, %s) AS n",
+            [ROWS],
+        )
+    return url
+
+
+@pytest.fixture(scope="module")
+def service(root: Path, large: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    limits = {"SEND_SECONDS": "2", "SLOWEST_BYTES_PER_SECOND": "1000000", "WAIT_SECONDS": "3", "MAX_DOWNLOADS": "16"}
+    limits |= {"MAX_CONNECTIONS": "150", "HEAD_SECONDS": "1.5", "MAX_READERS_WAITING": "100"}
+    settings = {f"CLAIMCHECK_{name}": value for name, value in limits.items()}
+    with running(root, tmp_path_factory.mktemp("flood"), CLAIMCHECK_DATABASE=large, **settings) as service:
+        yield service
+
+
+def get(service: Running, path: str, timeout: float = 60) -> tuple[int, float, dict[str, str]]:
+    """Status, seconds and headers."""
+    begun = time.monotonic()
+    connection = http.client.HTTPConnection(service.host, service.port, timeout=timeout)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        response.read()
+        return response.status, time.monotonic() - begun, dict(response.getheaders())
+    finally:
+        connection.close()
+
+
+def ask_and_read_nothing(service: Running, path: str) -> socket.socket:
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect((service.host, service.port))
+    connection.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+    return connection
+
+
+@pytest.mark.parametrize("path", ["/api/v1/export.zip", "/api/v1/export/epochs.parquet", "/static/vega.js", "/"])
+def test_clients_that_do_not_read_hold_up_nobody(service: Running, path: str) -> None:
+    get(service, path)  # whatever is made once, is made
+    with ExitStack() as ending:
+        for _ in range(20):
+            ending.enter_context(ask_and_read_nothing(service, path))
+        time.sleep(1)
+        found = [get(service, "/api/v1/papers", timeout=20) for _ in range(5)]
+    assert {status for status, _, _ in found} == {200}
+    assert max(seconds for _, seconds, _ in found) < 5
+
+
+def test_an_answer_that_is_not_read_ends(service: Running) -> None:
+    """The connection is dropped, not closed, which would wait for the client; the log says so."""
+    with ask_and_read_nothing(service, "/api/v1/export/epochs.parquet") as connection:
+        until = time.monotonic() + 20
+        while "an answer was not read in time" not in service.log.read_text() and time.monotonic() < until:
+            time.sleep(0.1)
+        assert time.monotonic() < until
+        assert len(b"".join(iter(lambda: connection.recv(1 << 20), b""))) < 2_000_000
+
+
+def test_an_answer_that_is_read_slowly_arrives(service: Running) -> None:
+    """Slower than in `SEND_SECONDS`, but at the pace that is asked for."""
+    with ask_and_read_nothing(service, "/api/v1/export/epochs.parquet") as connection:
+        response = http.client.HTTPResponse(connection)
+        response.begin()
+        expected, size = int(response.headers["content-length"]), 0
+        begun = time.monotonic()
+        while part := response.read(1 << 17):
+            size += len(part)
+            time.sleep(0.05)
+        assert size == expected > 3_000_000 and time.monotonic() - begun > 1
+        response.close()
+
+
+def test_a_seventeenth_download_comes_back_later(service: Running) -> None:
+    path = "/api/v1/export/epochs.parquet"
+    with ExitStack() as ending:
+        for _ in range(16):
+            ending.enter_context(ask_and_read_nothing(service, path))
+        time.sleep(0.5)
+        status, seconds, headers = get(service, path)
+        assert (status, headers["retry-after"]) == (503, "2") and seconds < 2
+        assert get(service, "/api/v1/papers")[0] == 200
+    time.sleep(1)
+    assert get(service, path)[0] == 200
+
+
+def test_an_export_is_made_once_for_all_who_ask(service: Running) -> None:
+    """And again when the content changes; nothing of it is left behind in the folder for temporary files."""
+    with ThreadPoolExecutor(8) as visitors:
+        found = list(visitors.map(lambda _: get(service, "/api/v1/export/arrays.parquet"), range(8)))
+    assert {status for status, _, _ in found} == {200}
+    open_files = [Path(path) for path in Path(f"/proc/{service.process.pid}/fd").iterdir()]
+    exports = [
+        path for path in open_files if "claimcheck-export" in os.readlink(path) or "(deleted)" in os.readlink(path)
+    ]
+    assert 1 <= len(exports) <= 3
+
+
+def test_who_gets_no_turn_is_told_to_come_back(service: Running, large: str) -> None:
+    """A table that is locked holds every reader; short questions and liveness don't wait for it."""
+    with psycopg.connect(large) as connection, ThreadPoolExecutor(120) as visitors:
+        connection.execute("LOCK TABLE papers IN ACCESS EXCLUSIVE MODE")
+        asked = [visitors.submit(get, service, "/api/v1/papers") for _ in range(120)]
+        time.sleep(1)
+        for path in (
+            "/health/live",
+            "/health/ready",
+            "/v2/health/ready",
+            "/v2/models/ninformer-mnist.vit/ready",
+            "/metrics",
+        ):
+            status, seconds, _ = get(service, path)
+            assert status == 200 and seconds < 2, path
+        time.sleep(4)
+        connection.rollback()
+        found = [one.result() for one in asked]
+    counts = Counter(status for status, _, _ in found)
+    assert set(counts) == {200, 503} and counts[200] == 4, counts
+    assert {headers["retry-after"] for status, _, headers in found if status == 503} == {"2"}
+    assert max(seconds for _, seconds, _ in found) < 12
+    assert get(service, "/api/v1/papers")[0] == 200
+
+
+def test_what_never_says_what_it_wants_is_ended(service: Running) -> None:
+    """Half a head is 408, silence is just closed; both in `HEAD_SECONDS`."""
+    for sent, status in ((b"GET / HTTP/1.1\r\nHost: 127", 408), (b"", 0)):
+        with socket.create_connection((service.host, service.port), timeout=10) as connection:
+            begun = time.monotonic()
+            connection.sendall(sent)
+            answer = b"".join(iter(lambda: connection.recv(65536), b""))
+            assert 1 < time.monotonic() - begun < 5
+        assert answer.startswith(f"HTTP/1.1 {status}".encode() if status else b"")
+        if status:
+            problem = json.loads(answer.partition(b"\r\n\r\n")[2])
+            assert (problem["status"], problem["type"]) == (408, "/docs#problem-408")
+
+
+def test_one_connection_too_many_is_refused_and_the_others_are_answered(service: Running) -> None:
+    with ExitStack() as ending:
+        first = http.client.HTTPConnection(service.host, service.port, timeout=10)
+        ending.callback(first.close)
+        first.request("GET", "/health/live")
+        first.getresponse().read()
+        for _ in range(149):
+            ending.enter_context(socket.create_connection((service.host, service.port), timeout=10))
+        time.sleep(0.3)
+        status, _, headers = get(service, "/health/live")
+        assert (status, headers["retry-after"]) == (503, "2")
+        first.request("GET", "/health/live")
+        assert first.getresponse().status == 200
+    time.sleep(0.5)
+    assert get(service, "/health/live")[0] == 200
+    assert 'claimcheck_requests_total{method="other",route="none",status="503"}' in metrics(service)
+
+
+def metrics(service: Running) -> str:
+    with urlopen(f"{service.address}/metrics", timeout=10) as response:
+        return str(response.read().decode())
+
+
+def test_eighty_page_loads_at_once_are_answered_and_liveness_does_not_wait(service: Running) -> None:
+    paths = ["/", "/?dataset=mnist", "/compare", "/api/v1/runs?limit=1000", "/docs"] * 16
+    alive: list[tuple[int, float, dict[str, str]]] = []
+    with ThreadPoolExecutor(80) as visitors:
+        asked = [visitors.submit(get, service, path) for path in paths]
+        while not all(one.done() for one in asked):
+            alive.append(get(service, "/health/live"))
+        found = [one.result() for one in asked]
+    assert Counter(status for status, _, _ in found) == {200: 80}
+    assert {status for status, _, _ in alive} == {200}
+    seconds = sorted(seconds for _, seconds, _ in alive)
+    assert max(seconds) < 1, seconds[-5:]

@@ -1,0 +1,327 @@
+"""Answers that the framework, the server or the machine would word in their own way: problem details, and logged."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import re
+import shutil
+import socket
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import psutil
+import pytest
+from fastapi.testclient import TestClient
+
+from service.logs import JsonLines
+from service.settings import Settings
+from stages.recording import record
+from tests.service.conftest import png, serving
+from tests.service.running import Running, running
+from tests.service.test_errors import BROWSER, VIT, assert_problem
+from tests.service.test_hostile import NAME_FILTERS, NAMES, RESOURCES
+from tests.service.test_problems import is_problem
+from tests.service.test_server import FORM, HEADERS, exchange, head, request
+
+LIST = "/api/v1/papers"
+
+
+@pytest.fixture(scope="module")
+def service(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(root, tmp_path_factory.mktemp("refusals")) as service:
+        yield service
+
+
+@pytest.fixture
+def own_root(root: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(root, tmp_path / "root"))
+
+
+def change(root: Path, *statements: str) -> None:
+    with sqlite3.connect(root / "data" / "results.db") as connection:
+        for statement in statements:
+            connection.execute(statement)
+    connection.close()
+
+
+def test_a_fault_of_ours_is_logged_and_counted_as_500_with_its_id(
+    settings: Settings, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "claimcheck")
+    lines: list[dict[str, Any]] = []
+    monkeypatch.setattr(caplog.handler, "emit", lambda entry: lines.append(json.loads(JsonLines().format(entry))))
+    with serving(settings.model_copy(update={"cors_origins": ("https://friend.example",)})) as client:
+        parts = client.app.state.claimcheck  # type: ignore[attr-defined]
+        client.app.state.claimcheck = replace(parts, templates=None)  # type: ignore[attr-defined]
+        response = client.get("/", headers={"x-request-id": "mine.1", "origin": "https://friend.example"})
+        assert_problem(response, 500, "the service failed; its log says why")
+        assert response.headers["x-request-id"] == "mine.1"
+        assert response.headers["access-control-allow-origin"] == "https://friend.example", "its page can read it"
+        text = client.get("/metrics").text
+    assert 'claimcheck_requests_total{method="GET",route="/",status="500"} 1.0' in text
+    assert 'status="0"' not in text
+    trace, line = (item for item in lines if item.get("request_id") == "mine.1")
+    assert "AttributeError" in trace["exception"] and trace["level"] == "error"
+    assert (line["message"], line["status"], line["route"]) == ("request", 500, "/")
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "words"),
+    [
+        ("bytes=abc", 400, "range"),
+        ("lines=1-2", 400, "range"),
+        ("bytes=9-2", 400, "range"),
+        ("bytes=99999999-", 416, "the range begins beyond the"),
+        ("x", 400, "range"),
+    ],
+)
+def test_a_range_that_is_none_is_a_problem(client: TestClient, sent: str, status: int, words: str) -> None:
+    response = client.get("/static/style.css", headers={"range": sent})
+    assert_problem(response, status, words)
+    if status == 416:
+        size = len(client.get("/static/style.css").content)
+        assert response.headers["content-range"] == f"bytes */{size}"
+    part = client.get("/static/style.css", headers={"range": "bytes=0-9"})
+    assert (part.status_code, len(part.content)) == (206, 10)
+
+
+def test_a_refusal_of_cors_is_a_problem(settings: Settings) -> None:
+    friend = "https://friend.example"
+    with serving(settings.model_copy(update={"cors_origins": (friend,)})) as client:
+        for origin, method, words in (("https://stranger.example", "GET", "origin"), (friend, "DELETE", "method")):
+            asked = {"origin": origin, "access-control-request-method": method}
+            response = client.options("/compare", headers=asked)
+            assert_problem(response, 400, words)
+            assert "origin" in response.headers["vary"].lower()
+        asked = {"origin": friend, "access-control-request-method": "GET"}
+        assert client.options("/compare", headers=asked).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/api/v1/papers/x", 404),
+        ("/papers/x", 404),
+        ("/compare?dataset=x", 404),
+        ("/compare?metric=x", 422),
+        ("/api/v1/runs?limit=x", 422),
+        ("/api/v1/runs?nonsense=1", 422),
+        ("/api/v1/export/x.parquet", 404),
+        ("/nothing", 404),
+    ],
+)
+def test_what_is_not_there_is_not_unchanged(client: TestClient, path: str, status: int) -> None:
+    assert client.get(path, headers={"if-none-match": "*"}).status_code == status
+    assert client.head(path, headers={"if-none-match": "*"}).status_code == status
+
+
+def test_what_is_not_acceptable_is_not_unchanged(client: TestClient) -> None:
+    asked = {"if-none-match": "*", "accept": "image/png"}
+    assert_problem(client.get("/compare", headers=asked), 406)
+    for path in ("/compare", "/", "/api/v1/runs", "/api/v1/export.zip"):
+        answer = client.get(path, headers={"if-none-match": "*"})
+        assert (answer.status_code, answer.content) == (304, b"") and answer.headers["etag"]
+        assert "content-length" not in answer.headers or answer.headers["content-length"] == "0"
+    assert client.get("/health/ready", headers={"if-none-match": "*"}).status_code == 200, "it has no tag"
+
+
+@pytest.mark.parametrize(
+    ("referer", "back"),
+    [
+        ("http://127.0.0.1/?dataset=mnist", "/?dataset=mnist"),
+        ("http://127.0.0.1/papers/ninformer", "/papers/ninformer"),
+        ("http://127.0.0.1/\\stranger.example", "/"),
+        ("http://127.0.0.1/\\/stranger.example/x", "/"),
+        ("http://127.0.0.1//stranger.example", "/"),
+        ("http://127.0.0.1///stranger.example", "/"),
+        ("http://127.0.0.1/\t/stranger.example", "/"),
+        ("http://stranger.example/?a=//127.0.0.1/\\stranger.example", "/"),
+        ("http://stranger.example/?a=//127.0.0.1/papers", "/"),
+        ("http://stranger.example//127.0.0.1/papers", "/"),
+        ("http://127.0.0.1@stranger.example/papers", "/"),
+        ("http://[::1/papers", "/"),
+        ("javascript://127.0.0.1/%0Aalert(1)", "/"),
+        ("//127.0.0.1/papers", "/"),
+        ("http://127.0.0.1", "/"),
+        ("http://127.0.0.1/é", "/"),
+        ("", "/"),
+    ],
+)
+def test_the_way_back_leads_to_a_page_of_ours(client: TestClient, referer: str, back: str) -> None:
+    page = client.get("/nothing", headers=BROWSER | {"referer": referer.encode()}).text  # type: ignore[dict-item]
+    (found,) = re.findall(r'<p><a href="([^"]*)">(?:All papers|Back)</a></p>', page)
+    assert found == back
+
+
+def problem_in(service: Running, content: bytes) -> tuple[int, dict[str, Any]]:
+    status, body = exchange(service, content)
+    problem = json.loads(body)
+    assert set(problem) == {"type", "title", "status", "detail", "instance"} and problem["status"] == status
+    return status, problem
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x16\x03\x01\x02\x00\r\n\r\n",
+        b"hello world\r\n\r\n",
+        b"GET /\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost 127.0.0.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/one\r\nHost: 127.0.0.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+        "GET /é HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode(),
+        b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: \0\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: x\r\n\r\n",
+        head("POST", VIT, "Content-Length: 5", "Content-Length: 6"),
+    ],
+    ids=range(12),
+)
+def test_what_is_no_request_is_a_problem_in_the_log_and_counted(service: Running, content: bytes) -> None:
+    def count() -> float:
+        text = request(service, "GET", "/metrics")[1].decode()
+        found = re.search(r'requests_total{method="other",route="none",status="400"} (\S+)', text)
+        return float(found[1]) if found else 0
+
+    before = count()
+    assert problem_in(service, content)[0] == 400
+    assert count() == before + 1
+    lines = [json.loads(line) for line in service.log.read_text().splitlines()]
+    line = [line for line in lines if line.get("route") == "none"][-1]
+    assert (line["status"], line["client"]) == (400, "127.0.0.1") and len(line["request_id"]) == 32
+    assert "Traceback" not in service.log.read_text()
+
+
+def test_a_body_of_two_lengths_is_refused_and_what_follows_is_not_read(service: Running) -> None:
+    inner = head("GET", "/health/live")
+    for version, length in (("1.1", f"Content-Length: {len(inner)}"), ("1.0", "X: y")):
+        start = head("POST", VIT, length, "Transfer-Encoding: chunked").replace(b"HTTP/1.1", f"HTTP/{version}".encode())
+        with_more = start + b"0\r\n\r\n" + inner
+        status, problem = problem_in(service, with_more)
+        assert (status, "send one length" in problem["detail"]) == (400, True)
+        with socket.create_connection((service.host, service.port), timeout=10) as connection:
+            connection.sendall(with_more)
+            answered = b"".join(iter(lambda: connection.recv(65536), b""))
+        assert answered.count(b"HTTP/1.1 ") == 1 and b"connection: close" in answered.lower()
+
+
+@pytest.mark.parametrize("name", ["%00", "a%00b", "%ED%A0%80", "%FF", "%F0%9F%98%80", "%C3%28", "%ed%b0%80%00"])
+def test_bytes_that_are_no_text_are_an_unknown_name(service: Running, name: str) -> None:
+    for path in (f"/api/v1/papers/{name}", f"/api/v1/claims?paper={name}", f"/compare?dataset={name}", f"/{name}"):
+        assert request(service, "GET", path)[0] == 404, path
+    assert request(service, "GET", f"/api/v1/runs?{name}=1")[0] == 422
+    assert request(service, "POST", f"/predict?checkpoint={name}", FORM, HEADERS)[0] == 404
+    assert request(service, "GET", f"/v2/models/{name}")[0] == 404
+
+
+@pytest.fixture(scope="module")
+def on_postgresql(root: Path, postgresql: Callable[[], str]) -> Iterator[TestClient]:
+    url = postgresql()
+    record(root, url)
+    with serving(Settings(root=root, database=url)) as client:
+        yield client
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_a_hostile_name_is_unknown_on_postgresql_too(on_postgresql: TestClient, kind: str) -> None:
+    name = quote(NAMES[kind], safe="%") if "%" in NAMES[kind] and len(NAMES[kind]) > 1 else quote(NAMES[kind], safe="")
+    paths = [f"/api/v1/{resource}/{name}" for resource in RESOURCES]
+    paths += [f"{path}?{one}={name}" for path, names in NAME_FILTERS.items() for one in names]
+    paths += [f"/v2/models/{name}", f"/v2/models/ninformer-mnist.vit/versions/{name}", f"/runs/{name}"]
+    paths += [f"/{page}/{name}" for page in ("papers", "claims", "experiments")]
+    for path in paths:
+        is_problem(on_postgresql.get(path), 404)
+    assert on_postgresql.get(f"/api/v1/claims?kind={name}").json() == []
+    assert on_postgresql.post(f"/predict?checkpoint={name}", files={"file": png()}).status_code == 404
+
+
+DAMAGES = {
+    "no content": "DELETE FROM meta WHERE name = 'content'",
+    "no JSON": "UPDATE experiments SET protocol = '{'",
+    "empty JSON": "UPDATE experiments SET protocol = ''",
+    "a number": "UPDATE experiments SET protocol = '5'",
+    "a list": "UPDATE experiments SET protocol = '[]'",
+    "null": "UPDATE experiments SET protocol = 'null'",
+    "an object for a list": "UPDATE experiments SET seeds = '{}'",
+    "bytes": "UPDATE experiments SET title = CAST(x'ff' AS TEXT)",
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_a_damaged_database_is_unavailable(own_root: Path, kind: str) -> None:
+    change(own_root, DAMAGES[kind])
+    with serving(Settings(root=own_root)) as client:
+        response = client.get("/api/v1/experiments")
+        assert response.status_code == 503, response.text
+        assert "the results database is damaged" in response.json()["detail"]
+
+
+def test_a_full_disk_is_no_fault_of_the_client(root: Path, tmp_path: Path) -> None:
+    """The service's files may not grow: as when the folder for temporary files is full."""
+    with running(root, tmp_path) as service:
+        psutil.Process(service.process.pid).rlimit(psutil.RLIMIT_FSIZE, (100_000, 100_000))
+        large = FORM.replace(b"\r\n\r\n", b"\r\n\r\n" + bytes(3_000_000), 1)
+        for method, path, body, headers in (
+            ("POST", VIT, large, HEADERS),
+            ("GET", "/api/v1/export.zip", None, {}),
+        ):
+            status, answer, head_of = request(service, method, path, body, {**headers, "X-Request-ID": "full.1"})
+            assert (status, head_of["retry-after"]) == (503, "10"), answer
+            assert "no disk, memory or files left" in json.loads(answer)["detail"]
+        assert request(service, "GET", LIST)[0] == 200
+        assert "File too large" in service.log.read_text()
+
+
+def test_no_files_left_is_said_as_it_is(root: Path, tmp_path: Path) -> None:
+    with running(root, tmp_path) as service:
+        process = psutil.Process(service.process.pid)
+        request(service, "GET", "/compare")
+        limit = process.rlimit(psutil.RLIMIT_NOFILE)
+        time.sleep(0.5)
+        taken = {int(path.name) for path in Path(f"/proc/{service.process.pid}/fd").iterdir()}
+        free = itertools.filterfalse(taken.__contains__, itertools.count())
+        next(free)  # is for the connection of this request
+        process.rlimit(psutil.RLIMIT_NOFILE, (next(free), limit[1]))
+        status, answer, _ = request(service, "GET", LIST)
+        assert (status, json.loads(answer)["detail"]) == (
+            503,
+            "the results database can't be opened: Too many open files",
+        )
+        process.rlimit(psutil.RLIMIT_NOFILE, limit)
+        time.sleep(0.1)
+        assert request(service, "GET", LIST)[0] == 200
+        assert "Too many open files" in service.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("ninformer-mnist.vit.0", "known: ninformer-mnist.vit (of which this is version 0)"),
+        ("ninformer-mnist.vat", "known: ninformer-mnist."),
+        ("x", "/api/v1/checkpoints lists each as `model`, with its `version`"),
+    ],
+)
+def test_an_unknown_model_learns_how_models_are_named(client: TestClient, name: str, words: str) -> None:
+    response = client.get(f"/v2/models/{name}")
+    assert response.status_code == 404 and words in response.json()["error"]
+    assert response.json()["error"].startswith(f"unknown model {name!r}; ")
+
+
+def test_every_name_in_the_list_is_taken(client: TestClient) -> None:
+    listed = client.get("/api/v1/checkpoints").json()
+    for row in listed:
+        known = client.get(f"/v2/models/{row['model']}/versions/{row['version']}")
+        assert known.status_code == 200 and row["version"] in known.json()["versions"]
+    response = client.get("/v2/models/ninformer-mnist.vit/versions/9")
+    assert "unknown version '9'; known: 0, 1, 2" in response.json()["error"]
+    response = client.post("/predict?checkpoint=ninformer-mnist.vit", files={"file": png()})
+    known = "known: ninformer-mnist.vit.0, ninformer-mnist.vit.1, ninformer-mnist.vit.2"
+    assert_problem(response, 404, f"unknown checkpoint 'ninformer-mnist.vit'; {known}; /api/v1/checkpoints lists")
