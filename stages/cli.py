@@ -15,6 +15,8 @@ from pathlib import Path
 
 import yaml
 from PIL import Image
+from rich.console import Console
+from rich.table import Table
 
 from stages.checkpoint.contract import CheckpointError
 from stages.claims import ClaimsError, read_claims, read_history
@@ -50,6 +52,7 @@ MISTAKES = (
     UnknownName,
 )
 _DATA = Path("data")
+_WIDEST = 1000  # columns: a long line is the terminal's to wrap
 _SHOWN = 8
 """Broken trails that `verify` names: with a line a kind of link, twenty lines are not exceeded."""
 
@@ -122,13 +125,12 @@ def _in_store(name: str, params: Params) -> list[str]:
 
 def print_table(heading: list[str], lines: list[list[str]]) -> None:
     """Print columns as wide as needed; the first column and a last one of words are aligned to the left."""
-    widths = [max(len(line[column]) for line in [heading, *lines]) for column in range(len(heading))]
+    table = Table.grid(padding=(0, 2))
+    for place, name in enumerate(heading):
+        table.add_column(justify="left" if place == 0 or name == "cut" else "right", no_wrap=True)
     for line in [heading, *lines]:
-        cells = [cell.rjust(width) for cell, width in zip(line, widths, strict=True)]
-        cells[0] = line[0].ljust(widths[0])
-        if heading[-1] == "cut":
-            cells[-1] = line[-1]
-        print("  ".join(cells))
+        table.add_row(*line)
+    Console(width=_WIDEST, markup=False, highlight=False).print(table)
 
 
 def show(names: list[str]) -> None:

@@ -249,8 +249,15 @@ def _prepare(job: Job) -> tuple[PackedInfo, torch.device]:
     counts.count(job.spec.model, info.shape, info.vocabulary)
     counts.save()
     keep_freed_memory()
+    _keep_compiled_code_apart()
     reset_peak_memory(device)
     return info, device
+
+
+@cache
+def _keep_compiled_code_apart() -> None:
+    """Compiled code is kept on disk under a key that lacks `ATEN_CPU_CAPABILITY`; code for another one crashes."""
+    torch.compiler.config.cache_key_tag += torch.backends.cpu.get_cpu_capability()
 
 
 @dataclass(frozen=True)

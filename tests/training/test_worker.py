@@ -68,3 +68,4 @@ def test_worker_drops_out_in_cpp_and_publishes_the_plain_network(
     assert layers and taken.count("dropout_forward") == layers * 2 * 3 * 2 and "dropout_backward" in taken
     network = load_predictor(published / "weights.safetensors").network
     assert type(network) is MLPMixer and not any(isinstance(layer, dropout.Dropout) for layer in network.modules())
+    assert torch.backends.cpu.get_cpu_capability() in torch.compiler.config.cache_key_tag, "compiled code is kept apart"
