@@ -115,11 +115,23 @@ def _train(side: Side, trainings: Sequence[Mapping[str, Any]], *, plain: bool) -
             place for place, training in enumerate(trainings) if _is_plain(training["is_stacked"], plain) == without_cpp
         ]
         if chosen:
-            answers = side.train([trainings[place] for place in chosen], THREADS, plain=without_cpp)
+            answers = side.train([trainings[place] for place in chosen], THREADS, _plain_env(side, plain, without_cpp))
             for results, own in zip(found, answers, strict=True):
                 for place, result in zip(chosen, own, strict=True):
                     results[place] = result
     return found
+
+
+def _plain_env(side: Side, plain: bool, without_cpp: bool) -> dict[str, str]:
+    """Older revisions took fast paths by what they found: C++ where it compiles, oneDNN's products by AVX512.
+
+    Code that torch compiles is kept in a folder of its own, as those revisions share it between capabilities.
+    """
+    if not plain:
+        return {}
+    cache = side.tree.with_name(f"{side.tree.name}-compiled")
+    env = {"ATEN_CPU_CAPABILITY": "avx2", "TORCHINDUCTOR_CACHE_DIR": str(cache)}
+    return env | ({"CXX": "false"} if without_cpp else {})
 
 
 def _is_plain(is_stacked: bool, plain: bool) -> bool:

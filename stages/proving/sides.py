@@ -40,17 +40,15 @@ class Side:
         return answers
 
     def train(
-        self, trainings: Sequence[Mapping[str, Any]], threads: Sequence[int], *, plain: bool = False
+        self, trainings: Sequence[Mapping[str, Any]], threads: Sequence[int], more_env: Mapping[str, str] | None = None
     ) -> list[list[dict[str, Any]]]:
-        """The results of each training, by number of threads, one after another in one process; `plain`: without C++.
+        """The results of each training, by number of threads, one after another in one process.
 
         Raises:
             EquivalenceError: the process fails; if a training fails, its answer says so.
         """
-        output = self.tree.with_name(f"{self.tree.name}-output{'-plain' * plain}")
-        # Every revision takes its C++ for missing where the compiler fails.
-        env = {"CXX": "false"} if plain else {}
-        self._run({"trainings": list(trainings), "threads": list(threads), "output": str(output)}, env)
+        output = self.tree.with_name(f"{self.tree.name}-output")
+        self._run({"trainings": list(trainings), "threads": list(threads), "output": str(output)}, more_env)
         return [
             [json.loads((output / str(count) / f"{number}.json").read_text()) for number in range(len(trainings))]
             for count in threads
