@@ -15,9 +15,9 @@ import uvicorn
 from service import logs
 from service.access import new_key
 from service.headers import MAX_REQUEST_HEADER_BYTES
+from service.processes import load_ahead
 from service.readiness import Readiness
 from service.settings import Settings
-from service.workers import load_ahead
 from stages.device import device_for
 
 

@@ -17,8 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.exc import DBAPIError
 from starlette.exceptions import HTTPException
 
-from service.batching import AnswerFailed, InferenceStopped, QueueFull
+from service.batching import AnswerFailed, InferenceStopped, QueueFull, SetAside
 from service.headers import SECURITY_HEADERS
+from service.inference import TooManyAnswers
 from service.negotiation import NotAcceptable, weight
 from service.queries import AmbiguousCheckpoint, NoRealCheckpoint
 from service.tensors import TensorError
@@ -129,7 +130,9 @@ STATUS: dict[type[Exception], int] = {
     TensorError: 400,
     QueueFull: 503,
     InferenceStopped: 503,
+    SetAside: 503,
     AnswerFailed: 500,
+    TooManyAnswers: 413,
     ImageTooLarge: 413,
     ImageError: 422,
 }
@@ -151,7 +154,7 @@ HTTP_DETAILS = {404: "there is nothing at this address; /docs lists what there i
 def install_error_handlers(app: FastAPI) -> None:
     def domain(request: Request, error: Exception) -> Response:
         status = next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
-        headers = {"retry-after": "1"} if isinstance(error, QueueFull) else None
+        headers = {"retry-after": "1"} if isinstance(error, (QueueFull, InferenceStopped)) else None
         listed = LISTED_AT.get(type(error))
         return problem_response(request, status, f"{error}; {listed}" if listed else str(error), headers)
 
