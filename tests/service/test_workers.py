@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from service.models import Model, Models
-from service.workers import Worker, WorkerGone
+from service.processes import ProcessGone, ProcessSlow
+from service.workers import Worker
 from stages.checkpoint.contract import CheckpointError
 from stages.checkpoint.predictor import load_predictor
 
@@ -90,11 +91,29 @@ def test_a_worker_killed_within_a_pass_is_noticed(worker: Worker, model: Model) 
     assert worker.pid is not None and worker.is_alive
     killer = threading.Timer(0.2, os.kill, (worker.pid, signal.SIGKILL))
     killer.start()
-    with pytest.raises(WorkerGone):
+    with pytest.raises(ProcessGone):
         worker.probabilities(model, images(model, 4000))
     assert happens(lambda: not worker.is_alive)
-    with pytest.raises(WorkerGone):
+    with pytest.raises(ProcessGone):
         worker.probabilities(model, images(model, 1))
+    lost = worker.pid
+    worker.restart()
+    assert worker.pid != lost and worker.restarts == 1
+    assert worker.probabilities(model, images(model, 1)).shape == (1, len(model.contract.classes))
+
+
+def test_a_worker_that_reads_no_more_is_given_up(model: Model) -> None:
+    """More than the system holds for it: sending stands still."""
+    worker = Worker(device="cpu", budget_bytes=1 << 30, threads=1, pass_seconds=0.5)
+    worker.start()
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGSTOP)
+    with pytest.raises(ProcessSlow, match="hasn't answered for"):
+        worker.probabilities(model, np.zeros((40_000, *model.contract.shape), np.uint8))
+    worker.stop()
+    assert not worker.is_alive
+    worker.start()
+    assert not worker.is_alive, "stopped for good"
 
 
 def test_a_worker_that_hangs_is_given_up_and_can_be_stopped(model: Model) -> None:
@@ -102,7 +121,7 @@ def test_a_worker_that_hangs_is_given_up_and_can_be_stopped(model: Model) -> Non
     worker.start()
     assert worker.pid is not None
     os.kill(worker.pid, signal.SIGSTOP)
-    with pytest.raises(WorkerGone, match="hasn't answered for"):
+    with pytest.raises(ProcessSlow, match="hasn't answered for"):
         worker.probabilities(model, images(model, 1))
     before = time.monotonic()
     worker.stop()
