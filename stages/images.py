@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
+import zlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,7 +55,7 @@ def outline(content: bytes) -> Outline:
         ImageTooLarge: more pixels than `MAX_PIXELS`, or more scans than `MAX_SCANS`.
     """
     found = Outline(0, 0)
-    if content.startswith(b"\x89PNG\r\n\x1a\n"):
+    if content.startswith(b"\x89PNG\r\n\x1a\n") and zlib.crc32(content[12:29]).to_bytes(4, "big") == content[29:33]:
         found = Outline(int.from_bytes(content[16:20], "big"), int.from_bytes(content[20:24], "big"))
     elif content.startswith(b"\xff\xd8"):
         found = _jpeg_outline(content)

@@ -79,8 +79,9 @@ async def choose_served_checkpoints(
 ) -> list[queries.ServedCheckpoint]:
     """Names come in the query or in the form."""
     names, arms = (*checkpoint, *form_checkpoint), (*arm, *form_arm)
-    if len(names) > MAX_NAMES or len(arms) > MAX_NAMES:
-        raise Problem(422, f"{max(len(names), len(arms))} names; one request takes at most {MAX_NAMES}")
+    for what, given in (("checkpoints", names), ("arms", arms)):
+        if len(given) > MAX_NAMES:
+            raise Problem(422, f"{len(given)} {what}; one request takes at most {MAX_NAMES}")
     wanted = dataset or form_dataset
     if names and wanted:
         raise Problem(422, "models are named either by checkpoint= or by dataset=, not by both")
