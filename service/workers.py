@@ -34,7 +34,7 @@ class Worker(Process):
     def __init__(self, *, device: str, budget_bytes: int, threads: int, pass_seconds: float = 120.0) -> None:
         arguments = (device, budget_bytes, threads)
         super().__init__("inference", _answer_until_closed, *arguments, seconds=pass_seconds)
-        self.weight_bytes = 0
+        self.device, self.weight_bytes = device, 0
 
     def restart(self) -> None:
         self.weight_bytes = 0
