@@ -32,7 +32,6 @@ Decoded = list[np.ndarray]
 THREADS, PROCESSES = 2, 2
 SMALL_BYTES, SMALL_WORK = 16 * 1024, 128 * 128
 MEMORY_BYTES = 512 * 1024 * 1024  # the largest image takes some 250 MB while it is decoded
-NICENESS = 5  # behind the server and the models
 
 
 @dataclass(frozen=True)
@@ -224,7 +223,6 @@ def _decode_all(content: bytes, shapes: Sequence[Shape]) -> Decoded:
 def _decode_until_closed(connection: Connection, memory_bytes: int) -> None:
     """The whole life of a decoding process."""
     leave_signals_to_the_server()
-    os.nice(NICENESS)
     _limit_memory(memory_bytes)
     while True:
         try:

@@ -67,7 +67,11 @@ def outline(content: bytes) -> Outline:
 
 
 def _jpeg_outline(content: bytes) -> Outline:
-    """Walk over the segments; bytes between two of them belong to a scan."""
+    """Walk over the segments; bytes between two of them belong to a scan.
+
+    Scans are what the marker of one is found in the rest: only where it is found too often, in other data perhaps, are
+    they walked over, too.
+    """
     width = height = scans = place = 0
     for _ in range(MAX_SEGMENTS):
         found = _JPEG_MARKER.search(content, place)
@@ -79,8 +83,12 @@ def _jpeg_outline(content: bytes) -> Outline:
         if kind in _JPEG_FRAMES:
             height = int.from_bytes(content[place + 3 : place + 5], "big")
             width = int.from_bytes(content[place + 5 : place + 7], "big")
-        if kind == _JPEG_SCAN and (scans := scans + 1) > MAX_SCANS:
-            raise ImageTooLarge(f"the image has more than {MAX_SCANS} scans")
+        if kind == _JPEG_SCAN:
+            scans += 1
+            if scans == 1 and (most := 1 + content.count(b"\xff\xda", place)) <= MAX_SCANS:
+                return Outline(width, height, most)
+            if scans > MAX_SCANS:
+                raise ImageTooLarge(f"the image has more than {MAX_SCANS} scans")
         place += int.from_bytes(content[place : place + 2], "big")
     raise ImageTooLarge(f"the image has more than {MAX_SEGMENTS:,} segments")
 

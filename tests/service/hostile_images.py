@@ -226,6 +226,7 @@ def laborious() -> Iterator[Hostile]:
     yield Hostile("small jpeg of 101 scans", jpeg_of_scans(32, 101), 413, "more than 100 scans")
     yield Hostile("small jpeg of 100 scans", jpeg_of_scans(32, 100), 200)
     yield Hostile("jpeg with scans in its thumbnail", within_jpeg(segment(0xE1, b"\xff\xda\0\x08" * 200)), 200)
+    yield Hostile("jpeg with scans behind its end", encode("JPEG") + b"\xff\xda\0\x08" * 200, 200)
     yield Hostile("jpeg of 12,000 segments", within_jpeg(segment(0xFE, b"") * 12_000), 413, "10,000 segments")
     crowded = b"Exif\0\0MM\0*\0\0\0\x08\xff\xff" + bytes(65_000)
     yield Hostile("jpeg with 65,535 entries of exif", within_jpeg(segment(0xE1, crowded)), 200)
