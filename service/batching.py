@@ -1,8 +1,8 @@
 """The micro-batcher: every forward pass combines the images of as many requests as are waiting.
 
-Requests wait in a bounded queue.  A pass takes images of one model, oldest request first, up to `max_batch`, or up to
-its share when other workers are idle.  It waits for more only while announced requests are still being decoded, so a
-single request is answered at once.
+Requests wait in a bounded queue and take turns: the next images are those of the request that has had the fewest served
+since it came.  A pass takes images of one model, up to `max_batch`, or up to its share when other workers are idle.  It
+waits for more only while announced requests are still being decoded, so a single request is answered at once.
 
 A worker that ends is replaced, and the requests of its pass are told to come again.  A model at which two workers in a
 row end, with no answer in between, is set aside.
@@ -16,7 +16,7 @@ import logging
 import math
 import threading
 import time
-from collections import deque
+from bisect import insort
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -71,10 +71,14 @@ class Observer(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class PendingRequest:
-    """Images uint8 [N, C, H, W] of one request; `future` gets their probabilities float32 [N, K]."""
+    """Images uint8 [N, C, H, W] of one request; `future` gets their probabilities float32 [N, K].
+
+    `turn`: images that were served before this request came, and those of the request that are served before these.
+    """
 
     model: Model
     images: np.ndarray
+    turn: int = 0
     future: Future[np.ndarray] = field(default_factory=Future)
     submitted: float = field(default_factory=time.monotonic)
 
@@ -97,7 +101,8 @@ class Batcher:
         self.workers = workers
         self.max_batch, self.max_wait_seconds, self.max_waiting = max_batch, max_wait_seconds, max_waiting
         self._observer = observer
-        self._jobs: deque[PendingRequest] = deque()
+        self._jobs: list[PendingRequest] = []  # by turn
+        self._clock = 0  # the turn that was served last
         self._changed = threading.Condition()
         self._announced = self._idle = 0
         self._stopping = threading.Event()
@@ -165,30 +170,33 @@ class Batcher:
                 self._announced -= 1
                 self._changed.notify_all()
 
-    def submit(self, model: Model, images: np.ndarray) -> list[PendingRequest]:
-        """Queue `images`, in jobs of at most `max_batch`.
+    def submit(self, model: Model, images: np.ndarray, *, behind: int = 0) -> list[PendingRequest]:
+        """Queue `images`, in jobs of at most `max_batch`, behind so many images of the same request.
 
         Raises:
             QueueFull: there is no room for all of them.
             InferenceStopped: no worker serves.
             SetAside: workers end at this model.
         """
-        jobs = [
-            PendingRequest(model, images[start : start + self.max_batch])
-            for start in range(0, len(images), self.max_batch)
-        ]
         with self._changed:
             if self._stopping.is_set() or len(self._given_up) == len(self.workers):
                 raise InferenceStopped("inference isn't running at the moment")
             self.require_fit(model)
             if self._count() + len(images) > self.max_waiting:
                 raise QueueFull(f"{self._count()} images are waiting already; at most {self.max_waiting} may")
-            self._jobs.extend(jobs)
+            jobs = [
+                PendingRequest(model, images[start : start + self.max_batch], self._clock + behind + start)
+                for start in range(0, len(images), self.max_batch)
+            ]
+            for job in jobs:
+                insort(self._jobs, job, key=lambda waiting: waiting.turn)
             self._changed.notify_all()
         return jobs
 
-    async def probabilities(self, model: Model, images: np.ndarray) -> np.ndarray:
+    async def probabilities(self, model: Model, images: np.ndarray, *, behind: int = 0) -> np.ndarray:
         """Class probabilities, float32 [N, K], of uint8 images [N, C, H, W]; a cancelled call leaves the queue.
+
+        `behind`: as `submit`.
 
         Raises:
             QueueFull, InferenceStopped, SetAside: as `submit`.
@@ -196,7 +204,7 @@ class Batcher:
             AnswerFailed: the model has no answer to one of the images.
             CheckpointError: the weights can't be loaded.
         """
-        jobs = self.submit(model, images)
+        jobs = self.submit(model, images, behind=behind)
         try:
             parts = await asyncio.gather(*(asyncio.wrap_future(job.future) for job in jobs))
         finally:
@@ -243,7 +251,7 @@ class Batcher:
             self._given_up.add(worker)
             if len(self._given_up) < len(self.workers):
                 return
-            left, self._jobs = self._jobs, deque()
+            left, self._jobs = self._jobs, []
         for job in left:
             if job.future.set_running_or_notify_cancel():
                 job.future.set_exception(InferenceStopped("inference isn't running at the moment"))
@@ -298,7 +306,7 @@ class Batcher:
             self._idle += 1
             try:
                 while True:
-                    self._jobs = deque(job for job in self._jobs if not job.future.cancelled())
+                    self._jobs = [job for job in self._jobs if not job.future.cancelled()]
                     if not self._jobs and self._stopping.is_set():
                         return None
                     if not self._jobs or (time_left := self._worth_waiting()) > 0:
@@ -309,6 +317,7 @@ class Batcher:
                     if not worker.is_alive:
                         return []
                     batch = self._share()
+                    self._clock = max(self._clock, batch[0].turn)
                     for job in batch:
                         self._jobs.remove(job)
                     if started := [job for job in batch if job.future.set_running_or_notify_cancel()]:
@@ -325,10 +334,10 @@ class Batcher:
         is_full = sum(len(job.images) for job in self._same_model()) >= self.max_batch * self._idle
         if is_full or not self._announced or self._stopping.is_set():
             return 0.0
-        return self._jobs[0].submitted + self.max_wait_seconds - time.monotonic()
+        return min(job.submitted for job in self._same_model()) + self.max_wait_seconds - time.monotonic()
 
     def _share(self) -> list[PendingRequest]:
-        """The oldest jobs of one model for a pass: as many as fit, divided evenly among idle workers."""
+        """The next jobs of one model for a pass: as many as fit, divided evenly among idle workers."""
         jobs = self._same_model()
         fair = math.ceil(sum(len(job.images) for job in jobs) / self._idle)
         sizes = itertools.accumulate(len(job.images) for job in jobs)

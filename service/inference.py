@@ -115,7 +115,8 @@ async def predict(
         shapes = sorted({model.contract.shape for model in models})
         images = dict(zip(shapes, await engine.decoder.decode(uploads, shapes), strict=True))
         passes = [
-            asyncio.ensure_future(_timed(engine.batcher, model, images[model.contract.shape])) for model in models
+            asyncio.ensure_future(_timed(engine.batcher, model, images[model.contract.shape], number * len(uploads)))
+            for number, model in enumerate(models)
         ]
         await asyncio.sleep(0)  # each has queued its images before the announcement ends
     answered = await all_or_none(passes)
@@ -136,9 +137,9 @@ async def predict(
     )
 
 
-async def _timed(batcher: Batcher, model: Model, images: np.ndarray) -> tuple[np.ndarray, float]:
+async def _timed(batcher: Batcher, model: Model, images: np.ndarray, behind: int) -> tuple[np.ndarray, float]:
     before = time.perf_counter()
-    return await batcher.probabilities(model, images), time.perf_counter() - before
+    return await batcher.probabilities(model, images, behind=behind), time.perf_counter() - before
 
 
 def _answer(checkpoint: str, contract: InputContract, probabilities: np.ndarray, top_k: int) -> AnswerOut:

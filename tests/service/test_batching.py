@@ -219,6 +219,26 @@ def test_models_take_turns_and_never_share_a_pass() -> None:
     assert sum(one.passes) == sum(other.passes) == 6
 
 
+def test_a_large_request_lets_others_go_first() -> None:
+    model, other = Here.model_of(Touchy()), Here.model_of(Touchy())
+    done: list[str] = []
+
+    async def call(batcher: Batcher, name: str, asked: Model, images: np.ndarray, behind: int = 0) -> None:
+        await batcher.probabilities(asked, images, behind=behind)
+        done.append(name)
+
+    async def scene(batcher: Batcher) -> None:
+        slow = np.concatenate([image(SLOW)] * 6)
+        calls = [call(batcher, f"six of model {place}", (model, other)[place], slow, 6 * place) for place in range(2)]
+        large = asyncio.gather(*calls)
+        await asyncio.sleep(0.05)
+        await asyncio.gather(call(batcher, "one", other, image(1)), call(batcher, "two", model, slow[:2]), large)
+
+    with started(max_batch=1) as batcher:
+        asyncio.run(asyncio.wait_for(scene(batcher), 60))
+    assert done == ["one", "two", "six of model 0", "six of model 1"]
+
+
 def test_a_dead_worker_is_replaced_and_only_its_pass_fails() -> None:
     model, other, worker = Here.model_of(Touchy()), Here.model_of(Touchy()), Here()
 
