@@ -5,7 +5,7 @@ since it came.  A pass takes images of one model, up to `max_batch`, or up to it
 waits for more only while announced requests are still being decoded, so a single request is answered at once.
 
 A worker that ends is replaced, and the requests of its pass are told to come again.  A model at which two workers in a
-row end, with no answer in between, is set aside.
+row end, with no answer in between, is set aside for a while.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ import numpy as np
 
 from service.models import Model
 from service.processes import ProcessGone
-from service.workers import PassFailed
+from service.workers import NeverBegan, PassFailed
 from stages.checkpoint.contract import CheckpointError
 
 DEATHS = 2  # of workers, at which a model is set aside
+ASIDE_SECONDS = 600.0  # then it is asked again, and set aside at the next death
 LOOK_SECONDS = 0.5  # between two looks at whether an idle worker is still there
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # before another start of a worker that ends again and again
 logger = logging.getLogger("claimcheck")
@@ -45,7 +46,7 @@ class InferenceStopped(RuntimeError):
 
 
 class SetAside(RuntimeError):
-    """Workers end at this model, so it isn't asked any more until the service starts again."""
+    """Workers end at this model, so it isn't asked for `ASIDE_SECONDS`."""
 
 
 class AnswerFailed(RuntimeError):
@@ -108,7 +109,7 @@ class Batcher:
         self._stopping = threading.Event()
         self._given_up: set[Runner] = set()  # for now: they end again and again
         self._deaths: dict[str, tuple[int, float]] = {}  # of a model: how many in a row, when the last one was
-        self._set_aside: dict[str, Model] = {}
+        self._set_aside: dict[str, tuple[Model, float]] = {}  # until when
         self._threads = [
             threading.Thread(target=self._run, args=(worker,), name="inference", daemon=True) for worker in workers
         ]
@@ -139,17 +140,18 @@ class Batcher:
 
     @property
     def set_aside(self) -> list[Model]:
-        """The models that are asked no more."""
-        return list(self._set_aside.values())
+        """The models that aren't asked for now."""
+        return [model for model, until in list(self._set_aside.values()) if time.monotonic() < until]
 
     def require_fit(self, model: Model) -> None:
         """Raises:
         SetAside: workers end at this model.
         """
-        if model.sha256 in self._set_aside:
+        _, until = self._set_aside.get(model.sha256, (None, 0.0))
+        if time.monotonic() < until:
             raise SetAside(
-                f"the model of run {model.contract.run_key[:12]} has ended {DEATHS} inference processes and is set "
-                "aside until the service starts again"
+                f"inference processes ended at the model of run {model.contract.run_key[:12]}, {DEATHS} in a row; "
+                f"it is set aside for {ASIDE_SECONDS / 60:g} minutes"
             )
 
     @property
@@ -264,7 +266,8 @@ class Batcher:
             self._deaths.pop(model.sha256, None)
         except ProcessGone as error:
             logger.error("%s, at %s (run %s)", error, model.path, model.contract.run_key)
-            self._blame(model, started)
+            if not isinstance(error, NeverBegan):
+                self._blame(model, started)
             self._fail(batch, InferenceStopped("the process that was to answer ended; ask again"))
             return False
         except Exception:  # no memory, for example, which the next pass may have
@@ -288,7 +291,7 @@ class Batcher:
             if deaths + 1 < DEATHS:
                 return
             logger.error("%s (run %s) is set aside", model.path, model.contract.run_key)
-            self._set_aside[model.sha256] = model
+            self._set_aside[model.sha256] = model, time.monotonic() + ASIDE_SECONDS
             waiting = [job for job in self._jobs if job.model.sha256 == model.sha256]
             for job in waiting:
                 self._jobs.remove(job)

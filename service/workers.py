@@ -15,17 +15,22 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from service.models import Model
-from service.processes import Process, leave_signals_to_the_server
+from service.processes import Process, ProcessGone, leave_signals_to_the_server
 from stages.checkpoint.contract import CheckpointError
 
 if TYPE_CHECKING:
     from service.predictors import PredictorCache
 
 Answer = tuple[Literal["probabilities"], np.ndarray, int] | tuple[Literal["refused", "failed"], str, int]
+_BEGIN = "begin"  # asked and answered before the first pass
 
 
 class PassFailed(RuntimeError):
     """The network raised an error; the message says which."""
+
+
+class NeverBegan(ProcessGone):
+    """The process ended before it took the pass."""
 
 
 class Worker(Process):
@@ -35,9 +40,10 @@ class Worker(Process):
         arguments = (device, budget_bytes, threads)
         super().__init__("inference", _answer_until_closed, *arguments, seconds=pass_seconds)
         self.device, self.weight_bytes = device, 0
+        self._has_begun = False
 
     def restart(self) -> None:
-        self.weight_bytes = 0
+        self.weight_bytes, self._has_begun = 0, False
         super().restart()
 
     def probabilities(self, model: Model, images: np.ndarray) -> np.ndarray:
@@ -47,7 +53,14 @@ class Worker(Process):
             CheckpointError: the weights are gone, or aren't the recorded ones.
             PassFailed: the network failed on these images.
             ProcessGone: the process has ended, or loading and pass take longer than its time.
+            NeverBegan: it had ended before.
         """
+        if not self._has_begun:
+            try:
+                self.ask(_BEGIN)
+            except ProcessGone as error:
+                raise NeverBegan(str(error)) from None
+            self._has_begun = True
         answer: Answer = self.ask((model.path, model.sha256, images))
         self.weight_bytes = answer[2]
         if answer[0] == "probabilities":
@@ -68,7 +81,8 @@ def _answer_until_closed(connection: Connection, device: str, budget_bytes: int,
     predictors = module.PredictorCache(device=device, budget_bytes=budget_bytes)
     while True:
         try:
-            connection.send(_answer(predictors, *connection.recv()))
+            question = connection.recv()
+            connection.send(_BEGIN if question == _BEGIN else _answer(predictors, *question))
         except (EOFError, OSError):
             return
 

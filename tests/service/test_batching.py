@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from service.batching import AnswerFailed, Batcher, InferenceStopped, QueueFull, Runner, SetAside
+from service.batching import ASIDE_SECONDS, AnswerFailed, Batcher, InferenceStopped, QueueFull, Runner, SetAside
 from service.models import Model, Models
 from service.processes import ProcessGone
 from service.workers import PassFailed, Worker
@@ -286,7 +286,7 @@ def test_where_no_worker_can_be_started_nothing_waits_until_one_can() -> None:
         assert isinstance(found, np.ndarray)
 
 
-def test_a_model_that_ends_two_workers_in_a_row_is_set_aside() -> None:
+def test_a_model_that_ends_two_workers_in_a_row_is_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     deadly, other = Here.model_of(Touchy()), Here.model_of(Touchy())
 
     def answer_to(model: Model, first: int) -> type:
@@ -302,6 +302,9 @@ def test_a_model_that_ends_two_workers_in_a_row_is_set_aside() -> None:
         assert answer_to(deadly, DEADLY) is InferenceStopped
         assert answer_to(deadly, 1) is SetAside and batcher.set_aside == [deadly]
         assert answer_to(other, 1) is np.ndarray
+        monkeypatch.setattr(time, "monotonic", lambda real=time.monotonic: real() + ASIDE_SECONDS)
+        assert batcher.set_aside == [] and answer_to(deadly, DEADLY) is InferenceStopped
+        assert answer_to(deadly, 1) is SetAside, "one more death is enough now"
 
 
 def test_two_workers_that_end_at_once_speak_once_against_a_model() -> None:
