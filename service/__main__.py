@@ -22,9 +22,9 @@ from service import connections, logs
 from service.access import KeysError, new_key
 from service.connections import Patience
 from service.headers import MAX_REQUEST_HEADER_BYTES
+from service.processes import load_ahead
 from service.readiness import Readiness
 from service.settings import Settings
-from service.workers import load_ahead
 from stages.device import device_for
 
 FILES_BESIDE = 256

@@ -161,7 +161,7 @@ def _engine(settings: Settings, metrics: Metrics) -> Engine:
     ]
     engine = Engine(
         Models(settings.root),
-        Decoder(seconds=settings.decode_seconds, max_waiting=settings.max_waiting),
+        Decoder(seconds=settings.decode_seconds, max_waiting=settings.max_waiting, max_pixels=settings.max_pixels),
         workers,
         Batcher(
             workers,

@@ -1,8 +1,11 @@
 """The micro-batcher: every forward pass combines the images of as many requests as are waiting.
 
-Requests wait in a bounded queue.  A pass takes images of one model, oldest request first, up to `max_batch`, or up to
-its share when other workers are idle.  It waits for more only while announced requests are still being decoded, so a
-single request is answered at once.
+Requests wait in a bounded queue and take turns: the next images are those of the request that has had the fewest served
+since it came.  A pass takes images of one model, up to `max_batch`, or up to its share when other workers are idle.  It
+waits for more only while announced requests are still being decoded, so a single request is answered at once.
+
+A worker that ends is replaced, and the requests of its pass are told to come again.  A model at which two workers in a
+row end, with no answer in between, is set aside for a while.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import logging
 import math
 import threading
 import time
-from collections import deque
+from bisect import insort
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -23,9 +26,14 @@ from typing import Protocol
 import numpy as np
 
 from service.models import Model
-from service.workers import PassFailed, WorkerGone
+from service.processes import ProcessGone
+from service.workers import NeverBegan, PassFailed
 from stages.checkpoint.contract import CheckpointError
 
+DEATHS = 2  # of workers, at which a model is set aside
+ASIDE_SECONDS = 600.0  # then it is asked again, and set aside at the next death
+LOOK_SECONDS = 0.5  # between two looks at whether an idle worker is still there
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # before another start of a worker that ends again and again
 logger = logging.getLogger("claimcheck")
 
 
@@ -34,7 +42,11 @@ class QueueFull(RuntimeError):
 
 
 class InferenceStopped(RuntimeError):
-    """An inference worker is gone, so nothing will be answered any more."""
+    """The worker that was to answer is gone, or the service ends; a later request may be answered."""
+
+
+class SetAside(RuntimeError):
+    """Workers end at this model, so it isn't asked for `ASIDE_SECONDS`."""
 
 
 class AnswerFailed(RuntimeError):
@@ -49,6 +61,8 @@ class Runner(Protocol):
 
     def probabilities(self, model: Model, images: np.ndarray) -> np.ndarray: ...
 
+    def restart(self) -> None: ...
+
 
 class Observer(Protocol):
     """Called after each pass with its number of images, the longest wait and the duration of the pass in seconds."""
@@ -58,10 +72,14 @@ class Observer(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class PendingRequest:
-    """Images uint8 [N, C, H, W] of one request; `future` gets their probabilities float32 [N, K]."""
+    """Images uint8 [N, C, H, W] of one request; `future` gets their probabilities float32 [N, K].
+
+    `turn`: images that were served before this request came, and those of the request that are served before these.
+    """
 
     model: Model
     images: np.ndarray
+    turn: int = 0
     future: Future[np.ndarray] = field(default_factory=Future)
     submitted: float = field(default_factory=time.monotonic)
 
@@ -69,8 +87,7 @@ class PendingRequest:
 class Batcher:
     """Safe to use from several threads and event loops.  `start` it before, `stop` it after.
 
-    Every worker has a thread that hands it passes.  If one of them dies, all end, since a service that goes on at half
-    its pace goes unnoticed for long; it reports not ready instead.
+    Every worker has a thread that hands it passes and replaces it where it has ended.
     """
 
     def __init__(
@@ -85,10 +102,14 @@ class Batcher:
         self.workers = workers
         self.max_batch, self.max_wait_seconds, self.max_waiting = max_batch, max_wait_seconds, max_waiting
         self._observer = observer
-        self._jobs: deque[PendingRequest] = deque()
+        self._jobs: list[PendingRequest] = []  # by turn
+        self._clock = 0  # the turn that was served last
         self._changed = threading.Condition()
         self._announced = self._idle = 0
-        self._is_stopping = False
+        self._stopping = threading.Event()
+        self._given_up: set[Runner] = set()  # for now: they end again and again
+        self._deaths: dict[str, tuple[int, float]] = {}  # of a model: how many in a row, when the last one was
+        self._set_aside: dict[str, tuple[Model, float]] = {}  # until when
         self._threads = [
             threading.Thread(target=self._run, args=(worker,), name="inference", daemon=True) for worker in workers
         ]
@@ -100,7 +121,7 @@ class Batcher:
     def stop(self, seconds: float = 5.0) -> None:
         """Answer what is waiting, then end the threads; a pass that takes longer than that is abandoned."""
         with self._changed:
-            self._is_stopping = True
+            self._stopping.set()
             self._changed.notify_all()
         until = time.monotonic() + seconds
         for thread in self._threads:
@@ -109,7 +130,29 @@ class Batcher:
 
     @property
     def is_alive(self) -> bool:
-        return all(part.is_alive() for part in self._threads) and all(worker.is_alive for worker in self.workers)
+        """True where at least one worker serves."""
+        return not self._stopping.is_set() and self.serving > 0
+
+    @property
+    def serving(self) -> int:
+        """Number of workers that run."""
+        return sum(worker.is_alive for worker in self.workers)
+
+    @property
+    def set_aside(self) -> list[Model]:
+        """The models that aren't asked for now."""
+        return [model for model, until in list(self._set_aside.values()) if time.monotonic() < until]
+
+    def require_fit(self, model: Model) -> None:
+        """Raises:
+        SetAside: workers end at this model.
+        """
+        _, until = self._set_aside.get(model.sha256, (None, 0.0))
+        if time.monotonic() < until:
+            raise SetAside(
+                f"inference processes ended at the model of run {model.contract.run_key[:12]}, {DEATHS} in a row; "
+                f"it is set aside for {ASIDE_SECONDS / 60:g} minutes"
+            )
 
     @property
     def waiting(self) -> int:
@@ -129,35 +172,41 @@ class Batcher:
                 self._announced -= 1
                 self._changed.notify_all()
 
-    def submit(self, model: Model, images: np.ndarray) -> list[PendingRequest]:
-        """Queue `images`, in jobs of at most `max_batch`.
+    def submit(self, model: Model, images: np.ndarray, *, behind: int = 0) -> list[PendingRequest]:
+        """Queue `images`, in jobs of at most `max_batch`, behind so many images of the same request.
 
         Raises:
             QueueFull: there is no room for all of them.
-            InferenceStopped: a worker is gone.
+            InferenceStopped: no worker serves.
+            SetAside: workers end at this model.
         """
-        jobs = [
-            PendingRequest(model, images[start : start + self.max_batch])
-            for start in range(0, len(images), self.max_batch)
-        ]
         with self._changed:
-            if not self.is_alive or self._is_stopping:
-                raise InferenceStopped("inference isn't running")
+            if self._stopping.is_set() or len(self._given_up) == len(self.workers):
+                raise InferenceStopped("inference isn't running at the moment")
+            self.require_fit(model)
             if self._count() + len(images) > self.max_waiting:
                 raise QueueFull(f"{self._count()} images are waiting already; at most {self.max_waiting} may")
-            self._jobs.extend(jobs)
+            jobs = [
+                PendingRequest(model, images[start : start + self.max_batch], self._clock + behind + start)
+                for start in range(0, len(images), self.max_batch)
+            ]
+            for job in jobs:
+                insort(self._jobs, job, key=lambda waiting: waiting.turn)
             self._changed.notify_all()
         return jobs
 
-    async def probabilities(self, model: Model, images: np.ndarray) -> np.ndarray:
+    async def probabilities(self, model: Model, images: np.ndarray, *, behind: int = 0) -> np.ndarray:
         """Class probabilities, float32 [N, K], of uint8 images [N, C, H, W]; a cancelled call leaves the queue.
 
+        `behind`: as `submit`.
+
         Raises:
-            QueueFull, InferenceStopped: as `submit`.
+            QueueFull, InferenceStopped, SetAside: as `submit`.
+            InferenceStopped: the worker ended, too.
             AnswerFailed: the model has no answer to one of the images.
             CheckpointError: the weights can't be loaded.
         """
-        jobs = self.submit(model, images)
+        jobs = self.submit(model, images, behind=behind)
         try:
             parts = await asyncio.gather(*(asyncio.wrap_future(job.future) for job in jobs))
         finally:
@@ -169,35 +218,109 @@ class Batcher:
         return sum(len(job.images) for job in self._jobs if not job.future.cancelled())
 
     def _run(self, worker: Runner) -> None:
-        batch: list[PendingRequest] = []
+        deaths = 0  # in a row: neither an answer nor a while of life in between
         try:
-            while batch := self._next_batch():
-                self._answer(batch, worker)
-        except WorkerGone as error:
-            logger.error("%s; no image is answered any more", error)
+            while (batch := self._next_batch(worker)) is not None:
+                if self._serve(batch, worker) if batch else worker.is_alive:
+                    deaths = 0
+                    continue
+                if not self._replaced(worker, deaths):
+                    return
+                deaths += 1
         finally:
-            with self._changed:
-                self._is_stopping = True
-                left, self._jobs = self._jobs, deque()
-                self._changed.notify_all()
-            waiting = [job for job in left if job.future.set_running_or_notify_cancel()]
-            for job in (*batch, *waiting):
-                if not job.future.done():
-                    job.future.set_exception(InferenceStopped("inference ended"))
+            self._give_up(worker)
 
-    def _next_batch(self) -> list[PendingRequest]:
-        """The next jobs of one model that run together; empty once the batcher stops and nothing is left."""
+    def _replaced(self, worker: Runner, deaths: int) -> bool:
+        """Start another one, at once or, where that didn't help, after a while; False once the batcher stops."""
+        logger.error("an inference process is gone and is replaced")
+        while not self._stopping.is_set():
+            if deaths:
+                self._give_up(worker)
+                self._stopping.wait(min(FIRST_PAUSE * 2**deaths, LONGEST_PAUSE))
+            try:
+                worker.restart()
+            except OSError as error:
+                logger.error("no inference process can be started: %s", error)
+                deaths += 1
+            else:
+                self._given_up.discard(worker)
+                return True
+        return False
+
+    def _give_up(self, worker: Runner) -> None:
+        """Nothing waits for this worker; where no other one serves, what waits is refused."""
+        with self._changed:
+            self._given_up.add(worker)
+            if len(self._given_up) < len(self.workers):
+                return
+            left, self._jobs = self._jobs, []
+        for job in left:
+            if job.future.set_running_or_notify_cancel():
+                job.future.set_exception(InferenceStopped("inference isn't running at the moment"))
+
+    def _serve(self, batch: Sequence[PendingRequest], worker: Runner) -> bool:
+        """Answer the batch; False where the worker ended at it."""
+        model, started = batch[0].model, time.monotonic()
+        try:
+            self._answer(batch, worker)
+            self._deaths.pop(model.sha256, None)
+        except ProcessGone as error:
+            logger.error("%s, at %s (run %s)", error, model.path, model.contract.run_key)
+            if not isinstance(error, NeverBegan):
+                self._blame(model, started)
+            self._fail(batch, InferenceStopped("the process that was to answer ended; ask again"))
+            return False
+        except Exception:  # no memory, for example, which the next pass may have
+            logger.exception("a pass of %s failed", model.path)
+            self._fail(batch, AnswerFailed("the model failed on this image"))
+        return True
+
+    @staticmethod
+    def _fail(batch: Sequence[PendingRequest], error: Exception) -> None:
+        for job in batch:
+            if not job.future.done():
+                job.future.set_exception(error)
+
+    def _blame(self, model: Model, started: float) -> None:
+        """Count the death of a worker at this model, once for passes that ran at the same time."""
+        with self._changed:
+            deaths, last = self._deaths.get(model.sha256, (0, -math.inf))
+            if started < last:
+                return
+            self._deaths[model.sha256] = deaths + 1, time.monotonic()
+            if deaths + 1 < DEATHS:
+                return
+            logger.error("%s (run %s) is set aside", model.path, model.contract.run_key)
+            self._set_aside[model.sha256] = model, time.monotonic() + ASIDE_SECONDS
+            waiting = [job for job in self._jobs if job.model.sha256 == model.sha256]
+            for job in waiting:
+                self._jobs.remove(job)
+        started_jobs = [job for job in waiting if job.future.set_running_or_notify_cancel()]
+        try:
+            self.require_fit(model)
+        except SetAside as error:
+            self._fail(started_jobs, error)
+
+    def _next_batch(self, worker: Runner) -> list[PendingRequest] | None:
+        """The next jobs of one model that run together; empty where the worker is gone, or after a while without jobs,
+        so that it is looked after; None once the batcher stops and nothing is left.
+        """
         with self._changed:
             self._idle += 1
             try:
                 while True:
-                    self._jobs = deque(job for job in self._jobs if not job.future.cancelled())
-                    if not self._jobs and self._is_stopping:
-                        return []
+                    self._jobs = [job for job in self._jobs if not job.future.cancelled()]
+                    if not self._jobs and self._stopping.is_set():
+                        return None
                     if not self._jobs or (time_left := self._worth_waiting()) > 0:
-                        self._changed.wait(time_left if self._jobs else None)
+                        is_woken = self._changed.wait(time_left if self._jobs else LOOK_SECONDS)
+                        if not is_woken and not self._jobs:
+                            return []
                         continue
+                    if not worker.is_alive:
+                        return []
                     batch = self._share()
+                    self._clock = max(self._clock, batch[0].turn)
                     for job in batch:
                         self._jobs.remove(job)
                     if started := [job for job in batch if job.future.set_running_or_notify_cancel()]:
@@ -212,12 +335,12 @@ class Batcher:
     def _worth_waiting(self) -> float:
         """Seconds in which announced requests may still join; zero if they would find no room."""
         is_full = sum(len(job.images) for job in self._same_model()) >= self.max_batch * self._idle
-        if is_full or not self._announced or self._is_stopping:
+        if is_full or not self._announced or self._stopping.is_set():
             return 0.0
-        return self._jobs[0].submitted + self.max_wait_seconds - time.monotonic()
+        return min(job.submitted for job in self._same_model()) + self.max_wait_seconds - time.monotonic()
 
     def _share(self) -> list[PendingRequest]:
-        """The oldest jobs of one model for a pass: as many as fit, divided evenly among idle workers."""
+        """The next jobs of one model for a pass: as many as fit, divided evenly among idle workers."""
         jobs = self._same_model()
         fair = math.ceil(sum(len(job.images) for job in jobs) / self._idle)
         sizes = itertools.accumulate(len(job.images) for job in jobs)

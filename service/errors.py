@@ -21,7 +21,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as NoConnection
 from starlette.exceptions import HTTPException
 
-from service.batching import AnswerFailed, InferenceStopped, QueueFull
+from service.batching import AnswerFailed, InferenceStopped, QueueFull, SetAside
+from service.inference import TooManyAnswers
 from service.model_names import UnknownModel
 from service.negotiation import NotAcceptable, weight
 from service.queries import AmbiguousCheckpoint, NoRealCheckpoint
@@ -144,7 +145,9 @@ STATUS: dict[type[Exception], int] = {
     QueueFull: 503,
     Busy: 503,
     InferenceStopped: 503,
+    SetAside: 503,
     AnswerFailed: 500,
+    TooManyAnswers: 413,
     ImageTooLarge: 413,
     ImageError: 422,
 }
@@ -158,7 +161,11 @@ LISTED_AT: dict[type[Exception], str] = {
 }
 """Of names too many for a message."""
 
-RETRY_AFTER: dict[type[Exception], dict[str, str]] = {QueueFull: {"retry-after": "1"}, Busy: {"retry-after": "2"}}
+RETRY_AFTER: dict[type[Exception], dict[str, str]] = {
+    QueueFull: {"retry-after": "1"},
+    InferenceStopped: {"retry-after": "1"},
+    Busy: {"retry-after": "2"},
+}
 
 FORM_LIMITS = ("Too many files", "Too many fields", "Part exceeded")
 """How the form parser begins what it says of a form beyond its limits, as a 400."""

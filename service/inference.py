@@ -5,21 +5,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
-from starlette.concurrency import run_in_threadpool
 
-from service.batching import AnswerFailed, Batcher, InferenceStopped, QueueFull
+from service.batching import AnswerFailed, Batcher, InferenceStopped, QueueFull, SetAside
 from service.decoding import Decoder, Upload
 from service.models import Model, Models
 from service.queries import ServedCheckpoint
 from service.schemas import AnswerOut, ClassOut, ImageAnswersOut, ModelOut, PredictionOut
+from service.together import all_or_none
 from service.workers import Worker
 from stages.checkpoint.contract import CheckpointError, InputContract
 
+THREADS = 4
+Done = TypeVar("Done")
 logger = logging.getLogger("claimcheck")
+
+
+class TooManyAnswers(ValueError):
+    """One request asks for more answers than may ever wait."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +38,12 @@ class Engine:
     decoder: Decoder
     workers: Sequence[Worker]
     batcher: Batcher
+    threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(THREADS, "answering"))
 
     def start(self) -> None:
         for worker in self.workers:
             worker.start()
+        self.decoder.start()
         self.batcher.start()
 
     def stop(self) -> None:
@@ -42,16 +52,38 @@ class Engine:
         self.batcher.stop()
         for worker in self.workers:
             worker.stop()
+        self.threads.shutdown(wait=False, cancel_futures=True)
+
+    async def in_thread(self, work: Callable[[], Done]) -> Done:
+        """The outcome of `work`, off the event loop, in threads that no page waits for."""
+        return await asyncio.get_running_loop().run_in_executor(self.threads, work)
 
     async def model(self, served_checkpoint: ServedCheckpoint) -> Model:
         """The model of the served checkpoint; its file is checked first if it hasn't been.
 
         Raises:
             CheckpointError: weights are gone, or aren't those that were recorded.
+            SetAside: inference processes end at it.
         """
-        if found := self.models.known(served_checkpoint.path, served_checkpoint.sha256):
-            return found
-        return await run_in_threadpool(self.models.get, served_checkpoint.path, served_checkpoint.sha256)
+        path, sha256 = served_checkpoint.path, served_checkpoint.sha256
+        found = self.models.known(path, sha256)
+        if found is None:
+            found = await self.in_thread(lambda: self.models.get(path, sha256))
+        try:
+            self.batcher.require_fit(found)
+        except SetAside as error:
+            raise SetAside(f"{served_checkpoint.id}: {error}") from None
+        return found
+
+    def require_room(self, images: int, checkpoints: int) -> None:
+        """Raises:
+        TooManyAnswers: these would never be answered, however idle the service is.
+        """
+        if images * checkpoints > self.batcher.max_waiting:
+            raise TooManyAnswers(
+                f"{images} images by {checkpoints} checkpoints are {images * checkpoints} answers; "
+                f"one request takes at most {self.batcher.max_waiting}"
+            )
 
     async def warm_up(self, served_checkpoint: ServedCheckpoint) -> None:
         """Run the first passes, which are slow, so that nobody waits for them.  A model that can't be loaded stops no
@@ -63,7 +95,7 @@ class Engine:
             for size in {1, max(1, most)}:
                 images = np.zeros((size, *model.contract.shape), dtype=np.uint8)
                 await asyncio.gather(*(self.batcher.probabilities(model, images) for _ in self.workers))
-        except (CheckpointError, QueueFull, InferenceStopped, AnswerFailed) as error:
+        except (CheckpointError, QueueFull, InferenceStopped, AnswerFailed, SetAside) as error:
             logger.error("warming up with %s: %s", served_checkpoint.id, error)
 
 
@@ -75,20 +107,19 @@ async def predict(
     Raises:
         ImageError: a file isn't an image that we read; the message names it.
         CheckpointError: weights are gone, or aren't those that were recorded.
-        QueueFull, InferenceStopped, AnswerFailed: see `Batcher`.
+        QueueFull, InferenceStopped, AnswerFailed, SetAside: see `Batcher`.
     """
     started = time.perf_counter()
     with engine.batcher.announce():
         models = [await engine.model(served_checkpoint) for served_checkpoint in served_checkpoints]
-        images = {}
-        for shape in {model.contract.shape for model in models}:
-            decoded = await asyncio.gather(*(engine.decoder.decode(upload, shape) for upload in uploads))
-            images[shape] = np.stack(decoded)
+        shapes = sorted({model.contract.shape for model in models})
+        images = dict(zip(shapes, await engine.decoder.decode(uploads, shapes), strict=True))
         passes = [
-            asyncio.ensure_future(_timed(engine.batcher, model, images[model.contract.shape])) for model in models
+            asyncio.ensure_future(_timed(engine.batcher, model, images[model.contract.shape], number * len(uploads)))
+            for number, model in enumerate(models)
         ]
         await asyncio.sleep(0)  # each has queued its images before the announcement ends
-    answered = await _all_or_none(passes)
+    answered = await all_or_none(passes)
     answers = [
         [_answer(served_checkpoint.id, model.contract, row, top_k) for row in probabilities]
         for served_checkpoint, model, (probabilities, _) in zip(served_checkpoints, models, answered, strict=True)
@@ -106,19 +137,9 @@ async def predict(
     )
 
 
-async def _timed(batcher: Batcher, model: Model, images: np.ndarray) -> tuple[np.ndarray, float]:
+async def _timed(batcher: Batcher, model: Model, images: np.ndarray, behind: int) -> tuple[np.ndarray, float]:
     before = time.perf_counter()
-    return await batcher.probabilities(model, images), time.perf_counter() - before
-
-
-async def _all_or_none(passes: Sequence[asyncio.Future[tuple[np.ndarray, float]]]) -> list[tuple[np.ndarray, float]]:
-    """All answers; if one fails or the request is cancelled, the others leave the queue."""
-    try:
-        return await asyncio.gather(*passes)
-    finally:
-        for task in passes:
-            task.cancel()
-        await asyncio.gather(*passes, return_exceptions=True)
+    return await batcher.probabilities(model, images, behind=behind), time.perf_counter() - before
 
 
 def _answer(checkpoint: str, contract: InputContract, probabilities: np.ndarray, top_k: int) -> AnswerOut:

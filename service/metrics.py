@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from service.inference import Engine
 from service.slots import Slots
@@ -72,9 +74,27 @@ class Metrics:
         waiting.set_function(lambda: engine.batcher.waiting)
         weights = Gauge("claimcheck_weight_bytes", "Weights in memory", registry=self.registry)
         weights.set_function(lambda: sum(worker.weight_bytes for worker in engine.workers))
-        alive = Gauge("claimcheck_inference_alive", "1 where all workers run", registry=self.registry)
+        alive = Gauge("claimcheck_inference_alive", "1 where a worker runs", registry=self.registry)
         alive.set_function(lambda: engine.batcher.is_alive)
+        workers = Gauge("claimcheck_workers", "Workers that run", registry=self.registry)
+        workers.set_function(lambda: engine.batcher.serving)
+        aside = Gauge("claimcheck_models_set_aside", "Models at which workers end", registry=self.registry)
+        aside.set_function(lambda: len(engine.batcher.set_aside))
+        self.registry.register(_Restarts(engine))
 
     def text(self) -> bytes:
         """All metrics in the exposition format."""
         return generate_latest(self.registry)
+
+
+class _Restarts(Collector):
+    """Counts kept by the processes themselves."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        family = CounterMetricFamily("claimcheck_process_restarts", "Lost processes replaced", labels=("kind",))
+        for kind, processes in (("inference", self.engine.workers), ("decoding", self.engine.decoder.processes)):
+            family.add_metric([kind], sum(process.restarts for process in processes))
+        yield family

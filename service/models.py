@@ -21,15 +21,16 @@ class Model:
 
 
 class Models:
-    """Remembers the contracts of files that were checked."""
+    """Remembers the contracts of files that were checked, each until its file is another one."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._known: OrderedDict[tuple[str, str], Model] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str], tuple[object, Model]] = OrderedDict()
 
     def known(self, path: str, sha256: str) -> Model | None:
-        """The checkpoint at `path` if it was already checked."""
-        return self._known.get((path, sha256))
+        """The checkpoint at `path` if it was already checked and is the same file still."""
+        state, found = self._known.get((path, sha256), (None, None))
+        return found if found is not None and state == _state(found.path) else None
 
     def get(self, path: str, sha256: str) -> Model:
         """The checkpoint at `path`, relative to the root, whose digest must be `sha256`.
@@ -38,8 +39,19 @@ class Models:
             CheckpointError: the file is gone, isn't the recorded one, or has no contract of ours.
         """
         place = self.root / path
+        state = _state(place)  # taken before it is read, so that what is remembered is never older than this
         _, contract, _ = read_checkpoint(place, expected_sha256=sha256)
-        found = self._known[path, sha256] = Model(place, sha256, contract)
+        found = Model(place, sha256, contract)
+        self._known[path, sha256] = state, found
         if len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
         return found
+
+
+def _state(path: Path) -> object:
+    """A value that changes with the file; equal to no other one where there is no file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return object()
+    return status.st_ino, status.st_mtime_ns, status.st_size

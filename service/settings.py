@@ -37,7 +37,7 @@ class Settings(BaseSettings):
         default=None, ge=1, description="images in one forward pass; unset: 8, and on a GPU 32"
     )
     pass_seconds: float = Field(
-        default=120.0, gt=0, description="for a pass with its loading; then a worker is given up"
+        default=120.0, gt=0, description="for a pass with its loading; then a worker is replaced"
     )
     batch_wait_seconds: float = Field(default=0.003, ge=0, description="a pass waits for requests being decoded")
     max_waiting: int = Field(default=512, ge=1, description="images waiting for an answer; more are refused with 503")
@@ -45,8 +45,9 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(default=32 * 1024 * 1024, ge=1, description="of a whole request")
     max_image_bytes: int = Field(default=10 * 1024 * 1024, ge=1, description="of one uploaded file")
     max_images: int = Field(default=32, ge=1, description="uploaded files in one request")
+    max_pixels: int = Field(default=128_000_000, ge=1, description="of all uploaded files in one request")
     body_seconds: float = Field(default=30.0, gt=0, description="for a request's body to arrive")
-    decode_seconds: float = Field(default=10.0, gt=0, description="for one image to be decoded")
+    decode_seconds: float = Field(default=10.0, gt=0, description="for the images of one request to be decoded")
 
     readers: int = Field(default=4, ge=1, description="answers made of the database at once; others wait for a turn")
     max_readers_waiting: int = Field(default=500, ge=0, description="for a turn; more are refused with 503")

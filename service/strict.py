@@ -5,6 +5,7 @@ Otherwise a misspelt filter would be ignored, and of two data sets the last woul
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Coroutine
 from typing import Any, get_origin
 
@@ -12,8 +13,12 @@ from fastapi import Request, Response
 from fastapi.dependencies.utils import get_flat_params
 from fastapi.params import Query
 from fastapi.routing import APIRoute
+from python_multipart.multipart import parse_options_header
 
 from service.errors import Problem, declared
+
+CHARSETS = frozenset({"utf-8", "ascii", "iso8859-1"})
+"""What the names and values of a form may be written in.  Other codecs make text that nothing else can write."""
 
 
 class StrictRoute(APIRoute):
@@ -40,3 +45,31 @@ class StrictRoute(APIRoute):
             return await handler(request)
 
         return checked
+
+
+class FormRoute(StrictRoute):
+    """A strict route that takes multipart forms: 415 for anything else, before the body is read."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+
+        async def checked(request: Request) -> Response:
+            kind, parameters = parse_options_header(request.headers.get("content-type", ""))
+            if kind != b"multipart/form-data":
+                raise Problem(415, "images come as multipart/form-data, each in a part named file")
+            charset = parameters.get(b"charset", b"utf-8").decode("latin-1")
+            if not _is_read(charset):
+                raise Problem(415, f"a form is read as UTF-8, not as {charset[:40]!r}")
+            return await handler(request)
+
+        return checked
+
+
+def _is_read(charset: str) -> bool:
+    """True where the form parser reads it as one of `CHARSETS`: Latin-1 is its choice for what it doesn't know."""
+    try:
+        return codecs.lookup(charset).name in CHARSETS
+    except LookupError:
+        return True
+    except ValueError:
+        return False

@@ -6,15 +6,56 @@ A request has one tensor `image`, UINT8 [N, C, H, W]; an answer has `probabiliti
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
+import msgspec
 import numpy as np
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 INPUT = "image"
 OUTPUTS = {"probabilities": ("FP32", "<f4"), "classes": ("INT64", "<i8")}
+MAX_OUTPUTS_BYTES = 64 * 1024  # of what is asked for, as JSON
+
+_Level = Annotated[int, Meta(ge=0, le=255)]
+_Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+_FLAT, _NESTED = list[_Level], list[list[list[list[_Level]]]]
+_OPENS_TWICE = re.compile(rb"\s*\[\s*\[")
+Value = TypeVar("Value")
+
+
+class _TensorParameters(Struct):
+    binary_data_size: int | UnsetType = UNSET
+
+
+class _Tensor(Struct):
+    name: str
+    datatype: str
+    shape: tuple[_Count, _Count, _Count, _Count]
+    data: Raw | UnsetType = UNSET  # read once it is known how much there may be
+    parameters: _TensorParameters | UnsetType = UNSET
+
+
+class _OutputParameters(Struct):
+    binary_data: bool | UnsetType = UNSET
+
+
+class _Output(Struct):
+    name: str
+    parameters: _OutputParameters | UnsetType = UNSET
+
+
+class _RequestParameters(Struct):
+    binary_data_output: bool | UnsetType = UNSET
+
+
+class _Request(Struct):
+    inputs: tuple[_Tensor]
+    id: str | UnsetType = UNSET
+    outputs: Raw | UnsetType = UNSET
+    parameters: _RequestParameters | UnsetType = UNSET
 
 
 class TensorError(ValueError):
@@ -33,92 +74,97 @@ class InferRequest:
 def read_request(body: bytes, header_length: str | None, shape: tuple[int, int, int], max_images: int) -> InferRequest:
     """The request in `body`, whose first `header_length` bytes (all of them where None) are JSON.
 
+    What it takes is bounded by the body and by the images that it may have: JSON that isn't asked for is skipped, and
+    numbers are read once their count is known to be that of the shape.
+
     Raises:
         TensorError: the protocol or the model doesn't allow the request.
     """
-    length = len(body)
-    if header_length is not None:
-        if not header_length.isdecimal() or int(header_length[:12]) > len(body):
-            raise TensorError(f"Inference-Header-Content-Length is {header_length[:40]!r} of {len(body)} bytes")
-        length = int(header_length)
-    request = _object(_json(body[:length]), "the request")
-    inputs = request.get("inputs")
-    if not isinstance(inputs, list) or len(inputs) != 1:
-        raise TensorError(f"expected one input, {INPUT!r}")
-    images = _image(_object(inputs[0], "an input"), body[length:], shape, max_images)
-    identity = request.get("id")
-    if "id" in request and not isinstance(identity, str):
-        raise TensorError("id is a string")
-    return InferRequest(identity, images, _wanted(request))
+    length = _header_length(header_length, len(body))
+    request = _parsed(body[:length], _Request, "the request")
+    images = _image(request.inputs[0], body[length:], shape, max_images)
+    by_default = False if request.parameters is UNSET else request.parameters.binary_data_output is True
+    identity = None if request.id is UNSET else request.id
+    return InferRequest(identity, images, _wanted(request.outputs, by_default))
 
 
-def _json(text: bytes) -> Any:
+def _header_length(given: str | None, most: int) -> int:
+    if given is None:
+        return most
+    if not re.fullmatch(r"[0-9]{1,12}", given) or int(given) > most:
+        raise TensorError(f"Inference-Header-Content-Length is {given[:40]!r} of {most} bytes")
+    return int(given)
+
+
+def _parsed(text: bytes, kind: type[Value], what: str) -> Value:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        raise TensorError("the request is not JSON; raw tensors need Inference-Header-Content-Length") from None
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.ValidationError as error:
+        raise TensorError(f"{what}: {error}"[:300]) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise TensorError(f"{what} is not JSON; raw tensors need Inference-Header-Content-Length") from None
 
 
-def _object(value: Any, what: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise TensorError(f"{what} is not a JSON object")
-    return value
-
-
-def _image(tensor: dict[str, Any], raw: bytes, shape: tuple[int, int, int], max_images: int) -> np.ndarray:
+def _image(tensor: _Tensor, raw: bytes, shape: tuple[int, int, int], max_images: int) -> np.ndarray:
     wanted = f"{INPUT!r}, UINT8 [N, {', '.join(str(size) for size in shape)}]"
-    found = tensor.get("shape")
-    if tensor.get("name") != INPUT or tensor.get("datatype") != "UINT8":
-        raise TensorError(
-            f"expected {wanted}; got {str(tensor.get('name'))[:40]!r}, {str(tensor.get('datatype'))[:40]}"
-        )
-    if not isinstance(found, list) or len(found) != 4 or tuple(found[1:]) != shape or not _is_count(found[0]):
-        raise TensorError(f"expected {wanted}; got shape {str(found)[:80]}")
-    if found[0] > max_images:
-        raise TensorError(f"{found[0]} images; one request takes at most {max_images}")
-    size = found[0] * shape[0] * shape[1] * shape[2]
-    binary = _object(tensor.get("parameters", {}), "parameters").get("binary_data_size")
-    if binary is not None:
-        if binary != size or len(raw) != size or "data" in tensor:
-            raise TensorError(f"binary_data_size is {str(binary)[:40]} with {len(raw)} raw bytes; {found} has {size}")
+    if tensor.name != INPUT or tensor.datatype != "UINT8":
+        raise TensorError(f"expected {wanted}; got {tensor.name[:40]!r}, {tensor.datatype[:40]}")
+    if tensor.shape[1:] != shape:
+        raise TensorError(f"expected {wanted}; got shape {list(tensor.shape)}")
+    count = tensor.shape[0]
+    if count > max_images:
+        raise TensorError(f"{count} images; one request takes at most {max_images}")
+    size = count * shape[0] * shape[1] * shape[2]
+    binary = UNSET if tensor.parameters is UNSET else tensor.parameters.binary_data_size
+    if binary is not UNSET:
+        if binary != size or len(raw) != size or tensor.data is not UNSET:
+            came = f"binary_data_size is {str(binary)[:40]} with {len(raw)} raw bytes"
+            raise TensorError(f"{came}; {list(tensor.shape)} has {size}")
         values = np.frombuffer(raw, dtype=np.uint8)
     elif raw:
         raise TensorError("raw bytes came, but no input has a binary_data_size")
     else:
-        values = _integers(tensor.get("data"), size)
-    return values.reshape(found)
+        values = _levels(b"" if tensor.data is UNSET else bytes(tensor.data), tensor.shape)
+    return values.reshape(tensor.shape)
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _integers(data: Any, size: int) -> np.ndarray:
+def _levels(data: bytes, shape: tuple[int, int, int, int]) -> np.ndarray:
+    """The numbers of a list, flat or nested as `shape` says.  Commas and brackets are counted before any is read."""
+    images, channels, height, width = shape
+    size, rows = images * channels * height * width, images * channels * height
+    lists = 1 + images + images * channels + rows
     try:
-        values = np.asarray(data).reshape(-1)
-    except (ValueError, OverflowError):
-        raise TensorError("data is ragged") from None
-    if len(values) != size or values.dtype.kind not in "iu" or values.min() < 0 or values.max() > 255:
-        raise TensorError(f"data needs {size} whole numbers from 0 to 255")
-    return values.astype(np.uint8)
+        if data.count(b",") == size - 1 and not _OPENS_TWICE.match(data):
+            values = bytes(msgspec.json.decode(data, type=_FLAT))
+        elif data.count(b",") == size - 1 and data.count(b"[") == lists:
+            nested = msgspec.json.decode(data, type=_NESTED)
+            found = [row for image in nested for channel in image for row in channel]
+            by_image = {(len(image), len(channel)) for image in nested for channel in image}
+            is_regular = len(nested) == images and by_image == {(channels, height)} and len(found) == rows
+            values = b"".join(bytes(row) for row in found if is_regular and len(row) == width)
+        else:
+            values = b""
+    except msgspec.DecodeError:
+        values = b""
+    if len(values) != size:
+        raise TensorError(
+            f"data needs {size} whole numbers from 0 to 255, in one list or in lists as the shape {list(shape)} says"
+        )
+    return np.frombuffer(values, dtype=np.uint8)
 
 
-def _wanted(request: Mapping[str, Any]) -> dict[str, bool]:
-    by_default = _object(request.get("parameters", {}), "parameters").get("binary_data_output") is True
-    outputs = request.get("outputs", [])
-    if not isinstance(outputs, list):
-        raise TensorError("outputs is a list")
-    if not outputs:
+def _wanted(given: Raw | UnsetType, by_default: bool) -> dict[str, bool]:
+    if given is UNSET:
         return dict.fromkeys(OUTPUTS, by_default)
+    if len(text := bytes(given)) > MAX_OUTPUTS_BYTES:
+        raise TensorError(f"outputs take {len(text)} bytes; at most {MAX_OUTPUTS_BYTES}")
     wanted = {}
-    for item in outputs:
-        output = _object(item, "an output")
-        name = output.get("name")
-        if name not in OUTPUTS:
-            raise TensorError(f"no output {str(name)[:40]!r}; known: {', '.join(OUTPUTS)}")
-        parameters = _object(output.get("parameters", {}), "parameters")
-        wanted[name] = parameters.get("binary_data", by_default) is True
-    return wanted
+    for output in _parsed(text, list[_Output], "outputs"):
+        if output.name not in OUTPUTS:
+            raise TensorError(f"no output {output.name[:40]!r}; known: {', '.join(OUTPUTS)}")
+        binary = UNSET if output.parameters is UNSET else output.parameters.binary_data
+        wanted[output.name] = by_default if binary is UNSET else binary
+    return wanted or dict.fromkeys(OUTPUTS, by_default)
 
 
 def write_answer(probabilities: np.ndarray, request: InferRequest, head: Mapping[str, Any]) -> tuple[bytes, int | None]:
@@ -136,7 +182,7 @@ def write_answer(probabilities: np.ndarray, request: InferRequest, head: Mapping
         else:
             outputs.append(described | {"data": array.reshape(-1).tolist()})
     identity: Mapping[str, Any] = {} if request.identity is None else {"id": request.identity}
-    text = json.dumps({**head, **identity, "outputs": outputs}).encode()
+    text = msgspec.json.encode({**head, **identity, "outputs": outputs})
     return b"".join([text, *raw]), len(text) if raw else None
 
 

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import io
+import re
 import warnings
+import zlib
+from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 FORMATS = ("PNG", "JPEG", "WEBP")
 MAX_PIXELS = 16_000_000
+MAX_SCANS = 100
+"""Of a JPEG: each makes the decoder walk over the whole image again.  Encoders write 10, the most thorough about 20."""
+MAX_SEGMENTS = 10_000
+
+_JPEG_MARKER = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])")  # what isn't stuffed and restarts no interval
+_JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_JPEG_ALONE, _JPEG_END, _JPEG_SCAN = frozenset({*range(0xC0), 0xD8}), 0xD9, 0xDA
 
 
 class ImageError(ValueError):
@@ -17,7 +27,81 @@ class ImageError(ValueError):
 
 
 class ImageTooLarge(ImageError):
-    """More pixels than `MAX_PIXELS`, detected in the header before decoding."""
+    """More pixels than `MAX_PIXELS` or more scans than `MAX_SCANS`, detected before decoding."""
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What a file says of itself before it is decoded; `scans` is 1 but for a progressive JPEG."""
+
+    width: int
+    height: int
+    scans: int = 1
+
+    @property
+    def pixels(self) -> int:
+        return self.width * self.height
+
+    @property
+    def work(self) -> int:
+        """Pixels that the decoder walks over."""
+        return self.pixels * self.scans
+
+
+def outline(content: bytes) -> Outline:
+    """Size and scans of a PNG, JPEG or WebP file, read from its headers alone; 0 pixels where they don't say.
+
+    Raises:
+        ImageTooLarge: more pixels than `MAX_PIXELS`, or more scans than `MAX_SCANS`.
+    """
+    found = Outline(0, 0)
+    if content.startswith(b"\x89PNG\r\n\x1a\n") and zlib.crc32(content[12:29]).to_bytes(4, "big") == content[29:33]:
+        found = Outline(int.from_bytes(content[16:20], "big"), int.from_bytes(content[20:24], "big"))
+    elif content.startswith(b"\xff\xd8"):
+        found = _jpeg_outline(content)
+    elif content[:4] == b"RIFF" and content[8:12] == b"WEBP":
+        found = Outline(*_webp_size(content))
+    if found.pixels > MAX_PIXELS:
+        raise ImageTooLarge(f"the image has {found.width} x {found.height} pixels; at most {MAX_PIXELS:,}")
+    return found
+
+
+def _jpeg_outline(content: bytes) -> Outline:
+    """Walk over the segments; bytes between two of them belong to a scan.
+
+    Scans are what the marker of one is found in the rest: only where it is found too often, in other data perhaps, are
+    they walked over, too.
+    """
+    width = height = scans = place = 0
+    for _ in range(MAX_SEGMENTS):
+        found = _JPEG_MARKER.search(content, place)
+        if found is None or (kind := found[1][0]) == _JPEG_END:
+            return Outline(width, height, max(scans, 1))
+        place = found.end()
+        if kind in _JPEG_ALONE:
+            continue
+        if kind in _JPEG_FRAMES:
+            height = int.from_bytes(content[place + 3 : place + 5], "big")
+            width = int.from_bytes(content[place + 5 : place + 7], "big")
+        if kind == _JPEG_SCAN:
+            scans += 1
+            if scans == 1 and (most := 1 + content.count(b"\xff\xda", place)) <= MAX_SCANS:
+                return Outline(width, height, most)
+            if scans > MAX_SCANS:
+                raise ImageTooLarge(f"the image has more than {MAX_SCANS} scans")
+        place += int.from_bytes(content[place : place + 2], "big")
+    raise ImageTooLarge(f"the image has more than {MAX_SEGMENTS:,} segments")
+
+
+def _webp_size(content: bytes) -> tuple[int, int]:
+    """Width and height of the canvas; of a file without one, of its only frame."""
+    kind, data = content[12:16], content[20:30]
+    if kind == b"VP8X":
+        return 1 + int.from_bytes(data[4:7], "little"), 1 + int.from_bytes(data[7:10], "little")
+    if kind == b"VP8L":
+        bits = int.from_bytes(data[1:5], "little")
+        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    return int.from_bytes(data[6:8], "little") & 0x3FFF, int.from_bytes(data[8:10], "little") & 0x3FFF
 
 
 def decode_image(content: bytes, shape: tuple[int, int, int]) -> np.ndarray:
@@ -29,24 +113,26 @@ def decode_image(content: bytes, shape: tuple[int, int, int]) -> np.ndarray:
 
     Raises:
         ImageError: empty, of another format, or damaged.
-        ImageTooLarge: more pixels than `MAX_PIXELS`.
+        ImageTooLarge: more pixels than `MAX_PIXELS`, or more scans than `MAX_SCANS`.
+        MemoryError: this process may not take as much memory as the image needs.
     """
     channels, height, width = shape
     mode = "L" if channels == 1 else "RGB"
     if not content:
         raise ImageError("the file is empty; expected a PNG, JPEG or WebP image")
+    promised = outline(content)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's own size warnings; the cap below is ours
         try:
             with Image.open(io.BytesIO(content), formats=FORMATS) as image:
-                if image.width * image.height > MAX_PIXELS:
-                    raise ImageTooLarge(f"the image has {image.width} x {image.height} pixels; at most {MAX_PIXELS:,}")
+                if image.width * image.height > promised.pixels:
+                    raise ImageError("the image is damaged: it has more pixels than its header says")
                 # a JPEG can be decoded at a fraction of its size, still twice as large as needed
                 image.draft(None, (2 * max(width, height), 2 * max(width, height)))
                 ImageOps.exif_transpose(image, in_place=True)
                 fitted = _fit(_resizable(image, mode), (width, height))
                 flat = _without_alpha(fitted).convert(mode)
-        except ImageError:
+        except (ImageError, MemoryError):
             raise
         except Image.DecompressionBombError:
             raise ImageTooLarge(f"the image has more pixels than {MAX_PIXELS:,}") from None

@@ -27,17 +27,20 @@ async def ready(request: Request) -> HealthOut:
     parts = app_state_of(request)
     require_ready(parts)
     content = await parts.asking.ask(queries.content_digest)
-    return HealthOut(status="ok", detail=f"results {content[:12]}")
+    detail = [f"results {content[:12]}"]
+    if aside := parts.engine.batcher.set_aside:
+        detail.append(f"set aside: runs {', '.join(model.contract.run_key[:12] for model in aside)}")
+    return HealthOut(status="ok", detail="; ".join(detail))
 
 
 def require_ready(parts: AppState) -> None:
     """Raises:
-    Problem: the service is starting or ending, or an inference worker is gone (503).
+    Problem: the service is starting or ending, or no inference worker runs (503).
     """
     if parts.readiness.is_draining:
         raise Problem(503, "the service is ending")
     if not parts.engine.batcher.is_alive:
-        raise Problem(503, "inference isn't running; restart the service")
+        raise Problem(503, "no inference process runs at the moment; they are being replaced")
     if not parts.readiness.is_warm:
         raise Problem(503, "the service is warming up")
 

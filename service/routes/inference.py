@@ -17,23 +17,21 @@ from service.inference import predict
 from service.negotiation import preferred
 from service.schemas import PredictionOut
 from service.settings import Settings
-from service.strict import StrictRoute
+from service.strict import FormRoute
 
-router = APIRouter(route_class=StrictRoute)
+router = APIRouter(route_class=FormRoute)
+MAX_NAMES = 64
 Done = TypeVar("Done")
 Checkpoints = Annotated[
-    list[str], Query(max_length=64, description="ids of checkpoints", examples=[["ninformer-cifar100.vit.0"]])
+    list[str], Query(max_length=MAX_NAMES, description="ids of checkpoints", examples=[["ninformer-cifar100.vit.0"]])
 ]
 DatasetName = Annotated[str | None, Query(description="instead: the models of a data set", examples=["cifar100"])]
-Arms = Annotated[list[str], Query(max_length=64, description="with dataset: only these arms", examples=[["vit"]])]
+Arms = Annotated[
+    list[str], Query(max_length=MAX_NAMES, description="with dataset: only these arms", examples=[["vit"]])
+]
 SUCCESS: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/json": {}, "text/html": {}}},
 }
-
-
-async def require_multipart(request: Request) -> None:
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "multipart/form-data":
-        raise Problem(415, "images come as multipart/form-data, each in a part named file")
 
 
 async def choose_served_checkpoints(
@@ -47,6 +45,9 @@ async def choose_served_checkpoints(
 ) -> list[queries.ServedCheckpoint]:
     """Names come in the query or in the form."""
     names, arms = (*checkpoint, *form_checkpoint), (*arm, *form_arm)
+    for what, given in (("checkpoints", names), ("arms", arms)):
+        if len(given) > MAX_NAMES:
+            raise Problem(422, f"{len(given)} {what}; one request takes at most {MAX_NAMES}")
     wanted = dataset or form_dataset
     if names and wanted:
         raise Problem(422, "models are named either by checkpoint= or by dataset=, not by both")
@@ -100,7 +101,6 @@ async def _disconnect(request: Request) -> None:
     operation_id="predict",
     response_model=PredictionOut,
     responses=SUCCESS | declared(400, 401, 404, 406, 408, 409, 413, 415, 422, 429, as_pages=True),
-    dependencies=[Depends(require_multipart)],
 )
 async def create_prediction(
     request: Request,
@@ -118,6 +118,7 @@ async def create_prediction(
     parts = app_state_of(request)
     wanted = preferred(request.headers.get("accept", "*/*"), {"json": "application/json", "html": "text/html"})
     uploads = await read_uploads(file, parts.settings)
+    parts.engine.require_room(len(uploads), len(served_checkpoints))
     prediction = await unless_gone(request, predict(uploads, served_checkpoints, parts.engine, top_k=top_k))
     if wanted == "html":
         return parts.templates.TemplateResponse(request, "prediction.html", {"prediction": prediction})

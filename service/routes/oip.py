@@ -168,7 +168,8 @@ async def _infer(
     async def work() -> tuple[InferRequest, Any]:
         with parts.engine.batcher.announce():
             chosen = await parts.engine.model(served_checkpoint)
-            asked = read_request(body, header_length, chosen.contract.shape, parts.settings.max_waiting)
+            shape, most = chosen.contract.shape, parts.settings.max_waiting
+            asked = await parts.engine.in_thread(lambda: read_request(body, header_length, shape, most))
         return asked, await parts.engine.batcher.probabilities(chosen, asked.images)
 
     asked, probabilities = await unless_gone(request, work())
@@ -177,7 +178,7 @@ async def _infer(
         "model_version": served_checkpoint.version,
         "parameters": {"run_key": served_checkpoint.run_key, "weights_sha256": served_checkpoint.sha256},
     }
-    content, length = write_answer(probabilities, asked, head)
+    content, length = await parts.engine.in_thread(lambda: write_answer(probabilities, asked, head))
     if length is None:
         return Response(content, media_type="application/json")
     headers = {"inference-header-content-length": str(length)}

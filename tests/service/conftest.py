@@ -28,7 +28,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def settings(root: Path) -> Settings:
-    return Settings(root=root, max_image_bytes=300_000, max_body_bytes=1_000_000, max_images=4)
+    return Settings(root=root, max_image_bytes=300_000, max_body_bytes=1_000_000, max_images=4, max_pixels=40_000_000)
 
 
 @contextmanager

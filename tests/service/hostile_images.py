@@ -9,6 +9,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from PIL import Image, PngImagePlugin
@@ -39,11 +40,45 @@ def chunk(name: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
 
-def png_of(width: int, height: int, *, depth: int = 8, colour: int = 2, data: bytes = b"") -> bytes:
+def png_of(
+    width: int, height: int, *, depth: int = 8, colour: int = 2, data: bytes = b"", is_interlaced: bool = False
+) -> bytes:
     """A PNG whose header may promise any size."""
-    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
+    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, is_interlaced)
     start = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header)
     return start + chunk(b"IDAT", data or zlib.compress(bytes(64))) + chunk(b"IEND", b"")
+
+
+def within_png(*chunks: bytes) -> bytes:
+    """A good PNG with these chunks before its pixels."""
+    whole = encode("PNG")
+    return whole[:33] + b"".join(chunks) + whole[33:]
+
+
+def within_jpeg(*segments: bytes) -> bytes:
+    """A good JPEG with these segments behind its first marker."""
+    whole = encode("JPEG")
+    return whole[:2] + b"".join(segments) + whole[2:]
+
+
+def segment(kind: int, data: bytes) -> bytes:
+    return b"\xff" + bytes([kind]) + struct.pack(">H", len(data) + 2) + data
+
+
+@cache
+def jpeg_of_scans(side: int, scans: int) -> bytes:
+    """A progressive JPEG whose last scan is repeated, so that there are `scans`."""
+    whole = encode("JPEG", Image.new("RGB", (side, side), (120, 30, 200)), progressive=True, quality=50)
+    last = whole.rindex(b"\xff\xda")
+    return whole[:-2] + (scans - whole.count(b"\xff\xda")) * whole[last:-2] + b"\xff\xd9"
+
+
+def interlaced(side: int) -> bytes:
+    """A black PNG of one bit a pixel in the seven passes of Adam7."""
+    passes = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+    sizes = [(-(-(side - left) // right), -(-(side - top) // down)) for left, top, right, down in passes]
+    data = zlib.compress(bytes(sum(rows * (1 + (columns + 7) // 8) for columns, rows in sizes)))
+    return png_of(side, side, depth=1, colour=0, data=data, is_interlaced=True)
 
 
 def jpeg_of(width: int, height: int) -> bytes:
@@ -185,5 +220,40 @@ def bombs() -> Iterator[Hostile]:
     yield Hostile("file over the limit", encode("PNG") + bytes(300_001), 413, "larger than 300,000 bytes")
 
 
+def laborious() -> Iterator[Hostile]:
+    """Small files that mean much work."""
+    yield Hostile("progressive jpeg of 2,000 scans", jpeg_of_scans(4000, 2000), 413, "more than 100 scans")
+    yield Hostile("small jpeg of 101 scans", jpeg_of_scans(32, 101), 413, "more than 100 scans")
+    yield Hostile("small jpeg of 100 scans", jpeg_of_scans(32, 100), 200)
+    yield Hostile("jpeg with scans in its thumbnail", within_jpeg(segment(0xE1, b"\xff\xda\0\x08" * 200)), 200)
+    yield Hostile("jpeg with scans behind its end", encode("JPEG") + b"\xff\xda\0\x08" * 200, 200)
+    yield Hostile("jpeg of 12,000 segments", within_jpeg(segment(0xFE, b"") * 12_000), 413, "10,000 segments")
+    crowded = b"Exif\0\0MM\0*\0\0\0\x08\xff\xff" + bytes(65_000)
+    yield Hostile("jpeg with 65,535 entries of exif", within_jpeg(segment(0xE1, crowded)), 200)
+    sizes = b"".join(segment(0xC0, b"\x08" + struct.pack(">HH", side, side)) for side in (5, 9))
+    yield Hostile("jpeg with three frame headers", within_jpeg(sizes), 422)
+    yield Hostile("interlaced png", interlaced(33), 200)
+    yield Hostile("interlaced png of 16 megapixels", interlaced(4000), 200)
+    yield Hostile("png of 16 megapixels in a row", png_of(16_000_000, 1, colour=0, data=_zeros(16_000_001)), 200)
+    yield Hostile("png of 16 megapixels in a column", png_of(1, 16_000_000, colour=0, data=_zeros(32_000_000)), 200)
+    notes = chunk(b"zTXt", b"note\0\0" + _zeros(1_000_000))
+    yield Hostile("png with 60 notes of a megabyte", within_png(*[notes] * 60), 200)
+    yield Hostile("png with 80 notes of a megabyte", within_png(*[notes] * 80), 422)
+    note = chunk(b"iTXt", b"note\0\1\0\0\0" + _zeros(8_000_000))
+    yield Hostile("png with a bomb of foreign text", within_png(note), 422)
+    yield Hostile("png with a bomb of a profile", within_png(chunk(b"iCCP", b"x\0\0" + _zeros(90_000_000))), 422)
+    yield Hostile("png of 20,000 chunks", within_png(*[chunk(b"abCd", b"")] * 20_000), 200)
+    grown = chunk(b"IHDR", struct.pack(">IIBBBBB", 9000, 9000, 8, 2, 0, 0, 0))
+    yield Hostile("png with a second header", within_png(grown), 422, "more pixels than its header says")
+    frames = [Image.new("RGB", (200, 200), (number, 0, 0)) for number in range(200)]
+    for kind in ("PNG", "WEBP"):
+        content = encode(kind, frames[0], save_all=True, append_images=frames[1:])
+        yield Hostile(f"{kind} of 200 frames", content, 200)
+
+
+def _zeros(count: int) -> bytes:
+    return zlib.compress(bytes(count))
+
+
 def hostile_images() -> list[Hostile]:
-    return [*odd_but_fine(), *other_formats(), *damaged(), *bombs()]
+    return [*odd_but_fine(), *other_formats(), *damaged(), *bombs(), *laborious()]

@@ -16,15 +16,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from service.batching import AnswerFailed, Batcher, InferenceStopped, QueueFull, Runner
+from service.batching import ASIDE_SECONDS, AnswerFailed, Batcher, InferenceStopped, QueueFull, Runner, SetAside
 from service.models import Model, Models
-from service.workers import PassFailed, Worker, WorkerGone
+from service.processes import ProcessGone
+from service.workers import PassFailed, Worker
 from stages.checkpoint.contract import InputContract
 from stages.checkpoint.predictor import Predictor, load_predictor
 from stages.run import ModelSpec
 
 MODELS = Path(__file__).resolve().parents[2] / "data" / "models"
-POISON, NOT_A_NUMBER, SLOW, DEADLY, MEETING = 255, 254, 253, 252, 251
+POISON, NOT_A_NUMBER, SLOW, DEADLY, MEETING, DEADLY_MEETING = 255, 254, 253, 252, 251, 250
 TOLERANCE = 1e-5
 
 
@@ -41,11 +42,11 @@ class Touchy(nn.Module):
         first = (images[:, 0, 0, 0] * 255).round()
         if (first == SLOW).any():
             time.sleep(0.2)
-        if (first == MEETING).any():
+        if (first == MEETING).any() or (first == DEADLY_MEETING).any():
             self.meeting.wait(60)
         if (first == POISON).any():
             raise RuntimeError("poison")
-        if (first == DEADLY).any():
+        if (first == DEADLY).any() or (first == DEADLY_MEETING).any():
             raise SystemExit
         logits = torch.stack([images.mean((1, 2, 3)), images.amax((1, 2, 3))], dim=1)
         return torch.where(first[:, None] == NOT_A_NUMBER, torch.nan, logits)
@@ -69,8 +70,8 @@ class Here:
     networks: ClassVar[dict[str, Touchy]] = {}
     numbers = itertools.count()
 
-    def __init__(self) -> None:
-        self.is_alive = True
+    def __init__(self, *, can_restart: bool = True) -> None:
+        self.is_alive, self.can_restart, self.restarts = True, can_restart, 0
 
     @classmethod
     def model_of(cls, network: Touchy) -> Model:
@@ -85,7 +86,13 @@ class Here:
             raise PassFailed(str(error)) from None
         except SystemExit:
             self.is_alive = False
-            raise WorkerGone("the worker ended") from None
+            raise ProcessGone("the worker ended") from None
+
+    def restart(self) -> None:
+        self.restarts += 1
+        if not self.can_restart:
+            raise OSError("no processes left")
+        self.is_alive = True
 
 
 def expected_of(model: Model, images: np.ndarray) -> np.ndarray:
@@ -212,24 +219,101 @@ def test_models_take_turns_and_never_share_a_pass() -> None:
     assert sum(one.passes) == sum(other.passes) == 6
 
 
-def test_a_dead_worker_fails_what_waits_and_refuses_what_comes() -> None:
-    model = Here.model_of(Touchy())
+def test_a_large_request_lets_others_go_first() -> None:
+    model, other = Here.model_of(Touchy()), Here.model_of(Touchy())
+    done: list[str] = []
+
+    async def call(batcher: Batcher, name: str, asked: Model, images: np.ndarray, behind: int = 0) -> None:
+        await batcher.probabilities(asked, images, behind=behind)
+        done.append(name)
+
+    async def scene(batcher: Batcher) -> None:
+        slow = np.concatenate([image(SLOW)] * 6)
+        calls = [call(batcher, f"six of model {place}", (model, other)[place], slow, 6 * place) for place in range(2)]
+        large = asyncio.gather(*calls)
+        await asyncio.sleep(0.05)
+        await asyncio.gather(call(batcher, "one", other, image(1)), call(batcher, "two", model, slow[:2]), large)
+
+    with started(max_batch=1) as batcher:
+        asyncio.run(asyncio.wait_for(scene(batcher), 60))
+    assert done == ["one", "two", "six of model 0", "six of model 1"]
+
+
+def test_a_dead_worker_is_replaced_and_only_its_pass_fails() -> None:
+    model, other, worker = Here.model_of(Touchy()), Here.model_of(Touchy()), Here()
 
     async def scene(batcher: Batcher) -> list[np.ndarray | BaseException]:
         slow = asyncio.create_task(batcher.probabilities(model, image(SLOW)))
         await asyncio.sleep(0.05)
-        return [*await ask(batcher, Here.model_of(Touchy()), DEADLY, 1), *await asyncio.gather(slow)]
+        return [*await ask(batcher, other, DEADLY, 1), *await ask(batcher, model, 1), await slow]
 
-    with started() as batcher:
+    with started(worker, max_batch=1) as batcher:
+        deadly, *answered = asyncio.run(asyncio.wait_for(scene(batcher), 10))
+        assert isinstance(deadly, InferenceStopped) and "ask again" in str(deadly)
+        assert all(isinstance(item, np.ndarray) for item in answered)
+        assert batcher.is_alive and worker.restarts == 1
+
+
+def test_a_worker_that_dies_while_idle_is_replaced_without_a_request() -> None:
+    worker = Here()
+    with started(worker) as batcher:
+        worker.is_alive = False
+        until = time.monotonic() + 10
+        while not batcher.is_alive and time.monotonic() < until:
+            time.sleep(0.02)
+        assert batcher.is_alive and worker.restarts == 1
+
+
+def test_where_no_worker_can_be_started_nothing_waits_until_one_can() -> None:
+    model, worker = Here.model_of(Touchy()), Here(can_restart=False)
+
+    async def scene(batcher: Batcher) -> list[np.ndarray | BaseException]:
+        slow = asyncio.create_task(batcher.probabilities(model, image(SLOW)))
+        await asyncio.sleep(0.05)
+        return [*await ask(batcher, model, DEADLY, 1), await slow]
+
+    with started(worker, max_batch=1) as batcher:
         deadly, behind, _ = asyncio.run(asyncio.wait_for(scene(batcher), 10))
         assert isinstance(deadly, InferenceStopped) and isinstance(behind, InferenceStopped)
-        for _ in range(100):
-            if not batcher.is_alive:
-                break
-            time.sleep(0.05)
-        assert not batcher.is_alive
-        with pytest.raises(InferenceStopped):
+        with pytest.raises(InferenceStopped, match="at the moment"):
             asyncio.run(batcher.probabilities(model, image(1)))
+        assert not batcher.is_alive
+        worker.can_restart = True
+        until = time.monotonic() + 20
+        while not batcher.is_alive and time.monotonic() < until:
+            time.sleep(0.02)
+        (found,) = asyncio.run(asyncio.wait_for(ask(batcher, model, 1), 10))
+        assert isinstance(found, np.ndarray)
+
+
+def test_a_model_that_ends_two_workers_in_a_row_is_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    deadly, other = Here.model_of(Touchy()), Here.model_of(Touchy())
+
+    def answer_to(model: Model, first: int) -> type:
+        (found,) = asyncio.run(asyncio.wait_for(ask(batcher, model, first), 20))
+        return type(found)
+
+    with started(Here()) as batcher:
+        assert answer_to(deadly, DEADLY) is InferenceStopped
+        assert answer_to(deadly, 1) is np.ndarray, "an answer in between: something else may have ended the worker"
+        assert answer_to(deadly, DEADLY) is InferenceStopped
+        assert answer_to(other, 1) is np.ndarray
+        assert batcher.set_aside == []
+        assert answer_to(deadly, DEADLY) is InferenceStopped
+        assert answer_to(deadly, 1) is SetAside and batcher.set_aside == [deadly]
+        assert answer_to(other, 1) is np.ndarray
+        monkeypatch.setattr(time, "monotonic", lambda real=time.monotonic: real() + ASIDE_SECONDS)
+        assert batcher.set_aside == [] and answer_to(deadly, DEADLY) is InferenceStopped
+        assert answer_to(deadly, 1) is SetAside, "one more death is enough now"
+
+
+def test_two_workers_that_end_at_once_speak_once_against_a_model() -> None:
+    """As where the system ends both: neither pass began after the other's end."""
+    model = Here.model_of(Touchy())
+    with started(Here(), Here(), max_batch=1) as batcher, batcher.announce():
+        found = asyncio.run(asyncio.wait_for(ask(batcher, model, DEADLY_MEETING, DEADLY_MEETING), 10))
+        assert [type(item) for item in found] == [InferenceStopped] * 2
+        assert batcher.set_aside == []
 
 
 def test_none_of_a_pass_waits_for_ever_where_its_worker_dies_at_one_image() -> None:
@@ -267,14 +351,14 @@ def test_workers_share_what_waits_and_answer_at_the_same_time() -> None:
     np.testing.assert_allclose(np.concatenate(found), expected, rtol=0, atol=1e-6)
 
 
-def test_one_dead_worker_ends_all() -> None:
-    """Otherwise the service would go on at half its pace and report itself ready."""
+def test_the_other_worker_answers_while_one_is_gone() -> None:
     model = Here.model_of(Touchy())
-    with started(Here(), Here()) as batcher:
-        (found,) = asyncio.run(asyncio.wait_for(ask(batcher, model, DEADLY), 10))
-        assert isinstance(found, InferenceStopped) and not batcher.is_alive
-        (refused,) = asyncio.run(asyncio.wait_for(ask(batcher, model, 1), 10))
-        assert isinstance(refused, InferenceStopped)
+    with started(Here(can_restart=False), Here()) as batcher:
+        batcher.workers[0].is_alive = False  # type: ignore[misc]
+        for _ in range(5):
+            (found,) = asyncio.run(asyncio.wait_for(ask(batcher, model, 1), 10))
+            assert isinstance(found, np.ndarray)
+        assert batcher.is_alive and batcher.serving == 1
 
 
 @pytest.fixture(scope="module")

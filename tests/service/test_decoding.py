@@ -1,63 +1,196 @@
-"""Decoders that take too long: no accepted image makes one hang, so a waiting function stands in for it."""
+"""Real decoding processes: their limits, their replacement, and whose turn it is."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from functools import cache
+from multiprocessing.connection import Connection
+from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from service.batching import QueueFull
-from service.decoding import THREADS, Decoder, Upload
-from stages.images import ImageError, decode_image
+from service.decoding import PROCESSES, Decoder, Upload
+from service.processes import Process
+from stages.images import ImageError, ImageTooLarge, decode_image
 from tests.service.conftest import png
+from tests.service.hostile_images import encode, jpeg_of_scans
 
-SHAPE = (3, 32, 32)
-
-
-@pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """An image called "hangs" is decoded once this is set."""
-    opened = threading.Event()
-
-    def decode(content: bytes, shape: tuple[int, int, int]) -> np.ndarray:
-        if content == b"hangs":
-            opened.wait(60)
-        return decode_image(content, shape)
-
-    monkeypatch.setattr("service.decoding.decode_image", decode)
-    return opened
+SHAPE, GREY = (3, 32, 32), (1, 28, 28)
+SMALL = Upload("small.png", png())
 
 
-def test_an_image_beyond_its_time_is_given_up_and_those_behind_it_may_come_again(gate: threading.Event) -> None:
-    async def scene() -> None:
-        decoder = Decoder(seconds=1.0, max_waiting=8)
-        uploads = [Upload(f"{number}.png", b"hangs") for number in range(THREADS)] + [Upload("good.png", png())]
-        calls = (decoder.decode(upload, SHAPE) for upload in uploads)
-        *hanging, behind = await asyncio.gather(*calls, return_exceptions=True)
-        assert [str(error) for error in hanging] == [
-            f"{number}.png: decoding takes longer than 1 s" for number in range(THREADS)
-        ]
-        assert all(isinstance(error, ImageError) for error in hanging) and isinstance(behind, QueueFull)
-        gate.set()
-        decoder.seconds = 60.0
-        assert (await decoder.decode(Upload("good.png", png()), SHAPE)).shape == SHAPE
+@cache
+def large() -> Upload:
+    """Of 4 million pixels: some 50 ms, in a process."""
+    return Upload("large.png", encode("PNG", Image.new("RGB", (2000, 2000), (200, 30, 60))))
+
+
+@asynccontextmanager
+async def decoding(
+    seconds: float = 60.0, max_waiting: int = 64, max_pixels: int = 10**9, memory_bytes: int = 1 << 29
+) -> AsyncIterator[Decoder]:
+    decoder = Decoder(seconds=seconds, max_waiting=max_waiting, max_pixels=max_pixels, memory_bytes=memory_bytes)
+    decoder.start()
+    try:
+        yield decoder
+    finally:
         decoder.stop()
 
-    asyncio.run(scene())
+
+def run(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(scene(), 120))
 
 
-def test_no_more_images_wait_than_may(gate: threading.Event) -> None:
+def test_each_image_is_decoded_to_each_shape_in_order() -> None:
     async def scene() -> None:
-        decoder = Decoder(seconds=60.0, max_waiting=2)
-        waiting = [asyncio.create_task(decoder.decode(Upload("a.png", b"hangs"), SHAPE)) for _ in range(2)]
-        await asyncio.sleep(0)
-        with pytest.raises(QueueFull, match="2 images are waiting to be decoded already"):
-            await decoder.decode(Upload("good.png", png()), SHAPE)
-        gate.set()
-        assert all(isinstance(error, ImageError) for error in await asyncio.gather(*waiting, return_exceptions=True))
-        assert (await decoder.decode(Upload("good.png", png()), SHAPE)).shape == SHAPE
-        decoder.stop()
+        uploads = [large(), SMALL, Upload("other.png", png(1)), large()]
+        async with decoding() as decoder:
+            colour, grey = await decoder.decode(uploads, [SHAPE, GREY])
+        for number, upload in enumerate(uploads):
+            assert np.array_equal(colour[number], decode_image(upload.content, SHAPE))
+            assert np.array_equal(grey[number], decode_image(upload.content, GREY))
 
-    asyncio.run(scene())
+    run(scene)
+
+
+def test_an_image_beyond_its_time_ends_its_process_and_the_next_one_has_a_new_one() -> None:
+    async def scene() -> None:
+        slow = Upload("slow.jpg", jpeg_of_scans(4000, 100))
+        async with decoding(seconds=0.2) as decoder:
+            before = {process.pid for process in decoder.processes}
+            with pytest.raises(ImageError, match=r"slow\.jpg: decoding takes longer than 0\.2 s"):
+                await decoder.decode([slow], [SHAPE])
+            assert len(before - {process.pid for process in decoder.processes}) == 1
+            assert sum(process.restarts for process in decoder.processes) == 1
+            decoder.seconds = 60.0
+            for process in decoder.processes:
+                process.seconds = 60.0
+            for _ in range(PROCESSES):
+                assert (await decoder.decode([large()], [SHAPE]))[0].shape == (1, *SHAPE)
+
+    run(scene)
+
+
+def test_the_time_is_that_of_all_images_of_a_request() -> None:
+    async def scene() -> None:
+        async with decoding(seconds=0.4) as decoder:
+            with pytest.raises(ImageError, match="which is for all images of a request"):
+                await decoder.decode([large()] * 60, [SHAPE])
+
+    run(scene)
+
+
+def test_an_image_beyond_its_memory_is_refused_and_its_process_lives_on() -> None:
+    async def scene() -> None:
+        async with decoding(memory_bytes=40 << 20) as decoder:
+            huge = Upload("huge.png", encode("PNG", Image.new("RGB", (4000, 4000))))
+            with pytest.raises(ImageTooLarge, match=r"huge\.png: decoding takes more than 40 MB"):
+                await decoder.decode([huge], [SHAPE])
+            assert (await decoder.decode([large()], [SHAPE]))[0].shape == (1, *SHAPE)
+            assert sum(process.restarts for process in decoder.processes) == 0
+
+    run(scene)
+
+
+def test_the_pixels_of_a_request_are_bounded_before_any_is_decoded() -> None:
+    async def scene() -> None:
+        async with decoding(max_pixels=11_000_000) as decoder:
+            for process in decoder.processes:
+                process.stop()
+            words = r"3 images have 12,000,000 pixels together; one request takes at most 11,000,000"
+            with pytest.raises(ImageTooLarge, match=words):
+                await decoder.decode([large()] * 3, [SHAPE])
+
+    run(scene)
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_an_image_whose_process_is_killed_is_decoded_by_the_next_one(is_busy: bool) -> None:
+    async def scene() -> None:
+        async with decoding() as decoder:
+            pids = [process.pid for process in decoder.processes if process.pid is not None]
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP if is_busy else signal.SIGKILL)
+            task = asyncio.create_task(decoder.decode([large()] * 2, [SHAPE]))
+            await asyncio.sleep(0.3)
+            if is_busy:
+                for pid in pids:
+                    os.kill(pid, signal.SIGKILL)
+            assert (await task)[0].shape == (2, *SHAPE)
+            assert sum(process.restarts for process in decoder.processes) == 2
+
+    run(scene)
+
+
+def end_at_once(connection: Connection) -> None:
+    """A decoder that an image ends."""
+    connection.recv()
+    os._exit(1)
+
+
+def test_an_image_that_ends_two_processes_is_refused() -> None:
+    async def scene() -> None:
+        async with decoding() as decoder:
+            decoder._idle = [Process("decoding", end_at_once, seconds=60.0)]
+            with pytest.raises(ImageError, match=r"large\.png: the image is damaged: its decoder ended"):
+                await decoder.decode([large()], [SHAPE])
+
+    run(scene)
+
+
+def test_a_request_with_many_large_images_lets_others_go_first() -> None:
+    async def scene() -> None:
+        done: list[str] = []
+
+        async def ask(name: str, uploads: list[Upload]) -> None:
+            await decoder.decode(uploads, [SHAPE])
+            done.append(name)
+
+        async with decoding() as decoder:
+            many = asyncio.create_task(ask("twelve large ones", [large()] * 12))
+            await asyncio.sleep(0.05)
+            await asyncio.gather(ask("two large ones", [large()] * 2), ask("a small one", [SMALL]), many)
+        assert done == ["a small one", "two large ones", "twelve large ones"]
+
+    run(scene)
+
+
+def test_no_more_images_wait_than_may_and_a_cancelled_request_gives_its_turn_back() -> None:
+    async def scene() -> None:
+        async with decoding(max_waiting=4) as decoder:
+            waiting = [asyncio.create_task(decoder.decode([large()], [SHAPE])) for _ in range(4)]
+            await asyncio.sleep(0)
+            with pytest.raises(QueueFull, match="4 images are waiting to be decoded already"):
+                await decoder.decode([SMALL], [SHAPE])
+            for task in waiting[1:]:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            for _ in range(2 * PROCESSES):
+                assert (await decoder.decode([large()] * 2, [SHAPE]))[0].shape == (2, *SHAPE)
+
+    run(scene)
+
+
+def test_who_waits_too_long_for_a_turn_may_come_again() -> None:
+    async def scene() -> None:
+        async with decoding(seconds=0.5) as decoder:
+            for process in decoder.processes:
+                process.seconds = 60.0
+                assert process.pid is not None
+                os.kill(process.pid, signal.SIGSTOP)
+            stuck = [asyncio.create_task(decoder.decode([large()], [SHAPE])) for _ in range(PROCESSES)]
+            await asyncio.sleep(0.1)
+            decoder.seconds = 0.1
+            with pytest.raises(QueueFull, match="the images before this one take too long"):
+                await decoder.decode([large()], [SHAPE])
+            found = await asyncio.gather(*stuck, return_exceptions=True)
+            assert [type(error) for error in found] == [ImageError] * PROCESSES
+
+    run(scene)

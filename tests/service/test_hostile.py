@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from urllib.parse import quote
@@ -10,7 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from tests.service.conftest import png
-from tests.service.hostile_images import Hostile, hostile_images
+from tests.service.hostile_images import Hostile, hostile_images, interlaced
 from tests.service.test_errors import assert_problem
 
 PREDICT = "/predict?checkpoint=ninformer-cifar100.vit.0"
@@ -182,6 +183,28 @@ def forms() -> Iterator[Form]:
         yield Form(f"content type {kind!r}", GOOD + END, 415, kind, "multipart/form-data")
     yield Form("urlencoded", b"file=x", 415, "application/x-www-form-urlencoded")
     yield Form("odd charset", GOOD + END, 200, "multipart/form-data; charset=no-such; boundary=b")
+    named = part('name="checkpoint"', b"\\ud800")
+    for charset in ("utf-8", "UTF8", "us-ascii", "latin-1", "no-such"):
+        yield Form(f"charset {charset}", named + GOOD + END, 404, f"multipart/form-data; charset={charset}; boundary=b")
+    for charset in (
+        *("unicode_escape", "raw_unicode_escape", "UTF-7", "punycode", "idna", "undefined", "utf-16", "cp037"),
+        *("rot13", "hex", "base64", "zlib", "mbcs\0", '"unicode_escape"'),
+    ):
+        kind = f"multipart/form-data; charset={charset}; boundary=b"
+        yield Form(f"charset {charset}", named + GOOD + END, 415, kind, "a form is read as UTF-8")
+    for charset in ("unicode_escape", "undefined"):
+        own = f"Content-Type: text/plain; charset={charset}"
+        yield Form(f"field in {charset}", part('name="checkpoint"', b"\\ud800", own) + GOOD + END, 404)
+        names = f'name="file"; filename*={charset}\'\'%5Cud800; filename="\\ud800"'
+        yield Form(f"file in {charset}", part(names, png(), own) + END, 200)
+    yield Form("surrogate as a name", part('name="checkpoint"', b"\xed\xa0\x80") + GOOD + END, 404)
+    yield Form("65 checkpoints", part('name="checkpoint"', b"x") * 65 + GOOD + END, 422, words="66 checkpoints")
+    yield Form(
+        "65 arms", part('name="arm"', b"x") * 65 + GOOD + END, 422, words="65 arms; one request takes at most 64"
+    )
+    wide = part('name="file"; filename="a.png"', interlaced(4000))
+    together = "3 images have 48,000,000 pixels together; one request takes at most 40,000,000"
+    yield Form("three images of 16 megapixels", wide * 3 + END, 413, words=together)
 
 
 # An unfinished form's files are closed by their destructor, which says so; the parser forgets them.
@@ -233,20 +256,43 @@ TENSOR = {"name": "image", "datatype": "UINT8", "shape": [1, 3, 32, 32], "data":
         {"inputs": [TENSOR], "id": None},
         {"inputs": [TENSOR], "parameters": ""},
         {"inputs": [TENSOR], "outputs": None},
+        *({"inputs": [TENSOR], "outputs": [{"name": name}]} for name in (["classes"], {"a": 1}, None, 5, True)),
+        *({"inputs": [TENSOR | {"shape": shape}]} for shape in ([1.0, 3, 32, 32], [1, 3.0, 32, 32], [1, 3, 32, 32.0])),
+        *({"inputs": [TENSOR | {"shape": shape}]} for shape in ([1, True, 32, 32], [1, 3, 32], [1, 3, 32, 32, 1], [])),
+        {"inputs": [TENSOR | {"shape": [int("9" * 400), 3, 32, 32]}]},
+        {"inputs": [TENSOR | {"data": ["a" * 40_000, *[""] * 13_333]}]},
+        {"inputs": [TENSOR | {"data": ["a" * 40_000, *[""] * 3071]}]},
+        {"inputs": [TENSOR | {"data": [True] * 3072}]},
+        {"inputs": [TENSOR | {"data": [7.0] * 3072}]},
+        {"inputs": [TENSOR | {"data": [[]] * 3072}]},
+        {"inputs": [TENSOR | {"data": [[[[7] * 3072]]]}]},
+        {"inputs": [TENSOR | {"data": [[[[7] * 31] * 33, [[7] * 32] * 31, [[7] * 32] * 32]]}]},
+        {"inputs": [TENSOR | {"data": "[7]"}]},
+        {"inputs": [TENSOR | {"data": None}]},
+        *({"inputs": [TENSOR | {name: "\ud800"}]} for name in ("name", "datatype", "shape", "data", "parameters", "x")),
+        {"inputs": [TENSOR], "id": "\ud800"},
+        {"inputs": [TENSOR], "\udfff": 1},
+        {"inputs": [TENSOR], "outputs": [{"name": "\ud800"}]},
+        {"inputs": [TENSOR], "parameters": {"x": ["\ud800"]}},
+        b'{"inputs": "\xed\xa0\x80"}',
+        {"inputs": [TENSOR | {"parameters": {"binary_data_size": "3072"}}]},
+        {"inputs": [TENSOR], "outputs": [{"name": "classes"}] * 5000},
         {"inputs": [TENSOR | {"parameters": False}]},
     ],
     ids=str,
 )
 def test_a_tensor_that_is_none_is_refused(client: TestClient, body: object) -> None:
     url = "/v2/models/ninformer-cifar100.vit/infer"
-    response = client.post(url, content=body) if isinstance(body, bytes) else client.post(url, json=body)
+    response = client.post(url, content=body if isinstance(body, bytes) else json.dumps(body).encode())
     assert response.status_code == 400, response.text
     problem = response.json()
     assert problem["error"] == problem["detail"] and problem["status"] == 400
     assert "Traceback" not in response.text and ".py" not in response.text
 
 
-@pytest.mark.parametrize("length", ["-1", "x", "99999", "9" * 30, "1"])
+@pytest.mark.parametrize(
+    "length", ["-1", "x", "99999", "9" * 30, "1", "1" * 5000, "0" * 5000 + "1", "1_0", "+5", " 5", "5.0", ""]
+)
 def test_a_header_length_that_lies_is_refused(client: TestClient, length: str) -> None:
     headers = {"inference-header-content-length": length}
     response = client.post("/v2/models/ninformer-cifar100.vit/infer", json={"inputs": [TENSOR]}, headers=headers)

@@ -37,7 +37,7 @@ def test_mixed_load_gets_the_expected_answers_and_leaves_memory_flat(tmp_path: P
     with open_results(str(database))() as session:
         (gone,) = find_checkpoints(session, ["ninformer-cifar10.vit.0"])
     (root / gone.path).unlink()
-    limits = {"MAX_IMAGE_BYTES": "300000", "MAX_BODY_BYTES": "1000000", "MAX_IMAGES": "4"}
+    limits = {"MAX_IMAGE_BYTES": "300000", "MAX_BODY_BYTES": "1000000", "MAX_IMAGES": "4", "MAX_PIXELS": "40000000"}
     # smaller than all models together, so some are loaded again and again
     limits |= {"MODEL_MEMORY_BYTES": "100000", "THREADS": "1"}
     with running(root, tmp_path, **{f"CLAIMCHECK_{name}": value for name, value in limits.items()}) as service:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,8 @@ import psutil
 import pytest
 
 from service.models import Model, Models
-from service.workers import Worker, WorkerGone
+from service.processes import Process, ProcessGone, ProcessSlow
+from service.workers import NeverBegan, Worker
 from stages.checkpoint.contract import CheckpointError
 from stages.checkpoint.predictor import load_predictor
 
@@ -24,7 +26,7 @@ MODELS = Path(__file__).resolve().parents[2] / "data" / "models"
 PATH = min(MODELS.glob("*.safetensors"))
 ORPHAN = """
 import sys, time
-from service.workers import Worker
+from service.workers import NeverBegan, Worker
 
 if __name__ == "__main__":
     worker = Worker(device="cpu", budget_bytes=1, threads=1)
@@ -90,11 +92,39 @@ def test_a_worker_killed_within_a_pass_is_noticed(worker: Worker, model: Model) 
     assert worker.pid is not None and worker.is_alive
     killer = threading.Timer(0.2, os.kill, (worker.pid, signal.SIGKILL))
     killer.start()
-    with pytest.raises(WorkerGone):
+    with pytest.raises(ProcessGone):
         worker.probabilities(model, images(model, 4000))
     assert happens(lambda: not worker.is_alive)
-    with pytest.raises(WorkerGone):
+    with pytest.raises(ProcessGone):
         worker.probabilities(model, images(model, 1))
+    lost = worker.pid
+    worker.restart()
+    assert worker.pid != lost and worker.restarts == 1
+    assert worker.probabilities(model, images(model, 1)).shape == (1, len(model.contract.classes))
+
+
+def test_a_worker_that_ends_before_its_first_pass_never_began_it(model: Model) -> None:
+    worker = Worker(device="no such device", budget_bytes=1 << 30, threads=0)
+    worker.start()
+    with pytest.raises(NeverBegan):
+        worker.probabilities(model, images(model, 1))
+    worker.stop()
+
+
+def never_read(connection: Connection) -> None:
+    time.sleep(600)
+
+
+def test_a_process_that_reads_nothing_is_given_up_and_stopped_for_good() -> None:
+    """The question is more than the system holds for it: sending stands still."""
+    process = Process("reading", never_read, seconds=0.5)
+    process.start()
+    with pytest.raises(ProcessSlow, match=r"hasn't answered for 0\.5 s"):
+        process.ask(bytes(50_000_000))
+    process.stop()
+    assert not process.is_alive
+    process.start()
+    assert not process.is_alive
 
 
 def test_a_worker_that_hangs_is_given_up_and_can_be_stopped(model: Model) -> None:
@@ -102,7 +132,7 @@ def test_a_worker_that_hangs_is_given_up_and_can_be_stopped(model: Model) -> Non
     worker.start()
     assert worker.pid is not None
     os.kill(worker.pid, signal.SIGSTOP)
-    with pytest.raises(WorkerGone, match="hasn't answered for"):
+    with pytest.raises(ProcessGone, match="hasn't answered for"):
         worker.probabilities(model, images(model, 1))
     before = time.monotonic()
     worker.stop()

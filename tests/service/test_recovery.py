@@ -1,0 +1,245 @@
+"""Processes that are really killed under a whole application: who is answered what, and that it goes on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from PIL import Image
+
+from service.inference import Engine
+from service.settings import Settings
+from tests.service.conftest import png, serving
+from tests.service.hostile_images import encode
+from tests.service.test_errors import assert_problem
+
+VIT, MIXER = "ninformer-cifar100.vit.0", "ninformer-cifar100.mlp-mixer.0"
+
+
+def engine_of(client: TestClient) -> Engine:
+    engine: Engine = client.app.state.claimcheck.engine  # type: ignore[attr-defined]
+    return engine
+
+
+def ask(client: TestClient, checkpoint: str = VIT, content: bytes = b"") -> Any:
+    return client.post(f"/predict?checkpoint={checkpoint}", files={"file": content or png()})
+
+
+def happens(what: Callable[[], bool], seconds: float = 60.0) -> bool:
+    until = time.monotonic() + seconds
+    while not what() and time.monotonic() < until:
+        time.sleep(0.02)
+    return what()
+
+
+def pids_of(client: TestClient) -> list[int]:
+    return [worker.pid for worker in engine_of(client).workers if worker.pid is not None]
+
+
+def restarts(client: TestClient, kind: str) -> float:
+    (line,) = (
+        line
+        for line in client.get("/metrics").text.splitlines()
+        if line.startswith(f'claimcheck_process_restarts_total{{kind="{kind}"}}')
+    )
+    return float(line.rsplit(" ", 1)[1])
+
+
+@contextmanager
+def one_worker(settings: Settings) -> Iterator[TestClient]:
+    with serving(settings.model_copy(update={"workers": 1})) as client:
+        yield client
+
+
+def kill_within_a_pass(client: TestClient, checkpoint: str) -> Any:
+    """The answer to a request whose only worker is killed once it has the pass: it stands still until then.
+
+    Returns once there is another worker.
+    """
+    (worker,), batcher = engine_of(client).workers, engine_of(client).batcher
+    pid, before = worker.pid, worker.restarts
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(ask, client, checkpoint)
+        assert happens(lambda: batcher._idle == 0), "the pass is under way"
+        time.sleep(0.1)
+        os.kill(pid, signal.SIGKILL)
+        assert happens(lambda: worker.restarts > before and worker.pid != pid and batcher._idle == 1)
+        return answer.result(60)
+
+
+def test_a_request_whose_worker_is_killed_may_come_again(settings: Settings) -> None:
+    with one_worker(settings) as client:
+        before = ask(client).json()["images"]
+        response = kill_within_a_pass(client, VIT)
+        assert_problem(response, 503, "the process that was to answer ended; ask again")
+        assert response.headers["retry-after"] == "1"
+        assert client.get("/health/ready").status_code == 200
+        again = ask(client)
+        assert again.status_code == 200 and again.json()["images"] == before
+        assert restarts(client, "inference") == 1
+
+
+def test_a_checkpoint_at_which_two_workers_end_is_set_aside_and_named(settings: Settings) -> None:
+    infer, model = "/v2/models/ninformer-cifar100.vit", {"inputs": [tensor()]}
+    with one_worker(settings) as client:
+        for _ in range(2):
+            assert ask(client, MIXER).status_code == 200, "a worker that has begun"
+            assert kill_within_a_pass(client, VIT).status_code == 503
+        named = f"{VIT}: inference processes ended at the model of run "
+        assert_problem(ask(client), 503, named)
+        assert "2 in a row; it is set aside for 10 minutes" in ask(client).json()["detail"]
+        assert named in client.get(f"{infer}/ready").json()["detail"]
+        assert named in client.post(f"{infer}/infer", json=model).json()["detail"]
+        assert ask(client, MIXER).status_code == 200, "the others answer on"
+        ready = client.get("/health/ready")
+        assert ready.status_code == 200
+        run_key = client.get(f"/api/v1/checkpoints/{VIT}").json()["run_key"]
+        assert f"set aside: runs {run_key[:12]}" in ready.json()["detail"]
+        assert "claimcheck_models_set_aside 1.0" in client.get("/metrics").text
+
+
+def test_an_answer_in_between_speaks_for_a_checkpoint(settings: Settings) -> None:
+    with one_worker(settings) as client:
+        for _ in range(3):
+            assert kill_within_a_pass(client, VIT).status_code == 503
+            assert ask(client).status_code == 200
+        assert engine_of(client).batcher.set_aside == []
+
+
+def tensor() -> dict[str, Any]:
+    return {"name": "image", "datatype": "UINT8", "shape": [1, 3, 32, 32], "data": [7] * 3072}
+
+
+def test_a_worker_that_is_killed_while_idle_is_replaced_and_the_service_stays_ready(settings: Settings) -> None:
+    with serving(settings.model_copy(update={"workers": 2})) as client:
+        first, _ = pids_of(client)
+        statuses = []
+        os.kill(first, signal.SIGKILL)
+        until = time.monotonic() + 30
+        while restarts(client, "inference") < 1 and time.monotonic() < until:
+            statuses += [client.get("/health/ready").status_code, ask(client).status_code]
+        assert set(statuses) == {200}
+        assert happens(lambda: engine_of(client).batcher.serving == 2)
+        assert "claimcheck_workers 2.0" in client.get("/metrics").text
+
+
+def test_readiness_is_false_while_no_worker_serves_and_comes_back_by_itself(settings: Settings) -> None:
+    with serving(settings.model_copy(update={"workers": 2})) as client:
+        replaced = threading.Event()
+        for worker in engine_of(client).workers:
+            start = worker.start
+
+            def wait_and_start(start: Callable[[], None] = start) -> None:
+                replaced.wait(60)
+                start()
+
+            worker.start = wait_and_start  # type: ignore[method-assign]
+        for pid in pids_of(client):
+            os.kill(pid, signal.SIGKILL)
+        assert happens(lambda: client.get("/health/ready").status_code == 503)
+        assert_problem(client.get("/health/ready"), 503, "no inference process runs at the moment")
+        assert client.get("/v2/health/ready").status_code == 503
+        assert client.get("/health/live").status_code == 200
+        assert "claimcheck_inference_alive 0.0" in client.get("/metrics").text
+        replaced.set()
+        assert happens(lambda: client.get("/health/ready").status_code == 200), "without any request"
+        assert ask(client).status_code == 200
+
+
+def test_workers_killed_again_and_again_under_load_lose_nothing_but_their_passes(settings: Settings) -> None:
+    """Real kills at random moments; every answer is right or 503, and afterwards all is as before."""
+    with serving(settings.model_copy(update={"workers": 2})) as client:
+        expected = ask(client).json()["images"]
+        stop = threading.Event()
+
+        def work() -> list[Any]:
+            found = []
+            while not stop.is_set():
+                found.append(ask(client))
+            return found
+
+        engine = engine_of(client)
+
+        def all_again(times: int) -> bool:
+            is_whole = sum(worker.restarts for worker in engine.workers) >= times and engine.batcher.serving == 2
+            return is_whole and ask(client).status_code == 200  # an answer after the last death
+
+        with ThreadPoolExecutor(4) as pool:
+            clients = [pool.submit(work) for _ in range(4)]
+            try:
+                for number in range(6):
+                    time.sleep(0.1)
+                    os.kill(pids_of(client)[number % 2], signal.SIGKILL)
+                    assert happens(lambda: all_again(number + 1))  # noqa: B023
+            finally:
+                stop.set()
+            answers = [answer for work_done in clients for answer in work_done.result(60)]
+        assert {answer.status_code for answer in answers} <= {200, 503}
+        assert all(answer.json()["images"] == expected for answer in answers if answer.status_code == 200)
+        assert sum(answer.status_code == 503 for answer in answers) <= 4 * 6
+        assert engine_of(client).batcher.set_aside == []
+        assert happens(lambda: engine_of(client).batcher.serving == 2)
+        assert ask(client).json()["images"] == expected
+
+
+def test_a_killed_decoder_is_replaced_and_its_image_decoded(settings: Settings) -> None:
+    large = encode("PNG", Image.new("RGB", (2000, 2000), (200, 30, 60)))
+    with serving(settings) as client:
+        expected = ask(client, content=large).json()["images"]
+        for process in engine_of(client).decoder.processes:
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGKILL)
+        answer = ask(client, content=large)
+        assert answer.status_code == 200 and answer.json()["images"] == expected
+        assert restarts(client, "decoding") >= 1
+        assert client.get("/health/ready").status_code == 200
+
+
+@pytest.mark.parametrize("fate", ["gone", "broken", "truncated"])
+def test_a_model_is_ready_as_long_as_its_weights_are_the_recorded_ones(root: Path, tmp_path: Path, fate: str) -> None:
+    own = shutil.copytree(root, tmp_path / "root")
+    address = "/v2/models/ninformer-cifar100.vit"
+    with serving(Settings(root=own)) as client:
+        assert client.get(f"{address}/ready").status_code == 200
+        assert client.post(f"{address}/infer", json={"inputs": [tensor()]}).status_code == 200
+        run_key = client.get(f"/api/v1/checkpoints/{VIT}").json()["run_key"]
+        weights = own / "data" / "runs" / "ninformer-cifar100" / run_key / "weights.safetensors"
+        content = weights.read_bytes()
+        if fate == "gone":
+            weights.unlink()
+        else:
+            weights.write_bytes(content[:-1] + (b"" if fate == "truncated" else bytes([content[-1] ^ 1])))
+        for path in ("ready", "versions/0/ready"):
+            assert client.get(f"{address}/{path}").status_code == 503
+        assert client.post(f"{address}/infer", json={"inputs": [tensor()]}).status_code == 503
+        assert_problem(ask(client), 503, "the checkpoint's weights can't be read at the moment")
+        weights.write_bytes(content)
+        assert client.get(f"{address}/ready").status_code == 200
+        assert client.post(f"{address}/infer", json={"inputs": [tensor()]}).status_code == 200
+
+
+def test_more_answers_than_may_ever_wait_are_too_many(settings: Settings) -> None:
+    with serving(settings.model_copy(update={"max_waiting": 6})) as client:
+        files = [("file", ("a.png", png(number))) for number in range(3)]
+        address = f"/predict?checkpoint={VIT}&checkpoint={MIXER}"
+        assert client.post(address, files=files).status_code == 200
+        words = "3 images by 3 checkpoints are 9 answers; one request takes at most 6"
+        third = f"{address}&checkpoint=ninformer-cifar100.local-vit.0"
+        assert_problem(client.post(third, files=files), 413, words)
+        pixels = np.zeros((7, 3, 32, 32), np.uint8)
+        body = {"inputs": [tensor() | {"shape": list(pixels.shape), "data": pixels.ravel().tolist()}]}
+        response = client.post("/v2/models/ninformer-cifar100.vit/infer", json=body)
+        assert (response.status_code, response.json()["detail"]) == (400, "7 images; one request takes at most 6")
