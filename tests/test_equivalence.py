@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from stages.experiment import load_params
 from stages.fingerprint import kind_of
 from stages.run import AugmentationSpec, ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, canonical_json
 from stages.runner import ways_to
+from tests.preloaded import python
 from tests.project import EXPERIMENT, REPOSITORY, environment, make_project
 
 IGNORED = (
@@ -29,8 +29,7 @@ IGNORED = (
 
 def ask(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """`python -m …` with the project's own code."""
-    command, env = [sys.executable, "-m", *arguments], environment() | {"PYTHONPATH": str(project)}
-    return subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, check=False)
+    return python("-m", *arguments, cwd=project, env=environment() | {"PYTHONPATH": str(project)})
 
 
 def git(project: Path, *arguments: str) -> str:
