@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import atexit
+import gc
 import hashlib
 import itertools
 import os
@@ -25,6 +27,13 @@ for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MAKEFILES", "
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 hypothesis.settings.register_profile("claimcheck", deadline=None)  # a busy machine is no fault of an example
 hypothesis.settings.load_profile("claimcheck")
+
+
+def pytest_collection_finish() -> None:
+    """What all tests' modules hold stays to the end: no collection of garbage needs to look at it again."""
+    gc.freeze()
+    atexit.register(gc.unfreeze)  # C++ libraries count what is left at the end
+
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
