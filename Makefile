@@ -22,6 +22,8 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 export OMP_WAIT_POLICY ?= PASSIVE
 # Our files are UTF-8 whatever the locale says.
 export PYTHONUTF8 := 1
+# Some images set it; each of hundreds of processes would compile our modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 ifneq ($(DEVICE),)
 export CLAIMCHECK_DEVICE := $(DEVICE)
 endif
@@ -63,7 +65,7 @@ endif
 
 # A process a core with one thread each: files in parallel are faster than threads in small tests.
 test: $(READY)  ## the tests, without those that take long
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile --durations 20
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder --durations 20
 
 # `test` has run them under the highest, which PyTorch chooses itself.
 capabilities: $(READY)  ## the fast paths' tests again as lesser processors run them

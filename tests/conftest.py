@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import atexit
+import gc
 import hashlib
 import itertools
 import os
@@ -25,6 +27,34 @@ for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MAKEFILES", "
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 hypothesis.settings.register_profile("claimcheck", deadline=None)  # a busy machine is no fault of an example
 hypothesis.settings.load_profile("claimcheck")
+
+
+# They start first, so that workers which take a file at a time end together.
+LONG = (
+    "test_equivalence.py",
+    "test_stack.py",
+    "test_browser.py",
+    "test_verifying.py",
+    "test_all_trained.py",
+    "test_server.py",
+    "test_evaluate.py",
+    "test_faults.py",
+    "test_power_of_others.py",
+    "test_yat_triton.py",
+    "test_products_native.py",
+    "test_stacked_runs.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
+
+
+def pytest_collection_finish() -> None:
+    """What all tests' modules hold stays to the end: no collection of garbage needs to look at it again."""
+    gc.freeze()
+    atexit.register(gc.unfreeze)  # C++ libraries count what is left at the end
+
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

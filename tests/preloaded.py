@@ -1,72 +1,90 @@
-"""Verbs as separate processes that need not import everything anew: forked from one that has imported it once.
+"""Processes that need not load torch anew: forked from one that has imported every library once, and none of our code.
 
-`Preloaded` starts `python -m tests.preloaded`, which has one thread, reads one call per line, forks and answers with
-exit status and output.  A child runs the module as `python -m` would; settings that the interpreter reads at its start
-(hash seed, threads of torch) are those of the parent.
+`python` answers as `python -m module …` or `python -c code …` would in a process of its own, on the code that its
+`PYTHONPATH` names.  The server behind it has one thread, reads one call per line, forks, and answers with exit status
+and output.  Settings that the interpreter or a library reads at its start (hash seed, threads of torch) are those of
+the server, and functions of `atexit` aren't called: what is about these starts a real process.
 """
 
 from __future__ import annotations
 
+import functools
+import gc
 import importlib
 import json
+import multiprocessing
 import os
 import runpy
 import selectors
 import subprocess
 import sys
-import traceback
+import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-MODULES = ("stages.cli", "stages.evaluate", "stages.inputs", "stages.preprocess", "stages.record", "stages.report")
+LIBRARIES = (
+    "numpy",
+    "PIL.Image",
+    "pydantic.dataclasses",
+    "pydantic.main",
+    "rich.progress",
+    "safetensors.numpy",
+    "safetensors.torch",
+    "scipy.stats",
+    "sqlalchemy.dialects.sqlite",
+    "sqlalchemy.orm",
+    "torch._dynamo",  # the first step of an optimiser loads it
+    "torch.utils.flop_counter",
+    "yaml",
+    "zoneinfo",
+)
 
 
-class Preloaded:
-    """The process that forks.  Use as a context manager."""
+def python(
+    *arguments: str, cwd: Path, env: Mapping[str, str], before: Callable[[], None] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """`python arguments`; `before` (a function of a module) is called in the child first."""
+    hook = None if before is None else (before.__module__, before.__qualname__)
+    question = {"arguments": arguments, "cwd": str(cwd), "env": dict(env), "before": hook}
+    server = _server()
+    assert server.stdin is not None and server.stdout is not None
+    try:
+        server.stdin.write(json.dumps(question) + "\n")
+        server.stdin.flush()
+        answer = json.loads(server.stdout.readline())
+    except BaseException:  # a test that ran out of time leaves its answer unread
+        server.kill()
+        server.communicate()
+        _server.cache_clear()
+        raise
+    return subprocess.CompletedProcess([sys.executable, *arguments], **answer)
 
-    def __enter__(self) -> Preloaded:
-        self._server = subprocess.Popen(
-            [sys.executable, "-m", "tests.preloaded"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self._server.communicate()
-
-    def call(
-        self,
-        module: str,
-        *arguments: str,
-        cwd: Path,
-        env: Mapping[str, str],
-        before: Callable[[], None] | None = None,
-    ) -> subprocess.CompletedProcess[str]:
-        """`python -m module arguments`; `before` (a function of a module) is called in the child first."""
-        hook = None if before is None else [before.__module__, before.__qualname__]
-        question = {"module": module, "arguments": arguments, "cwd": str(cwd), "env": dict(env), "before": hook}
-        assert self._server.stdin is not None and self._server.stdout is not None
-        self._server.stdin.write(json.dumps(question) + "\n")
-        self._server.stdin.flush()
-        answer = json.loads(self._server.stdout.readline())
-        return subprocess.CompletedProcess([module, *arguments], **answer)
+@functools.cache
+def _server() -> subprocess.Popen[str]:
+    """Ends with its input, and thereby with this process."""
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-P", __file__]
+    return subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def _serve() -> None:
-    for module in MODULES:
-        importlib.import_module(module)
+    for library in LIBRARIES:
+        importlib.import_module(library)
+    assert len(os.listdir("/proc/self/task")) == 1, "a fork would lack the other threads"
+    assert "stages" not in sys.modules
+    gc.freeze()
     for line in sys.stdin:
         print(json.dumps(_answer(json.loads(line))), flush=True)
+    os._exit(0)  # nothing here needs an orderly end, which takes half a second
 
 
 def _answer(question: Mapping[str, Any]) -> dict[str, Any]:
     pipes = {name: os.pipe() for name in ("stdout", "stderr")}
-    child = os.fork()
-    if child == 0:
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        for number, (_, writer) in enumerate(pipes.values(), start=1):
-            os.dup2(writer, number)
-        os._exit(_run(**question))
+    writers = [writer for _, writer in pipes.values()]
+    child = multiprocessing.get_context("fork").Process(target=_run, args=(writers,), kwargs=dict(question))
+    child.start()
     output = dict.fromkeys(pipes, b"")
     with selectors.DefaultSelector() as selector:
         for name, (reader, writer) in pipes.items():
@@ -79,32 +97,35 @@ def _answer(question: Mapping[str, Any]) -> dict[str, Any]:
                 if not part:
                     selector.unregister(key.fd)
                     os.close(key.fd)
-    _, status = os.waitpid(child, 0)
-    return {"returncode": os.waitstatus_to_exitcode(status)} | {name: text.decode() for name, text in output.items()}
+    child.join()
+    return {"returncode": child.exitcode} | {name: text.decode() for name, text in output.items()}
 
 
 def _run(
-    module: str, arguments: Sequence[str], cwd: str, env: Mapping[str, str], before: tuple[str, str] | None
-) -> int:
-    """Runs in the child; returns its exit status."""
+    writers: Sequence[int], arguments: Sequence[str], cwd: str, env: Mapping[str, str], before: tuple[str, str] | None
+) -> None:
+    """Runs in the child; multiprocessing ends it with the status that the interpreter would have."""
+    for number, writer in enumerate(writers, start=1):
+        os.dup2(writer, number)
+        os.close(writer)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
+    sys.dont_write_bytecode = bool(env.get("PYTHONDONTWRITEBYTECODE"))
+    option, what, *sys.argv[1:] = arguments
+    roots = [str(Path(root).absolute()) for root in env.get("PYTHONPATH", "").split(os.pathsep) if root]
+    sys.path[:0] = [cwd if option == "-m" else "", *roots]
+    importlib.invalidate_caches()
     if before is not None:
         getattr(importlib.import_module(before[0]), before[1])()
-    sys.argv = [module, *arguments]
-    sys.modules.pop(module, None)  # what is run is `__main__`
-    status: object = 0
-    try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-    except SystemExit as end:
-        status = end.code
-    except BaseException:  # noqa: BLE001  (as the interpreter does at its end)
-        traceback.print_exc()
-        status = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    return status if isinstance(status, int) else int(status is not None)
+    if option == "-m":
+        sys.modules.pop(what, None)  # `before` may have imported it; what is run is `__main__`
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+    else:
+        assert option == "-c", option
+        sys.argv[0] = "-c"
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(what, "<string>", "exec"), vars(sys.modules["__main__"]))
 
 
 if __name__ == "__main__":

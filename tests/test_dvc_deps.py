@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import yaml
 from stages.params.experiment import load_params
 from stages.params.stage_inputs import code_digests, modules_run, stage_inputs
 from stages.runs.fingerprint import code_fingerprint
+from tests.preloaded import python
 
 ROOT = Path(__file__).resolve().parent.parent
 PARAMS = load_params(ROOT)
@@ -68,27 +68,20 @@ def test_inputs_depends_on_all_source_and_all_params() -> None:
     assert (inputs["deps"], inputs["outs"]) == (["stages", "params", "params.yaml"], ["data/inputs"])
 
 
-def test_all_that_a_stage_loads_is_in_its_file(tmp_path: Path) -> None:
-    # A process each, forked where the large packages are loaded already; one data set and experiment stand for all.
+def test_all_that_a_stage_loads_is_in_its_file() -> None:
+    # One data set and experiment stand for all.
     script = """
-import importlib, json, os, sys
-import numpy, pydantic, sqlalchemy, torch
-for name, roots in json.loads(sys.argv[1]).items():
-    if os.fork() == 0:
-        for root in roots:
-            importlib.import_module(root)
-        loaded = [module for module in sys.modules if module.split(".")[0] == "stages"]
-        with open(f"{sys.argv[2]}/{name}.json", "w") as file:
-            json.dump(loaded, file)
-        os._exit(0)
-    assert os.wait()[1] == 0, name
+import importlib, json, sys
+for root in sys.argv[1:]:
+    importlib.import_module(root)
+print(json.dumps([module for module in sys.modules if module.split(".")[0] == "stages"]))
 """
     chosen = {name: INPUTS[name] for name in INPUTS if name.partition("@")[2] in ("", "mnist", "dac-vgg-cifar10")}
     assert len(chosen) == 7
-    roots = json.dumps({name: inputs.roots for name, inputs in chosen.items()})
-    subprocess.run([sys.executable, "-c", script, roots, str(tmp_path)], cwd=ROOT, check=True)
     for name, inputs in chosen.items():
-        loaded = set(json.loads((tmp_path / f"{name}.json").read_text()))
+        done = python("-c", script, *inputs.roots, cwd=ROOT, env=os.environ)
+        assert done.returncode == 0, done.stderr
+        loaded = set(json.loads(done.stdout))
         assert len(loaded) > 3 and loaded <= code_digests(inputs.roots, inputs.files).keys(), name
 
 

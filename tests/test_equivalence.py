@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from stages.runs.equivalence import PATH, Compared, EquivalenceLine, Equivalence
 from stages.runs.evidence import EvidenceError, seal
 from stages.runs.fingerprint import kind_of
 from stages.scheduling.runner import ways_to
+from tests.preloaded import python
 from tests.project import EXPERIMENT, REPOSITORY, environment, make_project
 
 IGNORED = (
@@ -30,8 +30,7 @@ IGNORED = (
 
 def ask(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """`python -m …` with the project's own code."""
-    command, env = [sys.executable, "-m", *arguments], environment() | {"PYTHONPATH": str(project)}
-    return subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, check=False)
+    return python("-m", *arguments, cwd=project, env=environment() | {"PYTHONPATH": str(project)})
 
 
 def git(project: Path, *arguments: str) -> str:

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
-import resource
 import shutil
 import sqlite3
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from stages.claims import ClaimsError
 from stages.claims.lines import parse_claims
 from stages.faults import describe_fault, in_one_line, named
-from tests.preloaded import Preloaded
+from tests.hardship import obey_modes, write_little
+from tests.preloaded import python
 from tests.project import EXPERIMENT, REPOSITORY, environment, make_project
 
-_PR_CAPBSET_DROP, _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 24, 1, 2
-_CAP_VERSION = 0x20080522
 VERBS = {
     "inputs": ["stages.inputs"],
     "fetch": ["stages.fetch", "mnist"],
@@ -34,49 +28,15 @@ VERBS = {
     "claimcheck profile": ["stages.cli", "profile", "quick"],
     "claimcheck sample": ["stages.cli", "sample", "mnist"],
 }
-Call = Callable[..., subprocess.CompletedProcess[str]]
-"""(project, verb, what the child calls first) to its end."""
 
 
-def obey_modes() -> None:
-    """Root ignores the mode of a folder; without these capabilities it is like everybody else."""
-    if os.geteuid() == 0:
-        libc, header, sets = ctypes.CDLL(None), (ctypes.c_uint32 * 2)(_CAP_VERSION, 0), (ctypes.c_uint32 * 6)()
-        assert libc.capget(header, sets) == 0
-        for number in (0, 1):  # effective and permitted
-            sets[number] &= ~(1 << _CAP_DAC_OVERRIDE | 1 << _CAP_DAC_READ_SEARCH)
-        assert libc.capset(header, sets) == 0
-        for capability in (_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH):  # nor may what is started from here
-            assert libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) == 0
-
-
-def write_little() -> None:
-    """No file may grow beyond a few bytes: to a program this looks like a full disk."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (16, 16))
+def call(project: Path, verb: str, before: Callable[[], None] | None = None) -> subprocess.CompletedProcess[str]:
+    """The verb to its end; `before` is what it calls first."""
+    return python("-m", *VERBS[verb], cwd=project, env=environment(), before=before)
 
 
 @pytest.fixture(scope="module")
-def call() -> Iterator[Call]:
-    with Preloaded() as preloaded:
-
-        def run(project: Path, verb: str, before: Callable[[], None] | None = None) -> Any:
-            if verb != "train":
-                return preloaded.call(*VERBS[verb], cwd=project, env=environment(), before=before)
-            return subprocess.run(  # its workers are separate processes
-                [sys.executable, "-m", *VERBS[verb]],
-                cwd=project,
-                env=environment(),
-                capture_output=True,
-                text=True,
-                check=False,
-                preexec_fn=before,
-            )
-
-        yield run
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, call: Call) -> Path:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project whose verbs have all run."""
     project = make_project(tmp_path_factory.mktemp("faults") / "project", epochs=1, steps_per_epoch=1)
     shutil.copy(REPOSITORY / "data" / "claims.csv", project / "data")
@@ -101,7 +61,7 @@ def check_one_line(done: subprocess.CompletedProcess[str], verb: str, words: str
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_folder_that_cannot_be_written_to(call: Call, project: Path, verb: str) -> None:
+def test_a_folder_that_cannot_be_written_to(project: Path, verb: str) -> None:
     folders = [path for path in [project, *project.rglob("*")] if path.is_dir()]
     for folder in folders:
         folder.chmod(0o555)
@@ -114,12 +74,12 @@ def test_a_folder_that_cannot_be_written_to(call: Call, project: Path, verb: str
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_disk_that_takes_no_more(call: Call, project: Path, verb: str) -> None:
+def test_a_disk_that_takes_no_more(project: Path, verb: str) -> None:
     check_one_line(call(project, verb, write_little), verb, "; ")
 
 
 @pytest.mark.parametrize("prepare", [obey_modes, write_little])
-def test_a_training_that_cannot_be_kept(call: Call, project: Path, prepare: Callable[[], None]) -> None:
+def test_a_training_that_cannot_be_kept(project: Path, prepare: Callable[[], None]) -> None:
     shutil.rmtree(project / "data" / "store")
     shutil.rmtree(project / "data" / "runs")
     (project / "data").chmod(0o555)
@@ -155,7 +115,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_a_damaged_file_is_named(call: Call, project: Path, name: str) -> None:
+def test_a_damaged_file_is_named(project: Path, name: str) -> None:
     (project / name).unlink()
     (project / name).write_bytes(b"\xff\xfe\x00")
     done = call(project, DAMAGED[name])
@@ -164,7 +124,7 @@ def test_a_damaged_file_is_named(call: Call, project: Path, name: str) -> None:
     assert name in done.stderr or "the results database can't be read; `dvc repro` rebuilds it" in done.stderr
 
 
-def test_a_training_writes_a_damaged_list_anew(call: Call, project: Path) -> None:
+def test_a_training_writes_a_damaged_list_anew(project: Path) -> None:
     path = project / "data" / "runs" / EXPERIMENT / "runs.json"
     before = path.read_bytes()
     path.unlink()
@@ -174,7 +134,7 @@ def test_a_training_writes_a_damaged_list_anew(call: Call, project: Path) -> Non
     assert "damaged; `python -m stages.train tiny-mnist` writes it anew" in done.stdout
 
 
-def test_a_damaged_page_of_the_database_is_no_traceback(call: Call, project: Path) -> None:
+def test_a_damaged_page_of_the_database_is_no_traceback(project: Path) -> None:
     """Its first page is intact, so it opens."""
     path = project / "data" / "results.db"
     content = path.read_bytes()
@@ -188,7 +148,7 @@ def test_a_damaged_page_of_the_database_is_no_traceback(call: Call, project: Pat
 @pytest.mark.parametrize(
     ("text", "damage"), [(b"tiny-mnist", b"tiny\xadmnist"), (b'{"', b'["')], ids=["no UTF-8", "no JSON"]
 )
-def test_a_damaged_text_in_the_database_is_no_traceback(call: Call, project: Path, text: bytes, damage: bytes) -> None:
+def test_a_damaged_text_in_the_database_is_no_traceback(project: Path, text: bytes, damage: bytes) -> None:
     """No page is damaged, only what stands on it."""
     path = project / "data" / "results.db"
     content = path.read_bytes()

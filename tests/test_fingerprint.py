@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import io
+import os
 import re
 import shutil
 import subprocess
-import sys
 import tokenize
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from stages.runs.fingerprint import (
     module_digest,
     significant_text,
 )
+from tests.preloaded import python
 
 SOURCE = '''"""What it is."""
 import math  # for pi
@@ -95,9 +96,9 @@ def test_closure_holds_every_module_that_training_really_loads(kind: Kind, model
     """Against the interpreter: what `import` brings in of ours is in the static closure."""
     roots = [*TRAINING_ROOTS[kind], f"stages.papers.{model}"]
     script = f"import sys, {', '.join(roots)}; print(*[m for m in sys.modules if m.startswith('stages.')])"
-    loaded = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=PACKAGE_ROOT
-    ).stdout.split()
+    done = python("-c", script, cwd=PACKAGE_ROOT, env=os.environ)
+    assert done.returncode == 0, done.stderr
+    loaded = done.stdout.split()
     packages = {name for name in loaded if (PACKAGE_ROOT / Path(*name.split("."))).is_dir()}
     # The paper's package imports all its models, and a fast path answers to its reference by test.
     siblings = import_closure([f"stages.papers.{model.partition('.')[0]}"])
@@ -116,10 +117,10 @@ def test_a_module_that_is_not_ours_is_refused() -> None:
 def test_digests_are_the_same_in_other_pythons(version: str) -> None:
     roots = [*TRAINING_ROOTS["images"], "stages.papers.ninformer.local_vit"]
     script = f"from stages.runs.fingerprint import code_fingerprint as f; print(f({roots!r}))"
-    python = shutil.which(f"python{version}")
-    if python is None or subprocess.run([python, "--version"], capture_output=True, check=False).returncode:
+    found = shutil.which(f"python{version}")
+    if found is None or subprocess.run([found, "--version"], capture_output=True, check=False).returncode:
         pytest.skip(f"no python{version} on this machine")
-    other = subprocess.run([python, "-c", script], capture_output=True, text=True, check=True, cwd=PACKAGE_ROOT)
+    other = subprocess.run([found, "-c", script], capture_output=True, text=True, check=True, cwd=PACKAGE_ROOT)
     assert other.stdout.strip() == str(code_fingerprint(roots))
 
 

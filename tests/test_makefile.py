@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from stages.params.experiment import load_params
+from tests.preloaded import python
 
 ROOT = Path(__file__).resolve().parent.parent
 FRAME = ("Makefile", "Dockerfile", ".ci/run", "dvc.yaml")
@@ -63,8 +64,7 @@ def test_every_subcommand_that_make_calls_is_known() -> None:
     called = set(re.findall(r"/claimcheck (\w+)", (ROOT / "Makefile").read_text()))
     assert called == {"profile"}
     for name in called:
-        command = [sys.executable, "-m", "stages.cli", name, "--help"]
-        assert subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == 0, name
+        assert python("-m", "stages.cli", name, "--help", cwd=ROOT, env=os.environ).returncode == 0, name
 
 
 def test_every_target_is_explained() -> None:

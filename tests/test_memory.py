@@ -1,7 +1,9 @@
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
+
+from tests.preloaded import python
+from tests.project import REPOSITORY
 
 SCRIPT = """
 import numpy, resource
@@ -17,7 +19,8 @@ print(min(faults() for _ in range(3)))
 
 
 def printed_number(script: str) -> int:
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = python("-c", script, cwd=REPOSITORY, env=os.environ)
+    assert done.returncode == 0, done.stderr
     return int(done.stdout)
 
 

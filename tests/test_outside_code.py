@@ -7,13 +7,13 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from stages.params.signature import known_papers
 from stages.runs.fingerprint import code_fingerprint, import_closure, imported_modules, is_pinned, source_path
+from tests.preloaded import python
 from tests.project import EXPERIMENT, REPOSITORY, environment, make_project
 
 VIT = Path("stages/papers/ninformer/vit.py")
@@ -56,8 +56,7 @@ def use(project: Path, layer: str, statement: str) -> None:
 
 def ask(project: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     env = environment() | {"PYTHONPATH": str(project)} | variables
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, check=False)
+    return python(*arguments, cwd=project, env=env)
 
 
 def train(project: Path) -> str:

@@ -22,6 +22,7 @@ from fastapi.testclient import TestClient
 
 from service.app import create_app
 from service.settings import Settings
+from tests.preloaded import python
 from tests.project import REPOSITORY, environment
 from tests.story import Block, differences, is_printed, read_story
 
@@ -30,7 +31,6 @@ BIN = Path(sys.executable).parent
 # This environment instead of one that make sets up.
 MAKE = ["make", "--no-print-directory", f"BIN={BIN}", "READY="]
 PRINTED_PLACE = "127.0.0.1:8000"
-# In one process, which loads torch once.
 VERBS = """
 from stages import evaluate, fetch, preprocess, record, train
 assert not fetch.main(["mnist"]) and not preprocess.main(["mnist"])
@@ -111,7 +111,8 @@ def test_the_files_on_the_page_are_in_the_house_format(project: Path) -> None:
 def test_the_paper_goes_from_data_to_an_answer(project: Path, tmp_path: Path) -> None:
     """Without DVC and without the findings of the other papers: both are in the test of the commands."""
     project = Path(shutil.copytree(project, tmp_path / "claimcheck"))
-    run(project, sys.executable, "-c", VERBS)
+    done = python("-c", VERBS, cwd=project, env=environment_of(project))
+    assert done.returncode == 0, done.stdout + done.stderr
     client = TestClient(create_app(Settings(root=project)), base_url="http://127.0.0.1")
     (comparison,) = client.get("/compare", params={"paper": "toy"}).json()["comparisons"]
     assert [(arm["arm"], len(arm["run_keys"]), arm["ours"]) for arm in comparison["arms"]] == [

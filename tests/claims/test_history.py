@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from stages.claims import ClaimsError, read_claims, read_history
 from stages.claims.history import PATH, append, digest_code, digest_row, digest_verdict, pending
 from stages.recording import record
 from tests.claims.lines import ROOT, claims, copy_project, params
+from tests.preloaded import python
 from tests.project import environment
 
 GAIN = "dac.sgemm.gain"
@@ -90,10 +90,9 @@ def test_the_command_writes_down_what_changed_and_nothing_twice(tmp_path: Path) 
     identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
     subprocess.run(["git", *identity, "commit", "-qm", "claims"], cwd=tmp_path, check=True)
     listed.write_text(listed.read_text().replace(",0.7561,", ",0.7562,", 1))
-    command = [sys.executable, "-m", "stages.cli", "history", "--why", "A digit was misread."]
     for expected in ("1 changes", "0 changes"):
-        done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True)
-        assert expected in done.stdout, done.stdout
+        done = python("-m", "stages.cli", "history", "--why", "A digit was misread.", cwd=tmp_path, env=environment())
+        assert done.returncode == 0 and expected in done.stdout, done.stdout + done.stderr
     last = read_history(tmp_path / PATH)[-1]
     assert last.claims == "hyperbf.table2.c10.vit" and last.changed == {"value": (0.7561, 0.7562)}
     assert last.after_evidence and last.why == "A digit was misread."

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,19 +8,14 @@ import torch
 
 from service.app import create_app
 from service.settings import Settings
+from tests.preloaded import python
+from tests.project import REPOSITORY
 
 
 @pytest.mark.parametrize("wanted", ["cuda:99", "gpu"])
 def test_an_impossible_device_ends_the_start_with_one_line(tmp_path: Path, wanted: str) -> None:
     environment = {**os.environ, "CLAIMCHECK_DEVICE": wanted, "CLAIMCHECK_ROOT": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-m", "service", "--port", "0"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = python("-m", "service", "--port", "0", cwd=REPOSITORY, env=environment)
     assert done.returncode == 1
     assert done.stderr.startswith(f"service: CLAIMCHECK_DEVICE: device is '{wanted}'")
     assert done.stderr.count("\n") == 1

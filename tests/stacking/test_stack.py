@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +28,10 @@ PROTOCOL = Protocol(
     observe_test=False,
 )
 REPLICATES = [Replicate(seed=seed) for seed in range(3)]
+# Sizes of test_stacked_runs.py, so that the compiler's work is done once; each further layer takes it seconds.
+COMPILED = {"depth": 2, "width": 8, "last_width": None}
+COMPILED_PROTOCOL = dataclasses.replace(PROTOCOL, batch_size=64)
+COMPILED_REPLICATES = REPLICATES[:2]
 
 
 def table(rows: int = 500) -> Regression:
@@ -35,16 +40,17 @@ def table(rows: int = 500) -> Regression:
     return Regression(TableRows(features, (features.sum(1) + features[:, 0].abs()).sin()))
 
 
-def networks(kind: type[MLP | DACMLP], depth: int = 3) -> list[MLP | DACMLP]:
-    built = [seeded_model(lambda: kind(in_features=3, depth=depth, width=9, last_width=5), one) for one in REPLICATES]
+def networks(
+    kind: type[MLP | DACMLP], replicates: list[Replicate] = REPLICATES, **sizes: int | None
+) -> list[MLP | DACMLP]:
+    arguments: dict[str, Any] = {"depth": 3, "width": 9, "last_width": 5} | sizes
+    built = [seeded_model(lambda: kind(in_features=3, **arguments), one) for one in replicates]
     assert all(isinstance(network, kind) for network in built)
     return built  # type: ignore[return-value]
 
 
-def alone(
-    kind: type[MLP | DACMLP], protocol: Protocol = PROTOCOL, depth: int = 3
-) -> tuple[list[Outcome], list[nn.Module]]:
-    built = networks(kind, depth)
+def alone(kind: type[MLP | DACMLP], protocol: Protocol = PROTOCOL) -> tuple[list[Outcome], list[nn.Module]]:
+    built = networks(kind)
     return [fit(network, table(), protocol, one) for network, one in zip(built, REPLICATES, strict=True)], built
 
 
@@ -117,24 +123,40 @@ def test_a_stack_trains_as_its_networks_do_alone(network: type[MLP | DACMLP]) ->
             torch.testing.assert_close(one.state_dict()[name], value, rtol=0.05, atol=0.005)
 
 
+def compiled(kind: type[MLP | DACMLP], test: Regression | None = None) -> list[tuple[Outcome, float]]:
+    return fit_stack(
+        networks(kind, COMPILED_REPLICATES, **COMPILED),
+        Stack,
+        table(300),
+        COMPILED_PROTOCOL,
+        COMPILED_REPLICATES,
+        is_compiled=True,
+        test=test,
+    )
+
+
 @NETWORKS
 def test_compiled_it_is_the_same(network: type[MLP | DACMLP]) -> None:
-    """With two hidden layers: each further one takes the compiler seconds."""
-    expected, _ = alone(network, depth=2)
-    compiled = fit_stack(networks(network, depth=2), Stack, table(), PROTOCOL, REPLICATES, is_compiled=True)
-    assert_like(compiled, expected, relative=2e-3)
+    expected = [
+        fit(single, table(300), COMPILED_PROTOCOL, one)
+        for single, one in zip(networks(network, COMPILED_REPLICATES, **COMPILED), COMPILED_REPLICATES, strict=True)
+    ]
+    assert_like(compiled(network), expected, relative=2e-3)
 
 
 def test_the_test_set_is_in_the_curves_and_changes_nothing_else() -> None:
-    test = table(90)
-    built, singles = networks(MLP, depth=2), networks(MLP, depth=2)
-    watched = [
-        outcome for outcome, _ in fit_stack(built, Stack, table(), PROTOCOL, REPLICATES, is_compiled=True, test=test)
-    ]
-    unwatched = fit_stack(networks(MLP, depth=2), Stack, table(), PROTOCOL, REPLICATES, is_compiled=True)
-    for outcome, (without, _), single, replicate in zip(watched, unwatched, singles, REPLICATES, strict=True):
+    test = table(40)
+    watched, unwatched = compiled(MLP, test), compiled(MLP)
+    singles = networks(MLP, COMPILED_REPLICATES, **COMPILED)
+    for (outcome, _), (without, _), single, replicate in zip(
+        watched, unwatched, singles, COMPILED_REPLICATES, strict=True
+    ):
         observed = fit(
-            single, table(), PROTOCOL, replicate, observe=lambda model: {"test_loss": measure(model, test)["loss"]}
+            single,
+            table(300),
+            COMPILED_PROTOCOL,
+            replicate,
+            observe=lambda model: {"test_loss": measure(model, test)["loss"]},
         )
         for row, expected in zip(outcome.history, observed.history, strict=True):
             assert row["test_loss"] == pytest.approx(expected["test_loss"], rel=2e-3)

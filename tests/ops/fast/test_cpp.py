@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import subprocess
-import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from stages.ops.fast import attention, cpp
+from tests.preloaded import python
+from tests.project import REPOSITORY
 
 pytestmark = pytest.mark.skipif(cpp.load_library(attention.SOURCE) is None, reason="no C++ compiler here")
 
@@ -131,4 +131,5 @@ if child == 0:
     os._exit(0)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
-    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+    done = python("-c", code, cwd=REPOSITORY, env=os.environ)
+    assert done.returncode == 0, done.stderr

@@ -1,8 +1,5 @@
 """The C++ sums of DAC equal those of PyTorch."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import Tensor
@@ -10,6 +7,8 @@ from torch import Tensor
 from stages.ops.dac import dac_conv2d, dac_conv2d_reference, dac_linear, dac_linear_reference
 from stages.ops.fast import cpp, dac
 from tests.ops.gradients import assert_alike, in_doubles, leaves, value_and_gradients
+from tests.preloaded import python
+from tests.project import REPOSITORY
 
 pytestmark = pytest.mark.skipif(cpp.load_library(dac.SOURCE) is None, reason="no C++ compiler here")
 
@@ -121,5 +120,6 @@ def test_without_a_compiler_pytorch_does_it(tmp_path) -> None:
         "layer(x).sum().backward()\n"
     )
     environment = {"CXX": "/nowhere/c++", "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": ".", "PATH": "/nowhere"}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    done = python("-c", script, cwd=REPOSITORY, env=environment)
+    assert done.returncode == 0, done.stderr
     assert "dac.cpp: can't be compiled, using PyTorch's operators" in done.stderr
