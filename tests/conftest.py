@@ -41,7 +41,6 @@ LONG = (
     "test_faults.py",
     "test_power_of_others.py",
     "test_yat_triton.py",
-    "test_products_native.py",
     "test_stacked_runs.py",
 )
 
