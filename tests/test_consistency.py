@@ -173,8 +173,12 @@ def published(root: Path) -> Path:
     (root / "data" / "evidence").mkdir()
     path = root / "data" / "evidence" / "ninformer-mnist.jsonl"
     shutil.copy(EVIDENCE / path.name, path)
-    assert record(root, "data/results.db").results == 4
     return path
+
+
+@pytest.mark.usefixtures("published")
+def test_evidence_that_was_not_edited_is_recorded(root: Path) -> None:
+    assert record(root, "data/results.db").results == 4
 
 
 def test_evidence_without_its_digest_is_refused(root: Path, published: Path) -> None:

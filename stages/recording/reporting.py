@@ -74,10 +74,20 @@ def write_docs(root: Path, path: Path) -> Path:
     with tempfile.TemporaryDirectory() as folder:
         place = str((Path(folder) / "evidence.db").resolve())
         record(root, place, evidence_only=True)
-        with open_results(place)() as session:
-            comparisons = compare(session)
-            judged = [row for row in list_judged(session, ClaimFilter()) if row.verdict.basis == "results"]
-            families = [family for family in list_families(session) if family.tested]
+        write_atomically(path, results_page(place).encode())
+    return path
+
+
+def results_page(place: str) -> str:
+    """`docs/results.md` of the database at `place`.
+
+    Raises:
+        ResultsUnavailable: the database can't be read.
+    """
+    with open_results(place)() as session:
+        comparisons = compare(session)
+        judged = [row for row in list_judged(session, ClaimFilter()) if row.verdict.basis == "results"]
+        families = [family for family in list_families(session) if family.tested]
     measured = [comparison for comparison in comparisons if comparison.provenance is not None]
     open_titles = [comparison.title for comparison in comparisons if comparison.provenance is None]
     papers = dict.fromkeys(row.claim.paper for row in judged)
@@ -85,8 +95,7 @@ def write_docs(root: Path, path: Path) -> Path:
     parts += [as_markdown(comparison) for comparison in measured]
     if open_titles:
         parts.append("## Without evidence so far\n\n" + "".join(f"- {title}\n" for title in open_titles))
-    write_atomically(path, "\n".join(parts).encode())
-    return path
+    return "\n".join(parts)
 
 
 def write_deviations(folder: Path) -> list[Path]:

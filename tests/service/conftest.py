@@ -16,6 +16,7 @@ from service.app import create_app
 from service.settings import Settings
 from stages.recording import record
 from tests.service.results_factory import make_root
+from tests.service.running import Running, running
 
 
 @pytest.fixture(scope="session")
@@ -29,6 +30,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def settings(root: Path) -> Settings:
     return Settings(root=root, max_image_bytes=300_000, max_body_bytes=1_000_000, max_images=4, max_pixels=40_000_000)
+
+
+@pytest.fixture(scope="session")
+def service(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """The same in its own process, as it is set by default."""
+    with running(root, tmp_path_factory.mktemp("service-log")) as service:
+        yield service
 
 
 @contextmanager

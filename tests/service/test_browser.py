@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, Route, sync_playw
 
 from tests.service.conftest import keys_file, png
 from tests.service.results_factory import LONG_TITLE
-from tests.service.running import running
+from tests.service.running import Running, running
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ARGUMENTS = (
@@ -27,9 +27,8 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def address(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with running(root, tmp_path_factory.mktemp("browser")) as service:
-        yield service.address
+def address(service: Running) -> str:
+    return service.address
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ known and which bytes are an image.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, settings
 from schemathesis.checks import load_all_checks, positive_data_acceptance
 
-from tests.service.running import Running, running
+from tests.service.running import Running
 
 load_all_checks()
 DOCUMENT = json.loads((Path(__file__).resolve().parents[2] / "docs" / "openapi.json").read_text())
@@ -29,12 +28,6 @@ GENTLY = settings(
     suppress_health_check=list(HealthCheck),
 )
 HARD = settings(GENTLY, max_examples=200, derandomize=False)
-
-
-@pytest.fixture(scope="module")
-def service(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(root, tmp_path_factory.mktemp("fuzz")) as service:
-        yield service
 
 
 def check(case: schemathesis.Case, service: Running) -> None:

@@ -18,16 +18,10 @@ from service.queries import ServedCheckpoint, list_checkpoints
 from stages.checkpoint.predictor import load_predictor
 from stages.results import open_results
 from tests.service.conftest import png
-from tests.service.running import Running, running
+from tests.service.running import Running
 
 MODEL = "ninformer-cifar100.vit"
 MNIST = "ninformer-mnist.vit"
-
-
-@pytest.fixture(scope="module")
-def service(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(root, tmp_path_factory.mktemp("oip")) as service:
-        yield service
 
 
 @pytest.fixture(scope="module")
