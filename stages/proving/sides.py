@@ -47,7 +47,7 @@ class Side:
         Raises:
             EquivalenceError: the process fails; if a training fails, its answer says so.
         """
-        output = self.tree.with_name(f"{self.tree.name}-output")
+        output = self.tree.with_name(f"{self.tree.name}-output-{'-'.join(sorted(more_env or {}))}")
         self._run({"trainings": list(trainings), "threads": list(threads), "output": str(output)}, more_env)
         return [
             [json.loads((output / str(count) / f"{number}.json").read_text()) for number in range(len(trainings))]
