@@ -157,8 +157,8 @@ def test_seeds_agree_at_the_best_validation_epoch_and_not_at_the_last(errors: Er
 
 def test_by_the_last_epoch_nothing_is_decided(published: str) -> None:
     with open_results(published)() as session:
-        variants = {one["metric"]: one for one in session.get_one(claim_tables.Verdict, "dac.sgemm.gain").variants}
-        confidence = session.get_one(claim_tables.Verdict, "dac.sgemm.gain").confidence
+        variants = {one["metric"]: one for one in session.get_one(claim_tables.VerdictRow, "dac.sgemm.gain").variants}
+        confidence = session.get_one(claim_tables.VerdictRow, "dac.sgemm.gain").confidence
     by_last = variants["log_mse"]
     assert by_last["status"] == Status.UNRESOLVED and variants["min_log_mse"]["status"] == Status.SUPPORTED
     low, high = (minus(f"{by_last[bound]:.3f}") for bound in ("low", "high"))
@@ -167,7 +167,7 @@ def test_by_the_last_epoch_nothing_is_decided(published: str) -> None:
 
 def test_the_pages_say_what_the_verdict_says(published: str) -> None:
     with open_results(published)() as session:
-        verdict = session.get_one(claim_tables.Verdict, "dac.sgemm.gain")
+        verdict = session.get_one(claim_tables.VerdictRow, "dac.sgemm.gain")
     results = (REPOSITORY / "docs" / "results.md").read_text()
     for text in (PAGE, README):
         assert f"by {verdict.estimate:.3f} nats on average" in text and f"`{verdict.status}`" in text
