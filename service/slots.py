@@ -83,5 +83,10 @@ class Turns:
         Raises:
             Busy: as `Slots.turn`.
         """
-        async with self.session() as session:
-            return await run_in_threadpool(find, session)
+
+        def answer() -> Found:
+            with self.sessions() as session:  # opened and closed by this thread, also if nobody waits for it any more
+                return find(session)
+
+        async with self.slots.turn():
+            return await run_in_threadpool(answer)
