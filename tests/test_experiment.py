@@ -327,6 +327,15 @@ def test_a_wrong_like_is_named(project: Path, like: str, message: str) -> None:
     assert str(caught.value).startswith(f"{project / CIFAR100}: {message}")
 
 
+def test_a_file_that_others_are_like_may_not_be_a_list(project: Path) -> None:
+    """Also where that file is no experiment of the index, which nobody reads for its own sake."""
+    edit(project / "params.yaml", lambda p: p["experiments"].pop("ninformer-cifar10"))
+    (project / CIFAR10).write_text("[vit]\n")
+    with pytest.raises(ParamsError) as caught:
+        load_params(project)
+    assert str(caught.value) == f"{project / CIFAR10}: expected title, protocol and arms; found ['vit']"
+
+
 def test_a_mistake_is_named_in_the_file_where_it_stands(project: Path) -> None:
     """MNIST's file, which is like CIFAR-10's, is first in the index."""
     edit(project / CIFAR10, lambda p: p["protocol"].update(epochs="many"))

@@ -217,7 +217,7 @@ def load_params(root: Path = Path()) -> Params:
     experiments = {}
     files = read_files(root, index.experiments)
     # Those that are like another come last: a mistake is named in the file where it stands.
-    for name in sorted(index.experiments, key=lambda name: isinstance(files[name], dict) and "like" in files[name]):
+    for name in sorted(index.experiments, key=lambda name: _like(files[name]) is not None):
         entry = index.experiments[name]
         check_choice(entry.paper, known_papers(), index_path, f"experiments.{name}.paper")
         check_choice(entry.dataset, index.datasets, index_path, f"experiments.{name}.dataset")
@@ -245,7 +245,7 @@ def read_files(root: Path, experiments: Iterable[str]) -> dict[str, Any]:
     """
     folder = root / "params"
     files = {name: read_yaml(folder / f"{name}.yaml") for name in experiments}
-    liked = {str(content["like"]) for content in files.values() if isinstance(content, dict) and "like" in content}
+    liked = {like for content in files.values() if (like := _like(content)) is not None}
     more = {name for name in liked - files.keys() if (folder / f"{name}.yaml").is_file()}
     return files | {name: read_yaml(folder / f"{name}.yaml") for name in sorted(more)}
 
@@ -260,18 +260,25 @@ def merge(files: Mapping[str, Any], name: str, path: Path) -> Any:
         ParamsError: `like` names no other experiment, or one that is itself like another.
     """
     own = files[name]
-    if not isinstance(own, dict) or "like" not in own:
+    like = _like(own)
+    if like is None:
         return own
-    like = str(own["like"])
     check_choice(like, [other for other in files if other != name], path, "like")
+    if not isinstance(files[like], dict):
+        raise ParamsError(f"{path.with_name(f'{like}.yaml')}: expected title, protocol and arms; found {files[like]!r}")
+    if (further := _like(files[like])) is not None:
+        raise ParamsError(f"{path}: like is {like!r}, which is itself like {further!r}; name that one")
     whole = dict(files[like])
-    if "like" in whole:
-        raise ParamsError(f"{path}: like is {like!r}, which is itself like {whole['like']!r}; name that one")
     for key, value in own.items():
         is_merged = key in ("protocol", "arms") and isinstance(value, dict) and isinstance(whole.get(key), dict)
         whole[key] = whole[key] | value if is_merged else value
     del whole["like"]
     return whole
+
+
+def _like(content: Any) -> str | None:
+    """The experiment that a file's content says it is like, if it says so."""
+    return str(content["like"]) if isinstance(content, dict) and "like" in content else None
 
 
 def _read_experiment(name: str, entry: _IndexEntry, source: DatasetSource, document: Any, path: Path) -> Experiment:

@@ -188,9 +188,14 @@ class Rows:
 
     def results(self) -> list[dict[str, Any]]:
         """Rows of results, with the position of their group; what isn't planned any more is in none."""
-        rows = [_result_row(item.row, item, item.identity in self.selected) for item in self.found]
-        positions = [self.group_positions[_group_of(item)] if item.is_planned else None for item in self.found]
-        return [row | {"group_position": position} for row, position in zip(rows, positions, strict=True)]
+        return [
+            _result_row(
+                item,
+                is_selected=item.identity in self.selected,
+                group_position=self.group_positions[_group_of(item)] if item.is_planned else None,
+            )
+            for item in self.found
+        ]
 
     def costs(self) -> list[dict[str, Any]]:
         return [_cost_row(item.row, item.cost) for item in self.found if item.cost]
@@ -232,11 +237,11 @@ class Rows:
             if not item.is_planned or self._digest_here(item) is None:
                 continue
             name = f"{line.experiment}.{line.arm}.{line.replicate}"
-            if name not in best or self._precedence(best[name]) < self._precedence(item):
+            if name not in best or self._group_precedence(best[name]) < self._group_precedence(item):
                 best[name] = item
         return [self._checkpoint(position, name, item) for position, (name, item) in enumerate(best.items())]
 
-    def _precedence(self, item: Trial) -> tuple[int, bool, bool, str]:
+    def _group_precedence(self, item: Trial) -> tuple[int, bool, bool, str]:
         return -self.group_positions[_group_of(item)], *_precedence(item)
 
     def _digest_here(self, item: Trial) -> str | None:
@@ -294,10 +299,10 @@ def _cite(paper: str) -> tuple[str, str]:
     return paragraphs[0].rstrip("."), paragraphs[1] if len(paragraphs) > 1 else ""
 
 
-def _result_row(number: int, item: Trial, is_selected: bool) -> dict[str, Any]:
+def _result_row(item: Trial, *, is_selected: bool, group_position: int | None) -> dict[str, Any]:
     line, data = item.result, item.result.data
     return {
-        "id": number,
+        "id": item.row,
         "run_key": line.run_key,
         "environment_digest": line.environment_digest,
         "experiment": line.experiment,
@@ -305,6 +310,7 @@ def _result_row(number: int, item: Trial, is_selected: bool) -> dict[str, Any]:
         "replicate": line.replicate,
         "source": item.source,
         "is_selected": is_selected,
+        "group_position": group_position,
         "changed_code": list(item.changed_code),
         "equivalences": list(item.equivalences),
         "profile": line.profile,

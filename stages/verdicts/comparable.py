@@ -20,12 +20,12 @@ from typing import Literal
 import numpy as np
 
 from stages.rules import Rules
-from stages.verdicts.difference import Gain, Pairing, measure_gain, usable_replicates
+from stages.verdicts.difference import Gain, Pairing, at_last_look, measure_gain
 from stages.verdicts.expected import expected_replicates
 from stages.verdicts.intervals import Numbers, half_width
-from stages.verdicts.looks import complete_look, level, looks_of_plan
+from stages.verdicts.looks import level, looks_of_plan
 from stages.verdicts.numerals import signed, with_interval
-from stages.verdicts.value import tell, too_few, too_many_diverged
+from stages.verdicts.value import tell
 from stages.verdicts.verdict import Sample, Status, Verdict
 
 
@@ -59,19 +59,15 @@ def judge_comparable(
     left-out test rows could change.
     """
     looks = looks_of_plan(rules.looks, planned)
-    shared = set(proposed.indices) & set(baseline.indices)
-    n = complete_look(shared, looks)
-    if n is None:
-        return too_few(shared, min(rules.looks), Status.UNRESOLVED, planned)
-    arms = proposed.among(range(n)), baseline.among(range(n))
+    arms = at_last_look(proposed, baseline, looks, pairing, first=min(rules.looks), planned=planned)
+    if isinstance(arms, Verdict):
+        return arms
+    n, gain = arms[0].n, measure_gain(*arms, claim.better, pairing)
     diverged = [arm.n_diverged for arm in arms]
-    if usable_replicates(*arms, pairing) < 2:
-        return too_many_diverged(n, max(diverged), Status.UNRESOLVED)
-    gain = measure_gain(*arms, claim.better, pairing)
     within, outside = (level(looks, n, alpha) for alpha in (rules.alpha_within, rules.alpha_outside / 2))
     status, reason = _decide(claim, gain, within, outside, widening)
     if status is not Status.UNRESOLVED and diverged[1 if status is Status.REVERSED else 0]:
-        status, reason = Status.UNRESOLVED, "the arm that it speaks for has diverged replicates"
+        status, reason = Status.UNRESOLVED, "the model that it speaks for has diverged replicates"
     expected = None
     if status is Status.UNRESOLVED and gain.s2 and not any(diverged):
         expected = expected_replicates(lambda m, share: _decides(claim, gain, m, share, rules, widening), n, looks)
@@ -90,7 +86,7 @@ def judge_comparable(
         n_diverged=sum(diverged),
         replicates_expected=expected,
     )
-    return tell(verdict, f"Gain of the proposed arm (n = {n})", proposed, baseline)
+    return tell(verdict, f"Gain of the proposed model (n = {n})", proposed, baseline)
 
 
 def _decide(claim: ComparableClaim, gain: Gain, within: float, outside: float, widening: float) -> tuple[Status, str]:

@@ -99,14 +99,10 @@ def judge_gain(
     set, where ours isn't the paper's, in the size alone.
     """
     looks = looks_of_plan(rules.looks, planned)
-    shared = set(proposed.indices) & set(baseline.indices)
-    n = complete_look(shared, looks)
-    if n is None:
-        return too_few(shared, min(rules.looks), Status.UNRESOLVED, planned)
-    arms = proposed.among(range(n)), baseline.among(range(n))
-    if usable_replicates(*arms, pairing) < 2:
-        return too_many_diverged(n, max(arm.n_diverged for arm in arms), Status.UNRESOLVED)
-    gain = measure_gain(*arms, claim.better, pairing)
+    arms = at_last_look(proposed, baseline, looks, pairing, first=min(rules.looks), planned=planned)
+    if isinstance(arms, Verdict):
+        return arms
+    n, gain = arms[0].n, measure_gain(*arms, claim.better, pairing)
     if part is not None and not part.is_sliced:
         return Verdict(status=Status.UNRESOLVED, explanation=part.tell(), estimate=gain.mean, n=n)
     size = _judge_size(claim, gain, arms, rules=rules, planned=planned, widening=widening, test_sets=test_sets)
@@ -118,7 +114,7 @@ def judge_gain(
     stderr = math.sqrt(gain.at(gain.n)[0])
     sign = _judge_sign(claim, gain, arms, rules=rules, looks=looks, widening=widening)
     design = "shared folds" if pairing == "fold" else "independent replicates"
-    sign = tell(sign, f"Gain of the proposed arm (n = {n} {design})", proposed, baseline)
+    sign = tell(sign, f"Gain of the proposed model (n = {n} {design})", proposed, baseline)
     if part is not None:
         sign = dataclasses.replace(sign, explanation=f"{sign.explanation} {_of_part(part, gain, sign)}")
     return dataclasses.replace(sign, size=size, stderr=stderr)
@@ -183,6 +179,23 @@ def judge_gap(
     )
 
 
+def at_last_look(
+    proposed: Sample, baseline: Sample, looks: Looks, pairing: Pairing, *, first: int, planned: int | None
+) -> tuple[Sample, Sample] | Verdict:
+    """The replicates of both arms at the last look that is complete; the verdict where they allow no interval.
+
+    `first`: the replicates of the first look of the rules, `planned` those of the plan.
+    """
+    shared = set(proposed.indices) & set(baseline.indices)
+    n = complete_look(shared, looks)
+    if n is None:
+        return too_few(shared, first, Status.UNRESOLVED, planned)
+    arms = proposed.among(range(n)), baseline.among(range(n))
+    if usable_replicates(*arms, pairing) < 2:
+        return too_many_diverged(n, max(arm.n_diverged for arm in arms), Status.UNRESOLVED)
+    return arms
+
+
 def usable_replicates(proposed: Sample, baseline: Sample, pairing: Pairing) -> int:
     """Number of finished replicates of the arm that has fewer; with "fold", of those that both have."""
     ours, theirs = set(proposed.finished), set(baseline.finished)
@@ -203,7 +216,7 @@ def _judge_sign(
     expected = None
     # Diverged replicates must not be the reason why an arm comes out better.
     ahead = diverged[0] if gain.mean > 0 else diverged[1]
-    as_claimed = gain.mean * claim.gain > 0
+    came, claimed = ("better" if number > 0 else "worse" for number in (gain.mean, claim.gain))
     if not gain.s2:
         status, reason = Status.UNRESOLVED, "the replicates don't differ at all, so their spread is unknown"
     elif abs(gain.mean) <= half:
@@ -212,10 +225,10 @@ def _judge_sign(
         reason = say_expected(expected, looks)
     elif ahead:
         status, reason = Status.UNRESOLVED, "the arm ahead has diverged replicates"
-    elif as_claimed:
-        status, reason = Status.SUPPORTED, "on the claimed side of 0"
+    elif came == claimed:
+        status, reason = Status.SUPPORTED, f"{came}, as claimed"
     else:
-        status, reason = Status.REVERSED, "on the other side of 0 than claimed"
+        status, reason = Status.REVERSED, f"{came}, not {claimed} as claimed"
     low, high, confidence = gain.mean - half, gain.mean + half, 1 - 2 * alpha
     return Verdict(
         status=status,

@@ -196,8 +196,8 @@ def judge_wins(
     mark = f" at p < {alpha:g}" if must_be_significant else ""
     return Verdict(
         status=status,
-        explanation=f"In favour of the proposed arm{mark}: ours {ours} of {m}, the paper's {claimed} of {m}; Fisher's "
-        f"exact test, two-sided p = {p:.2g}.",
+        explanation=f"Comparisons that the proposed model wins{mark}: ours {ours} of {m}, the paper's {claimed} of "
+        f"{m}; Fisher's exact test, two-sided p = {p:.2g}.",
         estimate=ours - claimed,
         low=m * low,
         high=m * high,

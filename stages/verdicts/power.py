@@ -110,8 +110,8 @@ def power_of_comparable(design: Design, margin: float, widest: float, rules: Rul
         planned=design.planned,
         spread=design.spread,
         source=design.source,
-        explanation=f"{_plan(design)} Where the arms are alike, it is supported with probability "
-        f"{in_percent(supported)}{also}.{takes} Where the proposed arm is worse by {2 * widest:.2g}, it is reversed "
+        explanation=f"{_plan(design)} Where the models are alike, it is supported with probability "
+        f"{in_percent(supported)}{also}.{takes} Where the proposed model is worse by {2 * widest:.2g}, it is reversed "
         f"with {in_percent(worse)}.",
         not_reproduced=worse,
         supported=supported,

@@ -35,6 +35,7 @@ def judge_side(
     if len(used.values) < 2:
         return too_many_diverged(n, used.n_diverged, Status.UNRESOLVED)
     values = (np.array(used.values) - bound) * (1.0 if better == "higher" else -1.0)
+    claimed, other = ("above", "below") if better == "higher" else ("below", "above")
     mean, s2, df = float(values.mean()), float(variance_of(values)), values.size - 1
     alpha = level(looks, n, rules.alpha_outside / 2)
 
@@ -51,9 +52,9 @@ def judge_side(
     elif used.n_diverged:
         status, reason = Status.UNRESOLVED, "replicates diverged, which have no number"
     elif mean > 0:
-        status, reason = Status.SUPPORTED, "on the claimed side of 0"
+        status, reason = Status.SUPPORTED, f"{claimed}, as claimed"
     else:
-        status, reason = Status.REVERSED, "on the other side of 0 than claimed"
+        status, reason = Status.REVERSED, f"{other}, not {claimed} as claimed"
     low, high, confidence = mean - half, mean + half, 1 - 2 * alpha
     verdict = Verdict(
         status=status,
@@ -68,5 +69,4 @@ def judge_side(
         spread=float(s2) ** 0.5,
         p_value=float(2 * special.stdtr(df, -abs(mean) / np.sqrt(s2 / values.size))) if s2 else None,
     )
-    above = "above" if better == "higher" else "below"
-    return tell(verdict, f"How far {above} {bound:g} (mean of n = {n} networks)", sample)
+    return tell(verdict, f"How far {claimed} {bound:g} (mean of n = {n} networks)", sample)

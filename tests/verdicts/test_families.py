@@ -116,9 +116,10 @@ def test_the_papers_own_outcome_reproduces_both_of_its_counts() -> None:
     assert (marked.status, marked.estimate, marked.n) == (Status.REPRODUCED, 0, 5)
     assert judge_tally(15, FIGURE_6).status is Status.UNRESOLVED, "each order by itself asks for more than was claimed"
     assert wins.explanation == (
-        "In favour of the proposed arm: ours 15 of 16, the paper's 15 of 16; Fisher's exact test, two-sided p = 1."
+        "Comparisons that the proposed model wins: ours 15 of 16, the paper's 15 of 16; "
+        "Fisher's exact test, two-sided p = 1."
     )
-    assert "proposed arm at p < 0.05: ours 9 of 16, the paper's 9 of 16" in marked.explanation
+    assert "proposed model wins at p < 0.05: ours 9 of 16, the paper's 9 of 16" in marked.explanation
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def test_the_sentence_says_how_far_and_from_what() -> None:
     verdict = judge_side(1.0, "lower", of(0.5, 0.52, 0.49, 0.51, 0.48), rules=RULES)
     assert verdict.estimate == pytest.approx(0.5)
     assert verdict.explanation.startswith("How far below 1 (mean of n = 5 networks) = +0.500, 98 % interval")
-    assert verdict.explanation.endswith("on the claimed side of 0.")
+    assert verdict.explanation.endswith(": below, as claimed.")
     assert verdict.p_value is not None and verdict.p_value < 0.001
 
 

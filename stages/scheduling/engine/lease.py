@@ -69,12 +69,12 @@ class Holder:
 
 def process_identity(pid: int) -> str:
     """`host:boot:namespace:pid:start time`: identifies one process among containers, even after its pid is reused."""
-    return f"{_place()}:{pid}:{_start_time(pid)}"
+    return f"{_scope()}:{pid}:{_start_time(pid)}"
 
 
 @cache
-def _place() -> str:
-    """Host, boot and namespace of process ids: the scope in which a pid can be looked up.
+def _scope() -> str:
+    """Host, boot and namespace of process ids: where a pid can be looked up.
 
     Two containers may share a host name; their namespaces differ.
     """
@@ -97,6 +97,7 @@ def _read(path: str) -> str:
 
 
 def _start_time(pid: int) -> str:
+    """In ticks since boot, which no clock that is set changes; psutil tells it by the clock."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
             fields = file.read().rsplit(")", 1)[1].split()
@@ -105,15 +106,14 @@ def _start_time(pid: int) -> str:
     return "" if fields[0] == "Z" else fields[19]
 
 
-def is_running(identity: str) -> bool:
-    """True if a process of this machine is still alive under its identity (read from /proc)."""
+def _is_running(identity: str) -> bool:
     _, pid, start_time = identity.rsplit(":", 2)
     return start_time != "" and process_identity(int(pid)) == identity
 
 
 def _is_dead(owner: str) -> bool:
     """True if `owner` is a process of this boot and namespace that is gone; about others nothing is known."""
-    return owner.rsplit(":", 2)[0] == _place() and os.path.isdir("/proc/self") and not is_running(owner)
+    return owner.rsplit(":", 2)[0] == _scope() and os.path.isdir("/proc/self") and not _is_running(owner)
 
 
 class LeaseTable:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from stages.scheduling.engine.lease import is_running, process_identity
+import psutil
 
 _POLL_SECONDS = 0.5
 
@@ -29,11 +29,11 @@ def dvc_and_shells() -> list[int]:
     Raises:
         OrphanedStage: DVC's environment variable says that it started this stage, but `dvc` is no longer an ancestor.
     """
-    chain = [os.getppid()]
-    while chain[-1] > 1:
-        if "dvc" in _program(chain[-1]):
+    chain = []
+    for process in psutil.Process().parents():
+        chain.append(process.pid)
+        if "dvc" in _program(process):
             return chain
-        chain.append(_parent(chain[-1]))
     if "DVC_STAGE" in os.environ:
         raise OrphanedStage("dvc started this stage and is gone already; nothing was trained")
     return []
@@ -41,12 +41,12 @@ def dvc_and_shells() -> list[int]:
 
 def end_with(pids: Iterable[int]) -> None:
     """Start a thread that ends this process, without cleanup, as soon as one of `pids` is gone."""
-    watched = [process_identity(pid) for pid in pids]
-    if not watched or not Path("/proc/self").exists():
+    watched = [_find(pid) for pid in pids]
+    if not watched:
         return
 
     def watch() -> None:
-        while all(is_running(identity) for identity in watched):
+        while all(process is not None and _runs(process) for process in watched):
             time.sleep(_POLL_SECONDS)
         print("the process that started this training is gone; stopping (the next run goes on)", file=sys.stderr)
         os._exit(os.EX_TEMPFAIL)
@@ -54,17 +54,23 @@ def end_with(pids: Iterable[int]) -> None:
     threading.Thread(target=watch, name="orphan-watch", daemon=True).start()
 
 
-def _parent(pid: int) -> int:
+def _find(pid: int) -> psutil.Process | None:
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
-    except (OSError, IndexError):
-        return 0
+        return psutil.Process(pid)
+    except psutil.NoSuchProcess:
+        return None
 
 
-def _program(pid: int) -> list[str]:
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _program(process: psutil.Process) -> list[str]:
     """File names of a command line's first words: `dvc repro`, `python /usr/bin/dvc repro`, `python -m dvc repro`."""
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
+        return [Path(word).name for word in process.cmdline()[:3]]
+    except psutil.Error:
         return []
-    return [Path(word).name for word in words[:3]]
