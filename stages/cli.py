@@ -126,8 +126,8 @@ def _in_store(name: str, params: Params) -> list[str]:
 def print_table(heading: list[str], lines: list[list[str]]) -> None:
     """Print columns as wide as needed; the first column and a last one of words are aligned to the left."""
     table = Table.grid(padding=(0, 2))
-    for place, name in enumerate(heading):
-        table.add_column(justify="left" if place == 0 or name == "cut" else "right", no_wrap=True)
+    for number, name in enumerate(heading):
+        table.add_column(justify="left" if number == 0 or name == "cut" else "right", no_wrap=True)
     for line in [heading, *lines]:
         table.add_row(*line)
     Console(width=_WIDEST, markup=False, highlight=False).print(table)

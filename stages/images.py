@@ -72,24 +72,24 @@ def _jpeg_outline(content: bytes) -> Outline:
     Scans are what the marker of one is found in the rest: only where it is found too often, in other data perhaps, are
     they walked over, too.
     """
-    width = height = scans = place = 0
+    width = height = scans = offset = 0
     for _ in range(MAX_SEGMENTS):
-        found = _JPEG_MARKER.search(content, place)
+        found = _JPEG_MARKER.search(content, offset)
         if found is None or (kind := found[1][0]) == _JPEG_END:
             return Outline(width, height, max(scans, 1))
-        place = found.end()
+        offset = found.end()
         if kind in _JPEG_ALONE:
             continue
         if kind in _JPEG_FRAMES:
-            height = int.from_bytes(content[place + 3 : place + 5], "big")
-            width = int.from_bytes(content[place + 5 : place + 7], "big")
+            height = int.from_bytes(content[offset + 3 : offset + 5], "big")
+            width = int.from_bytes(content[offset + 5 : offset + 7], "big")
         if kind == _JPEG_SCAN:
             scans += 1
-            if scans == 1 and (most := 1 + content.count(b"\xff\xda", place)) <= MAX_SCANS:
+            if scans == 1 and (most := 1 + content.count(b"\xff\xda", offset)) <= MAX_SCANS:
                 return Outline(width, height, most)
             if scans > MAX_SCANS:
                 raise ImageTooLarge(f"the image has more than {MAX_SCANS} scans")
-        place += int.from_bytes(content[place : place + 2], "big")
+        offset += int.from_bytes(content[offset : offset + 2], "big")
     raise ImageTooLarge(f"the image has more than {MAX_SEGMENTS:,} segments")
 
 

@@ -26,15 +26,15 @@ TRACKED = "data/results.db"
 def main() -> int:
     if refuse_changed("record"):
         return 1
-    places = dict.fromkeys([TRACKED, os.environ.get("CLAIMCHECK_DATABASE", TRACKED)])
-    return max(write(place) for place in places)
+    databases = dict.fromkeys([TRACKED, os.environ.get("CLAIMCHECK_DATABASE", TRACKED)])
+    return max(write(database) for database in databases)
 
 
-def write(place: str) -> int:
-    """Build the database at `place` and print a summary; returns 1 if it can't be built."""
-    shown = make_url(place).render_as_string() if "://" in place else place
+def write(database: str) -> int:
+    """Build `database` and print a summary; returns 1 if it can't be built."""
+    shown = make_url(database).render_as_string() if "://" in database else database
     try:
-        summary = record(Path(), place)
+        summary = record(Path(), database)
     except (EvidenceError, ClaimsError, ParamsError, RecordError, ResultsUnavailable) as error:
         print(f"record: {error}\nrecord: {shown} stays as it was", file=sys.stderr)
         return 1

@@ -113,8 +113,8 @@ def postgresql() -> Iterator[Callable[[], str]]:
 
         def create() -> str:
             name = f"results{next(numbers)}"
-            with psycopg.connect(f"{server}/postgres", autocommit=True) as connection:
+            with psycopg.connect(f"{server.url}/postgres", autocommit=True) as connection:
                 connection.execute(f"CREATE DATABASE {name}")  # type: ignore[arg-type]
-            return f"{server}/{name}"
+            return f"{server.url}/{name}"
 
         yield create

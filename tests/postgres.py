@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 USER = "claimcheck"
@@ -21,33 +22,53 @@ def find_programs() -> Path | None:
     return next(iter(found + sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)), None)
 
 
+@dataclass(frozen=True)
+class Cluster:
+    """A server on 127.0.0.1; its URL is without a database."""
+
+    programs: Path
+    folder: Path
+    owner: str | None
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://{USER}@127.0.0.1:{self.port}"
+
+    def run(self, program: str, *arguments: str) -> None:
+        command = [str(self.programs / program), "-D", str(self.folder / "data"), *arguments]
+        # Output into a file: the server keeps it open for as long as it lives.
+        with (self.folder / "log").open("a") as log:
+            done = subprocess.run(command, cwd=self.folder, user=self.owner, stdout=log, stderr=log, check=False)
+        assert done.returncode == 0, (self.folder / "log").read_text()
+
+    def start(self) -> None:
+        options = f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories= -c fsync=off"
+        self.run("pg_ctl", "-w", "-o", options, "start")
+
+    def stop(self) -> None:
+        self.run("pg_ctl", "-w", "-m", "immediate", "stop")
+
+
 @contextmanager
-def cluster(programs: Path) -> Iterator[str]:
-    """A running server's URL, without a database.  It sorts text by language rules, which SQLite does not."""
+def cluster(programs: Path) -> Iterator[Cluster]:
+    """A running server.  It sorts text by language rules, which SQLite does not."""
     owner = unprivileged_user()
     folder = Path(tempfile.mkdtemp(prefix="claimcheck-postgres-"))
     if owner is not None:
         os.chown(folder, pwd.getpwnam(owner).pw_uid, -1)
-
-    def run(program: str, *arguments: str) -> None:
-        command = [str(programs / program), "-D", str(folder / "data"), *arguments]
-        # Output into a file: the server keeps it open for as long as it lives.
-        with (folder / "log").open("a") as log:
-            done = subprocess.run(command, cwd=folder, user=owner, stdout=log, stderr=log, check=False)
-        assert done.returncode == 0, (folder / "log").read_text()
-
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    server = Cluster(programs, folder, owner, port)
     try:
         locale = ("--locale=C.UTF-8", "--locale-provider=icu", "--icu-locale=en")
-        run("initdb", "-U", USER, "--auth=trust", "--encoding=UTF8", "--no-sync", *locale)
-        options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories= -c fsync=off"
-        run("pg_ctl", "-w", "-o", options, "start")
+        server.run("initdb", "-U", USER, "--auth=trust", "--encoding=UTF8", "--no-sync", *locale)
+        server.start()
         try:
-            yield f"postgresql://{USER}@127.0.0.1:{port}"
+            yield server
         finally:
-            run("pg_ctl", "-w", "-m", "immediate", "stop")
+            server.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

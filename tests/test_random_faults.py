@@ -229,7 +229,7 @@ def report(seen: list[Seen]) -> None:
     for one in list(seen):
         table.setdefault(one.place, Counter())[one.outcome] += 1
     write_soak_report(
-        "random-faults",
+        f"random-faults-from-{SEED}" if SEED else "random-faults",
         {
             "faults": len(seen),
             "first_seed": SEED,

@@ -56,7 +56,7 @@ class Member:
     open_content: Callable[[], IO[bytes]]
 
     @property
-    def place(self) -> str:
+    def where(self) -> str:
         return f"{self.archive}, {self.name}"
 
     def chunks(self) -> Iterator[bytes]:
@@ -70,7 +70,7 @@ class Member:
                 yield from chunks_of(content)
         # zipfile reports by a RuntimeError that it can't decrypt or decompress.
         except (*UNREADABLE, RuntimeError) as error:
-            raise BadArchive(f"{self.place}: can't be read ({error})") from None
+            raise BadArchive(f"{self.where}: can't be read ({error})") from None
 
     def read(self) -> bytes:
         return b"".join(self.chunks())
@@ -93,9 +93,9 @@ def walk(archive: Path) -> Iterator[Member]:
         for member in _zip_members(archive) if is_zip else _tar_members(archive):
             unpacked_bytes += member.size_bytes
             if unpacked_bytes > limit:
-                raise ArchiveBomb(f"{member.place}: unpacks to more than {limit:,} bytes up to here")
+                raise ArchiveBomb(f"{member.where}: unpacks to more than {limit:,} bytes up to here")
             if member.name in names:
-                raise DuplicateMember(f"{member.place}: comes twice")
+                raise DuplicateMember(f"{member.where}: comes twice")
             names.add(member.name)
             yield member
     except UNREADABLE as error:

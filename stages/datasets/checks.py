@@ -44,16 +44,16 @@ class SharedContent(DatasetError):
     """Test images are also in the training set, though the official sets have no such images, or fewer."""
 
 
-def check_split(images: ImageSet, split: Split, source: DatasetSource, place: str, *, may_be_part: bool) -> None:
+def check_split(images: ImageSet, split: Split, source: DatasetSource, where: str, *, may_be_part: bool) -> None:
     """Counts and shapes are as declared; only a part of a data set may have fewer images, of every class."""
     declared = source.train if split == "train" else source.test
     per_class = source.train_per_class if split == "train" else source.test_per_class
     if len(images.images) != len(images.labels):
-        raise WrongCount(f"{place}: {len(images.images):,} images and {len(images.labels):,} labels")
+        raise WrongCount(f"{where}: {len(images.images):,} images and {len(images.labels):,} labels")
     if len(images) > declared or (len(images) < declared and not may_be_part):
-        raise WrongCount(f"{place}: {len(images):,} images; params.yaml declares {declared:,}")
+        raise WrongCount(f"{where}: {len(images):,} images; params.yaml declares {declared:,}")
     if images.images.shape[1:] != source.shape:
-        raise WrongShape(f"{place}: images are {images.images.shape[1:]}; params.yaml declares {source.shape}")
+        raise WrongShape(f"{where}: images are {images.images.shape[1:]}; params.yaml declares {source.shape}")
     if per_class is not None:
         known = images.labels[(images.labels >= 0) & (images.labels < source.classes)]
         counts = np.bincount(known, minlength=source.classes)
@@ -61,29 +61,29 @@ def check_split(images: ImageSet, split: Split, source: DatasetSource, place: st
         above = np.flatnonzero(counts > np.broadcast_to(per_class, counts.shape))
         if above.size:
             raise WrongCount(
-                f"{place}: {counts[above[0]]:,} images of class {above[0]}, more than params.yaml declares"
+                f"{where}: {counts[above[0]]:,} images of class {above[0]}, more than params.yaml declares"
             )
 
 
-def check_response(measured: np.ndarray, source: DatasetSource, place: str) -> None:
+def check_response(measured: np.ndarray, source: DatasetSource, where: str) -> None:
     """The least and the greatest measured value are the declared ones, if any are declared."""
     found = float(measured.min()), float(measured.max())
     if source.response_range is not None and found != source.response_range:
         low, high = source.response_range
-        raise WrongResponse(f"{place}: responses from {found[0]:g} to {found[1]:g}; params.yaml: {low:g} to {high:g}")
+        raise WrongResponse(f"{where}: responses from {found[0]:g} to {found[1]:g}; params.yaml: {low:g} to {high:g}")
 
 
-def check_classes(labels: np.ndarray, classes: tuple[str, ...], place: str) -> None:
+def check_classes(labels: np.ndarray, classes: tuple[str, ...], where: str) -> None:
     """Every label is a class and every class has an image."""
     outside = np.flatnonzero((labels < 0) | (labels >= len(classes)))
     if outside.size:
         row = int(outside[0])
-        raise WrongLabel(f"{place}: row {row} has label {labels[row]}; labels go from 0 to {len(classes) - 1}")
+        raise WrongLabel(f"{where}: row {row} has label {labels[row]}; labels go from 0 to {len(classes) - 1}")
     counts = np.bincount(labels, minlength=len(classes))
     empty = [classes[index] for index in np.flatnonzero(counts == 0)]
     if empty:
         named = ", ".join(empty[:5]) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
-        raise MissingClass(f"{place}: no image of {named}")
+        raise MissingClass(f"{where}: no image of {named}")
 
 
 def find_shared(train: ImageSet, test: ImageSet) -> list[tuple[int, int]]:

@@ -90,7 +90,7 @@ def extract(archive: Path, folder: Path, pins: Mapping[str, Pin]) -> dict[str, D
     for member in walk(archive):
         pin = missing.pop(member.name, None)
         if pin is not None:
-            digests[member.name] = store_verified(member.chunks(), folder / member.name, pin, member.place)
+            digests[member.name] = store_verified(member.chunks(), folder / member.name, pin, member.where)
     if missing:
         raise BadArchive(f"{archive}: has no {', '.join(missing)}")
     return digests

@@ -65,7 +65,7 @@ def labels_by_folder(archive: Path, wnids: Sequence[str], split: Split) -> dict[
             continue
         match = _PICTURE.fullmatch(member.name)
         if match is None or match[2] not in wnids:
-            raise ExtraFile(f"{member.place}: a picture that belongs to no class")
+            raise ExtraFile(f"{member.where}: a picture that belongs to no class")
         if match[1] == FOLDERS[split]:
             labels[member.name] = wnids.index(match[2])
     return labels

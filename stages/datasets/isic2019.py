@@ -138,9 +138,9 @@ def _pictures(folder: Path) -> tuple[dict[str, Member], dict[str, int]]:
         path = PurePosixPath(member.name)
         if path.suffix == ".jpg" and not path.name.startswith("."):
             if path.stem not in labels:
-                raise ExtraFile(f"{member.place}: {TRUTH} doesn't name it")
+                raise ExtraFile(f"{member.where}: {TRUTH} doesn't name it")
             if path.stem in members:
-                raise ExtraFile(f"{member.place}: {members[path.stem].name} is the same picture")
+                raise ExtraFile(f"{member.where}: {members[path.stem].name} is the same picture")
             members[path.stem] = member
     for image in labels:
         if image not in members:

@@ -16,8 +16,8 @@ from stages.datasets.verified import Pin, digest_file
 from stages.faults import named
 
 
-def pack_loose(place: Path, files: Mapping[str, MirrorFile], target: Path) -> None:
-    """Write the files below `place` into the archive `target`, each one checked, by name.
+def pack_loose(folder: Path, files: Mapping[str, MirrorFile], target: Path) -> None:
+    """Write the files below `folder` into the archive `target`, each one checked, by name.
 
     Raises:
         BadMirror: a name leads out of the folder, or a file isn't there.
@@ -27,7 +27,7 @@ def pack_loose(place: Path, files: Mapping[str, MirrorFile], target: Path) -> No
     partial = target.with_name(f".{target.name}.partial")
     try:
         with named(target), partial.open("wb") as file:
-            (_write_zip if target.suffix == ".zip" else _write_tar)(file, _contents(place, files))
+            (_write_zip if target.suffix == ".zip" else _write_tar)(file, _contents(folder, files))
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, target)
@@ -35,13 +35,13 @@ def pack_loose(place: Path, files: Mapping[str, MirrorFile], target: Path) -> No
         partial.unlink(missing_ok=True)
 
 
-def _contents(place: Path, files: Mapping[str, MirrorFile]) -> Iterator[tuple[str, bytes]]:
+def _contents(folder: Path, files: Mapping[str, MirrorFile]) -> Iterator[tuple[str, bytes]]:
     for name, entry in sorted(files.items()):
-        path = place / name
+        path = folder / name
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or path.is_symlink():
-            raise BadMirror(f"{place / 'mirror.json'}: {name!r} leads out of the mirror")
+            raise BadMirror(f"{folder / 'mirror.json'}: {name!r} leads out of the mirror")
         if not path.is_file():
-            raise BadMirror(f"{place / 'mirror.json'}: lists {name}, which isn't there")
+            raise BadMirror(f"{folder / 'mirror.json'}: lists {name}, which isn't there")
         Pin(inexact_sha256=entry.sha256).check(digest_file(path), path)
         yield name, path.read_bytes()
 

@@ -60,8 +60,8 @@ def read_mirror(folder: Path) -> MirrorInfo | None:
         return TypeAdapter(MirrorInfo).validate_json(path.read_bytes())
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise BadMirror(f"{path}: {place or 'file'}: {first['msg']}") from None
+        where = ".".join(str(part) for part in first["loc"])
+        raise BadMirror(f"{path}: {where or 'file'}: {first['msg']}") from None
 
 
 def official_pin(file: SourceFile) -> Pin:

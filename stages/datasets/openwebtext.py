@@ -38,9 +38,9 @@ def _pages(member: Member) -> Iterator[bytes]:
         with tarfile.open(fileobj=io.BytesIO(member.read()), mode="r:xz") as pages:
             for info in pages:
                 if info.size > MAX_PAGE_BYTES:
-                    raise ArchiveBomb(f"{member.place}, {info.name}: a page of {info.size:,} bytes")
+                    raise ArchiveBomb(f"{member.where}, {info.name}: a page of {info.size:,} bytes")
                 file = pages.extractfile(info) if info.isreg() else None
                 if file is not None:
                     yield file.read()
     except (*UNREADABLE, lzma.LZMAError) as error:
-        raise BadArchive(f"{member.place}: not a readable tar archive ({error})") from None
+        raise BadArchive(f"{member.where}: not a readable tar archive ({error})") from None

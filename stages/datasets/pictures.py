@@ -31,7 +31,7 @@ class MissingFile(DatasetError):
     """A file that another one names is missing."""
 
 
-def decode_square(content: bytes, side: int, place: str) -> np.ndarray:
+def decode_square(content: bytes, side: int, where: str) -> np.ndarray:
     """RGB uint8 [3, side, side] of a JPEG file: its shorter side resized to `side` (bilinear), the middle kept.
 
     A picture that is `side` x `side` already keeps its pixels.  Grey ones get three equal channels.
@@ -43,10 +43,10 @@ def decode_square(content: bytes, side: int, place: str) -> np.ndarray:
         with Image.open(io.BytesIO(content), formats=("JPEG",)) as picture:
             width, height = picture.size
             if width * height > MAX_PIXELS:
-                raise BadPicture(f"{place}: {width} x {height} pixels; no picture here has more than {MAX_PIXELS:,}")
+                raise BadPicture(f"{where}: {width} x {height} pixels; no picture here has more than {MAX_PIXELS:,}")
             square = _middle(picture.convert("RGB"), side)
     except (OSError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError) as error:
-        raise BadPicture(f"{place}: not a whole JPEG picture ({error})") from None
+        raise BadPicture(f"{where}: not a whole JPEG picture ({error})") from None
     return np.asarray(square, dtype=np.uint8).transpose(2, 0, 1)
 
 
@@ -60,7 +60,7 @@ def size_of(member: Member) -> tuple[int, int]:
         with closing(member.open_content()) as content, Image.open(content, formats=("JPEG",)) as picture:
             return picture.size
     except (*UNREADABLE, RuntimeError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError) as error:
-        raise BadPicture(f"{member.place}: not a whole JPEG picture ({error})") from None
+        raise BadPicture(f"{member.where}: not a whole JPEG picture ({error})") from None
 
 
 def _middle(picture: Image.Image, side: int) -> Image.Image:
@@ -85,7 +85,7 @@ def read_pictures(archive: Path, labels: Mapping[str, int], side: int) -> ImageS
     pixels, kept = bytearray(), []
     for member in walk(archive):
         if member.name in labels:
-            pixels += decode_square(member.read(), side, member.place).tobytes()
+            pixels += decode_square(member.read(), side, member.where).tobytes()
             kept.append(labels[member.name])
     if not kept:
         raise MissingFile(f"{archive}: has no labelled picture of this split")

@@ -149,11 +149,11 @@ class _Search:
             self._report_unusable(error)
         self._note_missing(str(self.folder))
 
-    def compare_with_mirror(self, place: Path) -> None:
+    def compare_with_mirror(self, folder: Path) -> None:
         """Report if a mirror's copy of an unpublished file differs from the downloads' copy, or take it."""
-        info = read_mirror(place)
+        info = read_mirror(folder)
         for file in self.source.files:
-            known, path = self.found.get(file.name), place / file.name
+            known, path = self.found.get(file.name), folder / file.name
             if known is None or not _is_unpublished(file) or not path.is_file():
                 continue
             digests = digest_file(path)
@@ -166,26 +166,26 @@ class _Search:
             digests = store_verified(read_chunks(path), self.folder / file.name, pin_in(info, file), path)
             self.found[file.name] = describe_file(digests, file)
             self.say(f"fetch: accepted: {change}")
-        if self._compare_archive(place):
-            self._take_from_archive(place)
+        if self._compare_archive(folder):
+            self._take_from_archive(folder)
 
-    def _compare_archive(self, place: Path) -> bool:
+    def _compare_archive(self, folder: Path) -> bool:
         """The same for an archive whose files have no published digest either; returns whether to take them from it."""
         archive, unpublished = self.source.archive, [file for file in self.source.files if _is_unpublished(file)]
-        if archive is None or not _is_unpublished(archive) or not unpublished or not (place / archive.name).is_file():
+        if archive is None or not _is_unpublished(archive) or not unpublished or not (folder / archive.name).is_file():
             return False
-        digests = digest_file(place / archive.name)
+        digests = digest_file(folder / archive.name)
         known, self.archive = self.archive, describe_file(digests, archive)
         if known is None or known.sha256 == digests.sha256:
             return False
-        change = _describe_change(place / archive.name, known, digests)
+        change = _describe_change(folder / archive.name, known, digests)
         if self.accept:
             self.has_accepted = True
             self.say(f"fetch: accepted: {change}")
             for file in unpublished:
                 self.found.pop(file.name, None)
             return True
-        if place == self.folder:
+        if folder == self.folder:
             raise Replaced(f"{change}. {self._how_to_accept} Else put the old one back")
         self.archive = known
         self.say(f"fetch: not used: {change}. {self._how_to_accept}")
@@ -197,22 +197,22 @@ class _Search:
         again = f"`dvc repro -f -s fetch@{self.dataset}` and `dvc repro`"
         return f"If the new file is meant: `python -m stages.fetch {self.dataset} --accept`, then {again}."
 
-    def take_from_mirror(self, place: Path) -> None:
-        info = read_mirror(place)
+    def take_from_mirror(self, folder: Path) -> None:
+        info = read_mirror(folder)
         wanted = self.wanted
         for file in wanted:
-            path = place / file.name
+            path = folder / file.name
             if path.is_file():
                 digests = store_verified(read_chunks(path), self.folder / file.name, pin_in(info, file), path)
                 self.found[file.name] = describe_file(digests, file)
-        self._note_inexact_rows(info, place)
-        self._take_from_archive(place)
-        self._take_loose(info, place)
+        self._note_inexact_rows(info, folder)
+        self._take_from_archive(folder)
+        self._take_loose(info, folder)
         if len(self.wanted) < len(wanted):
-            self.say(f"fetch: {len(wanted) - len(self.wanted)} files from the mirror {place}")
+            self.say(f"fetch: {len(wanted) - len(self.wanted)} files from the mirror {folder}")
             # At once, because an inexact file is worthless without its mirror's declaration.
             write_mirror(self.folder, self.describe())
-        self._note_missing(f"CLAIMCHECK_MIRROR ({place})")
+        self._note_missing(f"CLAIMCHECK_MIRROR ({folder})")
 
     def download_from(self, base: str) -> None:
         """Download the missing files from below one official address."""
@@ -244,23 +244,23 @@ class _Search:
             complete=is_official and not self.wanted, files=files, inexact_test_rows=rows, archive=self.archive
         )
 
-    def _take_from_archive(self, place: Path) -> None:
-        """Use an official archive that lies in `place`, and leave it there."""
+    def _take_from_archive(self, folder: Path) -> None:
+        """Use an official archive that lies in `folder`, and leave it there."""
         archive = self.source.archive
-        if archive is None or not self.missing or not (place / archive.name).is_file():
+        if archive is None or not self.missing or not (folder / archive.name).is_file():
             return
-        path = place / archive.name
+        path = folder / archive.name
         official_pin(archive).check(digest_file(path), path)
         self._extract(path)
 
-    def _take_loose(self, info: MirrorInfo | None, place: Path) -> None:
+    def _take_loose(self, info: MirrorInfo | None, folder: Path) -> None:
         """Pack a mirror's part of an archive's content into that archive, which is then never the official one."""
         archives = [file for file in self.missing if file.name.endswith((".zip", ".tgz"))]
         declared = {file.name for file in self.source.files}
         loose = {name: entry for name, entry in info.files.items() if name not in declared} if info else {}
         if len(archives) == 1 and loose:
             path = self.folder / archives[0].name
-            pack_loose(place, loose, path)
+            pack_loose(folder, loose, path)
             self.found[archives[0].name] = describe_file(digest_file(path), archives[0])
 
     def _extract(self, path: Path) -> None:
@@ -269,12 +269,12 @@ class _Search:
         for name, digests in extract(path, self.folder, pins).items():
             self.found[name] = describe_file(digests, files[name])
 
-    def _note_inexact_rows(self, info: MirrorInfo | None, place: Path) -> None:
+    def _note_inexact_rows(self, info: MirrorInfo | None, folder: Path) -> None:
         rows = info.inexact_test_rows if info is not None else ()
         outside = [row for row in rows if not 0 <= row < self.source.test]
         if outside:
             raise BadMirror(
-                f"{place / 'mirror.json'}: inexact_test_rows has {outside[0]}; "
+                f"{folder / 'mirror.json'}: inexact_test_rows has {outside[0]}; "
                 f"the test set has rows 0 to {self.source.test - 1}"
             )
         self.inexact_test_rows.update(rows)
@@ -283,17 +283,17 @@ class _Search:
         """Advice for users who gave the digests of their own files, which have no address."""
         if self.source.urls or not any(text.startswith(ChecksumMismatch.__name__) for text in self.tried):
             return ""
-        place = f"datasets.{self.dataset}.files of params.yaml"
-        return f". If a file of yours was replaced on purpose, put its new digest into {place}, then `dvc repro`"
+        listed = f"datasets.{self.dataset}.files of params.yaml"
+        return f". If a file of yours was replaced on purpose, put its new digest into {listed}, then `dvc repro`"
 
     def _report_unusable(self, error: ChecksumMismatch) -> None:
         self.say(f"fetch: not used: {error}")
         self.tried.append(f"{type(error).__name__}: {error}")
 
-    def _note_missing(self, place: str) -> None:
+    def _note_missing(self, where: str) -> None:
         if self.missing:
             more = f" and {len(self.missing) - 1} more" if len(self.missing) > 1 else ""
-            self.tried.append(f"{place}: lacks {self.missing[0].name}{more}")
+            self.tried.append(f"{where}: lacks {self.missing[0].name}{more}")
 
 
 def _is_unpublished(file: SourceFile) -> bool:

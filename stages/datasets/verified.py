@@ -21,8 +21,8 @@ class DatasetError(Exception):
 class ChecksumMismatch(DatasetError):
     """A file isn't the pinned one."""
 
-    def __init__(self, place: object, *, kind: str, expected: str, got: str, size_bytes: int) -> None:
-        super().__init__(f"{place}: expected {kind} {expected}, got {got} ({size_bytes:,} bytes)")
+    def __init__(self, where: object, *, kind: str, expected: str, got: str, size_bytes: int) -> None:
+        super().__init__(f"{where}: expected {kind} {expected}, got {got} ({size_bytes:,} bytes)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class Pin:
             return None
         return self.official_md5 in (None, digests.md5) and self.official_sha256 in (None, digests.sha256)
 
-    def check(self, digests: Digests, place: object) -> bool | None:
+    def check(self, digests: Digests, where: object) -> bool | None:
         """True: the official bytes; False: the declared inexact ones; None: nothing to compare them with.
 
         Raises:
@@ -83,23 +83,23 @@ class Pin:
         kind, expected, got = "md5", self.official_md5, digests.md5
         if self.inexact_sha256 is not None or expected in (None, got):
             kind, expected, got = "sha256", self.inexact_sha256 or self.official_sha256, digests.sha256
-        raise ChecksumMismatch(place, kind=kind, expected=expected or "", got=got, size_bytes=digests.size_bytes)
+        raise ChecksumMismatch(where, kind=kind, expected=expected or "", got=got, size_bytes=digests.size_bytes)
 
 
-def store_verified(chunks: Iterable[bytes], target: Path, pin: Pin, place: object) -> Digests:
+def store_verified(chunks: Iterable[bytes], target: Path, pin: Pin, where: object) -> Digests:
     """Write `chunks` to `target` if they are what `pin` says: hashed on the way, renamed after fsync.
 
     A truncated or wrong file never gets the final name, and its remains are removed.
 
     Raises:
-        ChecksumMismatch: the bytes differ; `place` names where they came from.
+        ChecksumMismatch: the bytes differ; `where` names where they came from.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     # One name per target, so that what a killed process left is overwritten by the next.
     partial = target.with_name(f".{target.name}.partial")
     try:
         digests = _digest(chunks, into=partial)
-        pin.check(digests, place)
+        pin.check(digests, where)
         os.replace(partial, target)
     finally:
         partial.unlink(missing_ok=True)

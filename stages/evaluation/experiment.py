@@ -202,8 +202,8 @@ def _held_up_alone(run: TrainedRun, found: Evaluation) -> Iterator[None]:
         yield
     except (ValueError, TypeError, RuntimeError, MemoryError) as error:  # torch lacks memory by a RuntimeError
         found.faults[run.label] = next(iter(str(error).splitlines()), type(error).__name__)
-        place = run.run.arm, run.run.replicate
-        found.results[:] = [line for line in found.results if (line.arm, line.replicate) != place]
+        identity = run.run.arm, run.run.replicate
+        found.results[:] = [line for line in found.results if (line.arm, line.replicate) != identity]
 
 
 def _read_measured(kept: Any) -> Measured | None:

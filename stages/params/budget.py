@@ -58,8 +58,8 @@ def plan_runs(
     for arm in experiment.arms.values():
         if not every_role and profile.roles is not None and arm.role not in profile.roles:
             continue
-        place = Path("params") / f"{experiment.name}.yaml"
-        path = model_path(experiment.paper, arm.model, place, f"arms.{arm.name}.model")
+        file = Path("params") / f"{experiment.name}.yaml"
+        path = model_path(experiment.paper, arm.model, file, f"arms.{arm.name}.model")
         wanted = keyword_types(*path.split(":"))
         arguments = {key: value for key, value in arm.model.items() if key != "name"}
         arguments |= {key: value for key, value in given.items() if key in wanted}

@@ -303,10 +303,10 @@ def _read_experiment(name: str, entry: _IndexEntry, source: DatasetSource, docum
         raise ParamsError(f"{path}: {error}") from None
     arms = {}
     for arm_name, arm in templates.items():
-        place = f"arms.{arm_name}"
-        model_path(entry.paper, arm.model, path, f"{place}.model")
+        key_path = f"arms.{arm_name}"
+        model_path(entry.paper, arm.model, path, f"{key_path}.model")
         if arm.protocol:
-            _read_protocol(fields | arm.protocol, path, f"{place}.protocol")
+            _read_protocol(fields | arm.protocol, path, f"{key_path}.protocol")
         arms[arm_name] = Arm(
             name=arm_name,
             role=arm.role,
@@ -337,34 +337,40 @@ def _protocol_schema() -> TypeAdapter[Protocol]:
     return TypeAdapter(Protocol)
 
 
-def _read_protocol(fields: Mapping[str, Any], path: Path, place: str) -> Protocol:
+def _read_protocol(fields: Mapping[str, Any], path: Path, key_path: str) -> Protocol:
     """Read a protocol whose numbers allow training; the split's numbers are also checked together."""
-    protocol = validate(_protocol_schema(), fields, path, place)
+    protocol = validate(_protocol_schema(), fields, path, key_path)
     if wrong := out_of_range(protocol):
         name, value, expected = wrong
-        raise ParamsError(f"{path}: {place}.{name} is {list(value) if isinstance(value, tuple) else value}; {expected}")
+        raise ParamsError(
+            f"{path}: {key_path}.{name} is {list(value) if isinstance(value, tuple) else value}; {expected}"
+        )
     split = protocol.split
     if split.kind == "folds" and (split.folds is None or split.folds < 2):
-        raise ParamsError(f"{path}: {place}.split.folds is {split.folds}; expected at least 2")
+        raise ParamsError(f"{path}: {key_path}.split.folds is {split.folds}; expected at least 2")
     if split.kind == "fraction" and (split.fraction is None or not 0 < split.fraction < 1):
-        raise ParamsError(f"{path}: {place}.split.fraction is {split.fraction}; expected a number between 0 and 1")
+        raise ParamsError(f"{path}: {key_path}.split.fraction is {split.fraction}; expected a number between 0 and 1")
     optimizer = protocol.optimizer
     idle = [name for name in _FIRST_ORDER_HAS_NO if getattr(optimizer, name) is not None]
     if optimizer.name in ("adam", "adamw", "sgd") and idle:
-        raise ParamsError(f"{path}: {place}.optimizer.{idle[0]} is set, and {optimizer.name} has no use for it")
+        raise ParamsError(f"{path}: {key_path}.optimizer.{idle[0]} is set, and {optimizer.name} has no use for it")
     schedule = protocol.schedule
     if schedule.name == "steps" and (not schedule.milestones or schedule.factor is None):
-        raise ParamsError(f"{path}: {place}.schedule is 'steps'; it needs milestones (parts of the run) and a factor")
+        raise ParamsError(
+            f"{path}: {key_path}.schedule is 'steps'; it needs milestones (parts of the run) and a factor"
+        )
     if protocol.early_stop is not None and split.kind == "none":
-        raise ParamsError(f"{path}: {place}.early_stop looks at validation images, but {place}.split.kind is 'none'")
+        raise ParamsError(
+            f"{path}: {key_path}.early_stop looks at validation images, but {key_path}.split.kind is 'none'"
+        )
     return protocol
 
 
-def _check_overrides(overrides: Mapping[str, Any], path: Path, place: str) -> None:
+def _check_overrides(overrides: Mapping[str, Any], path: Path, key_path: str) -> None:
     known = sorted(field.name for field in dataclasses.fields(Protocol))
     for key in overrides:
         if key not in known:
-            raise ParamsError(f"{path}: unknown key {place}.{key}{hint(key, known)}")
+            raise ParamsError(f"{path}: unknown key {key_path}.{key}{hint(key, known)}")
 
 
 def resolve_protocol(experiment: Experiment, profile: Profile, arm: Arm | None = None) -> Protocol:

@@ -60,13 +60,13 @@ def _follow(value: Any, path: str) -> Any:
     return value
 
 
-def not_finite(value: Any, place: str = "") -> Iterator[tuple[str, float]]:
-    """(dotted place, value) of every NaN and infinity in a file's content."""
+def not_finite(value: Any, key_path: str = "") -> Iterator[tuple[str, float]]:
+    """(dotted path of keys, value) of every NaN and infinity in a file's content."""
     if isinstance(value, Mapping):
         for name, item in value.items():
-            yield from not_finite(item, f"{place}.{name}".strip("."))
+            yield from not_finite(item, f"{key_path}.{name}".strip("."))
     elif isinstance(value, list):
         for item in value:
-            yield from not_finite(item, place)
+            yield from not_finite(item, key_path)
     elif isinstance(value, float) and not math.isfinite(value):
-        yield place, value
+        yield key_path, value

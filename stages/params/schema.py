@@ -1,4 +1,4 @@
-"""Reads a YAML file against a schema; every mistake is one `ParamsError` with file, place, value and choices."""
+"""Reads a YAML file against a schema; every mistake is one `ParamsError` with file, path of keys, value and choices."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def read_yaml(path: Path) -> Any:
         raise ParamsError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
     if value is None:
         raise ParamsError(f"{path}: the file is empty; `git checkout {path}` brings the committed one back")
-    for place, number in not_finite(value):
-        raise ParamsError(f"{path}: {place} is {number}; expected a finite number")
+    for key_path, number in not_finite(value):
+        raise ParamsError(f"{path}: {key_path} is {number}; expected a finite number")
     return value
 
 
@@ -66,14 +66,14 @@ def validate(schema: TypeAdapter[Schema], value: Any, path: Path, prefix: str = 
     except ValidationError as error:
         # a misspelt key is also missing under its right name; report the key that is there, since it can be corrected
         first = min(error.errors(), key=lambda item: item["type"] not in _UNKNOWN_KEY)
-        place = ".".join([prefix] * bool(prefix) + [str(part) for part in first["loc"]])
+        key_path = ".".join([prefix] * bool(prefix) + [str(part) for part in first["loc"]])
         if first["type"] in _UNKNOWN_KEY:
             known = _known_keys(schema, first["loc"][:-1])
-            raise ParamsError(f"{path}: unknown key {place}{hint(str(first['loc'][-1]), known)}") from None
+            raise ParamsError(f"{path}: unknown key {key_path}{hint(str(first['loc'][-1]), known)}") from None
         if first["type"] in ("missing", "missing_keyword_only_argument"):
-            raise ParamsError(f"{path}: {place} is missing") from None
+            raise ParamsError(f"{path}: {key_path} is missing") from None
         raise ParamsError(
-            f"{path}: {place} is {first['input']!r}; {first['msg'][0].lower()}{first['msg'][1:]}"
+            f"{path}: {key_path} is {first['input']!r}; {first['msg'][0].lower()}{first['msg'][1:]}"
         ) from None
 
 
@@ -101,6 +101,6 @@ def hint(name: str, known: list[str]) -> str:
     return (f" (did you mean {close[0]}?)" if close else "") + f"; known: {', '.join(known)}"
 
 
-def check_choice(name: str, known: Any, path: Path, place: str) -> None:
+def check_choice(name: str, known: Any, path: Path, key_path: str) -> None:
     if name not in known:
-        raise ParamsError(f"{path}: {place} is {name!r}{hint(name, sorted(known))}")
+        raise ParamsError(f"{path}: {key_path} is {name!r}{hint(name, sorted(known))}")

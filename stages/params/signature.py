@@ -23,7 +23,7 @@ def known_papers() -> list[str]:
 FROM_DATASET = ("image_size", "in_channels", "num_classes", "in_features", "context")
 
 
-def model_path(paper: str, model: Mapping[str, Any], path: Path, place: str) -> str:
+def model_path(paper: str, model: Mapping[str, Any], path: Path, key_path: str) -> str:
     """`module:Class` of an arm's model, its keywords checked against the constructor in the source.
 
     A paper's models are the classes that its package imports by `from … import Name` and lists in `__all__`.
@@ -31,8 +31,8 @@ def model_path(paper: str, model: Mapping[str, Any], path: Path, place: str) -> 
     modules = (known.split(":") for known in model_paths() if known.startswith(f"stages.papers.{paper}."))
     classes = {name: module for module, name in modules}
     if "name" not in model:
-        raise ParamsError(f"{path}: {place}.name is missing; known: {', '.join(sorted(classes))}")
-    check_choice(model["name"], classes, path, f"{place}.name")
+        raise ParamsError(f"{path}: {key_path}.name is missing; known: {', '.join(sorted(classes))}")
+    check_choice(model["name"], classes, path, f"{key_path}.name")
     module = classes[model["name"]]
     signature = keyword_types(module, model["name"])
     wanted = {key: kind for key, kind in signature.items() if key not in FROM_DATASET}
@@ -40,11 +40,11 @@ def model_path(paper: str, model: Mapping[str, Any], path: Path, place: str) -> 
         if key == "name":
             continue
         if key not in wanted:
-            raise ParamsError(f"{path}: unknown key {place}.{key}{hint(key, sorted(wanted))}")
-        _check_type(value, wanted[key].kind, path, f"{place}.{key}")
+            raise ParamsError(f"{path}: unknown key {key_path}.{key}{hint(key, sorted(wanted))}")
+        _check_type(value, wanted[key].kind, path, f"{key_path}.{key}")
     for key, parameter in wanted.items():
         if parameter.required and key not in model:
-            raise ParamsError(f"{path}: {place}.{key} is missing; {model['name']} takes {', '.join(wanted)}")
+            raise ParamsError(f"{path}: {key_path}.{key} is missing; {model['name']} takes {', '.join(wanted)}")
     return f"{module}:{model['name']}"
 
 
@@ -76,10 +76,10 @@ def keyword_types(module: str, class_name: str) -> dict[str, Keyword]:
     return {}
 
 
-def _check_type(value: Any, kind: str, path: Path, place: str) -> None:
+def _check_type(value: Any, kind: str, path: Path, key_path: str) -> None:
     accepted: dict[str, type | tuple[type, ...]] = {"int": int, "float": (int, float), "bool": bool, "str": str}
     wanted = accepted.get(kind)
     if wanted is None:
         return
     if not isinstance(value, wanted) or (isinstance(value, bool) and kind != "bool"):
-        raise ParamsError(f"{path}: {place} is {value!r}; expected {kind}")
+        raise ParamsError(f"{path}: {key_path} is {value!r}; expected {kind}")

@@ -104,6 +104,6 @@ def find_affected(
             continue
         if not again and equivalences.chain(run.spec, run.environment, new) is not None:
             continue
-        place = path_of(run.spec), run.is_stacked, json.dumps(sorted(old.items()))
-        found.setdefault(place, Affected(run, place[0], old, new))
+        identity = path_of(run.spec), run.is_stacked, json.dumps(sorted(old.items()))
+        found.setdefault(identity, Affected(run, identity[0], old, new))
     return list(found.values()), list(notes)

@@ -77,9 +77,9 @@ class DataHere:
         target = self.scratch / "processed" / dataset
         if not target.exists():
             source, mirror = self.params.datasets[dataset], os.environ.get("CLAIMCHECK_MIRROR")
-            place = self.root / home() if mirror is None else self.scratch
-            manifest = fetch_dataset(dataset, source, place, Path(mirror) if mirror else None)
-            prepare(source, manifest, place, target)
+            raw = self.root / home() if mirror is None else self.scratch
+            manifest = fetch_dataset(dataset, source, raw, Path(mirror) if mirror else None)
+            prepare(source, manifest, raw, target)
         return target
 
     def cut(self, folder: Path, protocol: Protocol, replicate: Replicate, batches: float) -> Path:

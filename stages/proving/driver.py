@@ -60,8 +60,8 @@ class Trace:
     def state(self) -> dict[str, str]:
         """sha256 of each tensor or number that the optimisers hold at the end."""
         return {
-            f"{place}.{name}": hashlib.sha256(content).hexdigest()
-            for place, (optimizer, _) in enumerate(self._optimizers.values(), start=1)
+            f"{index}.{name}": hashlib.sha256(content).hexdigest()
+            for index, (optimizer, _) in enumerate(self._optimizers.values(), start=1)
             for name, content in flatten(optimizer.state_dict())
         }
 
@@ -75,7 +75,7 @@ def name_tensors(parameters: list[Any]) -> dict[int, str]:
         if issubclass(type(thing), torch.nn.Module):  # not isinstance, which would ask a weak reference's dead object
             held = {id(one): name for name, one in thing.named_parameters() if id(one) in wanted}
             names = held if len(held) > len(names) else names
-    return {id(one): names.get(id(one), f"tensor {place}") for place, one in enumerate(parameters, start=1)}
+    return {id(one): names.get(id(one), f"tensor {index}") for index, one in enumerate(parameters, start=1)}
 
 
 def to_bytes(tensor: Any) -> bytes:
@@ -91,8 +91,8 @@ def flatten(value: Any, name: str = "") -> Iterator[tuple[str, bytes]]:
         for key in sorted(value, key=str):
             yield from flatten(value[key], f"{name}.{key}".lstrip("."))
     elif isinstance(value, list | tuple):
-        for place, item in enumerate(value):
-            yield from flatten(item, f"{name}.{place}".lstrip("."))
+        for index, item in enumerate(value):
+            yield from flatten(item, f"{name}.{index}".lstrip("."))
     else:
         yield name, repr(value).encode()
 
@@ -142,8 +142,8 @@ def describe_outcome(folder: Path) -> dict[str, Any]:
     }
 
 
-def main(place: str) -> int:
-    job = json.loads(Path(place).read_text())
+def main(job_file: str) -> int:
+    job = json.loads(Path(job_file).read_text())
     tree = Path(job["tree"]).resolve()
     if not Path(stages.__file__).resolve().is_relative_to(tree):
         print(f"the code comes from {stages.__file__}, not from {tree}", file=sys.stderr)

@@ -112,13 +112,13 @@ def _train(side: Side, trainings: Sequence[Mapping[str, Any]], *, plain: bool) -
     found: list[list[dict[str, Any]]] = [[{} for _ in trainings] for _ in THREADS]
     for without_cpp in (False, True):
         chosen = [
-            place for place, training in enumerate(trainings) if _is_plain(training["is_stacked"], plain) == without_cpp
+            index for index, training in enumerate(trainings) if _is_plain(training["is_stacked"], plain) == without_cpp
         ]
         if chosen:
-            answers = side.train([trainings[place] for place in chosen], THREADS, _plain_env(side, plain, without_cpp))
+            answers = side.train([trainings[index] for index in chosen], THREADS, _plain_env(side, plain, without_cpp))
             for results, own in zip(found, answers, strict=True):
-                for place, result in zip(chosen, own, strict=True):
-                    results[place] = result
+                for index, result in zip(chosen, own, strict=True):
+                    results[index] = result
     return found
 
 

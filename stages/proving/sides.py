@@ -55,8 +55,8 @@ class Side:
         ]
 
     def _run(self, job: Mapping[str, Any], more_env: Mapping[str, str] | None = None) -> None:
-        place = self.tree.with_name(f"{self.tree.name}-job.json")
-        place.write_text(json.dumps({**job, "tree": str(self.tree)}))
+        job_file = self.tree.with_name(f"{self.tree.name}-job.json")
+        job_file.write_text(json.dumps({**job, "tree": str(self.tree)}))
         env = {name: value for name, value in os.environ.items() if name != "CLAIMCHECK_HOME"}
         env |= {
             "PYTHONPATH": os.pathsep.join([str(self.tree), *filter(None, [os.environ.get("PYTHONPATH")])]),
@@ -64,7 +64,7 @@ class Side:
             "OMP_WAIT_POLICY": "PASSIVE",
             **(more_env or {}),
         }
-        command = [sys.executable, "-P", str(self.driver), str(place)]
+        command = [sys.executable, "-P", str(self.driver), str(job_file)]
         done = subprocess.run(command, cwd=self.tree, env=env, capture_output=True, text=True, check=False)
         if done.returncode:
             said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]

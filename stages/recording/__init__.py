@@ -38,8 +38,8 @@ class Summary:
     notes: tuple[str, ...]
 
 
-def record(root: Path, place: str, *, evidence_only: bool = False) -> Summary:
-    """Build the database at `place` (a path below `root`, or a URL) from the files below `root`.
+def record(root: Path, database: str, *, evidence_only: bool = False) -> Summary:
+    """Build `database` (a path below `root`, or a URL) from the files below `root`.
 
     `evidence_only` leaves out the results of this working tree.
 
@@ -51,7 +51,7 @@ def record(root: Path, place: str, *, evidence_only: bool = False) -> Summary:
         ResultsUnavailable: the database can't be written.
     """
     with _nothing_collected():
-        return _record(root, place, evidence_only=evidence_only)
+        return _record(root, database, evidence_only=evidence_only)
 
 
 @contextmanager
@@ -66,7 +66,7 @@ def _nothing_collected() -> Iterator[None]:
             gc.enable()
 
 
-def _record(root: Path, place: str, *, evidence_only: bool) -> Summary:
+def _record(root: Path, database: str, *, evidence_only: bool) -> Summary:
     params = load_params(root)
     listed = root / "data" / "claims.csv"
     claims = place_claims(listed, read_claims(listed), params)
@@ -76,7 +76,7 @@ def _record(root: Path, place: str, *, evidence_only: bool) -> Summary:
     deviations = read_deviations({experiment.paper for experiment in params.experiments.values()})
     history = read_history(root / HISTORY)
     rows = Rows(params, found, weights, claims, findings, deviations, history)
-    url = make_url(tables.database_url(place))
+    url = make_url(tables.database_url(database))
     if url.get_backend_name() != "sqlite":
         tables.create_results(url.render_as_string(hide_password=False), rows.fill)
     else:

@@ -44,13 +44,13 @@ How a verdict is reached: [verdicts.md](verdicts.md). Claims that need no traini
 """
 
 
-def write_report(place: str, folder: Path) -> list[Path]:
-    """Write `index.md`, and `<experiment>.md` and `.csv` of every experiment in the database at `place`.
+def write_report(database: str, folder: Path) -> list[Path]:
+    """Write `index.md`, and `<experiment>.md` and `.csv` of every experiment in `database`.
 
     Raises:
         ResultsUnavailable: the database can't be read.
     """
-    with open_results(place)() as session:
+    with open_results(database)() as session:
         comparisons = compare(session)
         judged, counts, families = list_judged(session, ClaimFilter()), tally(session), list_families(session)
     files = {"index.md": "# Results\n\n" + "\n".join(as_markdown(comparison) for comparison in comparisons)}
@@ -72,19 +72,19 @@ def write_docs(root: Path, path: Path) -> Path:
         EvidenceError, RecordError: a line of evidence is wrong.
     """
     with tempfile.TemporaryDirectory() as folder:
-        place = str((Path(folder) / "evidence.db").resolve())
-        record(root, place, evidence_only=True)
-        write_atomically(path, results_page(place).encode())
+        database = str((Path(folder) / "evidence.db").resolve())
+        record(root, database, evidence_only=True)
+        write_atomically(path, results_page(database).encode())
     return path
 
 
-def results_page(place: str) -> str:
-    """`docs/results.md` of the database at `place`.
+def results_page(database: str) -> str:
+    """`docs/results.md` of `database`.
 
     Raises:
         ResultsUnavailable: the database can't be read.
     """
-    with open_results(place)() as session:
+    with open_results(database)() as session:
         comparisons = compare(session)
         judged = [row for row in list_judged(session, ClaimFilter()) if row.verdict.basis == "results"]
         families = [family for family in list_families(session) if family.tested]
@@ -111,13 +111,13 @@ def write_deviations(folder: Path) -> list[Path]:
     return list(pages.values())
 
 
-def show_status(place: str) -> str:
+def show_status(database: str) -> str:
     """Counts of verdicts per paper, for a terminal.
 
     Raises:
         ResultsUnavailable: the database can't be read.
     """
-    with open_results(place)() as session:
+    with open_results(database)() as session:
         counts = tally(session)
     lines = [f"{'paper':12} {'decided':14} {'in favour':>9} {'against':>8} {'open':>5} {'waiting':>8}"]
     for row in counts:
@@ -130,14 +130,14 @@ def show_status(place: str) -> str:
     return "\n".join(lines)
 
 
-def show_claim(place: str, claim_id: str) -> str:
+def show_claim(database: str, claim_id: str) -> str:
     """One claim for a terminal: what the paper says, what we have, the verdict and why.
 
     Raises:
         ResultsUnavailable: the database can't be read.
         UnknownClaim: there is no such claim.
     """
-    with open_results(place)() as session:
+    with open_results(database)() as session:
         row = find_judged(session, claim_id)
     claim, verdict = row.claim, row.verdict
     printed = f"{_number(claim.value, claim.unit)} {claim.qualifier}".rstrip()

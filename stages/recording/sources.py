@@ -89,7 +89,7 @@ def find_results(root: Path, params: Params, *, evidence_only: bool = False) -> 
     positions = {name: position for position, name in enumerate(params.experiments)}
     arms = {name: list(experiment.arms) for name, experiment in params.experiments.items()}
 
-    def place(item: Trial) -> tuple[int, int, int, str, str, str]:
+    def order(item: Trial) -> tuple[int, int, int, str, str, str]:
         line = item.result
         arm = arms[line.experiment].index(line.arm)
         return positions[line.experiment], arm, line.replicate, item.source, line.run_key, line.environment_digest
@@ -99,7 +99,7 @@ def find_results(root: Path, params: Params, *, evidence_only: bool = False) -> 
         f"known: {', '.join(params.profiles)}"
         for (file, profile), count in left_out.items()
     ]
-    return sorted(marked, key=place), [*notes, *equivalences.loose_ends()]
+    return sorted(marked, key=order), [*notes, *equivalences.loose_ends()]
 
 
 def _mark(found: Iterable[Trial], params: Params, equivalences: Equivalences) -> list[Trial]:
@@ -114,10 +114,10 @@ def _mark(found: Iterable[Trial], params: Params, equivalences: Equivalences) ->
             changes[code] = tuple(changed_modules(spec))
         changed = changes[code]
         lines = equivalences.today(spec, item.result.environment) if changed else ()
-        place = experiment.name, item.result.profile
-        if place not in planned:
-            planned[place] = _planned(params, *place)
-        today = planned[place][item.result.arm]
+        asked = experiment.name, item.result.profile
+        if asked not in planned:
+            planned[asked] = _planned(params, *asked)
+        today = planned[asked][item.result.arm]
         is_planned = spec["model"] == today["model"] and all(
             spec["protocol"].get(field) == today["protocol"].get(field) for field in experiment.varied
         )
@@ -246,11 +246,11 @@ def find_weights(root: Path, found: Sequence[Trial]) -> tuple[dict[str, Weights]
     ]
     digests += [(path, _trained_digest(path.with_name("result.json"))) for path in local if path.is_file()]
     for path, digest in digests:
-        place = path.relative_to(root).as_posix()
+        relative = path.relative_to(root).as_posix()
         if digest in wanted:
-            weights.setdefault(digest, Weights(place, path.stat().st_size))
+            weights.setdefault(digest, Weights(relative, path.stat().st_size))
         elif digest is not None:
-            notes.append(f"{place}: no result has these weights (sha256 {digest[:12]}…); left out")
+            notes.append(f"{relative}: no result has these weights (sha256 {digest[:12]}…); left out")
     return weights, notes
 
 

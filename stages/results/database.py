@@ -73,13 +73,13 @@ class UnknownClaim(UnknownName):
     kind = "claim"
 
 
-def database_url(place: str) -> str:
-    """`place` as a SQLAlchemy URL; a plain path means a SQLite file."""
-    return place if "://" in place else f"sqlite:///{place}"
+def database_url(database: str) -> str:
+    """`database` as a SQLAlchemy URL; a plain path means a SQLite file."""
+    return database if "://" in database else f"sqlite:///{database}"
 
 
-def open_results(place: str, *, connections: int = 8) -> Sessions:
-    """Read-only sessions on the database at `place`, a path or a URL; behind a URL, this many `connections` at once.
+def open_results(database: str, *, connections: int = 8) -> Sessions:
+    """Read-only sessions on `database`, a path or a URL; behind a URL, this many `connections` at once.
 
     Every SQLite session reopens the file: the next session sees a database that `record` swaps in, while a session in
     progress finishes on the old file.
@@ -87,7 +87,7 @@ def open_results(place: str, *, connections: int = 8) -> Sessions:
     Raises:
         ResultsUnavailable: on the first use of a session, not here.
     """
-    url = make_url(database_url(place))
+    url = make_url(database_url(database))
     if url.get_backend_name() == "sqlite":
         creator = _read_only(Path(url.database or ""))
         engine = create_engine("sqlite://", creator=creator, poolclass=NullPool, json_deserializer=_parse_json)

@@ -103,8 +103,8 @@ def _read_column(name: str, column: Any) -> Sequence[Any]:
         return _IN_EVERY_EPOCH.get(name, _IN_SOME_EPOCHS).validate_python(column, strict=False)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join([name, *map(str, first["loc"])])
-        raise ValueError(f"{place}: {first['msg']}") from None
+        key_path = ".".join([name, *map(str, first["loc"])])
+        raise ValueError(f"{key_path}: {first['msg']}") from None
 
 
 def as_curves(rows: Sequence[EpochRow]) -> Curves:

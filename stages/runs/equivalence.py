@@ -225,9 +225,9 @@ def _walk(start: str, edges: Iterable[tuple[str, str, _Edge]]) -> Iterator[tuple
         following.setdefault(source, []).append((target, edge.number))
     seen, queue = {start}, deque[tuple[str, tuple[int, ...]]]([(start, ())])
     while queue:
-        place, numbers = queue.popleft()
-        yield place, numbers
-        for target, number in following.get(place, []):
+        node, numbers = queue.popleft()
+        yield node, numbers
+        for target, number in following.get(node, []):
             if target not in seen:
                 seen.add(target)
                 queue.append((target, (*numbers, number)))

@@ -234,25 +234,25 @@ def read_lines(path: Path, kind: type[Line]) -> list[Line]:
             lines.append(adapter.validate_json(text))
         except ValidationError as error:
             first = error.errors()[0]
-            place = ".".join(str(part) for part in first["loc"])
-            raise EvidenceError(f"{path}, line {number}: {place or 'line'}: {first['msg']}") from None
+            key_path = ".".join(str(part) for part in first["loc"])
+            raise EvidenceError(f"{path}, line {number}: {key_path or 'line'}: {first['msg']}") from None
         if isinstance(lines[-1], EvidenceLine):
             _check_digest(f"{path}, line {number}", lines[-1], text)
     return lines
 
 
-def _check_digest(place: str, line: EvidenceLine, text: bytes) -> None:
+def _check_digest(where: str, line: EvidenceLine, text: bytes) -> None:
     if _is_sealed(line, text):
         return
     name = f"{line.result.experiment}.{line.result.arm}.{line.result.replicate}"
     try:
         wanted = seal(json.loads(text))["digest"]
     except ValueError as error:
-        raise EvidenceError(f"{place}: {name}: {error}") from None
+        raise EvidenceError(f"{where}: {name}: {error}") from None
     if line.digest != wanted:
         found = f"its digest is {line.digest[:12]}" if line.digest else "it has no digest"
         raise EvidenceError(
-            f"{place}: {name}: {found}, its content gives {wanted[:12]}: it is not as it was published; "
+            f"{where}: {name}: {found}, its content gives {wanted[:12]}: it is not as it was published; "
             f"take it from git again, or publish it anew (claimcheck publish {line.result.experiment})"
         )
 

@@ -218,8 +218,8 @@ def adopt(folder: Path, store: RunStore) -> None:
 
 
 def _refuse(outcome: Path, fault: str) -> None:
-    place = f"{outcome.parent.name}/{outcome.name[:12]}"
-    print(f"  {place}: not a whole outcome of that run ({fault}); not adopted")
+    outcome_here = f"{outcome.parent.name}/{outcome.name[:12]}"
+    print(f"  {outcome_here}: not a whole outcome of that run ({fault}); not adopted")
 
 
 def _previous_specs(folder: Path) -> dict[str, Mapping[str, Any]]:

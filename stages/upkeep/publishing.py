@@ -45,22 +45,22 @@ def publish(experiment: str, root: Path) -> Published:
     """
     data = root / "data"
     results = read_lines(data / "results" / f"{experiment}.jsonl", ResultLine)
-    costs = {_place(line): line for line in read_lines(data / "results" / f"{experiment}.cost.jsonl", CostLine)}
+    costs = {_cell(line): line for line in read_lines(data / "results" / f"{experiment}.cost.jsonl", CostLine)}
     if not results:
         raise PublishError(f"data/results/{experiment}.jsonl has no lines; run `dvc repro evaluate@{experiment}` first")
     here, equivalences = describe_origin(root), read_equivalences(root)
     origins = {}
     for line in results:
-        origins[_place(line)] = origin = _origin_of(line, here, equivalences)
+        origins[_cell(line)] = origin = _origin_of(line, here, equivalences)
         _refuse_unfit(line, is_covered=origin != here)
         _refuse_uncommitted(root, origin.revision, line)
     if any(origin != here for origin in origins.values()) and (faults := line_faults(root)):
         raise PublishError("; ".join(faults))
     path = data / "evidence" / f"{experiment}.jsonl"
-    kept = {_place(line.result): line for line in read_lines(path, EvidenceLine)}
+    kept = {_cell(line.result): line for line in read_lines(path, EvidenceLine)}
     before = len(kept)
     for line in results:
-        cost = costs.get(_place(line))
+        cost = costs.get(_cell(line))
         if cost is None:
             raise PublishError(
                 f"data/results/{experiment}.cost.jsonl has no line of {line.arm}.{line.replicate}; "
@@ -71,16 +71,16 @@ def publish(experiment: str, root: Path) -> Published:
                 f"{line.experiment} {line.arm}.{line.replicate} contradicts itself: {'; '.join(found)}; "
                 f"`dvc repro -s -f evaluate@{experiment}` writes it anew"
             )
-        older = kept.get(_place(line))
+        older = kept.get(_cell(line))
         if older is None or (older.result, older.cost) != (line, cost):
-            kept[_place(line)] = EvidenceLine(
-                result=line, cost=cost, origin=origins[_place(line)], release=older.release if older else None
+            kept[_cell(line)] = EvidenceLine(
+                result=line, cost=cost, origin=origins[_cell(line)], release=older.release if older else None
             )
     write_atomically(path, write_lines(kept.values()))
     return Published(path, len(kept), len(kept) - before)
 
 
-def _place(line: ResultLine | CostLine) -> tuple[str, int, str, str]:
+def _cell(line: ResultLine | CostLine) -> tuple[str, int, str, str]:
     return line.arm, line.replicate, line.run_key, line.environment_digest
 
 

@@ -39,11 +39,11 @@ def release(experiment: str, arms: list[str], root: Path) -> list[Path]:
         raise PublishError(f"{path} has no evidence of {', '.join(unknown)}; known: {', '.join(sorted(known))}")
     newest: dict[tuple[str, int], int] = {}
     for index, line in enumerate(lines):
-        place = line.result.arm, line.result.replicate
+        cell = line.result.arm, line.result.replicate
         if line.result.arm in arms and line.result.weights_sha256 is not None:
-            best = newest.get(place)
+            best = newest.get(cell)
             if best is None or lines[best].origin.published <= line.origin.published:
-                newest[place] = index
+                newest[cell] = index
     contents = {}
     for index in newest.values():
         content, released = _rounded(lines[index], data)

@@ -74,9 +74,9 @@ class Trail:
 
 
 def verify(
-    root: Path, place: str, names: Sequence[str] = (), *, with_weights: bool = False
+    root: Path, database: str, names: Sequence[str] = (), *, with_weights: bool = False
 ) -> tuple[Link, list[Trail]]:
-    """The link from the files to the database at `place`, and the trail of each named checkpoint (default: all).
+    """The link from the files to `database`, and the trail of each named checkpoint (default: all).
 
     Released models predict some test images again if these are packed here; `with_weights`: every model predicts all
     test images, and each metric is recomputed from them.
@@ -87,7 +87,7 @@ def verify(
         UnknownCheckpoint: the database has no such checkpoint.
     """
     params = load_params(root)
-    with open_results(place)() as session:
+    with open_results(database)() as session:
         query = (
             select(Checkpoint, Experiment.dataset)
             .join(Checkpoint.result)
@@ -120,14 +120,14 @@ def _trail(root: Path, params: Params, checkpoint: Checkpoint, dataset: str, wit
 def _check_record(root: Path, session: Session) -> Link:
     """Check that everything in the database is what `record` makes of the files."""
     with tempfile.TemporaryDirectory() as folder:
-        place = f"{folder}/results.db"
+        database = f"{folder}/results.db"
         try:
-            record(root, place)
+            record(root, database)
             if faults := line_faults(root):
                 return Link("record", "broken", "; ".join(faults))
         except (EvidenceError, RecordError, ClaimsError) as error:
             return Link("record", "broken", str(error))
-        with open_results(place)() as rebuilt:
+        with open_results(database)() as rebuilt:
             for table in Base.metadata.sorted_tables:
                 query = select(table).order_by(*table.primary_key.columns)
                 pair = [[tuple(row) for row in side.execute(query)] for side in (session, rebuilt)]
@@ -291,8 +291,8 @@ def _compare_with_run(root: Path, line: ResultLine) -> list[str]:
     ]
     if len(rows) != len(line.curves):
         differing.append(f"the number of epochs, {len(line.curves)} and {len(rows)}")
-    place = (folder / "history.jsonl").relative_to(root)
-    return [f"its curves are not those of {place}: {', '.join(differing[:3])}"] if differing else []
+    history = (folder / "history.jsonl").relative_to(root)
+    return [f"its curves are not those of {history}: {', '.join(differing[:3])}"] if differing else []
 
 
 def _is_near(stored: float | None, trained: float | None) -> bool:

@@ -100,13 +100,18 @@ def attackers() -> list[Ask]:
 
 
 class Load:
-    """This many clients, each on a kept-alive connection, together sending `per_second` requests per second."""
+    """This many clients, each on a kept-alive connection, together sending `per_second` requests per second.
+
+    `honest` has the time at which each of the ordinary requests began, and its duration, both in seconds.
+    """
 
     def __init__(self, service: Running, run_key: str, *, clients: int, per_second: float) -> None:
         self.service, self.run_key, self.clients, self.pause = service, run_key, clients, clients / per_second
         self.answers: Counter[tuple[str, int]] = Counter()
         self.unexpected: list[str] = []
         self.seconds: list[float] = []
+        self.honest: list[tuple[float, float]] = []
+        self.excused_until = 0.0
         self._attackers = attackers()
 
     def run(self, seconds: float, meanwhile: Callable[[], None]) -> None:
@@ -118,6 +123,10 @@ class Load:
         while any(thread.is_alive() for thread in threads):
             meanwhile()
             time.sleep(1)
+
+    def excuse(self, seconds: float) -> None:
+        """From now on, and for so long, 503 is a right answer: something that the service needs is broken."""
+        self.excused_until = max(self.excused_until, time.monotonic() + seconds)
 
     def _client(self, seed: int, until: float) -> None:
         chance = random.Random(seed)
@@ -158,8 +167,11 @@ class Load:
                 return
             status = 413
         self.seconds.append(time.monotonic() - begun)
+        if is_kept:
+            self.honest.append((begun, self.seconds[-1]))
         self.answers[ask.kind, status] += 1
-        if status != ask.status:
+        is_excused = status == 503 and begun < self.excused_until
+        if status != ask.status and not is_excused:
             self.unexpected.append(f"{ask.kind} {ask.path}: {status}, expected {ask.status}")
         if not is_kept:
             connection.close()
@@ -186,12 +198,26 @@ class Watch:
     threads: list[int] = field(default_factory=list)
 
     def look(self) -> None:
-        family = self._family()
+        """Observe it; not at a moment at which one of its processes is ending."""
+        try:
+            self._look(self._family())
+        except psutil.Error:
+            return
+
+    def _look(self, family: list[psutil.Process]) -> None:
+        memory = [member.memory_info().rss for member in family]
+        threads, files = ([getattr(member, name)() for member in family] for name in ("num_threads", "num_fds"))
         self.seconds.append(time.monotonic() - self.started)
         # what several share counts in each: a share of it would change with whoever else maps the same libraries
-        self.megabytes.append(sum(member.memory_info().rss for member in family) / 2**20)
-        self.threads.append(sum(member.num_threads() for member in family))
-        self.files.append(sum(member.num_fds() for member in family))
+        self.megabytes.append(sum(memory) / 2**20)
+        self.threads.append(sum(threads))
+        self.files.append(sum(files))
+
+    def workers(self) -> list[psutil.Process]:
+        """The processes that infer and decode: children of the one that they are forked from."""
+        family = psutil.Process(self.pid).children()
+        servers = [member for member in family if any("forkserver" in word for word in member.cmdline())]
+        return [worker for server in servers for worker in server.children()]
 
     @property
     def processor_seconds(self) -> float:

@@ -44,7 +44,7 @@ def load_library(source: Path) -> ctypes.CDLL | None:
         version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
         code = [path.read_bytes() for path in (source, _HEADER)]
         parts = [*code, version, " ".join(_flags()).encode(), _processor().encode()]
-        built = _place(f"{source.stem}-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:16]}.so")
+        built = _library_path(f"{source.stem}-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:16]}.so")
         if not built.is_file():
             with _alone(built.with_name(f"{source.stem}.lock")):
                 if not built.is_file():
@@ -159,8 +159,8 @@ def _alone(lock: Path) -> Iterator[None]:
         yield
 
 
-def _place(name: str) -> Path:
-    """The place where a library is or will be kept; an existing one is also taken from a folder that is read-only."""
+def _library_path(name: str) -> Path:
+    """Where a library is or will be kept; an existing one is also taken from a folder that is read-only."""
     with suppress(RuntimeError):
         if (kept := _home_cache() / name).is_file():
             return kept
