@@ -75,6 +75,20 @@ def test_every_target_is_explained() -> None:
     assert explained == set(phony[1].split())
 
 
+def test_before_any_repro_the_service_gets_a_database_of_the_evidence(tmp_path: Path) -> None:
+    for part in ("Makefile", "params", "stages", ".ci", "pyproject.toml", "requirements.in", "requirements.lock"):
+        (tmp_path / part).symlink_to(ROOT / part)
+    (tmp_path / "data").mkdir()
+
+    def steps(*choices: str) -> str:
+        return make("--dry-run", "TORCH_BACKEND=locked", "serve", *choices, cwd=tmp_path)
+
+    assert steps().index("stages.record") < steps().index("-m service")
+    assert "stages.record" not in steps("CLAIMCHECK_DATABASE=postgresql://127.0.0.1/results")
+    (tmp_path / "data" / "results.db").touch()
+    assert "stages.record" not in steps() and "-m service" in steps()
+
+
 def test_profile_and_device_reach_the_pipeline() -> None:
     steps = dry_run("repro", "PROFILE=quick")
     assert steps.index("claimcheck profile quick") < steps.index("dvc repro")
