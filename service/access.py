@@ -58,9 +58,8 @@ class Key(BaseModel):
 
 
 Named = Mapping[str, Key]
-_NAMED: TypeAdapter[dict[Annotated[str, Field(pattern=r"^[\w.@-]{1,64}$")], Key]] = TypeAdapter(
-    dict[Annotated[str, Field(pattern=r"^[\w.@-]{1,64}$")], Key]
-)
+Name = Annotated[str, Field(pattern=r"^[\w.@-]{1,64}$")]
+_NAMED: TypeAdapter[dict[Name, Key]] = TypeAdapter(dict[Name, Key])
 
 
 def read_keys(place: Path) -> Named:

@@ -149,10 +149,7 @@ class Batcher:
         """
         _, until = self._set_aside.get(model.sha256, (None, 0.0))
         if time.monotonic() < until:
-            raise SetAside(
-                f"inference processes ended at the model of run {model.contract.run_key[:12]}, {DEATHS} in a row; "
-                f"it is set aside for {ASIDE_SECONDS / 60:g} minutes"
-            )
+            raise _set_aside(model)
 
     @property
     def waiting(self) -> int:
@@ -296,10 +293,7 @@ class Batcher:
             for job in waiting:
                 self._jobs.remove(job)
         started_jobs = [job for job in waiting if job.future.set_running_or_notify_cancel()]
-        try:
-            self.require_fit(model)
-        except SetAside as error:
-            self._fail(started_jobs, error)
+        self._fail(started_jobs, _set_aside(model))
 
     def _next_batch(self, worker: Runner) -> list[PendingRequest] | None:
         """The next jobs of one model that run together; empty where the worker is gone, or after a while without jobs,
@@ -381,3 +375,10 @@ class Batcher:
                 job.future.set_result(rows)
             else:
                 job.future.set_exception(AnswerFailed("the model's answer to this image is not a number"))
+
+
+def _set_aside(model: Model) -> SetAside:
+    return SetAside(
+        f"inference processes ended at the model of run {model.contract.run_key[:12]}, {DEATHS} in a row; "
+        f"it is set aside for {ASIDE_SECONDS / 60:g} minutes"
+    )

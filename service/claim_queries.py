@@ -29,6 +29,11 @@ def tally_claims(session: Session, wanted: ClaimFilter) -> list[Tally]:
     return [counts for counts in found if wanted.paper in (None, counts.paper)]
 
 
+def tally_of(session: Session, paper: str) -> Tally | None:
+    """The counts of one paper; None if it has no claims."""
+    return next(iter(tally_claims(session, ClaimFilter(paper=paper))), None)
+
+
 def list_deviations(session: Session, paper: str) -> Sequence[Deviation]:
     """Everything in which we depart from a paper, in the order of its records."""
     return session.scalars(select(Deviation).where(Deviation.paper == paper).order_by(Deviation.position)).all()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from stages.results import Counts, Paper, Status, Tally
+from stages.results import AGAINST_THE_PAPER, FOR_THE_PAPER, Counts, Paper, Status, Tally
 
 MEANINGS: Mapping[Status, str] = {
     Status.REPRODUCED: "We trained the model again, and its number is the paper’s, within a margin fixed beforehand.",
@@ -30,8 +30,8 @@ MEANINGS: Mapping[Status, str] = {
     Status.OTHER_HARDWARE: "A time or a speed on a device that we don’t have.",
 }
 SIDES: Mapping[str, tuple[Status, ...]] = {
-    "For the paper": (Status.REPRODUCED, Status.SUPPORTED, Status.HOLDS, Status.HOLDS_UNDER_READING),
-    "Against it": (Status.NOT_REPRODUCED, Status.REVERSED, Status.FAILS, Status.CONTRADICTED),
+    "For the paper": FOR_THE_PAPER,
+    "Against it": AGAINST_THE_PAPER,
     "Open": (Status.INCONCLUSIVE, Status.UNRESOLVED, Status.UNDECIDABLE, Status.AGREES, Status.DISAGREES),
     "No test": (Status.AS_PRINTED, Status.DEVIATES, Status.SHOWN),
     "Waiting": (Status.NOT_TESTED, Status.OTHER_HARDWARE),

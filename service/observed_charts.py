@@ -34,7 +34,8 @@ def blocks_chart(title: str, points: Sequence[ObservedPoint], arms: Mapping[str,
     ]
     series = list(dict.fromkeys(str(row["series"]) for row in rows))
     y_title = name_quantity(quantities[0]) if len(quantities) == 1 else "mean over heads and replicates"
-    y = {"field": "mean", "type": "quantitative", "title": y_title, "scale": _scale(points)}
+    y_scale = {**vega.scale((point.mean for point in points), wide=5), "padding": 12}
+    y = {"field": "mean", "type": "quantitative", "title": y_title, "scale": y_scale}
     tooltip: list[dict[str, str]] = [{"field": part} for part in ("series", "moment", "block", "replicates")]
     tooltip += [{"field": part, "format": ".4~g"} for part in ("mean", "low", "high")]
     return {
@@ -71,9 +72,3 @@ def inside_charts(result: Result) -> dict[str, dict[str, Any]]:
         if chart is not None:
             charts[quantity] = chart
     return charts
-
-
-def _scale(points: Sequence[ObservedPoint]) -> dict[str, Any]:
-    means = [point.mean for point in points]
-    is_wide = min(means) > 0 and max(means) > 5 * min(means)
-    return {"type": "log", "nice": False, "padding": 12} if is_wide else {"zero": False, "padding": 12}

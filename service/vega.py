@@ -9,10 +9,12 @@ SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 ZOOM = {"name": "zoom", "select": {"type": "interval", "zoom": "wheel![event.shiftKey]"}, "bind": "scales"}
 
 
-def scale(values: Iterable[float]) -> dict[str, Any]:
-    """Logarithmic where positive values span more than a decade, else linear without zero."""
+def scale(values: Iterable[float], *, wide: float = 10.0) -> dict[str, Any]:
+    """Logarithmic where the largest of positive values is more than `wide` times the smallest, else linear without
+    zero.
+    """
     numbers = list(values)
-    is_wide = min(numbers) > 0 and max(numbers) > 10 * min(numbers)
+    is_wide = min(numbers) > 0 and max(numbers) > wide * min(numbers)
     return {"type": "log", "nice": False} if is_wide else {"zero": False}
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from jinja2 import Environment
 
 from service.formats import NONE, exact, from_to, lower_first, percent, plain, points, value_in
-from service.legend import address_of, meaning_of
+from service.legend import SIDES, address_of, meaning_of
 from service.observed import name_quantity
 from stages.results import METRICS, Claim, ClaimRecord, JudgedClaim, Metric, Status, Tally
 
@@ -63,9 +63,9 @@ GAINS = ("order", "difference", "gap", "equivalence")
 """Kinds of claims whose number is a gain of one arm over another."""
 
 _SIDES = {
-    "for": (Status.REPRODUCED, Status.SUPPORTED, Status.HOLDS, Status.HOLDS_UNDER_READING, Status.AS_PRINTED),
-    "against": (Status.NOT_REPRODUCED, Status.REVERSED, Status.FAILS, Status.CONTRADICTED),
-    "open": (Status.INCONCLUSIVE, Status.UNDECIDABLE, Status.UNRESOLVED, Status.AGREES, Status.DISAGREES),
+    "for": (*SIDES["For the paper"], Status.AS_PRINTED),
+    "against": SIDES["Against it"],
+    "open": SIDES["Open"],
     "noted": (Status.DEVIATES, Status.SHOWN),
 }
 

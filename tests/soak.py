@@ -36,9 +36,10 @@ def write_soak_report(name: str, facts: dict[str, Any]) -> None:
 
 
 def revision() -> str | None:
-    """The commit, marked if anything but these reports has changed since; None outside a repository."""
+    """The commit, marked if anything but these reports and `dvc.lock` differs; None outside a repository."""
     commit = _git("rev-parse", "HEAD")
-    return commit + ("-dirty" if _git("status", "--porcelain", "--", ".", ":!docs/soak") else "") if commit else None
+    changed = _git("status", "--porcelain", "--", ".", ":!docs/soak", ":!dvc.lock")
+    return commit + ("-dirty" if changed else "") if commit else None
 
 
 def _git(*arguments: str) -> str:

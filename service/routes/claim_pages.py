@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 from service import queries
 from service.citing import bibtex, claim_badge, json_ld, paper_badge
 from service.claim_charts import arms_charts, forest_chart, gain_chart, pairs_chart
-from service.claim_queries import list_deviations, name_claims, titles_of
+from service.claim_queries import list_deviations, name_claims, tally_of, titles_of
 from service.comparing import Compare, Question, first_of_each_dataset
 from service.dependencies import ResultsSession, app_state_of
 from service.errors import declared
@@ -65,7 +65,7 @@ def show_paper(
 ) -> Response:
     """A paper's claims under the tables and sections where they stand, each with its verdict."""
     paper = queries.find_paper(session, name)
-    counts = next((counts for counts in tally(session, ClaimFilter(paper=name)) if counts.paper == name), None)
+    counts = tally_of(session, name)
     groups = group_by_place(list_judged(session, ClaimFilter(paper=name, verdict=verdict)))
     titles, arms = titles_of(session, queries.list_experiments(session, paper=None, dataset=None))
     names = {row.claim.id: name_claim(row, titles, arms) for rows in groups.values() for row in rows}
@@ -171,5 +171,5 @@ def show_claim_badge(claim_id: str, session: ResultsSession) -> Response:
 def show_paper_badge(name: str, session: ResultsSession) -> Response:
     """How many of a paper's claims are decided, as a badge for a README."""
     paper = queries.find_paper(session, name).name
-    counts = next((counts for counts in tally(session, ClaimFilter(paper=paper)) if counts.paper == paper), None)
+    counts = tally_of(session, paper)
     return Response(paper_badge(counts), media_type="image/svg+xml")

@@ -14,6 +14,8 @@ from stages.results.claim_tables import (
     VerdictRun,
 )
 from stages.results.claims import (
+    AGAINST_THE_PAPER,
+    FOR_THE_PAPER,
     ClaimFilter,
     ClaimRecord,
     Counts,
@@ -78,6 +80,8 @@ from stages.results.tables import (
 from stages.verdicts import Status
 
 __all__ = [
+    "AGAINST_THE_PAPER",
+    "FOR_THE_PAPER",
     "METRICS",
     "SCHEMA_VERSION",
     "SHOWN_METRICS",

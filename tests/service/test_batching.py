@@ -341,7 +341,7 @@ def test_stopping_answers_what_waits() -> None:
 def test_workers_share_what_waits_and_answer_at_the_same_time() -> None:
     network = Touchy()
     model = Here.model_of(network)
-    with started(Here(), Here(), max_batch=8) as batcher:
+    with started(Here(), Here(), max_batch=8, max_wait_seconds=1) as batcher:
         with batcher.announce():
             found = asyncio.run(ask(batcher, model, *range(6)))
         assert network.passes[0] == 3 == max(network.passes), "half of them each"
