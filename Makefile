@@ -63,12 +63,9 @@ else
 	$(BIN)/python -m stages.report
 endif
 
-# Each with one thread: files in parallel are faster than threads in small tests.  Many tests wait for a process or a
-# page, so few cores take four at once.
-WORKERS := $(if $(filter 1 2 3,$(shell nproc 2>/dev/null)),4,auto)
-
+# A process a core with one thread each: files in parallel are faster than threads in small tests.
 test: $(READY)  ## the tests, without those that take long
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 20
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder --durations 20
 
 # `test` has run them under the highest, which PyTorch chooses itself.
 capabilities: $(READY)  ## the fast paths' tests again as lesser processors run them
