@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,13 +12,29 @@ from stages.results import ExperimentComparison, Result
 
 MOST_TICKS = 12
 MOST_POINTS = 60  # epochs that are drawn as points, too
+PAIRED = (
+    *(("#3f78b5", "#93b8dd"), ("#d1701f", "#f0b27a"), ("#3c8f4f", "#8fcb9b"), ("#b8403f", "#e79a98")),
+    *(("#8059a8", "#bda3d6"), ("#8a6346", "#c5a58c"), ("#b5508f", "#e2a3cb"), ("#5f6b76", "#a9b3bd")),
+)
+"""A deep and a light shade of each colour; both are seen on the light page and on the dark one."""
+SPENT = ("#8b8b8b", "#bdbdbd")
 _LETTER, _SYMBOL = 7, 30  # pixels per letter in a legend, and of what precedes a name
 
 
 def band_chart(
-    comparison: ExperimentComparison, points: Sequence[CurvePoint], curve: Curve, kind: str
+    comparison: ExperimentComparison,
+    points: Sequence[CurvePoint],
+    curve: Curve,
+    kind: str,
+    *,
+    pairs: Mapping[str, str] | None = None,
+    smooth: int = 1,
 ) -> dict[str, Any]:
-    """One line per arm, the mean over its replicates; a band from the lowest to the highest of them."""
+    """One line per arm, the mean over its replicates; a band from the lowest to the highest of them.
+
+    `pairs` (proposed arm to base) get two shades of one colour where a colour each would be too many.  A line is the
+    running mean of `smooth` epochs, an odd number; the band is drawn as it is.
+    """
     scale, title = _axis(curve, kind)
     titles = {arm.arm: arm.title for arm in comparison.arms}
     rows: list[dict[str, Any]] = [
@@ -25,14 +42,15 @@ def band_chart(
         | {name: scale * getattr(point, name) for name in ("mean", "low", "high")}
         for point in points
     ]
-    models = list(dict.fromkeys(row["model"] for row in rows))
+    arms = list(dict.fromkeys(point.arm for point in points))
+    models = [titles[arm] for arm in arms]
     ends = [row[name] for row in rows for name in ("low", "high")]
     y = {"type": "quantitative", "title": title, "scale": {"zero": False} if scale > 1 else vega.scale(ends)}
     color = {
         "field": "model",
         "type": "nominal",
         "sort": models,
-        "scale": {"domain": models, "scheme": "tableau10"} if len(models) > 3 else {"domain": models},
+        "scale": {"domain": models} | ({"range": shades(arms, pairs or {})} if len(models) > 3 else {}),
         "legend": {
             "title": None,
             "orient": "top",
@@ -68,9 +86,33 @@ def band_chart(
     return {
         **vega.frame(f"{comparison.title}: {title} over epochs, mean and span over replicates", height=340),
         "data": {"values": rows},
+        "transform": _running_mean(smooth),
         "encoding": {"x": _epochs(rows), "color": color},
         "layer": layers,
     }
+
+
+def shades(arms: Sequence[str], pairs: Mapping[str, str]) -> list[str]:
+    """A colour for each arm, in their order: a proposed arm's is deep, that of the base it stands against light.
+
+    Whoever stands alone, or is the base of several, has a colour of its own.
+    """
+    bases = Counter(pairs[arm] for arm in arms if pairs.get(arm) in arms)
+    free = iter(PAIRED)
+    found: dict[str, str] = {}
+    for arm in arms:
+        base = pairs.get(arm, "")
+        if bases[base] == 1:
+            found[arm], found[base] = next(free, SPENT)
+    return [found.get(arm) or next(free, SPENT)[0] for arm in arms]
+
+
+def _running_mean(epochs: int) -> list[dict[str, Any]]:
+    if epochs == 1:
+        return []
+    half = epochs // 2
+    mean = {"op": "mean", "field": "mean", "as": "mean"}
+    return [{"window": [mean], "frame": [-half, half], "groupby": ["model"], "sort": [{"field": "epoch"}]}]
 
 
 def _epochs(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

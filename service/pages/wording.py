@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from jinja2 import Environment
@@ -72,7 +73,7 @@ _SIDES = {
 
 def install(environment: Environment) -> None:
     """Register the functions that take one claim or verdict as filters."""
-    for function in (side_of, in_terms_of, unit_of, as_run, print_value, print_metric, name_quantity):
+    for function in (side_of, in_terms_of, unit_of, as_run, print_value, print_metric, name_quantity, agreement):
         environment.filters[function.__name__] = function
     environment.filters["metric_name"] = name_metric
     environment.filters["meaning"] = meaning_of
@@ -238,3 +239,14 @@ def group_by_place(judged: Sequence[JudgedClaim]) -> dict[str, list[JudgedClaim]
     for row in judged:
         groups.setdefault(row.claim.place, []).append(row)
     return groups
+
+
+def agreement(answers: Sequence[str], provenances: Sequence[str]) -> str:
+    """How many models see the same, in words; `answers` are their likeliest classes, stand-ins' answers don't count."""
+    said = [answer for answer, provenance in zip(answers, provenances, strict=True) if provenance != "embedded"]
+    if len(said) < 2:
+        return "–"
+    (likeliest, count), *others = Counter(said).most_common()
+    if not others:
+        return f"all {count} say {likeliest}"
+    return f"{count} of {len(said)} say {likeliest}" if count > others[0][1] else "they differ"
