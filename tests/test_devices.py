@@ -32,7 +32,7 @@ from stages.training.tokens import NextToken, TokenWindows
 from tests.dispatched import Dispatched, lacking
 from tests.project import REPOSITORY
 
-GPU = torch.device("cuda:0")
+CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 PYTORCHS_OWN = ("sgd", "adam", "adamw")
 ROWS, BATCH = 16, 4
 
@@ -83,9 +83,7 @@ def drawn_on(monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.device]:
     """The device of the generator for each purpose, where a CPU's stands in for a GPU's."""
     devices: dict[str, torch.device] = {}
 
-    def generator(
-        replicate: Replicate, purpose: str, *rest: int, device: torch.device = torch.device("cpu")
-    ) -> torch.Generator:
+    def generator(replicate: Replicate, purpose: str, *rest: int, device: torch.device = CPU) -> torch.Generator:
         devices[purpose] = device
         return generator_for(replicate, purpose, *rest)
 
@@ -172,7 +170,7 @@ def test_a_step_has_all_its_tensors_on_the_device_and_copies_none_there(
     assert "observed" in row
     assert {tensor.device for tensor in model.state_dict().values()} == {GPU}
     assert (in_steps.copies, lacking(in_steps.calls)) == ([], [])
-    assert drawn_on == {"order": torch.device("cpu"), "augment": GPU}
+    assert drawn_on == {"order": CPU, "augment": GPU}
     assert {"aten::addmm", "aten::add_.Tensor"} & {call.operator.name() for call in in_steps.calls}
 
 
