@@ -64,14 +64,15 @@ def plan_costs(params: Params, profile: Profile, experiments: Iterable[str], cou
             identity = canonical_json([experiment.dataset, run.spec().to_dict()])
             if identity not in seen:
                 seen.add(identity)
-                own.append(_cost_of_run(run, rows, source, params.rates, count, profile.test_rows or rows.test))
+                own.append(cost_of_run(run, rows, source, params.rates, count, profile.test_rows or rows.test))
         costs[name] = add_up(own, params.rates)
     return costs
 
 
-def _cost_of_run(
+def cost_of_run(
     run: PlannedRun, rows: Rows, source: DatasetSource, rates: Mapping[str, Rate], count: CountFlops, scored: int
 ) -> Cost:
+    """Cost of one training on `rows` of `source`, of which `scored` test rows are measured at the end."""
     protocol = run.protocol
     train, validation = training_counts(rows.train, protocol, run.replicate)
     steps = steps_per_epoch(train, protocol)
