@@ -83,7 +83,7 @@ def wanted_groups(names: Sequence[str], params: Params, data: Path, kind: str, s
         lacking = {key: one for key, one in lacking.items() if store.published(key) is None}
         for specs, is_stack in form_groups([one.spec for one in lacking.values()], info.train_images, store):
             members = [lacking[spec.run_key] for spec in specs if spec.run_key in lacking]
-            seconds = sum(_seconds(one, experiment, params, counts, kind) for one in members)
+            seconds = sum(_seconds(one, experiment, params, counts, kind, len(specs)) for one in members)
             worth = sum(shares.get((name, one.planned.arm), 0.0) for one in members)
             found.append(
                 Wanted(
@@ -107,11 +107,14 @@ def _packed(experiment: Experiment, params: Params, data: Path) -> PackedInfo:
     return info
 
 
-def _seconds(one: Assignment, experiment: Experiment, params: Params, counts: FlopCounts, kind: str) -> float:
+def _seconds(
+    one: Assignment, experiment: Experiment, params: Params, counts: FlopCounts, kind: str, together: int
+) -> float:
     source = params.datasets[experiment.dataset]
     rows = count_rows(experiment.dataset, source, is_stand_in=params.profile.data == "embedded")
     # Tests are measured here, with what came back.
-    return cost_of_run(one.planned, rows, source, {kind: params.rates[kind]}, counts.count, 0).seconds[kind]
+    rates = {kind: params.rates[kind]}
+    return cost_of_run(one.planned, rows, source, rates, counts.count, 0, together=together).seconds[kind]
 
 
 class Campaign:
