@@ -35,7 +35,7 @@ from stages.runs.equivalence import PATH as EQUIVALENCES
 from stages.runs.equivalence import read_equivalences
 from stages.runs.evidence import EvidenceError, evidence_files
 from stages.runs.store import RunStore, home, write_atomically
-from stages.scheduling.planning import Cost, add_up, plan_costs
+from stages.scheduling.planning import Cost, add_up, plan_costs, two_digits, what_counts
 from stages.scheduling.runner import assignments, find_experiment, find_outcome, ways_to
 from stages.upkeep.housekeeping import disk_usage, remove_leftovers
 from stages.upkeep.publishing import PublishError, publish
@@ -79,34 +79,34 @@ def show_plan(names: list[str]) -> None:
     counts.save()
     print()
     print_table(["profile, paper", *heading, *(f"{device} limit" for device in params.rates)], lines)
-    print("\nA training that two experiments share is counted with the first.  Each runs alone on its device:")
+    print(
+        "\nA training that two experiments share is counted with the first.  One group trains at a time on its device:"
+    )
     for kind, rate in params.rates.items():
         print(f"  {kind}: {rate.device}, {rate.usd_per_hour:.2f} USD an hour (params.yaml, rates)")
     print("A limit is the hours of the FLOPs alone at the peak of the device.")
+    if "paper" in totals:
+        for text in what_counts(totals["paper"], params.rates):
+            print(text)
     for kind, rate in params.rates.items():
         if rate.goal_hours and "paper" in totals and names == list(params.experiments):
             planned, limit = totals["paper"].hours(kind), totals["paper"].limit_hours(kind)
             print(
                 f"Goal: everything as printed within {rate.goal_hours:g} hours of {rate.device}; "
-                f"planned are {_two_digits(planned)}, {planned / rate.goal_hours:.1f} times as many, "
-                f"the limit is {_two_digits(limit)}."
+                f"planned are {two_digits(planned)}, {planned / rate.goal_hours:.1f} times as many, "
+                f"the limit is {two_digits(limit)}."
             )
 
 
 def _cells(cost: Cost, rates: Mapping[str, Rate]) -> list[str]:
     cells = [f"{cost.runs:,}", f"{cost.epochs:,}", f"{cost.steps:,}", f"{cost.flops:.2g}"]
     for device, rate in rates.items():
-        cells += [_two_digits(cost.hours(device)), _two_digits(cost.hours(device) * rate.usd_per_hour)]
+        cells += [two_digits(cost.hours(device)), two_digits(cost.hours(device) * rate.usd_per_hour)]
     return cells
 
 
 def _limits(cost: Cost, rates: Mapping[str, Rate]) -> list[str]:
-    return [_two_digits(cost.limit_hours(device)) for device in rates]
-
-
-def _two_digits(value: float) -> str:
-    """Format an estimate: at least two digits, and no meaningless decimals."""
-    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+    return [two_digits(cost.limit_hours(device)) for device in rates]
 
 
 def _in_store(name: str, params: Params) -> list[str]:
