@@ -248,5 +248,5 @@ def agreement(answers: Sequence[str], provenances: Sequence[str]) -> str:
         return "–"
     (likeliest, count), *others = Counter(said).most_common()
     if not others:
-        return f"all {count} say {likeliest}"
+        return f"both say {likeliest}" if count == 2 else f"all {count} say {likeliest}"
     return f"{count} of {len(said)} say {likeliest}" if count > others[0][1] else "they differ"

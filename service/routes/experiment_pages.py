@@ -61,7 +61,7 @@ def show_experiment(
     looked_at = quantity if quantity in quantities else next(iter(quantities), "")
     observed = list_observed(session, comparison, quantities=[looked_at], arms=shown) if looked_at else []
     titles = {item.name: item.title for item in experiment.arms}
-    pairs = {item.name: item.against for item in experiment.arms if item.against}
+    pairs = {item.name: item.against for item in experiment.arms if item.role == "proposed" and item.against}
     spent = {key: {getattr(item.cost, key) for item in comparison.arms} - {None} for key in COSTS}
     costs = sorted((key for key in COSTS if spent[key]), key=lambda key: len(spent[key]) < 2)  # equal costs last
     against = cost if cost in costs else next(iter(costs), None)

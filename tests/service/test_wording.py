@@ -36,7 +36,7 @@ def judge(name: str, status: str, basis: str = "finding", ours: float | None = N
         (["7", "7", "7"], ["full"] * 3, "all 3 say 7"),
         (["7", "1", "7"], ["full"] * 3, "2 of 3 say 7"),
         (["7", "1"], ["full"] * 2, "they differ"),
-        (["7", "7", "1"], ["full", "full", "embedded"], "all 2 say 7"),
+        (["7", "7", "1"], ["full", "full", "embedded"], "both say 7"),
         (["7", "7"], ["full", "embedded"], "–"),
     ],
 )
