@@ -17,12 +17,12 @@ WORKDIR /app
 
 # The wheels bring all they need, CUDA included: no compiler and no system package in any stage.
 FROM base AS cpu-packages
-COPY requirements.in requirements.lock ./
+COPY requirements requirements
 COPY .ci/setup .ci/setup
 RUN .ci/setup serving cpu
 
 FROM base AS cuda-packages
-COPY requirements.in requirements.lock ./
+COPY requirements requirements
 COPY .ci/setup .ci/setup
 RUN .ci/setup serving locked
 

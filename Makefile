@@ -1,4 +1,4 @@
-# The frame around the code: sets up .venv from requirements.lock, then calls what stands in it.
+# The frame around the code: sets up .venv from requirements/*.lock, then calls what stands in it.
 
 # cpu: a small install without CUDA.  Unset: what .venv was made for, else the wheels as locked.
 TORCH_BACKEND ?= $(or $(patsubst .venv/ready-%,%,$(firstword $(wildcard .venv/ready-*))),locked)
@@ -47,7 +47,7 @@ ifneq ($(shell test -x $(BIN)/python && $(BIN)/python -I -c 'import os, stages; 
 .PHONY: $(READY)
 endif
 
-$(READY): requirements.lock requirements.in pyproject.toml .ci/setup
+$(READY): $(wildcard requirements/*) pyproject.toml .ci/setup
 	@.ci/setup install $(TORCH_BACKEND)
 	@rm -f .venv/ready-* && touch $@
 
@@ -110,9 +110,8 @@ mirror: $(READY)  ## DEST=folder: write what was fetched as a mirror for CLAIMCH
 	@test -n "$(DEST)" || { echo "make mirror DEST=<folder>" >&2; exit 2; }
 	$(BIN)/python -m stages.datasets.mirror "$(DEST)"
 
-lock: $(READY)  ## resolve requirements.in into requirements.lock
-	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
-		--quiet --output-file requirements.lock requirements.in
+lock: $(READY)  ## resolve requirements/*.in into requirements/*.lock
+	.ci/lock
 
 clean:  ## remove what the tools leave behind
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage *.egg-info build
