@@ -28,12 +28,15 @@ ifneq ($(DEVICE),)
 export CLAIMCHECK_DEVICE := $(DEVICE)
 endif
 
+# It warns that a lock doesn't say which package the project itself names.
+CYCLONEDX := PYTHONWARNINGS=ignore $(BIN)/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible
+
 # Tests of what runs on a CPU only.
 FAST_PATHS := tests/ops/fast
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup repro test capabilities lint check format serve bench soak report mirror lock clean clean-data
+.PHONY: help setup repro test capabilities lint check format serve bench soak report mirror lock sbom audit clean clean-data
 
 help:  ## this list
 	@awk -F ':.*##' '/^[a-z-]+:.*##/ {printf "  make %-12s%s\n", $$1, $$2}' Makefile
@@ -113,8 +116,16 @@ mirror: $(READY)  ## DEST=folder: write what was fetched as a mirror for CLAIMCH
 lock: $(READY)  ## resolve requirements/*.in into requirements/*.lock
 	.ci/lock
 
+sbom: $(READY)  ## sbom/: what the locks pin for the image (serve) and for .venv (all), as CycloneDX
+	@mkdir -p sbom
+	.ci/setup lines locked serving | $(CYCLONEDX) --output-file sbom/serve.cdx.json -
+	.ci/setup lines locked | $(CYCLONEDX) --output-file sbom/all.cdx.json -
+
+audit: $(READY)  ## known vulnerabilities of what the locks pin, asked of OSV; where that can't be, it says so and fails
+	@.ci/audit
+
 clean:  ## remove what the tools leave behind
-	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage *.egg-info build
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage *.egg-info build sbom
 	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
 
 clean-data:  ## remove what `make repro` makes, trained runs included (not downloads, not evidence)
