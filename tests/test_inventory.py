@@ -1,4 +1,4 @@
-"""What the locks pin, for those who answer for it: `make sbom` names it, `make audit` asks for known vulnerabilities."""
+"""What the locks pin, for those who answer for it: named by `make sbom`, its known vulnerabilities by `make audit`."""
 
 from __future__ import annotations
 
