@@ -7,18 +7,18 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from service import queries
-from service.charts import COSTS, cost_chart
-from service.claim_queries import name_claims
-from service.comparing import Compare, Question, first_of_each_dataset, metrics_of
-from service.curve_charts import band_chart
-from service.curves import Curve, known_curves, list_curves, name_curve
-from service.dependencies import ResultsSession, app_state_of
-from service.errors import declared
-from service.leaderboard import TITLES, Column, has, rank
-from service.observed import known_quantities, list_observed
-from service.observed_charts import blocks_chart
-from service.specs import lay_side_by_side
+from service.database import queries
+from service.database.comparing import Question, first_of_each_dataset, metrics_of
+from service.database.curves import Curve, known_curves, list_curves, name_curve
+from service.database.leaderboard import COSTS, TITLES, Column, has, rank
+from service.database.observed import known_quantities, list_observed
+from service.database.specs import lay_side_by_side
+from service.dependencies import Compare, ResultsSession, app_state_of
+from service.http.errors import declared
+from service.pages.charts import cost_chart
+from service.pages.curve_charts import band_chart
+from service.pages.names import name_claims
+from service.pages.observed_charts import blocks_chart
 from stages.results import METRICS, SHOWN_METRICS, Arm, ClaimFilter, Experiment, UnknownArm, list_judged
 
 router = APIRouter(include_in_schema=False)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.formats import points
+from service.pages.formats import points
 from service.settings import Settings
 from stages.recording import record
 from tests.service.conftest import serving

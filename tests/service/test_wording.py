@@ -6,7 +6,7 @@ import csv
 import re
 from typing import Any
 
-from service.wording import (
+from service.pages.wording import (
     _WORDS,
     as_run,
     conclude,
