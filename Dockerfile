@@ -9,7 +9,9 @@
 #
 # docs/service.md has the settings; behind another name than localhost, CLAIMCHECK_ALLOWED_HOSTS is one to set.
 
-FROM python:3.12.12-slim-bookworm AS base
+# For builds that repeat to the byte, name the tag's digest: --build-arg PYTHON_IMAGE=python@sha256:…
+ARG PYTHON_IMAGE=python:3.12.12-slim-bookworm
+FROM ${PYTHON_IMAGE} AS base
 ENV PYTHONUNBUFFERED=1 \
     PIP_NO_CACHE_DIR=1 \
     UV_NO_CACHE=1
@@ -17,12 +19,12 @@ WORKDIR /app
 
 # The wheels bring all they need, CUDA included: no compiler and no system package in any stage.
 FROM base AS cpu-packages
-COPY requirements.in requirements.lock ./
+COPY requirements requirements
 COPY .ci/setup .ci/setup
 RUN .ci/setup serving cpu
 
 FROM base AS cuda-packages
-COPY requirements.in requirements.lock ./
+COPY requirements requirements
 COPY .ci/setup .ci/setup
 RUN .ci/setup serving locked
 

@@ -1,4 +1,4 @@
-# The frame around the code: sets up .venv from requirements.lock, then calls what stands in it.
+# The frame around the code: sets up .venv from requirements/*.lock, then calls what stands in it.
 
 # cpu: a small install without CUDA.  Unset: what .venv was made for, else the wheels as locked.
 TORCH_BACKEND ?= $(or $(patsubst .venv/ready-%,%,$(firstword $(wildcard .venv/ready-*))),locked)
@@ -28,12 +28,15 @@ ifneq ($(DEVICE),)
 export CLAIMCHECK_DEVICE := $(DEVICE)
 endif
 
+# It warns that a lock doesn't say which package the project itself names.
+CYCLONEDX := PYTHONWARNINGS=ignore $(BIN)/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible
+
 # Tests of what runs on a CPU only.
 FAST_PATHS := tests/ops/fast
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup repro test capabilities lint check format serve bench soak report mirror lock clean clean-data
+.PHONY: help setup repro test capabilities lint check format serve bench soak report mirror lock sbom audit clean clean-data
 
 help:  ## this list
 	@awk -F ':.*##' '/^[a-z-]+:.*##/ {printf "  make %-12s%s\n", $$1, $$2}' Makefile
@@ -47,7 +50,7 @@ ifneq ($(shell test -x $(BIN)/python && $(BIN)/python -I -c 'import os, stages; 
 .PHONY: $(READY)
 endif
 
-$(READY): requirements.lock requirements.in pyproject.toml .ci/setup
+$(READY): $(wildcard requirements/*) pyproject.toml .ci/setup
 	@.ci/setup install $(TORCH_BACKEND)
 	@rm -f .venv/ready-* && touch $@
 
@@ -110,12 +113,19 @@ mirror: $(READY)  ## DEST=folder: write what was fetched as a mirror for CLAIMCH
 	@test -n "$(DEST)" || { echo "make mirror DEST=<folder>" >&2; exit 2; }
 	$(BIN)/python -m stages.datasets.mirror "$(DEST)"
 
-lock: $(READY)  ## resolve requirements.in into requirements.lock
-	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
-		--quiet --output-file requirements.lock requirements.in
+lock: $(READY)  ## resolve requirements/*.in into requirements/*.lock
+	.ci/lock
+
+sbom: $(READY)  ## sbom/: what the locks pin for the image (serve) and for .venv (all), as CycloneDX
+	@mkdir -p sbom
+	.ci/setup lines locked serving | $(CYCLONEDX) --output-file sbom/serve.cdx.json -
+	.ci/setup lines locked | $(CYCLONEDX) --output-file sbom/all.cdx.json -
+
+audit: $(READY)  ## known vulnerabilities of what the locks pin, asked of OSV; where that can't be, it says so and fails
+	@.ci/audit
 
 clean:  ## remove what the tools leave behind
-	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage *.egg-info build
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage *.egg-info build sbom
 	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
 
 clean-data:  ## remove what `make repro` makes, trained runs included (not downloads, not evidence)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+GROUPS = ("serve", "pipeline", "dev")
 
 
 def setup(
@@ -30,11 +31,26 @@ def package_names(lines: str) -> set[str]:
     return set(re.findall(r"^([A-Za-z0-9._-]+)==", lines, re.MULTILINE))
 
 
-def locked() -> str:
-    return (ROOT / "requirements.lock").read_text()
+def locked(*groups: str) -> str:
+    return "".join((ROOT / "requirements" / f"{group}.lock").read_text() for group in groups or GROUPS)
 
 
-def test_the_default_installs_the_lock_to_the_byte() -> None:
+def test_no_package_is_in_two_locks() -> None:
+    """So none is pinned to two versions, and a group is installed with those before it."""
+    packages = [package_names(locked(group)) for group in GROUPS]
+    assert all(packages)
+    assert sum(len(names) for names in packages) == len(set[str]().union(*packages))
+
+
+def test_what_a_group_names_is_in_its_lock_or_in_one_before() -> None:
+    for place, group in enumerate(GROUPS):
+        lines = (ROOT / "requirements" / f"{group}.in").read_text().splitlines()
+        named = {match[0].lower() for line in lines if (match := re.match(r"[A-Za-z0-9._-]+", line)) and line[0] != "-"}
+        assert named and named <= package_names(locked(*GROUPS[: place + 1]))
+        assert (f"-r {GROUPS[place - 1]}.in" in lines) == (place > 0)
+
+
+def test_the_default_installs_the_locks_to_the_byte() -> None:
     assert setup("lines", "locked").stdout == locked()
 
 
@@ -54,10 +70,11 @@ def test_what_is_left_of_the_lock_keeps_its_hashes() -> None:
         assert text in locked()
 
 
-def test_serving_leaves_out_the_tools_of_tests_and_checks() -> None:
-    left_out = package_names(locked()) - package_names(setup("lines", "locked", "serving").stdout)
-    assert {"pytest", "mypy", "ruff", "playwright"} <= left_out
-    assert not {"torch", "fastapi", "dvc", "pillow", "uv"} & left_out
+def test_the_service_is_given_no_package_of_training_or_of_tests() -> None:
+    installed = package_names(setup("lines", "locked", "serving").stdout)
+    assert {"torch", "fastapi", "sqlalchemy", "pillow"} <= installed
+    others = {"dvc", "celery", "asyncssh", "diskcache", "gevent", "pandas", "pytest", "mypy", "ruff", "playwright"}
+    assert others <= package_names(locked()) - installed
 
 
 def test_an_unknown_backend_is_refused_with_the_choices() -> None:
@@ -70,8 +87,7 @@ def copy(tmp_path: Path) -> Path:
     """The script in a separate folder, so that a mistaken success can't touch this clone's environment."""
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci/setup", tmp_path / ".ci/setup")
-    for name in ("requirements.in", "requirements.lock"):
-        shutil.copy(ROOT / name, tmp_path / name)
+    shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
     return tmp_path
 
 
@@ -126,8 +142,9 @@ class Clone:
         (root / "stages" / "__init__.py").touch()
         (root / "params").mkdir()
         (root / ".ci").mkdir()
-        for name in (".ci/setup", "Makefile", "requirements.in", "requirements.lock", "pyproject.toml"):
+        for name in (".ci/setup", "Makefile", "pyproject.toml"):
             shutil.copy(ROOT / name, root / name)
+        shutil.copytree(ROOT / "requirements", root / "requirements", copy_function=shutil.copy)
 
     def install(self, clone: Path) -> None:
         """As `make setup` leaves it, importing from `clone`."""

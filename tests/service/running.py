@@ -29,10 +29,12 @@ class Running:
 
 
 @contextmanager
-def running(root: Path, folder: Path, *, code: Path | None = None, **environment: str) -> Iterator[Running]:
+def running(
+    root: Path, folder: Path, *, code: Path | None = None, python: str = sys.executable, **environment: str
+) -> Iterator[Running]:
     """`python -m service` on `root`, ready; ended with the block.
 
-    `environment` names settings; `code` is a copy of this repository to use in its place.
+    `environment` names settings; `code` is a copy of this repository to use in its place, `python` an interpreter.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -41,7 +43,7 @@ def running(root: Path, folder: Path, *, code: Path | None = None, **environment
     settings = {"CLAIMCHECK_ROOT": str(root), "CLAIMCHECK_DRAIN_SECONDS": "0", **environment}
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "service", "--port", str(port)],
+            [python, "-m", "service", "--port", str(port)],
             env={**os.environ, **settings},
             cwd=code,
             stdout=subprocess.DEVNULL,

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from urllib.request import urlopen
 
+import httpx
 import pytest
 import yaml
+from PIL import Image
 
 from tests.project import REPOSITORY
 from tests.service.running import running
@@ -23,7 +27,7 @@ EXACT = re.compile(r"[a-z]+:\d+\.\d+(\.\d+)?-[a-z-]*[a-z]+")
 
 def stages() -> dict[str, list[str]]:
     """The lines of each stage, preceded by those of the stage that it builds on."""
-    found: dict[str, list[str]] = {}
+    found: dict[str, list[str]] = {"": []}  # what precedes them all
     name = ""
     for line in DOCKERFILE.splitlines():
         if begun := re.fullmatch(r"FROM (\S+) AS (\S+)", line):
@@ -43,10 +47,12 @@ def built_from() -> list[Path]:
 
 
 def test_images_are_named_exactly() -> None:
-    images = set(re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)) - set(stages())
-    images.add(COMPOSE["services"]["database"]["image"])
-    assert len(images) == 2
-    assert [image for image in images if not EXACT.fullmatch(image)] == []
+    """By tag, unless who builds names another, as by its digest."""
+    assert set(re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)) - set(stages()) == {"${PYTHON_IMAGE}"}
+    python = re.search(r"^ARG PYTHON_IMAGE=(\S+)$", DOCKERFILE, re.MULTILINE)
+    database = re.fullmatch(r"\$\{POSTGRES_IMAGE:-(\S+)\}", COMPOSE["services"]["database"]["image"])
+    assert python and EXACT.fullmatch(python[1]) and database and EXACT.fullmatch(database[1])
+    assert COMPOSE["services"]["service"]["build"]["args"] == ["PYTHON_IMAGE"]
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda"])
@@ -67,28 +73,67 @@ def test_compose_gives_the_service_no_more_than_it_needs() -> None:
     assert "ports" not in COMPOSE["services"]["database"]
 
 
+@pytest.fixture
+def python(tmp_path: Path) -> Iterator[str]:
+    """The interpreter of an environment with the packages of serve alone, torch of this environment's kind."""
+    packages = tmp_path / "packages"
+    backend = Path(sys.prefix, "torch-backend").read_text().strip()
+    environment = {**os.environ, "VENV": str(packages), "PYTHON": sys.executable}
+    subprocess.run([REPOSITORY / ".ci/setup", "serving", backend], env=environment, check=True)
+    yield str(packages / "bin/python")
+    shutil.rmtree(packages)  # gigabytes, unless they are links into uv's cache
+
+
+def package_names(python: str) -> set[str]:
+    """What is installed where this interpreter looks."""
+    code = "from importlib.metadata import distributions as d; print(*{one.name.lower() for one in d()})"
+    return set(subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=True).stdout.split())
+
+
 @pytest.mark.slow
-def test_what_is_copied_records_and_serves(tmp_path: Path) -> None:
-    """The `cpu` target from its COPY lines to its health check, with this environment for its packages."""
+@pytest.mark.network  # pip asks for uv, whatever is in caches
+@pytest.mark.timeout(900)
+def test_what_is_copied_records_and_serves_with_the_packages_of_serve_alone(tmp_path: Path, python: str) -> None:
+    """The `cpu` target from its COPY lines to its health check."""
+    assert package_names(python) < package_names(sys.executable)
+    assert not {"dvc", "celery", "asyncssh", "gevent", "diskcache", "uv"} & package_names(python)
+
     lines = stages()["cpu"]
     sources = [
         word for line in lines if line.startswith("COPY ") and "--from" not in line for word in line.split()[1:-1]
     ]
     folders = [REPOSITORY / source for source in sources if not source.startswith("--")]
+    app = tmp_path / "app"
     for path in built_from():
         if any(path == folder or folder in path.parents for folder in folders):
-            to = tmp_path / path.relative_to(REPOSITORY)
+            to = app / path.relative_to(REPOSITORY)
             to.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, to)
     for command in next(line for line in lines if "stages.record" in line).removeprefix("RUN ").split(" && "):
-        done = subprocess.run(
-            [sys.executable, *command.split()[1:]], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
+        done = subprocess.run([python, *command.split()[1:]], cwd=app, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
     check = next(line for line in lines if line.startswith("HEALTHCHECK")).partition("CMD ")[2]
-    (tmp_path / "service/static/style.css").write_text("/* the copy */")
-    with running(tmp_path, tmp_path, code=tmp_path) as service:
+    (app / "service/static/style.css").write_text("/* the copy */")
+    image = io.BytesIO()
+    Image.new("L", (28, 28)).save(image, "png")
+    with running(app, tmp_path, code=app, python=python) as service:
         words = json.loads(check.replace("8000", str(service.port)))
-        assert subprocess.run([sys.executable, *words[1:]], check=False, timeout=60).returncode == 0
-        with urlopen(f"{service.address}/static/style.css", timeout=60) as style:
-            assert style.read() == b"/* the copy */", "the copied code answers, not this clone's"
+        assert subprocess.run([python, *words[1:]], check=False, timeout=60).returncode == 0
+        with httpx.Client(base_url=service.address, timeout=60) as client:
+            style = client.get("/static/style.css").text
+            assert style == "/* the copy */", "the copied code answers, not this clone's"
+            for path in (
+                "/",
+                "/docs",
+                "/claims",
+                "/compare?dataset=cifar100&format=csv",
+                "/static/vega.js",
+                "/api/v1/export.zip",
+            ):
+                assert client.get(path).status_code == 200, path
+            assert client.get("/compare?dataset=cifar100").json()["comparisons"]
+            checkpoints = [one["id"] for one in client.get("/api/v1/checkpoints").json()]
+            assert len(checkpoints) == len(list((app / "data/models").glob("*.safetensors")))
+            for checkpoint in checkpoints:
+                answer = client.post(f"/predict?checkpoint={checkpoint}", files={"file": image.getvalue()})
+                assert answer.status_code == 200, answer.text
