@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stages.checkpoint.contract import CheckpointError
 from stages.claims import ClaimsError
-from stages.commands import claims, completion, disk, evidence, trainings
+from stages.commands import claims, completion, disk, evidence, repro, trainings
 from stages.commands.command import USAGE, Command, Parser, UsageError
 from stages.commands.completion import names
 from stages.commands.terminal import print_answer
@@ -92,6 +92,14 @@ def add_shell(parser: argparse.ArgumentParser) -> None:
 
 
 COMMANDS = {
+    "repro": Command(
+        does="Run the pipeline, or what the named experiments need of it, and tell how far it is.",
+        example="claimcheck repro ninformer-mnist",
+        add_to=add_experiments,
+        run=repro.repro,
+        codes={1: "a stage failed, whose output is shown; dvc's own code where it is another"},
+        has_json=False,
+    ),
     "plan": Command(
         does="Say what the trainings will cost, on each device and under each profile, and which are done.",
         example="claimcheck plan ninformer-mnist",
