@@ -17,7 +17,7 @@ from stages.datasets.packed import PackedDataError
 from stages.datasets.verified import DatasetError
 from stages.faults import FAULTS, describe_fault
 from stages.params.experiment import ParamsError
-from stages.params.schema import hint
+from stages.params.nearest import nearest
 from stages.proving.show import STEPS
 from stages.proving.sides import EquivalenceError
 from stages.results import ResultsUnavailable, UnknownName
@@ -239,7 +239,7 @@ def main(arguments: list[str] | None = None) -> int:
     except FAULTS as error:
         mistake = describe_fault(error)
     except UnknownName as error:
-        mistake = f"no {error.kind} {error.name!r}{hint(error.name, list(error.known))}"
+        mistake = f"no {error.kind} {error.name!r}{nearest(error.name, error.known)}"
     except MISTAKES as error:
         mistake = str(error)
     print(f"claimcheck {options.command}: {mistake}", file=sys.stderr)

@@ -17,7 +17,7 @@ from stages.claims.history import PATH, append, committed_claims, pending
 from stages.commands.command import Answer
 from stages.commands.terminal import Column, Rows
 from stages.params.experiment import load_params, merge, read_files
-from stages.params.schema import hint
+from stages.params.nearest import nearest
 from stages.runs.evidence import evidence_files
 
 _DATABASE = str(Path("data/results.db"))
@@ -46,7 +46,7 @@ def show(options: argparse.Namespace) -> Answer:
             document.append(_claim(name))
             shown.extend(_show_claim(document[-1]))
         else:
-            raise ClaimsError(f"no experiment or claim {name!r}{hint(name, [*experiments, *sorted(claims)])}")
+            raise ClaimsError(f"no experiment or claim {name!r}{nearest(name, [*experiments, *sorted(claims)])}")
     return Answer(document=document, shown=shown)
 
 
@@ -102,7 +102,7 @@ def status(options: argparse.Namespace) -> Answer:
         counts = {row.paper: row for row in tally(session)}
     for name in options.papers:
         if name not in counts:
-            raise ClaimsError(f"no paper {name!r}{hint(name, list(counts))}")
+            raise ClaimsError(f"no paper {name!r}{nearest(name, counts)}")
     rows = [counts[name] for name in options.papers or counts]
     parts = [
         [row.paper, ground, *(str(number) for number in (part.in_favour, part.against, part.open, part.waiting))]

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from rich.console import RenderableType
 
-from stages.params.schema import hint
+from stages.params.nearest import nearest
 
 USAGE = 2
 """Exit code of a mistyped command line."""
@@ -61,11 +61,11 @@ class Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
-            self.error(f"no {action.metavar or action.dest} {value!r}{hint(str(value), list(action.choices))}")
+            self.error(f"no {action.metavar or action.dest} {value!r}{nearest(str(value), action.choices)}")
 
     def refuse_rest(self, rest: Sequence[str]) -> NoReturn:
         """Say what is wrong with the first word that no argument takes."""
         first = rest[0]
         if not first.startswith("-"):
             self.error(f"{first!r} is one argument too many")
-        self.error(f"no option {first!r}{hint(first, sorted(self._option_string_actions))}")
+        self.error(f"no option {first!r}{nearest(first, sorted(self._option_string_actions))}")

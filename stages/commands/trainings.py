@@ -18,7 +18,7 @@ from stages.datasets.packed import PackedDataError, read_info
 from stages.evaluation.flops import FlopCounts
 from stages.params.budget import describe_cut
 from stages.params.experiment import Params, ParamsError, Rate, load_params
-from stages.params.schema import hint
+from stages.params.nearest import nearest
 from stages.runs.equivalence import read_equivalences
 from stages.runs.store import RunStore, home, write_atomically
 from stages.scheduling.planning import Cost, add_up, plan_costs
@@ -156,7 +156,7 @@ def set_profile(options: argparse.Namespace) -> Answer:
     """Rewrite the `profile:` line of params.yaml and nothing else."""
     name, params = options.name, load_params()
     if name not in params.profiles:
-        raise ParamsError(f"no profile {name!r}{hint(name, list(params.profiles))}")
+        raise ParamsError(f"no profile {name!r}{nearest(name, params.profiles)}")
     path = Path("params.yaml")
     text, count = re.subn(r"(?m)^profile:.*$", f"profile: {name}", path.read_text())
     assert count == 1, "load_params has read the line"

@@ -12,8 +12,6 @@ from pydantic import TypeAdapter, ValidationError
 from stages.params.ranges import not_finite
 
 Schema = TypeVar("Schema")
-_MANY = 30
-"""Known words that a message names."""
 _UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
 
 
@@ -96,13 +94,11 @@ def _known_keys(schema: TypeAdapter[Any], location: tuple[int | str, ...]) -> li
 
 
 def hint(name: str, known: list[str]) -> str:
-    """The end of a message about `name`: the closest known word or, where none is close, those that are known."""
+    """The end of a message about `name`: the closest known word and all of them."""
     if not known:
         return ""
-    if close := get_close_matches(name, known, n=1):
-        return f"; did you mean {close[0]}?"
-    more = f" and {len(known) - _MANY} more" if len(known) > _MANY else ""
-    return f"; known: {', '.join(known[:_MANY])}{more}"
+    close = get_close_matches(name, known, n=1)
+    return (f" (did you mean {close[0]}?)" if close else "") + f"; known: {', '.join(known)}"
 
 
 def check_choice(name: str, known: Any, path: Path, key_path: str) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 from stages.datasets.packed import PackedInfo, read_info
 from stages.params.budget import PlannedRun, describe_cut, plan_runs
 from stages.params.experiment import Experiment, Params, ParamsError
-from stages.params.schema import hint
+from stages.params.nearest import nearest
 from stages.run import RunSpec, changed_parts
 from stages.runs.equivalence import PATH as EQUIVALENCES
 from stages.runs.equivalence import Equivalences, is_of_cpu, read_equivalences
@@ -203,7 +203,7 @@ def _chosen(wanted: Sequence[Assignment], patterns: Sequence[str], experiment: s
 
 def find_experiment(params: Params, name: str) -> Experiment:
     if name not in params.experiments:
-        raise ParamsError(f"params.yaml: no experiment {name!r}{hint(name, list(params.experiments))}")
+        raise ParamsError(f"params.yaml: no experiment {name!r}{nearest(name, params.experiments)}")
     return params.experiments[name]
 
 
