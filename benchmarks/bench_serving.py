@@ -32,7 +32,7 @@ import torch
 from PIL import Image
 
 from benchmarks.timing import Line, milliseconds
-from service.workers import cores_here
+from service.inference.workers import cores_here
 from stages.checkpoint.predictor import Predictor, load_predictor
 from stages.images import decode_image
 from stages.recording import record

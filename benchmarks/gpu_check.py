@@ -2,10 +2,14 @@
 
     python -m benchmarks.gpu_check [--data data/processed/cifar100] [--out results.jsonl]
 
-Needs torch (2.11 at least), numpy and safetensors only.  Checks, for each arm of the NiNformer paper, that the loss
-curve on the GPU follows the CPU's over ten steps; then measures images/s in float32, bfloat16 and compiled, and peak
-memory.  Writes a JSON line a measurement and ends with status 1 if a check fails.  With `--data`, trains the ViT ten
-epochs on real data.
+Needs torch (2.11 at least), numpy and safetensors only.  First, within a minute, every network takes a step in every
+precision that is planned; then operators against float64, ten steps of each arm of the NiNformer paper against the
+CPU's, stacks, and last what is only measured: times of steps, images/s in float32, bfloat16 and compiled, peak memory.
+With `--data`, trains the ViT ten epochs on real data.
+
+Writes a JSON line a measurement.  What fails holds up nothing else: all failures are named at the end, and the status
+is 1.  On a CPU (`--device cpu`) all sizes are small: a rehearsal, whose times say nothing.  Only an error that spoils
+the GPU for the whole process, such as an access to wrong memory, makes everything after it fail, too: the first counts.
 """
 
 from __future__ import annotations
@@ -15,23 +19,45 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks import gpu_operators, gpu_training
+from benchmarks import gpu_operators, gpu_steps, gpu_training, planned
+from benchmarks.attempt import Lines, attempt, guarded
 from benchmarks.bench_loop import ARMS, build, protocol_for, random_images
 from stages.datasets.packed import read_images
 from stages.device import pick_device
-from stages.run import Protocol, Replicate
+from stages.run import AugmentationSpec, Protocol, Replicate
 from stages.training.environment import describe_environment, peak_memory_bytes, reset_peak_memory
 from stages.training.images import ImageClassification, LabelledImages
 from stages.training.loop import fit, measure, seeded_model
 
 TOLERANCE = 2e-2  # relative, on the mean loss of ten steps: dropout draws differ between devices
 REPLICATE = Replicate(seed=0)
+CPU = torch.device("cpu")
+Part = tuple[str, Callable[[], Lines]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How much is measured; `batch` and `texts` None: as printed, or as each part has them."""
+
+    step: int | None = None
+    batch: int = 128
+    texts: int = 16
+    tokens: int = 1024
+    repeats: int = 20
+    stacked: int = 64
+    rows: int = 50_000
+    steps: int = 100
+    epochs: int = 10
+
+
+REHEARSAL = Sizes(step=2, batch=2, texts=1, tokens=64, repeats=1, stacked=2, rows=3000, steps=1, epochs=1)
 
 
 def train_loss(name: str, data: LabelledImages, protocol: Protocol, device: torch.device) -> float:
@@ -41,28 +67,48 @@ def train_loss(name: str, data: LabelledImages, protocol: Protocol, device: torc
     return float(fit(model, ImageClassification(on_device, protocol), protocol, REPLICATE).history[0]["train_loss"])
 
 
-def images_per_second(name: str, device: torch.device, *, precision: str, compiled: bool, steps: int) -> dict[str, Any]:
+def follows_the_cpu(name: str, device: torch.device) -> dict[str, Any]:
+    """The mean loss of ten steps here and on the CPU, without crops and flips: each device draws its own."""
+    data = random_images(80, CPU)
+    protocol = dataclasses.replace(protocol_for(8, 10), augmentation=AugmentationSpec())
+    ours, cpu = (train_loss(name, data, protocol, place) for place in (device, CPU))
+    return {"ours": ours, "cpu": cpu, "ok": abs(ours - cpu) <= TOLERANCE * abs(cpu)}
+
+
+def losses(device: torch.device) -> Lines:
+    for name in ARMS:
+        yield attempt({"check": "loss follows the CPU's", "arm": name}, partial(follows_the_cpu, name, device))
+
+
+def images_per_second(name: str, device: torch.device, precision: str, compiled: bool, sizes: Sizes) -> dict[str, Any]:
     """Images per second in the second of two epochs, so that compiling and warming up are not counted."""
-    data = random_images(128 * steps, device)
-    protocol = dataclasses.replace(protocol_for(128, steps, precision=precision, compiled=compiled), epochs=2)
+    batch, steps = sizes.batch, sizes.steps
+    data = random_images(batch * steps, device)
+    protocol = dataclasses.replace(protocol_for(batch, steps, precision=precision, compiled=compiled), epochs=2)
     reset_peak_memory(device)
     model = seeded_model(lambda: build(name), REPLICATE).to(device)
     outcome = fit(model, ImageClassification(data, protocol), protocol, REPLICATE)
     return {
-        "measurement": "training images/s",
-        "arm": name,
-        "precision": precision,
-        "compile": compiled,
-        "value": 128 * steps / outcome.epoch_seconds[1],
+        "value": batch * steps / outcome.epoch_seconds[1],
         "warm_up_seconds": outcome.epoch_seconds[0],
         "peak_memory_bytes": peak_memory_bytes(device),
     }
 
 
-def real_epochs(folder: Path, device: torch.device) -> dict[str, Any]:
-    """Ten printed epochs of the ViT on real images: seconds, and the accuracy and loss reached."""
+def rates(device: torch.device, sizes: Sizes) -> Lines:
+    for name in ARMS:
+        for precision in ("float32", "bfloat16"):
+            for way in ("eager", "compiled"):
+                line = {"measurement": "training images/s", "arm": name, "precision": precision, "way": way}
+                yield attempt(
+                    line, partial(images_per_second, name, device, precision, compiled=way != "eager", sizes=sizes)
+                )
+
+
+def real_epochs(folder: Path, device: torch.device, epochs: int) -> dict[str, Any]:
+    """Printed epochs of the ViT on real images: seconds, and the accuracy and loss reached."""
     sets = [read_images(folder, "train"), read_images(folder, "test")]
-    protocol = dataclasses.replace(protocol_for(128, 1), epochs=10, steps_per_epoch=None)
+    protocol = dataclasses.replace(protocol_for(128, 1), epochs=epochs, steps_per_epoch=None)
     train_task, test_task = (
         ImageClassification(
             LabelledImages(torch.from_numpy(s.images).to(device), torch.from_numpy(s.labels).to(device)), protocol
@@ -74,50 +120,64 @@ def real_epochs(folder: Path, device: torch.device) -> dict[str, Any]:
     fit(model, train_task, protocol, REPLICATE)
     scores = measure(model, test_task)
     return {
-        "measurement": "ten epochs of CIFAR-100, ViT",
         "value": time.monotonic() - started,
         "test_loss": scores["loss"],
         "test_accuracy": scores["accuracy"],
     }
 
 
-def main() -> int:
+def real_data(folder: Path, device: torch.device, epochs: int) -> Lines:
+    yield attempt({"measurement": f"{epochs} epochs of CIFAR-100, ViT"}, partial(real_epochs, folder, device, epochs))
+
+
+def parts(device: torch.device, sizes: Sizes, steps: Sequence[planned.Planned], folder: Path | None) -> list[Part]:
+    """What is measured, what has to hold first."""
+    found: list[Part] = [
+        ("environment", lambda: iter([{"environment": describe_environment(device)}])),
+        ("planned steps", lambda: gpu_steps.every_step(device, steps, batch=sizes.step)),
+        ("operators", lambda: gpu_operators.correctness(device)),
+        ("losses", lambda: losses(device)),
+        ("stacks", lambda: gpu_training.stacks(device, count=sizes.stacked, repeats=sizes.repeats)),
+        ("trained stacks", lambda: gpu_training.trained_stacks(device, rows=sizes.rows)),
+        (
+            "speed of operators",
+            lambda: gpu_operators.speed(device, batch=sizes.batch, tokens=sizes.tokens, repeats=sizes.repeats),
+        ),
+        (
+            "training steps",
+            lambda: gpu_training.training_steps(device, batch=sizes.batch, texts=sizes.texts, repeats=sizes.repeats),
+        ),
+    ]
+    if folder is not None:
+        found.append(("real data", lambda: real_data(folder, device, sizes.epochs)))
+    return [*found, ("rates", lambda: rates(device, sizes))]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--data", type=Path)
+    parser.add_argument("--steps", type=Path, default=planned.PATH, help="what is planned (benchmarks.planned)")
+    parser.add_argument("--parts", nargs="+", default=[""], help="only parts whose name begins so")
     parser.add_argument("--out", type=Path, default=Path("gpu_check.jsonl"))
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     device = pick_device(options.device)
-    failed, count = False, 0
+    sizes = REHEARSAL if device.type == "cpu" else Sizes()
+    failures, count = [], 0
     with options.out.open("w") as file:
-        for line in lines(device, options.steps, options.data):
-            print(json.dumps(line), file=file, flush=True)
-            print(json.dumps(line), flush=True)
-            failed |= not line.get("ok", True)
-            count += 1
-    print(f"{options.out}: {count} lines, {'a check FAILED' if failed else 'all checks hold'}")
-    return int(failed)
-
-
-def lines(device: torch.device, steps: int, folder: Path | None) -> Iterator[dict[str, Any]]:
-    """Yield one by one, so that finished measurements survive if the rest is cut off."""
-    yield {"environment": describe_environment(device)}
-    yield from gpu_operators.correctness(device)
-    yield from gpu_operators.speed(device)
-    data = random_images(80, torch.device("cpu"))
-    for name in ARMS:
-        ours, reference = (train_loss(name, data, protocol_for(8, 10), d) for d in (device, torch.device("cpu")))
-        agrees = abs(ours - reference) <= TOLERANCE * abs(reference)
-        yield {"check": "loss follows the CPU's", "arm": name, "ours": ours, "cpu": reference, "ok": agrees}
-    yield from gpu_training.stacks(device)
-    yield from gpu_training.trained_stacks(device)
-    yield from gpu_training.training_steps(device)
-    if folder:
-        yield real_epochs(folder, device)
-    for name in ARMS:
-        for precision, compiled in (("float32", False), ("float32", True), ("bfloat16", False), ("bfloat16", True)):
-            yield images_per_second(name, device, precision=precision, compiled=compiled, steps=steps)
+        for name, part in parts(device, sizes, planned.read(options.steps), options.data):
+            if not name.startswith(tuple(options.parts)):
+                continue
+            for line in guarded(name, part):
+                count += 1
+                text = json.dumps(line)
+                print(text, file=file, flush=True)
+                print(text, flush=True)
+                if not line.get("ok", True):
+                    failures.append(text)
+    verdict = f"{len(failures)} FAILED:" if failures else "all checks hold"
+    print("\n".join([f"{options.out}: {count} lines, {verdict}", *failures]))
+    return int(bool(failures))
 
 
 if __name__ == "__main__":

@@ -7,14 +7,16 @@ Goals, forward and backward: DAC at batch 128 at most 4 times ReLU and convoluti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from benchmarks.attempt import Lines, attempt
 from benchmarks.timing import compare
 from stages.ops.dac import dac_conv2d, dac_conv2d_reference
 from stages.ops.yat_attention import yat_attention
@@ -39,7 +41,7 @@ def masked_yat_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return yat_attention(q, k, v, torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril())
 
 
-def correctness(device: torch.device) -> Iterator[dict[str, Any]]:
+def correctness(device: torch.device) -> Lines:
     """Largest error against float64 on the CPU, relative to the largest value, for the result and each gradient."""
     for dtype, allowed in ERRORS.items():
         cases: list[tuple[str, Sequence[tuple[int, ...]], Operator, Operator]] = [
@@ -60,12 +62,15 @@ def correctness(device: torch.device) -> Iterator[dict[str, Any]]:
             )
         )
         for name, shapes, fast, plain in cases:
-            tensors = leaves(shapes, device, dtype)
-            doubles = [tensor.detach().cpu().double().requires_grad_() for tensor in tensors]
-            pairs = zip(value_and_gradients(fast, tensors), value_and_gradients(plain, doubles), strict=True)
-            errors = [float((a.cpu().double() - b).abs().max() / b.abs().max()) for a, b in pairs]
-            found = {"check": f"{name}: the device equals float64", "dtype": str(dtype)}
-            yield found | {"errors": errors, "ok": max(errors) <= allowed}
+            line = {"check": f"{name}: the device equals float64", "dtype": str(dtype)}
+            yield attempt(line, partial(errors_of, fast, plain, leaves(shapes, device, dtype), allowed))
+
+
+def errors_of(fast: Operator, plain: Operator, tensors: list[Tensor], allowed: float) -> dict[str, Any]:
+    doubles = [tensor.detach().cpu().double().requires_grad_() for tensor in tensors]
+    pairs = zip(value_and_gradients(fast, tensors), value_and_gradients(plain, doubles), strict=True)
+    errors = [float((a.cpu().double() - b).abs().max() / b.abs().max()) for a, b in pairs]
+    return {"errors": errors, "ok": max(errors) <= allowed}
 
 
 @dataclass(frozen=True)
@@ -102,15 +107,18 @@ def races(batch: int = 128, tokens: int = 1024) -> list[Race]:
     return [dac(16, 32, 4.0), dac(64, 8, 8.0), attention]
 
 
-def speed(device: torch.device, *, batch: int = 128, tokens: int = 1024, repeats: int = 30) -> Iterator[dict[str, Any]]:
+def speed(device: torch.device, *, batch: int = 128, tokens: int = 1024, repeats: int = 30) -> Lines:
     for race in races(batch, tokens):
-        tensors = leaves(race.shapes, device, torch.bfloat16)
-        ours, plain = (step(operator, tensors) for operator in (race.ours, race.plain))
-        result = compare(ours, plain, repeats=repeats, device=device)
-        memory = added_bytes(ours, device) / max(1, added_bytes(plain, device))
-        times = {"ours_ms": 1000 * result.ours_seconds, "peer_ms": 1000 * result.peer_seconds}
-        ratios = {"value": 1 / result.ratio, "goal": race.goal, "memory": memory, "memory_goal": race.memory_goal}
-        yield {"measurement": f"{race.name}, bfloat16"} | times | ratios
+        yield attempt({"measurement": f"{race.name}, bfloat16"}, partial(run_race, race, device, repeats))
+
+
+def run_race(race: Race, device: torch.device, repeats: int) -> dict[str, Any]:
+    tensors = leaves(race.shapes, device, torch.bfloat16)
+    ours, plain = (step(operator, tensors) for operator in (race.ours, race.plain))
+    result = compare(ours, plain, repeats=repeats, device=device)
+    memory = added_bytes(ours, device) / max(1, added_bytes(plain, device))
+    times = {"ours_ms": 1000 * result.ours_seconds, "peer_ms": 1000 * result.peer_seconds}
+    return times | {"value": 1 / result.ratio, "goal": race.goal, "memory": memory, "memory_goal": race.memory_goal}
 
 
 def step(operator: Operator, tensors: list[Tensor]) -> Callable[[], None]:

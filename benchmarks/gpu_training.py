@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.attempt import Lines, attempt
 from benchmarks.bench_loop import build
 from stages.papers.dac.mlp import DACMLP, MLP
 from stages.papers.dac.mlp_stack import Stack
@@ -40,9 +41,7 @@ WAYS: dict[str, Callable[[nn.Module], Any]] = {
 Step = Callable[[], object]
 
 
-def training_steps(
-    device: torch.device, *, batch: int = 128, texts: int = 16, repeats: int = 20
-) -> Iterator[dict[str, Any]]:
+def training_steps(device: torch.device, *, batch: int = 128, texts: int = 16, repeats: int = 20) -> Lines:
     """Milliseconds per step of each network in each way."""
     image = {"image_size": 32, "in_channels": 3, "num_classes": 100, "depth": 20, "width": 16}
     text = {"vocabulary_size": 50257, "context": 1024, "width": 768, "depth": 12, "num_heads": 12, "dropout": 0.0}
@@ -75,19 +74,6 @@ def training_steps(
             yield line
 
 
-def attempt(line: dict[str, Any], measured: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """`line` with the measurement; a compiler that fails on this device is a finding, but eager PyTorch has to work.
-
-    Unless `line` already says how to judge a failure (`ok`).
-    """
-    try:
-        return line | measured()
-    except Exception as error:  # noqa: BLE001  (whatever a compiler may raise)
-        return {"ok": line["way"] != "eager"} | line | {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
-    finally:
-        torch.compiler.reset()
-
-
 def whole_step(model: nn.Module, way: str, inputs: Tensor, targets: Tensor, device: torch.device) -> Step:
     """One forward pass, loss, backward pass and update."""
     model = model.to(device)
@@ -105,7 +91,7 @@ def whole_step(model: nn.Module, way: str, inputs: Tensor, targets: Tensor, devi
     return step
 
 
-def stacks(device: torch.device, *, count: int = 64, repeats: int = 20) -> Iterator[dict[str, Any]]:
+def stacks(device: torch.device, *, count: int = 64, repeats: int = 20) -> Lines:
     """Steps of one network per second, for SGEMM's: one by itself, and `count` as a stack in each way."""
     features, targets = torch.randn(1024, 14, device=device), torch.randn(1024, device=device)
     for width in (25, 100):
@@ -125,7 +111,7 @@ def stacks(device: torch.device, *, count: int = 64, repeats: int = 20) -> Itera
             yield found
 
 
-def trained_stacks(device: torch.device, *, count: int = 5, rows: int = 50_000) -> Iterator[dict[str, Any]]:
+def trained_stacks(device: torch.device, *, count: int = 5, rows: int = 50_000) -> Lines:
     """Trained as in a run: `fit_stack` against the CPU's, whose losses it must follow, and against `fit` on the GPU."""
     protocol = Protocol(
         optimizer=OptimizerSpec(name="adam", lr=0.001, weight_decay=0.00002, decay="kernels"),

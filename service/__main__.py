@@ -18,12 +18,12 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from service import connections, logs
-from service.access import KeysError, new_key
-from service.connections import Patience
-from service.headers import MAX_REQUEST_HEADER_BYTES
-from service.processes import load_ahead
-from service.readiness import Readiness
+from service.http import connections, logs
+from service.http.access import KeysError, new_key
+from service.http.connections import Patience
+from service.http.headers import MAX_REQUEST_HEADER_BYTES
+from service.http.readiness import Readiness
+from service.inference.processes import load_ahead
 from service.settings import Settings
 from stages.device import device_for
 

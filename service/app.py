@@ -21,20 +21,17 @@ from starlette.concurrency import run_in_threadpool
 from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from service import formats, openapi, queries, wording
-from service.access import Gate, KeyFile
-from service.batching import Batcher
-from service.caching import NotModified, conditional, not_modified
-from service.choices import Choices
-from service.comparing import Comparisons
-from service.decoding import Decoder
-from service.dependencies import AppState
-from service.downloads import Exports
-from service.errors import install_error_handlers
-from service.headers import MAX_REQUEST_HEADER_BYTES
-from service.inference import Engine
-from service.metrics import Metrics
-from service.middleware import (
+from service import openapi
+from service.database import queries
+from service.database.comparing import Comparisons
+from service.dependencies import AppState, conditional
+from service.http.access import Gate, KeyFile
+from service.http.caching import NotModified, not_modified
+from service.http.downloads import Exports
+from service.http.errors import install_error_handlers
+from service.http.headers import MAX_REQUEST_HEADER_BYTES
+from service.http.metrics import Metrics
+from service.http.middleware import (
     AllowedHosts,
     BodyLimit,
     Faults,
@@ -44,8 +41,15 @@ from service.middleware import (
     Observed,
     OnlyProblems,
 )
-from service.models import Models
-from service.readiness import Readiness
+from service.http.readiness import Readiness
+from service.inference.batching import Batcher
+from service.inference.choices import Choices
+from service.inference.decoding import Decoder
+from service.inference.engine import Engine
+from service.inference.models import Models
+from service.inference.workers import Worker, cores_here
+from service.pages import formats, wording
+from service.pages.scripts import ChartScripts
 from service.routes import (
     catalogue,
     claim_pages,
@@ -59,10 +63,8 @@ from service.routes import (
     reference,
     runs,
 )
-from service.scripts import ChartScripts
 from service.settings import Settings
 from service.slots import Slots, Turns
-from service.workers import Worker, cores_here
 from stages.device import device_for
 from stages.results import ResultsUnavailable, open_results
 
@@ -116,7 +118,7 @@ def _is_probe(scope: Mapping[str, Any]) -> bool:
 
 def _app_state(settings: Settings) -> AppState:
     metrics, scripts = Metrics(), ChartScripts()
-    sessions = open_results(settings.database_place, connections=settings.readers + ASKERS)
+    sessions = open_results(settings.database_address, connections=settings.readers + ASKERS)
     reading, asking = (Turns(sessions, _slots(settings, "reading the results", n)) for n in (settings.readers, ASKERS))
     metrics.watch_turns({"reading": reading.slots, "asking": asking.slots})
     templates = Jinja2Templates(HERE / "templates")
@@ -127,7 +129,7 @@ def _app_state(settings: Settings) -> AppState:
         settings=settings,
         reading=reading,
         asking=asking,
-        choices=Choices(settings.database_place, asking),
+        choices=Choices(settings.database_address, asking),
         comparisons=Comparisons(),
         exports=Exports(
             reading,
@@ -178,7 +180,7 @@ def _engine(settings: Settings, metrics: Metrics) -> Engine:
 def _add_middleware(app: FastAPI, parts: AppState) -> None:
     """Add the middleware; the last one added is the outermost."""
     settings = parts.settings
-    keys = KeyFile(settings.keys_place) if settings.keys_place else None
+    keys = KeyFile(settings.keys_file) if settings.keys_file else None
     app.add_middleware(Faults)
     app.add_middleware(BodyLimit, limit=settings.max_body_bytes, seconds=settings.body_seconds)
     app.add_middleware(KeysAndRates, gate=Gate(keys, settings.requests_per_minute))

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from fastapi import Depends, Request
 from fastapi.templating import Jinja2Templates
 from sqlalchemy.orm import Session
 
-from service.choices import Choices
-from service.downloads import Exports
-from service.inference import Engine
-from service.metrics import Metrics
-from service.readiness import Readiness
-from service.scripts import ChartScripts
+from service.database import queries
+from service.database.comparing import Comparisons, Question
+from service.http.caching import tag_answer
+from service.http.downloads import Exports
+from service.http.metrics import Metrics
+from service.http.readiness import Readiness
+from service.inference.choices import Choices
+from service.inference.engine import Engine
+from service.pages.scripts import ChartScripts
 from service.settings import Settings
 from service.slots import Turns
-
-if TYPE_CHECKING:
-    from service.comparing import Comparisons
+from stages.results import ExperimentComparison
 
 
 @dataclass(frozen=True)
@@ -56,3 +57,22 @@ async def _session(request: Request) -> AsyncIterator[Session]:
 
 ResultsSession = Annotated[Session, Depends(_session, scope="function")]
 """Given back when the answer is made, before it is sent: a client that doesn't read it holds no connection."""
+
+
+def conditional(request: Request, session: ResultsSession) -> None:
+    """Tag the answer of this route, which depends only on the database, the address and Accept.
+
+    Raises:
+        NotModified: as `tag_answer`.
+    """
+    tag_answer(request, queries.content_digest(session))
+
+
+def _answering(request: Request, session: ResultsSession) -> Callable[[Question], list[ExperimentComparison]]:
+    """Answers from the content that the request's ETag is computed from (`conditional`)."""
+    comparisons = app_state_of(request).comparisons
+    content: str = request.scope["state"]["content"]
+    return lambda question: comparisons.get(session, content, question)
+
+
+Compare = Annotated[Callable[[Question], list[ExperimentComparison]], Depends(_answering)]

@@ -13,7 +13,7 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
-PLACE = Path(__file__).with_name("examples.json")
+FILE = Path(__file__).with_name("examples.json")
 MODEL = "ninformer-mnist.ninformer"
 SEVEN = "seven.png"
 GETS: Mapping[str, str] = {
@@ -66,14 +66,14 @@ class Ask:
 
 def load_examples() -> dict[str, dict[str, Any]]:
     """`{operation: {curl, answer}}` as committed."""
-    read: dict[str, dict[str, Any]] = json.loads(PLACE.read_text(encoding="utf-8"))
+    read: dict[str, dict[str, Any]] = json.loads(FILE.read_text(encoding="utf-8"))
     return read
 
 
 def collect(ask: Ask) -> dict[str, dict[str, Any]]:
     """Ask everything; the answers are cut to what shows their shape."""
     (run,) = ask.get(f"{GETS['listRuns']}&limit=1")
-    gets = {**GETS, **{name: place.format(run["run_key"][:10]) for name, place in OF_A_RUN.items()}}
+    gets = {**GETS, **{name: address.format(run["run_key"][:10]) for name, address in OF_A_RUN.items()}}
     found = {name: {"curl": f"curl '127.0.0.1:8000{at}'", "answer": cut(ask.get(at))} for name, at in gets.items()}
     at = f"/predict?checkpoint={MODEL}.0&top_k=2"
     found["predict"] = {

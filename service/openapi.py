@@ -8,8 +8,8 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from service.errors import ProblemOut, declared
 from service.examples import load_examples
+from service.http.errors import ProblemOut, declared
 
 
 def describe(app: FastAPI) -> dict[str, Any]:

@@ -79,9 +79,9 @@ class Settings(BaseSettings):
     drain_seconds: float = Field(default=2.0, ge=0, description="answers go on after SIGTERM, while readiness says no")
 
     @property
-    def keys_place(self) -> Path | None:
+    def keys_file(self) -> Path | None:
         return self.keys and self.root / self.keys
 
     @property
-    def database_place(self) -> str:
+    def database_address(self) -> str:
         return self.database if "://" in self.database else str(self.root / self.database)

@@ -56,6 +56,21 @@ SERVICE_MAY_IMPORT = {
     *("stages.params.experiment", "stages.results", "stages.checkpoint", "stages.images", "stages.device"),
     *("stages.datasets.packed", "stages.memory"),
 }
+# part of `service` -> the other parts that it may import
+SERVICE: dict[str, set[str]] = {
+    "settings": set(),
+    "slots": set(),
+    "examples": set(),
+    "database": set(),
+    "inference": {"slots", "database"},
+    "http": {"slots", "database", "inference"},
+    "pages": {"slots", "database"},
+    "dependencies": {"settings", "slots", "database", "inference", "http", "pages"},
+    "routes": {"settings", "database", "inference", "http", "pages", "dependencies"},
+    "openapi": {"examples", "http"},
+    "app": {"settings", "slots", "database", "inference", "http", "pages", "dependencies", "routes", "openapi"},
+    "__main__": {"settings", "examples", "inference", "http", "app"},
+}
 WITHOUT_TORCH = (
     *("run", "rules", "runs", "params", "verdicts", "claims", "results", "recording", "proving"),
     *("scheduling.engine", "scheduling.runner", "fetch", "preprocess"),
@@ -156,17 +171,23 @@ def test_module_imports_only_what_its_row_allows(path: Path) -> None:
     assert {part_of(name) for name in our_imports(path)} - {""} <= allowed
 
 
-def test_no_row_allows_what_nobody_imports() -> None:
-    used: dict[str, set[str]] = {part: set() for part in ALLOWED}
-    for path in python_files("stages"):
-        if (part := part_of(module_name(path))) in ALLOWED:
-            used[part] |= {part_of(name) for name in our_imports(path)} - {"", part}
-    assert used == ALLOWED
+@pytest.mark.parametrize(("package", "rows"), [("stages", ALLOWED), ("service", SERVICE)])
+def test_no_row_allows_what_nobody_imports(package: str, rows: dict[str, set[str]]) -> None:
+    used: dict[str, set[str]] = {part: set() for part in rows}
+    for path in python_files(package):
+        if (part := part_of(module_name(path))) in rows:
+            used[part] |= {part_of(name) for name in our_imports(path, package)} - {"", part}
+    assert used == rows
 
 
-def test_rooms_are_in_an_order() -> None:
+@pytest.mark.parametrize("rows", [ALLOWED, SERVICE], ids=["stages", "service"])
+def test_rooms_are_in_an_order(rows: dict[str, set[str]]) -> None:
     """Nobody imports, over others, who imports it."""
-    TopologicalSorter(ALLOWED).prepare()
+    TopologicalSorter(rows).prepare()
+
+
+def test_every_part_of_the_service_has_a_row() -> None:
+    assert {part_of(module_name(path)) for path in python_files("service")} - {""} == set(SERVICE)
 
 
 @pytest.mark.parametrize("path", python_files("service"), ids=module_name)

@@ -124,7 +124,7 @@ def test_a_mistyped_arm_or_checkpoint_too(published: str, tmp_path: Path) -> Non
 
 SHAPES = {
     "profile smoke": {"profile"},
-    "plan ninformer-mnist": {"profile", "experiments", "profiles", "devices", "goals"},
+    "plan ninformer-mnist": {"profile", "experiments", "profiles", "devices", "goals", "as_printed"},
     "show ninformer-mnist": {"experiment", "like", "params"},
     "show dac.sgemm.gain": {
         *("claim", "paper", "place", "statement", "value", "unit", "qualifier"),

@@ -1,4 +1,5 @@
-"""Everything in a training step is on the device of its data, tested without a GPU: PyTorch's fake CUDA tensors.
+"""Everything in a training step is on the device of its data, nothing is copied there, and CUDA has every operator,
+tested without a GPU: PyTorch's fake CUDA tensors.
 
 They have shapes, types and a device but no numbers, and refuse an operation on tensors of two devices.  Backward passes
 need a real device (`python -m benchmarks.gpu_check`): the loops run with numbers and gradients that are made up here.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -20,14 +22,17 @@ from stages.papers.dac.mlp import DACMLP, MLP
 from stages.params.budget import PlannedRun, plan_runs
 from stages.params.experiment import DatasetSource, load_params
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, SplitSpec
+from stages.training import loop
 from stages.training.images import ImageClassification, LabelledImages
 from stages.training.loop import Task, fit
+from stages.training.seeding import generator_for
 from stages.training.stacked import Stack, StackState, fit_stack, stack_class
 from stages.training.tables import Regression, TableRows
 from stages.training.tokens import NextToken, TokenWindows
+from tests.dispatched import Dispatched, lacking
 from tests.project import REPOSITORY
 
-GPU = torch.device("cuda:0")
+CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 PYTORCHS_OWN = ("sgd", "adam", "adamw")
 ROWS, BATCH = 16, 4
 
@@ -66,7 +71,7 @@ def task_on_gpu(source: DatasetSource, protocol: Protocol) -> Task:
     if source.kind == "table":
         return Regression(TableRows(torch.zeros(ROWS, *source.shape, device=GPU), torch.zeros(ROWS, device=GPU)))
     if source.kind == "text":
-        tokens = torch.zeros(ROWS * source.shape[0] + 1, dtype=torch.uint8, device=GPU)
+        tokens = torch.zeros(ROWS * source.shape[0] + 1, dtype=torch.uint16, device=GPU)
         return NextToken(TokenWindows(tokens, source.shape[0]), protocol)
     images = torch.zeros(ROWS, *source.shape, dtype=torch.uint8, device=GPU)
     labels = torch.zeros(ROWS, dtype=torch.int64, device=GPU)
@@ -74,7 +79,20 @@ def task_on_gpu(source: DatasetSource, protocol: Protocol) -> Task:
 
 
 @pytest.fixture
-def without_numbers(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
+def drawn_on(monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.device]:
+    """The device of the generator for each purpose, where a CPU's stands in for a GPU's."""
+    devices: dict[str, torch.device] = {}
+
+    def generator(replicate: Replicate, purpose: str, *rest: int, device: torch.device = CPU) -> torch.Generator:
+        devices[purpose] = device
+        return generator_for(replicate, purpose, *rest)
+
+    monkeypatch.setattr(loop, "generator_for", generator)
+    return devices
+
+
+@pytest.fixture
+def without_numbers(monkeypatch: pytest.MonkeyPatch, drawn_on: dict[str, torch.device]) -> list[nn.Module]:
     """Stand-ins for numbers and gradients; the last module in the list is the one that is trained."""
     trained: list[nn.Module] = []
 
@@ -91,6 +109,19 @@ def without_numbers(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
     return trained
 
 
+@pytest.fixture
+def in_steps(monkeypatch: pytest.MonkeyPatch) -> Dispatched:
+    """What is called inside training steps."""
+    noted, step = Dispatched(), loop._Training._step
+
+    def watched(*arguments: Any) -> Tensor:
+        with noted:
+            return step(*arguments)
+
+    monkeypatch.setattr(loop._Training, "_step", watched)
+    return noted
+
+
 def numbers(tensor: Tensor) -> list[float]:
     """Of several networks, the first two have diverged."""
     return [math.nan if place < 2 < len(tensor) else 0.0 for place in range(len(tensor))]
@@ -103,8 +134,12 @@ def numbers(tensor: Tensor) -> list[float]:
         for both in runs()
     ],
 )
-def test_a_step_has_all_its_tensors_on_the_device(
-    run: PlannedRun, source: DatasetSource, without_numbers: list[nn.Module]
+def test_a_step_has_all_its_tensors_on_the_device_and_copies_none_there(
+    run: PlannedRun,
+    source: DatasetSource,
+    without_numbers: list[nn.Module],
+    in_steps: Dispatched,
+    drawn_on: dict[str, torch.device],
 ) -> None:
     optimizer = run.protocol.optimizer
     if optimizer.name not in PYTORCHS_OWN:  # differentiates by itself
@@ -134,6 +169,21 @@ def test_a_step_has_all_its_tensors_on_the_device(
     (row,) = outcome.history
     assert "observed" in row
     assert {tensor.device for tensor in model.state_dict().values()} == {GPU}
+    assert (in_steps.copies, lacking(in_steps.calls)) == ([], [])
+    assert drawn_on == {"order": CPU, "augment": GPU}
+    assert {"aten::addmm", "aten::add_.Tensor"} & {call.operator.name() for call in in_steps.calls}
+
+
+def test_a_copy_to_the_device_and_an_operator_that_it_lacks_are_found(in_steps: Dispatched) -> None:
+    with FakeTensorMode():
+        ids = torch.zeros(8, dtype=torch.uint16, device=GPU)
+        with in_steps:
+            ids[torch.zeros(2, dtype=torch.int64, device=GPU)]
+            torch.ones(3).to(GPU)
+            torch.tensor([1.0], device=GPU)
+            torch.full((), 2.0, device=GPU) * torch.ones(2, device=GPU)
+    assert in_steps.copies == ["aten::_to_copy"] * 2
+    assert lacking(in_steps.calls) == ["aten::index.Tensor: CUDA's kernel takes no uint16"]
 
 
 @pytest.mark.parametrize("network", [MLP, DACMLP])

@@ -18,7 +18,7 @@ from stages.evaluation.flops import FlopCounts
 from stages.params.experiment import Params, load_params
 from stages.run import ModelSpec, Replicate, SplitSpec, training_counts
 from stages.runs.evidence import EvidenceLine, read_lines
-from stages.scheduling.planning import Cost, add_up, expected_epochs, plan_costs
+from stages.scheduling.planning import Cost, add_up, expected_epochs, plan_costs, what_counts
 from stages.scheduling.runner import assignments
 from stages.training.split import training_rows
 
@@ -122,6 +122,36 @@ def test_hours_are_those_of_the_flops_and_at_least_those_of_the_steps(params: Pa
         assert large.hours(device) == large.seconds[device] / 3600
         assert large.limit_hours(device) == pytest.approx(large.flops / rate.peak_flops_per_second["float32"] / 3600)
         assert large.limit_hours(device) < large.hours(device)
+
+
+def test_networks_of_a_stack_share_its_steps_where_a_rate_says_what_one_takes(params: Params) -> None:
+    """Five seeds of each of SGEMM's networks: a fifth of a GPU's steps; a processor's are counted alone."""
+    experiment, profile = params.experiments["dac-sgemm"], params.profiles["paper"]
+    assert len(experiment.seeds) == 5
+    (cost,) = plan_costs(params, profile, ["dac-sgemm"], one_flop).values()
+    assert cost.stacked == cost.runs
+    gpu = params.rates["cuda"]
+    assert gpu.stack_step_seconds is not None
+    assert cost.seconds["cuda"] == pytest.approx(cost.steps * gpu.stack_step_seconds / 5)
+    assert cost.alone_seconds["cuda"] == pytest.approx(cost.steps * gpu.step_seconds)
+    assert cost.starting_seconds == cost.seconds
+    assert (
+        cost.seconds["cpu"] == cost.alone_seconds["cpu"] == pytest.approx(cost.steps * params.rates["cpu"].step_seconds)
+    )
+    (other,) = plan_costs(params, profile, ["ninformer-mnist"], lambda model, shape, vocabulary: 10**10).values()
+    assert (other.stacked, other.starting_seconds["cuda"]) == (0, 0.0) and other.seconds == other.alone_seconds
+
+
+def test_plan_says_what_it_counts(params: Params) -> None:
+    (cost,) = plan_costs(params, params.profiles["paper"], ["dac-sgemm"], one_flop).values()
+    said = list(what_counts(cost, params.rates))
+    hours = f"{cost.hours('cuda'):.2g}"
+    assert said[0].startswith("As printed, of ") and said[1].endswith("are counted as if each trained alone")
+    assert said[4].startswith(f"As printed, of {hours} hours on cuda, {hours} start steps")
+    assert said[5] == (
+        f"  {cost.runs:,} trainings of stacks share the steps of their stack; if each trained alone, all would take "
+        f"{cost.alone_seconds['cuda'] / 3600:.0f} hours"
+    )
 
 
 def test_a_training_that_may_stop_early_is_expected_to(params: Params) -> None:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from service import claim_queries, queries
-from service.claim_schemas import (
+from service.database import claim_queries, queries
+from service.database.claim_schemas import (
     ClaimDetailOut,
     ClaimOut,
     FamilyOut,
@@ -18,15 +18,15 @@ from service.claim_schemas import (
     describe_claim,
     describe_record,
 )
-from service.comparing import Compare, Provenance, Question
-from service.curves import Curve, list_curves
-from service.dependencies import ResultsSession, app_state_of
-from service.errors import declared
-from service.observed import known_quantities, list_behind, list_observed
-from service.paging import Paging, list_responses
-from service.samples import PNG, Samples
-from service.schemas import CurvePointOut, DatasetOut, ExperimentOut, PaperOut, SampleOut
-from service.strict import StrictRoute
+from service.database.comparing import Provenance, Question
+from service.database.curves import Curve, list_curves
+from service.database.observed import known_quantities, list_behind, list_observed
+from service.database.samples import PNG, Samples
+from service.database.schemas import CurvePointOut, DatasetOut, ExperimentOut, PaperOut, SampleOut
+from service.dependencies import Compare, ResultsSession, app_state_of
+from service.http.errors import declared
+from service.http.paging import Paging, list_responses
+from service.http.strict import StrictRoute
 from stages.results import ClaimFilter, Status, find_judged, list_families
 
 router = APIRouter(prefix="/api/v1", route_class=StrictRoute)

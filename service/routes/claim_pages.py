@@ -6,19 +6,20 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from service import queries
-from service.citing import bibtex, claim_badge, json_ld, paper_badge
-from service.claim_charts import arms_charts, forest_chart, gain_chart, pairs_chart
-from service.claim_queries import list_deviations, name_claims, tally_of, titles_of
-from service.comparing import Compare, Question, first_of_each_dataset
-from service.dependencies import ResultsSession, app_state_of
-from service.errors import declared
-from service.legend import MEANINGS, SIDES, by_ground, sum_up
-from service.observed import list_behind
-from service.observed_charts import blocks_chart
-from service.printed import lay_out
-from service.shown import list_shown
-from service.wording import conclude, group_by_place, highlights, name_claim, side_of, summarise
+from service.database import queries
+from service.database.claim_queries import list_deviations, tally_of
+from service.database.comparing import Question, first_of_each_dataset
+from service.database.observed import list_behind
+from service.dependencies import Compare, ResultsSession, app_state_of
+from service.http.errors import declared
+from service.pages.citing import bibtex, claim_badge, json_ld, paper_badge
+from service.pages.claim_charts import arms_charts, forest_chart, gain_chart, pairs_chart
+from service.pages.legend import MEANINGS, SIDES, by_ground, sum_up
+from service.pages.names import name_claims, titles_of
+from service.pages.observed_charts import blocks_chart
+from service.pages.printed import lay_out
+from service.pages.shown import list_shown
+from service.pages.wording import conclude, group_by_place, highlights, name_claim, side_of, summarise
 from stages.results import (
     ClaimFilter,
     JudgedClaim,

@@ -6,12 +6,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from service.comparing import Compare, Question
-from service.errors import declared
+from service.database.comparing import Question
+from service.database.schemas import Out
+from service.dependencies import Compare
+from service.http.errors import declared
+from service.http.strict import StrictRoute
+from service.http.tabular import CSV_TOO, ListFormat, csv_response
 from service.routes.catalogue import DatasetFilter, PaperFilter, ProvenanceFilter
-from service.schemas import Out
-from service.strict import StrictRoute
-from service.tabular import CSV_TOO, ListFormat, csv_response
 from stages.results import ExperimentComparison, as_csv
 
 router = APIRouter(route_class=StrictRoute)

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
+from pydantic import BeforeValidator
 
-from service import queries
-from service.charts import COSTS, cost_chart
-from service.claim_queries import name_claims
-from service.comparing import Compare, Question, first_of_each_dataset, metrics_of
-from service.curve_charts import band_chart
-from service.curves import Curve, known_curves, list_curves, name_curve
-from service.dependencies import ResultsSession, app_state_of
-from service.errors import declared
-from service.leaderboard import TITLES, Column, has, rank
-from service.observed import known_quantities, list_observed
-from service.observed_charts import blocks_chart
-from service.specs import lay_side_by_side
+from service.database import queries
+from service.database.comparing import Question, first_of_each_dataset, metrics_of
+from service.database.curves import Curve, known_curves, list_curves, name_curve
+from service.database.leaderboard import COSTS, TITLES, Column, has, rank
+from service.database.observed import known_quantities, list_observed
+from service.database.specs import lay_side_by_side
+from service.dependencies import Compare, ResultsSession, app_state_of
+from service.http.errors import declared
+from service.pages.charts import cost_chart
+from service.pages.curve_charts import band_chart
+from service.pages.names import name_claims
+from service.pages.observed_charts import blocks_chart
 from stages.results import METRICS, SHOWN_METRICS, Arm, ClaimFilter, Experiment, UnknownArm, list_judged
 
 router = APIRouter(include_in_schema=False)
@@ -35,6 +36,7 @@ def show_experiment(
     profile: str | None = None,
     arm: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006
     curve: Curve | None = None,
+    smooth: Annotated[Literal[1, 5, 15], BeforeValidator(int)] = 1,
     metric: str | None = None,
     cost: str | None = None,
     quantity: str | None = None,
@@ -59,6 +61,7 @@ def show_experiment(
     looked_at = quantity if quantity in quantities else next(iter(quantities), "")
     observed = list_observed(session, comparison, quantities=[looked_at], arms=shown) if looked_at else []
     titles = {item.name: item.title for item in experiment.arms}
+    pairs = {item.name: item.against for item in experiment.arms if item.against}
     spent = {key: {getattr(item.cost, key) for item in comparison.arms} - {None} for key in COSTS}
     costs = sorted((key for key in COSTS if spent[key]), key=lambda key: len(spent[key]) < 2)  # equal costs last
     against = cost if cost in costs else next(iter(costs), None)
@@ -81,7 +84,11 @@ def show_experiment(
             "titles": titles,
             "curves": {name: name_curve(name, kind) for name in curves},
             "curve": chosen,
-            "curves_chart": band_chart(comparison, points, chosen, kind) if chosen and points else None,
+            "curves_chart": (
+                band_chart(comparison, points, chosen, kind, pairs=pairs, smooth=smooth) if chosen and points else None
+            ),
+            "smooth": smooth,
+            "epochs": len({point.epoch for point in points}),
             "replicates": max((point.replicates for point in points), default=0),
             "quantities": quantities,
             "quantity": looked_at,

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request, Response
 
-from service.caching import tag_answer
+from service.database.export import find_table, write_table, write_zip
 from service.dependencies import app_state_of
-from service.downloads import Download, Write
-from service.errors import declared
-from service.export import find_table, write_table, write_zip
-from service.strict import StrictRoute
+from service.http.caching import tag_answer
+from service.http.downloads import Download, Write
+from service.http.errors import declared
+from service.http.strict import StrictRoute
 
 router = APIRouter(prefix="/api/v1/export", route_class=StrictRoute, tags=["export"])
 PARQUET = "application/vnd.apache.parquet"

@@ -6,10 +6,10 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from service import queries
+from service.database import queries
+from service.database.schemas import HealthOut
 from service.dependencies import AppState, app_state_of
-from service.errors import Problem, declared
-from service.schemas import HealthOut
+from service.http.errors import Problem, declared
 
 router = APIRouter(tags=["health"])
 EXPOSITION: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}

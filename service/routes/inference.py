@@ -9,15 +9,15 @@ from typing import Annotated, Any, TypeVar
 from fastapi import APIRouter, Depends, File, Form, Query, Request, Response, UploadFile
 from sqlalchemy.orm import Session
 
-from service import queries
-from service.decoding import Upload
+from service.database import queries
+from service.database.schemas import PredictionOut
 from service.dependencies import app_state_of
-from service.errors import Problem, declared
-from service.inference import predict
-from service.negotiation import preferred
-from service.schemas import PredictionOut
+from service.http.errors import Problem, declared
+from service.http.negotiation import preferred
+from service.http.strict import FormRoute
+from service.inference.decoding import Upload
+from service.inference.engine import predict
 from service.settings import Settings
-from service.strict import FormRoute
 
 router = APIRouter(route_class=FormRoute)
 MAX_NAMES = 64

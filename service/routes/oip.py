@@ -6,13 +6,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Path, Request, Response
 
-from service import queries
-from service.dependencies import ResultsSession, app_state_of
-from service.errors import Problem, declared
-from service.model_names import find_version, find_versions
-from service.routes.health import require_ready
-from service.routes.inference import unless_gone
-from service.schemas import (
+from service.database import queries
+from service.database.schemas import (
     InferOut,
     ModelMetadataOut,
     ModelReadyOut,
@@ -21,7 +16,12 @@ from service.schemas import (
     ServerReadyOut,
     TensorMetadataOut,
 )
-from service.tensors import InferRequest, describe_tensors, read_request, write_answer
+from service.dependencies import ResultsSession, app_state_of
+from service.http.errors import Problem, declared
+from service.inference.model_names import find_version, find_versions
+from service.inference.tensors import InferRequest, describe_tensors, read_request, write_answer
+from service.routes.health import require_ready
+from service.routes.inference import unless_gone
 
 router = APIRouter(prefix="/v2", tags=["open inference protocol"])
 ModelName = Annotated[str, Path(description="<experiment>.<arm>", examples=["ninformer-mnist.local-vit"])]

@@ -10,19 +10,19 @@ from pathlib import Path
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 
-from service import queries
-from service.charts import comparison_chart
-from service.claim_queries import name_claims
-from service.comparing import Compare, Question, first_of_each_dataset, metrics_of, real_first
-from service.curve_charts import run_charts
-from service.curves import CURVES, name_curve, unit_of_curve
-from service.dependencies import ResultsSession, app_state_of
-from service.errors import Problem, declared
-from service.observed_charts import inside_charts
+from service.database import queries
+from service.database.comparing import Question, first_of_each_dataset, metrics_of, real_first
+from service.database.curves import CURVES, name_curve, unit_of_curve
+from service.database.samples import NoSample, Samples
+from service.database.schemas import SampleOut
+from service.database.specs import flatten
+from service.dependencies import Compare, ResultsSession, app_state_of
+from service.http.errors import declared
+from service.pages.charts import comparison_chart
+from service.pages.curve_charts import run_charts
+from service.pages.names import name_claims
+from service.pages.observed_charts import inside_charts
 from service.routes.claim_pages import show_papers
-from service.samples import Samples
-from service.schemas import SampleOut
-from service.specs import flatten
 from stages.results import (
     ClaimFilter,
     ExperimentComparison,
@@ -79,7 +79,7 @@ def _samples(root: Path, dataset: str) -> list[SampleOut]:
     """None where the data set was not packed here: its models answer all the same."""
     try:
         return Samples(root, dataset).chosen()
-    except Problem:
+    except NoSample:
         return []
 
 

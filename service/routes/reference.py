@@ -68,7 +68,7 @@ def describe(document: dict[str, Any], method: str, path: str, operation: dict[s
         "parameters": [
             {
                 "name": parameter["name"],
-                "place": parameter["in"],
+                "where": parameter["in"],
                 "required": parameter["required"],
                 "type": type_of(document, parameter["schema"]),
                 "text": parameter.get("description", ""),
@@ -78,7 +78,7 @@ def describe(document: dict[str, Any], method: str, path: str, operation: dict[s
         + [
             {
                 "name": name,
-                "place": "form",
+                "where": "form",
                 "required": name in resolve(document, body or {}).get("required", []),
                 "type": "files" if name == "file" else type_of(document, schema),
                 "text": schema.get("description", ""),

@@ -7,13 +7,9 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query, Response
 
-from service import queries
-from service.dependencies import ResultsSession
-from service.errors import declared
-from service.paging import Paging, list_responses
-from service.provenance import ProvenanceOut, describe_provenance
-from service.routes.catalogue import DatasetFilter, ExperimentFilter, ProvenanceFilter
-from service.schemas import (
+from service.database import queries
+from service.database.provenance import ProvenanceOut, describe_provenance
+from service.database.schemas import (
     ArmResultOut,
     CheckpointOut,
     EpochOut,
@@ -21,7 +17,11 @@ from service.schemas import (
     RunDetailOut,
     RunOut,
 )
-from service.strict import StrictRoute
+from service.dependencies import ResultsSession
+from service.http.errors import declared
+from service.http.paging import Paging, list_responses
+from service.http.strict import StrictRoute
+from service.routes.catalogue import DatasetFilter, ExperimentFilter, ProvenanceFilter
 from stages.results import Result, fidelity_of
 
 RunKey = Annotated[str, Path(description="64 hexadecimal digits, or the first 7 or more where no other run has them")]

@@ -33,8 +33,10 @@ async function drawCharts(within = document) {
   for (const block of within.querySelectorAll("script[data-chart]")) {
     if (block.closest("details:not([open])")) continue; // it has no width yet
     const target = document.getElementById(block.dataset.chart);
-    target.closest("figure").hidden = false;
-    await window.vegaEmbed(target, JSON.parse(block.textContent), {
+    const figure = target.closest("figure");
+    const spec = JSON.parse(block.textContent);
+    figure.hidden = false;
+    const { view } = await window.vegaEmbed(target, spec, {
       ast: true, // expressions are interpreted, so that the page needs no eval
       actions: false,
       defaultStyle: false,
@@ -42,7 +44,51 @@ async function drawCharts(within = document) {
       tooltip: { disableDefaultStyle: true },
       config: chartConfig(),
     });
+    offerFiles(figure, view, spec, block.dataset.chart);
   }
+}
+
+// Below a chart: the same as a drawing, as a picture of twice its size, and its numbers.
+function offerFiles(figure, view, spec, name) {
+  const page = location.pathname.split("/").filter(Boolean).join("-") || "claimcheck";
+  const files = {
+    SVG: async () => new Blob([await view.toSVG()], { type: "image/svg+xml" }),
+    PNG: async () => {
+      const canvas = await view.toCanvas(2);
+      return new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
+    },
+    CSV: async () => new Blob([asCSV(spec.data.values)], { type: "text/csv" }),
+  };
+  const line = document.createElement("p");
+  line.className = "files";
+  line.append("Save as ");
+  for (const [kind, make] of Object.entries(files)) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = kind;
+    button.addEventListener("click", async () => save(await make(), `${page}-${name}.${kind.toLowerCase()}`));
+    line.append(button);
+  }
+  figure.querySelector(".files")?.remove(); // drawn again in other colours
+  figure.append(line);
+}
+
+function save(content, name) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(content);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+}
+
+function asCSV(rows) {
+  const columns = [...new Set(rows.flatMap(Object.keys))];
+  const quoted = (value) => {
+    const text = value === null || value === undefined ? "" : String(value);
+    return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  };
+  return [columns, ...rows.map((row) => columns.map((column) => row[column]))]
+    .map((line) => `${line.map(quoted).join(",")}\r\n`).join("");
 }
 
 // Asking: the same form that works without this file, answered in place.
@@ -129,13 +175,15 @@ function setUpForm(form) {
 }
 
 function addPreviews(answers, files) {
-  answers.querySelectorAll(".image h4").forEach((heading, index) => {
-    const preview = document.createElement("img");
-    preview.alt = "";
-    preview.src = URL.createObjectURL(files[index]);
-    preview.addEventListener("load", () => URL.revokeObjectURL(preview.src));
-    heading.prepend(preview);
-  });
+  for (const places of [".image h4", ".grid-of-answers tbody th"]) {
+    answers.querySelectorAll(places).forEach((place, index) => {
+      const preview = document.createElement("img");
+      preview.alt = "";
+      preview.src = URL.createObjectURL(files[index]);
+      preview.addEventListener("load", () => URL.revokeObjectURL(preview.src));
+      place.prepend(preview);
+    });
+  }
 }
 
 // Beside the answers to a sample: its true class, and on each card whether the likeliest class is that one.

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from stages.checkpoint.contract import METADATA_KEY, CheckpointError, InputContract, read_checkpoint
-from stages.ops.normalize import normalize
+from stages.ops.normalize import Normalization
 from stages.papers import build_model
 from stages.run import canonical_json
 
@@ -52,7 +52,7 @@ class Predictor:
 
     def inputs(self, images: Tensor) -> Tensor:
         """uint8 images [N, C, H, W] in the form that the network takes, on its device."""
-        return normalize(images.to(self.device), self.contract.mean, self.contract.std)
+        return Normalization(self.contract.mean, self.contract.std, self.device)(images.to(self.device))
 
 
 class _Undrawn(TorchFunctionMode):

@@ -21,7 +21,7 @@ from stages.params.experiment import Params, ParamsError, Rate, load_params
 from stages.params.nearest import nearest
 from stages.runs.equivalence import read_equivalences
 from stages.runs.store import RunStore, home, write_atomically
-from stages.scheduling.planning import Cost, add_up, plan_costs
+from stages.scheduling.planning import Cost, add_up, plan_costs, two_digits, what_counts
 from stages.scheduling.runner import assignments, find_experiment, find_outcome, ways_to
 
 
@@ -65,6 +65,7 @@ def plan(options: argparse.Namespace) -> Answer:
             kind: {"device": rate.device, "usd_per_hour": rate.usd_per_hour} for kind, rate in params.rates.items()
         },
         "goals": goals,
+        "as_printed": list(what_counts(totals["paper"], params.rates)) if "paper" in totals else [],
     }
     return Answer(document=document, shown=list(_show_plan(document)))
 
@@ -123,33 +124,31 @@ def _show_plan(plan: Mapping[str, Any]) -> Iterable[RenderableType]:
             [
                 f"{line['profile']}, {line['paper'] or 'all'}",
                 *_cells(line),
-                *map(_two_digits, line["limit_hours"].values()),
+                *map(two_digits, line["limit_hours"].values()),
             ]
             for line in plan["profiles"]
         ],
     )
     yield ""
-    yield Text("A training that two experiments share is counted with the first.  Each runs alone on its device:")
+    yield Text(
+        "A training that two experiments share is counted with the first.  One group trains at a time on its device:"
+    )
     for kind, rate in plan["devices"].items():
         yield Text(f"  {kind}: {rate['device']}, {rate['usd_per_hour']:.2f} USD an hour (params.yaml, rates)")
     yield Text("A limit is the hours of the FLOPs alone at the peak of the device.")
+    yield from map(Text, plan["as_printed"])
     for goal in plan["goals"]:
         device = plan["devices"][goal["device"]]["device"]
         yield Text(
             f"Goal: everything as printed within {goal['hours']:g} hours of {device}; "
-            f"planned are {_two_digits(goal['planned_hours'])}, {goal['planned_hours'] / goal['hours']:.1f} times as "
-            f"many, the limit is {_two_digits(goal['limit_hours'])}."
+            f"planned are {two_digits(goal['planned_hours'])}, {goal['planned_hours'] / goal['hours']:.1f} times as "
+            f"many, the limit is {two_digits(goal['limit_hours'])}."
         )
 
 
 def _cells(line: Mapping[str, Any]) -> list[str]:
     cells = [f"{line['runs']:,}", f"{line['epochs']:,}", f"{line['steps']:,}", f"{line['flops']:.2g}"]
-    return cells + [_two_digits(value) for name in ("hours", "usd") for value in line[name].values()]
-
-
-def _two_digits(value: float) -> str:
-    """Format an estimate: at least two digits, and no meaningless decimals."""
-    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+    return cells + [two_digits(value) for name in ("hours", "usd") for value in line[name].values()]
 
 
 def set_profile(options: argparse.Namespace) -> Answer:

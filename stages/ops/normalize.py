@@ -8,8 +8,16 @@ import torch
 from torch import Tensor
 
 
-def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """uint8 [N, C, H, W] to float32 [N, C, H, W]; `mean` and `std` are in units of the full range [0, 1]."""
-    scale = torch.tensor([1 / (255 * s) for s in std], device=images.device).view(1, -1, 1, 1)
-    shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], device=images.device).view(1, -1, 1, 1)
-    return torch.addcmul(shift, images.float(), scale)
+class Normalization:
+    """The equation for many batches: its constants are copied to `device` once, as a GPU waits for each copy.
+
+    `mean` and `std` are in units of the full range [0, 1].
+    """
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float], device: torch.device) -> None:
+        self.scale = torch.tensor([1 / (255 * s) for s in std], device=device).view(1, -1, 1, 1)
+        self.shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], device=device).view(1, -1, 1, 1)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """uint8 [N, C, H, W] to float32 [N, C, H, W]."""
+        return torch.addcmul(self.shift, images.float(), self.scale)

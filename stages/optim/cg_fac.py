@@ -40,32 +40,38 @@ def conjugate_gradient(
 ) -> Tensor:
     """Algorithm 1, lines 5-16: x with product(x) ≈ b, for a symmetric positive definite `product`; None starts at zero.
 
-    Ends after `iterations` steps, or as soon as ‖r‖² ≤ tolerance ‖b‖².  A `start` that is worse than zero, as the
-    quadratic ½ x·Fx − b·x tells, is dropped; so x is always a descent direction.
+    Ends after `iterations` steps, or as soon as ‖r‖² ≤ tolerance ‖b‖²; from there on a GPU, which would have to be
+    waited for to know, takes steps of length 0.  A `start` that is worse than zero, as the quadratic ½ x·Fx − b·x
+    tells, is dropped; so x is always a descent direction.
     """
     scale = b.abs().amax()
-    if scale == 0:
-        return torch.zeros_like(b)
+    scale = scale.masked_fill(scale == 0, 1.0)
     b = b / scale  # squares of small gradients would underflow
     x, r = torch.zeros_like(b), b
     if start is not None:
         start = start / scale
         residual = b - product(start)
-        if (start * (b + residual)).sum() > 0:  # minus twice the quadratic at `start`
-            x, r = start, residual
+        is_better = (start * (b + residual)).sum() > 0  # minus twice the quadratic at `start`
+        x, r = torch.where(is_better, start, x), torch.where(is_better, residual, r)
     p, rho = r, r.square().sum()
     enough = max(tolerance, torch.finfo(b.dtype).eps ** 2) * b.square().sum()  # anything smaller is rounding
     for _ in range(iterations):
-        if rho <= enough:
+        done = rho <= enough
+        if _is_at_hand(done) and done:
             break
         u = product(p)
-        alpha = rho / (p * u).sum()
+        alpha = (rho / (p * u).sum()).masked_fill(done, 0.0)
         x = x + alpha * p
         r = r - alpha * u
         rho_next = r.square().sum()
-        p = r + rho_next / rho * p
+        p = r + (rho_next / rho).masked_fill(done, 0.0) * p
         rho = rho_next
     return x * scale
+
+
+def _is_at_hand(number: Tensor) -> bool:
+    """True if reading it waits for no device."""
+    return number.device.type == "cpu"
 
 
 class CGFAC(PreconditionedOptimizer):

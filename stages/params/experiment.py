@@ -145,7 +145,10 @@ class Experiment:
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """The hourly price of a device, its speed over whole steps, and its peak.  `goal_hours`: for all as printed."""
+    """The hourly price of a device, its speed over whole steps, and its peak.  `goal_hours`: for all as printed.
+
+    `stack_step_seconds`: a step of a stack, however many networks; not set where stacking doesn't make steps free.
+    """
 
     __pydantic_config__: ClassVar = STRICT
     device: str
@@ -153,6 +156,7 @@ class Rate:
     flops_per_second: Mapping[Precision, float]
     peak_flops_per_second: Mapping[Precision, float]
     step_seconds: Annotated[float, Field(ge=0)]
+    stack_step_seconds: Annotated[float, Field(ge=0)] | None = None
     goal_hours: float | None = None
 
 

@@ -28,22 +28,22 @@ class BatchAugmenter:
     def batch(self, rows: Tensor, generator: torch.Generator) -> Tensor:
         """uint8 [B, C, H, W] of the images in `rows` (int64 [B], on the images' device).
 
-        Offsets and flips come from `generator` alone, a CPU generator, in a fixed order.
+        Offsets and flips come from `generator` alone, one of that device, in a fixed order: nothing is copied to a GPU.
         """
         count, device = len(rows), self.padded.device
         if self.spec == AugmentationSpec():
             return self.padded[rows]
-        offsets = torch.randint(0, 2 * self.spec.crop_padding + 1, (2, count, 1), generator=generator)
+        offsets = torch.randint(0, 2 * self.spec.crop_padding + 1, (2, count, 1), generator=generator, device=device)
         top, left = offsets.unbind()
-        columns = left + torch.arange(self.width)  # [B, W]
+        columns = left + torch.arange(self.width, device=device)  # [B, W]
         if self.spec.horizontal_flip:
-            flipped = torch.rand(count, 1, generator=generator) < 0.5
+            flipped = torch.rand(count, 1, generator=generator, device=device) < 0.5
             columns = torch.where(flipped, columns.flip(1), columns)
-        lines = (top + torch.arange(self.height)).to(device)  # [B, H]
+        lines = top + torch.arange(self.height, device=device)  # [B, H]
         channels = torch.arange(self.padded.shape[1], device=device)
         return self.padded[
             rows[:, None, None, None],
             channels[None, :, None, None],
             lines[:, None, :, None],
-            columns.to(device)[:, None, None, :],
+            columns[:, None, None, :],
         ]

@@ -16,8 +16,12 @@ from stages.run import canonical_json
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
-    """Versions, device name, CPU capability, threads: everything known to change the last digits."""
-    return {
+    """Versions, device name, CPU capability, threads: everything known to change the last digits.
+
+    A GPU's says also where the crops and flips of images were drawn, since its generator draws other ones than a CPU's.
+    """
+    drawn = {} if device.type == "cpu" else {"augmentation_generator": device.type}
+    return drawn | {
         "python": ".".join(platform.python_version_tuple()[:2]),
         "torch": str(torch.__version__),
         "device": device.type,

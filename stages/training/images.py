@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stages.ops.normalize import normalize
+from stages.ops.normalize import Normalization
 from stages.run import Protocol
 from stages.training.augment import BatchAugmenter
 
@@ -34,6 +34,7 @@ class ImageClassification:
     def __init__(self, data: LabelledImages, protocol: Protocol) -> None:
         self.data, self.protocol = data, protocol
         self.device = data.images.device
+        self._normalize = Normalization(protocol.mean, protocol.std, self.device)
 
     def __len__(self) -> int:
         return len(self.data.labels)
@@ -50,9 +51,6 @@ class ImageClassification:
         """The same without augmentation, in order."""
         for part in rows.split(batch_size):
             yield self._normalize(self.data.images[part]), self.data.labels[part]
-
-    def _normalize(self, images: Tensor) -> Tensor:
-        return normalize(images, self.protocol.mean, self.protocol.std)
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Mean cross entropy of logits [B, K], float32."""

@@ -2,8 +2,9 @@
 
 It knows rows, steps and epochs; a `Task` knows what the rows are.  Data live on the device; every random draw has its
 own generator, seeded by purpose, epoch and step, so that a training stopped anywhere resumes as if it had not been
-stopped.  Only dropout uses torch's global generator, whose state is part of `TrainingState`.  Nothing here sees the
-test set: an observer may measure it between epochs and returns numbers that go into the history and nowhere else.
+stopped: on the device for the crops and flips of a step, on the CPU for the order of rows.  Only dropout uses torch's
+global generator, whose state is part of `TrainingState`.  Nothing here sees the test set: an observer may measure it
+between epochs and returns numbers that go into the history and nowhere else.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Task(Interface):
     def __len__(self) -> int: ...
 
     def training_batch(self, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of `rows`, augmented."""
+        """Inputs and targets of `rows`, augmented by draws from `generator`, which is of the task's device."""
         ...
 
     def plain_batches(self, rows: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -265,7 +266,8 @@ class _Training:
         rate = learning_rate(self.protocol.schedule, self.protocol.optimizer.lr, step, self.total_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        inputs, targets = self.task.training_batch(rows, generator_for(self.replicate, "augment", epoch, index))
+        generator = generator_for(self.replicate, "augment", epoch, index, device=self.device)
+        inputs, targets = self.task.training_batch(rows, generator)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.protocol.precision == "bfloat16"):
             outputs = self.forward(inputs)
         loss = self.task.loss(outputs, targets)

@@ -15,6 +15,9 @@ def derive_seed(replicate: Replicate, *purpose: str | int) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 
-def generator_for(replicate: Replicate, *purpose: str | int) -> torch.Generator:
-    """A CPU generator seeded for one purpose; the same numbers whatever device the training runs on."""
-    return torch.Generator().manual_seed(derive_seed(replicate, *purpose))
+CPU = torch.device("cpu")
+
+
+def generator_for(replicate: Replicate, *purpose: str | int, device: torch.device = CPU) -> torch.Generator:
+    """A generator seeded for one purpose; the CPU's gives the same numbers whatever device the training runs on."""
+    return torch.Generator(device).manual_seed(derive_seed(replicate, *purpose))

@@ -45,7 +45,7 @@ class Stack(Interface):
         """Mean squared error of each network, [M]."""
         ...
 
-    def weights(self, place: int) -> dict[str, Tensor]:
+    def weights(self, column: int) -> dict[str, Tensor]:
         """A copy of one network's state, under its own names."""
         ...
 
@@ -101,8 +101,8 @@ def mode_of(device: torch.device) -> str | None:
 class StackState:
     """Everything that a stack needs to resume bitwise from the end of an epoch.
 
-    `members` are the networks in the stack, by their place in the group; `finished` has the weights of those that have
-    finished, some of which may still be among the members, as ballast.
+    `members` are the networks in the stack, by their position in the group; `finished` has the weights of those that
+    have finished, some of which may still be among the members, as ballast.
     """
 
     epoch: int
@@ -190,18 +190,18 @@ class _StackTraining:
             self.optimizer.load_state_dict(state.optimizer or {})
         while self._open(state):
             self._epoch(state)
-        for place, network in enumerate(self.networks):
-            network.load_state_dict(state.finished[place])
-        return [(self._outcome(state, place), state.seconds[place]) for place in range(len(self.networks))]
+        for member, network in enumerate(self.networks):
+            network.load_state_dict(state.finished[member])
+        return [(self._outcome(state, member), state.seconds[member]) for member in range(len(self.networks))]
 
     @staticmethod
-    def _outcome(state: StackState, place: int) -> Outcome:
-        history = state.histories[place]
+    def _outcome(state: StackState, member: int) -> Outcome:
+        history = state.histories[member]
         return Outcome(
             history=history,
-            epoch_seconds=state.epoch_seconds[place],
+            epoch_seconds=state.epoch_seconds[member],
             samples=sum(row["samples"] for row in history),
-            divergence=state.divergences[place],
+            divergence=state.divergences[member],
         )
 
     def _samples(self) -> int:
@@ -209,7 +209,7 @@ class _StackTraining:
         return min(len(self.rows), self.steps_per_epoch * self.protocol.batch_size)
 
     def _build(self, members: Sequence[int]) -> None:
-        self.stack = self.make_stack([self.networks[place] for place in members])
+        self.stack = self.make_stack([self.networks[member] for member in members])
         reference = self.networks[members[0]]
         names = {id(parameter): name for name, parameter in reference.named_parameters()}
         own = dict(self.stack.named_parameters())
@@ -229,13 +229,13 @@ class _StackTraining:
     @staticmethod
     def _open(state: StackState) -> list[int]:
         """Members that are still training."""
-        return [place for place in state.members if place not in state.finished]
+        return [member for member in state.members if member not in state.finished]
 
     def _epoch(self, state: StackState) -> None:
         """Train all members for one epoch; record it for those that are still open."""
         self.stack.train()
         started, samples = time.monotonic(), 0
-        still_open = torch.tensor([state.members.index(place) for place in self._open(state)], device=self.device)
+        still_open = torch.tensor([state.members.index(member) for member in self._open(state)], device=self.device)
         losses = torch.zeros(self.steps_per_epoch, len(state.members), dtype=torch.float64, device=self.device)
         sums = torch.zeros_like(losses[0])
         for index, rows in enumerate(self._batches(state)):
@@ -260,8 +260,8 @@ class _StackTraining:
     def _batches(self, state: StackState) -> Iterator[Tensor]:
         """Rows [M, B] of each step: every network's training rows in its own order of this epoch."""
         orders = [
-            torch.randperm(len(self.rows), generator=generator_for(self.replicates[place], "order", state.epoch))
-            for place in state.members
+            torch.randperm(len(self.rows), generator=generator_for(self.replicates[member], "order", state.epoch))
+            for member in state.members
         ]
         yield from self.rows[torch.stack(orders).to(self.device)].split(self.protocol.batch_size, dim=1)[
             : self.steps_per_epoch
@@ -293,13 +293,13 @@ class _StackTraining:
             measured["val_loss"] = self._measure(self.task, self.validation)
         if self.test is not None:
             measured["test_loss"] = self._measure(self.test, torch.arange(len(self.test), device=self.device))
-        for column, place in enumerate(state.members):
-            if place in state.finished:
+        for column, member in enumerate(state.members):
+            if member in state.finished:
                 continue
-            state.seconds[place] += seconds
+            state.seconds[member] += seconds
             if not math.isfinite(means[column]):
-                state.divergences[place] = self._divergence(state, place, losses[:, column].tolist())
-                state.finished[place] = self.stack.weights(column)
+                state.divergences[member] = self._divergence(state, member, losses[:, column].tolist())
+                state.finished[member] = self.stack.weights(column)
                 continue
             row: dict[str, Any] = {
                 "epoch": state.epoch + 1,
@@ -309,19 +309,19 @@ class _StackTraining:
                 "train_loss": means[column],
             }
             row |= {name: values[column] for name, values in measured.items()}
-            state.histories[place].append(row)
-            state.epoch_seconds[place].append(seconds)
-            state.last_losses[place] = float(losses[-1, column])
+            state.histories[member].append(row)
+            state.epoch_seconds[member].append(seconds)
+            state.last_losses[member] = float(losses[-1, column])
             is_over = state.epoch + 1 >= self.protocol.epochs
-            if is_over or stops_early(state.histories[place], self.protocol.early_stop):
-                state.finished[place] = self.stack.weights(column)
+            if is_over or stops_early(state.histories[member], self.protocol.early_stop):
+                state.finished[member] = self.stack.weights(column)
         state.epoch += 1
 
-    def _divergence(self, state: StackState, place: int, losses: Sequence[float]) -> dict[str, Any]:
+    def _divergence(self, state: StackState, member: int, losses: Sequence[float]) -> dict[str, Any]:
         """Where a network's loss stopped being finite, counted as when training alone."""
         index = next(index for index, loss in enumerate(losses) if not math.isfinite(loss))
         step = state.epoch * self.steps_per_epoch + index + 1
-        last = losses[index - 1] if index else state.last_losses[place]
+        last = losses[index - 1] if index else state.last_losses[member]
         return {"step": step, "last_finite_step": step - 1, "last_finite_loss": last}
 
     def _measure(self, task: Regression, rows: Tensor) -> list[float]:
@@ -342,7 +342,7 @@ class _StackTraining:
         left = self._open(state)
         if not left or 2 * len(left) > len(state.members):
             return
-        kept = torch.tensor([state.members.index(place) for place in left])
+        kept = torch.tensor([state.members.index(member) for member in left])
         tensors, optimizer = self.stack.state_dict(), self.optimizer.state_dict()
         for values in optimizer["state"].values():
             values |= {name: value[kept] for name, value in values.items() if value.ndim}

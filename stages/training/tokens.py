@@ -38,7 +38,9 @@ class TokenWindows:
 
     def pick(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The tokens that windows `rows` (int64 [B], on the device) read, and those they predict: int64 [B, T] each."""
-        both = self.tokens.unfold(0, self.window + 1, self.window)[rows].long()
+        # CUDA can't index uint16: the same bits as int16, whose sign is taken off again.
+        tokens = self.tokens.view(torch.int16)
+        both = tokens.unfold(0, self.window + 1, self.window)[rows].long() & 0xFFFF
         return both[:, :-1], both[:, 1:]
 
 

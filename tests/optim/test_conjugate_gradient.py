@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from stages.optim import cg_fac
 from stages.optim.cg_fac import conjugate_gradient
 from stages.optim.fisher import kronecker_product, per_sample_product
 from tests.optim.layers import dense, make_problem
@@ -127,3 +130,33 @@ def test_a_start_of_another_size_than_the_gradient_is_dropped_not_overflowed() -
     matrix, b = (t.float() for t in draw_system())
     x = conjugate_gradient(lambda v: matrix @ v, b * 1e-30, torch.ones_like(b) * 1e20, iterations=5, tolerance=0.0)
     assert x.isfinite().all() and x @ b > 0
+
+
+def test_on_a_gpu_no_number_is_read_on_the_way() -> None:
+    """A fake tensor has none to read, and refuses."""
+    with FakeTensorMode():
+        matrix, b, start = (torch.ones(shape, device="cuda") for shape in ((12, 12), (12,), (12,)))
+        for first in (None, start):
+            x = conjugate_gradient(lambda v: matrix @ v, b, first, iterations=10, tolerance=0.01)
+            assert (x.shape, x.device.type) == (b.shape, "cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("tolerance", [0.0, 0.01, 0.5])
+def test_steps_of_length_0_end_where_the_loop_would(
+    monkeypatch: pytest.MonkeyPatch, tolerance: float, dtype: torch.dtype
+) -> None:
+    for seed in range(10):
+        matrix, b = (tensor.to(dtype) for tensor in draw_system(condition=100.0, seed=seed))
+        exact = torch.linalg.solve(matrix, b)
+        for gradient in (b, torch.zeros_like(b), b * torch.nan):
+            for start in (None, exact, exact * 1.2, -exact):
+                found = []
+                for is_at_hand in (True, False):
+                    monkeypatch.setattr(cg_fac, "_is_at_hand", lambda number, answer=is_at_hand: answer)
+                    found.append(
+                        conjugate_gradient(
+                            lambda v, m=matrix: m @ v, gradient, start, iterations=20, tolerance=tolerance
+                        )
+                    )
+                torch.testing.assert_close(*found, rtol=0, atol=0, equal_nan=True)

@@ -11,8 +11,8 @@ import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 
-from service.access import digest_of
 from service.app import create_app
+from service.http.access import digest_of
 from service.settings import Settings
 from stages.recording import record
 from tests.service.results_factory import make_root

@@ -12,7 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.__main__ import warn_where_open
-from service.access import Gate, Key, KeyFile, KeysError, Refused, client_of, digest_of, new_key, read_keys
+from service.http.access import Gate, Key, KeyFile, KeysError, Refused, client_of, digest_of, new_key, read_keys
 from service.settings import Settings
 from tests.service.conftest import keys_file, png, serving
 from tests.service.test_errors import VIT, assert_problem
@@ -61,7 +61,7 @@ def test_a_key_is_compared_with_every_digest_whichever_fits(monkeypatch: pytest.
         compared.append((found, digest))
         return hmac.compare_digest(found, digest)
 
-    monkeypatch.setattr("service.access.hmac", SimpleNamespace(compare_digest=watched))
+    monkeypatch.setattr("service.http.access.hmac", SimpleNamespace(compare_digest=watched))
     keys = ("first", "second", "third")
     for key in ("first", "third"):
         compared.clear()

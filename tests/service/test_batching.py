@@ -16,10 +16,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from service.batching import ASIDE_SECONDS, AnswerFailed, Batcher, InferenceStopped, QueueFull, Runner, SetAside
-from service.models import Model, Models
-from service.processes import ProcessGone
-from service.workers import PassFailed, Worker
+from service.inference import batching
+from service.inference.batching import AnswerFailed, Batcher, InferenceStopped, QueueFull, Runner, SetAside
+from service.inference.models import Model, Models
+from service.inference.processes import ProcessGone
+from service.inference.workers import PassFailed, Worker
 from stages.checkpoint.contract import InputContract
 from stages.checkpoint.predictor import Predictor, load_predictor
 from stages.run import ModelSpec
@@ -302,7 +303,7 @@ def test_a_model_that_ends_two_workers_in_a_row_is_set_aside(monkeypatch: pytest
         assert answer_to(deadly, DEADLY) is InferenceStopped
         assert answer_to(deadly, 1) is SetAside and batcher.set_aside == [deadly]
         assert answer_to(other, 1) is np.ndarray
-        monkeypatch.setattr(time, "monotonic", lambda real=time.monotonic: real() + ASIDE_SECONDS)
+        monkeypatch.setattr(time, "monotonic", lambda real=time.monotonic: real() + batching.ASIDE_SECONDS)
         assert batcher.set_aside == [] and answer_to(deadly, DEADLY) is InferenceStopped
         assert answer_to(deadly, 1) is SetAside, "one more death is enough now"
 

@@ -8,9 +8,9 @@ from typing import get_args
 import pytest
 from fastapi.testclient import TestClient
 
-from service import vega
-from service.claim_charts import arms_charts, forest_chart, gain_chart, pairs_chart
-from service.curve_charts import MOST_TICKS, _epochs
+from service.pages import vega
+from service.pages.claim_charts import arms_charts, forest_chart, gain_chart, pairs_chart
+from service.pages.curve_charts import MOST_TICKS, _epochs
 from stages.params.experiment import load_params
 from stages.params.grid import Role
 from stages.results import Claim, ClaimRecord, JudgedClaim, PairGain, VerdictArm, VerdictRow

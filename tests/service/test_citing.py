@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 from fastapi.testclient import TestClient
 
-from service.citing import badge
+from service.pages.citing import badge
 from service.settings import Settings
 from tests.service.conftest import serving
 from tests.service.results_factory import REPOSITORY

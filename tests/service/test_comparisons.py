@@ -6,7 +6,7 @@ import io
 import pytest
 from fastapi.testclient import TestClient
 
-from service.negotiation import NotAcceptable, preferred
+from service.http.negotiation import NotAcceptable, preferred
 from stages.results.table import COLUMNS
 
 OFFERS = {"json": "application/json", "csv": "text/csv"}

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from service.batching import QueueFull
-from service.decoding import PROCESSES, Decoder, Upload
-from service.processes import Process
+from service.inference.batching import QueueFull
+from service.inference.decoding import PROCESSES, Decoder, Upload
+from service.inference.processes import Process
 from stages.images import ImageError, ImageTooLarge, decode_image
 from tests.service.conftest import png
 from tests.service.hostile_images import encode, jpeg_of_scans

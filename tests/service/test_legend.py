@@ -6,8 +6,8 @@ import re
 
 from fastapi.testclient import TestClient
 
-from service.legend import MEANINGS, SIDES, address_of, sum_up
-from service.wording import side_of
+from service.pages.legend import MEANINGS, SIDES, address_of, sum_up
+from service.pages.wording import side_of
 from stages.results import Counts, Paper, Status, Tally
 
 

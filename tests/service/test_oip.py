@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from PIL import Image
 from tritonclient.utils import InferenceServerException
 
-from service.queries import ServedCheckpoint, list_checkpoints
+from service.database.queries import ServedCheckpoint, list_checkpoints
 from stages.checkpoint.predictor import load_predictor
 from stages.results import open_results
 from tests.service.conftest import png

@@ -12,10 +12,10 @@ import yaml
 from fastapi.testclient import TestClient
 
 from service.app import create_app
-from service.formats import count, duration, memory, percent, points, ratio, value_in
-from service.printed import lay_out
+from service.pages.formats import count, duration, memory, percent, points, ratio, value_in
+from service.pages.printed import lay_out
+from service.pages.wording import name_claim, print_value
 from service.settings import Settings
-from service.wording import name_claim, print_value
 from stages.recording import record
 from stages.results import Claim, JudgedClaim, VerdictRow
 from stages.results.claims import AGAINST_THE_PAPER, FOR_THE_PAPER

@@ -12,8 +12,8 @@ from fastapi.testclient import TestClient
 from PIL import Image
 from sqlalchemy.orm import Session
 
-from service.choices import Choices
-from service.queries import ServedCheckpoint
+from service.database.queries import ServedCheckpoint
+from service.inference.choices import Choices
 from service.settings import Settings
 from service.slots import Slots, Turns
 from stages.checkpoint.predictor import load_predictor

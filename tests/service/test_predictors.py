@@ -12,9 +12,9 @@ import safetensors.torch
 import torch
 from sqlalchemy.orm import Session
 
-from service.models import Models
-from service.predictors import PredictorCache, weight_bytes
-from service.queries import ServedCheckpoint, list_checkpoints
+from service.database.queries import ServedCheckpoint, list_checkpoints
+from service.inference.models import Models
+from service.inference.predictors import PredictorCache, weight_bytes
 from stages.checkpoint.contract import CheckpointError, InputContract
 from stages.checkpoint.predictor import Predictor, dump_checkpoint, load_predictor
 from stages.papers import build_model

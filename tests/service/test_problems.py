@@ -16,8 +16,8 @@ from httpx import Response
 
 from service import routes
 from service.app import create_app
-from service.choices import Choices
-from service.downloads import Exports
+from service.http.downloads import Exports
+from service.inference.choices import Choices
 from service.settings import Settings
 from service.slots import Turns
 from tests.service.conftest import keys_file, png, serving
@@ -145,7 +145,7 @@ def broken(settings: Settings) -> Iterator[TestClient]:
     with serving(settings) as client:
         parts = client.app.state.claimcheck  # type: ignore[attr-defined]
         turns = Turns(fail, parts.reading.slots)  # type: ignore[arg-type]
-        changed = {"reading": turns, "asking": turns, "choices": Choices(settings.database_place, turns)}
+        changed = {"reading": turns, "asking": turns, "choices": Choices(settings.database_address, turns)}
         exports = Exports(turns, turns, making=turns.slots, sending=turns.slots)
         client.app.state.claimcheck = replace(parts, exports=exports, **changed)  # type: ignore[attr-defined]
         yield client

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from service.queries import full_run_key
+from service.database.queries import full_run_key
 from service.settings import Settings
 from stages.results import METRICS, UnknownRun, open_results
 from tests.service.conftest import serving

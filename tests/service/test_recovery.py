@@ -18,7 +18,7 @@ import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 
-from service.inference import Engine
+from service.inference.engine import Engine
 from service.settings import Settings
 from tests.service.conftest import png, serving
 from tests.service.hostile_images import encode

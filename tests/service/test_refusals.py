@@ -20,7 +20,7 @@ import psutil
 import pytest
 from fastapi.testclient import TestClient
 
-from service.logs import JsonLines
+from service.http.logs import JsonLines
 from service.settings import Settings
 from stages.recording import record
 from tests.service.conftest import png, serving

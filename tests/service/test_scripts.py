@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from service import scripts
-from service.scripts import ChartScripts
+from service.pages import scripts
+from service.pages.scripts import ChartScripts
 
 
 def test_a_second_start_finds_the_bundle_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

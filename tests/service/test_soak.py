@@ -18,7 +18,7 @@ import numpy as np
 import psycopg
 import pytest
 
-from service.queries import find_checkpoints
+from service.database.queries import find_checkpoints
 from stages.recording import record
 from stages.results import open_results
 from tests.postgres import cluster, find_programs

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.schemas import PaperOut
+from service.database.schemas import PaperOut
+from service.http.tabular import rows_as_csv
 from service.settings import Settings
-from service.tabular import rows_as_csv
 from tests.service.conftest import serving
 from tests.service.results_factory import REPOSITORY
 from tests.service.test_resources import parse_links

@@ -6,8 +6,11 @@ import csv
 import re
 from typing import Any
 
-from service.wording import (
+import pytest
+
+from service.pages.wording import (
     _WORDS,
+    agreement,
     as_run,
     conclude,
     highlights,
@@ -25,6 +28,20 @@ from tests.service.results_factory import REPOSITORY
 def judge(name: str, status: str, basis: str = "finding", ours: float | None = None) -> JudgedClaim:
     verdict = VerdictRow(claim=name, status=status, basis=basis, ours=ours)
     return JudgedClaim(claim=Claim(id=name), verdict=verdict, experiments=(), datasets=())
+
+
+@pytest.mark.parametrize(
+    ("answers", "provenances", "told"),
+    [
+        (["7", "7", "7"], ["full"] * 3, "all 3 say 7"),
+        (["7", "1", "7"], ["full"] * 3, "2 of 3 say 7"),
+        (["7", "1"], ["full"] * 2, "they differ"),
+        (["7", "7", "1"], ["full", "full", "embedded"], "all 2 say 7"),
+        (["7", "7"], ["full", "embedded"], "–"),
+    ],
+)
+def test_agreement_is_of_models_that_saw_real_images(answers: list[str], provenances: list[str], told: str) -> None:
+    assert agreement(answers, provenances) == told
 
 
 def test_the_strongest_finding_on_each_side_is_trained_before_computed_and_has_a_number() -> None:

@@ -16,9 +16,9 @@ import numpy as np
 import psutil
 import pytest
 
-from service.models import Model, Models
-from service.processes import Process, ProcessGone, ProcessSlow
-from service.workers import NeverBegan, Worker
+from service.inference.models import Model, Models
+from service.inference.processes import Process, ProcessGone, ProcessSlow
+from service.inference.workers import NeverBegan, Worker
 from stages.checkpoint.contract import CheckpointError
 from stages.checkpoint.predictor import load_predictor
 
@@ -26,7 +26,7 @@ MODELS = Path(__file__).resolve().parents[2] / "data" / "models"
 PATH = min(MODELS.glob("*.safetensors"))
 ORPHAN = """
 import sys, time
-from service.workers import NeverBegan, Worker
+from service.inference.workers import NeverBegan, Worker
 
 if __name__ == "__main__":
     worker = Worker(device="cpu", budget_bytes=1, threads=1)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from stages.device import pick_device
+from stages.training import environment
 from stages.training.environment import (
     describe_environment,
     environment_digest,
@@ -27,6 +28,15 @@ def test_peak_memory_is_at_least_what_is_resident_now() -> None:
     held = np.ones(2**24, dtype=np.uint8)
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     assert len(held) < 0.99 * resident <= peak_memory_bytes(CPU) < 20 * resident
+
+
+def test_a_gpu_says_that_its_own_generator_drew_and_a_cpu_says_what_it_always_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(environment, "device_name", lambda device: "a GPU")
+    facts, own = describe_environment(torch.device("cuda")), describe_environment(CPU)
+    assert facts["augmentation_generator"] == "cuda"
+    assert facts.keys() - own.keys() == {"augmentation_generator"}
 
 
 @pytest.mark.slow

@@ -55,7 +55,7 @@ def forward_kernel(
     row = patch // across % down * ROWS
     column = patch % across * COLS
     corner = ((image * z_height + row) * z_width + column) * inputs
-    place = tl.arange(0, ROWS * COLS)
+    cell = tl.arange(0, ROWS * COLS)
     first = tl.program_id(1) * OUTPUTS
     sums = (tl.full([PATCHES, ROWS * COLS], 0.0, tl.float32),) * OUTPUTS
     for start in range(0, inputs, CHUNK):
@@ -68,8 +68,8 @@ def forward_kernel(
             r = step // (COLS + B - 1)
             c = step % (COLS + B - 1)
             values = tl.load(z + (corner + (r * z_width + c) * inputs)[:, None] + j[None, :])
-            a = r - place // COLS
-            b = c - place % COLS
+            a = r - cell // COLS
+            b = c - cell % COLS
             reaches = ((a >= 0) & (a < A) & (b >= 0) & (b < B))[None, :]
             tap = ((a * B + b) * inputs)[None, :] + j[:, None]
             more = ()
@@ -79,8 +79,8 @@ def forward_kernel(
                 taps = tl.load(w + i * A * B * inputs + tap, mask=reaches, other=0.0)
                 more += (tl.dot(active, taps, sums[s], input_precision="ieee"),)
             sums = more
-    y = row[:, None] + (place // COLS)[None, :]
-    x = column[:, None] + (place % COLS)[None, :]
+    y = row[:, None] + (cell // COLS)[None, :]
+    x = column[:, None] + (cell % COLS)[None, :]
     inside = is_real[:, None] & (y < height) & (x < width)
     for s in tl.static_range(OUTPUTS):
         if first + s < n:
@@ -189,7 +189,7 @@ def weight_gradient_kernel(
         active = tl.maximum(active, 0.0, propagate_nan=tl.PropagateNan.ALL).to(g.dtype)
         to_active = tl.dot(active, g, to_active, input_precision="ieee")
         to_passed = tl.dot(passed, g, to_passed, input_precision="ieee")
-    place = ((tl.program_id(2) * n + i) * inputs + j)[:, None] * A * B + t[None, :]
+    pointers = ((tl.program_id(2) * n + i) * inputs + j)[:, None] * A * B + t[None, :]
     known = (t < A * B)[None, :]
-    tl.store(active_sums + place, to_active, mask=known)
-    tl.store(passed_sums + place, to_passed, mask=known)
+    tl.store(active_sums + pointers, to_active, mask=known)
+    tl.store(passed_sums + pointers, to_passed, mask=known)

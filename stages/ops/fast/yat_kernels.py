@@ -41,9 +41,9 @@ def _norms(rows):
 def _rows(base, pair, heads, sample_stride, head_stride, row_stride, row, rows, width, WIDTH: tl.constexpr):
     """[rows of a block, WIDTH], zeros outside."""
     e = tl.arange(0, WIDTH)
-    place = base + pair // heads * sample_stride + pair % heads * head_stride
+    first = base + pair // heads * sample_stride + pair % heads * head_stride
     inside = (row < rows)[:, None] & (e < width)[None, :]
-    return tl.load(place + row[:, None] * row_stride + e[None, :], mask=inside, other=0.0)
+    return tl.load(first + row[:, None] * row_stride + e[None, :], mask=inside, other=0.0)
 
 
 @triton.jit
@@ -143,8 +143,8 @@ def _gradients(dot, raw, seen, peak, mean, back, s, eps, like):
 
 @triton.jit
 def _peaks(peaks, pair, queries, i):
-    place = peaks + 2 * (pair * queries + i)
-    return tl.load(place, mask=i < queries, other=0.0), tl.load(place + 1, mask=i < queries, other=0.0)
+    pointer = peaks + 2 * (pair * queries + i)
+    return tl.load(pointer, mask=i < queries, other=0.0), tl.load(pointer + 1, mask=i < queries, other=0.0)
 
 
 @triton.jit

@@ -61,9 +61,9 @@ class Stack(nn.Module):
         """Mean squared error of each network, [M], on features [M, B, F] and targets [M, B]."""
         return (self(features) - targets).square().mean(1)
 
-    def weights(self, place: int) -> dict[str, Tensor]:
+    def weights(self, column: int) -> dict[str, Tensor]:
         """A copy of one network's state, under its own names."""
-        return {name.replace("/", "."): tensor[place].clone() for name, tensor in self.state_dict().items()}
+        return {name.replace("/", "."): tensor[column].clone() for name, tensor in self.state_dict().items()}
 
     def _shifted(self, x: Tensor, bias: str) -> Tensor:
         """Maps x [M, U, B] with this bias [M, U], if there is one."""

@@ -1,0 +1,47 @@
+"""Queries of the routes to claims; a name that isn't there is an error, not an empty list."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from service.database.queries import find_dataset, find_paper, require_experiment
+from stages.results import ClaimFilter, Deviation, JudgedClaim, Tally, list_judged, tally
+
+
+def list_claims(session: Session, wanted: ClaimFilter, *, limit: int, offset: int) -> list[JudgedClaim]:
+    """The claims that match, with their verdicts, in their order.
+
+    Raises:
+        UnknownPaper, UnknownDataset, UnknownExperiment: the filter names something that isn't there.
+    """
+    check_filter(session, wanted)
+    return list_judged(session, wanted, limit=limit, offset=offset)
+
+
+def tally_claims(session: Session, wanted: ClaimFilter) -> list[Tally]:
+    """Count verdicts for each paper; raises as `list_claims`."""
+    check_filter(session, wanted)
+    found = tally(session, wanted)
+    return [counts for counts in found if wanted.paper in (None, counts.paper)]
+
+
+def tally_of(session: Session, paper: str) -> Tally | None:
+    """The counts of one paper; None if it has no claims."""
+    return next(iter(tally_claims(session, ClaimFilter(paper=paper))), None)
+
+
+def list_deviations(session: Session, paper: str) -> Sequence[Deviation]:
+    """Everything in which we depart from a paper, in the order of its records."""
+    return session.scalars(select(Deviation).where(Deviation.paper == paper).order_by(Deviation.position)).all()
+
+
+def check_filter(session: Session, wanted: ClaimFilter) -> None:
+    if wanted.paper is not None:
+        find_paper(session, wanted.paper)
+    if wanted.dataset is not None:
+        find_dataset(session, wanted.dataset)
+    if wanted.experiment is not None:
+        require_experiment(session, wanted.experiment)

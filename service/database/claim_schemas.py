@@ -1,0 +1,330 @@
+"""What leaves the building about claims: verdicts, the runs behind them, deviations, counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import Field
+
+from service.database.observed import ObservedPoint
+from service.database.schemas import Out
+from stages.results import ClaimRecord, JudgedClaim, Status, VerdictRun
+
+
+class ReadingOut(Out):
+    """One way to read the claim, and whether it holds so."""
+
+    name: str
+    text: str = Field(description="what is taken to be meant, and why the words allow it")
+    holds: bool
+    ours: float | None = Field(description="our number under this reading, in the claim's unit")
+
+
+class FindingOut(Out):
+    """What was computed without training."""
+
+    status: str = Field(examples=["contradicted"], description="holds, holds under a reading, fails or contradicted")
+    computed: dict[str, float] = Field(examples=[{"relative_gain_percent": 4.992922}])
+    explanation: str
+    readings: list[ReadingOut] = Field(description="ways to read the claim; fails and contradicted are false under all")
+    error: str | None = Field(description="findings with one error are one mistake at several places, counted once")
+
+
+class SizeOut(Out):
+    """How large a difference is, judged apart from its sign: our gain − the paper's."""
+
+    status: Status
+    explanation: str
+    estimate: float | None
+    low: float | None
+    high: float | None
+    confidence: float | None
+    margin: float | None
+    n: int
+    replicates_expected: int | None
+
+
+class PowerOut(Out):
+    """What the plan can tell of a claim, known before anything runs: how probable each verdict is at its end."""
+
+    planned: int = Field(description="replicates")
+    spread: float | None = Field(
+        description="standard deviation of one replicate, of one difference for a gain; null: nobody says it"
+    )
+    source: str | None = Field(examples=["printed"], description="of the spread: measured, printed or assumed")
+    reproduced: float | None = Field(description="where the paper is right; of a gain's size")
+    not_reproduced: float | None = Field(
+        description="where the truth is two margins from the paper's number; of comparable arms: reversed, where one "
+        "is worse by twice what the paper calls comparable"
+    )
+    supported: float | None = Field(description="where the gain is as printed, or comparable arms are alike")
+    needed: int | None = Field(
+        description="replicates, the planned or more, that give 80 % of supported for a gain, else of reproduced"
+    )
+    needed_for_size: int | None = Field(description="that give 80 % of reproduced for a gain's size; null: none do")
+    can_reproduce: bool = Field(description="false: no number of replicates can say reproduced")
+    explanation: str
+
+
+class ClaimCostOut(Out):
+    """Of all runs behind a verdict, each counted once."""
+
+    device_seconds: float | None
+    flops: float | None = Field(description="of the trainings, forward and backward")
+    peak_memory_bytes: int | None
+    energy_joules: float | None = Field(description="of the devices, where they report it")
+    usd: float | None = Field(description="device-hours at the rates of params.yaml")
+
+
+class VariantOut(Out):
+    """The same claim in another metric."""
+
+    metric: str
+    status: Status
+    size: Status | None = Field(description="how large a difference is, apart from its sign")
+    ours: float | None
+    low: float | None
+    high: float | None
+
+
+class ChangeOut(Out):
+    """A change of a claim's row, or of the rules or the code that judge it."""
+
+    date: str = Field(examples=["2026-11-22"])
+    subject: str = Field(description="claim (its row), rules or code")
+    changed: dict[str, tuple[str | float | None, str | float | None]] = Field(description="old and new, by column")
+    after_evidence: bool = Field(description="results of its experiments had been published")
+    why: str
+
+
+class VerdictOut(Out):
+    """What the evidence says of a claim."""
+
+    status: Status = Field(examples=["reproduced"])
+    explanation: str = Field(description="the verdict as a sentence, with its numbers, or why there is none")
+    basis: str = Field(examples=["results"], description="results, finding, params or none")
+    is_decidable: bool = Field(description="something here can decide the claim, now or later; a badge counts these")
+    ours: float | None = Field(description="our number, in the claim's unit")
+    estimate: float | None = Field(description="ours − paper, or proposed − baseline with better positive")
+    low: float | None = Field(description="interval of the estimate at `confidence`")
+    high: float | None
+    confidence: float | None = Field(examples=[0.96])
+    margin: float | None = Field(description="within ± this of the paper's number is the same number")
+    n: int = Field(description="replicates judged, the diverged among them")
+    n_diverged: int
+    replicates_expected: int | None = Field(description="at which the present estimate would decide")
+    p_value: float | None = Field(description="two-sided, not adjusted for other claims")
+    size: SizeOut | None
+    prediction_low: float | None = Field(description="by our replicates, the paper's own rerun would lie from here")
+    prediction_high: float | None = Field(description="to here, in the claim's unit")
+    prediction_confidence: float | None = Field(examples=[0.95])
+    is_predicted: bool | None = Field(description="whether the paper's number lies there")
+    power: PowerOut | None
+    holds_adjusted: bool | None = Field(description="after Holm's adjustment over the claim's family")
+    rules: str = Field(description="sha256 of the numbers of the rules in params.yaml")
+    digest: str = Field(description="sha256 of rules, the claim's row with its metric, judging code, and finding")
+    variants: list[VariantOut] = Field(description="what other defensible metrics would say")
+    cost: ClaimCostOut
+
+
+class ClaimOut(Out):
+    """A statement of a paper, with its verdict."""
+
+    id: str = Field(examples=["ninformer.table2.c100.vit"])
+    paper: str
+    place: str
+    experiment: str | None = Field(description="where it is tested; * stands for any text")
+    experiments: list[str] = Field(description="the same, written out")
+    datasets: list[str]
+    arm: str | None
+    metric: str
+    kind: str
+    value: float | None
+    unit: str | None
+    precision: float | None
+    stderr: float | None
+    n: int | None
+    baseline_arm: str | None
+    better: str | None
+    note: str | None
+    high: float | None = Field(description="a range ends here")
+    trials: int | None = Field(description="a count is value of these")
+    factor: str | None = Field(description="a uniform gain is alike over its levels")
+    family: str | None = Field(description="the claims that are judged together with this one")
+    statement: str | None = Field(description="what is stated where there is no number")
+    reason: str | None = Field(description="why nothing here can test it")
+    finding: FindingOut | None
+    verdict: VerdictOut
+
+
+class VerdictRunOut(Out):
+    """A run behind a verdict."""
+
+    run_key: str
+    experiment: str
+    arm: str
+    side: str = Field(description="proposed or baseline; a single value's arm is proposed")
+    replicate: int
+    value: float | None = Field(description="null: the run diverged")
+    profile: str
+    provenance: str
+    source: str = Field(description="evidence (published) or local")
+    changed_code: list[str]
+
+
+class VerdictArmOut(Out):
+    """An arm of a claim whose metric chooses one epoch for all folds together (DAC, Appendix B)."""
+
+    experiment: str
+    arm: str
+    role: str
+    n: int = Field(description="folds")
+    value: float = Field(description="in the claim's metric, at the chosen epoch")
+    stderr: float = Field(description="as the paper computes it")
+    low: float = Field(description="95 % interval of the mean, the choice of the epoch in it")
+    high: float
+    epoch: int = Field(examples=[187], description="chosen, from 1; the middle one of a window")
+    epochs: int = Field(examples=[256])
+    flops: float | None = Field(description="of one forward pass of one image")
+    parameters: float | None
+
+
+class PairOut(Out):
+    """What one pair of a grid gives: the gain of the proposed arm, better positive, with its own 95 % interval."""
+
+    experiment: str
+    arm: str
+    against: str = Field(description="the arm that it is compared with")
+    gain: float = Field(description="in the claim's unit")
+    low: float
+    high: float
+    n: int = Field(description="replicates of the arm that has fewer")
+
+
+class DeviationOut(Out):
+    """A recorded difference between what the paper says and what we ran."""
+
+    id: str = Field(examples=["ninformer.dropout"])
+    paper: str
+    subject: str
+    says: str = Field(description="what the paper says")
+    code: str | None = Field(description="what its authors' public code does")
+    ours: str
+    why: str
+
+
+class ObservedPointOut(Out):
+    """A quantity inside an arm's networks, in one block: over heads and replicates."""
+
+    experiment: str
+    arm: str
+    quantity: str = Field(examples=["attention_sigma"])
+    moment: str = Field(description="start (the initial weights) or trained")
+    block: int = Field(description="from 1")
+    replicates: int
+    mean: float
+    low: float = Field(description="of all heads and replicates the lowest")
+    high: float
+
+
+class FamilyOut(Out):
+    """The sentence of a table: the gain over its orders, by random effects."""
+
+    name: str = Field(examples=["ninformer.table2"])
+    paper: str
+    text: str
+    status: str = Field(description="supported: the interval of the gain is on the printed side of 0")
+    gain: float | None = Field(
+        description="mean over the orders, better positive; orders that share an arm are averaged"
+    )
+    low: float | None = Field(description="interval of the gain at `confidence`")
+    high: float | None
+    confidence: float | None
+    tau: float | None = Field(description="standard deviation between orders beyond their own chance")
+    p_heterogeneity: float | None = Field(description="of orders that don't differ")
+    i2: float | None = Field(description="share of tau² in what orders differ by")
+    ahead: int = Field(description="of those tested, orders with a gain above 0")
+    holds: int = Field(description="orders that hold after Holm's adjustment")
+    tested: int
+    orders: int
+
+
+class ClaimDetailOut(ClaimOut):
+    """One claim with everything behind its verdict."""
+
+    runs: list[VerdictRunOut]
+    arms: list[VerdictArmOut] = Field(description="of a metric that chooses an epoch: each arm's number and epoch")
+    pairs: list[PairOut] = Field(description="of a gain over a grid: each proposed arm against its own baseline")
+    observations: list[ObservedPointOut] = Field(
+        description="from inside the networks that it is about, real data only"
+    )
+    deviations: list[DeviationOut]
+    changes: list[ChangeOut] = Field(description="how the claim and its judging came to be, oldest first")
+    table: FamilyOut | None = Field(description="the sentence of the claim's family")
+    same_error: list[str] = Field(description="other claims that are wrong by the same error, which counts once")
+
+
+class CountsOut(Out):
+    """Verdicts of claims that can be decided here, now or later."""
+
+    decidable: int
+    in_favour: int = Field(description="reproduced, supported, holds, if only under a reading")
+    against: int = Field(description="not reproduced, reversed, fails, contradicted")
+    open: int = Field(description="there is evidence that doesn't decide yet")
+    waiting: int = Field(description="not run yet")
+
+
+class TallyOut(CountsOut):
+    """Verdicts of a paper's claims; the badge is in_favour of decidable.  An error at several places counts once."""
+
+    paper: str
+    claims: int
+    trained: CountsOut = Field(description="those that trained models decide")
+    computed: CountsOut = Field(description="those that are computed without training")
+    data: CountsOut = Field(description="sizes and ranges of data sets")
+    by_verdict: dict[str, int]
+    by_kind: dict[str, dict[str, int]]
+    errors: dict[str, int] = Field(examples=[{"inference times in nanoseconds": 12}], description="places of each")
+
+
+class VerdictsOut(Out):
+    papers: list[TallyOut]
+    tables: list[FamilyOut]
+
+
+def describe_claim(judged: JudgedClaim) -> ClaimOut:
+    return ClaimOut.model_validate(_claim(judged))
+
+
+def describe_record(record: ClaimRecord, observed: Sequence[ObservedPoint]) -> ClaimDetailOut:
+    own = {
+        "runs": [_run(run) for run in record.runs],
+        "arms": [VerdictArmOut.model_validate(arm) for arm in record.arms],
+        "pairs": [PairOut.model_validate(pair) for pair in record.pairs],
+        "observations": [ObservedPointOut.model_validate(point) for point in observed],
+        "deviations": [DeviationOut.model_validate(deviation) for deviation in record.deviations],
+        "changes": [ChangeOut.model_validate(change) for change in record.changes],
+        "table": FamilyOut.model_validate(record.family) if record.family else None,
+        "same_error": record.same_error,
+    }
+    return ClaimDetailOut.model_validate(_claim(record) | own)
+
+
+def _claim(judged: JudgedClaim) -> dict[str, object]:
+    verdict = judged.verdict
+    cost = ClaimCostOut.model_validate(verdict)
+    own = {name: getattr(verdict, name) for name in VerdictOut.model_fields.keys() - {"cost"}}
+    names = ClaimOut.model_fields.keys() - {"experiments", "datasets", "verdict"}
+    return {name: getattr(judged.claim, name) for name in names} | {
+        "experiments": judged.experiments,
+        "datasets": judged.datasets,
+        "verdict": own | {"cost": cost},
+    }
+
+
+def _run(run: VerdictRun) -> VerdictRunOut:
+    own = ("arm", "side", "replicate", "value")
+    behind = ("run_key", "experiment", "profile", "provenance", "source", "changed_code")
+    return VerdictRunOut.model_validate(
+        {name: getattr(run, name) for name in own} | {name: getattr(run.result, name) for name in behind}
+    )

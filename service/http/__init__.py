@@ -1,0 +1,1 @@
+"""What every request passes: limits, keys, errors, headers, formats, metrics."""

@@ -1,0 +1,187 @@
+"""Access to the models: named API keys, and a rate and a quota for each of them.
+
+Keys are long random strings, so a plain sha256 of each is kept; it is compared in constant time with all of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import logging
+import math
+import secrets
+import time
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated
+
+from cachetools import LRUCache
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+MAX_BUCKETS = 10_000
+DAY = 24 * 60 * 60  # seconds
+
+logger = logging.getLogger("claimcheck.access")
+
+
+class Refused(Exception):
+    """A request that is refused: `status` 401 or 429, and the headers that say what would help."""
+
+    def __init__(self, status: int, detail: str, headers: dict[str, str]) -> None:
+        super().__init__(detail)
+        self.status, self.headers = status, headers
+
+
+class KeysError(ValueError):
+    """The file of keys isn't one; the message says where it fails."""
+
+
+def new_key() -> tuple[str, str]:
+    """Generate a key; returns it with its digest, which goes into the file of keys."""
+    key = secrets.token_urlsafe(32)
+    return key, digest_of(key)
+
+
+def digest_of(key: str) -> str:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+class Key(BaseModel):
+    """Who may ask, and how often.  While a key is changed it has two digests; requests per day end at midnight UTC."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    sha256: tuple[Annotated[str, Field(pattern="^[0-9a-f]{64}$")], ...] = Field(min_length=1)
+    requests_per_minute: int | None = Field(default=None, ge=1)
+    requests_per_day: int | None = Field(default=None, ge=1)
+
+
+Named = Mapping[str, Key]
+Name = Annotated[str, Field(pattern=r"^[\w.@-]{1,64}$")]
+_NAMED: TypeAdapter[dict[Name, Key]] = TypeAdapter(dict[Name, Key])
+
+
+def read_keys(path: Path) -> Named:
+    """The named keys in a TOML file: a table for each.
+
+    Raises:
+        KeysError: it can't be read, or isn't such a file.
+    """
+    try:
+        found = _NAMED.validate_python(tomllib.loads(path.read_text("utf-8")))
+    except (OSError, ValueError) as error:
+        raise KeysError(f"{path.name}: {_first_fault(error)}") from None
+    if not found:
+        raise KeysError(f'{path.name}: it names no key; expected [name] and below it sha256 = ["…"]')
+    return found
+
+
+def _first_fault(error: OSError | ValueError) -> str:
+    if not isinstance(error, ValidationError):
+        return getattr(error, "strerror", None) or str(error)
+    fault = error.errors(include_input=False, include_url=False)[0]
+    return f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}"
+
+
+class KeyFile:
+    """The keys of a file, read again when it changes; if it can't be read by then, those of before stay.
+
+    Raises:
+        KeysError: it can't be read at the start.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._version = self._look()
+        self._named = read_keys(path)
+
+    def __call__(self) -> Named:
+        if (version := self._look()) != self._version:
+            self._version = version
+            try:
+                self._named = read_keys(self._path)
+                logger.info("keys of %s", ", ".join(self._named))
+            except KeysError as error:
+                logger.error("%s; the keys of before stay", error)
+        return self._named
+
+    def _look(self) -> object:
+        try:
+            status = self._path.stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+class Gate:
+    """Admits a request or raises `Refused`.  Without `keys` everyone may ask; without a rate, as often as they like.
+
+    A rate is a bucket per key or, without keys, per client; a minute's worth of requests may come at once.
+    """
+
+    def __init__(
+        self,
+        keys: Callable[[], Named] | None,
+        per_minute: int | None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        calendar: Callable[[], float] = time.time,
+    ) -> None:
+        self.keys, self.per_minute, self._clock, self._calendar = keys, per_minute, clock, calendar
+        self._buckets: LRUCache[str, tuple[float, float]] = LRUCache(MAX_BUCKETS)
+        self._days: dict[str, tuple[int, int]] = {}
+
+    def admit(self, authorization: str, client: str) -> str | None:
+        """Admit one request with this `Authorization` from this client address; returns the name of its key."""
+        if self.keys is None:
+            if self.per_minute is not None:
+                self._take(client_of(client), self.per_minute)
+            return None
+        name, key = self._find(self.keys(), authorization)
+        self._require_quota(name, key.requests_per_day)
+        if per_minute := key.requests_per_minute or self.per_minute:
+            self._take(name, per_minute)
+        if key.requests_per_day:
+            self._days[name] = self._today(name)[0], self._today(name)[1] + 1
+        return name
+
+    def _find(self, named: Named, authorization: str) -> tuple[str, Key]:
+        scheme, _, key = authorization.partition(" ")
+        found = digest_of(key.strip())
+        matches = [name for name, one in named.items() for digest in one.sha256 if hmac.compare_digest(found, digest)]
+        if scheme.lower() != "bearer" or not matches:
+            problem = "this key is unknown" if authorization else "a key is missing"
+            raise Refused(401, f"{problem}; send Authorization: Bearer <key>", {"www-authenticate": "Bearer"})
+        return matches[0], named[matches[0]]
+
+    def _today(self, name: str) -> tuple[int, int]:
+        """The day and the requests that were admitted on it."""
+        day = int(self._calendar() // DAY)
+        then, count = self._days.get(name, (day, 0))
+        return day, count if then == day else 0
+
+    def _require_quota(self, name: str, per_day: int | None) -> None:
+        if per_day is not None and self._today(name)[1] >= per_day:
+            seconds = math.ceil(DAY - self._calendar() % DAY)
+            raise Refused(429, f"more than {per_day} requests in a day", {"retry-after": str(seconds)})
+
+    def _take(self, who: str, per_minute: int) -> None:
+        now = self._clock()
+        left, then = self._buckets.pop(who, (float(per_minute), now))
+        left = min(float(per_minute), left + (now - then) * per_minute / 60)
+        self._buckets[who] = (left - 1 if left >= 1 else left, now)
+        if left < 1:
+            seconds = math.ceil((1 - left) * 60 / per_minute)
+            raise Refused(429, f"more than {per_minute} requests in a minute", {"retry-after": str(seconds)})
+
+
+def client_of(address: str) -> str:
+    """An address's holder: of IPv6 a /64, all of whose addresses one host has; an IPv4 one may be mapped into IPv6."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if parsed.version == 4:
+        return str(parsed)
+    return str(parsed.ipv4_mapped or ipaddress.ip_network((parsed, 64), strict=False))

@@ -1,0 +1,41 @@
+"""Conditional requests: an ETag computed from the database's content, and 304 if the client already has it.
+
+The tag is weak: answers of equal meaning may differ in their bytes when they are compressed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from fastapi import Request, Response
+
+from service.http.headers import known_tags
+
+
+class NotModified(Exception):
+    """The client already has the answer that it would get."""
+
+    def __init__(self, etag: str) -> None:
+        super().__init__(etag)
+        self.etag = etag
+
+
+def tag_answer(request: Request, content: str) -> None:
+    """Tag an answer made of this content.
+
+    Raises:
+        NotModified: If-None-Match names the tag.  What `*` means is known only once there is an answer (`Observed`).
+    """
+    state = request.scope["state"]
+    state["content"] = content
+    asked = (request.app.version, content, request.url.path, request.url.query, request.headers.get("accept", ""))
+    etag = f'W/"{hashlib.sha256(chr(0).join(asked).encode("utf-8", "surrogateescape")).hexdigest()[:32]}"'
+    if etag.removeprefix("W/") in known_tags(request.headers):
+        raise NotModified(etag)
+    state["etag"] = etag
+
+
+async def not_modified(_request: Request, error: Exception) -> Response:
+    """304, which has no body; like a 200 it carries the tag."""
+    assert isinstance(error, NotModified), "installed for nothing else"
+    return Response(status_code=304, headers={"etag": error.etag, "cache-control": "no-cache", "vary": "Accept"})

@@ -1,0 +1,193 @@
+"""Connections that end: one whose client doesn't say what it wants, doesn't read, or doesn't speak HTTP.
+
+The server's own protocol waits for all of these without end.  What it refuses by itself, before there is a request, is
+problem details here too, in the log and in the metrics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from service.http.errors import MEDIA_TYPE, problem_of
+from service.http.headers import SECURITY_HEADERS
+from service.http.metrics import Metrics
+
+SEND_BUFFER_BYTES = 128 * 1024  # of the kernel; it takes twice this, and up to 4 MiB by itself
+CAN_ANSWER = (h11.IDLE, h11.SEND_RESPONSE)
+
+logger = logging.getLogger("claimcheck.access")
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How many connections there may be, and the seconds that each has for its headers and for reading an answer; for
+    a long one, it may read this slowly.
+    """
+
+    connections: int
+    head_seconds: float
+    send_seconds: float
+    slowest_bytes_per_second: int
+
+
+def protocol(patience: Patience, metrics: Metrics) -> type[H11Protocol]:
+    """The class of connections for `uvicorn.Config(http=…)`."""
+
+    class Connection(_Connection):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.patience, self.metrics = patience, metrics
+
+    return Connection
+
+
+class _Connection(H11Protocol):
+    patience: Patience
+    metrics: Metrics
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._until_head: asyncio.TimerHandle | None = None
+        self._until_read: asyncio.TimerHandle | None = None
+        self._deadline: float | None = None
+        self._unread = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        own: socket.socket | None = transport.get_extra_info("socket")
+        if own is not None:
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        if len(self.connections) > self.patience.connections:
+            self._refuse(503, f"{self.patience.connections:,} connections are open already", "retry-after: 2")
+            return
+        self._until_head = self.loop.call_later(self.patience.head_seconds, self._head_is_late)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        for timer in (self._until_head, self._until_read):
+            if timer is not None:
+                timer.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if not self.transport.get_write_buffer_size():
+            self._forget_reading()
+        super().data_received(data)
+        is_in_head = self.conn.their_state is h11.IDLE
+        if not is_in_head and self._until_head is not None:
+            self._until_head.cancel()
+            self._until_head = None
+        if is_in_head and self._until_head is None and not self.transport.is_closing():
+            self._until_head = self.loop.call_later(self.patience.head_seconds, self._head_is_late)
+
+    def handle_events(self) -> None:
+        try:
+            super().handle_events()
+        except UnicodeDecodeError:  # of an address that isn't ASCII
+            self.send_400_response("the address of the request isn't ASCII; encode it with %")
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, "this isn't an HTTP request that can be read" if msg.startswith("Invalid HTTP") else msg)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._expect_reading()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._expect_reading()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._count_read()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """An answer that is still in the buffers is being read, for as long as it may take."""
+        if self._until_read is None:
+            super().timeout_keep_alive_handler()
+
+    def _expect_reading(self) -> None:
+        """From now on the client has `send_seconds` for what is in the buffers, and more as it reads."""
+        self._unread = self.transport.get_write_buffer_size()
+        if not self._unread:
+            self._forget_reading()
+            return
+        now = self.loop.time()
+        if self._deadline is None:
+            self._deadline = now + self.patience.send_seconds
+        if self._until_read is None:
+            self._until_read = self.loop.call_later(max(0.0, self._deadline - now), self._look_at_reading)
+
+    def _count_read(self) -> None:
+        unread = self.transport.get_write_buffer_size()
+        if self._deadline is not None:
+            self._deadline += max(0, self._unread - unread) / self.patience.slowest_bytes_per_second
+        self._unread = unread
+
+    def _forget_reading(self) -> None:
+        if self._until_read is not None:
+            self._until_read.cancel()
+        self._until_read = self._deadline = None
+
+    def _look_at_reading(self) -> None:
+        """At the deadline, drop the connection with what is in its buffers: closing it would wait for the client."""
+        self._until_read = None
+        self._count_read()
+        if not self._unread:
+            self._deadline = None
+            if not self.transport.is_closing() and self.cycle.response_complete:
+                self.timeout_keep_alive_handler()
+        elif self._deadline is not None and self._deadline > self.loop.time():
+            self._expect_reading()
+        else:
+            logger.warning("an answer was not read in time", extra={"fields": {"client": _address(self.client)}})
+            self.transport.abort()
+
+    def _head_is_late(self) -> None:
+        self._until_head = None
+        if self.transport.is_closing() or self.conn.their_state is not h11.IDLE:
+            return
+        if self.conn.trailing_data[0]:
+            detail = f"the request's headers didn't arrive within {self.patience.head_seconds:g} s"
+            self._refuse(408, detail)
+        else:
+            self.transport.close()
+
+    def _refuse(self, status: int, detail: str, *more: str) -> None:
+        """Answer where there is no request yet, or none that can be read, and end the connection."""
+        if self.conn.our_state in CAN_ANSWER:
+            identity = uuid.uuid4().hex
+            content = json.dumps(problem_of(status, detail, "/").model_dump()).encode()
+            headers = [
+                *SECURITY_HEADERS.items(),
+                ("content-type", MEDIA_TYPE),
+                ("content-length", str(len(content))),
+                ("x-request-id", identity),
+                ("connection", "close"),
+                *((name, value) for name, _, value in (line.partition(": ") for line in more)),
+            ]
+            for event in (
+                h11.Response(status_code=status, headers=headers),
+                h11.Data(data=content),
+                h11.EndOfMessage(),
+            ):
+                self.transport.write(self.conn.send(event) or b"")
+            fields = {"method": "", "path": "", "route": "none", "status": status, "client": _address(self.client)}
+            logger.info("request", extra={"fields": fields | {"detail": detail, "request_id": identity}})
+            self.metrics.request("none", "none", status, 0.0)
+        self.transport.close()
+        self._expect_reading()
+
+
+def _address(client: tuple[str, int] | None) -> str:
+    return client[0] if client else ""

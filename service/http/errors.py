@@ -1,0 +1,255 @@
+"""Every error as problem details (RFC 9457): one shape for every status on every route; a browser gets a page.
+
+A problem says what was expected and what came.  It never holds a stack trace, a path or the name of an internal.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import re
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import urlsplit
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi.templating import Jinja2Templates
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as NoConnection
+from starlette.exceptions import HTTPException
+
+from service.database.queries import AmbiguousCheckpoint, NoRealCheckpoint
+from service.database.samples import NoSample
+from service.http.negotiation import NotAcceptable, weight
+from service.inference.batching import AnswerFailed, InferenceStopped, QueueFull, SetAside
+from service.inference.engine import TooManyAnswers
+from service.inference.model_names import UnknownModel
+from service.inference.tensors import TensorError
+from service.slots import Busy
+from stages.checkpoint.contract import CheckpointError
+from stages.images import ImageError, ImageTooLarge
+from stages.results import (
+    ResultsUnavailable,
+    UnknownCheckpoint,
+    UnknownClaim,
+    UnknownMetric,
+    UnknownName,
+    UnknownProfile,
+    UnknownRun,
+)
+
+MEDIA_TYPE = "application/problem+json"
+FOR_PROGRAMS = ("/api/", "/compare", "/health/", "/metrics", "/static/", "/v2")
+"""Where addresses begin that answer nobody with a page; `/predict` does, and what isn't there may have been one."""
+
+OWN_PATH = re.compile(r"/(?!/)[A-Za-z0-9._~%!$&'()*+,;=:@/?-]*")
+"""A browser takes `//` and a backslash for the beginning of another host, and leaves out control characters."""
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+
+logger = logging.getLogger("claimcheck")
+
+
+class ProblemOut(BaseModel):
+    """Problem details (RFC 9457)."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "example": {
+                "type": "/docs#problem-404",
+                "title": "Not Found",
+                "status": 404,
+                "detail": "unknown dataset 'cifar1000'; known: mnist, cifar10, cifar100",
+                "instance": "/compare",
+            }
+        }
+    )
+    type: str = Field(description="a stable address of this kind of problem")
+    title: str
+    status: int
+    detail: str = Field(description="what was expected and what came")
+    instance: str = Field(description="path of the request")
+
+
+class Problem(Exception):
+    """An error with its own status, raised where no domain error fits."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail)
+        self.status, self.detail = status, detail
+
+
+class BodyTooLarge(HTTPException):
+    """Raised while a body is being received; an HTTPException, since form parsers let no other one through."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(413, f"the request body is larger than {limit:,} bytes")
+
+
+class BodyTooSlow(HTTPException):
+    """Raised while a body is being received, as `BodyTooLarge`."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(408, f"the request body didn't arrive within {seconds:g} s")
+
+
+def title_of(status: int) -> str:
+    """The name of a status in RFC 9110; Python renamed two of them in 3.13."""
+    return {413: "Content Too Large", 422: "Unprocessable Content"}.get(status) or HTTPStatus(status).phrase
+
+
+def problem_of(status: int, detail: str, instance: str) -> ProblemOut:
+    return ProblemOut(
+        type=f"/docs#problem-{status}", title=title_of(status), status=status, detail=detail, instance=instance
+    )
+
+
+def problem_response(request: Request, status: int, detail: str, headers: dict[str, str] | None = None) -> Response:
+    """Problem details, or a page if a browser asked for one.  Below `/v2` the detail is also given as `error`."""
+    instance = request.scope["path"]
+    problem = problem_of(status, detail, instance)
+    if not instance.startswith(FOR_PROGRAMS):
+        headers = {**(headers or {}), "vary": "Accept"}
+        accept = request.headers.get("accept", "*/*")
+        if weight(accept, "text/html") > weight(accept, MEDIA_TYPE):
+            templates: Jinja2Templates = request.app.state.claimcheck.templates
+            shown = {"problem": problem, "back": _page_before(request)}
+            return templates.TemplateResponse(request, "problem.html", shown, status, headers)
+    content = problem.model_dump()
+    if instance == "/v2" or instance.startswith("/v2/"):
+        content["error"] = detail
+    return JSONResponse(content, status, headers, MEDIA_TYPE)
+
+
+def _page_before(request: Request) -> str:
+    """The page of ours that linked here, else the first one."""
+    try:
+        linked = urlsplit(request.headers.get("referer", ""))
+    except ValueError:
+        return "/"
+    path = f"{linked.path}?{linked.query}" if linked.query else linked.path
+    is_ours = linked.scheme in ("http", "https") and linked.netloc == request.headers.get("host")
+    return path if is_ours and OWN_PATH.fullmatch(path) else "/"
+
+
+STATUS: dict[type[Exception], int] = {
+    NotAcceptable: 406,
+    UnknownMetric: 422,
+    UnknownProfile: 422,
+    UnknownName: 404,
+    NoSample: 404,
+    AmbiguousCheckpoint: 409,
+    NoRealCheckpoint: 409,
+    ResultsUnavailable: 503,
+    TensorError: 400,
+    QueueFull: 503,
+    Busy: 503,
+    InferenceStopped: 503,
+    SetAside: 503,
+    AnswerFailed: 500,
+    TooManyAnswers: 413,
+    ImageTooLarge: 413,
+    ImageError: 422,
+}
+"""Domain errors whose message is fit to be shown."""
+
+LISTED_AT: dict[type[Exception], str] = {
+    UnknownCheckpoint: "/api/v1/checkpoints lists those that answer",
+    UnknownModel: "/api/v1/checkpoints lists each as `model`, with its `version`",
+    UnknownClaim: "/api/v1/claims lists them",
+    UnknownRun: "/api/v1/runs lists them",
+}
+"""Of names too many for a message."""
+
+RETRY_AFTER: dict[type[Exception], dict[str, str]] = {
+    QueueFull: {"retry-after": "1"},
+    InferenceStopped: {"retry-after": "1"},
+    Busy: {"retry-after": "2"},
+}
+
+FORM_LIMITS = ("Too many files", "Too many fields", "Part exceeded")
+"""How the form parser begins what it says of a form beyond its limits, as a 400."""
+
+HTTP_DETAILS = {404: "there is nothing at this address; /docs lists what there is"}
+
+
+def fault_response(request: Request, error: BaseException) -> Response:
+    """500 for a fault of ours; 503 where the machine has no room left.  The log says why."""
+    is_full = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in NO_ROOM)
+    if is_full:
+        logger.error("%s %s: %s: %s", request.method, request.url.path, type(error).__name__, error)
+        detail = "this machine has no disk, memory or files left for the request at the moment"
+        return problem_response(request, 503, detail, {"retry-after": "10"})
+    logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return problem_response(request, 500, "the service failed; its log says why")
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Handlers run on the event loop: an error is answered also while every thread is busy."""
+
+    async def domain(request: Request, error: Exception) -> Response:
+        status = next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
+        if isinstance(error, ResultsUnavailable):
+            logger.error("%s %s: %s", request.method, request.url.path, error)
+        listed = LISTED_AT.get(type(error))
+        detail = f"{error}; {listed}" if listed else str(error)
+        return problem_response(request, status, detail, RETRY_AFTER.get(type(error)))
+
+    async def explicit(request: Request, error: Problem) -> Response:
+        return problem_response(request, error.status, error.detail)
+
+    async def http(request: Request, error: HTTPException) -> Response:
+        if isinstance(
+            error.__cause__, OSError | MemoryError
+        ):  # the form parser's, worded as if the client were at fault
+            return fault_response(request, error.__cause__)
+        detail, status = error.detail, error.status_code
+        if status == 400 and detail.startswith(FORM_LIMITS):
+            status = 413
+        if status == 405:
+            detail = f"{request.method} is not allowed here"
+        elif detail == HTTPStatus(status).phrase:
+            detail = HTTP_DETAILS.get(status, detail)
+        return problem_response(request, status, detail, dict(error.headers or {}))
+
+    async def validation(request: Request, error: RequestValidationError) -> Response:
+        return problem_response(request, 422, "; ".join(_explain(item) for item in error.errors()))
+
+    async def unavailable(request: Request, error: Exception) -> Response:
+        logger.error("%s %s: %s", request.method, request.url.path, error)
+        what = "the checkpoint's weights" if isinstance(error, CheckpointError) else "the results database"
+        return problem_response(request, 503, f"{what} can't be read at the moment", {"retry-after": "10"})
+
+    async def no_connection(request: Request, error: Exception) -> Response:
+        logger.error("%s %s: %s", request.method, request.url.path, error)
+        return problem_response(request, 503, "too many read the results database", {"retry-after": "2"})
+
+    for kind in STATUS:
+        app.add_exception_handler(kind, domain)
+    app.add_exception_handler(Problem, explicit)  # type: ignore[arg-type]
+    app.add_exception_handler(HTTPException, http)  # type: ignore[arg-type]
+    app.add_exception_handler(RequestValidationError, validation)  # type: ignore[arg-type]
+    app.add_exception_handler(CheckpointError, unavailable)
+    app.add_exception_handler(DBAPIError, unavailable)
+    app.add_exception_handler(NoConnection, no_connection)
+
+
+def _explain(item: Any) -> str:
+    field = ".".join(str(part) for part in item["loc"])
+    message = item["msg"][0].lower() + item["msg"][1:]
+    value = item.get("input")
+    return f"{field}: {message}" + (f", got {value[:80]!r}" if isinstance(value, str) else "")
+
+
+def declared(*statuses: int, as_pages: bool = False) -> dict[int | str, dict[str, Any]]:
+    """The errors that a route may answer with, for OpenAPI; every route may also answer 500 and 503."""
+    content: dict[str, Any] = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemOut"}}}
+    return {
+        status: {
+            "description": title_of(status),
+            "content": content | {"text/html": {}} if as_pages else content,
+        }
+        for status in (*statuses, 500, 503)
+    }

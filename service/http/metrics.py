@@ -1,0 +1,100 @@
+"""The metrics that Prometheus reads at `/metrics`.  Labels come from closed sets: a client can't create new series."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+from service.inference.engine import Engine
+from service.slots import Slots
+
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class Metrics:
+    """Has its own registry, so that two applications in a process don't mix."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._requests = Counter(
+            "claimcheck_requests", "Answers", ("method", "route", "status"), registry=self.registry
+        )
+        self._keys = Counter(
+            "claimcheck_key_requests", "Answers to holders of keys", ("key", "status"), registry=self.registry
+        )
+        self._seconds = Histogram(
+            "claimcheck_request_seconds",
+            "From the request's first line to the answer's last byte",
+            ("route",),
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self._pass_images = Histogram(
+            "claimcheck_pass_images",
+            "Images in a forward pass",
+            buckets=(1, 2, 4, 8, 16, 32, 64),
+            registry=self.registry,
+        )
+        self._waited_seconds = Histogram(
+            "claimcheck_queue_seconds", "Longest wait before a forward pass", buckets=SECONDS, registry=self.registry
+        )
+        self._pass_seconds = Histogram(
+            "claimcheck_pass_seconds", "A forward pass", buckets=SECONDS, registry=self.registry
+        )
+
+    def request(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count an answer; `route` is the template of the address, never the address itself."""
+        self._requests.labels(method if method in METHODS else "other", route, status).inc()
+        self._seconds.labels(route).observe(seconds)
+
+    def forward_pass(self, *, images: int, waited_seconds: float, pass_seconds: float) -> None:
+        """The batcher's observer."""
+        self._pass_images.observe(images)
+        self._waited_seconds.observe(waited_seconds)
+        self._pass_seconds.observe(pass_seconds)
+
+    def answer_to_key(self, key: str, status: int) -> None:
+        """Count an answer to the holder of a named key."""
+        self._keys.labels(key, status).inc()
+
+    def watch_turns(self, slots: Mapping[str, Slots]) -> None:
+        """Register how many requests wait for a turn at the database, read on request."""
+        gauge = Gauge("claimcheck_waiting_requests", "Requests waiting for a turn", ("turn",), registry=self.registry)
+        for name, one in slots.items():
+            gauge.labels(name).set_function(partial(getattr, one, "waiting"))
+
+    def watch(self, engine: Engine) -> None:
+        """Register gauges that are read on request."""
+        waiting = Gauge("claimcheck_waiting_images", "Images waiting for an answer", registry=self.registry)
+        waiting.set_function(lambda: engine.batcher.waiting)
+        weights = Gauge("claimcheck_weight_bytes", "Weights in memory", registry=self.registry)
+        weights.set_function(lambda: sum(worker.weight_bytes for worker in engine.workers))
+        alive = Gauge("claimcheck_inference_alive", "1 where a worker runs", registry=self.registry)
+        alive.set_function(lambda: engine.batcher.is_alive)
+        workers = Gauge("claimcheck_workers", "Workers that run", registry=self.registry)
+        workers.set_function(lambda: engine.batcher.serving)
+        aside = Gauge("claimcheck_models_set_aside", "Models at which workers end", registry=self.registry)
+        aside.set_function(lambda: len(engine.batcher.set_aside))
+        self.registry.register(_Restarts(engine))
+
+    def text(self) -> bytes:
+        """All metrics in the exposition format."""
+        return generate_latest(self.registry)
+
+
+class _Restarts(Collector):
+    """Counts kept by the processes themselves."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        family = CounterMetricFamily("claimcheck_process_restarts", "Lost processes replaced", labels=("kind",))
+        for kind, processes in (("inference", self.engine.workers), ("decoding", self.engine.decoder.processes)):
+            family.add_metric([kind], sum(process.restarts for process in processes))
+        yield family

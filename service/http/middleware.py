@@ -1,0 +1,283 @@
+"""Middleware around every request, in plain ASGI: its id, log line and metrics, the headers of every answer and the one
+shape of errors; then framing, hosts, keys and rates, and the limits on the body, counted as bytes arrive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import uuid
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.http import logs
+from service.http.access import Gate, Refused
+from service.http.errors import MEDIA_TYPE, BodyTooLarge, BodyTooSlow, fault_response, problem_response, title_of
+from service.http.headers import SECURITY_HEADERS, known_tags
+from service.http.metrics import Metrics
+from service.http.readiness import Readiness
+
+logger = logging.getLogger("claimcheck.access")
+REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+class Observed:
+    """The outermost layer: every answer gets its headers, a log line and a count.
+
+    HEAD is answered as GET without the body, and `If-None-Match: *` with 304 where there is an answer.  While the
+    service drains, answers close their connections.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, readiness: Readiness) -> None:
+        self.app, self.metrics, self.readiness = Faults(app), metrics, readiness
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        identity = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        token = logs.request_id.set(identity)
+        method = scope["method"]
+        inner = {**scope, "method": "GET"} if method == "HEAD" else scope
+        inner.setdefault("state", {})
+        started, status, size = time.perf_counter(), 0, 0
+        has_body = method != "HEAD"
+
+        async def dressed(message: Message) -> None:
+            nonlocal status, size, has_body
+            if message["type"] == "http.response.start":
+                if message["status"] == 200 and _has_any(inner):
+                    message, has_body = _not_modified(message), False
+                status = message["status"]
+                self._dress(MutableHeaders(scope=message), identity, inner, status)
+            elif message["type"] == "http.response.body":
+                size += len(message.get("body", b""))
+                if not has_body:
+                    message = {**message, "body": b""}
+            await send(message)
+
+        try:
+            await self.app(inner, receive, dressed)
+        finally:
+            seconds = time.perf_counter() - started
+            route = route_of(inner)
+            self.metrics.request(method, route, status, seconds)
+            fields = {"method": method[:16], "path": scope["path"][:200], "route": route, "status": status}
+            fields |= {"bytes": size, "seconds": round(seconds, 6)}
+            if key := inner["state"].get("key"):
+                fields["key"] = key
+                self.metrics.answer_to_key(key, status)
+            logger.info("request", extra={"fields": fields})
+            logs.request_id.reset(token)
+
+    def _dress(self, headers: MutableHeaders, identity: str, scope: Scope, status: int) -> None:
+        for name, value in SECURITY_HEADERS.items():
+            headers.setdefault(name, value)
+        headers["x-request-id"] = identity
+        if status in (200, 304) and (etag := scope["state"].get("etag")):
+            headers["etag"] = etag
+            headers.setdefault("cache-control", "no-cache")
+        if self.readiness.is_draining:
+            headers["connection"] = "close"
+
+
+def _has_any(scope: Scope) -> bool:
+    """True if the client wants a tagged answer only where it has none yet, whichever that is."""
+    return known_tags(Headers(scope=scope)) == ["*"] and "etag" in scope["state"]
+
+
+def _not_modified(message: Message) -> Message:
+    """The start of a 304 in place of a 200's."""
+    of_body = (b"content-length", b"content-type", b"content-encoding", b"content-disposition")
+    return {**message, "status": 304, "headers": [pair for pair in message["headers"] if pair[0] not in of_body]}
+
+
+def route_of(scope: Scope) -> str:
+    """The template of the address if the application knows it, else `other`."""
+    if scope["path"].startswith("/static/"):
+        return "/static"
+    return getattr(scope.get("route"), "path_format", None) or "other"
+
+
+class Faults:
+    """What nobody expected becomes an answer: 500, or 503 where the machine has no room; logged with the request's id.
+
+    Where an answer has begun already it just ends, and the server closes the connection.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        has_begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self.app(scope, receive, watched)
+        except Exception as error:  # noqa: BLE001  (this is where every fault ends)
+            response = fault_response(Request(scope), error)
+            if not has_begun:
+                await response(scope, receive, send)
+
+
+class OnlyProblems:
+    """An error that the framework words itself (of Range, of CORS) becomes problem details; its other headers stay."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        held: Message | None = None
+        words = b""
+
+        async def worded(message: Message) -> None:
+            nonlocal held, words
+            if message["type"] == "http.response.start" and _is_foreign(message):
+                held = message
+                return
+            if held is None:
+                await send(message)
+                return
+            words += message.get("body", b"")[:200]
+            if not message.get("more_body", False):
+                start, held = held, None
+                await _as_problem(Request(scope), start, words.decode("utf-8", "replace"))(scope, receive, send)
+
+        await self.app(scope, receive, worded)
+
+
+def _is_foreign(start: Message) -> bool:
+    kind = Headers(raw=start["headers"]).get("content-type", "")
+    return start["status"] >= 400 and not kind.startswith((MEDIA_TYPE, "text/html"))
+
+
+def _as_problem(request: Request, start: Message, words: str) -> Response:
+    headers = {
+        name: value
+        for name, value in Headers(raw=start["headers"]).items()
+        if name not in ("content-type", "content-length")
+    }
+    if there := headers.get("content-range", "").partition("/")[2]:
+        words = f"the range begins beyond the {there} bytes that there are"
+    words = words.strip().rstrip(".") or title_of(start["status"])
+    return problem_response(request, start["status"], words[0].lower() + words[1:], headers)
+
+
+class Framing:
+    """400 for a body whose length is said in two ways, or in one that its version doesn't know (RFC 9112, section 6):
+    a proxy in front may have read another body.  The connection is closed, since what follows is in doubt.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        names = {name for name, _ in scope["headers"]} if scope["type"] == "http" else set()
+        if b"transfer-encoding" in names and (b"content-length" in names or scope["http_version"] == "1.0"):
+            detail = "the request has a Transfer-Encoding beside a Content-Length or in HTTP/1.0; send one length"
+            await problem_response(Request(scope), 400, detail, {"connection": "close"})(scope, receive, send)
+            return
+        await self.app(scope, receive, send)
+
+
+class HeaderLimit:
+    """431 for headers over `limit` bytes; the server's own limit covers a line that hasn't ended yet."""
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        self.app, self.limit = app, limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and sum(len(name) + len(value) for name, value in scope["headers"]) > self.limit:
+            detail = f"the request's headers are larger than {self.limit:,} bytes"
+            await problem_response(Request(scope), 431, detail)(scope, receive, send)
+            return
+        await self.app(scope, receive, send)
+
+
+class AllowedHosts:
+    """421 for a host that this service doesn't answer for, so that another site's page can't reach it by that site's
+    name.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: tuple[str, ...]) -> None:
+        self.app, self.hosts = app, frozenset(host.lower() for host in hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and "*" not in self.hosts:
+            host = re.sub(r":\d*$", "", Headers(scope=scope).get("host", "")).lower()
+            if host not in self.hosts:
+                detail = (
+                    f"this service doesn't answer for the host {host[:80]!r}; CLAIMCHECK_ALLOWED_HOSTS names its own"
+                )
+                await problem_response(Request(scope), 421, detail)(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+
+class KeysAndRates:
+    """401 and 429 for inference, before a body is received."""
+
+    def __init__(self, app: ASGIApp, gate: Gate) -> None:
+        self.app, self.gate = app, gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST":
+            client = scope.get("client")
+            try:
+                authorization = Headers(scope=scope).get("authorization", "")
+                scope["state"]["key"] = self.gate.admit(authorization, client[0] if client else "")
+            except Refused as refused:
+                response = problem_response(Request(scope), refused.status, str(refused), refused.headers)
+                await response(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+
+class BodyLimit:
+    """413 for a body over `limit` bytes, whether its length is declared, wrong or absent; 408 if it doesn't arrive."""
+
+    def __init__(self, app: ASGIApp, limit: int, seconds: float) -> None:
+        self.app, self.limit, self.seconds = app, limit, seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        declared = Headers(scope=scope).get("content-length", "")
+        if declared.isdecimal() and int(declared[:20]) > self.limit:
+            await problem_response(Request(scope), 413, BodyTooLarge(self.limit).detail)(scope, receive, send)
+            return
+        received, is_complete = 0, False
+        deadline = time.monotonic() + self.seconds
+
+        async def counted() -> Message:
+            nonlocal received, is_complete
+            if is_complete:
+                return await receive()  # the next message says that the client is gone, and may come late
+            try:
+                message = await asyncio.wait_for(receive(), deadline - time.monotonic())
+            except TimeoutError:
+                raise BodyTooSlow(self.seconds) from None
+            received += len(message.get("body", b""))
+            if received > self.limit:
+                raise BodyTooLarge(self.limit)
+            is_complete = not message.get("more_body", False)
+            return message
+
+        await self.app(scope, counted, send)

@@ -1,0 +1,75 @@
+"""Routes that refuse unknown or repeated query parameters rather than answer something else.
+
+Otherwise a misspelt filter would be ignored, and of two data sets the last would count.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Coroutine
+from typing import Any, get_origin
+
+from fastapi import Request, Response
+from fastapi.dependencies.utils import get_flat_params
+from fastapi.params import Query
+from fastapi.routing import APIRoute
+from python_multipart.multipart import parse_options_header
+
+from service.http.errors import Problem, declared
+
+CHARSETS = frozenset({"utf-8", "ascii", "iso8859-1"})
+"""What the names and values of a form may be written in.  Other codecs make text that nothing else can write."""
+
+
+class StrictRoute(APIRoute):
+    """A route that answers 422 to an unknown query parameter, naming those it knows, or to one given too often."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        options["responses"] = declared(422) | (options.get("responses") or {})
+        super().__init__(path, endpoint, **options)
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+        fields = [field for field in get_flat_params(self.dependant) if isinstance(field.field_info, Query)]
+        known = {field.alias for field in fields}
+        repeatable = {field.alias for field in fields if get_origin(field.field_info.annotation) is list}
+        names = f"known: {', '.join(sorted(known))}" if known else "it takes none"
+
+        async def checked(request: Request) -> Response:
+            for name in request.query_params:
+                if name not in known:
+                    raise Problem(422, f"unknown query parameter {name[:80]!r}; {names}")
+                times = len(request.query_params.getlist(name))
+                if times > 1 and name not in repeatable:
+                    raise Problem(422, f"query parameter {name!r} is given {times} times; expected once")
+            return await handler(request)
+
+        return checked
+
+
+class FormRoute(StrictRoute):
+    """A strict route that takes multipart forms: 415 for anything else, before the body is read."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+
+        async def checked(request: Request) -> Response:
+            kind, parameters = parse_options_header(request.headers.get("content-type", ""))
+            if kind != b"multipart/form-data":
+                raise Problem(415, "images come as multipart/form-data, each in a part named file")
+            charset = parameters.get(b"charset", b"utf-8").decode("latin-1")
+            if not _is_read(charset):
+                raise Problem(415, f"a form is read as UTF-8, not as {charset[:40]!r}")
+            return await handler(request)
+
+        return checked
+
+
+def _is_read(charset: str) -> bool:
+    """True where the form parser reads it as one of `CHARSETS`: Latin-1 is its choice for what it doesn't know."""
+    try:
+        return codecs.lookup(charset).name in CHARSETS
+    except LookupError:
+        return True
+    except ValueError:
+        return False

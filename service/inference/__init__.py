@@ -1,0 +1,1 @@
+"""From uploaded files to predictions: decoding, batching, the processes that run models."""

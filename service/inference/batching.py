@@ -1,0 +1,384 @@
+"""The micro-batcher: every forward pass combines the images of as many requests as are waiting.
+
+Requests wait in a bounded queue and take turns: the next images are those of the request that has had the fewest served
+since it came.  A pass takes images of one model, up to `max_batch`, or up to its share when other workers are idle.  It
+waits for more only while announced requests are still being decoded, so a single request is answered at once.
+
+A worker that ends is replaced, and the requests of its pass are told to come again.  A model at which two workers in a
+row end, with no answer in between, is set aside for a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import math
+import threading
+import time
+from bisect import insort
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from service.inference.models import Model
+from service.inference.processes import ProcessGone
+from service.inference.workers import NeverBegan, PassFailed
+from stages.checkpoint.contract import CheckpointError
+
+DEATHS = 2  # of workers, at which a model is set aside
+ASIDE_SECONDS = 600.0  # then it is asked again, and set aside at the next death
+LOOK_SECONDS = 0.5  # between two looks at whether an idle worker is still there
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # before another start of a worker that ends again and again
+logger = logging.getLogger("claimcheck")
+
+
+class QueueFull(RuntimeError):
+    """The queue has no room for more images; a later request may be answered."""
+
+
+class InferenceStopped(RuntimeError):
+    """The worker that was to answer is gone, or the service ends; a later request may be answered."""
+
+
+class SetAside(RuntimeError):
+    """Workers end at this model, so it isn't asked for `ASIDE_SECONDS`."""
+
+
+class AnswerFailed(RuntimeError):
+    """The model has no answer to this image: its pass raised an error or returned values that aren't probabilities."""
+
+
+class Runner(Protocol):
+    """Runs passes, one at a time: see `Worker`."""
+
+    @property
+    def is_alive(self) -> bool: ...
+
+    def probabilities(self, model: Model, images: np.ndarray) -> np.ndarray: ...
+
+    def restart(self) -> None: ...
+
+
+class Observer(Protocol):
+    """Called after each pass with its number of images, the longest wait and the duration of the pass in seconds."""
+
+    def __call__(self, *, images: int, waited_seconds: float, pass_seconds: float) -> None: ...
+
+
+@dataclass(frozen=True, eq=False)
+class PendingRequest:
+    """Images uint8 [N, C, H, W] of one request; `future` gets their probabilities float32 [N, K].
+
+    `turn`: images that were served before this request came, and those of the request that are served before these.
+    """
+
+    model: Model
+    images: np.ndarray
+    turn: int = 0
+    future: Future[np.ndarray] = field(default_factory=Future)
+    submitted: float = field(default_factory=time.monotonic)
+
+
+class Batcher:
+    """Safe to use from several threads and event loops.  `start` it before, `stop` it after.
+
+    Every worker has a thread that hands it passes and replaces it where it has ended.
+    """
+
+    def __init__(
+        self,
+        workers: Sequence[Runner],
+        *,
+        max_batch: int,
+        max_wait_seconds: float,
+        max_waiting: int,
+        observer: Observer | None = None,
+    ) -> None:
+        self.workers = workers
+        self.max_batch, self.max_wait_seconds, self.max_waiting = max_batch, max_wait_seconds, max_waiting
+        self._observer = observer
+        self._jobs: list[PendingRequest] = []  # by turn
+        self._clock = 0  # the turn that was served last
+        self._changed = threading.Condition()
+        self._announced = self._idle = 0
+        self._stopping = threading.Event()
+        self._given_up: set[Runner] = set()  # for now: they end again and again
+        self._deaths: dict[str, tuple[int, float]] = {}  # of a model: how many in a row, when the last one was
+        self._set_aside: dict[str, tuple[Model, float]] = {}  # until when
+        self._threads = [
+            threading.Thread(target=self._run, args=(worker,), name="inference", daemon=True) for worker in workers
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self, seconds: float = 5.0) -> None:
+        """Answer what is waiting, then end the threads; a pass that takes longer than that is abandoned."""
+        with self._changed:
+            self._stopping.set()
+            self._changed.notify_all()
+        until = time.monotonic() + seconds
+        for thread in self._threads:
+            if thread.ident is not None:  # started
+                thread.join(max(0.0, until - time.monotonic()))
+
+    @property
+    def is_alive(self) -> bool:
+        """True where at least one worker serves."""
+        return not self._stopping.is_set() and self.serving > 0
+
+    @property
+    def serving(self) -> int:
+        """Number of workers that run."""
+        return sum(worker.is_alive for worker in self.workers)
+
+    @property
+    def set_aside(self) -> list[Model]:
+        """The models that aren't asked for now."""
+        return [model for model, until in list(self._set_aside.values()) if time.monotonic() < until]
+
+    def require_fit(self, model: Model) -> None:
+        """Raises:
+        SetAside: workers end at this model.
+        """
+        _, until = self._set_aside.get(model.sha256, (None, 0.0))
+        if time.monotonic() < until:
+            raise _set_aside(model)
+
+    @property
+    def waiting(self) -> int:
+        """Number of images in the queue."""
+        with self._changed:
+            return self._count()
+
+    @contextmanager
+    def announce(self) -> Iterator[None]:
+        """Wraps the decoding of a request: a pass that could include it waits, for `max_wait_seconds` at most."""
+        with self._changed:
+            self._announced += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._announced -= 1
+                self._changed.notify_all()
+
+    def submit(self, model: Model, images: np.ndarray, *, behind: int = 0) -> list[PendingRequest]:
+        """Queue `images`, in jobs of at most `max_batch`, behind so many images of the same request.
+
+        Raises:
+            QueueFull: there is no room for all of them.
+            InferenceStopped: no worker serves.
+            SetAside: workers end at this model.
+        """
+        with self._changed:
+            if self._stopping.is_set() or len(self._given_up) == len(self.workers):
+                raise InferenceStopped("inference isn't running at the moment")
+            self.require_fit(model)
+            if self._count() + len(images) > self.max_waiting:
+                raise QueueFull(f"{self._count()} images are waiting already; at most {self.max_waiting} may")
+            jobs = [
+                PendingRequest(model, images[start : start + self.max_batch], self._clock + behind + start)
+                for start in range(0, len(images), self.max_batch)
+            ]
+            for job in jobs:
+                insort(self._jobs, job, key=lambda waiting: waiting.turn)
+            self._changed.notify_all()
+        return jobs
+
+    async def probabilities(self, model: Model, images: np.ndarray, *, behind: int = 0) -> np.ndarray:
+        """Class probabilities, float32 [N, K], of uint8 images [N, C, H, W]; a cancelled call leaves the queue.
+
+        `behind`: as `submit`.
+
+        Raises:
+            QueueFull, InferenceStopped, SetAside: as `submit`.
+            InferenceStopped: the worker ended, too.
+            AnswerFailed: the model has no answer to one of the images.
+            CheckpointError: the weights can't be loaded.
+        """
+        jobs = self.submit(model, images, behind=behind)
+        try:
+            parts = await asyncio.gather(*(asyncio.wrap_future(job.future) for job in jobs))
+        finally:
+            for job in jobs:
+                job.future.cancel()
+        return np.concatenate(parts)
+
+    def _count(self) -> int:
+        return sum(len(job.images) for job in self._jobs if not job.future.cancelled())
+
+    def _run(self, worker: Runner) -> None:
+        deaths = 0  # in a row: neither an answer nor a while of life in between
+        try:
+            while (batch := self._next_batch(worker)) is not None:
+                if self._serve(batch, worker) if batch else worker.is_alive:
+                    deaths = 0
+                    continue
+                if not self._replaced(worker, deaths):
+                    return
+                deaths += 1
+        finally:
+            self._give_up(worker)
+
+    def _replaced(self, worker: Runner, deaths: int) -> bool:
+        """Start another one, at once or, where that didn't help, after a while; False once the batcher stops."""
+        logger.error("an inference process is gone and is replaced")
+        while not self._stopping.is_set():
+            if deaths:
+                self._give_up(worker)
+                self._stopping.wait(min(FIRST_PAUSE * 2**deaths, LONGEST_PAUSE))
+            try:
+                worker.restart()
+            except OSError as error:
+                logger.error("no inference process can be started: %s", error)
+                deaths += 1
+            else:
+                self._given_up.discard(worker)
+                return True
+        return False
+
+    def _give_up(self, worker: Runner) -> None:
+        """Nothing waits for this worker; where no other one serves, what waits is refused."""
+        with self._changed:
+            self._given_up.add(worker)
+            if len(self._given_up) < len(self.workers):
+                return
+            left, self._jobs = self._jobs, []
+        for job in left:
+            if job.future.set_running_or_notify_cancel():
+                job.future.set_exception(InferenceStopped("inference isn't running at the moment"))
+
+    def _serve(self, batch: Sequence[PendingRequest], worker: Runner) -> bool:
+        """Answer the batch; False where the worker ended at it."""
+        model, started = batch[0].model, time.monotonic()
+        try:
+            self._answer(batch, worker)
+            self._deaths.pop(model.sha256, None)
+        except ProcessGone as error:
+            logger.error("%s, at %s (run %s)", error, model.path, model.contract.run_key)
+            if not isinstance(error, NeverBegan):
+                self._blame(model, started)
+            self._fail(batch, InferenceStopped("the process that was to answer ended; ask again"))
+            return False
+        except Exception:  # no memory, for example, which the next pass may have
+            logger.exception("a pass of %s failed", model.path)
+            self._fail(batch, AnswerFailed("the model failed on this image"))
+        return True
+
+    @staticmethod
+    def _fail(batch: Sequence[PendingRequest], error: Exception) -> None:
+        for job in batch:
+            if not job.future.done():
+                job.future.set_exception(error)
+
+    def _blame(self, model: Model, started: float) -> None:
+        """Count the death of a worker at this model, once for passes that ran at the same time."""
+        with self._changed:
+            deaths, last = self._deaths.get(model.sha256, (0, -math.inf))
+            if started < last:
+                return
+            self._deaths[model.sha256] = deaths + 1, time.monotonic()
+            if deaths + 1 < DEATHS:
+                return
+            logger.error("%s (run %s) is set aside", model.path, model.contract.run_key)
+            self._set_aside[model.sha256] = model, time.monotonic() + ASIDE_SECONDS
+            waiting = [job for job in self._jobs if job.model.sha256 == model.sha256]
+            for job in waiting:
+                self._jobs.remove(job)
+        started_jobs = [job for job in waiting if job.future.set_running_or_notify_cancel()]
+        self._fail(started_jobs, _set_aside(model))
+
+    def _next_batch(self, worker: Runner) -> list[PendingRequest] | None:
+        """The next jobs of one model that run together; empty where the worker is gone, or after a while without jobs,
+        so that it is looked after; None once the batcher stops and nothing is left.
+        """
+        with self._changed:
+            self._idle += 1
+            try:
+                while True:
+                    self._jobs = [job for job in self._jobs if not job.future.cancelled()]
+                    if not self._jobs and self._stopping.is_set():
+                        return None
+                    if not self._jobs or (time_left := self._worth_waiting()) > 0:
+                        is_woken = self._changed.wait(time_left if self._jobs else LOOK_SECONDS)
+                        if not is_woken and not self._jobs:
+                            return []
+                        continue
+                    if not worker.is_alive:
+                        return []
+                    batch = self._share()
+                    self._clock = max(self._clock, batch[0].turn)
+                    for job in batch:
+                        self._jobs.remove(job)
+                    if started := [job for job in batch if job.future.set_running_or_notify_cancel()]:
+                        return started
+            finally:
+                self._idle -= 1
+                self._changed.notify_all()  # the waiting images may be enough for the remaining workers
+
+    def _same_model(self) -> list[PendingRequest]:
+        return [job for job in self._jobs if job.model.sha256 == self._jobs[0].model.sha256]
+
+    def _worth_waiting(self) -> float:
+        """Seconds in which announced requests may still join; zero if they would find no room."""
+        is_full = sum(len(job.images) for job in self._same_model()) >= self.max_batch * self._idle
+        if is_full or not self._announced or self._stopping.is_set():
+            return 0.0
+        return min(job.submitted for job in self._same_model()) + self.max_wait_seconds - time.monotonic()
+
+    def _share(self) -> list[PendingRequest]:
+        """The next jobs of one model for a pass: as many as fit, divided evenly among idle workers."""
+        jobs = self._same_model()
+        fair = math.ceil(sum(len(job.images) for job in jobs) / self._idle)
+        sizes = itertools.accumulate(len(job.images) for job in jobs)
+        count = sum(size <= min(self.max_batch, fair) for size in sizes)
+        return jobs[: max(count, 1)]
+
+    def _answer(self, batch: Sequence[PendingRequest], worker: Runner) -> None:
+        """Run one pass; if it fails, run each job by itself, so that one bad image spoils no other's answer."""
+        started = time.monotonic()
+        try:
+            images = np.concatenate([job.images for job in batch])
+            found = worker.probabilities(batch[0].model, images)
+        except CheckpointError as error:
+            for job in batch:
+                job.future.set_exception(error)
+            return
+        except PassFailed as error:
+            if len(batch) > 1:
+                for job in batch:
+                    self._answer([job], worker)
+            else:
+                logger.error("a forward pass failed: %s", error)
+                batch[0].future.set_exception(AnswerFailed("the model failed on this image"))
+            return
+        self._hand_out(batch, found)
+        if self._observer is not None:
+            waited = started - min(job.submitted for job in batch)
+            took = time.monotonic() - started
+            self._observer(images=len(images), waited_seconds=waited, pass_seconds=took)
+
+    @staticmethod
+    def _hand_out(batch: Sequence[PendingRequest], found: np.ndarray) -> None:
+        start = 0
+        for job in batch:
+            rows = found[start : start + len(job.images)]
+            start += len(job.images)
+            if np.isfinite(rows).all():
+                job.future.set_result(rows)
+            else:
+                job.future.set_exception(AnswerFailed("the model's answer to this image is not a number"))
+
+
+def _set_aside(model: Model) -> SetAside:
+    return SetAside(
+        f"inference processes ended at the model of run {model.contract.run_key[:12]}, {DEATHS} in a row; "
+        f"it is set aside for {ASIDE_SECONDS / 60:g} minutes"
+    )

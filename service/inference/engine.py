@@ -1,0 +1,173 @@
+"""From uploaded images and chosen checkpoints to predictions."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+
+from service.database.queries import ServedCheckpoint
+from service.database.schemas import AnswerOut, ClassOut, ImageAnswersOut, ModelOut, PredictionOut
+from service.inference.batching import AnswerFailed, Batcher, InferenceStopped, QueueFull, SetAside
+from service.inference.decoding import Decoder, Upload
+from service.inference.models import Model, Models
+from service.inference.together import all_or_none
+from service.inference.workers import Worker
+from stages.checkpoint.contract import CheckpointError, InputContract
+
+THREADS = 4
+Done = TypeVar("Done")
+logger = logging.getLogger("claimcheck")
+
+
+class TooManyAnswers(ValueError):
+    """One request asks for more answers than may ever wait."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Everything needed to answer: contracts of models, the decoder, the batcher and its workers."""
+
+    models: Models
+    decoder: Decoder
+    workers: Sequence[Worker]
+    batcher: Batcher
+    threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(THREADS, "answering"))
+
+    def start(self) -> None:
+        for worker in self.workers:
+            worker.start()
+        self.decoder.start()
+        self.batcher.start()
+
+    def stop(self) -> None:
+        """Answer the waiting requests, then end."""
+        self.decoder.stop()
+        self.batcher.stop()
+        for worker in self.workers:
+            worker.stop()
+        self.threads.shutdown(wait=False, cancel_futures=True)
+
+    async def in_thread(self, work: Callable[[], Done]) -> Done:
+        """The outcome of `work`, off the event loop, in threads that no page waits for."""
+        return await asyncio.get_running_loop().run_in_executor(self.threads, work)
+
+    async def model(self, served_checkpoint: ServedCheckpoint) -> Model:
+        """The model of the served checkpoint; its file is checked first if it hasn't been.
+
+        Raises:
+            CheckpointError: weights are gone, or aren't those that were recorded.
+            SetAside: inference processes end at it.
+        """
+        path, sha256 = served_checkpoint.path, served_checkpoint.sha256
+        found = self.models.known(path, sha256)
+        if found is None:
+            found = await self.in_thread(lambda: self.models.get(path, sha256))
+        try:
+            self.batcher.require_fit(found)
+        except SetAside as error:
+            raise SetAside(f"{served_checkpoint.id}: {error}") from None
+        return found
+
+    def require_room(self, images: int, checkpoints: int) -> None:
+        """Raises:
+        TooManyAnswers: these would never be answered, however idle the service is.
+        """
+        if images * checkpoints > self.batcher.max_waiting:
+            raise TooManyAnswers(
+                f"{images} images by {checkpoints} checkpoints are {images * checkpoints} answers; "
+                f"one request takes at most {self.batcher.max_waiting}"
+            )
+
+    async def warm_up(self, served_checkpoint: ServedCheckpoint) -> None:
+        """Run the first passes, which are slow, so that nobody waits for them.  A model that can't be loaded stops no
+        service.
+        """
+        try:
+            model = await self.model(served_checkpoint)
+            most = min(self.batcher.max_batch, self.batcher.max_waiting // len(self.workers))
+            for size in {1, max(1, most)}:
+                images = np.zeros((size, *model.contract.shape), dtype=np.uint8)
+                await asyncio.gather(*(self.batcher.probabilities(model, images) for _ in self.workers))
+        except (CheckpointError, QueueFull, InferenceStopped, AnswerFailed, SetAside) as error:
+            logger.error("warming up with %s: %s", served_checkpoint.id, error)
+
+
+async def predict(
+    uploads: Sequence[Upload], served_checkpoints: Sequence[ServedCheckpoint], engine: Engine, *, top_k: int
+) -> PredictionOut:
+    """Predict every image with every checkpoint.
+
+    Raises:
+        ImageError: a file isn't an image that we read; the message names it.
+        CheckpointError: weights are gone, or aren't those that were recorded.
+        QueueFull, InferenceStopped, AnswerFailed, SetAside: see `Batcher`.
+    """
+    started = time.perf_counter()
+    with engine.batcher.announce():
+        models = [await engine.model(served_checkpoint) for served_checkpoint in served_checkpoints]
+        shapes = sorted({model.contract.shape for model in models})
+        images = dict(zip(shapes, await engine.decoder.decode(uploads, shapes), strict=True))
+        passes = [
+            asyncio.ensure_future(_timed(engine.batcher, model, images[model.contract.shape], number * len(uploads)))
+            for number, model in enumerate(models)
+        ]
+        await asyncio.sleep(0)  # each has queued its images before the announcement ends
+    answered = await all_or_none(passes)
+    answers = [
+        [_answer(served_checkpoint.id, model.contract, row, top_k) for row in probabilities]
+        for served_checkpoint, model, (probabilities, _) in zip(served_checkpoints, models, answered, strict=True)
+    ]
+    return PredictionOut(
+        images=[
+            ImageAnswersOut(file=upload.name, answers=[column[number] for column in answers])
+            for number, upload in enumerate(uploads)
+        ],
+        models=[
+            _model(served_checkpoint, seconds)
+            for served_checkpoint, (_, seconds) in zip(served_checkpoints, answered, strict=True)
+        ],
+        seconds=time.perf_counter() - started,
+    )
+
+
+async def _timed(batcher: Batcher, model: Model, images: np.ndarray, behind: int) -> tuple[np.ndarray, float]:
+    before = time.perf_counter()
+    return await batcher.probabilities(model, images, behind=behind), time.perf_counter() - before
+
+
+def _answer(checkpoint: str, contract: InputContract, probabilities: np.ndarray, top_k: int) -> AnswerOut:
+    """The `top_k` likeliest classes; ties in the order of the classes."""
+    order = np.argsort(-probabilities, kind="stable")[:top_k]
+    names = contract.classes
+    return AnswerOut(
+        checkpoint=checkpoint,
+        top=[ClassOut(index=int(k), name=names[k], probability=float(probabilities[k])) for k in order],
+    )
+
+
+def _model(served_checkpoint: ServedCheckpoint, seconds: float) -> ModelOut:
+    return ModelOut(
+        checkpoint=served_checkpoint.id,
+        experiment=served_checkpoint.experiment,
+        arm=served_checkpoint.arm,
+        title=served_checkpoint.title,
+        role=served_checkpoint.role,
+        replicate=served_checkpoint.replicate,
+        dataset=served_checkpoint.dataset,
+        run_key=served_checkpoint.run_key,
+        weights_sha256=served_checkpoint.sha256,
+        profile=served_checkpoint.profile,
+        provenance=served_checkpoint.provenance,
+        label=served_checkpoint.label,
+        our_accuracy=None if served_checkpoint.is_stand_in else served_checkpoint.accuracy,
+        paper_accuracy=served_checkpoint.paper_accuracy,
+        paper_claim=served_checkpoint.paper_claim,
+        seconds=seconds,
+    )

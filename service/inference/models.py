@@ -1,0 +1,56 @@
+"""Knowledge of a checkpoint before any process loads it: that it is the recorded file, and its contract."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cachetools import LRUCache
+
+from stages.checkpoint.contract import InputContract, read_checkpoint
+
+MAX_KNOWN = 4096
+
+
+@dataclass(frozen=True)
+class Model:
+    """A checkpoint file that had the digest `sha256` when it was read."""
+
+    path: Path
+    sha256: str
+    contract: InputContract
+
+
+class Models:
+    """Remembers the contracts of files that were checked, each until its file is another one."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._known: LRUCache[tuple[str, str], tuple[object, Model]] = LRUCache(MAX_KNOWN)
+
+    def known(self, path: str, sha256: str) -> Model | None:
+        """The checkpoint at `path` if it was already checked and is the same file still."""
+        state, found = self._known.get((path, sha256), (None, None))
+        return found if found is not None and state == _state(found.path) else None
+
+    def get(self, path: str, sha256: str) -> Model:
+        """The checkpoint at `path`, relative to the root, whose digest must be `sha256`.
+
+        Raises:
+            CheckpointError: the file is gone, isn't the recorded one, or has no contract of ours.
+        """
+        file = self.root / path
+        state = _state(file)  # taken before it is read, so that what is remembered is never older than this
+        _, contract, _ = read_checkpoint(file, expected_sha256=sha256)
+        found = Model(file, sha256, contract)
+        self._known[path, sha256] = state, found
+        return found
+
+
+def _state(path: Path) -> object:
+    """A value that changes with the file; equal to no other one where there is no file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return object()
+    return status.st_ino, status.st_mtime_ns, status.st_size

@@ -1,0 +1,161 @@
+"""Processes that work for the server and may be lost: each is asked one thing at a time, within a time.
+
+They are forked from one process that has loaded what they need, so that a new one is there at once.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import signal
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
+from typing import Any
+
+PRELOADED = ("service.inference.predictors", "stages.images")
+SERVERS_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_END_SECONDS = 1.0
+
+
+class ProcessGone(RuntimeError):
+    """The process has ended, although nobody asked it to, or takes too long and was killed."""
+
+
+class ProcessSlow(ProcessGone):
+    """It takes too long and was killed."""
+
+
+class Process:
+    """A process that calls `target` with a connection and `arguments`; asked by one thread at a time.
+
+    `start` it before, `stop` it after.  `target` answers each question within `seconds`, until the connection is
+    closed.
+    """
+
+    def __init__(self, name: str, target: Callable[..., None], *arguments: object, seconds: float) -> None:
+        self.name, self._target, self._arguments, self.seconds = name, target, arguments, seconds
+        self.restarts = 0
+        self._connection: Connection | None = None
+        self._process: ForkServerProcess | None = None
+        self._is_stopped = False
+        self._changing = threading.Lock()
+
+    def start(self) -> None:
+        """Start it; once it is stopped it stays so.
+
+        Raises:
+            OSError: the system gives no process, or none of its memory or descriptors.
+        """
+        with self._changing:
+            if self._is_stopped:
+                return
+            load_ahead()
+            context = multiprocessing.get_context("forkserver")
+            connection, theirs = context.Pipe()
+            process = context.Process(target=self._target, args=(theirs, *self._arguments), name=self.name, daemon=True)
+            try:
+                process.start()
+            except EOFError:  # the process that all are forked from ended just now
+                connection.close()
+                raise OSError(f"no {self.name} process can be started") from None
+            except BaseException:
+                connection.close()
+                raise
+            finally:
+                theirs.close()
+            _limit_waiting(connection, self.seconds)
+            self._connection, self._process = connection, process
+            atexit.register(self.stop)  # in case the server ends without its shutdown
+
+    def stop(self) -> None:
+        """Let it end; it is killed if it is still at work `_END_SECONDS` later."""
+        with self._changing:
+            self._is_stopped = True
+            self._end(_END_SECONDS)
+
+    def restart(self) -> None:
+        """A new process in place of one that is lost; what was left of the old one is killed.
+
+        Raises:
+            OSError: as `start`.
+        """
+        with self._changing:
+            self._end(0)
+            self.restarts += 1
+        self.start()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process is not None and self._process.is_alive()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    def ask(self, question: object, seconds: float | None = None) -> Any:
+        """The answer to `question`, within `seconds` where they are fewer than its own.
+
+        Raises:
+            ProcessSlow: there is none in time; the process is killed.
+            ProcessGone: the process has ended.
+        """
+        connection, process = self._connection, self._process
+        if connection is None or process is None:
+            raise ProcessGone(f"no {self.name} process is running")
+        seconds = self.seconds if seconds is None else min(self.seconds, seconds)
+        try:
+            connection.send(question)
+            if connection.poll(max(0.0, seconds)):
+                return connection.recv()
+        except BlockingIOError:
+            pass  # it has stopped reading or writing
+        except (EOFError, OSError):
+            raise ProcessGone(f"the {self.name} process ended") from None
+        process.kill()
+        raise ProcessSlow(f"the {self.name} process hasn't answered for {seconds:g} s")
+
+    def _end(self, seconds: float) -> None:
+        atexit.unregister(self.stop)
+        connection, process, self._connection = self._connection, self._process, None
+        if connection is None or process is None:
+            return
+        connection.close()
+        if seconds:
+            process.join(seconds)
+        if process.is_alive():
+            process.kill()
+        process.join()
+
+
+def load_ahead() -> None:
+    """Begin to load what the processes need, once, in the one that all are forked from; returns at once.
+
+    Signals that end a whole group of processes are kept from that one too, so that requests under way are finished.
+    """
+    resource_tracker.ensure_running()  # its own start would unblock these signals again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SERVERS_SIGNALS)
+    try:
+        forkserver.set_forkserver_preload(list(PRELOADED))
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def leave_signals_to_the_server() -> None:
+    """It closes the connection when it has finished."""
+    for number in SERVERS_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _limit_waiting(connection: Connection, seconds: float) -> None:
+    """Reading and writing fail where the other side stands still for so long."""
+    limit = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6) or 1)
+    with socket.socket(fileno=os.dup(connection.fileno())) as held:
+        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            held.setsockopt(socket.SOL_SOCKET, option, limit)

@@ -1,0 +1,101 @@
+"""Processes that run forward passes.
+
+A pass is hundreds of small operations, each of which needs the interpreter for a moment.  In the process that answers
+HTTP they would wait for it most of the time, so passes run in separate interpreters with their own models.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from service.inference.models import Model
+from service.inference.processes import Process, ProcessGone, leave_signals_to_the_server
+from stages.checkpoint.contract import CheckpointError
+
+if TYPE_CHECKING:
+    from service.inference.predictors import PredictorCache
+
+Answer = tuple[Literal["probabilities"], np.ndarray, int] | tuple[Literal["refused", "failed"], str, int]
+_BEGIN = "begin"  # asked and answered before the first pass
+
+
+class PassFailed(RuntimeError):
+    """The network raised an error; the message says which."""
+
+
+class NeverBegan(ProcessGone):
+    """The process ended before it took the pass."""
+
+
+class Worker(Process):
+    """One process with models of its own."""
+
+    def __init__(self, *, device: str, budget_bytes: int, threads: int, pass_seconds: float = 120.0) -> None:
+        arguments = (device, budget_bytes, threads)
+        super().__init__("inference", _answer_until_closed, *arguments, seconds=pass_seconds)
+        self.device, self.weight_bytes = device, 0
+        self._has_begun = False
+
+    def restart(self) -> None:
+        self.weight_bytes, self._has_begun = 0, False
+        super().restart()
+
+    def probabilities(self, model: Model, images: np.ndarray) -> np.ndarray:
+        """Class probabilities, float32 [N, K], of uint8 images [N, C, H, W] in one pass; loads the model first.
+
+        Raises:
+            CheckpointError: the weights are gone, or aren't the recorded ones.
+            PassFailed: the network failed on these images.
+            ProcessGone: the process has ended, or loading and pass take longer than its time.
+            NeverBegan: it had ended before.
+        """
+        if not self._has_begun:
+            try:
+                self.ask(_BEGIN)
+            except ProcessGone as error:
+                raise NeverBegan(str(error)) from None
+            self._has_begun = True
+        answer: Answer = self.ask((model.path, model.sha256, images))
+        self.weight_bytes = answer[2]
+        if answer[0] == "probabilities":
+            return answer[1]
+        raise (CheckpointError if answer[0] == "refused" else PassFailed)(answer[1])
+
+
+def cores_here() -> int:
+    """Number of cores that this process may use; a container's share of time isn't seen."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _answer_until_closed(connection: Connection, device: str, budget_bytes: int, threads: int) -> None:
+    """The whole life of a worker."""
+    leave_signals_to_the_server()
+    module = importlib.import_module("service.inference.predictors")  # imports torch, which the server never needs
+    module.settle(threads)
+    predictors = module.PredictorCache(device=device, budget_bytes=budget_bytes)
+    while True:
+        try:
+            question = connection.recv()
+            connection.send(_BEGIN if question == _BEGIN else _answer(predictors, *question))
+        except (EOFError, OSError):
+            return
+
+
+def _answer(predictors: PredictorCache, path: Path, sha256: str, images: np.ndarray) -> Answer:
+    try:
+        predictor = predictors.get(path, sha256)
+    except CheckpointError as error:
+        return "refused", str(error), predictors.size_bytes
+    except Exception as error:  # noqa: BLE001  (no memory, no device: the models that are loaded answer on)
+        return "refused", f"{path.name}: can't be loaded: {type(error).__name__}", predictors.size_bytes
+    try:
+        found = predictor.probabilities(images, batch_size=len(images))
+    except Exception as error:  # noqa: BLE001  (a network may raise anything, and the process must live on)
+        return "failed", f"{type(error).__name__}: {error}", predictors.size_bytes
+    return "probabilities", found, predictors.size_bytes

@@ -1,0 +1,95 @@
+"""A claim or a paper for others to cite: BibTeX, JSON-LD (schema.org), and a badge as SVG."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from html import escape
+from typing import Any
+
+from service.pages.legend import address_of, meaning_of
+from stages.results import ClaimRecord, Paper, Result, Tally
+
+RATINGS = {"for": 5, "against": 1}
+COLOURS = {"for": "#1f6b3a", "against": "#a11d2b", "open": "#2c4d86", "noted": "#6f4e00", "waiting": "#5d6361"}
+_LETTER, _MARGIN, _HEIGHT = 6.6, 12, 22  # pixels
+
+
+def published_on(results: Iterable[Result]) -> str | None:
+    """The day on which the newest of these results was published, as 2026-11-23."""
+    days = [str(result.origin["published"])[:10] for result in results if result.origin]
+    return max(days, default=None)
+
+
+def bibtex(record: ClaimRecord, name: str, paper: Paper, address: str) -> str:
+    """An entry that names the claim, its verdict, and the digest by which one sees whether either was changed."""
+    day = published_on(run.result for run in record.runs)
+    fields = {
+        "title": f"{{{_tex(name)}}}: {record.verdict.status}",
+        "author": "{The Claimcheck authors}",
+        **({"year": day[:4]} if day else {}),
+        "note": f"Claim {_tex(record.claim.id)} of “{_tex(paper.title)}”, {_tex(record.claim.place)}; "
+        f"verdict {record.verdict.digest[:12]}",
+        "url": address,
+    }
+    lines = ",\n".join(f"  {field} = {{{text}}}" for field, text in fields.items())
+    return f"@misc{{claimcheck-{re.sub('[^a-z0-9]+', '-', record.claim.id.lower())},\n{lines}\n}}"
+
+
+def _tex(text: str) -> str:
+    return re.sub(r"([&%$#_{}])", r"\\\1", text)
+
+
+def json_ld(record: ClaimRecord, name: str, paper: Paper, address: str, side: str) -> dict[str, Any]:
+    """A ClaimReview where something decided the claim, else the Claim alone."""
+    article = {"@type": "ScholarlyArticle", "name": paper.title}
+    if link := address_of(paper):
+        article["url"] = link
+    claim = {"@type": "Claim", "name": name, "appearance": article}
+    if side not in RATINGS:
+        return {"@context": "https://schema.org", **claim, "url": address}
+    day = published_on(run.result for run in record.runs)
+    status = record.verdict.status
+    rating = {"@type": "Rating", "ratingValue": RATINGS[side], "bestRating": 5, "worstRating": 1}
+    return {
+        "@context": "https://schema.org",
+        "@type": "ClaimReview",
+        "url": address,
+        "claimReviewed": name,
+        "itemReviewed": claim,
+        "author": {"@type": "Organization", "name": "Claimcheck"},
+        "reviewRating": {**rating, "alternateName": status, "ratingExplanation": meaning_of(status)},
+        "reviewBody": record.verdict.explanation,
+        **({"datePublished": day} if day else {}),
+    }
+
+
+def claim_badge(record: ClaimRecord, side: str) -> str:
+    """As "supported, n = 5, 2026-11"."""
+    day = published_on(run.result for run in record.runs)
+    parts = [record.verdict.status, f"n = {record.verdict.n}" if record.verdict.n else "", day[:7] if day else ""]
+    return badge("claim", ", ".join(part for part in parts if part), COLOURS[side])
+
+
+def paper_badge(tally: Tally | None) -> str:
+    """As "95 of 277 decided, 3 against"."""
+    if tally is None or not tally.decidable:
+        return badge("claims", "none can be decided here", COLOURS["waiting"])
+    decided = tally.in_favour + tally.against
+    text = f"{decided} of {tally.decidable} decided, {tally.against} against"
+    return badge("claims", text, COLOURS["against" if tally.against else "for" if decided else "waiting"])
+
+
+def badge(label: str, text: str, colour: str) -> str:
+    """Two fields side by side, readable on any background."""
+    left, right = (round(_LETTER * len(part) + 2 * _MARGIN) for part in (label, text))
+    name, width = escape(f"{label}: {text}"), left + right
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{_HEIGHT}" role="img" aria-label="{name}">'
+        f"<title>{name}</title>"
+        f'<rect width="{width}" height="{_HEIGHT}" rx="4" fill="{colour}"/>'
+        f'<path d="M4 0h{left - 4}v{_HEIGHT}H4a4 4 0 0 1-4-4V4a4 4 0 0 1 4-4z" fill="#1d1f1e"/>'
+        '<g fill="#fff" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11" text-anchor="middle">'
+        f'<text x="{left / 2}" y="15">{escape(label)}</text>'
+        f'<text x="{left + right / 2}" y="15">{escape(text)}</text></g></svg>'
+    )

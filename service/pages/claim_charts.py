@@ -1,0 +1,201 @@
+"""Charts of claims: differences from the paper, a gain beside the paper's, the pairs behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from service.pages import vega
+from service.pages.wording import GAINS, unit_of
+from stages.results import Claim, ClaimRecord, JudgedClaim, PairGain
+
+IN_FAVOUR = "to the right in favour of the proposed model"
+"""A line of its own: one with the unit before it is wider than a telephone."""
+
+LONGEST_NAME = 180  # pixels: "DAC, 5 layers of 100 units" fits, as numbers at its end tell the arms of a grid apart
+
+
+def forest_chart(title: str, judged: Sequence[JudgedClaim], names: Mapping[str, str]) -> dict[str, Any] | None:
+    """One row per claim: our difference from the paper with its interval, in margins, so that -1 to 1 is "the same".
+
+    None if no claim has both an interval and a margin.
+    """
+    rows = []
+    for row in judged:
+        verdict = row.verdict
+        if verdict.estimate is None or verdict.low is None or verdict.high is None or not verdict.margin:
+            continue
+        numbers = {name: getattr(verdict, name) / verdict.margin for name in ("estimate", "low", "high")}
+        rows.append({"claim": names[row.claim.id], "verdict": verdict.status, **numbers})
+    if not rows:
+        return None
+    x = {"type": "quantitative", "title": "ours − paper, in margins", "scale": {"zero": True}}
+    same = {"low": -1, "high": 1}
+    return {
+        **vega.frame(f"{title}: differences from the paper with intervals, in margins", height=max(70, 34 * len(rows))),
+        "layer": [
+            vega.band(same, x),
+            {
+                "data": {"values": rows},
+                "encoding": {"y": {"field": "claim", "type": "nominal", "sort": None, "title": None}},
+                "layer": [
+                    {
+                        "mark": {"type": "rule", "strokeWidth": 2},
+                        "encoding": {"x": {"field": "low", **x}, "x2": {"field": "high"}},
+                    },
+                    {
+                        "mark": {"type": "point", "filled": True, "size": 110, "opacity": 1},
+                        "encoding": {
+                            "x": {"field": "estimate", **x},
+                            "tooltip": [
+                                {"field": "claim"},
+                                {"field": "verdict"},
+                                {"field": "estimate", "format": ".3~g"},
+                            ],
+                        },
+                    },
+                ],
+            },
+        ],
+    }
+
+
+def gain_chart(title: str, judged: JudgedClaim) -> dict[str, Any] | None:
+    """A difference between two arms: our gain with the verdict's interval, the paper's gain, and the line of no gain.
+
+    The band around the paper's gain is the margin within which ours counts as equally large.  For arms that the paper
+    calls comparable the band is around 0, with a line at the largest loss that it still calls comparable.  None if
+    there is no interval, or no gain.
+    """
+    claim, verdict = judged.claim, judged.verdict
+    is_gain = claim.kind in GAINS and verdict.basis == "results"
+    if not is_gain or verdict.estimate is None or verdict.low is None or verdict.high is None:
+        return None
+    unit, scale = _gain_unit(claim)
+    ours = {"value": verdict.estimate, "low": verdict.low, "high": verdict.high}
+    rows: list[dict[str, Any]] = [{"side": "ours", **{name: scale * number for name, number in ours.items()}}]
+    x = {"type": "quantitative", "title": [f"gain ({unit})", IN_FAVOUR]}
+    layers = [_line(0, x, None)]
+    if claim.kind == "equivalence":
+        if verdict.margin:
+            layers.insert(0, vega.band({"low": -scale * verdict.margin, "high": scale * verdict.margin}, x))
+        if claim.value is not None:
+            layers.append(_line(-scale * claim.value, x, "paper"))
+    elif claim.value is not None:
+        rows.append({"side": "paper", "value": scale * claim.value})
+        if margin := verdict.margin or (verdict.size or {}).get("margin"):
+            same = {"low": scale * (claim.value - margin), "high": scale * (claim.value + margin)}
+            layers.insert(0, vega.band(same, x))
+    shown = ["ours", "paper"] if claim.value is not None else ["ours"]
+    return {
+        **vega.frame(f"{title}: our gain with its interval beside the paper's", height=44 * len(rows)),
+        "data": {"values": rows},
+        "layer": [
+            *layers,
+            {
+                "encoding": {"y": {"field": "side", "type": "nominal", "sort": None, "title": None}},
+                "layer": [vega.intervals(x), vega.points(x, shown=shown)],
+            },
+        ],
+    }
+
+
+def pairs_chart(
+    title: str, pairs: Sequence[PairGain], titles: Mapping[str, str], claim: Claim
+) -> dict[str, Any] | None:
+    """One row per pair of a grid: its gain with its own 95 % interval, beside the gain that the paper gives for all.
+
+    `titles` are those of the arms.  None if there are no pairs.
+    """
+    if not pairs:
+        return None
+    unit, scale = _gain_unit(claim)
+    rows = [
+        {
+            "pair": titles[pair.arm],
+            "side": "ours",
+            "value": scale * pair.gain,
+            "low": scale * pair.low,
+            "high": scale * pair.high,
+        }
+        for pair in pairs
+    ]
+    x = {"type": "quantitative", "title": [f"gain ({unit})", IN_FAVOUR]}
+    y = {"field": "pair", "type": "nominal", "sort": None, "title": None, "axis": {"labelLimit": LONGEST_NAME}}
+    printed = [] if claim.value is None else [_line(scale * claim.value, x, "paper")]
+    return {
+        **vega.frame(f"{title}: the gain of each pair with its 95 % interval", height=26 * len(rows)),
+        "data": {"values": rows},
+        "layer": [
+            _line(0, x, None),
+            *printed,
+            {
+                "encoding": {"y": y},
+                "layer": [
+                    vega.intervals(x),
+                    vega.points(x, ["ours", "paper"][: 1 + len(printed)], about=[{"field": "pair"}]),
+                ],
+            },
+        ],
+    }
+
+
+def arms_charts(record: ClaimRecord, titles: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """`{experiment: chart}`, as DAC's Figures 5 and 6: cost of a forward pass on x, error with its interval on y.
+
+    `titles` are those of the arms.  An experiment with fewer than two arms that have both has none.
+    """
+    charts = {}
+    for name in dict.fromkeys(arm.experiment for arm in record.arms):
+        rows = [
+            {
+                "arm": titles[arm.arm],
+                "role": arm.role,
+                "flops": arm.flops / 1e9,
+                **{end: 100 * getattr(arm, end) for end in ("value", "low", "high")},
+            }
+            for arm in record.arms
+            if arm.experiment == name and arm.flops
+        ]
+        if len(rows) > 1:
+            charts[name] = _arms_chart(name, rows)
+    return charts
+
+
+def _arms_chart(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    x = {"field": "flops", "type": "quantitative", "title": "GFLOP per forward pass", "scale": {"zero": False}}
+    y = {"type": "quantitative", "title": "test error (%)", "scale": {"zero": False}}
+    roles = [role for role in ("baseline", "proposed", "ablation") if any(row["role"] == role for row in rows)]
+    role = {"field": "role", "type": "nominal", "sort": roles, "legend": {"title": None, "orient": "top"}}
+    tooltip = [{"field": "arm", "title": "model"}, {"field": "value", "format": ".4~g"}]
+    return {
+        **vega.frame(f"{name}: test error of each model with its 95 % interval against its cost", height=260),
+        "data": {"values": list(rows)},
+        "encoding": {"x": x, "color": role},
+        "layer": [
+            {
+                "mark": {"type": "rule", "strokeWidth": 2},
+                "encoding": {"y": {"field": "low", **y}, "y2": {"field": "high"}},
+            },
+            {
+                "mark": {"type": "point", "filled": True, "size": 110, "opacity": 1},
+                "encoding": {"y": {"field": "value", **y}, "shape": role, "tooltip": tooltip},
+            },
+        ],
+    }
+
+
+def _gain_unit(claim: Claim) -> tuple[str, int]:
+    """The unit that a gain is drawn in, and the factor for its number."""
+    return ("percentage points", 100) if unit_of(claim) == "fraction" else (unit_of(claim), 1)
+
+
+def _line(value: float, x: dict[str, Any], side: str | None) -> dict[str, Any]:
+    """A vertical line: dashed where there is no gain, else in the colour of a side."""
+    mark = {"type": "rule", "strokeDash": [4, 4]} if side is None else {"type": "rule", "strokeWidth": 2}
+    color = {} if side is None else {"color": vega.sides(["ours", "paper"], ["ours", "paper"])}
+    return {
+        "data": {"values": [{"value": value, "side": side}]},
+        "mark": mark,
+        "encoding": {"x": {"field": "value", **x}, **color},
+    }

@@ -1,0 +1,252 @@
+"""Claims and verdicts in a reader's words."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from jinja2 import Environment
+
+from service.database.observed import name_quantity
+from service.pages.formats import NONE, exact, from_to, lower_first, percent, plain, points, value_in
+from service.pages.legend import SIDES, address_of, meaning_of
+from stages.results import METRICS, Claim, ClaimRecord, JudgedClaim, Metric, Status, Tally
+
+_WORDS = {
+    "dataset.classes": "Classes",
+    "dataset.images": "Images",
+    "dataset.inputs": "Inputs",
+    "dataset.response_max": "Largest response",
+    "dataset.response_min": "Smallest response",
+    "dataset.rows": "Rows",
+    "dataset.size": "Side of the images as trained on",
+    "dataset.test": "Test images",
+    "dataset.train": "Training images",
+    "error": "Test error, last epoch",
+    "l2_coefficient": "Coefficient of the L2 penalty",
+    "max(model.depth)": "Largest depth",
+    "max(model.width)": "Largest width",
+    "max(parameters)": "Most parameters",
+    "min(model.depth)": "Smallest depth",
+    "min(model.width)": "Smallest width",
+    "min(parameters)": "Fewest parameters",
+    "min_log_mse": "Log of the test mean squared error, its least of any epoch",
+    "model.channel_dim": "Hidden width of channel mixing",
+    "model.channels": "Hidden channels of the feed-forward",
+    "model.depth": "Blocks",
+    "model.dim": "Width of a token",
+    "model.mlp_dim": "Hidden width of the MLP",
+    "model.num_heads": "Attention heads",
+    "model.patch_size": "Patch size",
+    "model.token_dim": "Hidden width of token mixing",
+    "protocol.batch_size": "Batch size",
+    "protocol.early_stop.from_epoch": "First epoch that may stop early",
+    "protocol.early_stop.min_delta": "Least improvement that puts off stopping",
+    "protocol.early_stop.patience": "Patience of early stopping",
+    "protocol.epochs": "Epochs",
+    "protocol.optimizer.lr": "Learning rate",
+    "protocol.optimizer.momentum": "Momentum",
+    "protocol.schedule.factor": "Factor of the learning rate at a step",
+    "protocol.schedule.milestones.0": "First drop of the learning rate, as a share of the steps",
+    "protocol.schedule.milestones.1": "Second drop of the learning rate, as a share of the steps",
+    "protocol.schedule.milestones.2": "Third drop of the learning rate, as a share of the steps",
+    "protocol.schedule.warmup_steps": "Warm-up steps",
+    "protocol.split.folds": "Folds",
+    "protocol.split.test": "Share for testing",
+    "protocol.split.train": "Share for training",
+    "protocol.split.val": "Share for validation",
+}
+"""What is compared nowhere and whose own name is no phrase."""
+
+SIDES_OF_A_SIZE = ("ahead_from", "behind_up_to")
+GAINS = ("order", "difference", "gap", "equivalence")
+"""Kinds of claims whose number is a gain of one arm over another."""
+
+_SIDES = {
+    "for": (*SIDES["For the paper"], Status.AS_PRINTED),
+    "against": SIDES["Against it"],
+    "open": SIDES["Open"],
+    "noted": (Status.DEVIATES, Status.SHOWN),
+}
+
+
+def install(environment: Environment) -> None:
+    """Register the functions that take one claim or verdict as filters."""
+    for function in (side_of, in_terms_of, unit_of, as_run, print_value, print_metric, name_quantity, agreement):
+        environment.filters[function.__name__] = function
+    environment.filters["metric_name"] = name_metric
+    environment.filters["meaning"] = meaning_of
+    environment.filters["paper_address"] = address_of
+
+
+def side_of(status: str) -> str:
+    """The side that colours a verdict: for, against, open, noted or waiting."""
+    return next((side for side, statuses in _SIDES.items() if status in statuses), "waiting")
+
+
+def name_claim(judged: JudgedClaim, titles: Mapping[str, str], arms: Mapping[tuple[str, str], str]) -> str:
+    """A claim as a short phrase: its own words if it has any.
+
+    `titles` are the names of the data sets, `arms` those of each (experiment, arm).
+    """
+    claim = judged.claim
+    if claim.statement:
+        begins_with_a_word = re.match(r"(a|[a-z]{2,}([/-][a-z]+)?) ", claim.statement)  # and without a formula
+        return claim.statement[0].upper() + claim.statement[1:] if begins_with_a_word else claim.statement
+    metric = name_metric(claim.metric)
+    arm, baseline = (_title(name, judged.experiments, arms) for name in (claim.arm, claim.baseline_arm))
+    if arm:
+        metric = lower_first(metric)
+        phrase = f"{arm} against {baseline}: {metric}" if baseline else f"{arm}: {metric}"
+    else:
+        phrase = metric
+    many = len(judged.datasets) > 3
+    places = f"{len(judged.datasets)} data sets" if many else ", ".join(titles[name] for name in judged.datasets)
+    return f"{phrase} ({places})" if places else phrase
+
+
+def name_metric(metric: str) -> str:
+    """A metric, or a setting, as the heading of a column."""
+    if metric in METRICS:
+        return METRICS[metric].title
+    return _WORDS.get(metric) or metric.replace("_", " ").capitalize()
+
+
+def _title(arm: str | None, experiments: Sequence[str], arms: Mapping[tuple[str, str], str]) -> str | None:
+    return next((arms[name, arm] for name in experiments if arm and (name, arm) in arms), arm)
+
+
+def in_terms_of(value: float | None, claim: Claim, write: Callable[[float], str] = plain) -> str:
+    """A number in the terms of `claim`: a gain in a fraction becomes points, everything else is in the claim's unit."""
+    unit = unit_of(claim)
+    is_gain = claim.kind in GAINS and unit == "fraction"
+    return points(value) if is_gain else value_in(unit, write)(value)
+
+
+def unit_of(claim: Claim) -> str:
+    """The unit of the finding: a gain among networks of so many parameters is in the unit of its metric."""
+    return METRICS[claim.metric].unit if claim.kind in SIDES_OF_A_SIZE else claim.unit or ""
+
+
+def as_run(value: float, claim: Claim) -> str:
+    """The claim as one run sees it: a number in its metric, whatever the claim derives from it."""
+    return value_in(METRICS[claim.metric].unit if claim.metric in METRICS else claim.unit or "")(value)
+
+
+def print_value(claim: Claim) -> str:
+    """The paper's number as printed there: with its error, as a range, or as k of n."""
+    if claim.kind == "equivalence":
+        named = (
+            "" if claim.value is None else f", with losses up to {in_terms_of(claim.value, claim).removeprefix('+')}"
+        )
+        return f"comparable{named}"
+    if claim.value is None:
+        return NONE
+    value = in_terms_of(claim.value, claim, exact)
+    if claim.kind in SIDES_OF_A_SIZE:
+        value = value_in(claim.unit or "", exact)(claim.value)
+    if claim.qualifier:
+        return f"{value} {claim.qualifier}"
+    if claim.kind == "observed" and claim.better is not None:
+        return f"{'above' if claim.better == 'higher' else 'below'} {value}"
+    if claim.trials is not None:
+        return f"{claim.value:g} of {claim.trials:g}"
+    if claim.high is not None:
+        return f"{value} to {in_terms_of(claim.high, claim, exact)}"
+    if claim.stderr is not None:
+        return f"{value} ± {in_terms_of(claim.stderr, claim, exact).removeprefix('+')}"
+    return value
+
+
+def print_metric(row: Metric) -> str:
+    """A result's number in its metric's unit."""
+    return value_in(METRICS[row.metric].unit)(row.value) if row.metric in METRICS else plain(row.value)
+
+
+def summarise(tally: Tally) -> str:
+    """Summarise a paper's results in a sentence; claims decided by training are counted separately."""
+    words = []
+    for basis, what in (
+        ("finding", "that can be computed"),
+        ("params", "on sizes of data sets"),
+        ("results", "decided by training"),
+    ):
+        favour, against = (_count(tally, basis, side) for side in ("for", "against"))
+        if favour + against:
+            read = tally.by_basis[basis].get(Status.HOLDS_UNDER_READING, 0)
+            how = f", {read} of them not under every reading" if read else ""
+            words.append(f"{favour} of {favour + against} statements {what} hold{how}")
+    words += [f"one error is at {places} places and counts once" for places in tally.errors.values()]
+    if tally.open:
+        words.append(f"{tally.open} {'has' if tally.open == 1 else 'have'} evidence that doesn’t decide yet")
+    if tally.waiting:
+        words.append(f"{tally.waiting} {'waits' if tally.waiting == 1 else 'wait'} for full runs")
+    return f"{'; '.join(words)}." if words else "Nothing here can decide its claims yet."
+
+
+def _count(tally: Tally, basis: str, side: str) -> int:
+    """Number of claims decided on one side; how an experiment is set up is not a claim that can hold."""
+    return sum(
+        number
+        for status, number in tally.by_basis.get(basis, {}).items()
+        if side_of(status) == side and Status(status).is_counted
+    )
+
+
+def conclude(record: ClaimRecord, titles: Mapping[str, str]) -> str | None:
+    """What came out in a sentence, with its interval; `titles` are those of the arms.  None without an interval."""
+    claim, verdict = record.claim, record.verdict
+    if verdict.basis != "results" or verdict.estimate is None or verdict.low is None or verdict.high is None:
+        return None
+    ends = (in_terms_of(verdict.low, claim).removeprefix("+"), in_terms_of(verdict.high, claim).removeprefix("+"))
+    interval = f"{percent(verdict.confidence, 1)} interval {from_to(*ends)}"
+    size = in_terms_of(abs(verdict.estimate), claim).removeprefix("+")
+    if claim.kind in GAINS:
+        who = titles.get(claim.arm or "", "The proposed model")
+        against = titles.get(claim.baseline_arm or "", "its baseline")
+        among = f"; mean of {len(record.pairs)} pairs" if record.pairs else ""
+        is_better = "better" if verdict.estimate >= 0 else "worse"
+        return f"{who} is {is_better} than {against} by {size} ({interval}{among})."
+    if claim.kind == "value" and claim.value is not None and verdict.ours is not None:
+        way = "above" if verdict.estimate >= 0 else "below"
+        ours, printed = in_terms_of(verdict.ours, claim), print_value(claim)
+        if unit_of(claim) == "fraction":
+            size, ends = points(abs(verdict.estimate)).removeprefix("+"), (points(verdict.low), points(verdict.high))
+            interval = f"{percent(verdict.confidence, 1)} interval {from_to(*ends)}"
+        return f"We find {ours}, {size} {way} the paper’s {printed} (of the difference: {interval})."
+    return None
+
+
+def highlights(judged: Iterable[JudgedClaim]) -> dict[str, JudgedClaim]:
+    """The strongest finding against the paper and the strongest for it, by `side_of`.
+
+    Trained before computed, those with a number of ours before those without.
+    """
+    found: dict[str, JudgedClaim] = {}
+    for row in sorted(judged, key=_weight):
+        found.setdefault(side_of(row.verdict.status), row)
+    return {side: found[side] for side in ("against", "for") if side in found}
+
+
+def _weight(row: JudgedClaim) -> tuple[bool, bool]:
+    return row.verdict.basis != "results", row.verdict.ours is None
+
+
+def group_by_place(judged: Sequence[JudgedClaim]) -> dict[str, list[JudgedClaim]]:
+    """Claims grouped by the table, figure or section where they appear, both in the paper's order."""
+    groups: dict[str, list[JudgedClaim]] = {}
+    for row in judged:
+        groups.setdefault(row.claim.place, []).append(row)
+    return groups
+
+
+def agreement(answers: Sequence[str], provenances: Sequence[str]) -> str:
+    """How many models see the same, in words; `answers` are their likeliest classes, stand-ins' answers don't count."""
+    said = [answer for answer, provenance in zip(answers, provenances, strict=True) if provenance != "embedded"]
+    if len(said) < 2:
+        return "–"
+    (likeliest, count), *others = Counter(said).most_common()
+    if not others:
+        return f"all {count} say {likeliest}"
+    return f"{count} of {len(said)} say {likeliest}" if count > others[0][1] else "they differ"

@@ -1,0 +1,121 @@
+"""`benchmarks.gpu_check`, rehearsed on the CPU: what fails is named at the end and holds up nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import gpu_check, gpu_steps, planned
+from benchmarks.attempt import Lines, attempt, guarded
+from benchmarks.planned import Planned
+from stages.run import ModelSpec
+from tests.project import REPOSITORY
+
+CPU = torch.device("cpu")
+TINY = {
+    "ViT": {"patch_size": 8, "dim": 16, "depth": 1, "num_heads": 2, "mlp_dim": 16},
+    "GPT2": {"vocabulary_size": 256, "width": 16, "depth": 1, "num_heads": 2},
+}
+
+
+def tiny(one: Planned, **changes: Any) -> Planned:
+    """The same with a small network."""
+    name = one.spec.model.path.rpartition(":")[2]
+    arguments = {**one.spec.model.arguments, **TINY[name], **changes}
+    shape = (32,) if one.kind == "text" else one.shape
+    if one.kind == "text":
+        arguments["context"] = shape[0]
+    spec = dataclasses.replace(one.spec, model=ModelSpec(path=one.spec.model.path, arguments=arguments))
+    return dataclasses.replace(one, shape=shape, spec=spec)
+
+
+def chosen() -> list[Planned]:
+    """Adam and CG-FAC on images, a text, and a network that can't be built, in the middle."""
+    vits = [one for one in planned.read() if one.spec.model.path == "stages.papers.brownian.vit:ViT"]
+    adam, cg_fac = (
+        next(one for one in vits if one.spec.protocol.optimizer.name == name) for name in ("adam", "cg_fac")
+    )
+    text = next(one for one in planned.read() if one.name == "nmn-gpt.gpt2")
+    return [tiny(adam), tiny(cg_fac, patch_size=7), tiny(cg_fac), tiny(text)]
+
+
+def test_what_is_planned_is_what_the_params_say() -> None:
+    assert planned.PATH.read_text() == planned.dump(planned.from_params()), "python -m benchmarks.planned"
+
+
+def test_every_network_of_the_papers_takes_a_step_in_each_precision_it_is_planned_in() -> None:
+    kinds = [one.kind_of_run for one in planned.read()]
+    assert len(kinds) == len(set(kinds))
+    assert ("stages.papers.nmn.gpt2:GPT2", "adamw", "bfloat16") in kinds
+    assert {("stages.papers.brownian.vit:ViT", "cg_fac", precision) for precision in ("float32", "bfloat16")} <= {
+        *kinds
+    }
+    assert {kind[2] for kind in kinds if kind[0].endswith(":DACResNetV1")} == {"float32", "bfloat16"}
+
+
+def test_a_rehearsal_goes_on_after_a_failure_and_names_it_at_the_end(tmp_path: Path) -> None:
+    steps, out = tmp_path / "steps.json", tmp_path / "lines.jsonl"
+    steps.write_text(planned.dump(iter(chosen())))
+    command = [sys.executable, "-m", "benchmarks.gpu_check", "--device", "cpu", "--steps", str(steps)]
+    command += ["--out", str(out), "--parts", "environment", "planned", "operators"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    taken = [line for line in lines if line.get("check") == "takes a step"]
+    assert [line["ok"] for line in taken] == [True, False, True, True]
+    assert "patch" in taken[1]["failed"]
+    assert [line["cpu"] == line["ours"] for line in taken if "cpu" in line] == [True, True]
+    assert sum("equals float64" in line.get("check", "") for line in lines) == 6, "the parts after it, too"
+    said = done.stdout.splitlines()
+    assert done.returncode == 1, done.stderr
+    assert said[-2].endswith(f"{len(lines)} lines, 1 FAILED:") and json.loads(said[-1]) == taken[1]
+
+
+def test_all_that_holds_is_status_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = tmp_path / "steps.json"
+    steps.write_text(planned.dump(iter(chosen()[:1])))
+    options = ["--device", "cpu", "--steps", str(steps), "--out", str(tmp_path / "lines.jsonl"), "--parts", "planned"]
+    assert gpu_check.main(options) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("2 lines, all checks hold")
+
+
+def test_a_part_that_breaks_off_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*arguments: object, **options: object) -> Lines:
+        yield {"check": "first", "ok": True}
+        raise RuntimeError("no kernel image")
+
+    monkeypatch.setattr(gpu_steps, "every_step", broken)
+    monkeypatch.setattr(gpu_check, "ARMS", ())
+    options = ["--device", "cpu", "--out", str(tmp_path / "lines.jsonl"), "--parts", "planned", "operators"]
+    assert gpu_check.main(options) == 1
+    lines = [json.loads(line) for line in (tmp_path / "lines.jsonl").read_text().splitlines()]
+    assert lines[1] == {"check": "planned steps: goes through", "failed": "RuntimeError: no kernel image", "ok": False}
+    assert len(lines) == 2 + 6 and all(line["ok"] for line in lines[2:])
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == lines[1]
+
+
+def test_every_part_is_attempted_and_what_has_to_hold_comes_first() -> None:
+    names = [name for name, _ in gpu_check.parts(CPU, gpu_check.REHEARSAL, [], None)]
+    assert names[:4] == ["environment", "planned steps", "operators", "losses"]
+
+    def fails() -> dict[str, Any]:
+        raise ValueError("no")
+
+    assert attempt({"way": "compiled"}, fails)["ok"] and not attempt({"way": "eager"}, fails)["ok"]
+    assert not attempt({"check": "x"}, fails)["ok"] and not attempt({"way": "compiled", "ok": False}, fails)["ok"]
+    assert list(guarded("x", lambda: iter([{"value": 1}]))) == [{"value": 1}]
+
+
+def test_a_loss_that_is_not_the_cpus_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([{"loss": 1.0}, {"loss": 1.1}])
+    monkeypatch.setattr(gpu_steps, "measure", lambda model, task: next(answers))
+    (line, _) = gpu_steps.every_step(CPU, chosen()[:1], batch=2)
+    assert (line["cpu"], line["ours"], line["ok"]) == (1.0, 1.1, False)
