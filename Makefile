@@ -8,7 +8,8 @@ PROFILE ?=
 EXPERIMENTS ?=
 KNOWN := $(patsubst params/%.yaml,%,$(wildcard params/*.yaml))
 UNKNOWN := $(filter-out $(KNOWN),$(EXPERIMENTS))
-$(if $(UNKNOWN),$(error no experiment $(UNKNOWN); known: $(KNOWN)))
+NEAREST = $(shell python3 -c 'import difflib, sys; print(*difflib.get_close_matches(sys.argv[1], sys.argv[2:], 1))' $(firstword $(UNKNOWN)) $(KNOWN))
+$(if $(UNKNOWN),$(error no experiment $(firstword $(UNKNOWN)); $(if $(NEAREST),did you mean $(NEAREST)?,known: $(KNOWN))))
 # DEVICE=cpu|cuda: where models train and answer.  Unset: training takes cuda where there is one, the service cpu.
 DEVICE ?=
 PORT ?= 8000
@@ -58,13 +59,8 @@ repro: $(READY)  ## run the whole pipeline: data, training, evaluation, database
 ifneq ($(PROFILE),)
 	$(BIN)/claimcheck profile $(PROFILE)
 endif
-ifeq ($(EXPERIMENTS),)
-	$(BIN)/dvc repro
-else
-	$(BIN)/dvc repro analyse $(addprefix evaluate@,$(EXPERIMENTS))
-	$(BIN)/python -m stages.record
-	$(BIN)/python -m stages.report
-endif
+	@$(BIN)/claimcheck repro $(EXPERIMENTS)
+	@echo "next: make serve, then open http://127.0.0.1:$(PORT)"
 
 # A process a core with one thread each: files in parallel are faster than threads in small tests.
 test: $(READY)  ## the tests, without those that take long
@@ -129,5 +125,5 @@ clean:  ## remove what the tools leave behind
 	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
 
 clean-data:  ## remove what `make repro` makes, trained runs included (not downloads, not evidence)
-	rm -rf data/inputs data/raw data/processed data/runs data/results data/metrics data/plots data/report data/store .dvc/cache .dvc/tmp
+	rm -rf data/inputs data/raw data/processed data/runs data/results data/metrics data/plots data/report data/logs data/store .dvc/cache .dvc/tmp
 	rm -f data/results.db* data/findings.jsonl

@@ -8,9 +8,11 @@ import io
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 from stages.checkpoint.contract import CheckpointError
 from stages.device import pick_device
@@ -23,20 +25,46 @@ from stages.run import ModelSpec
 from stages.runs.curves import EpochRow
 from stages.runs.evidence import ResultLine, write_lines
 from stages.runs.fingerprint import source_path
+from stages.runs.runlist import read_run_list
 from stages.runs.store import write_atomically
 
 INCOMPLETE = 4
 """Exit code where some runs couldn't be evaluated; the others are written."""
+_IN_WORDS = {"accuracy": "accuracy {:.2%}", "mse": "mean squared error {:.4g}", "loss": "loss {:.4g}"}
+"""The main metrics of images, tables and texts, in the order in which they are looked for."""
 
 
-def metrics_document(results: Sequence[ResultLine]) -> bytes:
-    """`{arm: {metric: mean over replicates}}` for `dvc metrics show`."""
+def metrics_document(results: Sequence[ResultLine], roles: Mapping[str, str]) -> bytes:
+    """The summary that `dvc metrics` shows, few numbers by name; all numbers are in the result lines.
+
+    `runs` that were evaluated; `metric`, the main one of the experiment's data; by role (of `roles`, by arm) the best
+    mean over replicates that an arm has.
+    """
     values: dict[str, dict[str, list[float]]] = {}
     for line in results:
         for measurement in line.metrics:
-            values.setdefault(line.arm, {}).setdefault(measurement.metric, []).append(measurement.value)
-    means = {arm: {name: sum(list_) / len(list_) for name, list_ in metrics.items()} for arm, metrics in values.items()}
-    return (json.dumps(means, indent=1, sort_keys=True) + "\n").encode()
+            if measurement.split == "test":
+                values.setdefault(measurement.metric, {}).setdefault(line.arm, []).append(measurement.value)
+    summary: dict[str, Any] = {"runs": len(results)}
+    if metric := _main_metric(values):
+        summary["metric"] = metric
+        best = max if metric == "accuracy" else min
+        means = {arm: fmean(of_runs) for arm, of_runs in values[metric].items()}
+        for role in ("baseline", "proposed"):
+            if of_role := [mean for arm, mean in means.items() if roles[arm] == role]:
+                summary[role] = best(of_role)
+    return (json.dumps(summary, indent=1) + "\n").encode()
+
+
+def _main_metric(names: Container[str]) -> str | None:
+    """The main one of these metrics, which depends on the kind of data; None where nothing was measured."""
+    return next((name for name in _IN_WORDS if name in names), None)
+
+
+def _roles(experiment: str, data: Path) -> dict[str, str]:
+    """The role of each arm that was trained."""
+    run_list = read_run_list(data / "runs" / experiment)
+    return {run.arm: run.role for run in run_list.runs} if run_list else {}
 
 
 def curves_table(results: Sequence[ResultLine]) -> bytes:
@@ -50,14 +78,13 @@ def curves_table(results: Sequence[ResultLine]) -> bytes:
     return text.getvalue().encode()
 
 
-def _in_words(shown: Mapping[str, float], line: ResultLine) -> str:
+def _in_words(line: ResultLine) -> str:
     """The main metric of a run's kind of data."""
-    if not shown:
+    shown = {measurement.metric: measurement.value for measurement in line.metrics}
+    metric = _main_metric(shown)
+    if metric is None:
         return line.status
-    words = f"accuracy {shown['accuracy']:.2%}" if "accuracy" in shown else ""
-    words = f"mean squared error {shown['mse']:.4g}" if "mse" in shown else words
-    words = words or f"loss {shown['loss']:.4g}"
-    return f"{words} on {line.data.test_images:,} test samples"
+    return f"{_IN_WORDS[metric].format(shown[metric])} on {line.data.test_images:,} test samples"
 
 
 def _code_of(model: ModelSpec) -> Mapping[str, str]:
@@ -97,11 +124,11 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     write_atomically(data / "results" / f"{name}.jsonl", write_lines(found.results))
     write_atomically(data / "results" / f"{name}.cost.jsonl", write_lines(found.costs))
-    write_atomically(data / "metrics" / f"{name}.json", metrics_document(found.results))
+    write_atomically(data / "metrics" / f"{name}.json", metrics_document(found.results, _roles(name, data)))
     write_atomically(data / "plots" / f"{name}.csv", curves_table(found.results))
     for line in found.results:
-        label, shown = f"{line.arm}.{line.replicate}", {m.metric: m.value for m in line.metrics}
-        print(f"  {label}: {_in_words(shown, line)}{', measured before' if label in found.kept else ''}")
+        label = f"{line.arm}.{line.replicate}"
+        print(f"  {label}: {_in_words(line)}{', measured before' if label in found.kept else ''}")
     if found.faults:
         lines = f"{len(found.results)} of {len(found.results) + len(found.faults)} runs"
         print(

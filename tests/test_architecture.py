@@ -44,6 +44,10 @@ ALLOWED: dict[str, set[str]] = {
         *("run", "runs", "params", "datasets", "training", "checkpoint", "evaluation", "recording", "results"),
     },
     "proving": {"run", "runs", "params", "datasets"},
+    "commands": {
+        *("faults", "runs", "params", "datasets", "checkpoint", "evaluation", "scheduling", "results", "claims"),
+        *("recording", "upkeep", "proving"),
+    },
     "worker": {
         *("run", "device", "memory", "runs", "datasets", "training", "checkpoint", "evaluation"),
     },

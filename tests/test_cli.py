@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -9,28 +10,199 @@ from pathlib import Path
 import pytest
 import yaml
 
-from stages.cli import main
+from stages.cli import COMMANDS, main
 from stages.recording import record
 from tests.claims.lines import copy_project
+from tests.preloaded import python
 from tests.project import REPOSITORY, environment
+from tests.terminal import on_terminal
+
+COMMAND = [sys.executable, "-m", "stages.cli"]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All params and claims, and a database without results."""
+    folder = tmp_path_factory.mktemp("project")
+    copy_project(folder)
+    record(folder, "data/results.db")
+    (folder / "data" / "evidence").mkdir(exist_ok=True)
+    (folder / "data" / "flops.json").write_text("{}")
+    return folder
+
+
+def claimcheck(*arguments: str, cwd: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:
+    return python("-m", "stages.cli", *arguments, cwd=cwd, env=environment() | {"COLUMNS": "80"})
+
+
+def test_help_lists_every_command_in_eighty_columns() -> None:
+    done = claimcheck("--help")
+    lines = done.stdout.splitlines()
+    assert (done.returncode, done.stderr) == (0, "") and max(map(len, lines)) <= 80
+    assert set(COMMANDS) <= {line.split()[0] for line in lines if line.startswith("    ")}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command_has_one_sentence_an_example_and_its_exit_codes(name: str) -> None:
+    done = claimcheck(name, "--help")
+    assert (done.returncode, done.stderr) == (0, "") and max(map(len, done.stdout.splitlines())) <= 80
+    usage, sentence, *_ = done.stdout.split("\n\n")
+    assert usage.startswith(f"usage: claimcheck {name} ")
+    assert sentence.endswith(".") and ". " not in sentence.replace("\n", " ")
+    example = done.stdout.split("\nexample:\n")[1].splitlines()[0]
+    assert f"claimcheck {name}" in example
+    codes = done.stdout.split("\nexit codes:\n")[1].splitlines()
+    assert [line.split()[0] for line in codes] == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "completion"])
+def test_the_example_of_each_help_is_understood(name: str) -> None:
+    from stages.cli import parse
+
+    words = [word.strip("'") for word in COMMANDS[name].example.split()]
+    assert words[:2] == ["claimcheck", name] and parse(words[1:]).command == name
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "code", "said"),
     [
-        (["sample", "foo"], "no data set 'foo'; known: cifar10, cifar100, "),
-        (["sample", "sgemm"], "sgemm is a table and has no images"),
-        (["publish", "ninformer-mnist", "foo"], "no experiment 'foo'; known: ninformer-mnist, "),
-        (["release", "foo", "vit"], "no experiment 'foo'; known: ninformer-mnist, "),
+        ("statsu", 2, "claimcheck: no command 'statsu'; did you mean status? (see claimcheck --help)"),
+        (
+            "verify --alll",
+            2,
+            "claimcheck verify: no option '--alll'; did you mean --all? (see claimcheck verify --help)",
+        ),
+        ("du all", 2, "claimcheck du: 'all' is one argument too many (see claimcheck du --help)"),
+        (
+            "completion bsh",
+            2,
+            "claimcheck completion: no shell 'bsh'; did you mean bash? (see claimcheck completion --",
+        ),
+        ("sample mnist --index x", 2, "claimcheck sample: argument --index: invalid int value: 'x' (see claimcheck "),
+        ("", 2, "claimcheck: the following arguments are required: command (see claimcheck --help)"),
+        ("plan dac-sgem", 1, "claimcheck plan: params.yaml: no experiment 'dac-sgem'; did you mean dac-sgemm?"),
+        (
+            "show dac.sgem.gain",
+            1,
+            "claimcheck show: no experiment or claim 'dac.sgem.gain'; did you mean dac.sgemm.gain?",
+        ),
+        ("status ninfomer", 1, "claimcheck status: no paper 'ninfomer'; did you mean ninformer?"),
+        ("status x", 1, "claimcheck status: no paper 'x'; known: ninformer, hyperbf, nmn, brownian, dac"),
+        ("profile quik", 1, "claimcheck profile: no profile 'quik'; did you mean quick?"),
+        ("sample cifra10", 1, "claimcheck sample: params.yaml: no data set 'cifra10'; did you mean cifar10?"),
+        ("sample sgemm", 1, "claimcheck sample: sgemm is a table and has no images"),
+        (
+            "publish ninformer-mnist foo",
+            1,
+            "claimcheck publish: params.yaml: no experiment 'foo'; known: ninformer-mnist, ",
+        ),
+        ("release foo vit", 1, "claimcheck release: params.yaml: no experiment 'foo'; known: ninformer-mnist, "),
+        ("verify x", 1, "claimcheck verify: no checkpoint 'x'"),
     ],
 )
-def test_a_name_that_nothing_has_is_answered_with_those_that_there_are(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+def test_a_mistyped_word_is_answered_in_one_line_with_the_nearest_name(
+    project: Path, arguments: str, code: int, said: str
 ) -> None:
-    monkeypatch.chdir(REPOSITORY)
-    assert main(arguments) == 1
-    message = capsys.readouterr().err
-    assert message.startswith(f"claimcheck {arguments[0]}: ") and words in message
+    done = claimcheck(*arguments.split(), cwd=project)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.startswith(said) and done.stderr.count("\n") == 1, done.stderr
+
+
+def test_a_mistyped_arm_or_checkpoint_too(published: str, tmp_path: Path) -> None:
+    for part in ("params", "params.yaml"):
+        (tmp_path / part).symlink_to(REPOSITORY / part)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "evidence").symlink_to(REPOSITORY / "data" / "evidence")
+    shutil.copy(published, tmp_path / "data" / "results.db")
+    done = claimcheck("release", "ninformer-mnist", "vti", cwd=tmp_path)
+    said = "claimcheck release: data/evidence/ninformer-mnist.jsonl has no evidence of vti; did you mean vit?\n"
+    assert (done.returncode, done.stderr) == (1, said)
+    done = claimcheck("verify", "ninformer-mnist.ninforme.0", cwd=tmp_path)
+    said = "no checkpoint 'ninformer-mnist.ninforme.0'; did you mean ninformer-mnist.ninformer.0?\n"
+    assert (done.returncode, done.stderr) == (1, f"claimcheck verify: {said}")
+
+
+SHAPES = {
+    "profile smoke": {"profile"},
+    "plan ninformer-mnist": {"profile", "experiments", "profiles", "devices", "goals", "as_printed"},
+    "show ninformer-mnist": {"experiment", "like", "params"},
+    "show dac.sgemm.gain": {
+        *("claim", "paper", "place", "statement", "value", "unit", "qualifier"),
+        *("experiments", "verdict", "runs", "deviations"),
+    },
+    "status dac": {
+        *("paper", "claims", "decidable", "in_favour", "against", "open", "waiting"),
+        *("trained", "computed", "data", "by_verdict", "by_kind", "by_basis", "errors"),
+    },
+    "history dac.*": {"date", "subject", "claims", "before", "after", "changed", "after_evidence", "why"},
+    "verify": {"record", "checkpoints", "totals"},
+    "du": {"bytes"},
+    "gc": {"removed"},
+}
+
+
+@pytest.mark.parametrize("arguments", SHAPES)
+def test_json_is_one_document_of_the_documented_shape(project: Path, arguments: str) -> None:
+    done = claimcheck(*arguments.split(), "--json", cwd=project)
+    assert (done.returncode, done.stderr) == (0, "")
+    document = json.loads(done.stdout)
+    for part in document if isinstance(document, list) else [document]:
+        assert set(part) == SHAPES[arguments]
+    page = (REPOSITORY / "docs" / "usage.md").read_text()
+    assert {name for name in SHAPES[arguments] if f"`{name}`" not in page} == set()
+
+
+def test_every_command_that_prints_results_has_json() -> None:
+    assert {name for name, command in COMMANDS.items() if not command.has_json} == {"completion", "repro"}
+    for name in set(COMMANDS) - {"completion", "repro"}:
+        assert "--json" in claimcheck(name, "--help").stdout
+
+
+def test_a_mistake_under_json_prints_nothing_on_stdout(project: Path) -> None:
+    done = claimcheck("show", "dac.sgem.gain", "--json", cwd=project)
+    assert (done.returncode, done.stdout) == (1, "") and "did you mean" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", ["plan ninformer-mnist", "status", "du", "verify"])
+def test_what_is_piped_has_whole_cells_in_eighty_columns(project: Path, arguments: str) -> None:
+    done = claimcheck(*arguments.split(), cwd=project)
+    assert done.returncode == 0 and "…" not in done.stdout
+    assert {len(line) > 80 for line in done.stdout.splitlines()} == {False}
+
+
+@pytest.mark.parametrize("columns", [50, 100, 200])
+def test_a_plan_fits_the_terminal_and_says_what_it_leaves_out(project: Path, columns: int) -> None:
+    code, written = on_terminal([*COMMAND, "plan", "ninformer-mnist"], project, environment(), columns=columns)
+    shown = [line.rstrip() for line in written.splitlines()]
+    assert code == 0 and max(map(len, shown)) <= columns
+    (line,) = (line for line in shown if line.startswith("ninformer-mnist "))
+    assert line.split()[1:3] == ["–", "12"]
+    is_whole = not any(line.startswith("not in ") for line in shown)
+    assert is_whole == (columns == 200)
+
+
+def test_a_shell_completes_commands_options_and_names(project: Path) -> None:
+    """Bash itself, as it does when a person presses the tabulator."""
+    script = project / "completion.bash"
+    script.write_text(claimcheck("completion", "bash").stdout)
+
+    def completed(*words: str) -> set[str]:
+        ask = f"""
+            source {script}; COMP_WORDS=({" ".join(f'"{word}"' for word in words)}); COMP_CWORD={len(words) - 1}
+            COMP_LINE="${{COMP_WORDS[*]}}"; COMP_POINT=${{#COMP_LINE}}
+            "$(complete -p claimcheck | sed 's/.*-F \\([^ ]*\\).*/\\1/')" claimcheck "${{COMP_WORDS[COMP_CWORD]}}"
+            printf '%s\\n' "${{COMPREPLY[@]}}"
+        """
+        done = subprocess.run(
+            ["bash", "--norc", "-c", ask], cwd=project, capture_output=True, text=True, check=True, timeout=30
+        )
+        return {word.strip() for word in done.stdout.splitlines()}
+
+    assert completed("claimcheck", "st") == {"status"}
+    assert "--weights" in completed("claimcheck", "verify", "--w")
+    assert completed("claimcheck", "plan", "dac-vgg") == {"dac-vgg-cifar10", "dac-vgg-cifar100"}
+    assert completed("claimcheck", "show", "dac.sgemm.g") == {"dac.sgemm.gain"}
+    assert "zsh" in claimcheck("completion", "zsh").stdout
 
 
 def test_show_prints_the_whole_of_an_experiment(
@@ -45,30 +217,29 @@ def test_show_prints_the_whole_of_an_experiment(
     assert whole["protocol"] == like["protocol"] | {"augmentation": {"crop_padding": 4}, "mean": [0.5], "std": [0.5]}
 
 
-def test_show_prints_a_claim_with_its_verdict(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    copy_project(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    record(tmp_path, "data/results.db")
-    assert main(["show", "dac.sgemm.gain"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "dac.sgemm.gain (dac, section 5, Figure 4)"
+def test_show_prints_a_claim_with_its_verdict(project: Path) -> None:
+    done = claimcheck("show", "dac.sgemm.gain", cwd=project)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0 and lines[0] == "dac.sgemm.gain (dac, section 5, Figure 4)"
     assert "printed   0.25 nats" in lines and "verdict   not tested: Not run yet." in lines
-    assert main(["show", "dac.sgem.gain"]) == 1
-    assert "no experiment or claim 'dac.sgem.gain'; did you mean dac.sgemm.gain" in capsys.readouterr().err
 
 
-def test_output_that_nobody_reads_on_is_no_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("arguments", [["profile", "quick"], ["status"]])
+def test_output_that_nobody_reads_on_is_no_error(project: Path, tmp_path: Path, arguments: list[str]) -> None:
     """As in `claimcheck plan | head`."""
-    shutil.copy(REPOSITORY / "params.yaml", tmp_path)
-    shutil.copytree(REPOSITORY / "params", tmp_path / "params")
+    shutil.copytree(project, tmp_path / "project")
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "stages.cli", "profile", "quick"]
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment(), stdout=writer, stderr=subprocess.PIPE, text=True, check=False
+        [*COMMAND, *arguments],
+        cwd=tmp_path / "project",
+        env=environment(),
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
     )
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "\nprofile: quick\n" in (tmp_path / "params.yaml").read_text()
+    if arguments[0] == "profile":
+        assert "\nprofile: quick\n" in (tmp_path / "project" / "params.yaml").read_text()

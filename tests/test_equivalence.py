@@ -102,10 +102,11 @@ def renamed(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     return project, done.stdout
 
 
-def in_store(project: Path) -> str:
-    """The output of `claimcheck plan` on the experiment's two runs."""
-    line = next(text for text in ask(project, "stages.cli", "plan").stdout.splitlines() if text.startswith(EXPERIMENT))
-    return line.split("stand-in data")[0].split()[-1]
+def in_store(project: Path) -> int:
+    """How many of the experiment's two runs are done, by `claimcheck plan`."""
+    (line,) = json.loads(ask(project, "stages.cli", "plan", "--json").stdout)["experiments"]
+    assert line["experiment"] == EXPERIMENT
+    return line["in_store"]
 
 
 def copy(project: Path, folder: Path) -> Path:
@@ -139,9 +140,9 @@ def test_a_renaming_takes_outcomes_from_the_store_once_it_is_shown(renamed: tupl
     assert done.returncode == 0, done.stderr
     lines = [json.loads(text) for text in (project / f"data/results/{EXPERIMENT}.jsonl").read_text().splitlines()]
     assert all("stages.training.stopping" in line["spec"]["code"] for line in lines), "it is what trained them"
-    assert in_store(project) == "2"
+    assert in_store(project) == 2
     (project / PATH).unlink()
-    assert in_store(project) == "0", "no line, no equivalence"
+    assert in_store(project) == 0, "no line, no equivalence"
     refused = ask(project, "stages.evaluate", EXPERIMENT)
     assert refused.returncode == 1 and "was trained by other code than evaluates it" in refused.stderr
 
@@ -176,7 +177,7 @@ def test_two_lines_make_a_chain(renamed: tuple[Path, str], tmp_path: Path) -> No
     project = copy(renamed[0], tmp_path)
     rename_a_function(project)
     commit(project, "another name")
-    assert in_store(project) == "0", "the first line leads to code that is older than the tree's by now"
+    assert in_store(project) == 0, "the first line leads to code that is older than the tree's by now"
     done = ask(project, "stages.cli", "equivalent", "HEAD~1", "--steps", "4")
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(read_equivalences(project).lines) == 2
@@ -202,7 +203,7 @@ def test_what_another_line_says_of_the_code_before_changes_nothing(renamed: tupl
     for proof in line["proofs"]:
         proof["modules"]["stages.training.loop"][0] = "0" * 16
     (project / PATH).write_text(canonical_json(seal(line)) + "\n")
-    assert in_store(project) == "0"
+    assert in_store(project) == 0
 
 
 SPEC = RunSpec(

@@ -5,6 +5,7 @@ It is incremental by run, holds one network at a time, and a run that can't be e
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import threading
@@ -18,13 +19,13 @@ import pytest
 
 from stages.checkpoint.predictor import Predictor, load_predictor
 from stages.datasets.packed import ImageSet, PackedInfo, TableSet, TokenSet, read_images
-from stages.evaluate import INCOMPLETE, main
+from stages.evaluate import INCOMPLETE, main, metrics_document
 from stages.evaluation import trained as trained_runs
 from stages.evaluation.experiment import evaluate_experiment
 from stages.evaluation.part import cut_info, cut_rows
 from stages.params.experiment import load_params
 from stages.runs.consistency import find_contradictions
-from stages.runs.evidence import CostLine, ResultLine, read_lines, unpack_confusion, unpack_correct
+from stages.runs.evidence import CostLine, Measurement, ResultLine, read_lines, unpack_confusion, unpack_correct
 from stages.scheduling.runner import train_experiment
 from stages.upkeep.recomputing import compare, recompute, spot_check
 from tests.project import EXPERIMENT, edit, make_project, pack_stand_in
@@ -100,8 +101,26 @@ def test_lines_hold_what_was_measured_and_are_the_same_again(trained: Path) -> N
     assert all((line.latency_batch_size, line.latency_repeats) == (2, 2) for line in costs)
     assert all(line.latency_seconds_per_sample and line.latency_seconds_per_sample > 0 for line in costs)
     shown = json.loads((Path("data/metrics") / f"{EXPERIMENT}.json").read_text())
-    assert shown["vit"]["accuracy"] == next(m.value for m in lines[1].metrics if m.metric == "accuracy")
+    accuracy = {line.arm: next(m.value for m in line.metrics if m.metric == "accuracy") for line in lines}
+    best = {"baseline": accuracy["vit"], "proposed": accuracy["ninformer"]}
+    assert shown == {"runs": 2, "metric": "accuracy", **best}
     assert len((Path("data/plots") / f"{EXPERIMENT}.csv").read_text().splitlines()) == 1 + 2 * 2
+
+
+def test_the_summary_has_the_best_arm_of_each_role(trained: Path) -> None:
+    assert main([EXPERIMENT]) == 0
+    (line, *_) = read_lines(RESULTS, ResultLine)
+    errors = {"a": (0.5, 0.3), "b": (0.1, 0.2), "c": (0.3, 0.5), "d": (0.01, 0.01)}
+    lines = [
+        dataclasses.replace(line, arm=arm, metrics=(Measurement(metric="mse", split="test", value=value, n=9),))
+        for arm, values in errors.items()
+        for value in values
+    ]
+    roles = {"a": "baseline", "b": "baseline", "c": "proposed", "d": "ablation"}
+    summary = json.loads(metrics_document(lines, roles))
+    assert summary == {"runs": 8, "metric": "mse", "baseline": pytest.approx(0.15), "proposed": pytest.approx(0.4)}
+    diverged = dataclasses.replace(line, metrics=())
+    assert json.loads(metrics_document([diverged], roles)) == {"runs": 1}
 
 
 def test_other_test_data_are_refused(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,10 +40,13 @@ def test_a_make_within_the_tests_is_no_part_of_the_one_that_runs_them() -> None:
     assert shown.stdout.split() == []
 
 
-def test_an_unknown_experiment_is_answered_with_the_known_ones() -> None:
+def test_an_unknown_experiment_is_answered_with_the_nearest_or_the_known_ones() -> None:
     with pytest.raises(subprocess.CalledProcessError) as refused:
         dry_run("repro", "EXPERIMENTS=ninformer-mnist ninformer-mnits")
-    assert "no experiment ninformer-mnits; known: " in refused.value.stderr
+    assert "no experiment ninformer-mnits; did you mean ninformer-mnist?" in refused.value.stderr
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        dry_run("repro", "EXPERIMENTS=x")
+    assert "no experiment x; known: " in refused.value.stderr
     assert set(load_params(ROOT).experiments) <= set(re.findall(r"[\w-]+", refused.value.stderr))
 
 
@@ -62,7 +65,7 @@ def test_every_module_that_is_called_can_be_run(name: str) -> None:
 
 def test_every_subcommand_that_make_calls_is_known() -> None:
     called = set(re.findall(r"/claimcheck (\w+)", (ROOT / "Makefile").read_text()))
-    assert called == {"profile"}
+    assert called == {"profile", "repro"}
     for name in called:
         assert python("-m", "stages.cli", name, "--help", cwd=ROOT, env=os.environ).returncode == 0, name
 
@@ -91,11 +94,11 @@ def test_before_any_repro_the_service_gets_a_database_of_the_evidence(tmp_path: 
 
 def test_profile_and_device_reach_the_pipeline() -> None:
     steps = dry_run("repro", "PROFILE=quick")
-    assert steps.index("claimcheck profile quick") < steps.index("dvc repro")
+    assert steps.index("claimcheck profile quick") < steps.index("claimcheck repro") < steps.index("next: make serve")
+    assert "http://127.0.0.1:9000" in dry_run("repro", "PORT=9000")
     assert "claimcheck profile" not in dry_run("repro")
     chosen = dry_run("repro", "EXPERIMENTS=ninformer-mnist dac-vgg-cifar10")
-    assert "dvc repro analyse evaluate@ninformer-mnist evaluate@dac-vgg-cifar10\n" in chosen
-    assert chosen.index("dvc repro") < chosen.index("stages.record") < chosen.index("stages.report")
+    assert "claimcheck repro ninformer-mnist dac-vgg-cifar10\n" in chosen
     show = ("--eval", "show: ; +@env | grep CLAIMCHECK_DEVICE", "show")  # make runs a + line in a dry run too
     assert "CLAIMCHECK_DEVICE=cuda" in dry_run(*show, "DEVICE=cuda")
 

@@ -82,7 +82,10 @@ def test_a_failed_run_holds_up_itself_alone_and_the_next_repro_does_only_that(ch
 def test_metrics_plots_and_params_say_something(checkout: Path) -> None:
     shown = json.loads(run(checkout, *DVC, "metrics", "show", "--json"))
     metrics = shown[""]["data"][f"data/metrics/{EXPERIMENT}.json"]["data"]
-    assert 0 <= metrics["vit"]["accuracy"] <= 1 and metrics["vit"]["parameters"] > 1000
+    assert list(metrics) == ["runs", "metric", "baseline", "proposed"] and metrics["metric"] == "accuracy"
+    assert 0 <= metrics["baseline"] <= 1 and 0 <= metrics["proposed"] <= 1
+    table = run(checkout, *DVC, "metrics", "show").splitlines()
+    assert max(map(len, table)) <= 80, "a line an experiment, a column a name"
     run(checkout, *DVC, "plots", "show")
     page = (checkout / "dvc_plots" / "index.html").read_text()
     assert "train_loss" in page and "errorband" in page

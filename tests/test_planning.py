@@ -219,12 +219,11 @@ def test_command_prints_each_experiment_and_each_paper_under_every_profile(
     monkeypatch.setattr(FlopCounts, "count", lambda self, model, shape, vocabulary: 10**9)
     assert main(["plan", "ninformer-mnist", "brownian-cifar10"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[1:3]] == ["ninformer-mnist", "brownian-cifar10"]
+    assert [line.split()[0] for line in lines[2:4]] == ["ninformer-mnist", "brownian-cifar10"]
     table = [line.split(", ")[1].split()[0] for line in lines if line.startswith(("smoke, ", "quick, ", "paper, "))]
     assert table == ["ninformer", "brownian", "all"] * 3
     assert any("one NVIDIA H100, 2.50 USD an hour" in line for line in lines)
     assert not any(line.startswith("Goal") for line in lines), "the goal is for all experiments together"
-    assert lines[4].endswith("cpu limit  cpu-amx limit  cuda limit")
 
 
 def test_command_says_how_far_the_goal_is(
@@ -237,11 +236,11 @@ def test_command_says_how_far_the_goal_is(
     total = add_up(
         plan_costs(params, params.profiles["paper"], params.experiments, one_flop).values(), params.rates
     ).hours("cuda")
-    said = capsys.readouterr().out.splitlines()[-1]
-    assert said.startswith(f"Goal: everything as printed within 40 hours of one NVIDIA H100; planned are {total:.0f}, ")
+    said = " ".join(capsys.readouterr().out.split())
+    assert f" Goal: everything as printed within 40 hours of one NVIDIA H100; planned are {total:.0f}, " in said
 
 
 def test_an_unknown_experiment_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(ROOT)
     assert main(["plan", "ninformer"]) == 1
-    assert "no experiment 'ninformer'; known: ninformer-mnist" in capsys.readouterr().err
+    assert "no experiment 'ninformer'; did you mean ninformer-mnist?" in capsys.readouterr().err

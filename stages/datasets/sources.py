@@ -28,6 +28,7 @@ from stages.datasets.mirror import (
 )
 from stages.datasets.verified import ChecksumMismatch, DatasetError, Digests, digest_file, read_chunks, store_verified
 from stages.params.experiment import DatasetSource, SourceFile
+from stages.params.nearest import nearest
 
 Say = Callable[[str], None]
 
@@ -53,7 +54,7 @@ def find_source(datasets: Mapping[str, DatasetSource], dataset: str) -> DatasetS
         UnknownDataset: there is none.
     """
     if dataset not in datasets:
-        raise UnknownDataset(f"params.yaml: no data set {dataset!r}; known: {', '.join(sorted(datasets))}")
+        raise UnknownDataset(f"params.yaml: no data set {dataset!r}{nearest(dataset, sorted(datasets))}")
     return datasets[dataset]
 
 

@@ -21,7 +21,6 @@ from stages.results import (
     Tally,
     as_csv,
     compare,
-    find_judged,
     list_families,
     list_judged,
     open_results,
@@ -30,8 +29,6 @@ from stages.results import (
 from stages.runs.store import write_atomically
 
 NONE = "–"
-FEW = 4
-"""Runs that a terminal lists."""
 DOCS_HEAD = """# Results
 
 Written by `make report` from the committed evidence (`data/evidence/`) alone: the same bytes on every machine.
@@ -111,55 +108,6 @@ def write_deviations(folder: Path) -> list[Path]:
     return list(pages.values())
 
 
-def show_status(database: str) -> str:
-    """Counts of verdicts per paper, for a terminal.
-
-    Raises:
-        ResultsUnavailable: the database can't be read.
-    """
-    with open_results(database)() as session:
-        counts = tally(session)
-    lines = [f"{'paper':12} {'decided':14} {'in favour':>9} {'against':>8} {'open':>5} {'waiting':>8}"]
-    for row in counts:
-        for name, part in _by_ground(row):
-            numbers = f"{part.in_favour:9} {part.against:8} {part.open:5} {part.waiting:8}"
-            lines.append(f"{row.paper:12} {name:14} {numbers}")
-    words = dict.fromkeys(word for row in counts for word in row.by_verdict)
-    lines += _errors(counts)
-    lines += ["", *(f"{sum(row.by_verdict.get(word, 0) for row in counts):5} {word}" for word in sorted(words))]
-    return "\n".join(lines)
-
-
-def show_claim(database: str, claim_id: str) -> str:
-    """One claim for a terminal: what the paper says, what we have, the verdict and why.
-
-    Raises:
-        ResultsUnavailable: the database can't be read.
-        UnknownClaim: there is no such claim.
-    """
-    with open_results(database)() as session:
-        row = find_judged(session, claim_id)
-    claim, verdict = row.claim, row.verdict
-    printed = f"{_number(claim.value, claim.unit)} {claim.qualifier}".rstrip()
-    interval = ""
-    if verdict.low is not None and verdict.high is not None and verdict.confidence is not None:
-        low, high = _number(verdict.low, claim.unit), _number(verdict.high, claim.unit)
-        interval = f", {100 * verdict.confidence:.3g} % interval {low} to {high}"
-    keys = list(dict.fromkeys(run.result.run_key[:12] for run in row.runs))
-    more = f" and {len(keys) - FEW} more" if len(keys) > FEW else ""
-    lines = [
-        f"{claim.id} ({claim.paper}, {claim.place})",
-        *([f"says      {claim.statement}"] if claim.statement else []),
-        *([f"printed   {printed}"] if claim.value is not None else []),
-        *([f"ours      {_number(verdict.ours, claim.unit)}{interval}"] if verdict.ours is not None else []),
-        f"verdict   {verdict.status}: {verdict.explanation}",
-        *([f"its size  {verdict.size['status']}: {verdict.size['explanation']}"] if verdict.size else []),
-        *([f"runs      {', '.join(keys[:FEW])}{more}"] if keys else []),
-        *(f"deviation {deviation.id}: {deviation.subject}" for deviation in row.deviations),
-    ]
-    return "\n".join(lines)
-
-
 def badges(counts: Sequence[Tally]) -> str:
     """One line per paper: the results of the claims that can be decided."""
     lines = [
@@ -167,19 +115,20 @@ def badges(counts: Sequence[Tally]) -> str:
         "|---|---|--:|--:|--:|--:|--:|",
     ]
     for row in counts:
-        for name, part in _by_ground(row):
+        for name, part in by_ground(row):
             cells = (row.paper, name, part.decidable, part.in_favour, part.against, part.open, part.waiting)
             lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join([*lines, "", *_errors(counts)]).rstrip() + "\n"
+    return "\n".join([*lines, "", *shared_errors(counts)]).rstrip() + "\n"
 
 
-def _by_ground(tally: Tally) -> list[tuple[str, Counts]]:
+def by_ground(tally: Tally) -> list[tuple[str, Counts]]:
     """Counts apart for what trained models decide, what is computed, and facts of data; only those that a paper has."""
     parts = [("by training", tally.trained), ("by computing", tally.computed), ("facts of data", tally.data)]
     return [(name, part) for name, part in parts if part.decidable]
 
 
-def _errors(counts: Sequence[Tally]) -> list[str]:
+def shared_errors(counts: Sequence[Tally]) -> list[str]:
+    """A sentence for each error that stands at several places."""
     return [
         f"{row.paper}: one error at {places} places, {error}, counts once above."
         for row in counts
@@ -199,8 +148,8 @@ def verdict_table(paper: str, judged: Sequence[JudgedClaim], families: Sequence[
             if verdict.size:
                 said += f" Its size: {verdict.size['status']}. {verdict.size['explanation']}"
             said = said.replace("|", "\\|")
-            ours = _number(verdict.ours, claim.unit)
-            printed = f"{_number(claim.value, claim.unit)} {claim.qualifier}".rstrip()
+            ours = in_unit(verdict.ours, claim.unit)
+            printed = f"{in_unit(claim.value, claim.unit)} {claim.qualifier}".rstrip()
             lines.append(f"| `{claim.id}` | {printed} | {ours} | {verdict.status} | {said} |")
     return "\n".join(lines) + "\n"
 
@@ -244,7 +193,8 @@ def _order(comparison: ExperimentComparison) -> str:
     return f" The models finish in {'the paper’s' if comparison.order.agrees else 'another'} order."
 
 
-def _number(value: float | None, unit: str | None) -> str:
+def in_unit(value: float | None, unit: str | None) -> str:
+    """The value for a reader: a fraction in percent, else four digits and the unit."""
     if value is None:
         return NONE
     if unit == "fraction":
@@ -255,10 +205,10 @@ def _number(value: float | None, unit: str | None) -> str:
 
 def _with_error(value: float, stderr: float | None, unit: str | None) -> str:
     """The value with one standard error after ±, if there is one."""
-    shown = _number(value, unit)
+    shown = in_unit(value, unit)
     if stderr is None:
         return shown
-    return f"{shown} ± {_number(stderr, unit) if unit == 'fraction' else f'{stderr:.2g}'}"
+    return f"{shown} ± {in_unit(stderr, unit) if unit == 'fraction' else f'{stderr:.2g}'}"
 
 
 def _count(arm: ArmComparison) -> str:
@@ -271,7 +221,7 @@ def _count(arm: ArmComparison) -> str:
 def _interval(arm: ArmComparison, unit: str) -> str:
     if arm.ours is None or arm.ours.low is None or arm.ours.high is None:
         return NONE
-    return f"{_number(arm.ours.low, unit)} to {_number(arm.ours.high, unit)}"
+    return f"{in_unit(arm.ours.low, unit)} to {in_unit(arm.ours.high, unit)}"
 
 
 def _difference(arm: ArmComparison, unit: str) -> str:

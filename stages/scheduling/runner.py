@@ -21,6 +21,7 @@ from typing import Any
 from stages.datasets.packed import PackedInfo, read_info
 from stages.params.budget import PlannedRun, describe_cut, plan_runs
 from stages.params.experiment import Experiment, Params, ParamsError
+from stages.params.nearest import nearest
 from stages.run import RunSpec, changed_parts
 from stages.runs.equivalence import PATH as EQUIVALENCES
 from stages.runs.equivalence import Equivalences, is_of_cpu, read_equivalences
@@ -28,7 +29,8 @@ from stages.runs.fingerprint import training_code
 from stages.runs.outcome import find_fault, outcome_digest
 from stages.runs.runlist import DamagedRunList, ListedRun, RunList, read_run_list, write_run_list
 from stages.runs.store import RunStore, clone, home, write_atomically
-from stages.scheduling.engine.local import Group, Report, run_groups
+from stages.scheduling.counting import RunCounter
+from stages.scheduling.engine.local import Event, Group, Report, run_groups
 from stages.scheduling.grouping import form_groups
 
 DVC_CACHE = Path(".dvc/cache/files/md5")
@@ -117,7 +119,18 @@ def train_experiment(
         )
         for specs, is_stack in form_groups([a.spec for a in missing], packed.train_images, store)
     ]
-    complete = run_groups(groups, store.root, devices, report, stop)
+    keys_missing = [assignment.spec.run_key for assignment in missing]
+    counter = RunCounter(
+        f"train@{name}",
+        len(wanted),
+        lambda: len(wanted) - sum(store.published(run_key) is None for run_key in keys_missing),
+    )
+
+    def report_both(event: Event) -> None:
+        report(event)
+        counter.report(event)
+
+    complete = run_groups(groups, store.root, devices, report_both, stop)
     taken = {key: held[key].run_key if key in held else key for key in ways}
     trained = [assignment for assignment in wanted if store.published(taken[assignment.spec.run_key])]
     if complete or (trained and not stop.is_set()):
@@ -190,7 +203,7 @@ def _chosen(wanted: Sequence[Assignment], patterns: Sequence[str], experiment: s
 
 def find_experiment(params: Params, name: str) -> Experiment:
     if name not in params.experiments:
-        raise ParamsError(f"params.yaml: no experiment {name!r}; known: {', '.join(params.experiments)}")
+        raise ParamsError(f"params.yaml: no experiment {name!r}{nearest(name, params.experiments)}")
     return params.experiments[name]
 
 

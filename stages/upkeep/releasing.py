@@ -17,6 +17,7 @@ from stages.checkpoint.predictor import dump_checkpoint, load_predictor
 from stages.datasets.packed import ImageSet, read_images
 from stages.evaluation.metrics import accuracy
 from stages.evaluation.part import cut_rows
+from stages.params.nearest import nearest
 from stages.runs.evidence import EvidenceLine, Release, read_lines, write_lines
 from stages.runs.store import write_atomically
 from stages.upkeep.publishing import PublishError
@@ -36,7 +37,7 @@ def release(experiment: str, arms: list[str], root: Path) -> list[Path]:
     lines = read_lines(path, EvidenceLine)
     known = {line.result.arm for line in lines}
     if unknown := [arm for arm in arms if arm not in known]:
-        raise PublishError(f"{path} has no evidence of {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+        raise PublishError(f"{path} has no evidence of {unknown[0]}{nearest(unknown[0], sorted(known))}")
     newest: dict[tuple[str, int], int] = {}
     for index, line in enumerate(lines):
         cell = line.result.arm, line.result.replicate

@@ -311,5 +311,7 @@ def test_remains_of_a_killed_fetch_are_cleared(tmp_path: Path, official_host: Of
 
 def test_unknown_dataset_lists_the_known() -> None:
     source = tiny_mnist().source
-    with pytest.raises(UnknownDataset, match="no data set 'mnits'; known: cifar10, mnist"):
+    with pytest.raises(UnknownDataset, match="no data set 'svhn'; known: cifar10, mnist"):
+        find_source({"mnist": source, "cifar10": source}, "svhn")
+    with pytest.raises(UnknownDataset, match=r"no data set 'mnits'; did you mean mnist\?$"):
         find_source({"mnist": source, "cifar10": source}, "mnits")

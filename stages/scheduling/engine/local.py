@@ -49,10 +49,14 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """An event of a group; `progress` is the worker's `Progress` as a dict, `owner` the lease's owner."""
+    """An event of a group; `progress` is the worker's `Progress` as a dict, `owner` the lease's owner.
+
+    `runs`: how many train at once.
+    """
 
     kind: Literal["started", "progress", "finished", "waiting", "elsewhere", "stopped", "failed"]
     label: str
+    runs: int = 1
     progress: dict[str, Any] | None = None
     message: str = ""
     owner: str = ""
@@ -131,9 +135,9 @@ def _train(
     Where a stack isn't faster, its runs are trained one after another.
     """
     worker = importlib.import_module(_WORKER)  # brings torch, which a parent with nothing to train never needs
-    report(Event(kind="started", label=group.label))
     missing = [spec for spec in group.specs if RunStore(store).published(spec.run_key) is None]
     is_stack = group.is_stack and worker.can_stack(device)
+    report(Event(kind="started", label=group.label, runs=len(group.specs) if is_stack else 1))
     for specs in [group.specs] if is_stack else [(spec,) for spec in missing]:
         if should_stop():
             return True

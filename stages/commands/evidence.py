@@ -1,0 +1,145 @@
+"""Evidence and released models: published, released, shown to be unchanged by a change of code, checked again."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+
+from stages.checkpoint.contract import CheckpointError
+from stages.commands.command import Answer
+from stages.commands.terminal import Column, Rows
+from stages.params.experiment import load_params
+from stages.proving.show import show_equivalent
+from stages.runs.equivalence import PATH as EQUIVALENCES
+from stages.scheduling.runner import find_experiment
+from stages.upkeep.publishing import PublishError
+from stages.upkeep.publishing import publish as publish_results
+
+_STATUSES = ("holds", "not here", "broken")
+_SHOWN = 8
+"""Broken trails that `verify` names: with a line for each kind of link, twenty lines are not exceeded."""
+
+
+def publish(options: argparse.Namespace) -> Answer:
+    """Publish the experiments' results as evidence."""
+    params = load_params()
+    experiments = [find_experiment(params, name) for name in options.experiments]
+    done = [publish_results(experiment.name, Path()) for experiment in experiments]
+    return Answer(
+        document=[{"path": str(each.path), "lines": each.lines, "new": each.new} for each in done],
+        shown=[f"{each.path}: {each.lines} lines, {each.new} new; commit it" for each in done],
+    )
+
+
+def release(options: argparse.Namespace) -> Answer:
+    """Copy the published models of some arms into `data/models/`."""
+    from stages.upkeep.releasing import release as release_models  # brings torch, which no other command needs
+
+    name = find_experiment(load_params(), options.experiment).name
+    try:
+        released = {path: path.stat().st_size for path in release_models(name, options.arms, Path())}
+    except CheckpointError as error:
+        raise PublishError(str(error)) from None
+    return Answer(
+        document=[{"path": str(path), "bytes": size} for path, size in released.items()],
+        shown=[f"{path}: {size:,} bytes; commit it with data/evidence/{name}.jsonl" for path, size in released.items()],
+    )
+
+
+def equivalent(options: argparse.Namespace) -> Answer:
+    """Compare HEAD's code with an older revision's on all paths that evidence depends on; `--again` writes nothing."""
+    told = sys.stderr if options.json else sys.stdout
+    shown = show_equivalent(
+        Path(),
+        load_params(),
+        options.revision,
+        steps=options.steps,
+        again=options.again,
+        plain=options.plain,
+        say=lambda text: print(text, file=told, flush=True),
+    )
+    if shown.line is None:
+        last = (
+            f"nothing to compare: no run that was made by the code of {options.revision} has other code in HEAD, "
+            "uncovered"
+        )
+    elif options.again:
+        last = f"{len(shown.compared)} paths give the same; nothing is written"
+    else:
+        last = f"{EQUIVALENCES}: a line with {len(shown.compared)} paths; commit it"
+    return Answer(
+        document={
+            "compared": list(shown.compared),
+            "left_out": list(shown.left_out),
+            "path": None if shown.line is None or options.again else str(EQUIVALENCES),
+        },
+        shown=[*(f"  {text}" for text in (*shown.compared, *shown.left_out)), last],
+    )
+
+
+def verify(options: argparse.Namespace) -> Answer:
+    """How many links hold and the first broken ones with what to do; with `--all`, or names, each link of each trail.
+
+    The exit code is 1 if a link is broken.
+    """
+    from stages.upkeep import verifying  # brings the database
+
+    names = options.checkpoints
+    recorded, trails = verifying.verify(Path(), "data/results.db", names, with_weights=options.weights)
+    document = {
+        "record": dataclasses.asdict(recorded),
+        "checkpoints": [
+            {
+                "checkpoint": trail.checkpoint,
+                "broken": trail.broken.name if trail.broken else None,
+                "links": [dataclasses.asdict(link) for link in trail.links],
+            }
+            for trail in trails
+        ],
+    }
+    counts: Counter[tuple[str, str]] = Counter(
+        (link.name, link.status) for link in (recorded, *(link for trail in trails for link in trail.links))
+    )
+    totals = {status: sum(n for (_, found), n in counts.items() if found == status) for status in _STATUSES}
+    document["totals"] = totals
+    listed = _list_links(document) if options.all or names else _list_broken(document, counts, verifying.REMEDIES)
+    last = (
+        f"{len(trails):,} checkpoint{'s' if len(trails) != 1 else ''}: {totals['holds']:,} links hold, "
+        f"{totals['not here']:,} not here, {totals['broken']:,} broken"
+    )
+    return Answer(document=document, shown=[*listed, last], code=1 if totals["broken"] else 0)
+
+
+def _list_links(found: Mapping[str, Any]) -> Iterator[str]:
+    yield f"record: {found['record']['status']}; {found['record']['detail']}"
+    for trail in found["checkpoints"]:
+        yield f"{trail['checkpoint']}: {'broken at ' + trail['broken'] if trail['broken'] else 'holds'}"
+        for link in trail["links"]:
+            yield f"  {link['name']}: {link['status']}; {link['detail']}"
+
+
+def _list_broken(
+    found: Mapping[str, Any], counts: Counter[tuple[str, str]], remedies: Mapping[str, str]
+) -> Iterator[RenderableType]:
+    kinds = dict.fromkeys(name for name, _ in counts)
+    yield Rows(
+        [Column("link", left=True), *(Column(status) for status in _STATUSES)],
+        [[kind, *(f"{counts[kind, status]:,}" for status in _STATUSES)] for kind in kinds],
+    )
+    broken = [("the database", found["record"])] if found["record"]["status"] == "broken" else []
+    broken += [
+        (trail["checkpoint"], next(link for link in trail["links"] if link["name"] == trail["broken"]))
+        for trail in found["checkpoints"]
+        if trail["broken"]
+    ]
+    for where, link in broken[:_SHOWN]:
+        yield f"{where} is broken at {link['name']}: {link['detail'][:400]}; {remedies[link['name']]}"
+    if len(broken) > _SHOWN:
+        yield f"and {len(broken) - _SHOWN:,} more, which `claimcheck verify --all` lists"

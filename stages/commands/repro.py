@@ -1,0 +1,214 @@
+"""`dvc repro` as a person wants to see it: one live line on a terminal, one line a stage elsewhere, all of it in a log.
+
+The log is a file that dvc and its stages write themselves, and this process only reads: whatever happens to it, they
+go on or end as they would without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.live import Live
+from rich.text import Text
+
+from stages.commands.command import Answer
+from stages.commands.terminal import Terminal
+from stages.params.experiment import Params, load_params
+from stages.params.stage_inputs import stage_inputs
+from stages.scheduling.counting import COUNT_FILE, read_count
+from stages.scheduling.runner import find_experiment
+
+LOGS = Path("data/logs")
+_KEPT_LOGS = 10
+_POLL_SECONDS = 0.1
+_STARTS = re.compile(rb"Running stage '(.+)':")
+_SKIPPED = re.compile(rb"(?:Stage )?'(.+)' (?:didn't change, skipping|is cached - skipping run, checking out outputs)")
+_LAST_LINES = 20
+"""Of a stage that was interrupted."""
+
+
+def repro(options: argparse.Namespace) -> Answer:
+    """Run the pipeline, or the part of it that the named experiments need."""
+    params = load_params()
+    experiments = [find_experiment(params, name).name for name in options.experiments]
+    targets = ["analyse", *(f"evaluate@{name}" for name in experiments)] if experiments else []
+    commands = {"": ["dvc", "repro", *targets]}
+    if experiments:  # as dvc's stages they would want the results of all
+        commands |= {name: [f"stages.{name}"] for name in ("record", "report")}
+    LOGS.mkdir(parents=True, exist_ok=True)
+    log = LOGS / f"repro-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.log"
+    for old in sorted(LOGS.glob("repro-*.log"))[: 1 - _KEPT_LOGS]:
+        old.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(prefix="claimcheck-") as folder, log.open("wb") as written:
+        count = Path(folder) / "count.json"
+        view = View(log, count, total=len(_stages(params, experiments)))
+        environment = _environment() | {COUNT_FILE: str(count)}
+        for stage, words in commands.items():
+            if stage:
+                view.start(stage)
+            code = _run([sys.executable, "-m", *words], environment, written.fileno(), view)
+            if code:
+                return Answer(document=None, shown=view.failure(code), code=code)
+    return Answer(document=None, shown=view.success())
+
+
+def _stages(params: Params, experiments: Sequence[str]) -> list[str]:
+    """The names of the stages that run: those of dvc.yaml without other experiments and their data sets."""
+    names = ["inputs", *stage_inputs(params)]
+    if not experiments:
+        return names
+    wanted = {*experiments, *(params.experiments[name].dataset for name in experiments)}
+    return [name for name in names if "@" not in name or name.partition("@")[2] in wanted]
+
+
+def _environment() -> dict[str, str]:
+    """This one, with the `python` of dvc.yaml being ours and every line written at once."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    return os.environ | {"PATH": path, "PYTHONUNBUFFERED": "1"}
+
+
+def _run(words: Sequence[str], environment: dict[str, str], output: int, view: View) -> int:
+    """The exit code of a command whose output goes to the file; 128 and its number for a signal, as shells have it.
+
+    Ctrl-C reaches it from the terminal, which sends it to all of the foreground's processes: it ends in its own way.
+    """
+    process = subprocess.Popen(words, env=environment, stdout=output, stderr=subprocess.STDOUT)
+    with _on(signal.SIGINT, view.interrupt), _on(signal.SIGTERM, process.terminate), view.shown():
+        while process.poll() is None:
+            view.look()
+            time.sleep(_POLL_SECONDS)
+        view.look()
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+
+@contextmanager
+def _on(number: signal.Signals, act: Callable[[], Any]) -> Iterator[None]:
+    before = signal.signal(number, lambda *_: act())
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+class View:
+    """Reads the log as it grows; `total` stages are expected."""
+
+    def __init__(self, log: Path, count: Path, total: int) -> None:
+        self.log, self.count, self.total = log, count, total
+        self.started = time.monotonic()
+        self.stage, self.seen, self.ran = "", 0, 0
+        self.is_interrupted = False
+        self._read = self._stage_from = 0
+        self._stage_started, self._is_open = self.started, False
+        self._terminal = Terminal()
+
+    def interrupt(self) -> None:
+        self.is_interrupted = True
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """A live line while this is open, on a terminal."""
+        if not self._terminal.is_terminal:
+            yield
+            return
+        line = Live(
+            console=self._terminal,
+            get_renderable=self._line,
+            transient=True,
+            refresh_per_second=4,
+            redirect_stderr=False,
+        )
+        with line:
+            yield
+
+    def look(self) -> None:
+        """Read what has been written since, by whole lines."""
+        with self.log.open("rb") as file:
+            file.seek(self._read)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self._take(line.rstrip(), self._read)
+                self._read += len(line)
+
+    def _take(self, line: bytes, place: int) -> None:
+        if match := _STARTS.fullmatch(line):
+            self.start(match[1].decode(), place)
+        elif match := _SKIPPED.fullmatch(line):
+            self._end()
+            self.seen += 1
+            self._stage_from = place + len(line) + 1
+        elif line.startswith(b"Updating lock file"):
+            self._end()
+
+    def start(self, stage: str, place: int | None = None) -> None:
+        """A stage begins, whose output begins at `place` of the log (default: where it ends now)."""
+        self._end()
+        self._stage_from = self._read if place is None else place
+        self.stage, self._stage_started, self._is_open = stage, time.monotonic(), True
+        self.seen += 1
+        self.ran += 1
+        if not self._terminal.is_terminal:
+            print(self._position(), end="", flush=True)
+
+    def _end(self) -> None:
+        """End the line that the stage's start began: its runs and how long it took."""
+        if self._is_open and not self._terminal.is_terminal:
+            count = read_count(self.count, self.stage)
+            runs = f"{count.done} of {count.runs} runs, " if count else ""
+            print(f": {runs}{_in_words(time.monotonic() - self._stage_started)}", flush=True)
+        self._is_open = False
+
+    def _position(self) -> str:
+        return f"stage {self.seen} of {self.total}, {self.stage}"
+
+    def _line(self) -> Text:
+        if not self.stage:
+            words = "looking for what has changed"
+        else:
+            words = self._position()
+            if count := read_count(self.count, self.stage):
+                words += f", {count.done} of {count.runs} runs"
+                if count.left_seconds is not None:
+                    words += f", about {_in_words(count.left_seconds)} left"
+        return Text(f"{words} ({_in_words(time.monotonic() - self.started)} so far)", no_wrap=True, overflow="ellipsis")
+
+    def success(self) -> list[str]:
+        self._end()
+        if not self.ran:
+            return [f"all {self.seen} stages are up to date"]
+        unchanged = f", {self.seen - self.ran} unchanged" if self.seen > self.ran else ""
+        took = _in_words(time.monotonic() - self.started)
+        return [f"{self.ran} stages run{unchanged}, in {took}; every line of theirs: {self.log}"]
+
+    def failure(self, code: int) -> list[str]:
+        """The output of the stage that failed, whole, and what dvc says of it."""
+        self._end()
+        with self.log.open("rb") as file:
+            file.seek(self._stage_from)
+            lines = file.read().decode(errors="replace").splitlines()
+        if self.is_interrupted:
+            lines = lines[-_LAST_LINES:]
+        what = "stopped" if self.is_interrupted else "failed"
+        where = f"{self._position()}, {what}" if self.stage else f"dvc {what}"
+        return [*lines, f"{where} (exit code {code}); every line: {self.log}; the next `make repro` goes on from here"]
+
+
+def _in_words(seconds: float) -> str:
+    """A duration as a person says it."""
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"

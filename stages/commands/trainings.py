@@ -1,0 +1,163 @@
+"""What trainings will cost and which are done, and the profile that decides which there are."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from stages.commands.command import Answer
+from stages.commands.terminal import Column, Rows
+from stages.datasets.packed import PackedDataError, read_info
+from stages.evaluation.flops import FlopCounts
+from stages.params.budget import describe_cut
+from stages.params.experiment import Params, ParamsError, Rate, load_params
+from stages.params.nearest import nearest
+from stages.runs.equivalence import read_equivalences
+from stages.runs.store import RunStore, home, write_atomically
+from stages.scheduling.planning import Cost, add_up, plan_costs, two_digits, what_counts
+from stages.scheduling.runner import assignments, find_experiment, find_outcome, ways_to
+
+
+def plan(options: argparse.Namespace) -> Answer:
+    """The cost of the trainings: each experiment under the current profile, each paper under every profile."""
+    params = load_params()
+    names = options.experiments or list(params.experiments)
+    papers = {name: find_experiment(params, name).paper for name in names}
+    counts = FlopCounts()
+    costs = plan_costs(params, params.profile, names, counts.count)
+    experiments = [
+        {"experiment": name, "paper": papers[name], **_told(cost, params.rates), **_in_store(name, params)}
+        for name, cost in costs.items()
+    ]
+    profiles, totals = [], {}
+    for profile_name, profile in params.profiles.items():
+        costs = plan_costs(params, profile, names, counts.count)
+        for paper in dict.fromkeys(papers.values()):
+            of_paper = add_up((cost for name, cost in costs.items() if papers[name] == paper), params.rates)
+            profiles.append({"profile": profile_name, "paper": paper, **_told(of_paper, params.rates)})
+        totals[profile_name] = add_up(costs.values(), params.rates)
+        profiles.append({"profile": profile_name, "paper": None, **_told(totals[profile_name], params.rates)})
+    counts.save()
+    goals = []
+    if "paper" in totals and names == list(params.experiments):
+        goals = [
+            {
+                "device": kind,
+                "hours": rate.goal_hours,
+                "planned_hours": totals["paper"].hours(kind),
+                "limit_hours": totals["paper"].limit_hours(kind),
+            }
+            for kind, rate in params.rates.items()
+            if rate.goal_hours
+        ]
+    document = {
+        "profile": params.profile_name,
+        "experiments": experiments,
+        "profiles": profiles,
+        "devices": {
+            kind: {"device": rate.device, "usd_per_hour": rate.usd_per_hour} for kind, rate in params.rates.items()
+        },
+        "goals": goals,
+        "as_printed": list(what_counts(totals["paper"], params.rates)) if "paper" in totals else [],
+    }
+    return Answer(document=document, shown=list(_show_plan(document)))
+
+
+def _told(cost: Cost, rates: Mapping[str, Rate]) -> dict[str, Any]:
+    return {
+        "runs": cost.runs,
+        "epochs": cost.epochs,
+        "steps": cost.steps,
+        "flops": cost.flops,
+        "hours": {kind: cost.hours(kind) for kind in rates},
+        "usd": {kind: cost.hours(kind) * rate.usd_per_hour for kind, rate in rates.items()},
+        "limit_hours": {kind: cost.limit_hours(kind) for kind in rates},
+    }
+
+
+def _in_store(name: str, params: Params) -> dict[str, Any]:
+    """The number of the experiment's trainings that are done, None if its data aren't packed; the profile's cut."""
+    experiment = params.experiments[name]
+    cut = {"cut": describe_cut(experiment, params.profile, params.datasets[experiment.dataset]) or None}
+    try:
+        digest = read_info(Path("data/processed") / experiment.dataset).digest
+    except PackedDataError:
+        return {"in_store": None, **cut}
+    store = RunStore(home() / "store")
+    equivalences = read_equivalences(Path())
+    done = (find_outcome(store, ways_to(run.spec, equivalences)) for run in assignments(experiment, params, digest))
+    return {"in_store": sum(way is not None for way in done), **cut}
+
+
+def _show_plan(plan: Mapping[str, Any]) -> Iterable[RenderableType]:
+    devices = list(plan["devices"])
+    numbers = [Column("runs"), Column("epochs", 5), Column("steps", 3), Column("FLOPs", 2)]
+    numbers += [Column(f"{kind}\nhours", min(1, place)) for place, kind in enumerate(devices)]
+    numbers += [Column(f"{kind}\nUSD", 4) for kind in devices]
+    yield Rows(
+        [Column(f"profile {plan['profile']}", left=True), Column("in\nstore"), *numbers],
+        [
+            [line["experiment"], "–" if line["in_store"] is None else f"{line['in_store']:,}", *_cells(line)]
+            for line in plan["experiments"]
+        ],
+    )
+    if any(line["in_store"] is None for line in plan["experiments"]):
+        yield Text("–: not known before its data are packed", style="dim")
+    cuts: dict[str, list[str]] = {}
+    for line in plan["experiments"]:
+        cuts.setdefault(line["cut"] or "as printed", []).append(line["experiment"])
+    for cut, names in cuts.items():
+        yield ""
+        yield Text(cut)
+        yield Padding(Text(", ".join(names)), (0, 0, 0, 2), expand=False)
+    yield ""
+    yield Rows(
+        [Column("profile, paper", left=True), *numbers, *(Column(f"{kind}\nlimit", 6) for kind in devices)],
+        [
+            [
+                f"{line['profile']}, {line['paper'] or 'all'}",
+                *_cells(line),
+                *map(two_digits, line["limit_hours"].values()),
+            ]
+            for line in plan["profiles"]
+        ],
+    )
+    yield ""
+    yield Text(
+        "A training that two experiments share is counted with the first.  One group trains at a time on its device:"
+    )
+    for kind, rate in plan["devices"].items():
+        yield Text(f"  {kind}: {rate['device']}, {rate['usd_per_hour']:.2f} USD an hour (params.yaml, rates)")
+    yield Text("A limit is the hours of the FLOPs alone at the peak of the device.")
+    yield from map(Text, plan["as_printed"])
+    for goal in plan["goals"]:
+        device = plan["devices"][goal["device"]]["device"]
+        yield Text(
+            f"Goal: everything as printed within {goal['hours']:g} hours of {device}; "
+            f"planned are {two_digits(goal['planned_hours'])}, {goal['planned_hours'] / goal['hours']:.1f} times as "
+            f"many, the limit is {two_digits(goal['limit_hours'])}."
+        )
+
+
+def _cells(line: Mapping[str, Any]) -> list[str]:
+    cells = [f"{line['runs']:,}", f"{line['epochs']:,}", f"{line['steps']:,}", f"{line['flops']:.2g}"]
+    return cells + [two_digits(value) for name in ("hours", "usd") for value in line[name].values()]
+
+
+def set_profile(options: argparse.Namespace) -> Answer:
+    """Rewrite the `profile:` line of params.yaml and nothing else."""
+    name, params = options.name, load_params()
+    if name not in params.profiles:
+        raise ParamsError(f"no profile {name!r}{nearest(name, params.profiles)}")
+    path = Path("params.yaml")
+    text, count = re.subn(r"(?m)^profile:.*$", f"profile: {name}", path.read_text())
+    assert count == 1, "load_params has read the line"
+    write_atomically(path, text.encode())
+    return Answer(document={"profile": name}, shown=[f"params.yaml: profile {name}"])

@@ -1,0 +1,122 @@
+"""`claimcheck repro` with real DVC: a line a stage, a live line on a terminal, a failing stage's output, Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.checkout import DVC, make_checkout
+from tests.project import EXPERIMENT, edit, environment
+from tests.terminal import on_terminal
+from tests.test_pipeline import trainings_in
+
+REPRO = [sys.executable, "-m", "stages.cli", "repro"]
+STAGES = 10
+"""Those of the checkout: `inputs`, a data set's two, two experiments' two each, `analyse`, `record`, `report`."""
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def pythons() -> dict[str, str]:
+    return environment() | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+
+
+def repro(folder: Path, *experiments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*REPRO, *experiments], cwd=folder, env=pythons(), capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    folder = make_checkout(tmp_path_factory.mktemp("first"))
+    return folder, repro(folder)
+
+
+@pytest.fixture
+def checkout(first: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(first[0], tmp_path / "checkout", symlinks=True))
+
+
+def test_piped_it_is_one_line_a_stage_and_the_rest_is_in_the_log(
+    first: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    folder, done = first
+    *stages, last = done.stdout.splitlines()
+    assert (done.returncode, done.stderr) == (0, "")
+    numbers = [re.fullmatch(r"stage (\d+) of (\d+), ([\w@-]+): (.* runs, )?\d+ s", line) for line in stages]
+    assert [(match[1], match[2]) for match in numbers if match] == [
+        (str(number), str(STAGES)) for number in range(1, STAGES + 1)
+    ]
+    trained = next(line for line in stages if f"train@{EXPERIMENT}" in line)
+    assert ": 2 of 2 runs, " in trained
+    log = re.fullmatch(r"10 stages run, in \d+ s; every line of theirs: (data/logs/repro-[\d-]+\.log)", last)
+    assert log
+    written = (folder / log[1]).read_text()
+    assert "git add dvc.lock" in written and "vit.0: trained" in written
+
+
+def test_again_it_says_that_nothing_has_changed(checkout: Path) -> None:
+    lock = (checkout / "dvc.lock").read_bytes()
+    assert repro(checkout).stdout == "all 10 stages are up to date\n"
+    assert (checkout / "dvc.lock").read_bytes() == lock
+
+
+def test_named_experiments_run_alone(checkout: Path) -> None:
+    edit(checkout / "params" / f"{EXPERIMENT}.yaml", lambda p: p["arms"]["vit"]["model"].update(mlp_dim=24))
+    edit(checkout / "params" / "other-mnist.yaml", lambda p: p["arms"]["vit"]["model"].update(mlp_dim=24))
+    done = repro(checkout, EXPERIMENT)
+    ran = re.findall(r"^stage \d+ of 8, ([\w@-]+): ", done.stdout, re.MULTILINE)
+    assert ran == ["inputs", f"train@{EXPERIMENT}", f"evaluate@{EXPERIMENT}", "record", "report"], done.stdout
+    assert done.returncode == 0 and "5 stages run, 3 unchanged, in " in done.stdout
+
+
+def test_a_stage_that_fails_is_shown_whole_and_keeps_dvcs_exit_code(checkout: Path) -> None:
+    arms = checkout / "params" / f"{EXPERIMENT}.yaml"
+    edit(arms, lambda p: p["arms"]["vit"]["model"].update(num_heads=3))  # 16 is no multiple of it
+    by_dvc = subprocess.run([*DVC, "repro"], cwd=checkout, env=pythons(), capture_output=True, check=False)
+    done = repro(checkout)
+    assert done.returncode == by_dvc.returncode != 0
+    lines = done.stdout.splitlines()
+    start = lines.index(f"Running stage 'train@{EXPERIMENT}':")
+    said = "\n".join(lines[start:])
+    assert (
+        "vit.0: to train" in said and " vit.0: failed" in said and f"failed to reproduce 'train@{EXPERIMENT}'" in said
+    )
+    assert "Running stage" not in "\n".join(lines[:start])
+    assert f", train@{EXPERIMENT}, failed (exit code {done.returncode}); every line: data/logs/repro-" in lines[-1]
+
+
+def test_a_terminal_has_one_live_line(checkout: Path) -> None:
+    edit(checkout / "params" / f"{EXPERIMENT}.yaml", lambda p: p["arms"]["vit"]["model"].update(mlp_dim=24))
+    code, written = on_terminal(REPRO, checkout, pythons(), columns=100)
+    shown = [line.strip() for line in written.splitlines() if line.strip()]
+    assert code == 0 and "looking for what has changed" in shown[0]
+    assert any(re.match(rf"stage \d+ of 10, train@{EXPERIMENT}, [12] of 2 runs", line) for line in shown), shown
+    assert max(map(len, shown)) <= 100
+    assert re.fullmatch(r"5 stages run, 5 unchanged, in .*; every line of theirs: data/logs/.*\.log", shown[-1])
+    assert not [line for line in shown if "Running stage" in line or "git add" in line]
+
+
+def test_ctrl_c_stops_the_training_and_the_next_one_goes_on(tmp_path: Path) -> None:
+    folder = make_checkout(tmp_path / "stopped", epochs=3000)
+    pressed: list[float] = []
+
+    def press(shown: str, process: subprocess.Popen[bytes]) -> None:
+        if not pressed and list((folder / "data").glob("store/work/*/resume.pt")):
+            pressed.append(time.monotonic())
+            os.killpg(process.pid, signal.SIGINT)  # as the terminal does
+
+    code, written = on_terminal(REPRO, folder, pythons(), columns=100, look=press)
+    assert pressed and code != 0
+    assert "the next dvc repro goes on from here" in written, written
+    assert re.search(r", train@[\w-]+, stopped \(exit code \d+\); every line: data/logs/", written)
+    assert "Traceback" not in written and trainings_in(folder) == []
