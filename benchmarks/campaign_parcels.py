@@ -1,4 +1,4 @@
-"""What travels to a borrowed machine and back: packed data in parts, outcomes and resume states in archives.
+"""Parcels to a borrowed machine and back: packed data in parts, outcomes and resume states in archives.
 
 Standard library only.  Every file is listed with its digest; what isn't as listed is refused.
 """

@@ -65,7 +65,7 @@ def verdict_shares(claims: Sequence[ClaimLine], params: Params) -> dict[tuple[st
 
 
 def wanted_groups(names: Sequence[str], params: Params, data: Path, kind: str, skipped: set[str]) -> list[Wanted]:
-    """What the store lacks of these experiments, best first; experiments without packed data are named and left out."""
+    """The trainings of these experiments that the store lacks, best first; those without packed data are left out."""
     claims = place_claims(Path("data/claims.csv"), read_claims(Path("data/claims.csv")), params)
     shares, counts, found = verdict_shares(claims, params), FlopCounts(), list[Wanted]()
     seen: set[str] = set()

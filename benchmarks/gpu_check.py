@@ -44,7 +44,7 @@ Part = tuple[str, Callable[[], Lines]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How much is measured; `batch` and `texts` None: as printed, or as each part has them."""
+    """The amount that is measured; `batch` and `texts` None: as printed, or as each part has them."""
 
     step: int | None = None
     batch: int = 128
@@ -131,7 +131,7 @@ def real_data(folder: Path, device: torch.device, epochs: int) -> Lines:
 
 
 def parts(device: torch.device, sizes: Sizes, steps: Sequence[planned.Planned], folder: Path | None) -> list[Part]:
-    """What is measured, what has to hold first."""
+    """The parts, those that have to hold first."""
     found: list[Part] = [
         ("environment", lambda: iter([{"environment": describe_environment(device)}])),
         ("planned steps", lambda: gpu_steps.every_step(device, steps, batch=sizes.step)),

@@ -1,4 +1,4 @@
-"""What is planned on a GPU, for a machine that reads no params: one training of each network, optimiser and precision.
+"""The trainings planned on a GPU, for a machine that reads no params: one of each network, optimiser and precision.
 
 `python -m benchmarks.planned` writes planned.json from params.yaml; reading it needs no YAML and no schema.
 """

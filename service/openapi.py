@@ -31,7 +31,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
 
 
 def _add_examples(document: dict[str, Any], examples: Mapping[str, Mapping[str, Any]]) -> None:
-    """What was really asked and answered, as a command and as the example of the answer."""
+    """Adds real requests as commands, and their answers as examples."""
     for item in document["paths"].values():
         for operation in item.values():
             example = examples.get(operation["operationId"])

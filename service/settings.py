@@ -18,7 +18,7 @@ Networks = Annotated[tuple[IPvAnyNetwork, ...], NoDecode, BeforeValidator(_split
 
 
 class Settings(BaseSettings):
-    """Where the results are, how much one request may ask for, and who may ask.  Lists are separated by commas."""
+    """Place of the results, bounds of one request, and who may ask.  Lists are separated by commas."""
 
     model_config = SettingsConfigDict(env_prefix="CLAIMCHECK_", extra="ignore")
 

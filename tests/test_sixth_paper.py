@@ -186,7 +186,7 @@ def test_the_commands_print_what_the_page_shows(project: Path, request: pytest.F
             assert is_printed(block.text, output) == [], output
         elif block.language == "json":
             assert list(differences(json.loads(block.text), json.loads(output))) == []
-    assert len(ran) == 7
+    assert len(ran) == 8
 
 
 def test_a_changed_answer_would_be_noticed() -> None:

@@ -1,1 +1,1 @@
-"""What the results database says, as queries and as the types that leave the building; no HTTP."""
+"""Queries of the results database, and the types of the answers made of them; no HTTP."""

@@ -1,4 +1,4 @@
-"""What leaves the building about claims: verdicts, the runs behind them, deviations, counts."""
+"""Types of answers about claims: verdicts, the runs behind them, deviations, counts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ReadingOut(Out):
 
 
 class FindingOut(Out):
-    """What was computed without training."""
+    """A result that was computed without training."""
 
     status: str = Field(examples=["contradicted"], description="holds, holds under a reading, fails or contradicted")
     computed: dict[str, float] = Field(examples=[{"relative_gain_percent": 4.992922}])
@@ -31,7 +31,7 @@ class FindingOut(Out):
 
 
 class SizeOut(Out):
-    """How large a difference is, judged apart from its sign: our gain − the paper's."""
+    """The size of a difference, judged apart from its sign: our gain − the paper's."""
 
     status: Status
     explanation: str
@@ -45,7 +45,7 @@ class SizeOut(Out):
 
 
 class PowerOut(Out):
-    """What the plan can tell of a claim, known before anything runs: how probable each verdict is at its end."""
+    """The power of a claim's plan, known before anything runs: how probable each verdict is at its end."""
 
     planned: int = Field(description="replicates")
     spread: float | None = Field(
@@ -98,7 +98,7 @@ class ChangeOut(Out):
 
 
 class VerdictOut(Out):
-    """What the evidence says of a claim."""
+    """The judgement of a claim by its evidence."""
 
     status: Status = Field(examples=["reproduced"])
     explanation: str = Field(description="the verdict as a sentence, with its numbers, or why there is none")
@@ -190,7 +190,7 @@ class VerdictArmOut(Out):
 
 
 class PairOut(Out):
-    """What one pair of a grid gives: the gain of the proposed arm, better positive, with its own 95 % interval."""
+    """One pair of a grid: the gain of the proposed arm, better positive, with its own 95 % interval."""
 
     experiment: str
     arm: str

@@ -18,7 +18,7 @@ COSTS: dict[Cost, str] = {
     "peak_memory_bytes": "peak memory",
     "latency_seconds_per_sample": "time per sample",
 }
-"""What a result can be held against: fields of `CostSummary` in words."""
+"""The costs that a result can be held against: fields of `CostSummary` in words."""
 
 UNITS: dict[Cost, str] = {"train_seconds": "s", "peak_memory_bytes": "B", "latency_seconds_per_sample": "s"}
 TITLES: dict[Column, str] = {
@@ -53,5 +53,5 @@ def rank(comparisons: Sequence[ExperimentComparison], *, by: Column, is_reversed
 
 
 def has(entries: Sequence[Entry], column: Column) -> bool:
-    """Whether any model has a number there: no column of dashes."""
+    """True if any model has a number there: no column of dashes."""
     return any(entry.value(column) is not None for entry in entries)

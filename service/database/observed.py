@@ -29,7 +29,7 @@ TITLES: Mapping[str, str] = {
     "self_probability": "probability of staying",
     "share_of_sphere": "spread of tokens, 1 for independent ones",
 }
-"""What has a better name than its own."""
+"""Quantities that have a better name than their own."""
 
 BEHIND: Mapping[str, tuple[str, ...]] = {
     "kernel_width_gap": ("attention_sigma", "feedforward_sigma"),

@@ -1,1 +1,1 @@
-"""What every request passes: limits, keys, errors, headers, formats, metrics."""
+"""The way in and out of every request: limits, keys, errors, headers, formats, metrics."""

@@ -49,7 +49,7 @@ def digest_of(key: str) -> str:
 
 
 class Key(BaseModel):
-    """Who may ask, and how often.  While a key is changed it has two digests; requests per day end at midnight UTC."""
+    """Who holds it may ask so often; a day ends at midnight UTC.  While a key is changed it has two digests."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     sha256: tuple[Annotated[str, Field(pattern="^[0-9a-f]{64}$")], ...] = Field(min_length=1)

@@ -29,7 +29,7 @@ logger = logging.getLogger("claimcheck.access")
 
 @dataclass(frozen=True)
 class Patience:
-    """How many connections there may be, and the seconds that each has for its headers and for reading an answer; for
+    """Limits: open connections, and the seconds that each has for its headers and for reading an answer; for
     a long one, it may read this slowly.
     """
 

@@ -43,7 +43,7 @@ from stages.results import (
 
 MEDIA_TYPE = "application/problem+json"
 FOR_PROGRAMS = ("/api/", "/compare", "/health/", "/metrics", "/static/", "/v2")
-"""Where addresses begin that answer nobody with a page; `/predict` does, and what isn't there may have been one."""
+"""Beginnings of addresses that answer nobody with a page; `/predict` does, and what isn't there may have been one."""
 
 OWN_PATH = re.compile(r"/(?!/)[A-Za-z0-9._~%!$&'()*+,;=:@/?-]*")
 """A browser takes `//` and a backslash for the beginning of another host, and leaves out control characters."""
@@ -170,7 +170,7 @@ RETRY_AFTER: dict[type[Exception], dict[str, str]] = {
 }
 
 FORM_LIMITS = ("Too many files", "Too many fields", "Part exceeded")
-"""How the form parser begins what it says of a form beyond its limits, as a 400."""
+"""The form parser's first words about a form beyond its limits, which it answers as a 400."""
 
 HTTP_DETAILS = {404: "there is nothing at this address; /docs lists what there is"}
 

@@ -106,7 +106,7 @@ def route_of(scope: Scope) -> str:
 
 
 class Faults:
-    """What nobody expected becomes an answer: 500, or 503 where the machine has no room; logged with the request's id.
+    """Answers an error that nobody expected: 500, or 503 where the machine has no room; logged with the request's id.
 
     Where an answer has begun already it just ends, and the server closes the connection.
     """

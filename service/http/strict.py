@@ -18,7 +18,7 @@ from python_multipart.multipart import parse_options_header
 from service.http.errors import Problem, declared
 
 CHARSETS = frozenset({"utf-8", "ascii", "iso8859-1"})
-"""What the names and values of a form may be written in.  Other codecs make text that nothing else can write."""
+"""The encodings that names and values of a form may have.  Other codecs make text that nothing else can write."""
 
 
 class StrictRoute(APIRoute):

@@ -44,7 +44,7 @@ class Upload:
 
 @dataclass
 class _Share:
-    """What one request has had of the decoding processes: seconds that are left to it, and when its next turn is.
+    """One request's share of the decoding processes: seconds that are left to it, and when its next turn is.
 
     Its other images wait for `room`, so that none of them waits in the queue for those before it.
     """

@@ -46,13 +46,13 @@ def meaning_of(status: str) -> str:
 
 
 def address_of(paper: Paper) -> str | None:
-    """Where the paper can be read, if its title says so."""
+    """The address where the paper can be read, if its title says so."""
     found = _ARXIV.search(paper.title)
     return f"https://arxiv.org/abs/{found[1]}" if found else None
 
 
 def sum_up(tallies: Sequence[Tally]) -> str:
-    """What is so: how many claims training, computing and data decided, and how many wait for what."""
+    """The state in a paragraph: how many claims training, computing and data decided, and how many wait for what."""
     claims, decidable = sum(tally.claims for tally in tallies), add(tallies).decidable
     papers = f"{len(tallies)} papers" if len(tallies) != 1 else "one paper"
     said = [f"Of {claims} claims in {papers}, {decidable} can be decided here."]

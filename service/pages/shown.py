@@ -1,4 +1,4 @@
-"""What a claim without a number is shown with: our results or curves of the models that it is about."""
+"""Illustrations of a claim without a number: our results or curves of the models that it is about."""
 
 from __future__ import annotations
 

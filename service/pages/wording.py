@@ -57,7 +57,7 @@ _WORDS = {
     "protocol.split.train": "Share for training",
     "protocol.split.val": "Share for validation",
 }
-"""What is compared nowhere and whose own name is no phrase."""
+"""Metrics that are compared nowhere and whose own name is no phrase."""
 
 SIDES_OF_A_SIZE = ("ahead_from", "behind_up_to")
 GAINS = ("order", "difference", "gap", "equivalence")
@@ -195,7 +195,7 @@ def _count(tally: Tally, basis: str, side: str) -> int:
 
 
 def conclude(record: ClaimRecord, titles: Mapping[str, str]) -> str | None:
-    """What came out in a sentence, with its interval; `titles` are those of the arms.  None without an interval."""
+    """The outcome in a sentence, with its interval; `titles` are those of the arms.  None without an interval."""
     claim, verdict = record.claim, record.verdict
     if verdict.basis != "results" or verdict.estimate is None or verdict.low is None or verdict.high is None:
         return None
@@ -242,7 +242,7 @@ def group_by_place(judged: Sequence[JudgedClaim]) -> dict[str, list[JudgedClaim]
 
 
 def agreement(answers: Sequence[str], provenances: Sequence[str]) -> str:
-    """How many models see the same, in words; `answers` are their likeliest classes, stand-ins' answers don't count."""
+    """The agreement of models in words; `answers` are their likeliest classes, and stand-ins' don't count."""
     said = [answer for answer, provenance in zip(answers, provenances, strict=True) if provenance != "embedded"]
     if len(said) < 2:
         return "–"

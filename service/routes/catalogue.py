@@ -166,7 +166,7 @@ def list_experiment_observations(
     profile: Annotated[str | None, Query(description="pin a profile; else the best", examples=["quick"])] = None,
     quantity: Annotated[str | None, Query(description="only this one", examples=["attention_sigma"])] = None,
 ) -> Sequence[ObservedPointOut] | Response:
-    """What the inside of the compared networks shows, before training and after, block by block."""
+    """Quantities inside the compared networks, before training and after, block by block."""
     experiment = queries.find_experiment(session, name)
     found = compare(Question(dataset=experiment.dataset, profile=profile))
     comparison = next(item for item in found if item.experiment == name)
@@ -192,7 +192,7 @@ def list_claims(
     verdict: VerdictFilter = None,
     family: Annotated[str | None, Query(description="a table's orders", examples=["ninformer.table2"])] = None,
 ) -> Sequence[ClaimOut] | Response:
-    """What the papers state, in their order, each with its verdict."""
+    """The papers' claims in their order, each with its verdict."""
     wanted = ClaimFilter(paper=paper, dataset=dataset, experiment=experiment, kind=kind, verdict=verdict, family=family)
     found = claim_queries.list_claims(session, wanted, limit=page.limit + 1, offset=page.offset)
     return page.answer(ClaimOut, [describe_claim(row) for row in page.cut(found)])
@@ -212,7 +212,7 @@ def count_verdicts(
     dataset: DatasetFilter = None,
     kind: Annotated[str | None, Query(examples=["value"])] = None,
 ) -> VerdictsOut:
-    """How many claims of each paper have which verdict, and one sentence for each table."""
+    """The number of claims of each paper by verdict, and one sentence for each table."""
     counts = claim_queries.tally_claims(session, ClaimFilter(paper=paper, dataset=dataset, kind=kind))
     return VerdictsOut(
         papers=[TallyOut.model_validate(row) for row in counts],

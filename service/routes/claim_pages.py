@@ -36,7 +36,7 @@ MOST_FOUND = 200
 
 
 def show_papers(request: Request, session: ResultsSession, compare: Compare) -> Response:
-    """What was tested and what came out, paper by paper, and the data sets that models are compared on."""
+    """The first page: what was tested and what came out, paper by paper, and the data sets of the comparisons."""
     tallies = {counts.paper: counts for counts in tally(session)}
     papers, decided = queries.list_papers(session), list_decided(session)
     of_paper = {paper.name: [row for row in decided if row.claim.paper == paper.name] for paper in papers}
@@ -123,7 +123,7 @@ def search_claims(
 
 @router.get("/method")
 def show_method(request: Request, session: ResultsSession) -> Response:
-    """How a verdict is reached, and what its words mean."""
+    """The page about method: how a verdict is reached, and what its words mean."""
     return app_state_of(request).templates.TemplateResponse(
         request, "method.html", {"sides": SIDES, "meanings": MEANINGS, "papers": queries.list_papers(session)}
     )
@@ -170,7 +170,7 @@ def show_claim_badge(claim_id: str, session: ResultsSession) -> Response:
 
 @router.get("/papers/{name}/badge.svg", responses=declared(404))
 def show_paper_badge(name: str, session: ResultsSession) -> Response:
-    """How many of a paper's claims are decided, as a badge for a README."""
+    """A badge for a README: how many of a paper's claims are decided."""
     paper = queries.find_paper(session, name).name
     counts = tally_of(session, paper)
     return Response(paper_badge(counts), media_type="image/svg+xml")

@@ -53,7 +53,7 @@ def show_reference(request: Request) -> Response:
 
 
 def describe(document: dict[str, Any], method: str, path: str, operation: dict[str, Any]) -> dict[str, Any]:
-    """What a reader wants of one operation, in words."""
+    """One operation in words, as a reader wants it."""
     success = operation["responses"]["200"].get("content", {}).get("application/json", {})
     sample = operation.get("x-codeSamples", [{}])[0].get("source")
     sent = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("x-example")

@@ -70,7 +70,7 @@ def read_run(run_key: RunKey, session: ResultsSession) -> RunDetailOut:
 
 @router.get("/runs/{run_key}/provenance", tags=["runs"], operation_id="getProvenance", responses=declared(404, 422))
 def read_provenance(run_key: RunKey, session: ResultsSession) -> ProvenanceOut:
-    """What a run's numbers rest on: checkpoint, run, params, code, data, environment, each with its digest.
+    """The provenance of a run's numbers: checkpoint, run, params, code, data, environment, each with its digest.
 
     `claimcheck verify` recomputes these digests from the files and names the first that doesn't hold.
     """
