@@ -21,6 +21,7 @@ from fastapi import FastAPI
 from service.http import connections, logs
 from service.http.access import KeysError, new_key
 from service.http.connections import Patience
+from service.http.counts import CountsError
 from service.http.headers import MAX_REQUEST_HEADER_BYTES
 from service.http.readiness import Readiness
 from service.inference.processes import load_ahead
@@ -111,6 +112,8 @@ def main() -> None:
         app = create_app(settings)
     except KeysError as error:
         sys.exit(f"service: CLAIMCHECK_KEYS: {error}")
+    except CountsError as error:
+        sys.exit(f"service: CLAIMCHECK_COUNTS: {error}")
     if arguments.openapi:
         print(json.dumps(app.openapi(), indent=1, ensure_ascii=False))
         return

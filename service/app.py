@@ -27,6 +27,7 @@ from service.database.comparing import Comparisons
 from service.dependencies import AppState, conditional
 from service.http.access import Gate, KeyFile
 from service.http.caching import NotModified, not_modified
+from service.http.counts import Counts
 from service.http.downloads import Exports
 from service.http.errors import install_error_handlers
 from service.http.headers import MAX_REQUEST_HEADER_BYTES
@@ -82,6 +83,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     Raises:
         ValueError: the device isn't here; the message says what would work.
         KeysError: the file of keys can't be read.
+        CountsError: nor can that of counts.
     """
     settings = settings or Settings()
     app = FastAPI(
@@ -183,7 +185,7 @@ def _add_middleware(app: FastAPI, parts: AppState) -> None:
     keys = KeyFile(settings.keys_file) if settings.keys_file else None
     app.add_middleware(Faults)
     app.add_middleware(BodyLimit, limit=settings.max_body_bytes, seconds=settings.body_seconds)
-    app.add_middleware(KeysAndRates, gate=Gate(keys, settings.requests_per_minute))
+    app.add_middleware(KeysAndRates, gate=Gate(keys, settings.requests_per_minute, counts=Counts(settings.counts_file)))
     packed = (*DEFAULT_EXCLUDED_CONTENT_TYPES, export.PARQUET)
     app.add_middleware(GZipMiddleware, minimum_size=2048, exclude_content_types=packed)
     if settings.cors_origins:

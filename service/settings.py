@@ -76,11 +76,20 @@ class Settings(BaseSettings):
         ge=1,
         description="of inference, for each key without a rate of its own or, without keys, each client",
     )
+    counts: Path | None = Field(
+        default=None,
+        description="SQLite file, below root, by which server processes on one machine share rates and quotas and keep "
+        "them over a restart; unset: each its own",
+    )
     drain_seconds: float = Field(default=2.0, ge=0, description="answers go on after SIGTERM, while readiness says no")
 
     @property
     def keys_file(self) -> Path | None:
         return self.keys and self.root / self.keys
+
+    @property
+    def counts_file(self) -> Path | None:
+        return self.counts and self.root / self.counts
 
     @property
     def database_address(self) -> str:

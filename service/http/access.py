@@ -17,17 +17,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated
 
-from cachetools import LRUCache
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-MAX_BUCKETS = 10_000
-DAY = 24 * 60 * 60  # seconds
+from service.http.counts import Counts, CountsError
 
 logger = logging.getLogger("claimcheck.access")
 
 
 class Refused(Exception):
-    """A request that is refused: `status` 401 or 429, and the headers that say what would help."""
+    """A request that is refused: `status` 401, 429 or 503, and the headers that say what would help."""
 
     def __init__(self, status: int, detail: str, headers: dict[str, str]) -> None:
         super().__init__(detail)
@@ -117,7 +115,7 @@ class KeyFile:
 class Gate:
     """Admits a request or raises `Refused`.  Without `keys` everyone may ask; without a rate, as often as they like.
 
-    A rate is a bucket per key or, without keys, per client; a minute's worth of requests may come at once.
+    A rate is one per key or, without keys, per client; a minute's worth of requests may come at once.
     """
 
     def __init__(
@@ -125,25 +123,24 @@ class Gate:
         keys: Callable[[], Named] | None,
         per_minute: int | None,
         *,
-        clock: Callable[[], float] = time.monotonic,
-        calendar: Callable[[], float] = time.time,
+        counts: Counts | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        self.keys, self.per_minute, self._clock, self._calendar = keys, per_minute, clock, calendar
-        self._buckets: LRUCache[str, tuple[float, float]] = LRUCache(MAX_BUCKETS)
-        self._days: dict[str, tuple[int, int]] = {}
+        self.keys, self.per_minute, self._clock = keys, per_minute, clock
+        self.counts = counts or Counts()
 
     def admit(self, authorization: str, client: str) -> str | None:
-        """Admit one request with this `Authorization` from this client address; returns the name of its key."""
+        """Admit one request with this `Authorization` from this client address; returns the name of its key.
+
+        Raises:
+            Refused: 401 without a known key, 429 for one request too many, 503 where the counts can't be kept.
+        """
         if self.keys is None:
             if self.per_minute is not None:
-                self._take(client_of(client), self.per_minute)
+                self._count(client_of(client), self.per_minute, None)
             return None
         name, key = self._find(self.keys(), authorization)
-        self._require_quota(name, key.requests_per_day)
-        if per_minute := key.requests_per_minute or self.per_minute:
-            self._take(name, per_minute)
-        if key.requests_per_day:
-            self._days[name] = self._today(name)[0], self._today(name)[1] + 1
+        self._count(name, key.requests_per_minute or self.per_minute, key.requests_per_day)
         return name
 
     def _find(self, named: Named, authorization: str) -> tuple[str, Key]:
@@ -155,25 +152,18 @@ class Gate:
             raise Refused(401, f"{problem}; send Authorization: Bearer <key>", {"www-authenticate": "Bearer"})
         return matches[0], named[matches[0]]
 
-    def _today(self, name: str) -> tuple[int, int]:
-        """The day and the requests that were admitted on it."""
-        day = int(self._calendar() // DAY)
-        then, count = self._days.get(name, (day, 0))
-        return day, count if then == day else 0
-
-    def _require_quota(self, name: str, per_day: int | None) -> None:
-        if per_day is not None and self._today(name)[1] >= per_day:
-            seconds = math.ceil(DAY - self._calendar() % DAY)
-            raise Refused(429, f"more than {per_day} requests in a day", {"retry-after": str(seconds)})
-
-    def _take(self, who: str, per_minute: int) -> None:
-        now = self._clock()
-        left, then = self._buckets.pop(who, (float(per_minute), now))
-        left = min(float(per_minute), left + (now - then) * per_minute / 60)
-        self._buckets[who] = (left - 1 if left >= 1 else left, now)
-        if left < 1:
-            seconds = math.ceil((1 - left) * 60 / per_minute)
-            raise Refused(429, f"more than {per_minute} requests in a minute", {"retry-after": str(seconds)})
+    def _count(self, holder: str, per_minute: int | None, per_day: int | None) -> None:
+        if per_minute is None and per_day is None:
+            return
+        try:
+            refused = self.counts.admit(holder, per_minute=per_minute, per_day=per_day, now=self._clock())
+        except CountsError as error:
+            logger.error("counts of requests: %s", error)
+            raise Refused(503, "requests can't be counted at the moment", {"retry-after": "2"}) from None
+        if refused is not None:
+            of, seconds = refused
+            detail = f"more than {per_minute if of == 'minute' else per_day} requests in a {of}"
+            raise Refused(429, detail, {"retry-after": str(math.ceil(seconds))})
 
 
 def client_of(address: str) -> str:

@@ -8,13 +8,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from fastapi.testclient import TestClient
 
 from service.__main__ import warn_where_open
 from service.http.access import Gate, Key, KeyFile, KeysError, Refused, client_of, digest_of, new_key, read_keys
+from service.http.counts import Counts, CountsError
 from service.settings import Settings
 from tests.service.conftest import keys_file, png, serving
+from tests.service.running import running
 from tests.service.test_errors import VIT, assert_problem
 
 OIP = "/v2/models/ninformer-cifar100.vit/infer"
@@ -23,6 +26,11 @@ OIP = "/v2/models/ninformer-cifar100.vit/infer"
 def ask(client: TestClient, key: str | None = None, *, path: str = VIT) -> int:
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     return client.post(path, files={"file": png()}, headers=headers).status_code
+
+
+def ask_at(address: str, key: str) -> int:
+    headers = {"authorization": f"Bearer {key}"}
+    return httpx.post(f"{address}{VIT}", files={"file": png()}, headers=headers, timeout=60).status_code
 
 
 def gate_of(per_minute: int | None, *keys: str, **options: Any) -> Gate:
@@ -109,7 +117,7 @@ def test_a_key_may_have_a_rate_and_a_quota_of_its_own() -> None:
         "a": Key(sha256=(digest_of("a"),), requests_per_minute=1),
         "b": Key(sha256=(digest_of("b"),), requests_per_day=3),
     }
-    gate = Gate(lambda: named, 100, clock=lambda: 0.0, calendar=lambda: now)
+    gate = Gate(lambda: named, 100, clock=lambda: now)
     assert [is_admitted(gate, "a"), is_admitted(gate, "a")] == [True, False]
     assert [is_admitted(gate, "b") for _ in range(4)] == [True] * 3 + [False]
     with pytest.raises(Refused, match="more than 3 requests in a day") as refused:
@@ -209,7 +217,51 @@ def test_clients_come_and_go_without_filling_memory() -> None:
     gate = gate_of(1, clock=lambda: 0.0)
     for number in range(20_000):
         gate.admit("", f"client {number}")
-    assert len(gate._buckets) == 10_000
+    kept = gate.counts._database.execute("SELECT count(*), min(holder) FROM buckets WHERE holder = 'client 19999'")
+    assert kept.fetchone() == (1, "client 19999"), "the latest stay"
+    assert gate.counts._database.execute("SELECT count(*) FROM buckets").fetchone() == (10_000,)
+
+
+def test_two_servers_share_rates_and_quotas_by_a_file(root: Path, tmp_path: Path) -> None:
+    keys = keys_file(tmp_path, ann=f'sha256 = ["{digest_of("ann")}"]\nrequests_per_day = 5')
+    shared = {"CLAIMCHECK_KEYS": str(keys), "CLAIMCHECK_COUNTS": str(tmp_path / "counts.db")}
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder in folders:
+        folder.mkdir()
+    with running(root, folders[0], **shared) as one, running(root, folders[1], **shared) as two:
+        found = [ask_at(service.address, "ann") for service in (one, two) * 4]
+    assert found == [200] * 5 + [429] * 3
+    with running(root, folders[0], **shared) as again:
+        assert ask_at(again.address, "ann") == 429, "a restart forgets nothing"
+
+
+def test_many_processes_admit_no_more_than_a_minutes_worth(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from service.http.counts import Counts; "
+        "counts = Counts(Path(sys.argv[1])); "
+        "print(sum(counts.admit('a', per_minute=100, per_day=None, now=0.0) is None for _ in range(100)))"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "counts.db")]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    assert sum(int(process.communicate(timeout=60)[0]) for process in started) == 100
+
+
+def test_a_file_that_holds_no_counts_is_refused_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("no database " * 100)
+    with pytest.raises(CountsError, match=r"notes\.txt: file is not a database; expected a file of counts"):
+        Counts(tmp_path / "notes.txt")
+    with pytest.raises(CountsError, match="unable to open database file"):
+        Counts(tmp_path / "nowhere" / "counts.db")
+
+
+def test_where_nothing_can_be_counted_nobody_is_admitted(tmp_path: Path) -> None:
+    counts = Counts(tmp_path / "counts.db")
+    gate = gate_of(10, "a", counts=counts)
+    gate.admit("Bearer a", "")
+    counts._database.execute("DROP TABLE buckets")
+    with pytest.raises(Refused, match="can't be counted at the moment") as refused:
+        gate.admit("Bearer a", "")
+    assert refused.value.status == 503
 
 
 @pytest.mark.parametrize(
