@@ -85,6 +85,14 @@ def test_the_numbers_of_statements_are_those_of_the_claims() -> None:
     assert f"the {len(implied)} orders that tables imply" in changelog
 
 
+def test_the_hours_that_are_left_are_those_of_the_plan() -> None:
+    costs = (REPOSITORY / "docs" / "costs.md").read_text()
+    (row,) = re.findall(r"^\| all \|.*$", costs, re.MULTILINE)
+    header = next(line for line in costs.splitlines() if "hours of one H100" in line)
+    hours = dict(zip(header.split(" | "), row.split(" | "), strict=True))["hours of one H100"]
+    assert f"{hours} hours of an H100" in README
+
+
 def test_links_lead_to_files() -> None:
     for folder, text in ((REPOSITORY, README), (REPOSITORY / "docs", USAGE)):
         for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
