@@ -13,9 +13,9 @@ from statistics import fmean, stdev
 from typing import Annotated, Protocol
 
 from pydantic import Field
-from scipy import special
 
 from stages.results.metrics import MetricInfo
+from stages.verdicts.intervals import t_quantile, wilson
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,12 +247,12 @@ def describe_stopwatch(
     return f"{counted}, the device synchronised before and after each, on {place}"
 
 
-_UPPER = 0.975  # of a distribution, where a two-sided 95 % interval ends
+_ALPHA = 0.025  # on each side of a 95 % interval
 
 
 @cache
 def _t_quantile(freedom: int) -> float:
-    return float(special.stdtrit(freedom, _UPPER))
+    return float(t_quantile(freedom, _ALPHA))
 
 
 def t_interval(values: Sequence[float], *, std: float | None = None) -> tuple[float, float]:
@@ -263,11 +263,8 @@ def t_interval(values: Sequence[float], *, std: float | None = None) -> tuple[fl
 
 
 def wilson_interval(fraction: float, n: int) -> tuple[float, float]:
-    """Wilson's 95 % score interval of a fraction seen in n draws (Wilson 1927)."""
-    z = float(special.ndtri(_UPPER))
-    centre = (fraction + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(fraction * (1 - fraction) / n + z * z / (4 * n * n))
-    return centre - half, centre + half
+    """Wilson's 95 % score interval of a fraction seen in n draws."""
+    return wilson(fraction, n, _ALPHA)
 
 
 def describe_fidelity(

@@ -1,7 +1,8 @@
-"""Intervals of a mean or of a difference of means.  Every function works on numbers and on arrays of them."""
+"""Intervals of a mean, of a difference of means and of a proportion; means work on numbers and on arrays of them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,14 @@ def t_quantile(df: Numbers, alpha: Numbers) -> Numbers:
 def half_width(variance: Numbers, df: Numbers, alpha: Numbers) -> Numbers:
     """Half-width of the interval that errs with probability alpha on each side."""
     return t_quantile(df, alpha) * np.sqrt(variance)
+
+
+def wilson(fraction: float, n: int, alpha: float) -> tuple[float, float]:
+    """Wilson's score interval of a fraction seen in n draws; errs with probability alpha on each side (Wilson 1927)."""
+    z = float(special.ndtri(1 - alpha))
+    centre = (fraction + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(fraction * (1 - fraction) / n + z * z / (4 * n * n))
+    return centre - half, centre + half
 
 
 def combine(parts: Sequence[tuple[Numbers, Numbers]]) -> tuple[Numbers, Numbers]:

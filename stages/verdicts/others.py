@@ -7,6 +7,7 @@ import math
 from scipy import stats
 
 from stages.rules import Rules
+from stages.verdicts.intervals import wilson
 from stages.verdicts.numerals import with_interval
 from stages.verdicts.verdict import Status, Verdict
 
@@ -114,12 +115,9 @@ def judge_proportion(claimed: tuple[int, int], ours: tuple[int, int], margin: fl
 
 def newcombe(first: tuple[int, int], second: tuple[int, int], confidence: float) -> tuple[float, float]:
     """Interval of the difference of two proportions from their Wilson intervals (Newcombe 1998, method 10)."""
-    (p1, l1, u1), (p2, l2, u2) = (_wilson(*proportion, confidence) for proportion in (first, second))
+    alpha = (1 - confidence) / 2
+    p1, p2 = first[0] / first[1], second[0] / second[1]
+    (l1, u1), (l2, u2) = wilson(p1, first[1], alpha), wilson(p2, second[1], alpha)
     low = p1 - p2 - math.hypot(p1 - l1, u2 - p2)
     high = p1 - p2 + math.hypot(u1 - p1, p2 - l2)
     return low, high
-
-
-def _wilson(count: int, trials: int, confidence: float) -> tuple[float, float, float]:
-    interval = stats.binomtest(count, trials).proportion_ci(confidence, method="wilson")
-    return count / trials, float(interval.low), float(interval.high)
