@@ -29,7 +29,7 @@ ADDRESSES = (
     *("/api/v1/runs", "/api/v1/runs?format=csv", "/api/v1/runs?sort=-accuracy", "/api/v1/runs?sort=train_seconds"),
     *("/api/v1/runs?experiment=dac-sgemm&sort=-accuracy", "/api/v1/runs?profile=quick", "/api/v1/runs?selected=true"),
     *("/api/v1/runs?source=local&provenance=embedded", "/api/v1/runs?arm=vit&profile=smoke"),
-    *("/api/v1/checkpoints", "/api/v1/checkpoints?dataset=cifar100", RUN, f"{RUN}/provenance"),
+    *("/api/v1/checkpoints", "/api/v1/checkpoints?dataset=cifar100", RUN, f"{RUN}/trail"),
     *("/compare?dataset=cifar100", "/compare?paper=dac", "/compare?paper=dac&format=csv", "/compare"),
 )
 

@@ -36,7 +36,7 @@ GETS: Mapping[str, str] = {
     "modelReady": f"/v2/models/{MODEL}/ready",
     "live": "/health/live",
 }
-OF_A_RUN: Mapping[str, str] = {"getRun": "/api/v1/runs/{}", "getProvenance": "/api/v1/runs/{}/provenance"}
+OF_A_RUN: Mapping[str, str] = {"getRun": "/api/v1/runs/{}", "getTrail": "/api/v1/runs/{}/trail"}
 MOST_ITEMS, MOST_NAMES = 1, 4
 OPEN = ("modules", "code", "facts", "environment", "spec", "protocol", "by_kind", "by_verdict", "computed", "errors")
 """Objects whose names are data: an example holds only the first few."""

@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Path, Query, Response
 
 from service.database import queries
-from service.database.provenance import ProvenanceOut, describe_provenance
 from service.database.schemas import (
     ArmResultOut,
     CheckpointOut,
@@ -17,6 +16,7 @@ from service.database.schemas import (
     RunDetailOut,
     RunOut,
 )
+from service.database.trails import TrailsOut, describe_trails
 from service.dependencies import ResultsSession
 from service.http.errors import declared
 from service.http.paging import Paging, list_responses
@@ -68,13 +68,13 @@ def read_run(run_key: RunKey, session: ResultsSession) -> RunDetailOut:
     )
 
 
-@router.get("/runs/{run_key}/provenance", tags=["runs"], operation_id="getProvenance", responses=declared(404, 422))
-def read_provenance(run_key: RunKey, session: ResultsSession) -> ProvenanceOut:
-    """The provenance of a run's numbers: checkpoint, run, params, code, data, environment, each with its digest.
+@router.get("/runs/{run_key}/trail", tags=["runs"], operation_id="getTrail", responses=declared(404, 422))
+def read_trail(run_key: RunKey, session: ResultsSession) -> TrailsOut:
+    """The trail of a run's numbers: checkpoint, run, params, code, data, environment, each with its digest.
 
     `claimcheck verify` recomputes these digests from the files and names the first that doesn't hold.
     """
-    return describe_provenance(queries.find_run(session, run_key), session)
+    return describe_trails(queries.find_run(session, run_key), session)
 
 
 @router.get(

@@ -82,7 +82,7 @@ def people(seed: int, run_key: str) -> Iterator[Ask]:
     yield from (Ask("list", f"/api/v1/{path}", 200) for path in LISTS)
     yield from (Ask("page", path, 200) for path in PAGES)
     yield Ask("page", f"/runs/{run_key}", 200)
-    yield Ask("list", f"/api/v1/runs/{run_key}/provenance", 200)
+    yield Ask("list", f"/api/v1/runs/{run_key}/trail", 200)
     yield upload("weights are gone", "checkpoint=ninformer-cifar10.vit.0", 503, png(seed))
 
 

@@ -117,7 +117,7 @@ def test_the_beginning_of_a_run_s_key_leads_to_its_page(client: TestClient) -> N
         answer = client.get(f"/runs/{start}", follow_redirects=False)
         assert (answer.status_code, answer.headers["location"]) == (307, f"/runs/{key}")
         assert client.get(f"/api/v1/runs/{start}").json()["run_key"] == key
-        assert client.get(f"/api/v1/runs/{start}/provenance").json()["run_key"] == key
+        assert client.get(f"/api/v1/runs/{start}/trail").json()["run_key"] == key
     for unknown in (key[:6], f"{key[:7]}x", f"{key}0", "%" * 7):
         assert client.get(f"/api/v1/runs/{unknown}").status_code == 404, unknown
 

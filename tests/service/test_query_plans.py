@@ -25,7 +25,7 @@ ADDRESSES = (
     *("/api/v1/papers", "/api/v1/datasets", "/api/v1/experiments?dataset=mnist", "/api/v1/experiments/ninformer-mnist"),
     *("/api/v1/claims", "/api/v1/claims?dataset=mnist&kind=value", "/api/v1/claims?verdict=reproduced"),
     *("/api/v1/claims/ninformer.table2.mnist.vit", "/api/v1/verdicts", "/api/v1/runs/{key}"),
-    *("/api/v1/runs/{key}/provenance", "/api/v1/checkpoints", "/api/v1/checkpoints?dataset=mnist&limit=5"),
+    *("/api/v1/runs/{key}/trail", "/api/v1/checkpoints", "/api/v1/checkpoints?dataset=mnist&limit=5"),
     *("/api/v1/checkpoints?experiment=ninformer-mnist", "/api/v1/checkpoints/ninformer-mnist.vit.0"),
     *("/compare", "/compare?dataset=mnist&metric=loss", "/compare?paper=ninformer&profile=quick&format=csv"),
     *("/", "/?dataset=cifar100", "/papers/ninformer", "/claims/ninformer.table2.mnist.vit", "/runs/{key}"),

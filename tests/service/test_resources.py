@@ -138,7 +138,7 @@ def test_errors_have_no_tag(client: TestClient) -> None:
 
 def test_a_runs_trail_leads_from_its_checkpoint_to_data_and_machine(client: TestClient) -> None:
     (model,) = client.post("/predict?checkpoint=ninformer-cifar100.vit.0", files={"file": png()}).json()["models"]
-    provenance = client.get(f"/api/v1/runs/{model['run_key']}/provenance").json()
+    provenance = client.get(f"/api/v1/runs/{model['run_key']}/trail").json()
     (trail,) = provenance["trails"]
     assert provenance["run_key"] == model["run_key"]
     assert trail["checkpoint"]["sha256"] == model["weights_sha256"] == trail["trained_weights_sha256"]

@@ -56,14 +56,14 @@ class TrailOut(Out):
     environment: EnvironmentLinkOut
 
 
-class ProvenanceOut(Out):
+class TrailsOut(Out):
     """`run_key` is the sha256 of params, data digest and code of each trail."""
 
     run_key: str
     trails: list[TrailOut]
 
 
-def describe_provenance(results: Sequence[Result], session: Session) -> ProvenanceOut:
+def describe_trails(results: Sequence[Result], session: Session) -> TrailsOut:
     """The trail of each result of one run."""
     ids = queries.checkpoint_ids(session, results)
     found = {
@@ -72,7 +72,7 @@ def describe_provenance(results: Sequence[Result], session: Session) -> Provenan
     }
     names = {result.experiment for result in results}
     datasets = {name: queries.find_experiment(session, name).dataset for name in names}
-    return ProvenanceOut(
+    return TrailsOut(
         run_key=results[0].run_key,
         trails=[_trail(result, datasets[result.experiment], found.get(ids.get(result.id, ""))) for result in results],
     )
