@@ -161,6 +161,11 @@ def test_readiness_is_false_while_no_worker_serves_and_comes_back_by_itself(sett
         assert ask(client).status_code == 200
 
 
+def probabilities(images: list[dict[str, Any]]) -> list[dict[str, float]]:
+    """Of each answer, by class."""
+    return [{item["name"]: item["probability"] for item in own["top"]} for image in images for own in image["answers"]]
+
+
 def test_workers_killed_again_and_again_under_load_lose_nothing_but_their_passes(settings: Settings) -> None:
     """Real kills at random moments; every answer is right or 503, and afterwards all is as before."""
     with serving(settings.model_copy(update={"workers": 2})) as client:
@@ -190,7 +195,8 @@ def test_workers_killed_again_and_again_under_load_lose_nothing_but_their_passes
                 stop.set()
             answers = [answer for work_done in clients for answer in work_done.result(60)]
         assert {answer.status_code for answer in answers} <= {200, 503}
-        assert all(answer.json()["images"] == expected for answer in answers if answer.status_code == 200)
+        right = [pytest.approx(seen, abs=1e-5) for seen in probabilities(expected)]  # batches round in their own ways
+        assert all(probabilities(answer.json()["images"]) == right for answer in answers if answer.status_code == 200)
         assert sum(answer.status_code == 503 for answer in answers) <= 4 * 6
         assert engine_of(client).batcher.set_aside == []
         assert happens(lambda: engine_of(client).batcher.serving == 2)
