@@ -218,6 +218,6 @@ def test_one_group_of_results_speaks_for_verdicts_and_comparison(tmp_path: Path)
     with open_results(str(tmp_path / "data" / "results.db"))() as session:
         positions = {run.spec["protocol"]["epochs"]: run.group_position for run in session.scalars(select(Result))}
         assert positions == {40: 0, 50: 1}
-        (shown,) = compare(session, dataset="mnist")
+        (shown,) = compare(session, dataset="mnist", paper="ninformer")
         runs = find_judged(session, LEAD).runs
         assert len(runs) == 6 and {run.result.conditions for run in runs} == {shown.conditions}
