@@ -19,11 +19,12 @@ from stages.datasets.rows import count_rows
 from stages.evaluation.flops import FlopCounts
 from stages.params.experiment import Experiment, Params, ParamsError, load_params
 from stages.run import canonical_json
+from stages.runs.equivalence import read_equivalences
 from stages.runs.stacks import Specs
 from stages.runs.store import RunStore, home, write_atomically
 from stages.scheduling.grouping import form_groups
 from stages.scheduling.planning import cost_of_run
-from stages.scheduling.runner import Assignment, assignments, find_experiment
+from stages.scheduling.runner import Assignment, assignments, find_experiment, find_outcome, ways_to
 
 FOLDER = Path("data/campaign")
 COMMAND = "python -m benchmarks.gpu_campaign run {carry} --work FOLDER --out BACK --seconds {seconds:.0f}"
@@ -68,6 +69,7 @@ def wanted_groups(names: Sequence[str], params: Params, data: Path, kind: str, s
     """The trainings of these experiments that the store lacks, best first; those without packed data are left out."""
     claims = place_claims(Path("data/claims.csv"), read_claims(Path("data/claims.csv")), params)
     shares, counts, found = verdict_shares(claims, params), FlopCounts(), list[Wanted]()
+    store, equivalences = RunStore(home() / "store"), read_equivalences(Path())
     seen: set[str] = set()
     for name in names:
         experiment = find_experiment(params, name)
@@ -77,10 +79,12 @@ def wanted_groups(names: Sequence[str], params: Params, data: Path, kind: str, s
             print(f"{name}: left out, {error}")
             continue
         runs = {one.spec.run_key: one for one in assignments(experiment, params, info.digest)}
-        lacking = {key: one for key, one in runs.items() if key not in seen | skipped}
+        lacking = {
+            key: one
+            for key, one in runs.items()
+            if key not in seen | skipped and find_outcome(store, ways_to(one.spec, equivalences)) is None
+        }
         seen |= runs.keys()
-        store = RunStore(home() / "store")
-        lacking = {key: one for key, one in lacking.items() if store.published(key) is None}
         for specs, is_stack in form_groups([one.spec for one in lacking.values()], info.train_images, store):
             members = [lacking[spec.run_key] for spec in specs if spec.run_key in lacking]
             seconds = sum(_seconds(one, experiment, params, counts, kind, len(specs)) for one in members)

@@ -17,7 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.campaign_parcels import join, pack_back, read_json, take_in
+from benchmarks.attempt import in_words
+from benchmarks.campaign_parcels import join, pack_back, take_in
 from stages.device import pick_device
 from stages.run import RunSpec
 from stages.runs.store import RunStore, write_atomically
@@ -84,7 +85,7 @@ def _train(label: str, jobs: list[Job], as_stack: bool, piece: Slice, report: di
         return False
     except Exception as error:  # noqa: BLE001  (the next training is wanted, whatever this one raised)
         traceback.print_exc()
-        report["failed"] |= {job.spec.run_key: f"{label}: {type(error).__name__}: {str(error)[:300]}" for job in jobs}
+        report["failed"] |= {job.spec.run_key: f"{label}: {in_words(error)}" for job in jobs}
     else:
         print(f"{label}: trained, {time.monotonic() - began:.1f} s", flush=True)
     return True
@@ -127,7 +128,7 @@ def _lay_out(
     (out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
     print(
         f"{len(outcomes)} outcomes, {len(begun)} begun, {len(report['failed'])} failed, {len(waiting)} wait for the "
-        f"next way back; {read_json(out / 'report.json', {})['seconds']:.0f} s",
+        f"next way back; {report['seconds']:.0f} s",
         flush=True,
     )
 

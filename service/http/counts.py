@@ -6,6 +6,7 @@ They are kept in SQLite: in memory, or in a file that several server processes o
 from __future__ import annotations
 
 import sqlite3
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +33,7 @@ class Counts:
             self._database = sqlite3.connect(
                 file or ":memory:", isolation_level=None, timeout=WAIT_SECONDS, check_same_thread=False
             )
+            weakref.finalize(self, self._database.close)
             self._database.execute("PRAGMA journal_mode = WAL")
             self._database.execute("PRAGMA synchronous = OFF")  # what a power cut takes is a minute's rates
             self._database.execute(

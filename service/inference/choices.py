@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from service.database import queries
 from service.database.queries import ServedCheckpoint
+from service.inference.models import state_of
 from service.slots import Turns
 from stages.results import database_url
 
@@ -40,8 +41,4 @@ class Choices:
         """A value that changes with the content.  Taken before `find`, so an answer is never older than its version."""
         if self._file is None:
             return await self._asking.ask(queries.content_digest)
-        try:
-            status = self._file.stat()
-        except OSError:
-            return object()  # no file: nothing to remember
-        return status.st_ino, status.st_mtime_ns, status.st_size
+        return state_of(self._file)

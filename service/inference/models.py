@@ -31,7 +31,7 @@ class Models:
     def known(self, path: str, sha256: str) -> Model | None:
         """The checkpoint at `path` if it was already checked and is the same file still."""
         state, found = self._known.get((path, sha256), (None, None))
-        return found if found is not None and state == _state(found.path) else None
+        return found if found is not None and state == state_of(found.path) else None
 
     def get(self, path: str, sha256: str) -> Model:
         """The checkpoint at `path`, relative to the root, whose digest must be `sha256`.
@@ -40,14 +40,14 @@ class Models:
             CheckpointError: the file is gone, isn't the recorded one, or has no contract of ours.
         """
         file = self.root / path
-        state = _state(file)  # taken before it is read, so that what is remembered is never older than this
+        state = state_of(file)  # taken before it is read, so that what is remembered is never older than this
         _, contract, _ = read_checkpoint(file, expected_sha256=sha256)
         found = Model(file, sha256, contract)
         self._known[path, sha256] = state, found
         return found
 
 
-def _state(path: Path) -> object:
+def state_of(path: Path) -> object:
     """A value that changes with the file; equal to no other one where there is no file."""
     try:
         status = path.stat()

@@ -96,13 +96,13 @@ def _show_claim(claim: Mapping[str, Any]) -> Iterator[str]:
 def status(options: argparse.Namespace) -> Answer:
     """How many claims of each paper, or of those named, have which verdict."""
     from stages.recording.reporting import by_ground, shared_errors  # brings the database
-    from stages.results import open_results, tally
+    from stages.results import UnknownPaper, open_results, tally
 
     with open_results(_DATABASE)() as session:
         counts = {row.paper: row for row in tally(session)}
     for name in options.papers:
         if name not in counts:
-            raise ClaimsError(f"no paper {name!r}{nearest(name, counts)}")
+            raise UnknownPaper(name, counts)
     rows = [counts[name] for name in options.papers or counts]
     parts = [
         [row.paper, ground, *(str(number) for number in (part.in_favour, part.against, part.open, part.waiting))]
