@@ -41,7 +41,7 @@ FAST_PATHS := tests/ops/fast
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup repro test capabilities lint check format serve bench soak report mirror lock sbom audit clean clean-data
+.PHONY: help setup cluster repro test capabilities lint check format serve bench soak report mirror lock sbom audit clean clean-data
 
 help:  ## this list
 	@awk -F ':.*##' '/^[a-z-]+:.*##/ {printf "  make %-12s%s\n", $$1, $$2}' Makefile
@@ -49,6 +49,9 @@ help:  ## this list
 	@echo '  PROFILE=smoke|quick-bfloat16|quick|paper   EXPERIMENTS="a b"   DEVICE=cpu|cuda   TORCH_BACKEND=cpu   PYTHON=python3.12'
 
 setup: $(READY)  ## .venv with everything in it; the other targets call it themselves
+
+cluster: $(READY)  ## add Ray and object stores to .venv, for trainings on several machines
+	@.ci/setup cluster
 
 # A stamp that came by a link or a copy says nothing: ready is an environment that imports this clone's code.
 ifneq ($(shell test -x $(BIN)/python && $(BIN)/python -I -c 'import os, stages; print(os.path.samefile(*stages.__path__, "stages"))' 2>/dev/null),True)
