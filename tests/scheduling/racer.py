@@ -22,7 +22,7 @@ from stages.scheduling.engine import lease as folder_leases
 from stages.scheduling.engine import object_leases
 from stages.scheduling.engine.leases import LeaseLost, Leases
 
-EXPIRY_SECONDS, HEARTBEAT_SECONDS = 0.6, 0.1
+EXPIRY_SECONDS, HEARTBEAT_SECONDS = 0.4, 0.1
 MOST_MINUTES = 10
 
 
