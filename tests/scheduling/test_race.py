@@ -102,8 +102,8 @@ def check(address: str, folder: Path, runs: int) -> Counter[str]:
 
 
 def test_each_run_is_published_once_whoever_is_killed(address: str, tmp_path: Path) -> None:
-    disturbed = race(address, tmp_path, processes=4, runs=20, seed=1, disturbances=8, every=0.1)
-    happened = check(address, tmp_path, runs=20)
+    disturbed = race(address, tmp_path, processes=3, runs=12, seed=1, disturbances=6, every=0.1)
+    happened = check(address, tmp_path, runs=12)
     assert disturbed["killed"] and disturbed["stopped for a while"] and happened["taken over"]
 
 
