@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Callable, MutableSequence, Sequence
 from functools import partial
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerProcess
+from multiprocessing.context import ForkContext, ForkServerContext
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from stages.faults import FAULTS, describe_fault
@@ -183,11 +184,9 @@ def _fork_slots(
     is_alone: bool = False,
 ) -> tuple[str, set[str]]:
     """Train in one process per device; returns which of them a signal ended, "" if none, and labels short of memory."""
-    # A clean process loads torch once, and every slot is a fork of it.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([_WORKER, "torch._dynamo"])  # the optimiser's first step would load the latter
+    context = _forking()
     ended = context.RawArray("b", len(groups))
-    slots: dict[Connection, ForkServerProcess] = {}
+    slots: dict[Connection, BaseProcess] = {}
     for device in devices:
         # One pipe per slot: a shared queue's lock would stay locked for ever when a slot is killed while it writes.
         reader, writer = context.Pipe(duplex=False)
@@ -234,6 +233,26 @@ def _fork_slots(
     killed = " and ".join(f"{number} by {name}" for name, number in signals.items())
     hint = _HINT if "SIGKILL" in signals else ""
     return f"{signals.total()} of {len(processes)} training processes were killed, {killed}{hint}", short
+
+
+def _forking() -> ForkContext | ForkServerContext:
+    """How slots come to be: forks of this process if it has loaded torch and has one thread, as `repro` provides it.
+
+    Otherwise of a clean process, which loads torch once.
+    """
+    if "torch._dynamo" in sys.modules and _has_one_thread():
+        importlib.import_module(_WORKER)
+        return multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([_WORKER, "torch._dynamo"])  # the optimiser's first step would load the latter
+    return context
+
+
+def _has_one_thread() -> bool:
+    try:
+        return len(os.listdir("/proc/self/task")) == 1
+    except OSError:
+        return False
 
 
 def _slot_process(
