@@ -36,10 +36,10 @@ class Group:
 class Event:
     """An event of a group; `progress` is the worker's `Progress` as a dict, `owner` the lease's owner.
 
-    `runs`: how many train at once.
+    `runs`: how many train at once.  `lost`: its process or machine is gone, and it is trained again.
     """
 
-    kind: Literal["started", "progress", "finished", "waiting", "elsewhere", "stopped", "failed"]
+    kind: Literal["started", "progress", "finished", "waiting", "elsewhere", "stopped", "lost", "failed"]
     label: str
     runs: int = 1
     progress: dict[str, Any] | None = None

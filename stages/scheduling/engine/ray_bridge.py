@@ -81,6 +81,11 @@ def bridge(commands: Connection, address: str | None, working_dir: Path, environ
     `("nodes", nodes)`.
     """
     end_with([os.getppid()])
+    os.setsid()  # Ctrl-C is for the engine, which stops tasks one by one
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # Ray gives up after 30: too soon on a busy machine
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray will do, without its warning
+    os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # else each worker resolves an environment (ray#50961)
     ray = importlib.import_module("ray")
     ray.init(
         address=address or "local",
@@ -113,7 +118,7 @@ class _Bridge:
             while self.commands.poll(0 if self.tasks else _POLL_SECONDS):
                 try:
                     command, *arguments = self.commands.recv()
-                except EOFError:
+                except (EOFError, OSError):  # the engine has closed it, or is gone
                     self.ray.shutdown()
                     return
                 getattr(self, command)(*arguments)
