@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -83,6 +82,7 @@ def bridge(commands: Connection, address: str | None, working_dir: Path, environ
     end_with([os.getppid()])
     os.setsid()  # Ctrl-C is for the engine, which stops tasks one by one
     os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # Ray gives up after 30: too soon on a busy machine
+    os.environ.setdefault("RAY_agent_register_timeout_ms", "120000")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray will do, without its warning
     os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # else each worker resolves an environment (ray#50961)
@@ -126,9 +126,9 @@ class _Bridge:
 
     def submit(self, number: int, ask: Ask, share: Share) -> None:
         """Submit a task that Ray runs at most once: attempts are counted by the engine."""
-        remote = self.ray.remote(
-            num_cpus=share.cpus, num_gpus=share.gpus, memory=share.memory or None, max_retries=0
-        )(task)
+        remote = self.ray.remote(num_cpus=share.cpus, num_gpus=share.gpus, memory=share.memory or None, max_retries=0)(
+            task
+        )
         self.tasks[remote.options(name=ask.label).remote(number, ask, self.inbox, self._put(ask))] = number
 
     def cancel(self, number: int, is_forced: bool) -> None:
@@ -154,7 +154,9 @@ class _Bridge:
         return [] if self.is_alone else [self.packed[digest]]
 
     def _pass_on(self) -> None:
-        over, _ = self.ray.wait([*self.tasks], num_returns=len(self.tasks), timeout=_POLL_SECONDS) if self.tasks else ([], [])
+        over, _ = (
+            self.ray.wait([*self.tasks], num_returns=len(self.tasks), timeout=_POLL_SECONDS) if self.tasks else ([], [])
+        )
         for told in self.ray.get(self.inbox.take.remote(), timeout=_TELL_SECONDS):  # before the ends of who told it
             self.commands.send(told)
         for reference in over:

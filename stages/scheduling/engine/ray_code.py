@@ -1,4 +1,4 @@
-"""The code that trains, as a folder that Ray brings to each node: `stages/`, and a user's own packages of the run keys."""
+"""The code that trains, as a folder that Ray brings to each node: `stages/`, and a user's own packages in run keys."""
 
 from __future__ import annotations
 

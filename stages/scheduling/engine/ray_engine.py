@@ -243,9 +243,7 @@ class _Engine:
         self.number += 1
         published = frozenset(key for key in group.run_keys if self.store.has(key))
         is_alone = group.label in self.alone
-        flight = _Flight(
-            group, lease, lost, kept, is_alone, time.monotonic(), open={*group.run_keys} - published
-        )
+        flight = _Flight(group, lease, lost, kept, is_alone, time.monotonic(), open={*group.run_keys} - published)
         self.flying[self.number] = flight
         share, device, threads = self.shares.of(group, self.nodes or [], is_alone=is_alone)
         ask = Ask(

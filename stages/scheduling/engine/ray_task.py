@@ -1,8 +1,8 @@
 """One group's training on a node of a Ray cluster: what the engine asks, and what the node tells it meanwhile.
 
 A node sees neither the run store's folder nor the clone.  It gets packed data by their digest, resume states with what
-it is asked or from the store by URL, and the code from a copy of `stages/`, which it compares with the run key before it
-trains.  It publishes nothing: outcomes go to the process that asked, which holds the lease.
+it is asked or from the store by URL, and the code from a copy of `stages/`, which it compares with the run key first.
+It publishes nothing: outcomes go to the process that asked, which holds the lease.
 """
 
 from __future__ import annotations
@@ -201,4 +201,3 @@ def _beating(tell: Tell, told: _Progress, stop: threading.Event) -> Iterator[Non
     finally:
         finished.set()
         thread.join()
-

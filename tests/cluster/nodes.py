@@ -1,0 +1,138 @@
+"""A Ray cluster on this machine, a group of real processes a node: what kills the group loses the node."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+RAY = Path(sys.executable).parent / "ray"
+STORE_BYTES = 80_000_000
+AGENTS = ("dashboard-agent-grpc-port", "dashboard-agent-listen-port", "metrics-export-port", "runtime-env-agent-port")
+HOST = "127.0.0.2"
+"""Ray would take the machine's own address for 127.0.0.1."""
+
+
+def free_port() -> int:
+    with socket.socket() as bound:
+        bound.bind((HOST, 0))
+        port: int = bound.getsockname()[1]
+        return port
+
+
+class Nodes:
+    """A head that trains nothing, and nodes with one processor each; on this machine alone, with a token."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self.address = f"{HOST}:{self.port}"
+        self.folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # noqa: S108  (sockets have short names)
+        self.environment = {
+            "RAY_ADDRESS": self.address,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            "RAY_raylet_start_wait_time_s": "120",  # a busy machine takes longer than Ray allows
+            "RAY_agent_register_timeout_ms": "120000",
+            "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+        self.head: subprocess.Popen[bytes] | None = None
+        self.workers: list[subprocess.Popen[bytes]] = []
+
+    def start(self, workers: int) -> None:
+        """The head, and then all nodes at once."""
+        (self.folder / "nodes.log").unlink(missing_ok=True)
+        self.head = self._start(
+            "--head", f"--port={self.port}", "--num-cpus=0", "--include-dashboard=false", f"--temp-dir={self.folder}"
+        )
+        wait_for(self._has_started, 100)
+        for _ in range(workers):
+            self.add()
+
+    def add(self) -> None:
+        self.workers.append(self._start(f"--address={self.address}", "--num-cpus=1"))
+
+    def _start(self, *options: str) -> subprocess.Popen[bytes]:
+        # A node that finds its agents' ports by itself gives up on a busy machine.
+        ports = [f"--{name}={free_port()}" for name in AGENTS]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        shared = {name: value for name, value in self.environment.items() if name != "RAY_ADDRESS"}
+        with (self.folder / "nodes.log").open("ab") as log:
+            return subprocess.Popen(
+                [
+                    *(RAY, "start", "--block", f"--node-ip-address={HOST}", "--disable-usage-stats"),
+                    *(f"--object-store-memory={STORE_BYTES}", *ports, *options),
+                ],
+                env=environment | shared | {"OMP_NUM_THREADS": "1"},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def _has_started(self) -> bool:
+        return b"Ray runtime started" in (self.folder / "nodes.log").read_bytes()
+
+    def kill(self, node: subprocess.Popen[bytes]) -> None:
+        """Everything of a node at once, by SIGKILL."""
+        kill_session(node.pid)
+        node.wait()
+        if node in self.workers:
+            self.workers.remove(node)
+
+    def stop(self) -> None:
+        for node in [*self.workers, *([self.head] if self.head else [])]:
+            self.kill(node)
+        self.head = None
+
+    def close(self) -> None:
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def trainings(self) -> list[psutil.Process]:
+        """Processes of these nodes in which a task runs."""
+        sessions = {node.pid for node in [*self.workers, *([self.head] if self.head else [])]}
+        return [process for process in of_sessions(sessions) if "ray::tiny" in name_of(process)]
+
+
+def of_sessions(sessions: set[int]) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.getsid(process.pid) in sessions:
+                found.append(process)
+        except (OSError, psutil.Error):
+            continue
+    return found
+
+
+def name_of(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def kill_session(leader: int) -> None:
+    for process in of_sessions({leader}):
+        try:
+            process.send_signal(signal.SIGKILL)
+        except psutil.NoSuchProcess:
+            continue
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 120.0) -> None:
+    """Poll until `condition()` holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.05)
