@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -36,51 +37,62 @@ class Nodes:
     def __init__(self) -> None:
         self.port = free_port()
         self.address = f"{HOST}:{self.port}"
-        self.folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # noqa: S108  (sockets have short names)
+        self.folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
         self.environment = {
             "RAY_ADDRESS": self.address,
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "RAY_raylet_start_wait_time_s": "120",  # a busy machine takes longer than Ray allows
             "RAY_agent_register_timeout_ms": "120000",
-            "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
+            "RAY_gcs_rpc_server_reconnect_timeout_s": "20",
             "RAY_USAGE_STATS_ENABLED": "0",
         }
         self.head: subprocess.Popen[bytes] | None = None
         self.workers: list[subprocess.Popen[bytes]] = []
+        self._log_of: dict[int, Path] = {}
 
     def start(self, workers: int) -> None:
         """The head, and then all nodes at once."""
-        (self.folder / "nodes.log").unlink(missing_ok=True)
         self.head = self._start(
-            "--head", f"--port={self.port}", "--num-cpus=0", "--include-dashboard=false", f"--temp-dir={self.folder}"
+            ["--head", f"--port={self.port}", "--num-cpus=0", "--include-dashboard=false", f"--temp-dir={self.folder}"]
         )
-        wait_for(self._has_started, 100)
-        for _ in range(workers):
-            self.add()
+        self.add(workers)
 
-    def add(self) -> None:
-        self.workers.append(self._start(f"--address={self.address}", "--num-cpus=1"))
+    def add(self, workers: int) -> None:
+        """That many more nodes, all at once."""
+        with ThreadPoolExecutor() as pool:
+            self.workers += pool.map(self._start, [[f"--address={self.address}", "--num-cpus=1"]] * workers)
 
-    def _start(self, *options: str) -> subprocess.Popen[bytes]:
-        # A node that finds its agents' ports by itself gives up on a busy machine.
-        ports = [f"--{name}={free_port()}" for name in AGENTS]
+    def _start(self, options: list[str]) -> subprocess.Popen[bytes]:
+        """A node that has started; Ray gives a node's own agents 15 s, which a busy machine may exceed."""
+        for _ in range(5):
+            node = self._begin(options)
+            wait_for(lambda node=node: node.poll() is not None or b"Ray runtime started" in self._log(node))
+            if node.poll() is None:
+                return node
+            kill_session(node.pid)
+        raise AssertionError(f"no node starts here: {self._log(node).decode()[-2000:]}")
+
+    def _begin(self, options: list[str]) -> subprocess.Popen[bytes]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         shared = {name: value for name, value in self.environment.items() if name != "RAY_ADDRESS"}
-        with (self.folder / "nodes.log").open("ab") as log:
-            return subprocess.Popen(
+        with tempfile.NamedTemporaryFile(prefix="node-", suffix=".log", dir=self.folder, delete=False) as log:
+            node = subprocess.Popen(
                 [
                     *(RAY, "start", "--block", f"--node-ip-address={HOST}", "--disable-usage-stats"),
-                    *(f"--object-store-memory={STORE_BYTES}", *ports, *options),
+                    *(f"--object-store-memory={STORE_BYTES}", *(f"--{name}={free_port()}" for name in AGENTS)),
+                    *options,
                 ],
                 env=environment | shared | {"OMP_NUM_THREADS": "1"},
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
+        self._log_of[node.pid] = Path(log.name)
+        return node
 
-    def _has_started(self) -> bool:
-        return b"Ray runtime started" in (self.folder / "nodes.log").read_bytes()
+    def _log(self, node: subprocess.Popen[bytes]) -> bytes:
+        return self._log_of[node.pid].read_bytes()
 
     def kill(self, node: subprocess.Popen[bytes]) -> None:
         """Everything of a node at once, by SIGKILL."""

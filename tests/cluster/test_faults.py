@@ -1,11 +1,10 @@
-"""Nodes are killed, heads restarted, processes stand still: every result is there once, bit for bit the undisturbed one.
+"""Nodes are killed, heads restarted, processes stand still: every result is there once, bit for bit as undisturbed.
 
 Real processes of a Ray cluster on this machine, and `claimcheck run --all --engine ray` as a person calls it.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
@@ -86,8 +85,7 @@ def nodes() -> Iterator[Nodes]:
 @pytest.fixture
 def two_nodes(nodes: Nodes) -> Nodes:
     """The cluster, with what an earlier test took from it put back."""
-    while len(nodes.workers) < 2:
-        nodes.add()
+    nodes.add(2 - len(nodes.workers))
     return nodes
 
 
