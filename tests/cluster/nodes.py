@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -19,6 +20,7 @@ import psutil
 
 RAY = Path(sys.executable).parent / "ray"
 STORE_BYTES = 80_000_000
+TASK = re.compile(r"ray::tiny-")
 AGENTS = ("dashboard-agent-grpc-port", "dashboard-agent-listen-port", "metrics-export-port", "runtime-env-agent-port")
 HOST = "127.0.0.2"
 """Ray would take the machine's own address for 127.0.0.1."""
@@ -111,9 +113,14 @@ class Nodes:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def trainings(self) -> list[psutil.Process]:
-        """Processes of these nodes in which a task runs."""
-        sessions = {node.pid for node in [*self.workers, *([self.head] if self.head else [])]}
-        return [process for process in of_sessions(sessions) if "ray::tiny" in name_of(process)]
+        """Processes of the nodes in which a task runs: Ray calls them by it."""
+        found = of_sessions({node.pid for node in self.workers})
+        return [process for process in found if TASK.match(name_of(process))]
+
+    def training_node(self) -> subprocess.Popen[bytes]:
+        """A node in which a task runs."""
+        sessions = {os.getsid(process.pid) for process in self.trainings()}
+        return next(node for node in self.workers if node.pid in sessions)
 
 
 def of_sessions(sessions: set[int]) -> list[psutil.Process]:

@@ -41,7 +41,7 @@ sys.exit(main(sys.argv[1:]))
 
 def two_experiments(folder: Path) -> Path:
     """Four runs, of a few seconds each."""
-    make_project(folder, epochs=150)
+    make_project(folder, epochs=400)
     content = yaml.safe_load((folder / "params" / f"{EXPERIMENT}.yaml").read_text())
     for arm in content["arms"].values():
         arm["model"]["mlp_dim"] = 24
@@ -130,8 +130,8 @@ def test_a_killed_node_loses_no_result(
     two_nodes: Nodes, project: Path, undisturbed: dict[str, tuple[bytes, bytes]]
 ) -> None:
     process = start(project, two_nodes)
-    wait_for(lambda: len(saved_states(project)) == 2)
-    two_nodes.kill(two_nodes.workers[0])
+    wait_for(lambda: len(saved_states(project)) == 2 and len(two_nodes.trainings()) == 2)
+    two_nodes.kill(two_nodes.training_node())
     output = finish(process)
     assert outcomes(project) == undisturbed
     assert output.count("lost, its node is gone") == 1
@@ -144,7 +144,7 @@ def test_a_process_that_stands_still_is_ended_and_followed(
     two_nodes: Nodes, project: Path, undisturbed: dict[str, tuple[bytes, bytes]]
 ) -> None:
     process = start(project, two_nodes)
-    wait_for(lambda: len(saved_states(project)) == 2)
+    wait_for(lambda: len(saved_states(project)) == 2 and len(two_nodes.trainings()) == 2)
     standing = two_nodes.trainings()[0]
     standing.send_signal(signal.SIGSTOP)
     finish(process)
@@ -158,7 +158,7 @@ def test_asked_to_stop_the_nodes_save_and_end_and_another_run_goes_on(
     two_nodes: Nodes, project: Path, undisturbed: dict[str, tuple[bytes, bytes]]
 ) -> None:
     process = start(project, two_nodes)
-    wait_for(lambda: len(saved_states(project)) == 2)
+    wait_for(lambda: len(saved_states(project)) == 2 and len(two_nodes.trainings()) == 2)
     process.send_signal(signal.SIGTERM)
     output = finish(process, code=1)
     assert "the next dvc repro goes on from here" in output
@@ -174,7 +174,7 @@ def test_killed_itself_it_leaves_nothing_training(
     two_nodes: Nodes, project: Path, undisturbed: dict[str, tuple[bytes, bytes]]
 ) -> None:
     process = start(project, two_nodes)
-    wait_for(lambda: len(saved_states(project)) == 2)
+    wait_for(lambda: len(saved_states(project)) == 2 and len(two_nodes.trainings()) == 2)
     process.kill()
     process.communicate()
     wait_for(lambda: not two_nodes.trainings(), 60)
@@ -186,7 +186,7 @@ def test_a_restarted_cluster_is_found_again(
     two_nodes: Nodes, project: Path, undisturbed: dict[str, tuple[bytes, bytes]]
 ) -> None:
     process = start(project, two_nodes)
-    wait_for(lambda: len(saved_states(project)) == 2)
+    wait_for(lambda: len(saved_states(project)) == 2 and len(two_nodes.trainings()) == 2)
     assert two_nodes.head is not None
     two_nodes.kill(two_nodes.head)
     for node in two_nodes.workers:

@@ -345,6 +345,9 @@ class _Engine:
 
     def _lose(self, number: int, flight: _Flight, reason: str) -> None:
         group, where = flight.group, f", {flight.host}" if flight.host else ""
+        if group.is_published(self.store):  # it had told all
+            self._land(number, flight)
+            return
         self.leases.close(flight.lease, "lost" if flight.host else None, f"{reason}{where}")
         self._land(number, flight)
         self.losses[group.label] = self.losses.get(group.label, 0) + 1
