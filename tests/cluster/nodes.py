@@ -36,15 +36,15 @@ def free_port() -> int:
 class Nodes:
     """A head that trains nothing, and nodes with one processor each; on this machine alone, with a token."""
 
-    def __init__(self) -> None:
+    def __init__(self, environment: dict[str, str]) -> None:
         self.port = free_port()
         self.address = f"{HOST}:{self.port}"
         self.folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
-        self.environment = {
+        self.environment = environment | {
             "RAY_ADDRESS": self.address,
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
-            "RAY_raylet_start_wait_time_s": "120",  # a busy machine takes longer than Ray allows
+            "RAY_raylet_start_wait_time_s": "30",
             "RAY_agent_register_timeout_ms": "120000",
             "RAY_gcs_rpc_server_reconnect_timeout_s": "20",
             "RAY_USAGE_STATS_ENABLED": "0",
@@ -52,6 +52,7 @@ class Nodes:
         self.head: subprocess.Popen[bytes] | None = None
         self.workers: list[subprocess.Popen[bytes]] = []
         self._log_of: dict[int, Path] = {}
+        self._all: list[subprocess.Popen[bytes]] = []
 
     def start(self, workers: int) -> None:
         """The head, and then all nodes at once."""
@@ -69,10 +70,10 @@ class Nodes:
         """A node that has started; Ray gives a node's own agents 15 s, which a busy machine may exceed."""
         for _ in range(5):
             node = self._begin(options)
+            self._all.append(node)
             wait_for(lambda node=node: node.poll() is not None or b"Ray runtime started" in self._log(node))
             if node.poll() is None:
                 return node
-            kill_session(node.pid)
         raise AssertionError(f"no node starts here: {self._log(node).decode()[-2000:]}")
 
     def _begin(self, options: list[str]) -> subprocess.Popen[bytes]:
@@ -103,13 +104,9 @@ class Nodes:
         if node in self.workers:
             self.workers.remove(node)
 
-    def stop(self) -> None:
-        for node in [*self.workers, *([self.head] if self.head else [])]:
-            self.kill(node)
-        self.head = None
-
     def close(self) -> None:
-        self.stop()
+        for node in self._all:
+            self.kill(node)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def trainings(self) -> list[psutil.Process]:

@@ -5,125 +5,25 @@ Real processes of a Ray cluster on this machine, and `claimcheck run --all --eng
 
 from __future__ import annotations
 
-import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
+import time
+import uuid
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import yaml
 
-from stages.runs.store import RunStore
-from stages.scheduling.engine.leases import Attempt
-from stages.scheduling.engine.opening import open_leases
+from stages.runs.object_store import ObjectStore
 from tests.cluster.nodes import Nodes, wait_for
-from tests.project import EXPERIMENT, edit, environment, make_project, outcomes
+from tests.cluster.runs import attempts, finish, lost_reasons, saved_states, start
+from tests.object_server import BUCKET, ObjectServer
+from tests.project import outcomes
 
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.timeout(600),
     pytest.mark.skipif(find_spec("ray") is None, reason="no Ray here; `make cluster` adds it"),
 ]
-
-OTHER = "tiny-other"
-RUN = [sys.executable, "-m", "stages.cli", "run", "--all", "--device", "cpu"]
-HASTY = """
-import sys
-from stages.scheduling.engine import ray_engine
-ray_engine.PATIENCE = ray_engine.Patience(silent=8, stuck=60, stopping=20, unreachable=120)
-from stages.cli import main
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-def two_experiments(folder: Path) -> Path:
-    """Four runs, of a few seconds each."""
-    make_project(folder, epochs=400)
-    content = yaml.safe_load((folder / "params" / f"{EXPERIMENT}.yaml").read_text())
-    for arm in content["arms"].values():
-        arm["model"]["mlp_dim"] = 24
-    (folder / "params" / f"{OTHER}.yaml").write_text(yaml.safe_dump(content))
-    edit(
-        folder / "params.yaml",
-        lambda index: index["experiments"].update({OTHER: {"paper": "ninformer", "dataset": "mnist"}}),
-    )
-    return folder
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return two_experiments(tmp_path_factory.mktemp("template") / "project")
-
-
-@pytest.fixture(scope="module")
-def undisturbed(template: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[bytes, bytes]]:
-    project = Path(shutil.copytree(template, tmp_path_factory.mktemp("undisturbed") / "project"))
-    done = subprocess.run(RUN, cwd=project, env=environment(), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "4 of 4 missing runs trained" in done.stdout
-    return outcomes(project)
-
-
-@pytest.fixture
-def project(template: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(template, tmp_path / "project"))
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[Nodes]:
-    nodes = Nodes()
-    try:
-        nodes.start(workers=2)
-        yield nodes
-    finally:
-        nodes.close()
-
-
-@pytest.fixture
-def two_nodes(nodes: Nodes) -> Nodes:
-    """The cluster, with what an earlier test took from it put back."""
-    nodes.add(2 - len(nodes.workers))
-    return nodes
-
-
-def start(project: Path, nodes: Nodes) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", HASTY, "run", "--all", "--device", "cpu", "--engine", "ray"],
-        cwd=project,
-        env=environment() | nodes.environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def finish(process: subprocess.Popen[str], code: int = 0) -> str:
-    output, _ = process.communicate(timeout=400)
-    assert process.returncode == code, output
-    assert "Traceback" not in output, output
-    return output
-
-
-def saved_states(project: Path) -> list[Path]:
-    return list((project / "data" / "store" / "work").glob("*/resume.pt"))
-
-
-def attempts(project: Path) -> dict[str, list[Attempt]]:
-    store = RunStore(project / "data" / "store")
-    leases = open_leases(store)
-    return {run_key: leases.attempts(run_key) for run_key in store.run_keys()}
-
-
-def lost_reasons(project: Path) -> list[str]:
-    """Of attempts that were lost; each run was published by its last attempt."""
-    found = attempts(project)
-    assert [[one.end for one in of_run].count("published") for of_run in found.values()] == [1] * 4
-    assert all(of_run[-1].end == "published" for of_run in found.values())
-    return [one.reason for of_run in found.values() for one in of_run if one.end == "lost"]
 
 
 def test_a_killed_node_loses_no_result(
@@ -180,6 +80,31 @@ def test_killed_itself_it_leaves_nothing_training(
     wait_for(lambda: not two_nodes.trainings(), 60)
     finish(start(project, two_nodes))
     assert outcomes(project) == undisturbed
+
+
+def test_a_store_out_of_reach_for_a_while_loses_nothing(
+    two_nodes: Nodes,
+    object_server: ObjectServer,
+    project: Path,
+    undisturbed: dict[str, tuple[bytes, bytes]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nodes see the store by URL alone; states go there from them, outcomes from the engine."""
+    for name, value in object_server.environment.items():
+        monkeypatch.setenv(name, value)
+    store = ObjectStore(f"s3://{BUCKET}/{uuid.uuid4().hex[:12]}", project / "read")
+    process = start(project, two_nodes, CLAIMCHECK_STORE=store.address)
+    wait_for(lambda: len(list(store.scratch.list_works())) == 2)
+    object_server.down()
+    time.sleep(10)
+    object_server.up()
+    finish(process)
+    published = {run_key: store.published(run_key) for run_key in store.run_keys()}
+    assert {
+        run_key: ((folder / "history.jsonl").read_bytes(), (folder / "weights.safetensors").read_bytes())
+        for run_key, folder in published.items()
+        if folder is not None
+    } == undisturbed
 
 
 def test_a_restarted_cluster_is_found_again(

@@ -17,7 +17,7 @@ from stages.runs.outcome import find_fault
 from stages.runs.store import RunStore
 from stages.scheduling.engine.groups import Group
 from stages.scheduling.engine.node_data import pack_files, place
-from stages.scheduling.engine.ray_bridge import Node
+from stages.scheduling.engine.ray_bridge import Inbox, Node
 from stages.scheduling.engine.ray_code import TooMuchCode, copy_code
 from stages.scheduling.engine.ray_shares import Shares
 from stages.scheduling.engine.ray_task import Ask, ToldScratch, train_group
@@ -175,3 +175,21 @@ def test_a_part_of_a_gpu_is_what_was_measured_and_the_whole_after_a_want_of_memo
     shares.learn_device(80_000_000_000)
     assert shares.of(group, NODES, is_alone=False)[0].gpus == 1 / 8
     assert shares.of(group, NODES, is_alone=True)[0].gpus == 1.0
+
+
+def test_an_inbox_keeps_the_newest_state_and_the_order_of_all_else() -> None:
+    inbox = Inbox()
+    inbox.put(1, "saved", "a/resume.pt", b"1")
+    inbox.put(2, "saved", "b/resume.pt", b"1")
+    inbox.put(1, "progress", {"step": 1})
+    inbox.put(1, "saved", "a/resume.pt", b"2")
+    inbox.put(1, "failed", ["a"], "failed", "one")
+    inbox.put(1, "failed", ["b"], "failed", "another")
+    assert inbox.take() == [
+        (2, "saved", "b/resume.pt", b"1"),
+        (1, "progress", {"step": 1}),
+        (1, "saved", "a/resume.pt", b"2"),
+        (1, "failed", ["a"], "failed", "one"),
+        (1, "failed", ["b"], "failed", "another"),
+    ]
+    assert inbox.take() == []

@@ -23,6 +23,7 @@ ADDRESS = "RAY_ADDRESS"
 """Ray's own name for the cluster's address; without it one is started on this machine."""
 _POLL_SECONDS = 0.1
 _TELL_SECONDS = 60.0
+_NEWEST = ("saved", "progress", "beat")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,18 +45,27 @@ class Share:
 
 
 class Inbox:
-    """An actor beside the bridge, so that it lives as long: takes what tasks tell until the bridge fetches it."""
+    """An actor beside the bridge, so that it lives as long: takes what tasks tell until the bridge fetches it.
+
+    Where the bridge is slower than the tasks, the newest state, progress and beat of each take the place of earlier ones.
+    """
 
     def __init__(self) -> None:
-        self._told: list[tuple[Any, ...]] = []
+        self._told: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        self._count = 0
 
-    def put(self, *told: Any) -> None:
-        """Take `(number of the task, kind, *payload)`."""
-        self._told.append(told)
+    def put(self, number: int, kind: str, *payload: Any) -> None:
+        """Take what the task of that number tells."""
+        self._count += 1
+        key = (number, kind, payload[0]) if kind == "saved" else (number, kind)
+        if kind not in _NEWEST:
+            key = (*key, self._count)
+        self._told.pop(key, None)  # so that it stands where it was told last
+        self._told[key] = number, kind, *payload
 
     def take(self) -> list[tuple[Any, ...]]:
-        """What was told since the last call."""
-        told, self._told = self._told, []
+        """What was told since the last call, in order."""
+        told, self._told = [*self._told.values()], {}
         return told
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -21,6 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from stages.faults import describe_fault
 from stages.runs.stacks import STATE, stack_id
 from stages.runs.store import RunStore, Store
 from stages.scheduling.engine.endings import describe_failure, publish
@@ -124,7 +126,7 @@ class _Cluster:
             ConnectionError: the process is gone.
         """
         assert self._pipe is not None, "open comes first"
-        received = []
+        received: list[tuple[Any, ...]] = []
         try:
             while self._pipe.poll(0 if received else seconds):
                 received.append(self._pipe.recv())
@@ -292,8 +294,9 @@ class _Engine:
         try:
             self.store.scratch.save(name, content)
         except OSError as error:  # a full disk: it trains on, and a later state may find room
-            self.report(Event(kind="waiting", label=flight.group.label, message=f"{describe_failure(error)[1]}; "))
-        self.losses.pop(flight.group.label, None)
+            print(f"{flight.group.label}: its state isn't kept now ({describe_fault(error)})", file=sys.stderr)
+        else:
+            self.losses.pop(flight.group.label, None)
 
     def _on_dropped(self, number: int, flight: _Flight, work: str) -> None:
         self.store.scratch.drop(work)
