@@ -47,7 +47,7 @@ class Share:
 class Inbox:
     """An actor beside the bridge, so that it lives as long: takes what tasks tell until the bridge fetches it.
 
-    Where the bridge is slower than the tasks, the newest state, progress and beat of each take the place of earlier ones.
+    Where the bridge is slower than the tasks, their newest state, progress and beat take the place of earlier ones.
     """
 
     def __init__(self) -> None:
