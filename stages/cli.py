@@ -27,6 +27,7 @@ from stages.scheduling.engine.groups import TrainingsKilled
 from stages.upkeep.publishing import PublishError
 
 MISTAKES = (
+    repro.BrokenLock,
     CheckpointError,
     ClaimsError,
     DatasetError,
