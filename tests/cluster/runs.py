@@ -39,20 +39,23 @@ def two_experiments(folder: Path) -> Path:
     return folder
 
 
-def start(project: Path, nodes: Nodes, **environs: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", HASTY, "run", "--all", "--device", "cpu", "--engine", "ray"],
-        cwd=project,
-        env=environment() | nodes.environment | environs,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+def start(project: Path, nodes: Nodes, **environs: str) -> subprocess.Popen[bytes]:
+    """Its output goes to a file: nobody reads a pipe meanwhile, and a full one would hold it up."""
+    with (project / "output").open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-c", HASTY, "run", "--all", "--device", "cpu", "--engine", "ray"],
+            cwd=project,
+            env=environment() | nodes.environment | environs,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
 
 
-def finish(process: subprocess.Popen[str], code: int = 0) -> str:
-    output, _ = process.communicate(timeout=400)
+def finish(process: subprocess.Popen[bytes], project: Path, code: int = 0) -> str:
+    """Wait for its end; returns all output so far."""
+    process.wait(timeout=400)
+    output = (project / "output").read_text()
     assert process.returncode == code, output
     assert "Traceback" not in output, output
     return output

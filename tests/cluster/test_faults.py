@@ -32,7 +32,7 @@ def test_a_killed_node_loses_no_result(
     process = start(project, two_nodes)
     wait_for(lambda: len(saved_states(project)) == 2 and len(two_nodes.trainings()) == 2)
     two_nodes.kill(two_nodes.training_node())
-    output = finish(process)
+    output = finish(process, project)
     assert outcomes(project) == undisturbed
     assert output.count("lost, its node is gone") == 1
     reasons = lost_reasons(project)
@@ -47,7 +47,7 @@ def test_a_process_that_stands_still_is_ended_and_followed(
     wait_for(lambda: len(saved_states(project)) == 2 and len(two_nodes.trainings()) == 2)
     standing = two_nodes.trainings()[0]
     standing.send_signal(signal.SIGSTOP)
-    finish(process)
+    finish(process, project)
     assert outcomes(project) == undisturbed
     reasons = lost_reasons(project)
     assert len(reasons) == 1 and reasons[0].startswith("no sign of life for 8 s, process ")
@@ -60,11 +60,11 @@ def test_asked_to_stop_the_nodes_save_and_end_and_another_run_goes_on(
     process = start(project, two_nodes)
     wait_for(lambda: len(saved_states(project)) == 2 and len(two_nodes.trainings()) == 2)
     process.send_signal(signal.SIGTERM)
-    output = finish(process, code=1)
+    output = finish(process, project, code=1)
     assert "the next dvc repro goes on from here" in output
     assert len(saved_states(project)) == 2
     wait_for(lambda: not two_nodes.trainings(), 30)
-    finish(start(project, two_nodes))
+    finish(start(project, two_nodes), project)
     assert outcomes(project) == undisturbed
     ends = sorted(tuple(one.end for one in of_run) for of_run in attempts(project).values())
     assert ends == [("published",), ("published",), ("stopped", "published"), ("stopped", "published")]
@@ -76,9 +76,9 @@ def test_killed_itself_it_leaves_nothing_training(
     process = start(project, two_nodes)
     wait_for(lambda: len(saved_states(project)) == 2 and len(two_nodes.trainings()) == 2)
     process.kill()
-    process.communicate()
+    process.wait()
     wait_for(lambda: not two_nodes.trainings(), 60)
-    finish(start(project, two_nodes))
+    finish(start(project, two_nodes), project)
     assert outcomes(project) == undisturbed
 
 
@@ -98,7 +98,7 @@ def test_a_store_out_of_reach_for_a_while_loses_nothing(
     object_server.down()
     time.sleep(10)
     object_server.up()
-    finish(process)
+    finish(process, project)
     published = {run_key: store.published(run_key) for run_key in store.run_keys()}
     assert {
         run_key: ((folder / "history.jsonl").read_bytes(), (folder / "weights.safetensors").read_bytes())
@@ -118,7 +118,7 @@ def test_a_restarted_cluster_is_found_again(
         node.wait(60)  # a node without its head ends by itself
     two_nodes.workers.clear()
     two_nodes.start(workers=2)
-    output = finish(process)
+    output = finish(process, project)
     assert outcomes(project) == undisturbed
     assert output.count("lost, the connection to the cluster is lost") == 2
     assert len(lost_reasons(project)) == 2

@@ -40,7 +40,7 @@ A_TRAINING = 4
 """Kills, after which it may end."""
 
 
-def kill_something(process: subprocess.Popen[str], cluster: Nodes, random_: random.Random) -> str:
+def kill_something(process: subprocess.Popen[bytes], cluster: Nodes, random_: random.Random) -> str:
     """Returns what was killed, or nothing where it wasn't there."""
     what = random_.choice(["task", "task", "node", "bridge", "engine"])
     trainings = cluster.trainings()
@@ -54,7 +54,7 @@ def kill_something(process: subprocess.Popen[str], cluster: Nodes, random_: rand
         bridges[0].kill()
     elif what == "engine":
         process.kill()
-        process.communicate()
+        process.wait()
     else:
         return "nothing"
     return what
@@ -74,7 +74,7 @@ def test_killed_at_random_moments_every_result_is_there_once(
             killed[kill_something(process, two_nodes, random_)] += 1
             if process.poll() is not None:
                 process = start(project, two_nodes)
-        finish(process)
+        finish(process, project)
         assert outcomes(project) == undisturbed
         lost_reasons(project)
         trainings += 1
