@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stages.checkpoint.contract import CheckpointError
 from stages.claims import ClaimsError
-from stages.commands import claims, completion, disk, evidence, repro, trainings
+from stages.commands import claims, completion, disk, evidence, repro, training, trainings
 from stages.commands.command import USAGE, Command, Parser, UsageError
 from stages.commands.completion import names
 from stages.commands.terminal import print_answer
@@ -22,18 +22,23 @@ from stages.proving.show import STEPS
 from stages.proving.sides import EquivalenceError
 from stages.results import ResultsUnavailable, UnknownName
 from stages.runs.evidence import EvidenceError
+from stages.scheduling.engine.choice import EngineError
+from stages.scheduling.engine.groups import TrainingsKilled
 from stages.upkeep.publishing import PublishError
 
 MISTAKES = (
+    repro.BrokenLock,
     CheckpointError,
     ClaimsError,
     DatasetError,
+    EngineError,
     EquivalenceError,
     EvidenceError,
     PackedDataError,
     ParamsError,
     PublishError,
     ResultsUnavailable,
+    TrainingsKilled,
 )
 CODES = {0: "done", 1: "it couldn't be done; one line on stderr says why", USAGE: "a word of the command is mistyped"}
 
@@ -41,6 +46,11 @@ CODES = {0: "done", 1: "it couldn't be done; one line on stderr says why", USAGE
 def add_experiments(parser: argparse.ArgumentParser, nargs: str = "*") -> None:
     taken = parser.add_argument("experiments", nargs=nargs, metavar="experiment", help="a file of params/")
     names(taken, "experiments")
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    add_experiments(parser)
+    training.add_run(parser)
 
 
 def add_profile(parser: argparse.ArgumentParser) -> None:
@@ -98,6 +108,14 @@ COMMANDS = {
         add_to=add_experiments,
         run=repro.repro,
         codes={1: "a stage failed, whose output is shown; dvc's own code where it is another"},
+        has_json=False,
+    ),
+    "run": Command(
+        does="Train what the named experiments lack, all at once and the longest first, here or on a cluster.",
+        example="claimcheck run --all --engine ray",
+        add_to=add_run,
+        run=training.run,
+        codes={1: "a training failed or was stopped; the others are in the store"},
         has_json=False,
     ),
     "plan": Command(
@@ -236,6 +254,9 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # `claimcheck plan | head`: whoever read has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return USAGE
     except FAULTS as error:
         mistake = describe_fault(error)
     except UnknownName as error:

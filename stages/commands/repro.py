@@ -20,6 +20,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import yaml
 from rich.live import Live
 from rich.text import Text
 
@@ -42,8 +43,37 @@ _LAST_LINES = 20
 """Of a stage that was interrupted."""
 
 
+class BrokenLock(ValueError):
+    """DVC couldn't read its lock file; the message says what to do."""
+
+
+def refuse_broken_lock(path: Path) -> None:
+    """Say what is wrong with `dvc.lock` and what to do, where DVC would quote its parser.
+
+    Raises:
+        BrokenLock: it is empty, cut short, or holds both sides of a merge.
+    """
+    if not path.exists():
+        return
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if re.search(r"(?m)^(<{7}|={7}|>{7})", text):
+        fault = "holds both sides of a merge"
+    else:
+        try:
+            content = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+            fault = "" if isinstance(content, dict) and "stages" in content else "is empty or cut short"
+        except yaml.YAMLError as error:
+            fault = f"is damaged or cut short ({' '.join(str(error).split())[:80]})"
+    if fault:
+        raise BrokenLock(
+            f"{path} {fault}; `git checkout {path}` brings back the committed one, `rm {path}` starts a new one: "
+            "either way what was trained and evaluated is in data/store and isn't done again"
+        )
+
+
 def repro(options: argparse.Namespace) -> Answer:
     """Run the pipeline, or the part of it that the named experiments need."""
+    refuse_broken_lock(Path("dvc.lock"))
     params = load_params()
     experiments = [find_experiment(params, name).name for name in options.experiments]
     targets = ["analyse", *(f"evaluate@{name}" for name in experiments)] if experiments else []

@@ -154,11 +154,20 @@ def _cells(line: Mapping[str, Any]) -> list[str]:
 
 def set_profile(options: argparse.Namespace) -> Answer:
     """Rewrite the `profile:` line of params.yaml and nothing else."""
-    name, params = options.name, load_params()
+    write_profile(options.name)
+    return Answer(document={"profile": options.name}, shown=[f"params.yaml: profile {options.name}"])
+
+
+def write_profile(name: str) -> None:
+    """Write the profile into params.yaml.
+
+    Raises:
+        ParamsError: there is none of that name.
+    """
+    params = load_params()
     if name not in params.profiles:
         raise ParamsError(f"no profile {name!r}{nearest(name, params.profiles)}")
     path = Path("params.yaml")
     text, count = re.subn(r"(?m)^profile:.*$", f"profile: {name}", path.read_text())
     assert count == 1, "load_params has read the line"
     write_atomically(path, text.encode())
-    return Answer(document={"profile": name}, shown=[f"params.yaml: profile {name}"])

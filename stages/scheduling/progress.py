@@ -53,6 +53,8 @@ class ProgressDisplay:
             self.console.print(f"{event.label}: trained by another process {event.message}".rstrip(), markup=False)
         elif event.kind == "stopped":
             self.console.print(f"{event.label}: {event.message}; the next dvc repro goes on from here", markup=False)
+        elif event.kind == "lost":
+            self.console.print(f"{event.label}: lost, {event.message}; it goes on from its last state", markup=False)
         else:
             self.console.print(f"{event.label}: trained", markup=False)
 

@@ -92,8 +92,54 @@ def train_experiment(
             wants real data.
     """
     run_groups, experiment = find_engine(engine), find_experiment(params, name)
-    folder = data / "runs" / name
-    store, equivalences = open_store(), read_equivalences(data.parent)
+    store, folder = open_store(), data / "runs" / name
+    found = compare(experiment, params, data, store, only)
+    wanted, missing, taken = found.wanted, found.missing, found.taken
+    keys_missing = [assignment.spec.run_key for assignment in missing]
+    counter = RunCounter(
+        f"train@{name}",
+        len(wanted),
+        lambda: len(wanted) - sum(not store.has(run_key) for run_key in keys_missing),
+    )
+
+    def report_both(event: Event) -> None:
+        report(event)
+        counter.report(event)
+
+    complete = run_groups(found.groups, store, devices, report_both, stop)
+    trained = [assignment for assignment in wanted if store.has(taken[assignment.spec.run_key])]
+    if complete or (trained and not stop.is_set()):
+        _write_folder(folder, experiment, params, wanted, store, taken)
+    print(f"{name}: {len(wanted)} runs, {len(wanted) - len(missing)} from the store, {len(missing)} to train")
+    if not complete and trained and not stop.is_set():
+        print(
+            f"{name}: {len(wanted) - len(trained)} runs failed; the next dvc repro trains these alone.  The others: "
+            f"`python -m stages.evaluate {name}`, then `python -m stages.record`"
+        )
+    return complete
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """An experiment's wanted runs beside the store: what is missing, as groups; `taken` has each outcome's key, which
+    may be one of older code.
+    """
+
+    wanted: list[Assignment]
+    missing: list[Assignment]
+    groups: list[Group]
+    taken: Mapping[str, str]
+
+
+def compare(
+    experiment: Experiment, params: Params, data: Path, store: Store, only: Sequence[str] | None = None
+) -> Compared:
+    """Look which of the experiment's runs (those that fit `only`) the store has, whole, and say why others train.
+
+    Raises:
+        EvidenceError, ParamsError: as for `train_experiment`.
+    """
+    name, folder, equivalences = experiment.name, data / "runs" / experiment.name, read_equivalences(data.parent)
     packed = _packed(experiment, params, data)
     wanted = assignments(experiment, params, packed.digest, every_role=only is not None)
     if only is not None:
@@ -123,29 +169,8 @@ def train_experiment(
         )
         for specs, is_stack in form_groups([a.spec for a in missing], packed.train_images, store)
     ]
-    keys_missing = [assignment.spec.run_key for assignment in missing]
-    counter = RunCounter(
-        f"train@{name}",
-        len(wanted),
-        lambda: len(wanted) - sum(not store.has(run_key) for run_key in keys_missing),
-    )
-
-    def report_both(event: Event) -> None:
-        report(event)
-        counter.report(event)
-
-    complete = run_groups(groups, store, devices, report_both, stop)
     taken = {key: held[key].run_key if key in held else key for key in ways}
-    trained = [assignment for assignment in wanted if store.has(taken[assignment.spec.run_key])]
-    if complete or (trained and not stop.is_set()):
-        _write_folder(folder, experiment, params, wanted, store, taken)
-    print(f"{name}: {len(wanted)} runs, {len(wanted) - len(missing)} from the store, {len(missing)} to train")
-    if not complete and trained and not stop.is_set():
-        print(
-            f"{name}: {len(wanted) - len(trained)} runs failed; the next dvc repro trains these alone.  The others: "
-            f"`python -m stages.evaluate {name}`, then `python -m stages.record`"
-        )
-    return complete
+    return Compared(wanted=wanted, missing=missing, groups=groups, taken=taken)
 
 
 @dataclass(frozen=True)

@@ -37,9 +37,10 @@ class Event:
     """An event of a group; `progress` is the worker's `Progress` as a dict, `owner` the lease's owner.
 
     `runs`: how many train at once.  `memory`: there wasn't enough, it will be tried once more, alone on its device.
+    `lost`: its process or machine is gone, and it is trained again.
     """
 
-    kind: Literal["started", "progress", "finished", "waiting", "elsewhere", "stopped", "memory", "failed"]
+    kind: Literal["started", "progress", "finished", "waiting", "elsewhere", "stopped", "memory", "lost", "failed"]
     label: str
     runs: int = 1
     progress: dict[str, Any] | None = None

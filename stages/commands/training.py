@@ -1,0 +1,65 @@
+"""Trains what several experiments lack, all at once, on the engine of one's choice."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import threading
+from pathlib import Path
+
+from stages.commands.command import Answer, UsageError
+from stages.commands.trainings import write_profile
+from stages.evaluation.flops import FlopCounts
+from stages.params.experiment import load_params
+from stages.scheduling.engine.choice import default_engine
+from stages.scheduling.progress import ProgressDisplay
+from stages.scheduling.runner import find_experiment
+from stages.scheduling.together import train_together
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--all", action="store_true", help="all experiments of params.yaml")
+    parser.add_argument(
+        "--engine", default=default_engine(), help="local or ray (default: CLAIMCHECK_ENGINE, else local)"
+    )
+    parser.add_argument(
+        "--device",
+        default=os.environ.get("CLAIMCHECK_DEVICE", "auto"),
+        help="auto, cpu, cuda, or one per slot: cuda:0,cuda:1 (default: CLAIMCHECK_DEVICE, else auto)",
+    )
+    parser.add_argument("--profile", help="written into params.yaml first, as by `claimcheck profile`")
+
+
+def run(options: argparse.Namespace) -> Answer:
+    """Train the missing runs of the named experiments, or of all, the longest first."""
+    if options.all == bool(options.experiments):
+        raise UsageError("claimcheck run: name experiments, or say --all (see claimcheck run --help)")
+    if options.profile:
+        write_profile(options.profile)
+    params = load_params()
+    names = [find_experiment(params, name).name for name in options.experiments or params.experiments]
+    # Waiting threads sleep: if they spun, they would stall all work where several trainings share the cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded, which is later
+    devices, counts, stop = options.device.split(","), FlopCounts(), threading.Event()
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        with ProgressDisplay() as display:
+            missing, left = train_together(
+                names,
+                params,
+                data=Path("data"),
+                devices=devices if len(devices) > 1 else devices * params.profile.slots,
+                report=display.report,
+                stop=stop,
+                engine=options.engine,
+                count=counts.count,
+            )
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    counts.save()
+    shown = f"{missing - left} of {missing} missing runs trained"
+    if left:
+        return Answer(document=None, shown=[f"{shown}; the same command goes on with the rest"], code=1)
+    return Answer(document=None, shown=[f"{shown}; `make repro` evaluates and records them"])

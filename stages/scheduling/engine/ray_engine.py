@@ -1,0 +1,394 @@
+"""Trains groups of runs on a Ray cluster: one task a group, placed by Ray, watched and counted here.
+
+This process holds the leases, keeps the states that nodes save unless they reach the store by URL, and publishes.  Ray
+is told to run each task once.  What is lost with its process, its node or the whole cluster is submitted again and goes
+on from its last state.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from stages.faults import describe_fault
+from stages.runs.stacks import STATE, stack_id
+from stages.runs.store import RunStore, Store
+from stages.scheduling.engine.endings import describe_failure, publish
+from stages.scheduling.engine.groups import Event, Group, Report, TrainingsKilled
+from stages.scheduling.engine.leases import End, Lease, LeaseLost
+from stages.scheduling.engine.opening import open_leases
+from stages.scheduling.engine.ray_bridge import ADDRESS, Node, bridge
+from stages.scheduling.engine.ray_code import copy_code
+from stages.scheduling.engine.ray_shares import Shares
+from stages.scheduling.engine.ray_task import Ask
+
+_TICK_SECONDS = 0.1
+_MOST_LOSSES = 5
+"""In a row, without a newly saved state in between: it isn't the cluster then."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How long a task may tell nothing at all (`silent`), or take no step while it lives (`stuck`: a step may compile;
+    at least 20 times the longest so far), how long a stop may take, and how long the cluster may be out of reach.
+    """
+
+    silent: float = 60.0
+    stuck: float = 900.0
+    stopping: float = 120.0
+    unreachable: float = 600.0
+
+
+PATIENCE = Patience()
+
+
+def run_groups(
+    groups: Sequence[Group], store: Store, devices: Sequence[str], report: Report, stop: threading.Event
+) -> bool:
+    """Train all groups on the cluster that `RAY_ADDRESS` names, else on one that is started on this machine.
+
+    `devices` says where on a node: `cpu`, `cuda`, or `auto`; a name twice, two tasks on each.
+
+    Returns whether every group has its outcome in the store.
+
+    Raises:
+        TrainingsKilled: the cluster can't be reached, or not any more.
+    """
+    waiting = [group for group in groups if not group.is_published(store)]
+    if waiting:
+        with _Cluster() as cluster:
+            _Engine(cluster, store, devices, report, stop, deque(waiting)).run()
+    return all(group.is_published(store) for group in groups)
+
+
+class _Cluster:
+    """The connection to the cluster, by a process that is replaced when it ends."""
+
+    def __init__(self) -> None:
+        self.address = os.environ.get(ADDRESS)
+        self.name = self.address or "of this machine"
+        self._process: Any = None
+        self._pipe: Connection | None = None
+        self._code: Path | None = None
+
+    def __enter__(self) -> _Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+        if self._code is not None:
+            shutil.rmtree(self._code, ignore_errors=True)
+
+    def open(self, groups: Sequence[Group]) -> None:
+        """Start the process; it sends `("ready", nodes)` once it is connected.  The code goes with it as it is now."""
+        self.close()
+        if self._code is None:
+            self._code = Path(tempfile.mkdtemp(prefix="claimcheck-code-"))
+            copy_code([spec for group in groups for spec in group.specs], self._code)
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        self._process = context.Process(target=bridge, args=(theirs, self.address, self._code, _environment()))
+        self._process.start()
+        theirs.close()
+        self._pipe = ours
+
+    def close(self) -> None:
+        """End the process, and with it what it submitted."""
+        if self._pipe is not None:
+            self._pipe.close()
+            self._process.join(30)
+            if self._process.is_alive():
+                self._process.kill()
+                self._process.join()
+            self._pipe = None
+
+    def send(self, *command: Any) -> None:
+        """Raises ConnectionError if the process is gone."""
+        assert self._pipe is not None, "open comes first"
+        self._pipe.send(command)
+
+    def receive(self, seconds: float) -> list[tuple[Any, ...]]:
+        """What has arrived within that time.
+
+        Raises:
+            ConnectionError: the process is gone.
+        """
+        assert self._pipe is not None, "open comes first"
+        received: list[tuple[Any, ...]] = []
+        try:
+            while self._pipe.poll(0 if received else seconds):
+                received.append(self._pipe.recv())
+        except EOFError:
+            if not received:
+                raise ConnectionError("the connection to the cluster is lost") from None
+        return received
+
+
+def _environment() -> dict[str, str]:
+    """What trainings on nodes inherit from here, and not from the nodes."""
+    handed = {name: os.environ[name] for name in ("ATEN_CPU_CAPABILITY",) if name in os.environ}
+    return handed | {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUTF8": "1"}
+
+
+@dataclass
+class _Flight:
+    """A group that was submitted."""
+
+    group: Group
+    lease: Lease
+    lost: threading.Event
+    kept: ExitStack
+    is_alone: bool
+    submitted: float
+    heard: float = 0.0
+    stepped: float = 0.0
+    longest: float = 0.0
+    steps: int = -1
+    host: str = ""
+    cancelled: float | None = None
+    killed: str = ""
+    open: set[str] = field(default_factory=set)
+
+
+class _Engine:
+    def __init__(
+        self,
+        cluster: _Cluster,
+        store: Store,
+        devices: Sequence[str],
+        report: Report,
+        stop: threading.Event,
+        waiting: deque[Group],
+    ) -> None:
+        self.cluster, self.store, self.report, self.stop = cluster, store, report, stop
+        self.waiting, self.leases = waiting, open_leases(store)
+        self.shares = Shares(devices)
+        self.flying: dict[int, _Flight] = {}
+        self.losses: dict[str, int] = {}
+        self.alone: set[str] = set()
+        self.told: dict[str, str] = {}
+        self.number = 0
+        self.reached = time.monotonic()
+        self.nodes: list[Node] | None = None
+        self.asked = 0.0
+
+    def run(self) -> None:
+        self.cluster.open([*self.waiting])
+        pause = 1.0
+        try:
+            while self.flying or (self.waiting and not self.stop.is_set()):
+                try:
+                    self._turn()
+                    pause = 1.0 if self.nodes is not None else pause
+                except ConnectionError as error:
+                    self._lose_all(f"{error} ({self.cluster.name})")
+                    if time.monotonic() - self.reached > PATIENCE.unreachable:
+                        raise TrainingsKilled(
+                            f"the Ray cluster {self.cluster.name} can't be reached for {PATIENCE.unreachable:.0f} s; "
+                            "what was trained is in the store, and the next run goes on from there"
+                        ) from None
+                    self.stop.wait(pause)
+                    pause = min(30.0, 2 * pause)
+                    self.cluster.open([*self.waiting])
+        finally:
+            for flight in self.flying.values():
+                flight.kept.close()
+
+    def _turn(self) -> None:
+        """Submit what there is room for, take in what was told, look who has to be cancelled."""
+        if self.nodes is not None:
+            self._submit_more()
+        for message in self.cluster.receive(_TICK_SECONDS):
+            self.reached = time.monotonic()
+            if message[0] in ("ready", "nodes"):
+                self.nodes = message[1]
+            elif flight := self.flying.get(message[0]):
+                self._take(message[0], flight, *message[1:])
+        if self.nodes is not None:
+            self._watch()
+
+    def _submit_more(self) -> None:
+        assert self.nodes is not None, "the caller has looked"
+        elsewhere = []
+        while self.waiting and not self.stop.is_set() and len(self.flying) < self.shares.room(self.nodes):
+            group = self.waiting.popleft()
+            if not self._submit(group):
+                elsewhere.append(group)
+        self.waiting.extend(elsewhere)
+
+    def _submit(self, group: Group) -> bool:
+        """Claim a group and submit it; False if another process holds it."""
+        if group.is_published(self.store):
+            self.report(Event(kind="elsewhere", label=group.label))
+            return True
+        lease = self.leases.claim(*group.run_keys)
+        if lease is None:
+            holder = self.leases.holder(*group.run_keys)
+            if holder is not None and self.told.get(group.label) != holder.owner:
+                self.told[group.label] = holder.owner
+                self.report(Event(kind="waiting", label=group.label, message=str(holder), owner=holder.owner))
+            return False
+        kept = ExitStack()
+        lost = kept.enter_context(self.leases.kept_alive(lease))
+        self.number += 1
+        published = frozenset(key for key in group.run_keys if self.store.has(key))
+        is_alone = group.label in self.alone
+        flight = _Flight(group, lease, lost, kept, is_alone, time.monotonic(), open={*group.run_keys} - published)
+        self.flying[self.number] = flight
+        share, device, threads = self.shares.of(group, self.nodes or [], is_alone=is_alone)
+        ask = Ask(
+            label=group.label,
+            specs=group.specs,
+            is_stack=group.is_stack,
+            published=published,
+            data=group.data.absolute(),
+            device=device,
+            threads=threads,
+            store=None if isinstance(self.store, RunStore) else self.store,
+            states=self._states(group) if isinstance(self.store, RunStore) else {},
+        )
+        self.cluster.send("submit", self.number, ask, share)
+        return True
+
+    def _states(self, group: Group) -> Mapping[str, bytes]:
+        works = [*group.run_keys, *([stack_id(group.specs)] if group.is_stack else [])]
+        found = {name: self.store.scratch.load(name) for name in (f"{work}/{STATE}" for work in works)}
+        return {name: content for name, content in found.items() if content is not None}
+
+    def _take(self, number: int, flight: _Flight, kind: str, *payload: Any) -> None:
+        flight.heard = time.monotonic()
+        getattr(self, f"_on_{kind}")(number, flight, *payload)
+
+    def _on_placed(self, number: int, flight: _Flight, host: str, pid: int) -> None:
+        flight.host = f"process {pid} on {host}"
+        flight.stepped = flight.heard
+
+    def _on_started(self, number: int, flight: _Flight, runs: int, device_bytes: int | None) -> None:
+        self.shares.learn_device(device_bytes)
+        self.report(Event(kind="started", label=flight.group.label, runs=runs))
+
+    def _on_beat(self, number: int, flight: _Flight, steps: int) -> None:
+        if steps != flight.steps:
+            flight.longest = max(flight.longest, flight.heard - flight.stepped)
+            flight.steps, flight.stepped = steps, flight.heard
+
+    def _on_progress(self, number: int, flight: _Flight, progress: dict[str, Any]) -> None:
+        flight.stepped = flight.heard
+        self.report(Event(kind="progress", label=flight.group.label, progress=progress))
+
+    def _on_saved(self, number: int, flight: _Flight, name: str, content: bytes) -> None:
+        if flight.lost.is_set():
+            return
+        try:
+            self.store.scratch.save(name, content)
+        except OSError as error:  # a full disk: it trains on, and a later state may find room
+            print(f"{flight.group.label}: its state isn't kept now ({describe_fault(error)})", file=sys.stderr)
+        else:
+            self.losses.pop(flight.group.label, None)
+
+    def _on_dropped(self, number: int, flight: _Flight, work: str) -> None:
+        self.store.scratch.drop(work)
+
+    def _on_trained(self, number: int, flight: _Flight, trained: Any) -> None:
+        label, keys = flight.group.label, list(trained.outcomes)
+        try:
+            publish(trained, flight.lease, self.leases, self.store)
+        except LeaseLost as taken_over:
+            self.report(Event(kind="elsewhere", label=label, message=str(taken_over)))
+        except Exception as error:  # noqa: BLE001  (one run's fault must not hold up the rest; the report tells it)
+            self._fail(flight, keys, *describe_failure(error))
+        else:
+            flight.open -= {*keys}
+            self.shares.learn(flight.group, trained.outcomes)
+            self.report(Event(kind="finished", label=label))
+
+    def _on_stopped(self, number: int, flight: _Flight, keys: list[str], message: str) -> None:
+        if flight.lost.is_set():
+            self.report(Event(kind="elsewhere", label=flight.group.label, message="(taken over)"))
+        else:
+            self.leases.close(flight.lease, "stopped", message, keys)
+            self.report(Event(kind="stopped", label=flight.group.label, message=message))
+
+    def _on_failed(self, number: int, flight: _Flight, keys: list[str], end: End, message: str) -> None:
+        if end == "memory" and not flight.is_alone:
+            self.alone.add(flight.group.label)
+            self.leases.close(flight.lease, end, message, keys)
+            again = "it is trained again with the device to itself"
+            self.report(Event(kind="lost", label=flight.group.label, message=f"{message}; {again}"))
+        else:
+            self._fail(flight, keys, end, message)
+
+    def _fail(self, flight: _Flight, keys: Sequence[str], end: End, message: str) -> None:
+        flight.open -= {*keys}
+        self.leases.close(flight.lease, end, message.strip().splitlines()[-1], keys)
+        self.report(Event(kind="failed", label=flight.group.label, message=message))
+
+    def _on_ended(self, number: int, flight: _Flight, reason: str) -> None:
+        """The task is over: by itself, or with its process."""
+        if flight.killed or (reason and flight.cancelled is None):
+            self._lose(number, flight, flight.killed or reason)
+            return
+        if not flight.host:
+            self.leases.close(flight.lease, None)  # it never began
+        self._land(number, flight)
+        if flight.lost.is_set() or (flight.group.label in self.alone and not flight.is_alone):
+            self.waiting.appendleft(flight.group)
+
+    def _lose(self, number: int, flight: _Flight, reason: str) -> None:
+        group, where = flight.group, f", {flight.host}" if flight.host else ""
+        if group.is_published(self.store):  # it had told all
+            self._land(number, flight)
+            return
+        self.leases.close(flight.lease, "lost" if flight.host else None, f"{reason}{where}")
+        self._land(number, flight)
+        self.losses[group.label] = self.losses.get(group.label, 0) + 1
+        if self.losses[group.label] >= _MOST_LOSSES:
+            message = f"lost {_MOST_LOSSES} times without a new state in between, the last time because {reason}{where}"
+            self.report(Event(kind="failed", label=group.label, message=message))
+        else:
+            self.report(Event(kind="lost", label=group.label, message=f"{reason}{where}"))
+            self.waiting.appendleft(group)
+
+    def _lose_all(self, reason: str) -> None:
+        for number, flight in [*self.flying.items()]:
+            self.losses.pop(flight.group.label, None)  # no fault of the group
+            self._lose(number, flight, reason)
+        self.nodes = None
+
+    def _land(self, number: int, flight: _Flight) -> None:
+        del self.flying[number]
+        flight.kept.close()
+
+    def _watch(self) -> None:
+        now = time.monotonic()
+        if now - self.asked > 5.0:
+            self.asked = now
+            self.cluster.send("nodes")
+        for number, flight in [*self.flying.items()]:
+            if (self.stop.is_set() or flight.lost.is_set()) and flight.cancelled is None:
+                flight.cancelled = now
+                self.cluster.send("cancel", number, False)
+            if flight.killed or not flight.host:
+                continue
+            if flight.cancelled is not None and now - flight.cancelled > PATIENCE.stopping:
+                self._kill(number, flight, f"it didn't stop within {PATIENCE.stopping:.0f} s")
+            elif now - flight.heard > PATIENCE.silent:
+                self._kill(number, flight, f"no sign of life for {PATIENCE.silent:.0f} s")
+            elif now - flight.stepped > (limit := max(PATIENCE.stuck, 20 * flight.longest)):
+                self._kill(number, flight, f"it took no step for {limit:.0f} s")
+
+    def _kill(self, number: int, flight: _Flight, reason: str) -> None:
+        flight.killed = reason
+        self.cluster.send("cancel", number, True)

@@ -1,0 +1,203 @@
+"""One group's training on a node of a Ray cluster: what the engine asks, and what the node tells it meanwhile.
+
+A node sees neither the run store's folder nor the clone.  It gets packed data by their digest, resume states with what
+it is asked or from the store by URL, and the code from a copy of `stages/`, which it compares with the run key first.
+It publishes nothing: outcomes go to the process that asked, which holds the lease.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stages.run import RunSpec
+from stages.runs.fingerprint import changed_modules
+from stages.runs.store import Scratch, Store
+from stages.scheduling.engine.endings import describe_failure
+from stages.scheduling.engine.node_data import Packed, place
+
+_WORKER = "stages.worker"
+_BEAT_SECONDS = 5.0
+_UNHEARD_SECONDS = 60.0
+"""As long as a lease lives: who can't be told for longer may have a successor."""
+_PROGRESS_SECONDS = 0.5
+
+Tell = Callable[..., None]
+"""Tells `(kind, *payload)` to whoever asked, and returns when it was taken in.
+
+Raises:
+    Unheard: it can't be reached.
+"""
+
+
+class Unheard(RuntimeError):
+    """Whoever asked for the training is gone, or out of reach for longer than its lease lives."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """A group to train.
+
+    `published`: run keys of the group that have an outcome.  `store`: the store by URL, or None; then `states` has the
+    files of the scratch, and saved ones are told.
+    """
+
+    label: str
+    specs: tuple[RunSpec, ...]
+    is_stack: bool
+    published: frozenset[str]
+    data: Path
+    device: str
+    threads: int
+    store: Store | None
+    states: Mapping[str, bytes]
+
+
+class ToldScratch:
+    """The states of a group by name; what is saved or dropped is told to the process that keeps them."""
+
+    def __init__(self, states: Mapping[str, bytes], tell: Tell) -> None:
+        self._states, self._tell = dict(states), tell
+
+    def load(self, name: str) -> bytes | None:
+        return self._states.get(name)
+
+    def holds(self, name: str) -> bool:
+        return name in self._states
+
+    def save(self, name: str, content: bytes) -> None:
+        self._states[name] = content
+        with suppress(Unheard):  # a later one may arrive
+            self._tell("saved", name, content)
+
+    def drop(self, work: str) -> None:
+        self._states = {name: content for name, content in self._states.items() if name.partition("/")[0] != work}
+        self._tell("dropped", work)
+
+    def list_works(self, prefix: str = "") -> Iterator[str]:
+        yield from sorted({work for name in self._states if (work := name.partition("/")[0]).startswith(prefix)})
+
+
+def train_group(ask: Ask, tell: Tell, packed: Packed | None) -> None:
+    """Train what `ask` names, in this process's main thread; tells its start, progress, outcomes and end.
+
+    A KeyboardInterrupt, which is how Ray cancels, is a wish to stop: the state is saved first.
+    """
+    stop = threading.Event()
+    told = _Progress(tell)
+    with _interrupt_sets(stop), _beating(tell, told, stop):
+        try:
+            _train(ask, tell, told, packed, stop)
+        except Unheard:
+            raise
+        except Exception as error:  # noqa: BLE001  (it is told, and the engine decides)
+            end, message = describe_failure(error)
+            tell("failed", [spec.run_key for spec in ask.specs], end, message)
+
+
+def _train(ask: Ask, tell: Tell, told: _Progress, packed: Packed | None, stop: threading.Event) -> None:
+    tell("placed", socket.gethostname(), os.getpid())
+    for spec in ask.specs:
+        refuse_other_code(spec)
+    data = place(ask.data, ask.specs[0].data_digest, packed)
+    torch = importlib.import_module("torch")
+    torch.set_num_threads(ask.threads)
+    worker = importlib.import_module(_WORKER)
+    scratch: Scratch = ToldScratch(ask.states, tell) if ask.store is None else ask.store.scratch
+    is_stack = ask.is_stack and worker.can_stack(ask.device)
+    on_device = torch.cuda.get_device_properties(0).total_memory if ask.device == "cuda" else None
+    tell("started", len(ask.specs) if is_stack else 1, on_device)
+    missing = [spec for spec in ask.specs if spec.run_key not in ask.published]
+    for specs in [ask.specs] if is_stack else [(spec,) for spec in missing]:
+        jobs = [worker.Job(spec=spec, data=data, device=ask.device) for spec in specs]
+        keys = [spec.run_key for spec in specs]
+        try:
+            if is_stack:
+                trained = worker.train_stack(
+                    jobs, scratch, published=ask.published, progress=told, should_stop=stop.is_set
+                )
+            else:
+                trained = worker.train_run(*jobs, scratch, progress=told, should_stop=stop.is_set)
+        except worker.TrainingStopped as stopped:
+            tell("stopped", keys, str(stopped))
+            return
+        except Unheard:
+            raise
+        except Exception as error:  # noqa: BLE001  (one run's fault must not hold up the rest)
+            tell("failed", keys, *describe_failure(error))
+        else:
+            tell("trained", trained)
+
+
+def refuse_other_code(spec: RunSpec) -> None:
+    """Refuse to train with other code on this node than the run's key names.
+
+    Raises:
+        ValueError: a module differs, is missing or is one too many.
+    """
+    if changed := changed_modules(spec.to_dict()):
+        raise ValueError(
+            f"run {spec.run_key[:12]} asks for other code than {socket.gethostname()} has ({', '.join(changed)}): "
+            "nothing is trained; if it was edited meanwhile, the next dvc repro trains it"
+        )
+
+
+class _Progress:
+    """Passes on a training's progress, at the ends of epochs and twice a second; counts every step."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell, self._next = tell, 0.0
+        self.steps = 0
+
+    def __call__(self, progress: Any) -> None:
+        self.steps += 1
+        is_end_of_epoch = progress.step * progress.epochs % progress.total_steps == 0
+        if is_end_of_epoch or time.monotonic() >= self._next:
+            self._next = time.monotonic() + _PROGRESS_SECONDS
+            with suppress(Unheard):
+                self._tell("progress", dict(vars(progress)))
+
+
+@contextmanager
+def _interrupt_sets(stop: threading.Event) -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, lambda *_: stop.set())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _beating(tell: Tell, told: _Progress, stop: threading.Event) -> Iterator[None]:
+    """Tell from a thread that this process lives, and how many steps it has taken; stop the training if nobody hears.
+
+    A process that stands still tells nothing, one whose training hangs tells the same number again.
+    """
+    finished = threading.Event()
+
+    def beat() -> None:
+        heard = time.monotonic()
+        while not finished.wait(_BEAT_SECONDS):
+            try:
+                tell("beat", told.steps)
+                heard = time.monotonic()
+            except Unheard:
+                if time.monotonic() - heard > _UNHEARD_SECONDS:
+                    stop.set()
+
+    thread = threading.Thread(target=beat, name="beat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        finished.set()
+        thread.join()

@@ -1,0 +1,154 @@
+"""A Ray cluster on this machine, a group of real processes a node: what kills the group loses the node."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+
+RAY = Path(sys.executable).parent / "ray"
+STORE_BYTES = 80_000_000
+TASK = re.compile(r"ray::tiny-")
+AGENTS = ("dashboard-agent-grpc-port", "dashboard-agent-listen-port", "metrics-export-port", "runtime-env-agent-port")
+HOST = "127.0.0.2"
+"""Ray would take the machine's own address for 127.0.0.1."""
+
+
+def free_port() -> int:
+    with socket.socket() as bound:
+        bound.bind((HOST, 0))
+        port: int = bound.getsockname()[1]
+        return port
+
+
+class Nodes:
+    """A head that trains nothing, and nodes with one processor each; on this machine alone, with a token."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.port = free_port()
+        self.address = f"{HOST}:{self.port}"
+        self.folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
+        self.environment = environment | {
+            "RAY_ADDRESS": self.address,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            "RAY_raylet_start_wait_time_s": "30",
+            "RAY_agent_register_timeout_ms": "120000",
+            "RAY_gcs_rpc_server_reconnect_timeout_s": "20",
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+        self.head: subprocess.Popen[bytes] | None = None
+        self.workers: list[subprocess.Popen[bytes]] = []
+        self._log_of: dict[int, Path] = {}
+        self._all: list[subprocess.Popen[bytes]] = []
+
+    def start(self, workers: int) -> None:
+        """The head, and then all nodes at once."""
+        self.head = self._start(
+            ["--head", f"--port={self.port}", "--num-cpus=0", "--include-dashboard=false", f"--temp-dir={self.folder}"]
+        )
+        self.add(workers)
+
+    def add(self, workers: int) -> None:
+        """That many more nodes, all at once."""
+        with ThreadPoolExecutor() as pool:
+            self.workers += pool.map(self._start, [[f"--address={self.address}", "--num-cpus=1"]] * workers)
+
+    def _start(self, options: list[str]) -> subprocess.Popen[bytes]:
+        """A node that has started; Ray gives a node's own agents 15 s, which a busy machine may exceed."""
+        for _ in range(5):
+            node = self._begin(options)
+            self._all.append(node)
+            wait_for(lambda node=node: node.poll() is not None or b"Ray runtime started" in self._log(node))
+            if node.poll() is None:
+                return node
+        raise AssertionError(f"no node starts here: {self._log(node).decode()[-2000:]}")
+
+    def _begin(self, options: list[str]) -> subprocess.Popen[bytes]:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        shared = {name: value for name, value in self.environment.items() if name != "RAY_ADDRESS"}
+        with tempfile.NamedTemporaryFile(prefix="node-", suffix=".log", dir=self.folder, delete=False) as log:
+            node = subprocess.Popen(
+                [
+                    *(RAY, "start", "--block", f"--node-ip-address={HOST}", "--disable-usage-stats"),
+                    *(f"--object-store-memory={STORE_BYTES}", *(f"--{name}={free_port()}" for name in AGENTS)),
+                    *options,
+                ],
+                env=environment | shared | {"OMP_NUM_THREADS": "1"},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._log_of[node.pid] = Path(log.name)
+        return node
+
+    def _log(self, node: subprocess.Popen[bytes]) -> bytes:
+        return self._log_of[node.pid].read_bytes()
+
+    def kill(self, node: subprocess.Popen[bytes]) -> None:
+        """Everything of a node at once, by SIGKILL."""
+        kill_session(node.pid)
+        node.wait()
+        if node in self.workers:
+            self.workers.remove(node)
+
+    def close(self) -> None:
+        for node in self._all:
+            self.kill(node)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def trainings(self) -> list[psutil.Process]:
+        """Processes of the nodes in which a task runs: Ray calls them by it."""
+        found = of_sessions({node.pid for node in self.workers})
+        return [process for process in found if TASK.match(name_of(process))]
+
+    def training_node(self) -> subprocess.Popen[bytes]:
+        """A node in which a task runs."""
+        sessions = {os.getsid(process.pid) for process in self.trainings()}
+        return next(node for node in self.workers if node.pid in sessions)
+
+
+def of_sessions(sessions: set[int]) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.getsid(process.pid) in sessions:
+                found.append(process)
+        except (OSError, psutil.Error):
+            continue
+    return found
+
+
+def name_of(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def kill_session(leader: int) -> None:
+    for process in of_sessions({leader}):
+        try:
+            process.send_signal(signal.SIGKILL)
+        except psutil.NoSuchProcess:
+            continue
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 120.0) -> None:
+    """Poll until `condition()` holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.05)

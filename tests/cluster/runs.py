@@ -1,0 +1,79 @@
+"""A project of two experiments, its trainings on a cluster as a person calls them, and what came of each."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from stages.runs.store import RunStore
+from stages.scheduling.engine.leases import Attempt
+from stages.scheduling.engine.opening import open_leases
+from tests.cluster.nodes import Nodes
+from tests.project import EXPERIMENT, edit, environment, make_project
+
+OTHER = "tiny-other"
+RUN = [sys.executable, "-m", "stages.cli", "run", "--all", "--device", "cpu"]
+HASTY = """
+import sys
+from stages.scheduling.engine import ray_engine
+ray_engine.PATIENCE = ray_engine.Patience(silent=8, stuck=60, stopping=20, unreachable=120)
+from stages.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def two_experiments(folder: Path) -> Path:
+    """Four runs, of a few seconds each."""
+    make_project(folder, epochs=400)
+    content = yaml.safe_load((folder / "params" / f"{EXPERIMENT}.yaml").read_text())
+    for arm in content["arms"].values():
+        arm["model"]["mlp_dim"] = 24
+    (folder / "params" / f"{OTHER}.yaml").write_text(yaml.safe_dump(content))
+    edit(
+        folder / "params.yaml",
+        lambda index: index["experiments"].update({OTHER: {"paper": "ninformer", "dataset": "mnist"}}),
+    )
+    return folder
+
+
+def start(project: Path, nodes: Nodes, **environs: str) -> subprocess.Popen[bytes]:
+    """Its output goes to a file: nobody reads a pipe meanwhile, and a full one would hold it up."""
+    with (project / "output").open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-c", HASTY, "run", "--all", "--device", "cpu", "--engine", "ray"],
+            cwd=project,
+            env=environment() | nodes.environment | environs,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+
+
+def finish(process: subprocess.Popen[bytes], project: Path, code: int = 0) -> str:
+    """Wait for its end; returns all output so far."""
+    process.wait(timeout=400)
+    output = (project / "output").read_text()
+    assert process.returncode == code, output
+    assert "Traceback" not in output, output
+    return output
+
+
+def saved_states(project: Path) -> list[Path]:
+    return list((project / "data" / "store" / "work").glob("*/resume.pt"))
+
+
+def attempts(project: Path) -> dict[str, list[Attempt]]:
+    store = RunStore(project / "data" / "store")
+    leases = open_leases(store)
+    return {run_key: leases.attempts(run_key) for run_key in store.run_keys()}
+
+
+def lost_reasons(project: Path) -> list[str]:
+    """Of attempts that were lost; each run was published by its last attempt."""
+    found = attempts(project)
+    assert [[one.end for one in of_run].count("published") for of_run in found.values()] == [1] * 4
+    assert all(of_run[-1].end == "published" for of_run in found.values())
+    return [one.reason for of_run in found.values() for one in of_run if one.end == "lost"]

@@ -1,0 +1,195 @@
+"""A group's training as a node runs it, without Ray: what it tells, and what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages.datasets.packed import PackedDataError
+from stages.params.experiment import load_params
+from stages.runs.outcome import find_fault
+from stages.runs.store import RunStore
+from stages.scheduling.engine.groups import Group
+from stages.scheduling.engine.node_data import pack_files, place
+from stages.scheduling.engine.ray_bridge import Inbox, Node
+from stages.scheduling.engine.ray_code import TooMuchCode, copy_code
+from stages.scheduling.engine.ray_shares import Shares
+from stages.scheduling.engine.ray_task import Ask, ToldScratch, train_group
+from stages.scheduling.runner import compare, find_experiment
+from tests.project import EXPERIMENT, make_project
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(make_project(tmp_path / "project", epochs=3))
+    monkeypatch.delenv("CLAIMCHECK_HOME", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "project"
+
+
+def group_of(project: Path) -> Group:
+    params = load_params()
+    found = compare(find_experiment(params, EXPERIMENT), params, project / "data", RunStore(project / "data" / "store"))
+    return found.groups[0]
+
+
+def ask_for(group: Group, **changes: Any) -> Ask:
+    ask = Ask(
+        label=group.label,
+        specs=group.specs,
+        is_stack=False,
+        published=frozenset(),
+        data=group.data,
+        device="cpu",
+        threads=1,
+        store=None,
+        states={},
+    )
+    return dataclasses.replace(ask, **changes)
+
+
+def told_by(ask: Ask, packed: Any = None) -> list[tuple[Any, ...]]:
+    told: list[tuple[Any, ...]] = []
+    train_group(ask, lambda *event: told.append(event), packed)
+    return told
+
+
+def kinds(told: list[tuple[Any, ...]]) -> list[str]:
+    return list(dict.fromkeys(event[0] for event in told if event[0] not in ("progress", "beat")))
+
+
+def test_a_node_tells_start_states_and_a_whole_outcome(project: Path) -> None:
+    group = group_of(project)
+    told = told_by(ask_for(group))
+    assert kinds(told) == ["placed", "started", "saved", "trained"]
+    (trained,) = (event[1] for event in told if event[0] == "trained")
+    assert {key: find_fault(files, key) for key, files in trained.outcomes.items()} == {group.run_keys[0]: None}
+
+
+def test_from_a_told_state_a_node_goes_on_to_the_same_outcome(project: Path) -> None:
+    group = group_of(project)
+    whole = told_by(ask_for(group))
+    states = {event[1]: event[2] for event in whole if event[0] == "saved"}
+    resumed = told_by(ask_for(group, states=states))
+    assert len([event for event in resumed if event[0] == "progress"]) < len(
+        [event for event in whole if event[0] == "progress"]
+    )
+    (first,), (second,) = ([e[1].outcomes for e in told if e[0] == "trained"] for told in (whole, resumed))
+    key = group.run_keys[0]
+    assert first[key]["weights.safetensors"] == second[key]["weights.safetensors"]
+
+
+def test_an_interrupt_saves_and_stops(project: Path) -> None:
+    """Ray cancels a task by an interrupt of its main thread."""
+    assert threading.current_thread() is threading.main_thread()
+    group, told = group_of(project), list[tuple[Any, ...]]()
+
+    def tell(*event: Any) -> None:
+        told.append(event)
+        if event[0] == "progress":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    train_group(ask_for(group), tell, None)
+    assert kinds(told) == ["placed", "started", "saved", "stopped"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_other_code_than_the_keys_is_refused_by_name(project: Path) -> None:
+    group = group_of(project)
+    code = dict(group.specs[0].code) | {"stages.training.loop": "0" * 16}
+    told = told_by(ask_for(group, specs=(dataclasses.replace(group.specs[0], code=code),)))
+    kind, _, end, message = told[-1]
+    assert (kind, end) == ("failed", "failed")
+    assert "asks for other code than" in message and "(stages.training.loop): nothing is trained" in message
+
+
+def test_data_are_brought_once_and_checked(project: Path) -> None:
+    group = group_of(project)
+    digest, brought = group.specs[0].data_digest, list[int]()
+
+    def packed() -> Any:
+        brought.append(1)
+        return pack_files(group.data)
+
+    elsewhere = project / "not" / "here"
+    assert place(group.data, digest, packed) == group.data
+    kept = place(elsewhere, digest, packed)
+    assert kept.name == digest and place(elsewhere, digest, packed) == kept and len(brought) == 1
+    (kept / "train.safetensors").write_bytes((kept / "train.safetensors").read_bytes()[:-1])
+    assert place(elsewhere, digest, packed) == kept and len(brought) == 2, "a damaged copy is brought anew"
+
+
+def test_other_data_than_the_keys_train_nothing(project: Path) -> None:
+    group = group_of(project)
+    with pytest.raises(PackedDataError, match="no packed data with digest ffffffffffff on this machine"):
+        place(group.data, "f" * 64, None)
+    with pytest.raises(PackedDataError, match="sent as packed data ffffffffffff has another content"):
+        place(project / "nowhere", "f" * 64, lambda: pack_files(group.data))
+
+
+def test_the_scratch_of_a_node_holds_what_it_was_given_and_tells_what_it_saves() -> None:
+    told: list[tuple[Any, ...]] = []
+    scratch = ToldScratch({"a/resume.pt": b"1"}, lambda *event: told.append(event))
+    scratch.save("b/resume.pt", b"2")
+    assert (
+        scratch.load("a/resume.pt") == b"1"
+        and scratch.holds("b/resume.pt")
+        and list(scratch.list_works()) == ["a", "b"]
+    )
+    scratch.drop("a")
+    assert scratch.load("a/resume.pt") is None
+    assert told == [("saved", "b/resume.pt", b"2"), ("dropped", "a")]
+
+
+def test_the_code_of_a_node_is_ours_and_what_the_keys_name(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = group_of(project).specs[0]
+    copy_code([spec], tmp_path / "code")
+    assert (tmp_path / "code" / "stages" / "worker.py").is_file()
+    assert not list((tmp_path / "code").rglob("__pycache__"))
+    monkeypatch.setattr("stages.scheduling.engine.ray_code.MOST_BYTES", 1000)
+    with pytest.raises(TooMuchCode, match="MiB, Ray takes 0; the largest file is stages/"):
+        copy_code([spec], tmp_path / "again")
+
+
+NODES = [Node(cpus=0, gpus=0, memory=10**9), Node(cpus=8, gpus=2, memory=10**11), Node(cpus=6, gpus=2, memory=10**11)]
+
+
+def test_threads_are_those_of_the_smallest_node_and_the_same_on_all(project: Path) -> None:
+    share, device, threads = Shares(["cpu", "cpu"]).of(group_of(project), NODES, is_alone=False)
+    assert (share.cpus, device, threads) == (3, "cpu", 3)
+    assert Shares(["cpu", "cpu"]).room(NODES) == 4 + 2
+
+
+def test_a_part_of_a_gpu_is_what_was_measured_and_the_whole_after_a_want_of_memory(project: Path) -> None:
+    group, shares = group_of(project), Shares(["auto", "auto"])
+    assert shares.of(group, NODES, is_alone=False)[0].gpus == 0.5
+    shares.learn(group, {"key": {"result.json": b'{"peak_memory_bytes": 4000000000}'}})
+    shares.learn_device(80_000_000_000)
+    assert shares.of(group, NODES, is_alone=False)[0].gpus == 1 / 8
+    assert shares.of(group, NODES, is_alone=True)[0].gpus == 1.0
+
+
+def test_an_inbox_keeps_the_newest_state_and_the_order_of_all_else() -> None:
+    inbox = Inbox()
+    inbox.put(1, "saved", "a/resume.pt", b"1")
+    inbox.put(2, "saved", "b/resume.pt", b"1")
+    inbox.put(1, "progress", {"step": 1})
+    inbox.put(1, "saved", "a/resume.pt", b"2")
+    inbox.put(1, "failed", ["a"], "failed", "one")
+    inbox.put(1, "failed", ["b"], "failed", "another")
+    assert inbox.take() == [
+        (2, "saved", "b/resume.pt", b"1"),
+        (1, "progress", {"step": 1}),
+        (1, "saved", "a/resume.pt", b"2"),
+        (1, "failed", ["a"], "failed", "one"),
+        (1, "failed", ["b"], "failed", "another"),
+    ]
+    assert inbox.take() == []

@@ -1,0 +1,70 @@
+"""The missing trainings of several experiments, as one list."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from stages.evaluation.flops import FlopCounts
+from stages.params.experiment import load_params
+from stages.runs.store import RunStore
+from stages.scheduling.together import longest_first
+from tests.project import EXPERIMENT, edit, environment, make_project
+
+OTHER = "tiny-other"
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of the other experiment's two arms one is the first experiment's, the other one is wide."""
+    folder = make_project(tmp_path / "project", epochs=1)
+    content = yaml.safe_load((folder / "params" / f"{EXPERIMENT}.yaml").read_text())
+    content["arms"]["ninformer"]["model"]["dim"] = 1024
+    (folder / "params" / f"{OTHER}.yaml").write_text(yaml.safe_dump(content))
+    edit(
+        folder / "params.yaml",
+        lambda index: index["experiments"].update({OTHER: {"paper": "ninformer", "dataset": "mnist"}}),
+    )
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("CLAIMCHECK_HOME", raising=False)
+    return folder
+
+
+def claimcheck(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "stages.cli", *words],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_longest_comes_first_and_a_shared_training_once(project: Path) -> None:
+    groups = longest_first(
+        [EXPERIMENT, OTHER], load_params(), Path("data"), RunStore(Path("data/store")), "cpu", FlopCounts().count
+    )
+    labels = [group.label for group in groups]
+    assert labels[0] == f"{OTHER} ninformer.0"
+    assert sorted(labels[1:]) == [f"{EXPERIMENT} ninformer.0", f"{EXPERIMENT} vit.0"]
+
+
+def test_what_was_trained_together_is_taken_from_the_store(project: Path) -> None:
+    done = claimcheck(project, "run", "--all", "--device", "cpu")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("3 of 3 missing runs trained; `make repro` evaluates and records them\n")
+    again = claimcheck(project, "run", EXPERIMENT, "--device", "cpu")
+    assert again.stdout.count("taken from the store") == 2
+    assert again.stdout.endswith("0 of 0 missing runs trained; `make repro` evaluates and records them\n")
+
+
+@pytest.mark.parametrize("words", [["run"], ["run", "--all", EXPERIMENT]])
+def test_it_wants_experiments_or_all_of_them(project: Path, words: list[str]) -> None:
+    done = claimcheck(project, *words)
+    assert done.returncode == 2
+    assert done.stderr == "claimcheck run: name experiments, or say --all (see claimcheck run --help)\n"
