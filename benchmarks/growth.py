@@ -41,7 +41,7 @@ def enlarge(folder: Path, times: int) -> None:
     """Write a checkout of this clone below `folder`, every experiment in it `times` times."""
     for name in ("stages", "params", "data/models"):
         shutil.copytree(name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in (".dvcignore", ".gitignore", "dvc.yaml", "data/claims-history.jsonl", "data/findings.jsonl"):
+    for name in (".dvcignore", ".gitignore", "dvc.yaml", "data/claims-history.jsonl"):
         shutil.copy(name, folder / name)
     (folder / ".dvc").mkdir()
     shutil.copy(".dvc/config", folder / ".dvc" / "config")

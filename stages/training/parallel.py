@@ -177,8 +177,8 @@ def from_first(value: Any) -> Any:
     return box[0]
 
 
-def over_ranks(values: list[float], combine: dist.ReduceOp.RedOpType) -> list[float]:
-    """Each of `values` combined over the ranks."""
-    found = torch.tensor(values, dtype=torch.float64)
-    dist.all_reduce(found, combine)
-    return [float(value) for value in found]
+def highest(value: int) -> int:
+    """The highest `value` of all ranks, on all of them."""
+    found = torch.tensor(value)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return int(found)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import ForkServerProcess
 from multiprocessing.synchronize import Event
 from typing import Any, Literal
 
@@ -18,11 +20,11 @@ import torch
 import torch.distributed as dist
 
 _WAIT_SECONDS = 0.2
-_LAST_WORDS_SECONDS = 2.0
-"""The others notice a rank's death, and complain, while the parent still reads."""
+_LAST_WORDS_SECONDS = 60.0
+"""How long rank 0 may take to save its state, or to notice that another one has failed."""
 
 
-class RankLost(RuntimeError):
+class RankLost(ChildProcessError):
     """A process among those that train a run together ended before its time; the message says which and how."""
 
 
@@ -57,10 +59,11 @@ def run_together(work: Work, devices: Sequence[str], *, tell: Tell, should_stop:
     Raises:
         RankLost: a rank ended without a result.
     """
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed", "torch._dynamo"])  # loaded once for all ranks of all runs
     meeting = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     threads = max(1, torch.get_num_threads() // len(devices))
-    stop, ranks = context.Event(), dict[Connection, tuple[Rank, SpawnProcess]]()
+    stop, ranks = context.Event(), dict[Connection, tuple[Rank, ForkServerProcess]]()
     try:
         for number in range(len(devices)):
             rank = Rank(number=number, devices=tuple(devices), port=meeting.port, threads=threads)
@@ -77,11 +80,14 @@ def run_together(work: Work, devices: Sequence[str], *, tell: Tell, should_stop:
 
 
 def _follow(
-    ranks: dict[Connection, tuple[Rank, SpawnProcess]], tell: Tell, should_stop: Callable[[], bool], stop: Event
+    ranks: dict[Connection, tuple[Rank, ForkServerProcess]], tell: Tell, should_stop: Callable[[], bool], stop: Event
 ) -> Any:
-    """Read what the ranks say until each has said its last word."""
-    readers, result = list(ranks), None
-    while readers:
+    """Read what the ranks say until rank 0 has said its last word; it may still save a state when others are done.
+
+    The first error counts, unless a rank died without a word: then that is what the others complain about.
+    """
+    readers, errors, deadline = list(ranks), list[Exception](), math.inf
+    while time.monotonic() < deadline:
         if should_stop():
             stop.set()
         for ready in wait(readers, timeout=_WAIT_SECONDS):
@@ -92,12 +98,16 @@ def _follow(
             kind, value = said
             if kind == "told":
                 tell(value)
-            elif kind == "raised":
-                raise _first_cause(ranks, [one for one in readers if one is not ready]) or value
-            else:
-                readers.remove(ready)
-                result = value if ranks[ready][0].number == 0 else result
-    return result
+                continue
+            readers.remove(ready)
+            if kind == "raised":
+                errors.append(value)
+                deadline = time.monotonic() + _LAST_WORDS_SECONDS
+            if ranks[ready][0].number == 0:
+                if kind == "returned":
+                    return value
+                raise _died(ranks, readers) or errors[0]
+    raise errors[0]
 
 
 def _next(reader: Connection) -> tuple[Literal["told", "raised", "returned"], Any] | None:
@@ -108,23 +118,21 @@ def _next(reader: Connection) -> tuple[Literal["told", "raised", "returned"], An
         return None
 
 
-def _first_cause(ranks: dict[Connection, tuple[Rank, SpawnProcess]], others: Sequence[Connection]) -> RankLost | None:
-    """The rank whose death one complains about: the one of the `others` that has died without a word, if any."""
-    wait(others, timeout=_LAST_WORDS_SECONDS)
-    for reader in others:
-        while reader.poll():
-            if _next(reader) is None:
-                return _lost(*ranks[reader])
+def _died(ranks: dict[Connection, tuple[Rank, ForkServerProcess]], readers: Sequence[Connection]) -> RankLost | None:
+    """The rank among those still listened to that has died without a word, if any."""
+    for reader in wait(readers, timeout=_WAIT_SECONDS):
+        assert isinstance(reader, Connection), "only pipes were waited for"
+        if _next(reader) is None:
+            return _lost(*ranks[reader])
     return None
 
 
-def _lost(rank: Rank, process: SpawnProcess) -> RankLost:
+def _lost(rank: Rank, process: ForkServerProcess) -> RankLost:
     process.join()
     code = process.exitcode or 0
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     return RankLost(
-        f"rank {rank.number} of {rank.size} ({rank.device}) {how}; the others were ended, and the run goes on from its "
-        "saved state"
+        f"rank {rank.number} of {rank.size} ({rank.device}) {how}, so the others were ended; its state stays"
     )
 
 
