@@ -32,7 +32,7 @@ SPEC = replace(spec_of(MODELS[1]), data_digest="d")
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("text")
-    tokens = np.random.default_rng(0).integers(0, VOCABULARY, 41 * CONTEXT + 1, dtype=np.uint16)
+    tokens = np.random.default_rng(0).integers(0, VOCABULARY, 36 * CONTEXT + 1, dtype=np.uint16)
     info = PackedInfo(
         dataset="noise",
         provenance="embedded",
@@ -71,7 +71,7 @@ def test_a_shared_run_is_the_same_run_and_says_who_shared_it(data: Path, tmp_pat
     assert together["spec.json"] == alone["spec.json"], "one run key"
     ours, theirs = (json.loads(files["result.json"])["environment"] for files in (together, alone))
     shared = ours.pop("data_parallel")
-    assert shared | {"code": ""} == {"world_size": 2, "backend": "gloo", "global_batch": 8, "code": ""}
+    assert shared | {"code": ""} == {"world_size": 2, "backend": "gloo", "global_batch": 7, "code": ""}
     assert ours == theirs | {"threads": ours["threads"]}
     for line, expected in zip(together["history.jsonl"].splitlines(), alone["history.jsonl"].splitlines(), strict=True):
         assert json.loads(line) == pytest.approx(json.loads(expected), rel=1e-6)
