@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import io
 import math
 import sys
 import time
@@ -17,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,7 +30,7 @@ from stages.memory import keep_freed_memory
 from stages.run import RunSpec, canonical_json
 from stages.runs.fingerprint import is_pinned, unlike_loaded
 from stages.runs.outcome import seal
-from stages.runs.stacks import STATE, remember, stack_id
+from stages.runs.stacks import remember, stack_id
 from stages.runs.store import Scratch
 from stages.training.energy import EnergyMeter, energy_joules, sum_known
 from stages.training.environment import (
@@ -43,6 +42,7 @@ from stages.training.environment import (
 from stages.training.loop import Outcome, Progress, TrainingState, TrainingStopped
 from stages.training.parallel import agreed, describe_ranks, from_first, highest, joined, share
 from stages.training.ranks import Rank, run_together
+from stages.training.resuming import ResumeState, first_line
 from stages.training.session import Session, flushing_denormals, open_session, plain_network, task_of
 from stages.training.stacked import StackState, code_of_stack, fit_stack, mode_of, stack_class
 from stages.training.tables import Regression
@@ -125,7 +125,7 @@ class _Ready:
     session: Session
     environment: dict[str, Any]
     energy: EnergyMeter
-    resume: _ResumeState[TrainingState]
+    resume: ResumeState[TrainingState]
     started: float
 
     def close(self, outcome: Outcome, peak_memory: int) -> Trained:
@@ -148,7 +148,7 @@ def _open(job: Job, scratch: Scratch, devices: Sequence[str], should_stop: Calla
     if len(devices) > 1:
         environment |= describe_ranks(len(devices), device, job.spec.protocol)
     energy = EnergyMeter(lambda: sum_known(energy_joules(torch.device(name)) for name in devices))
-    resume = _ResumeState(
+    resume = ResumeState(
         scratch=scratch,
         work=run_key,
         kind=TrainingState,
@@ -229,10 +229,6 @@ def can_stack(device: str) -> bool:
     return len(devices_of(device)) == 1 and _compiles(pick_device(device))
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
-
-
 @cache
 def _compiles(device: torch.device) -> bool:
     """Try once to compile: Inductor needs its compiler and Python's headers."""
@@ -241,7 +237,7 @@ def _compiles(device: torch.device) -> bool:
         for _ in range(3):  # a graph is recorded in the second call
             tried(torch.zeros(8, device=device, requires_grad=True)).backward()
     except Exception as error:  # noqa: BLE001  (whatever the error, the networks can be trained without compiling)
-        reason = _first_line(error)
+        reason = first_line(error)
         print(f"torch.compile fails here, so networks are trained one by one: {reason}", file=sys.stderr)
         return False
     return True
@@ -270,7 +266,7 @@ def train_stack(
     environment = describe_environment(device) | {"stacked": code_of_stack(job.spec.model)}
     energy = EnergyMeter(lambda: energy_joules(device))
     remember(specs, scratch)
-    resume = _ResumeState(
+    resume = ResumeState(
         scratch=scratch,
         work=stack_id(specs),
         kind=StackState,
@@ -339,63 +335,6 @@ class _Spent:
     seconds: float
     energy_joules: float | None
     peak_memory_bytes: int
-
-
-State = TypeVar("State", TrainingState, StackState)
-_DIGEST_BYTES = hashlib.sha256().digest_size
-
-
-@dataclass(kw_only=True)
-class _ResumeState(Generic[State]):
-    """The resume state of one run or stack in one environment; only there can it resume bitwise.
-
-    Saved as the sha256 of what follows it, which `torch.load` doesn't check, and the state.
-    """
-
-    scratch: Scratch
-    work: str
-    kind: type[State]
-    environment: str
-    epochs: int
-    energy: EnergyMeter
-    should_stop: Callable[[], bool]
-    saved: float = -math.inf
-    took: float = 0.0
-
-    def save(self, state: State) -> None:
-        """Save `state`, unless the run is over and published next, or saving would take over 5 % of the time."""
-        began = time.monotonic()
-        if state.epoch == self.epochs or (began - self.saved < 20 * self.took and not self.should_stop()):
-            return
-        buffer = io.BytesIO()
-        fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
-        saved = {"run_key": self.work, "environment": self.environment, "energy_joules": self.energy.used()}
-        torch.save(saved | {"state": fields}, buffer)
-        content = buffer.getvalue()
-        self.scratch.save(f"{self.work}/{STATE}", hashlib.sha256(content).digest() + content)
-        self.saved = time.monotonic()
-        self.took = self.saved - began
-
-    def load(self) -> State | None:
-        """The state, or None if there is none; an unusable one is left out with a message, and the run starts over."""
-        content = self.scratch.load(f"{self.work}/{STATE}")
-        if content is None:
-            return None
-        try:
-            digest, content = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
-            if hashlib.sha256(content).digest() != digest:
-                raise ValueError("it is damaged, or of an older version")
-            saved = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
-            if saved["run_key"] != self.work:
-                raise ValueError("it belongs to another run")
-            if saved["environment"] != self.environment:
-                raise ValueError("it was made with another device, number of threads or version")
-            self.energy.earlier = saved.get("energy_joules")
-            return self.kind(**saved["state"])
-        except Exception as error:  # noqa: BLE001  (torch.load raises almost anything on what it can't read)
-            reason = _first_line(error)
-            print(f"run {self.work[:12]}: resume state can't be used ({reason}); starting over", file=sys.stderr)
-            return None
 
 
 def _finite(row: dict[str, Any]) -> dict[str, Any]:
