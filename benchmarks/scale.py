@@ -41,6 +41,12 @@ AWAY_SECONDS = 120.0
 """Assumed: until another GPU takes the place of one that was taken away."""
 
 
+LONGEST = 25
+"""So many groups are listed."""
+TOGETHER, LONG_SECONDS = (1, 2, 4, 8), 900.0
+"""Groups of more than so many seconds, on so many GPUs each, as if these shared a step without loss."""
+
+
 def planned_jobs(params: Params, count: CountFlops) -> list[Job]:
     """The groups of all experiments in file order; a training that two experiments share belongs to the first."""
     rates, jobs = {DEVICE: params.rates[DEVICE]}, list[Job]()
@@ -96,28 +102,50 @@ def with_interval(values: Sequence[float]) -> str:
     return f"{mean:.3g} ± {float(half):.1g}"
 
 
+HEADINGS = (
+    *("GPUs", "a GPU lives", "bound, h", "longest first, h", "over the bound", "in file order, h", "work lost"),
+    "attempts a group",
+)
+
+
 def lines(jobs: Sequence[Job]) -> Iterator[str]:
     """The tables, as Markdown."""
-    runs = [job.seconds / 3600 for job in jobs]
-    yield f"{len(jobs):,} groups, {sum(runs):.0f} hours of one GPU; half of these are in the longest {_half(runs)} groups."
+    hours = [job.seconds / 3600 for job in jobs]
+    yield f"{len(jobs):,} groups take {sum(hours):.0f} hours of one GPU; the longest {_half(hours)} take half of them."
     yield ""
-    yield "| longest groups | hours |\n|---|--:|"
-    for name, of_it in itertools.groupby(longest_first(jobs)[:40], key=lambda job: job.label.rpartition(".")[0]):
-        yield f"| {len(same := list(of_it))} × `{name}` | {same[0].seconds / 3600:.2f} |"
+    yield from _rows(("the longest groups", "hours each"))
+    for name, alike in itertools.groupby(longest_first(jobs)[:LONGEST], key=lambda job: job.label.rpartition(".")[0]):
+        same = list(alike)
+        yield f"| {len(same)} × `{name}` | {same[0].seconds / 3600:.2f} |"
     yield ""
-    yield "| GPUs | a GPU lives | bound, h | longest first, h | × bound | in file order, h | work lost | attempts a group |"
-    yield "|--:|--:|--:|--:|--:|--:|--:|--:|"
+    yield from _rows(HEADINGS)
     for gpus, life in itertools.product(GPUS, LIVES_HOURS):
-        least = bound(jobs, gpus) / 3600
-        ours, in_file = repeat(longest_first(jobs), gpus, life), repeat(jobs, gpus, life)
-        hours = [one.makespan / 3600 for one in ours]
-        cells = (
-            *(f"{gpus}", "for ever" if math.isinf(life) else f"{life:g} h", f"{least:.3g}", with_interval(hours)),
-            *(f"{statistics.fmean(hours) / least:.2f}", with_interval([one.makespan / 3600 for one in in_file])),
-            f"{100 * statistics.fmean(one.lost / one.trained for one in ours):.1f} %",
-            f"{statistics.fmean(sum(one.attempts.values()) for one in ours) / len(jobs):.2f}",
-        )
-        yield f"| {' | '.join(cells)} |"
+        yield _row(jobs, gpus, life)
+    yield ""
+    yield from _rows(("the longest groups train on", *(f"bound on {gpus} GPUs, h" for gpus in GPUS)))
+    for together in TOGETHER:
+        spread = max(job.seconds / (together if job.seconds > LONG_SECONDS else 1) for job in jobs) / 3600
+        bounds = (f"{max(spread, sum(hours) / gpus):.3g}" for gpus in GPUS)
+        yield f"| {together} GPU{'s' * (together > 1)} each | {' | '.join(bounds)} |"
+
+
+def _rows(headings: Sequence[str]) -> Iterator[str]:
+    yield f"| {' | '.join(headings)} |"
+    yield f"|{'--:|' * len(headings)}"
+
+
+def _row(jobs: Sequence[Job], gpus: int, life_hours: float) -> str:
+    least = bound(jobs, gpus) / 3600
+    ours, in_file = repeat(longest_first(jobs), gpus, life_hours), repeat(jobs, gpus, life_hours)
+    hours = [one.makespan / 3600 for one in ours]
+    cells = (
+        *(str(gpus), "for ever" if math.isinf(life_hours) else f"{life_hours:g} h", f"{least:.3g}"),
+        *(with_interval(hours), f"{100 * (statistics.fmean(hours) / least - 1):.0f} %"),
+        with_interval([one.makespan / 3600 for one in in_file]),
+        f"{100 * statistics.fmean(one.lost / one.trained for one in ours):.2g} %",
+        f"{statistics.fmean(sum(one.attempts.values()) for one in ours) / len(jobs):.2f}",
+    )
+    return f"| {' | '.join(cells)} |"
 
 
 def _half(hours: Sequence[float]) -> int:

@@ -12,30 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from stages.papers import build_model
-from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, SplitSpec
+from stages.run import OptimizerSpec, Protocol, RunSpec
 from stages.training.loop import Outcome, seeded_model
 from stages.training.parallel import SharedTask, agreed, joined, refuse_unlike, share
 from stages.training.ranks import Rank, Tell, run_together
 from stages.training.session import Session
 from stages.training.tokens import NextToken, TokenWindows
-
-VOCABULARY, CONTEXT, WINDOWS = 50, 16, 36
-MODELS = ("stages.papers.nmn.gpt2:GPT2", "stages.papers.nmn.aether_gpt:AetherGPT")
-# As printed (params/nmn-gpt.yaml), made small; of the 29 windows that train, batches are uneven and the last has one.
-PROTOCOL = Protocol(
-    optimizer=OptimizerSpec(name="adamw", lr=0.001, weight_decay=0.1, betas=(0.9, 0.95), decay="kernels"),
-    batch_size=7,
-    epochs=3,
-    split=SplitSpec(kind="fraction", fraction=0.2),
-)
-
-
-def spec_of(model: str, protocol: Protocol = PROTOCOL, *, dropout: float = 0.0) -> RunSpec:
-    arguments = {"vocabulary_size": VOCABULARY, "context": CONTEXT, "width": 16, "depth": 2, "num_heads": 2}
-    if model.endswith("AetherGPT"):
-        arguments |= {"attention": "yat", "scale": "guide", "epsilon": 0.1}
-    model_spec = ModelSpec(path=model, arguments=arguments | {"dropout": dropout})
-    return RunSpec(model=model_spec, protocol=protocol, data_digest="", replicate=Replicate(seed=0), code={})
+from tests.small_gpt import CONTEXT, MODELS, PROTOCOL, VOCABULARY, WINDOWS, spec_of
 
 
 def task_of(protocol: Protocol) -> NextToken:

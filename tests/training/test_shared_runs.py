@@ -23,7 +23,7 @@ from stages.scheduling.engine.groups import Event, Group
 from stages.scheduling.engine.local import run_groups
 from stages.scheduling.engine.opening import open_leases
 from stages.worker import Job, Trained, TrainingStopped, can_stack, train_run
-from tests.training.test_parallel import CONTEXT, MODELS, PROTOCOL, VOCABULARY, spec_of
+from tests.small_gpt import CONTEXT, MODELS, PROTOCOL, VOCABULARY, WINDOWS, spec_of
 
 TOGETHER = "cpu+cpu"
 SPEC = replace(spec_of(MODELS[1]), data_digest="d")
@@ -32,7 +32,7 @@ SPEC = replace(spec_of(MODELS[1]), data_digest="d")
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("text")
-    tokens = np.random.default_rng(0).integers(0, VOCABULARY, 36 * CONTEXT + 1, dtype=np.uint16)
+    tokens = np.random.default_rng(0).integers(0, VOCABULARY, WINDOWS * CONTEXT + 1, dtype=np.uint16)
     info = PackedInfo(
         dataset="noise",
         provenance="embedded",
