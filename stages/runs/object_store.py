@@ -30,6 +30,8 @@ from stages.runs.bucket import Bucket, StoreFault
 from stages.runs.outcome import find_fault
 from stages.runs.store import RunStore
 
+LEASES, RUNS, BLOBS, WORK = "leases", "runs", "blobs", "work"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
@@ -57,21 +59,21 @@ class ObjectScratch:
         self.bucket = bucket
 
     def load(self, name: str) -> bytes | None:
-        found = self.bucket.get(f"work/{name}")
+        found = self.bucket.get(f"{WORK}/{name}")
         return None if found is None else found[0]
 
     def holds(self, name: str) -> bool:
-        return self.bucket.has(f"work/{name}")
+        return self.bucket.has(f"{WORK}/{name}")
 
     def save(self, name: str, content: bytes) -> None:
-        self.bucket.put(f"work/{name}", content)
+        self.bucket.put(f"{WORK}/{name}", content)
 
     def drop(self, work: str) -> None:
-        self.bucket.delete([item.name for item in self.bucket.list(f"work/{work}")])
+        self.bucket.delete([item.name for item in self.bucket.list(f"{WORK}/{work}")])
 
     def list_works(self, prefix: str = "") -> Iterator[str]:
         last = ""
-        for item in self.bucket.list("work"):
+        for item in self.bucket.list(WORK):
             work = item.name.split("/")[1]
             if work != last and work.startswith(prefix):
                 yield work
@@ -97,8 +99,8 @@ class ObjectStore:
         return self.cache.has(run_key) or self.bucket.has(_manifest(run_key))
 
     def run_keys(self) -> Iterator[str]:
-        for item in self.bucket.list("runs"):
-            yield item.name.removeprefix("runs/").removesuffix(".json")
+        for item in self.bucket.list(RUNS):
+            yield item.name.removeprefix(f"{RUNS}/").removesuffix(".json")
 
     def published(self, run_key: str) -> Path | None:
         """Folder of a complete outcome, or None; it is fetched if it wasn't yet, and set aside if that is damaged."""
@@ -175,6 +177,11 @@ class ObjectStore:
         """Write the manifest of a published record, if whoever published it was killed before."""
         self.bucket.create(_manifest(run_key), json.dumps(record.files, sort_keys=True).encode())
 
+    def named_blobs(self) -> set[str]:
+        """Names of all files that an outcome has, or will have once its holder publishes it."""
+        keys = [item.name.removeprefix(f"{LEASES}/").removesuffix(".json") for item in self.bucket.list(LEASES)]
+        return {_blob(digest) for run_key in keys for digest in self.read(run_key)[0].files.values()}
+
     def read(self, run_key: str) -> tuple[Record, str | None]:
         """The run's record and its e-tag; an empty one and None if it has none.
 
@@ -209,12 +216,12 @@ def digests_of(files: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def _record(run_key: str) -> str:
-    return f"leases/{run_key}.json"
+    return f"{LEASES}/{run_key}.json"
 
 
 def _manifest(run_key: str) -> str:
-    return f"runs/{run_key}.json"
+    return f"{RUNS}/{run_key}.json"
 
 
 def _blob(digest: str) -> str:
-    return f"blobs/{digest}"
+    return f"{BLOBS}/{digest}"

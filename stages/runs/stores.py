@@ -20,5 +20,10 @@ def open_store(root: Path = Path()) -> Store:
     """
     address = os.environ.get(STORE)
     if address and "://" in address:
-        return ObjectStore(address, root / home() / "object-stores")
-    return RunStore(root / (address or home() / "store"))
+        return ObjectStore(address, store_folder(root) / "objects")
+    return RunStore(root / address) if address else RunStore(store_folder(root))
+
+
+def store_folder(root: Path = Path()) -> Path:
+    """The folder of this machine beside the downloads: the store itself, or what was read of an object store."""
+    return root / home() / "store"
