@@ -39,7 +39,7 @@ def joined(rank: int, size: int, device: torch.device, port: int) -> Iterator[No
     """Meet the other ranks of this machine at `port`; inside the block their collectives work, on the CPU, too."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]  # it has no stub
     backend = backend_of(device)
     both = backend if backend == "gloo" else f"cpu:gloo,cuda:{backend}"
     dist.init_process_group(both, store=store, rank=rank, world_size=size)
@@ -152,7 +152,10 @@ class SharedTask:
         return sums.nan_to_num() if self._is_training and self.rank else sums
 
 
-def _add_weighted(task: SharedTask, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def _add_weighted(
+    task: SharedTask,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]  # it has no stub
+) -> torch.futures.Future[Tensor]:
     """Gradients of the batch's mean: those of each share's mean, weighted by its part of the batch."""
     handle = dist.all_reduce(bucket.buffer().mul_(task.weight), async_op=True)
     return handle.get_future().then(lambda done: done.value()[0])

@@ -61,7 +61,7 @@ def run_together(work: Work, devices: Sequence[str], *, tell: Tell, should_stop:
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch.distributed", "torch._dynamo"])  # loaded once for all ranks of all runs
-    meeting = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    meeting = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     threads = max(1, torch.get_num_threads() // len(devices))
     stop, ranks = context.Event(), dict[Connection, tuple[Rank, ForkServerProcess]]()
     try:
@@ -113,7 +113,7 @@ def _follow(
 def _next(reader: Connection) -> tuple[Literal["told", "raised", "returned"], Any] | None:
     """What a rank says next; None if it is gone."""
     try:
-        return reader.recv()  # type: ignore[no-any-return]  # sent by `_be`
+        return reader.recv()
     except (EOFError, OSError):
         return None
 
