@@ -100,9 +100,8 @@ def find_affected(
         if old is None or new is None or old == new:
             continue
         if not is_of_one_cpu(run.environment):
-            notes[
-                f"{run.label} and others were made on {run.environment.get('device')}: only one process on a CPU is compared"
-            ] = None
+            device = run.environment.get("device")
+            notes[f"{run.label} and others were made on {device}: only one process on a CPU is compared"] = None
             continue
         if equivalences.chain(run.spec, run.environment, old) is None:
             continue
