@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,9 @@ def share(session: Session) -> Session:
     """
     refuse_unlike(session.model, session.task, session.spec.protocol)
     task = SharedTask(session.task, dist.get_rank(), dist.get_world_size())
-    network = DistributedDataParallel(session.model, forward_sync_buffers=False)
+    network = DistributedDataParallel(
+        session.model, forward_sync_buffers=False, find_unused_parameters=_try(session.model, session.task).leaves_out
+    )
     network.register_comm_hook(task, _add_weighted)
     return dataclasses.replace(session, model=network, task=task)
 
@@ -79,20 +82,32 @@ def refuse_unlike(model: nn.Module, task: Task, protocol: Protocol) -> None:
         why = f"its optimiser is {protocol.optimizer.name}; on several devices only {', '.join(OPTIMIZERS)} are"
     elif any(isinstance(layer, _BatchNorm) for layer in model.modules()):
         why = "it normalises over the batch, of which each device has a part"
-    elif _draws(model, task):
+    elif _try(model, task).draws:
         why = "its forward pass draws random numbers (dropout), which would be others on each device"
     if why:
         raise ValueError(f"this training can't be shared among devices: {why}; name one device, e.g. --device cuda:0")
 
 
-def _draws(model: nn.Module, task: Task) -> bool:
-    """True if a forward pass of one row in training takes numbers from PyTorch's generator."""
-    inputs, _ = next(task.plain_batches(torch.zeros(1, dtype=torch.int64, device=task.device), 1))
+@dataclass(frozen=True)
+class _Tried:
+    """Whether a training step takes numbers from PyTorch's generator, and whether it leaves parameters out."""
+
+    draws: bool
+    leaves_out: bool
+
+
+def _try(model: nn.Module, task: Task) -> _Tried:
+    """One row forwards and backwards; weights stay, and no gradient does."""
+    inputs, targets = next(task.plain_batches(torch.zeros(1, dtype=torch.int64, device=task.device), 1))
     model.train()
     before = _generator_state(task.device)
-    with torch.no_grad():
-        model(inputs)
-    return not torch.equal(before, _generator_state(task.device))
+    task.loss(model(inputs), targets).backward()
+    found = _Tried(
+        draws=not torch.equal(before, _generator_state(task.device)),
+        leaves_out=any(parameter.grad is None for parameter in model.parameters() if parameter.requires_grad),
+    )
+    model.zero_grad(set_to_none=True)
+    return found
 
 
 def _generator_state(device: torch.device) -> Tensor:
