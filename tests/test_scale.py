@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks import scale
 from benchmarks.simulated import bound
+from stages.evaluation.flops import FlopCounts
 from stages.params.experiment import load_params
 from stages.run import ModelSpec
 from stages.scheduling.planning import add_up, plan_costs
@@ -43,3 +44,11 @@ def test_no_simulated_schedule_beats_the_bound() -> None:
     jobs = scale.planned_jobs(load_params(REPOSITORY), some_flops)[::40]
     for found in scale.repeat(jobs, 8, 4.0)[:2]:
         assert found.makespan >= bound(jobs, 8)
+
+
+@pytest.mark.slow
+def test_the_page_has_the_figures_of_todays_plan() -> None:
+    text, counts = (REPOSITORY / "docs" / "scale.md").read_text(), FlopCounts()
+    for line in scale.lines(scale.planned_jobs(load_params(REPOSITORY), counts.count)):
+        if line[:3].strip("| ").isdigit() and "×" not in line:
+            assert line in text, "python -m benchmarks.scale prints the tables again"
