@@ -12,7 +12,8 @@ from stages.recording import record
 from stages.runs.evidence import EvidenceLine, evidence_files, read_lines
 from tests.project import REPOSITORY
 
-pytestmark = pytest.mark.slow  # it copies and judges all evidence
+# All evidence is copied and judged: minutes on a busy machine.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_two_of_everything_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

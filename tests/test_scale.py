@@ -47,6 +47,7 @@ def test_no_simulated_schedule_beats_the_bound() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_page_has_the_figures_of_todays_plan() -> None:
     text, counts = (REPOSITORY / "docs" / "scale.md").read_text(), FlopCounts()
     for line in scale.lines(scale.planned_jobs(load_params(REPOSITORY), counts.count)):
