@@ -33,13 +33,14 @@ def write_root(folder: Path) -> None:
         shutil.copy(name, folder / name)
     (folder / "data" / "evidence").mkdir()
     for path in evidence_files(Path("data/evidence")):
-        lines = [copy for line in read_lines(path, EvidenceLine) for copy in _copies(line)]
+        lines = [copy for line in read_lines(path, EvidenceLine) for copy in copies(line, TIMES)]
         (folder / "data" / "evidence" / path.name).write_bytes(write_lines(lines))
 
 
-def _copies(line: EvidenceLine) -> Iterator[EvidenceLine]:
+def copies(line: EvidenceLine, times: int) -> Iterator[EvidenceLine]:
+    """The line, and others that are like it but for seed, replicate and run key."""
     yield line
-    for time_ in range(1, TIMES):
+    for time_ in range(1, times):
         replicate = line.result.replicate + APART * time_
         seed = dict(line.result.spec["replicate"])
         spec = dict(line.result.spec) | {"replicate": seed | {"seed": seed["seed"] + APART * time_}}

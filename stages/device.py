@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,11 +21,26 @@ def device_for(wanted: str) -> str:
 
 
 def _first(wanted: str) -> str:
-    return wanted.split(",")[0].strip()
+    return re.split("[,+]", wanted)[0].strip()
+
+
+def devices_of(wanted: str) -> tuple[str, ...]:
+    """Names of the devices that train one run together (`cuda:0+cuda:1`); of one alone, the one that `wanted` means.
+
+    Raises:
+        ValueError: a device isn't there, a GPU is named twice, or they are of two kinds.
+    """
+    devices = [pick_device(name) for name in wanted.split("+")]
+    names = tuple(f"cuda:{device.index or 0}" if device.type == "cuda" else str(device) for device in devices)
+    if len({device.type for device in devices}) > 1:
+        raise ValueError(f"device is {wanted!r}; those that train one run together are all GPUs, or all cpu")
+    if devices[0].type == "cuda" and len(set(names)) < len(names):
+        raise ValueError(f"device is {wanted!r}; each GPU that trains a run together with others is named once")
+    return names
 
 
 def pick_device(wanted: str) -> torch.device:
-    """`auto` is the first CUDA device, else the CPU; of several (`cuda:0,cuda:1`) the first counts.
+    """`auto` is the first CUDA device, else the CPU; of several (`cuda:0,cuda:1`, `cuda:0+cuda:1`) the first counts.
 
     Raises:
         ValueError: no such device here; the message says what would work.

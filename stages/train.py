@@ -31,7 +31,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--device",
         default=os.environ.get("CLAIMCHECK_DEVICE", "auto"),
-        help="auto, cpu, cuda, or one per slot: cuda:0,cuda:1 (default: CLAIMCHECK_DEVICE, else auto)",
+        help="auto, cpu, cuda; one per slot: cuda:0,cuda:1; several that train one run together: cuda:0+cuda:1 "
+        "(default: CLAIMCHECK_DEVICE, else auto)",
     )
     parser.add_argument(
         "--runs",

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import io
 import math
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,15 +24,15 @@ from torch import nn
 from stages.checkpoint.contract import InputContract
 from stages.checkpoint.predictor import dump_checkpoint
 from stages.datasets.packed import PackedInfo, read_info
-from stages.device import pick_device
+from stages.device import devices_of, pick_device
 from stages.evaluation.flops import FlopCounts
 from stages.memory import keep_freed_memory
 from stages.run import RunSpec, canonical_json
 from stages.runs.fingerprint import is_pinned, unlike_loaded
 from stages.runs.outcome import seal
-from stages.runs.stacks import STATE, remember, stack_id
+from stages.runs.stacks import remember, stack_id
 from stages.runs.store import Scratch
-from stages.training.energy import EnergyMeter, energy_joules
+from stages.training.energy import EnergyMeter, energy_joules, sum_known
 from stages.training.environment import (
     describe_environment,
     environment_digest,
@@ -41,7 +40,10 @@ from stages.training.environment import (
     reset_peak_memory,
 )
 from stages.training.loop import Outcome, Progress, TrainingState, TrainingStopped
-from stages.training.session import flushing_denormals, open_session, plain_network, task_of
+from stages.training.parallel import agreed, describe_ranks, from_first, highest, joined, share
+from stages.training.ranks import Rank, run_together
+from stages.training.resuming import ResumeState, first_line
+from stages.training.session import Session, flushing_denormals, open_session, plain_network, task_of
 from stages.training.stacked import StackState, code_of_stack, fit_stack, mode_of, stack_class
 from stages.training.tables import Regression
 
@@ -72,12 +74,70 @@ def train_run(
     progress: Callable[[Progress], None] = lambda progress: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Trained:
-    """Train `job.spec`, or resume an interrupted attempt.
+    """Train `job.spec`, or resume an interrupted attempt; on several devices (`cuda:0+cuda:1`) by a process each.
 
     Raises:
-        ValueError: the packed data are not those of the spec.
+        RankLost: one of several processes was killed.
+        ValueError: the packed data are not those of the spec, or several devices would change its numbers.
         TrainingStopped: asked to stop; the resume state is saved.
     """
+    devices = devices_of(job.device)
+    if len(devices) > 1:
+        trained: Trained = run_together(
+            partial(_train_share, job, scratch), devices, tell=progress, should_stop=should_stop
+        )
+        return trained
+    ready = _open(job, scratch, devices, should_stop)
+    outcome = ready.session.train(
+        state=ready.resume.load(), save=ready.resume.save, progress=progress, should_stop=should_stop
+    )
+    return ready.close(outcome, peak_memory_bytes(ready.device))
+
+
+def _train_share(
+    job: Job, scratch: Scratch, rank: Rank, tell: Callable[[Progress], None], should_stop: Callable[[], bool]
+) -> Trained | None:
+    """Train `job.spec` as one of several ranks; the outcome is rank 0's, which alone saves states and reports."""
+    job = dataclasses.replace(job, device=rank.device)
+    with joined(rank.number, rank.size, pick_device(rank.device), rank.port):
+        ready = _open(job, scratch, rank.devices, should_stop)
+        is_first = rank.number == 0
+        outcome = share(ready.session).train(
+            state=from_first(ready.resume.load() if is_first else None),
+            save=ready.resume.save if is_first else lambda state: None,
+            progress=tell if is_first else lambda progress: None,
+            should_stop=agreed(should_stop),
+        )
+        peak = peak_memory_bytes(ready.device)
+        if outcome.divergence is None:  # which only rank 0 notices
+            peak = highest(peak)
+        return ready.close(outcome, peak) if is_first else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ready:
+    """A training that is ready to begin or resume, and what its outcome will tell of it."""
+
+    job: Job
+    info: PackedInfo
+    device: torch.device
+    stamp: dict[str, tuple[int, int]]
+    session: Session
+    environment: dict[str, Any]
+    energy: EnergyMeter
+    resume: ResumeState[TrainingState]
+    started: float
+
+    def close(self, outcome: Outcome, peak_memory: int) -> Trained:
+        """The sealed outcome."""
+        spent = _Spent(time.monotonic() - self.started, self.energy.used(), peak_memory)
+        _refuse_changed_data(self.job, self.stamp)
+        files = _sealed_files(self.job, self.info, self.session.model, outcome, self.environment, spent)
+        return Trained(outcomes={self.job.spec.run_key: files}, work=self.job.spec.run_key)
+
+
+def _open(job: Job, scratch: Scratch, devices: Sequence[str], should_stop: Callable[[], bool]) -> _Ready:
+    """The training of `job.spec` on its device, which is one of `devices` that share it."""
     run_key = job.spec.run_key
     info, device = _prepare(job)
     stamp = stamp_of(job.data)
@@ -85,8 +145,10 @@ def train_run(
     _refuse_other_code(job)
     _refuse_unkeyed_layers(job, session.model)
     environment = describe_environment(device)
-    energy = EnergyMeter(lambda: energy_joules(device))
-    resume = _ResumeState(
+    if len(devices) > 1:
+        environment |= describe_ranks(len(devices), device, job.spec.protocol)
+    energy = EnergyMeter(lambda: sum_known(energy_joules(torch.device(name)) for name in devices))
+    resume = ResumeState(
         scratch=scratch,
         work=run_key,
         kind=TrainingState,
@@ -95,12 +157,17 @@ def train_run(
         energy=energy,
         should_stop=should_stop,
     )
-    started = time.monotonic()
-    outcome = session.train(state=resume.load(), save=resume.save, progress=progress, should_stop=should_stop)
-    spent = _Spent(time.monotonic() - started, energy.used(), peak_memory_bytes(device))
-    _refuse_changed_data(job, stamp)
-    files = _sealed_files(job, info, session.model, outcome, environment, spent)
-    return Trained(outcomes={run_key: files}, work=run_key)
+    return _Ready(
+        job=job,
+        info=info,
+        device=device,
+        stamp=stamp,
+        session=session,
+        environment=environment,
+        energy=energy,
+        resume=resume,
+        started=time.monotonic(),
+    )
 
 
 def _refuse_other_code(job: Job) -> None:
@@ -158,12 +225,8 @@ def count_flops(spec: RunSpec, data: Path, kept: Path) -> None:
 
 
 def can_stack(device: str) -> bool:
-    """True if stacks can be compiled for this device; otherwise they are no faster."""
-    return _compiles(pick_device(device))
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    """True if stacks can be compiled for this device; otherwise they are no faster.  Several devices share no stack."""
+    return len(devices_of(device)) == 1 and _compiles(pick_device(device))
 
 
 @cache
@@ -174,7 +237,7 @@ def _compiles(device: torch.device) -> bool:
         for _ in range(3):  # a graph is recorded in the second call
             tried(torch.zeros(8, device=device, requires_grad=True)).backward()
     except Exception as error:  # noqa: BLE001  (whatever the error, the networks can be trained without compiling)
-        reason = _first_line(error)
+        reason = first_line(error)
         print(f"torch.compile fails here, so networks are trained one by one: {reason}", file=sys.stderr)
         return False
     return True
@@ -203,7 +266,7 @@ def train_stack(
     environment = describe_environment(device) | {"stacked": code_of_stack(job.spec.model)}
     energy = EnergyMeter(lambda: energy_joules(device))
     remember(specs, scratch)
-    resume = _ResumeState(
+    resume = ResumeState(
         scratch=scratch,
         work=stack_id(specs),
         kind=StackState,
@@ -272,63 +335,6 @@ class _Spent:
     seconds: float
     energy_joules: float | None
     peak_memory_bytes: int
-
-
-State = TypeVar("State", TrainingState, StackState)
-_DIGEST_BYTES = hashlib.sha256().digest_size
-
-
-@dataclass(kw_only=True)
-class _ResumeState(Generic[State]):
-    """The resume state of one run or stack in one environment; only there can it resume bitwise.
-
-    Saved as the sha256 of what follows it, which `torch.load` doesn't check, and the state.
-    """
-
-    scratch: Scratch
-    work: str
-    kind: type[State]
-    environment: str
-    epochs: int
-    energy: EnergyMeter
-    should_stop: Callable[[], bool]
-    saved: float = -math.inf
-    took: float = 0.0
-
-    def save(self, state: State) -> None:
-        """Save `state`, unless the run is over and published next, or saving would take over 5 % of the time."""
-        began = time.monotonic()
-        if state.epoch == self.epochs or (began - self.saved < 20 * self.took and not self.should_stop()):
-            return
-        buffer = io.BytesIO()
-        fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
-        saved = {"run_key": self.work, "environment": self.environment, "energy_joules": self.energy.used()}
-        torch.save(saved | {"state": fields}, buffer)
-        content = buffer.getvalue()
-        self.scratch.save(f"{self.work}/{STATE}", hashlib.sha256(content).digest() + content)
-        self.saved = time.monotonic()
-        self.took = self.saved - began
-
-    def load(self) -> State | None:
-        """The state, or None if there is none; an unusable one is left out with a message, and the run starts over."""
-        content = self.scratch.load(f"{self.work}/{STATE}")
-        if content is None:
-            return None
-        try:
-            digest, content = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
-            if hashlib.sha256(content).digest() != digest:
-                raise ValueError("it is damaged, or of an older version")
-            saved = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
-            if saved["run_key"] != self.work:
-                raise ValueError("it belongs to another run")
-            if saved["environment"] != self.environment:
-                raise ValueError("it was made with another device, number of threads or version")
-            self.energy.earlier = saved.get("energy_joules")
-            return self.kind(**saved["state"])
-        except Exception as error:  # noqa: BLE001  (torch.load raises almost anything on what it can't read)
-            reason = _first_line(error)
-            print(f"run {self.work[:12]}: resume state can't be used ({reason}); starting over", file=sys.stderr)
-            return None
 
 
 def _finite(row: dict[str, Any]) -> dict[str, Any]:

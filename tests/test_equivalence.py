@@ -279,7 +279,9 @@ def test_a_line_covers_the_paths_that_it_ran(change: dict[str, Any], is_covered:
     assert lines.chain(spec, CPU, after) == ((1,) if is_covered else None)
 
 
-@pytest.mark.parametrize("environment", [{"device": "cuda"}, {"device": "cpu", "stacked": "0" * 12}, {}])
+@pytest.mark.parametrize(
+    "environment", [{"device": "cuda"}, CPU | {"stacked": "0" * 12}, CPU | {"data_parallel": {}}, {}]
+)
 def test_a_line_of_trainings_alone_on_a_cpu_covers_no_others(environment: dict[str, Any]) -> None:
     lines = proven({"a": ("1", "2"), "b": ("1", "1")})
     assert lines.chain(SPEC.to_dict(), environment, {"a": "2", "b": "1"}) is None

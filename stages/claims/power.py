@@ -109,7 +109,8 @@ def _of_one_look(claim: ClaimLine, rules: Rules, pairs: Pairs, replicates: int, 
     if not pairs.baseline:
         margin = rules.margins.error(printed[0] / printed[1], 1 / printed[1])
         return power_of_proportion(planned, replicates, printed, margin, rules)
-    (other,) = (one for one in claims if one.metric == claim.metric and one.arm == claim.baseline_arm)
+    named = (claim.experiment, claim.metric, claim.baseline_arm)
+    (other,) = (one for one in claims if (one.experiment, one.metric, one.arm) == named)
     assert other.value is not None and other.trials is not None, f"{other.id} has no count"
     both = planned, len(set(pairs.baseline)) * replicates
     return power_of_proportions(both, replicates, (printed, (int(other.value), other.trials)), rules)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.datasets.packed import PackedDataError, read_info
-from stages.runs.equivalence import PATH, Equivalences, is_of_cpu, path_of
+from stages.runs.equivalence import PATH, Equivalences, is_of_one_cpu, path_of
 from stages.runs.evidence import EvidenceLine, evidence_files, read_lines
 from stages.runs.fingerprint import kind_of
 from stages.runs.stores import open_store
@@ -99,8 +99,9 @@ def find_affected(
         old, new = before[run.question], after[run.question]
         if old is None or new is None or old == new:
             continue
-        if not is_of_cpu(run.environment):
-            notes[f"{run.label} and others were made on {run.environment.get('device')}: only a CPU is compared"] = None
+        if not is_of_one_cpu(run.environment):
+            device = run.environment.get("device")
+            notes[f"{run.label} and others were made on {device}: only one process on a CPU is compared"] = None
             continue
         if equivalences.chain(run.spec, run.environment, old) is None:
             continue

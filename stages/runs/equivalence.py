@@ -160,11 +160,11 @@ class Equivalences:
     def chain(self, spec: Mapping[str, Any], environment: Mapping[str, Any], code: Code) -> tuple[int, ...] | None:
         """Numbers of the lines in the shortest chain from the run's own code to `code`; None if there is no chain.
 
-        There is none for a run that wasn't made on a CPU.
+        There is none for a run that wasn't made by one process on a CPU.
         """
         if spec["code"] == code:
             return ()
-        if not self.lines or not is_of_cpu(environment):
+        if not self.lines or not is_of_one_cpu(environment):
             return None
         edges = self._edges.get((path_of(spec), "stacked" in environment), [])
         target = canonical_json(code)
@@ -214,8 +214,9 @@ class Equivalences:
         return found
 
 
-def is_of_cpu(environment: Mapping[str, Any]) -> bool:
-    return str(environment.get("device", "")).startswith("cpu")
+def is_of_one_cpu(environment: Mapping[str, Any]) -> bool:
+    """True if a single process trained on a CPU, as both sides of every line did."""
+    return str(environment.get("device", "")).startswith("cpu") and "data_parallel" not in environment
 
 
 def _walk(start: str, edges: Iterable[tuple[str, str, _Edge]]) -> Iterator[tuple[str, tuple[int, ...]]]:

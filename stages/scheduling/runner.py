@@ -24,7 +24,7 @@ from stages.params.experiment import Experiment, Params, ParamsError
 from stages.params.nearest import nearest
 from stages.run import RunSpec, changed_parts
 from stages.runs.equivalence import PATH as EQUIVALENCES
-from stages.runs.equivalence import Equivalences, is_of_cpu, read_equivalences
+from stages.runs.equivalence import Equivalences, is_of_one_cpu, read_equivalences
 from stages.runs.fingerprint import training_code
 from stages.runs.outcome import find_fault, outcome_digest
 from stages.runs.runlist import DamagedRunList, ListedRun, RunList, read_run_list, write_run_list
@@ -214,7 +214,7 @@ def _was_trained_so(folder: Path | None, is_stacked: bool) -> bool:
         environment = json.loads((folder / "result.json").read_bytes())["environment"]
     except (OSError, ValueError, KeyError):
         return False
-    return is_of_cpu(environment) and ("stacked" in environment) == is_stacked
+    return is_of_one_cpu(environment) and ("stacked" in environment) == is_stacked
 
 
 def _label(labels: Sequence[str]) -> str:

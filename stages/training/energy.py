@@ -5,7 +5,7 @@ it.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 
 import torch
@@ -37,6 +37,12 @@ def energy_joules(device: torch.device) -> float | None:
         return None
     failed = library.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(millijoules))
     return None if failed else millijoules.value / 1000
+
+
+def sum_known(joules: Iterable[float | None]) -> float | None:
+    """The sum; None if some aren't known."""
+    found = list(joules)
+    return None if None in found else sum(value for value in found if value is not None)
 
 
 @cache

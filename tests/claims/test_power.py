@@ -112,3 +112,15 @@ def test_comparable_arms_are_not_held_to_the_papers_own_error(judged: dict[str, 
         assert power is not None and power.supported is not None and power.supported > 0.3
         assert power.reproduced is None and "paper's own error" not in power.explanation
         assert "holds at least under a reading with more than 99 %" in power.explanation
+
+
+def test_failures_are_compared_with_those_of_the_same_experiment() -> None:
+    """Another experiment with arms of the same names may count failures, too."""
+    known = claims()
+    elsewhere = [
+        dataclasses.replace(known[f"dac.sgemm.fail.{name}"], id=name, experiment="another", value=1.0, trials=9)
+        for name in ("base", "dac")
+    ]
+    claim = known["dac.sgemm.fail.dac"]
+    alone = foresee(claim, params(), not_tested(""), known.values())
+    assert alone is not None and foresee(claim, params(), not_tested(""), [*elsewhere, *known.values()]) == alone

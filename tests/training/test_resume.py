@@ -10,12 +10,12 @@ import torch
 from stages.runs.store import FolderScratch
 from stages.training.energy import EnergyMeter, energy_joules
 from stages.training.loop import TrainingState
-from stages.worker import _ResumeState
+from stages.training.resuming import ResumeState
 
 
-def resume_state(folder: Path, *, joules: list | None = None, is_stopping: bool = False) -> _ResumeState:
+def resume_state(folder: Path, *, joules: list | None = None, is_stopping: bool = False) -> ResumeState:
     counter = iter(joules or [])
-    return _ResumeState(
+    return ResumeState(
         scratch=FolderScratch(folder),
         work="k",
         kind=TrainingState,

@@ -191,7 +191,8 @@ def _fork_slots(
         # One pipe per slot: a shared queue's lock would stay locked for ever when a slot is killed while it writes.
         reader, writer = context.Pipe(duplex=False)
         arguments = (list(groups), store, device, threads, writer, os.getpid(), ended, is_alone)
-        slots[reader] = context.Process(target=_slot_process, args=arguments, daemon=True)
+        # Only others than daemons may start the processes that train one run together.
+        slots[reader] = context.Process(target=_slot_process, args=arguments, daemon="+" not in device)
         slots[reader].start()
         writer.close()
     processes = list(slots.values())

@@ -1,0 +1,158 @@
+"""What grows how, with 10 and 100 times as many experiments, claims, results and runs: the last table of docs/scale.md.
+
+A checkout whose index has each experiment many times under other names, each copy with its own claims and its own
+evidence, which together are as many results as the plan has runs; and a store with as many outcomes.  Times are
+processor time of a command and all that it starts, or of one answer of the service.
+Run: python -m benchmarks.growth [1 10 100]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import dataclasses
+import gc
+import hashlib
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+from fastapi.testclient import TestClient
+
+from benchmarks.bench_pipeline import DVC, make_checkout, run
+from benchmarks.bench_recording import copies
+from service.app import create_app
+from service.settings import Settings
+from stages.run import canonical_json
+from stages.runs.evidence import EvidenceLine, evidence_files, read_lines, write_lines
+
+REPLICATES = 8
+"""Copies of each published line at size 1: then there are about as many results as planned runs."""
+RUNS = 1360
+ADDRESSES = ("/", "/claims", "/leaderboard", "/papers/dac", "/experiments/dac-sgemm", "/compare", "/api/v1/runs")
+
+
+def enlarge(folder: Path, times: int) -> None:
+    """Write a checkout of this clone below `folder`, every experiment in it `times` times."""
+    for name in ("stages", "params", "data/models"):
+        shutil.copytree(name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in (".dvcignore", ".gitignore", "dvc.yaml", "data/claims-history.jsonl"):
+        shutil.copy(name, folder / name)
+    (folder / ".dvc").mkdir()
+    shutil.copy(".dvc/config", folder / ".dvc" / "config")
+    with contextlib.suppress(FileNotFoundError):
+        shutil.copy("data/flops.json", folder / "data" / "flops.json")
+    index = yaml.safe_load(Path("params.yaml").read_text())
+    experiments = index["experiments"]
+    index["experiments"] = {_named(name, copy): item for copy in range(times) for name, item in experiments.items()}
+    (folder / "params.yaml").write_text(yaml.safe_dump(index, sort_keys=False))
+    for copy in range(1, times):
+        for name in experiments:
+            content = yaml.safe_load((Path("params") / f"{name}.yaml").read_text())
+            if "like" in content:
+                content["like"] = _named(content["like"], copy)
+            (folder / "params" / f"{_named(name, copy)}.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+    _enlarge_claims(folder / "data" / "claims.csv", times)
+    (folder / "data" / "evidence").mkdir()
+    for path in evidence_files(Path("data/evidence")):
+        published = [one for line in read_lines(path, EvidenceLine) for one in copies(line, REPLICATES)]
+        for copy in range(times):
+            lines = [_moved(line, copy) for line in published]
+            (folder / "data" / "evidence" / f"{_named(path.stem, copy)}.jsonl").write_bytes(write_lines(lines))
+
+
+def _named(name: str, copy: int) -> str:
+    return f"c{copy:03}-{name}" if copy else name
+
+
+def _enlarge_claims(target: Path, times: int) -> None:
+    """Claims that are measured belong to a copy; what is computed of a paper stays once."""
+    with open("data/claims.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    measured = [row for row in rows if row["experiment"] or row["family"]]
+    more = [
+        row | {name: _named(row[name], copy) for name in ("id", "experiment", "family") if row[name]}
+        for copy in range(1, times)
+        for row in measured
+    ]
+    with target.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0].keys())
+        writer.writeheader()
+        writer.writerows(rows + more)
+
+
+def _moved(line: EvidenceLine, copy: int) -> EvidenceLine:
+    """The line under the copy's experiment, with a seed and a run key of its own."""
+    if not copy:
+        return line
+    replicate = dict(line.result.spec["replicate"])
+    spec = dict(line.result.spec) | {"replicate": replicate | {"seed": replicate["seed"] + 100_000 * copy}}
+    own = {
+        "run_key": hashlib.sha256(canonical_json(spec).encode()).hexdigest(),
+        "experiment": _named(line.result.experiment, copy),
+    }
+    result = dataclasses.replace(line.result, spec=spec, **own)
+    return dataclasses.replace(
+        line, result=result, cost=dataclasses.replace(line.cost, **own), release=None, digest=None
+    )
+
+
+def fill_store(folder: Path, runs: int) -> None:
+    """Outcomes of `runs` runs, of small files."""
+    for number in range(runs):
+        outcome = folder / "data" / "store" / "runs" / hashlib.sha256(str(number).encode()).hexdigest()
+        outcome.mkdir(parents=True)
+        for name in ("spec.json", "history.jsonl", "weights.safetensors", "result.json"):
+            (outcome / name).write_text("{}")
+
+
+def measure(times: int) -> Iterator[tuple[str, float]]:
+    """Each figure as soon as it is known, with its name; seconds but for the sizes."""
+    with tempfile.TemporaryDirectory() as name:
+        root, python = Path(name) / "root", sys.executable
+        root.mkdir()
+        (root / "data").mkdir()
+        enlarge(root, times)
+        yield "`stages.inputs`", run(root, python, "-m", "stages.inputs")
+        yield "`claimcheck plan`", run(root, python, "-m", "stages.cli", "plan", "--json")
+        yield "`record`", run(root, python, "-m", "stages.record")
+        yield "database, MB", (root / "data" / "results.db").stat().st_size / 1e6
+        yield from _answers(root)
+        with contextlib.chdir(root):
+            make_checkout(Path(name) / "checkout")
+        idle = Path(name) / "checkout"
+        yield "`dvc repro`, nothing to do", statistics.median(run(idle, *DVC, "repro", "-q") for _ in range(3))
+        fill_store(root, RUNS * times)
+        yield "`claimcheck gc`", run(root, python, "-m", "stages.cli", "gc")
+        yield "`claimcheck du`", run(root, python, "-m", "stages.cli", "du")
+
+
+def _answers(root: Path) -> Iterator[tuple[str, float]]:
+    client = TestClient(create_app(Settings(root=root, database="data/results.db")), base_url="http://127.0.0.1")
+    client.get("/api/v1/papers")
+    gc.collect()
+    gc.freeze()
+    for path in ADDRESSES:
+        first, *others = [_seconds(client, path) for _ in range(6)]
+        yield f"`{path}`, first", first
+        yield f"`{path}`", statistics.median(others)
+
+
+def _seconds(client: TestClient, path: str) -> float:
+    before = time.process_time()
+    response = client.get(path)
+    taken = time.process_time() - before
+    assert response.status_code == 200, (path, response.status_code)
+    return taken
+
+
+if __name__ == "__main__":
+    sizes = [int(word) for word in sys.argv[1:]] or [1, 10]
+    for size in sizes:
+        for what, value in measure(size):
+            print(f"{size:>4} ×  {what:40} {value:10.3f}", flush=True)

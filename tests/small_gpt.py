@@ -1,0 +1,23 @@
+"""Language models of NMN's experiments made small, under the protocol that is printed, and how much text they read."""
+
+from __future__ import annotations
+
+from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, SplitSpec
+
+VOCABULARY, CONTEXT, WINDOWS = 50, 16, 36
+MODELS = ("stages.papers.nmn.gpt2:GPT2", "stages.papers.nmn.aether_gpt:AetherGPT")
+# As printed (params/nmn-gpt.yaml), made small; of the 29 windows that train, batches are uneven and the last has one.
+PROTOCOL = Protocol(
+    optimizer=OptimizerSpec(name="adamw", lr=0.001, weight_decay=0.1, betas=(0.9, 0.95), decay="kernels"),
+    batch_size=7,
+    epochs=3,
+    split=SplitSpec(kind="fraction", fraction=0.2),
+)
+
+
+def spec_of(model: str, protocol: Protocol = PROTOCOL, *, dropout: float = 0.0) -> RunSpec:
+    arguments = {"vocabulary_size": VOCABULARY, "context": CONTEXT, "width": 16, "depth": 2, "num_heads": 2}
+    if model.endswith("AetherGPT"):
+        arguments |= {"attention": "yat", "scale": "guide", "epsilon": 0.1}
+    model_spec = ModelSpec(path=model, arguments=arguments | {"dropout": dropout})
+    return RunSpec(model=model_spec, protocol=protocol, data_digest="", replicate=Replicate(seed=0), code={})
