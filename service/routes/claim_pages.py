@@ -14,6 +14,7 @@ from service.dependencies import Compare, ResultsSession, app_state_of
 from service.http.errors import declared
 from service.pages.citing import bibtex, claim_badge, json_ld, paper_badge
 from service.pages.claim_charts import arms_charts, forest_chart, gain_chart, pairs_chart
+from service.pages.first_looks import first_looks
 from service.pages.legend import MEANINGS, SIDES, by_ground, sum_up
 from service.pages.names import name_claims, titles_of
 from service.pages.observed_charts import blocks_chart
@@ -62,12 +63,14 @@ def show_paper(
     name: str,
     request: Request,
     session: ResultsSession,
+    compare: Compare,
     verdict: Annotated[Status | None, Query()] = None,
 ) -> Response:
     """A paper's claims under the tables and sections where they stand, each with its verdict."""
     paper = queries.find_paper(session, name)
     counts = tally_of(session, name)
-    groups = group_by_place(list_judged(session, ClaimFilter(paper=name, verdict=verdict)))
+    judged = list_judged(session, ClaimFilter(paper=name, verdict=verdict))
+    groups = group_by_place(judged)
     titles, arms = titles_of(session, queries.list_experiments(session, paper=None, dataset=None))
     names = {row.claim.id: name_claim(row, titles, arms) for rows in groups.values() for row in rows}
     return app_state_of(request).templates.TemplateResponse(
@@ -80,6 +83,7 @@ def show_paper(
             "families": list_families(session, paper=name),
             "groups": {place: lay_out(rows, titles, arms) for place, rows in groups.items()},
             "names": names,
+            "looks": first_looks(name, judged, compare),
             "deviations": list_deviations(session, paper.name) if verdict is None else [],
             "charts": {place: forest_chart(place, rows, names) for place, rows in groups.items()},
             "verdict": verdict,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import BeforeValidator
 
 from service.database import queries
 from service.database.comparing import Question, first_of_each_dataset, metrics_of
@@ -17,13 +16,12 @@ from service.database.specs import lay_side_by_side
 from service.dependencies import Compare, ResultsSession, app_state_of
 from service.http.errors import declared
 from service.pages.charts import cost_chart
-from service.pages.curve_charts import band_chart
+from service.pages.curve_charts import MOST_LINES, Smooth, band_chart
 from service.pages.names import name_claims
 from service.pages.observed_charts import blocks_chart
 from stages.results import METRICS, SHOWN_METRICS, Arm, ClaimFilter, Experiment, UnknownArm, list_judged
 
 router = APIRouter(include_in_schema=False)
-CURVES_AT_ONCE = 8
 ELSEWHERE = ("value", "setup", "count")  # kinds of claims: beside the data set's table, and on the paper's page
 
 
@@ -36,7 +34,7 @@ def show_experiment(
     profile: str | None = None,
     arm: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006
     curve: Curve | None = None,
-    smooth: Annotated[Literal[1, 5, 15], BeforeValidator(int)] = 1,
+    smooth: Smooth = 1,
     metric: str | None = None,
     cost: str | None = None,
     quantity: str | None = None,
@@ -85,9 +83,12 @@ def show_experiment(
             "curves": {name: name_curve(name, kind) for name in curves},
             "curve": chosen,
             "curves_chart": (
-                band_chart(comparison, points, chosen, kind, pairs=pairs, smooth=smooth) if chosen and points else None
+                band_chart(experiment.title, titles, points, chosen, kind, pairs=pairs, smooth=smooth)
+                if chosen and points
+                else None
             ),
             "smooth": smooth,
+            "most_lines": MOST_LINES,
             "epochs": len({point.epoch for point in points}),
             "replicates": max((point.replicates for point in points), default=0),
             "quantities": quantities,
@@ -135,6 +136,7 @@ def show_leaderboard(
             "profiles": list(dict.fromkeys(name for item in found for name in item.profiles)),
             "profile": profile,
             "entries": entries,
+            "most_lines": MOST_LINES,
             "columns": {column: title for column, title in TITLES.items() if has(entries, column)},
             "sort": sort,
             "reverse": reverse,
@@ -146,7 +148,7 @@ def show_leaderboard(
 def _first_shown(experiment: Experiment, trained: Sequence[str]) -> list[str]:
     """As many arms as can be told apart, each proposed one beside what it stands against."""
     pairs = [name for item in experiment.arms if item.role == "proposed" for name in (item.against or "", item.name)]
-    first = [name for name in dict.fromkeys((*pairs, *trained)) if name in trained][:CURVES_AT_ONCE]
+    first = [name for name in dict.fromkeys((*pairs, *trained)) if name in trained][:MOST_LINES]
     return [name for name in trained if name in first]
 
 

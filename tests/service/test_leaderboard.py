@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
 from fastapi.testclient import TestClient
 
-from service.settings import Settings
-from tests.service.conftest import serving
-from tests.service.results_factory import REPOSITORY
 from tests.service.test_pages import Page
-
-
-@pytest.fixture(scope="module")
-def published_client(published: str) -> Iterator[TestClient]:
-    with serving(Settings(root=REPOSITORY, database=published)) as client:
-        yield client
 
 
 def models(client: TestClient, address: str) -> list[str]:
