@@ -12,7 +12,7 @@ from service.database.comparing import Question, first_of_each_dataset
 from service.database.observed import list_behind
 from service.dependencies import Compare, ResultsSession, app_state_of
 from service.http.errors import declared
-from service.pages.citing import bibtex, claim_badge, json_ld, paper_badge
+from service.pages.citing import bibtex, claim_badge, json_ld, paper_badge, times_reproduced
 from service.pages.claim_charts import arms_charts, forest_chart, gain_chart, pairs_chart
 from service.pages.first_looks import first_looks
 from service.pages.legend import MEANINGS, SIDES, by_ground, sum_up
@@ -134,8 +134,17 @@ def show_method(request: Request, session: ResultsSession) -> Response:
 
 
 @router.get("/claims/{claim_id}", responses=declared(404))
-def show_claim(claim_id: str, request: Request, session: ResultsSession, compare: Compare) -> Response:
-    """One claim: its verdict, the interval against the margin, deviations, runs, cost."""
+def show_claim(
+    claim_id: str,
+    request: Request,
+    session: ResultsSession,
+    compare: Compare,
+    cited: Annotated[str | None, Query(max_length=64)] = None,
+) -> Response:
+    """One claim: its verdict, the interval against the margin, deviations, runs, cost.
+
+    `cited` is the beginning of the verdict's digest as someone cites it: the page says whether it is still that one.
+    """
     record = find_judged(session, claim_id)
     experiments = queries.list_experiments(session, paper=None, dataset=None)
     names = name_claims(session, [record], experiments)
@@ -151,6 +160,8 @@ def show_claim(claim_id: str, request: Request, session: ResultsSession, compare
             "name": names[claim_id],
             "paper": paper,
             "conclusion": conclude(record, titles),
+            "tried": times_reproduced(record),
+            "cited": cited,
             "bibtex": bibtex(record, names[claim_id], paper, address),
             "json_ld": json_ld(record, names[claim_id], paper, address, side_of(record.verdict.status)),
             "chart": gain_chart(names[claim_id], record) or forest_chart(record.claim.place, [record], names),

@@ -27,6 +27,8 @@ from service.routes.claim_pages import show_papers
 from stages.results import (
     ClaimFilter,
     ExperimentComparison,
+    JudgedClaim,
+    Status,
     fidelity_of,
     list_judged,
 )
@@ -72,6 +74,7 @@ def show_comparison(
             "shown": [item for item in described if item[0].is_real],
             "folded": [item for item in described if not item[0].is_real],
             "names": name_claims(session, judged, experiments),
+            "decided": {item.experiment: _decided(judged, item.experiment) for item in comparisons},
             "papers": {paper.name: paper for paper in queries.list_papers(session)},
             "to_try": _to_try(
                 queries.strongest(queries.list_checkpoints(session, dataset=chosen.name)), comparisons, checkpoint
@@ -82,6 +85,18 @@ def show_comparison(
             "needs_key": parts.settings.keys is not None,
         },
     )
+
+
+def _decided(judged: Sequence[JudgedClaim], experiment: str) -> list[JudgedClaim]:
+    """The claims that trainings of this experiment alone speak for, other than its models' own numbers."""
+    return [
+        row
+        for row in judged
+        if list(row.experiments) == [experiment]
+        and row.verdict.basis == "results"
+        and row.claim.kind != "value"
+        and row.verdict.status not in (Status.SHOWN, Status.NOT_TESTED)
+    ]
 
 
 def _samples(root: Path, dataset: str, asked: int | None) -> list[SampleOut]:

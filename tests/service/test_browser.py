@@ -181,13 +181,13 @@ def test_a_reviewer_compares_two_specs_by_keyboard_and_can_send_the_address(page
     assert page.get_by_role("row", name="protocol.batch_size").count() == 1
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-def test_the_result_and_the_way_to_try_a_model_are_on_the_first_screen(page: Page, width: int) -> None:
-    page.set_viewport_size({"width": width, "height": 900})
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
+def test_the_result_and_the_way_to_try_a_model_are_on_the_first_screen(page: Page, width: int, height: int) -> None:
+    page.set_viewport_size({"width": width, "height": height})
     page.goto("/?dataset=mnist")
     for place in (page.get_by_role("row", name="ViT").first, page.get_by_role("link", name="Try the models")):
         box = place.bounding_box()
-        assert box and box["y"] + box["height"] < 900
+        assert box and box["y"] + box["height"] < height
     page.get_by_role("link", name="Try the models").click()
     page.wait_for_function("document.getElementById('try-title').getBoundingClientRect().top < innerHeight")
 

@@ -37,6 +37,20 @@ def test_it_is_sorted_by_cost_and_a_column_without_numbers_is_left_out(published
     assert re.search(r'aria-sort="ascending"><a href="[^"]*sort=parameters&amp;reverse=true"', html)
 
 
+def test_models_are_filtered_by_their_data(published_client: TestClient) -> None:
+    everything = models(published_client, "/leaderboard?dataset=cifar10&provenance=")
+    found = {
+        kind: published_client.get(f"/compare?dataset=cifar10&metric=accuracy&provenance={kind}").json()["comparisons"]
+        for kind in ("full", "subset")
+    }
+    for kind, comparisons in found.items():
+        titles = [arm["title"] for item in comparisons for arm in item["arms"] if arm["ours"]]
+        html = published_client.get(f"/leaderboard?dataset=cifar10&provenance={kind}").text
+        assert ("No model has a result" in html) == (not titles)
+        assert sorted(models(published_client, f"/leaderboard?dataset=cifar10&provenance={kind}")) == sorted(titles)
+        assert len(titles) < len(everything) or kind == "full"
+
+
 def test_placeholders_have_no_place_in_it(client: TestClient) -> None:
     assert "No model has a result" in client.get("/leaderboard?dataset=cifar10").text
     assert len(models(client, "/leaderboard?dataset=cifar100&profile=quick")) == 4
