@@ -54,8 +54,8 @@ def _look(claim: Claim, comparison: ExperimentComparison) -> FirstLook | None:
     if mine is None:
         return None
     if claim.kind == "value":
-        return FirstLook(value=mine.mean, n=mine.n_replicates, cut=comparison.cut)
+        return FirstLook(value=mine.value, n=mine.n, cut=comparison.cut)
     if claim.kind not in GAINS_OF_TWO or theirs is None:
         return None
-    gain = mine.mean - theirs.mean if comparison.metric.better == "higher" else theirs.mean - mine.mean
-    return FirstLook(value=gain, n=min(mine.n_replicates, theirs.n_replicates), cut=comparison.cut)
+    gain = mine.value - theirs.value if comparison.metric.better == "higher" else theirs.value - mine.value
+    return FirstLook(value=gain, n=min(mine.n, theirs.n), cut=comparison.cut)

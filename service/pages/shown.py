@@ -72,7 +72,7 @@ def _bests(comparison: ExperimentComparison) -> list[str]:
     write, is_lower = value_in(comparison.metric.unit), comparison.metric.better == "lower"
     sentences = []
     for role in ("baseline", "proposed"):
-        own = [(arm.ours.mean, arm.title) for arm in comparison.arms if arm.role == role and arm.ours]
+        own = [(arm.ours.value, arm.title) for arm in comparison.arms if arm.role == role and arm.ours]
         if own:
             mean, title = min(own) if is_lower else max(own)
             among = f"The best of {len(own)} {role} models" if len(own) > 1 else f"The {role} model"

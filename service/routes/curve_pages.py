@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from service.database.comparing import Question
-from service.database.curves import Curve, name_curve
+from service.database.curves import Curve, name_curve, unit_of_curve
 from service.database.lines import curves_of, drawn_together, find_line
 from service.dependencies import Compare, ResultsSession, app_state_of
 from service.http.errors import Problem, declared
@@ -55,7 +55,7 @@ def show_curves(
             "smooth": smooth,
             "chart": chart,
             "epochs": len({point.epoch for point in points}),
-            "is_fraction": bool(chosen) and chosen.endswith("accuracy"),
+            "is_fraction": chosen is not None and unit_of_curve(chosen, kind) == "fraction",
             "offered": [item for item in compare(Question()) if item.is_real],
             "most": MOST_LINES,
         },

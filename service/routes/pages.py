@@ -106,8 +106,9 @@ def _samples(root: Path, dataset: str, asked: int | None) -> list[SampleOut]:
     try:
         packed = Samples(root, dataset)
         chosen = packed.chosen()
-        known = asked is None or asked in [item.index for item in chosen] or asked >= packed.info.test_images
-        return chosen if known else [*chosen, packed.describe(asked)]
+        if asked is None or asked >= packed.info.test_images or asked in [item.index for item in chosen]:
+            return chosen
+        return [*chosen, packed.describe(asked)]
     except NoSample:
         return []
 

@@ -94,8 +94,8 @@ def test_badges_say_the_verdict_and_are_well_formed(client: TestClient) -> None:
     assert title is not None and re.fullmatch(r"claim: supported, n = 5, 2026-\d\d", title)
     (counts,) = client.get("/api/v1/verdicts?paper=dac").json()["papers"]
     paper = client.get("/papers/dac/badge.svg").text
-    decided = counts["in_favour"] + counts["against"]
-    assert f"claims: {decided} of {counts['decidable']} decided, {counts['against']} against" in paper
+    decided = counts["in_favour"] + counts["opposed"]
+    assert f"claims: {decided} of {counts['decidable']} decided, {counts['opposed']} against" in paper
     for address in ("/claims/x/badge.svg", "/papers/x/badge.svg"):
         assert client.get(address).status_code == 404
     ElementTree.fromstring(badge("a<b", 'c&d"', "#000"))

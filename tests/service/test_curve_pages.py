@@ -116,7 +116,7 @@ def test_models_and_runs_lead_to_the_chart(client: TestClient, path: str) -> Non
 def test_a_first_look_stands_in_grey_where_nothing_decides_the_claim(client: TestClient) -> None:
     html = client.get("/papers/ninformer").text
     (comparison,) = client.get("/compare?dataset=cifar100").json()["comparisons"]
-    (ours,) = [arm["ours"]["mean"] for arm in comparison["arms"] if arm["arm"] == "ninformer"]
+    (ours,) = [arm["ours"]["value"] for arm in comparison["arms"] if arm["arm"] == "ninformer"]
     looks = re.findall(r'<small class="first-look" title="([^"]+)">([^<]+)</small>', html)
     assert (comparison["cut"], f"{100 * ours:.2f} % in a shortened run") in looks
     assert "a first look that decides nothing" in html

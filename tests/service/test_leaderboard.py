@@ -18,7 +18,7 @@ def models(client: TestClient, address: str) -> list[str]:
 def test_models_of_all_experiments_stand_in_one_order(published_client: TestClient) -> None:
     found = published_client.get("/compare?dataset=cifar10&metric=accuracy").json()["comparisons"]
     results = {
-        (arm["title"], item["title"]): arm["ours"]["mean"] for item in found for arm in item["arms"] if arm["ours"]
+        (arm["title"], item["title"]): arm["ours"]["value"] for item in found for arm in item["arms"] if arm["ours"]
     }
     expected = [title for (title, _), _ in sorted(results.items(), key=lambda pair: -pair[1])]
     assert len({experiment for _, experiment in results}) > 3
