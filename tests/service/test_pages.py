@@ -109,7 +109,7 @@ def test_a_claim_s_page_says_what_was_computed_and_by_which_rules(client: TestCl
     claim = client.get("/api/v1/claims/ninformer.table3.mnist.vit").json()
     html = client.get("/claims/ninformer.table3.mnist.vit").text
     facts = {row[0]: row[1] for row in Page(html).rows if len(row) > 1}
-    assert facts["times_peak"] == "113.3"
+    assert facts["times peak"] == "113.3"
     assert "contradicted" in html and "141.62 ns" in html and claim["verdict"]["rules"][:12] in html
 
 
