@@ -53,9 +53,9 @@ def test_every_experiment_is_shown_in_the_metric_of_its_printed_values(session: 
     found = {item.experiment: item for item in compare(session)}
     assert set(found) == set(params().experiments)
     for name, metric in first.items():
-        assert (found[name].metric.name, found[name].printed[0]) == (metric, metric)
-        assert any(arm.paper for arm in found[name].arms), name
-        assert all(arm.paper is None or arm.paper.unit == METRICS[metric].unit for arm in found[name].arms)
+        assert (found[name].metric.name, found[name].printed_metrics[0]) == (metric, metric)
+        assert any(arm.printed for arm in found[name].arms), name
+        assert all(arm.printed is None or arm.printed.unit == METRICS[metric].unit for arm in found[name].arms)
     others = {name: found[name].metric.name for name in set(found) - set(first)}
     assert others == {
         **dict.fromkeys(("dac-vgg-cifar10", "dac-vgg-cifar100"), "window_error"),
@@ -68,7 +68,7 @@ def test_all_five_of_cifar100_have_the_paper_s_number(session: Session) -> None:
     found = compare(session, dataset="cifar100")
     assert len(found) == 5
     for item in found:
-        assert any(arm.paper or arm.gain for arm in item.arms), item.experiment
+        assert any(arm.printed or arm.gain for arm in item.arms), item.experiment
 
 
 def test_a_lowest_error_stands_beside_the_printed_one_each_with_its_error(session: Session) -> None:
@@ -76,21 +76,21 @@ def test_a_lowest_error_stands_beside_the_printed_one_each_with_its_error(sessio
     arms = {arm.arm: arm for arm in comparison.arms}
     for name, errors in TABLE1.items():
         arm, by_hand = arms[name], min_over_epochs(errors)
-        assert arm.ours is not None and arm.paper is not None and arm.difference is not None
-        assert (arm.ours.mean, arm.ours.stderr) == (pytest.approx(by_hand.value), pytest.approx(by_hand.stderr))
+        assert arm.ours is not None and arm.printed is not None and arm.difference is not None
+        assert (arm.ours.value, arm.ours.stderr) == (pytest.approx(by_hand.value), pytest.approx(by_hand.stderr))
         assert arm.ours.stderr == pytest.approx(stats.sem(errors[:, by_hand.epoch]))
-        assert (arm.ours.epoch, arm.ours.n_replicates, arm.ours.std) == (by_hand.epoch + 1, 5, None)
+        assert (arm.ours.epoch, arm.ours.n, arm.ours.std) == (by_hand.epoch + 1, 5, None)
         half = stats.t.ppf(0.975, 4) * stats.sem(by_hand.folds)
         assert (arm.ours.low, arm.ours.high) == pytest.approx((by_hand.value - half, by_hand.value + half))
-        assert (arm.paper.n, arm.paper.place) == (5, "Table 1")
-        assert arm.difference.value == pytest.approx(by_hand.value - arm.paper.value)
-    base = arms["resnet20-v1"].paper
+        assert (arm.printed.n, arm.printed.place) == (5, "Table 1")
+        assert arm.difference.value == pytest.approx(by_hand.value - arm.printed.value)
+    base = arms["resnet20-v1"].printed
     assert base is not None and (base.value, base.stderr) == (0.3350, 0.0016)
-    ranks = {name: (arms[name].rank_ours, arms[name].rank_paper) for name in TABLE1}
+    ranks = {name: (arms[name].rank_ours, arms[name].rank_printed) for name in TABLE1}
     assert [rank for _, rank in ranks.values()] == [2, 1], "of the two that were trained"
     assert sorted(rank or 0 for rank, _ in ranks.values()) == [1, 2]
     other = arms["resnet56-v1"]
-    assert (other.rank_ours, other.rank_paper) == (None, None)
+    assert (other.rank_ours, other.rank_printed) == (None, None)
     assert (other.ours, other.reason) == (None, "not trained under the conditions that are shown")
 
 
@@ -98,20 +98,21 @@ def test_a_gain_that_the_paper_prints_stands_beside_ours_folds_paired(session: S
     comparison = of(session, "dac-vgg-cifar100")
     gain = next(arm.gain for arm in comparison.arms if arm.arm == "dac-vgg20-16")
     assert gain is not None and gain.against == "vgg20-16"
-    assert (gain.paper.value, gain.paper.stderr, gain.paper.n) == (0.0116, 0.0022, 5)
+    assert (gain.printed.value, gain.printed.stderr, gain.printed.n) == (0.0116, 0.0022, 5)
     base, dac = (window_error(FIGURE5[arm], FIGURE5[arm]) for arm in ("vgg20-16", "dac-vgg20-16"))
-    assert (gain.ours, gain.n) == (pytest.approx(base.value - dac.value), 5)
+    assert gain.ours is not None
+    assert (gain.ours.value, gain.ours.n) == (pytest.approx(base.value - dac.value), 5)
     differences = np.array(base.folds) - np.array(dac.folds)
     half = stats.t.ppf(0.975, 4) * stats.sem(differences)
-    assert (gain.low, gain.high) == pytest.approx((differences.mean() - half, differences.mean() + half))
+    assert (gain.ours.low, gain.ours.high) == pytest.approx((differences.mean() - half, differences.mean() + half))
     waiting = next(arm.gain for arm in comparison.arms if arm.arm == "dac-vgg14-32")
-    assert waiting is not None and (waiting.paper.value, waiting.ours, waiting.n) == (0.0181, None, 0)
+    assert waiting is not None and (waiting.printed.value, waiting.ours) == (0.0181, None)
 
 
 def test_one_fold_has_its_lowest_error_and_no_error_of_it(session: Session) -> None:
     arm = of(session, "dac-resnet-cifar10").arms[0]
     assert arm.ours is not None
-    assert (arm.ours.mean, arm.ours.n_replicates) == (pytest.approx(TABLE1["resnet20-v1"][0].min()), 1)
+    assert (arm.ours.value, arm.ours.n) == (pytest.approx(TABLE1["resnet20-v1"][0].min()), 1)
     assert (arm.ours.stderr, arm.ours.low) == (None, None)
     assert arm.ours.interval_missing == "one replicate: an interval needs two"
 
@@ -127,21 +128,26 @@ def test_a_metric_that_only_some_have_says_of_the_others_why_not(session: Sessio
     assert lone.arms[0].reason == "its runs have no perplexity" and lone.reason is not None
 
 
+OURS_AND_PRINTED = ("ours.value", "ours.stderr", "ours.epoch", "printed.stderr", "printed.n")
+
+
 def test_the_table_holds_both_errors_the_epoch_and_the_reason(session: Session) -> None:
     comparisons = [of(session, name) for name in ("dac-resnet-cifar100", "dac-vgg-cifar100")]
     rows = {(row["experiment"], row["arm"]): row for row in csv.DictReader(io.StringIO(as_csv(comparisons)))}
     ours = comparisons[0].arms[0].ours
     row = rows["dac-resnet-cifar100", "resnet20-v1"]
     assert ours is not None
-    assert [float(row[name]) for name in ("ours", "ours_stderr", "epoch", "paper_stderr", "paper_n")] == [
-        *(ours.mean, ours.stderr, ours.epoch, 0.0016, 5)
-    ]
+    assert [float(row[name]) for name in OURS_AND_PRINTED] == [*(ours.value, ours.stderr, ours.epoch, 0.0016, 5)]
     assert row["reason"] == ""
     other = rows["dac-resnet-cifar100", "resnet56-v1"]
-    assert (other["ours"], other["reason"]) == ("", "not trained under the conditions that are shown")
+    assert (other["ours.value"], other["reason"]) == ("", "not trained under the conditions that are shown")
     gain = rows["dac-vgg-cifar100", "dac-vgg20-16"]
-    assert (gain["gain_against"], gain["gain_paper"], gain["gain_paper_stderr"]) == ("vgg20-16", "0.0116", "0.0022")
-    assert float(gain["gain_low"]) < float(gain["gain_ours"]) < float(gain["gain_high"])
+    assert (gain["gain.against"], gain["gain.printed.value"], gain["gain.printed.stderr"]) == (
+        "vgg20-16",
+        "0.0116",
+        "0.0022",
+    )
+    assert float(gain["gain.ours.low"]) < float(gain["gain.ours.value"]) < float(gain["gain.ours.high"])
 
 
 def test_metrics_of_arms_as_wholes_are_those_of_the_verdicts() -> None:
@@ -152,7 +158,7 @@ def test_the_verdict_of_a_printed_error_has_the_comparison_s_number(session: Ses
     """Two ways from curves to a number would be two numbers."""
     judged = find_judged(session, "dac.table1.c100.v1.r20.base")
     arm = of(session, "dac-resnet-cifar100").arms[0]
-    assert arm.ours is not None and judged.verdict.ours == pytest.approx(arm.ours.mean)
+    assert arm.ours is not None and judged.verdict.ours == pytest.approx(arm.ours.value)
 
 
 def test_every_row_of_the_export_gives_its_value(session: Session) -> None:

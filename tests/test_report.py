@@ -48,7 +48,7 @@ def test_every_experiment_has_a_table_in_markdown_and_csv(root: Path) -> None:
     assert "The models finish in the paper’s order." in mnist
     with (folder / "ninformer-mnist.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert (rows[0]["arm"], float(rows[0]["paper_value"])) == ("vit", 0.9712)
+    assert (rows[0]["arm"], float(rows[0]["printed.value"])) == ("vit", 0.9712)
 
 
 def test_a_stand_in_s_number_stands_in_no_cell(root: Path) -> None:

@@ -62,15 +62,15 @@ def test_wilson_interval_stays_within_the_fractions_and_holds_the_estimate(n: in
 def test_three_replicates_have_mean_interval_and_difference(root: Path) -> None:
     comparison = only(root, dataset="mnist")
     vit = comparison.arms[0]
-    assert (vit.arm, vit.role, vit.ours.n_replicates, vit.ours.n_test) == ("vit", "baseline", 3, 10_000)
-    assert vit.ours.mean == pytest.approx(0.9722)
+    assert (vit.arm, vit.role, vit.ours.n, vit.ours.n_test) == ("vit", "baseline", 3, 10_000)
+    assert vit.ours.value == pytest.approx(0.9722)
     half = 4.302653 * 0.003 / math.sqrt(3)
     assert (vit.ours.low, vit.ours.high) == pytest.approx((0.9722 - half, 0.9722 + half), abs=1e-6)
-    assert vit.paper is not None and vit.difference is not None
-    assert (vit.paper.value, vit.paper.claim) == (0.9712, "ninformer.table2.mnist.vit")
+    assert vit.printed is not None and vit.difference is not None
+    assert (vit.printed.value, vit.printed.claim) == (0.9712, "ninformer.table2.mnist.vit")
     assert vit.difference.value == pytest.approx(0.001)
-    assert (vit.rank_ours, vit.rank_paper) == (4, 4)
-    assert comparison.order.ours == ("ninformer", "local-vit", "mlp-mixer", "vit")
+    assert (vit.rank_ours, vit.rank_printed) == (4, 4)
+    assert comparison.order.of_ours == ("ninformer", "local-vit", "mlp-mixer", "vit")
     assert comparison.order.agrees is True
     assert comparison.label == "as printed in the paper, on official data (profile paper)"
 
@@ -79,13 +79,13 @@ def test_one_replicate_has_no_interval_and_says_why(root: Path) -> None:
     ours = only(root, dataset="cifar100").arms[0].ours
     assert (ours.low, ours.high, ours.std) == (None, None, None)
     assert ours.interval_missing == "one replicate: an interval needs two"
-    assert ours.population is not None and ours.mean is not None
-    assert ours.population.low < ours.mean < ours.population.high
+    assert ours.population is not None and ours.value is not None
+    assert ours.population.low < ours.value < ours.population.high
 
 
 def test_an_epoch_chosen_on_the_test_images_says_nothing_of_fresh_ones(root: Path) -> None:
     ours = only(root, dataset="cifar100", metric="best_epoch_accuracy").arms[0].ours
-    assert ours.mean is not None
+    assert ours.value is not None
     assert ours.population is None
 
 
@@ -98,20 +98,20 @@ def test_the_best_evidence_comes_first_and_a_profile_can_be_pinned(root: Path) -
     missing = only(root, dataset="cifar100", profile="paper")
     assert (missing.profile, missing.label) == (None, "not run yet")
     assert [(arm.ours, arm.reason) for arm in missing.arms] == [(None, "not run yet under the profile paper")] * 4
-    assert [arm.paper.value for arm in missing.arms if arm.paper] == [0.3487, 0.3916, 0.4161, 0.5378]
+    assert [arm.printed.value for arm in missing.arms if arm.printed] == [0.3487, 0.3916, 0.4161, 0.5378]
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "loss", "parameters", "inference_time", "min_error"])
 def test_a_stand_in_s_number_is_none_of_ours_in_any_metric(root: Path, metric: str) -> None:
     comparison = only(root, dataset="cifar10", metric=metric)
     assert comparison.label.startswith("placeholder data: shows that the pipeline runs, says nothing about the claim")
-    assert comparison.order.ours == () and comparison.order.agrees is None
+    assert comparison.order.of_ours == () and comparison.order.agrees is None
     assert comparison.reason == "placeholder data: its number says nothing about the claim"
     for arm in comparison.arms:
         assert arm.run_keys, "its runs have numbers of their own"
         assert (arm.ours, arm.reason) == (None, comparison.reason)
-        assert (arm.difference, arm.rank_ours, arm.rank_paper) == (None, None, None)
-        assert arm.ratio is None or arm.ratio.ours is None
+        assert (arm.difference, arm.rank_ours, arm.rank_printed) == (None, None, None)
+        assert arm.ratio is None or arm.ratio.of_ours is None
         assert (arm.cost.latency_ratio, arm.cost.parameters) == (None, 2_143_588)
 
 
@@ -122,7 +122,7 @@ def test_a_provenance_can_be_asked_for(root: Path) -> None:
     assert (stand_in.profile, stand_in.provenance, stand_in.arms[0].ours) == ("smoke", "embedded", None)
     none = only(root, dataset="cifar100", provenance="full")
     assert (none.profile, none.label, none.reason) == (None, "not run yet", "not run yet on data of provenance full")
-    assert [arm.paper.value for arm in none.arms if arm.paper] == [0.3487, 0.3916, 0.4161, 0.5378]
+    assert [arm.printed.value for arm in none.arms if arm.printed] == [0.3487, 0.3916, 0.4161, 0.5378]
     both = only(root, dataset="cifar100", profile="quick", provenance="full")
     assert both.reason == "not run yet under the profile quick on data of provenance full"
 
@@ -140,11 +140,11 @@ def test_costs_are_compared_by_their_ratio_to_the_baseline_and_never_by_their_or
     assert comparison.order.agrees is None
     proposed = comparison.arms[3]
     assert proposed.ratio is not None and proposed.ratio.baseline == "vit"
-    assert proposed.ratio.ours == pytest.approx(2.1e-4 / 1.4e-4)
-    assert proposed.ratio.paper == pytest.approx(135.00 / 141.62)
-    assert (proposed.cost.latency_ratio, proposed.cost.paper_latency_ratio) == (
-        proposed.ratio.ours,
-        proposed.ratio.paper,
+    assert proposed.ratio.of_ours == pytest.approx(2.1e-4 / 1.4e-4)
+    assert proposed.ratio.of_printed == pytest.approx(135.00 / 141.62)
+    assert (proposed.cost.latency_ratio, proposed.cost.printed_latency_ratio) == (
+        proposed.ratio.of_ours,
+        proposed.ratio.of_printed,
     )
     assert proposed.difference is None
     assert proposed.cost.latency_method == (
@@ -167,13 +167,13 @@ def test_costs_that_two_revisions_measured_are_not_divided(tmp_path: Path) -> No
     assert costs["local-vit"].latency_ratio == pytest.approx(1.8e-4 / 1.4e-4)
     assert costs["ninformer"].latency_ratio is None and costs["ninformer"].latency_seconds_per_sample == 2.1e-4
     ratios = {arm.arm: arm.ratio for arm in only(root, dataset="mnist", metric="train_seconds").arms}
-    assert [ratio and ratio.ours for ratio in ratios.values()] == [1.0, 1.0, 1.0, None]
+    assert [ratio and ratio.of_ours for ratio in ratios.values()] == [1.0, 1.0, 1.0, None]
 
 
 def test_another_metric_has_no_claim_to_compare_with(root: Path) -> None:
     comparison = only(root, dataset="mnist", metric="loss")
     assert comparison.metric.better == "lower"
-    assert [(arm.paper, arm.difference) for arm in comparison.arms] == [(None, None)] * 4
+    assert [(arm.printed, arm.difference) for arm in comparison.arms] == [(None, None)] * 4
     assert [arm.rank_ours for arm in comparison.arms] == [4, 3, 2, 1]
 
 
@@ -199,7 +199,7 @@ def test_a_diverged_replicate_is_counted_and_not_averaged(tmp_path: Path) -> Non
     add_results(root, "ninformer-mnist", "paper", "full", published="2026-11-02", diverged=("vit", 2))
     record(root, "data/results.db")
     ours = only(root, dataset="mnist").arms[0].ours
-    assert (ours.n_replicates, ours.n_diverged) == (2, 1)
+    assert (ours.n, ours.n_diverged) == (2, 1)
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from service.database.observed import ObservedPoint
 from service.database.schemas import Out
 from stages.results import ClaimRecord, JudgedClaim, Status, VerdictRun
+
+
+class MeasuredOut(Out):
+    """A number of ours, as in `/compare`."""
+
+    value: float
+    low: float | None = Field(description="95 % interval over replicates in `/compare`, the verdict's own in claims")
+    high: float | None
+    n: int | None = Field(description="replicates; null of what no training gives")
+
+
+def _measured(value: Any) -> Any:
+    """A bare number of a finding or a reading, which has no interval and no replicates."""
+    return (
+        value
+        if value is None or isinstance(value, MeasuredOut)
+        else MeasuredOut(value=value, low=None, high=None, n=None)
+    )
 
 
 class ReadingOut(Out):
@@ -17,7 +36,9 @@ class ReadingOut(Out):
     name: str
     text: str = Field(description="what is taken to be meant, and why the words allow it")
     holds: bool
-    ours: float | None = Field(description="our number under this reading, in the claim's unit")
+    ours: Annotated[MeasuredOut | None, BeforeValidator(_measured)] = Field(
+        description="our number under this reading, in the claim's unit"
+    )
 
 
 class FindingOut(Out):
@@ -51,7 +72,9 @@ class PowerOut(Out):
     spread: float | None = Field(
         description="standard deviation of one replicate, of one difference for a gain; null: nobody says it"
     )
-    source: str | None = Field(examples=["printed"], description="of the spread: measured, printed or assumed")
+    spread_source: str | None = Field(
+        examples=["printed"], description="measured, printed or assumed", validation_alias="source"
+    )
     reproduced: float | None = Field(description="where the paper is right; of a gain's size")
     not_reproduced: float | None = Field(
         description="where the truth is two margins from the paper's number; of comparable arms: reversed, where one "
@@ -81,10 +104,18 @@ class VariantOut(Out):
 
     metric: str
     status: Status
-    size: Status | None = Field(description="how large a difference is, apart from its sign")
-    ours: float | None
-    low: float | None
-    high: float | None
+    size_status: Status | None = Field(
+        description="how large a difference is, apart from its sign", validation_alias="size"
+    )
+    ours: MeasuredOut | None = Field(description="in the claim's unit")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_its_interval(cls, row: dict[str, Any]) -> dict[str, Any]:
+        """As recorded, a variant's interval stands beside its number."""
+        if not isinstance(row["ours"], float | int):
+            return row
+        return row | {"ours": {"value": row["ours"], "low": row["low"], "high": row["high"], "n": None}}
 
 
 class ChangeOut(Out):
@@ -104,7 +135,7 @@ class VerdictOut(Out):
     explanation: str = Field(description="the verdict as a sentence, with its numbers, or why there is none")
     basis: str = Field(examples=["results"], description="results, finding, params or none")
     is_decidable: bool = Field(description="something here can decide the claim, now or later; a badge counts these")
-    ours: float | None = Field(description="our number, in the claim's unit")
+    ours: MeasuredOut | None = Field(description="our number, in the claim's unit")
     estimate: float | None = Field(description="ours − paper, or proposed − baseline with better positive")
     low: float | None = Field(description="interval of the estimate at `confidence`")
     high: float | None
@@ -208,8 +239,8 @@ class DeviationOut(Out):
     paper: str
     subject: str
     says: str = Field(description="what the paper says")
-    code: str | None = Field(description="what its authors' public code does")
-    ours: str
+    authors_code: str | None = Field(description="what its authors' public code does", validation_alias="code")
+    done: str = Field(description="what we do", validation_alias="ours")
     why: str
 
 
@@ -244,7 +275,7 @@ class FamilyOut(Out):
     p_heterogeneity: float | None = Field(description="of orders that don't differ")
     i2: float | None = Field(description="share of tau² in what orders differ by")
     ahead: int = Field(description="of those tested, orders with a gain above 0")
-    holds: int = Field(description="orders that hold after Holm's adjustment")
+    holding: int = Field(validation_alias="holds", description="orders that hold after Holm's adjustment")
     tested: int
     orders: int
 
@@ -269,7 +300,7 @@ class CountsOut(Out):
 
     decidable: int
     in_favour: int = Field(description="reproduced, supported, holds, if only under a reading")
-    against: int = Field(description="not reproduced, reversed, fails, contradicted")
+    opposed: int = Field(validation_alias="against", description="not reproduced, reversed, fails, contradicted")
     open: int = Field(description="there is evidence that doesn't decide yet")
     waiting: int = Field(description="not run yet")
 
@@ -313,13 +344,26 @@ def describe_record(record: ClaimRecord, observed: Sequence[ObservedPoint]) -> C
 def _claim(judged: JudgedClaim) -> dict[str, object]:
     verdict = judged.verdict
     cost = ClaimCostOut.model_validate(verdict)
-    own = {name: getattr(verdict, name) for name in VerdictOut.model_fields.keys() - {"cost"}}
+    own = {name: getattr(verdict, name) for name in VerdictOut.model_fields.keys() - {"cost", "ours"}}
     names = ClaimOut.model_fields.keys() - {"experiments", "datasets", "verdict"}
     return {name: getattr(judged.claim, name) for name in names} | {
         "experiments": judged.experiments,
         "datasets": judged.datasets,
-        "verdict": own | {"cost": cost},
+        "verdict": own | {"cost": cost, "ours": _ours(judged)},
     }
+
+
+def _ours(judged: JudgedClaim) -> MeasuredOut | None:
+    """Our number; with the verdict's interval where that is of this number, or of its distance to the printed one."""
+    verdict = judged.verdict
+    if verdict.ours is None:
+        return None
+    is_own = judged.claim.kind == "value" or verdict.estimate == verdict.ours
+    ends = [
+        None if end is None or verdict.estimate is None or not is_own else verdict.ours + (end - verdict.estimate)
+        for end in (verdict.low, verdict.high)
+    ]
+    return MeasuredOut(value=verdict.ours, low=ends[0], high=ends[1], n=verdict.n or None)
 
 
 def _run(run: VerdictRun) -> VerdictRunOut:

@@ -62,7 +62,7 @@ def first_of_each_dataset(comparisons: Sequence[ExperimentComparison]) -> dict[s
 
 def metrics_of(comparison: ExperimentComparison, kind: str) -> dict[str, str]:
     """Titles of the metrics to choose from: those that the paper prints, then those of its kind of data."""
-    names = [*comparison.printed, *SHOWN_METRICS[kind]]
+    names = [*comparison.printed_metrics, *SHOWN_METRICS[kind]]
     if comparison.metric.name not in names:
         names.append(comparison.metric.name)
     return {name: METRICS[name].title for name in names}

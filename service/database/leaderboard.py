@@ -38,7 +38,7 @@ class Entry:
         if column != "result":
             found: float | None = getattr(self.arm.cost, column)
             return found
-        return self.arm.ours.mean if self.arm.ours else None
+        return self.arm.ours.value if self.arm.ours else None
 
 
 def rank(comparisons: Sequence[ExperimentComparison], *, by: Column, is_reversed: bool = False) -> list[Entry]:

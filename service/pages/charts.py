@@ -18,10 +18,10 @@ def comparison_chart(comparison: ExperimentComparison) -> dict[str, Any] | None:
     scale = 100 if is_fraction else 1
     rows = []
     for arm in comparison.arms:
-        if arm.paper is not None and arm.paper.unit == comparison.metric.unit:
-            rows.append({"arm": arm.title, "side": "paper", "value": scale * arm.paper.value})
+        if arm.printed is not None and arm.printed.unit == comparison.metric.unit:
+            rows.append({"arm": arm.title, "side": "paper", "value": scale * arm.printed.value})
         if arm.ours is not None:
-            row = {"arm": arm.title, "side": "ours", "value": scale * arm.ours.mean}
+            row = {"arm": arm.title, "side": "ours", "value": scale * arm.ours.value}
             if arm.ours.low is not None and arm.ours.high is not None:
                 row |= {"low": scale * arm.ours.low, "high": scale * arm.ours.high}
             rows.append(row)
@@ -59,7 +59,7 @@ def cost_chart(comparison: ExperimentComparison, cost: Cost) -> dict[str, Any] |
         spent = getattr(arm.cost, cost)
         if spent is None or arm.ours is None:
             continue
-        row = {"model": arm.title, "role": arm.role, "cost": spent, "value": scale * arm.ours.mean}
+        row = {"model": arm.title, "role": arm.role, "cost": spent, "value": scale * arm.ours.value}
         if arm.ours.low is not None and arm.ours.high is not None:
             row |= {"low": scale * arm.ours.low, "high": scale * arm.ours.high}
         rows.append(row)

@@ -122,6 +122,7 @@ def install(environment: Environment) -> None:
     for function in (percent, points, count, flops, memory, energy, duration, ratio, plain, prose, lower_first):
         environment.filters[function.__name__] = function
     environment.filters["zip"] = zip
+    environment.filters["in_words"] = lambda facts: [(name.replace("_", " "), value) for name, value in facts.items()]
     environment.globals["span"] = span
     environment.filters["in_unit"] = lambda number, unit: value_in(unit or "")(number)
     environment.trim_blocks = environment.lstrip_blocks = True

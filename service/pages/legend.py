@@ -26,7 +26,7 @@ MEANINGS: Mapping[Status, str] = {
     Status.AS_PRINTED: "A setting, not a result: we train with what the paper prints.",
     Status.DEVIATES: "A setting, not a result: we train with something else, and say why.",
     Status.SHOWN: "There is no number to test. Our results are drawn, and you judge.",
-    Status.NOT_TESTED: "Nothing decides it yet; the claim’s page says what is missing.",
+    Status.NOT_TESTED: "Nothing decides it yet.",
     Status.OTHER_HARDWARE: "A time or a speed on a device that we don’t have.",
 }
 SIDES: Mapping[str, tuple[Status, ...]] = {
@@ -52,18 +52,22 @@ def address_of(paper: Paper) -> str | None:
 
 
 def sum_up(tallies: Sequence[Tally]) -> str:
-    """The state in a paragraph: how many claims training, computing and data decided, and how many wait for what."""
-    claims, decidable = sum(tally.claims for tally in tallies), add(tallies).decidable
-    papers = f"{len(tallies)} papers" if len(tallies) != 1 else "one paper"
-    said = [f"Of {claims} claims in {papers}, {decidable} can be decided here."]
+    """The state in a paragraph, the outcome first: how many claims hold, what decided them, how many wait for what."""
+    claims, whole = sum(tally.claims for tally in tallies), add(tallies)
+    papers = f"{len(tallies)} papers make" if len(tallies) != 1 else "One paper makes"
+    decided = whole.in_favour + whole.against
+    how = f"are decided: {_outcome(whole)}." if decided > 1 else f"is decided: it {_outcome(whole, number=False)}."
+    found = f"{decided} {how}" if decided else "None is decided yet."
+    said = [
+        f"{papers} {claims} claim{'s' if claims != 1 else ''}, of which {whole.decidable} can be decided here. {found}"
+    ]
     for what, counts in by_ground(tallies).items():
         if counts.in_favour + counts.against:
-            said.append(f"{what} decided {counts.in_favour + counts.against}: {_outcome(counts)}.")
+            said.append(f"{what} decided {counts.in_favour + counts.against} ({_outcome(counts)}).")
         elif counts.decidable:
             said.append(f"{what} decided none yet.")
-    whole = add(tallies)
     if whole.open:
-        said.append(f"{whole.open} {'has' if whole.open == 1 else 'have'} evidence that is not enough yet.")
+        said.append(f"For {whole.open} the evidence is not enough yet.")
     if whole.waiting:
         waits = f"{whole.waiting} {'waits' if whole.waiting == 1 else 'wait'}"
         said.append(f"{waits} for models trained as long as the paper’s.")
@@ -75,7 +79,7 @@ def by_ground(tallies: Sequence[Tally]) -> dict[str, Counts]:
     return {
         "Training the models again": add([tally.trained for tally in tallies]),
         "Computing without training": add([tally.computed for tally in tallies]),
-        "Counting the data": add([tally.data for tally in tallies]),
+        "Counting in the data": add([tally.data for tally in tallies]),
     }
 
 
@@ -84,9 +88,9 @@ def add(counts: Sequence[Counts]) -> Counts:
     return Counts(**{name: sum(getattr(item, name) for item in counts) for name in names})
 
 
-def _outcome(counts: Counts) -> str:
-    favour = f"{counts.in_favour} {'holds' if counts.in_favour == 1 else 'hold'}" if counts.in_favour else ""
-    against = f"{counts.against} {'does not' if counts.against == 1 else 'do not'}" if counts.against else ""
-    if not favour:
-        return f"{against} hold"
-    return ", ".join(part for part in (favour, against) if part)
+def _outcome(counts: Counts, *, number: bool = True) -> str:
+    """As "60 hold, 4 do not"; without the numbers as "holds"."""
+    favour = "holds" if counts.in_favour == 1 else "hold"
+    against = ("does not" if counts.against == 1 else "do not") + ("" if counts.in_favour else " hold")
+    parts = ((counts.in_favour, favour), (counts.against, against))
+    return ", ".join(f"{count} {word}" if number else word for count, word in parts if count)

@@ -57,11 +57,11 @@ def _show(session: Session, claim: Claim, comparison: ExperimentComparison, kind
     charts: dict[str, dict[str, Any]] = {}
     wanted = CURVES_OF.get(claim.metric) if claim.metric in METRICS else ("train_loss",)
     if wanted:
-        known, arms = known_curves(session, comparison), [arm.arm for arm in comparison.arms]
+        known, titles = known_curves(session, comparison), {arm.arm: arm.title for arm in comparison.arms}
         for curve in wanted:
             if curve in known:
-                points = list_curves(session, comparison, curve, arms)
-                charts[curve] = band_chart(comparison, points, curve, kind)
+                points = list_curves(session, comparison, curve, list(titles))
+                charts[curve] = band_chart(comparison.title, titles, points, curve, kind)
     elif (drawn := cost_chart(comparison, "parameters")) is not None:
         charts["parameters"] = drawn
     return Shown(comparison=comparison, charts=charts, sentences=tuple(_bests(comparison)))
@@ -72,7 +72,7 @@ def _bests(comparison: ExperimentComparison) -> list[str]:
     write, is_lower = value_in(comparison.metric.unit), comparison.metric.better == "lower"
     sentences = []
     for role in ("baseline", "proposed"):
-        own = [(arm.ours.mean, arm.title) for arm in comparison.arms if arm.role == role and arm.ours]
+        own = [(arm.ours.value, arm.title) for arm in comparison.arms if arm.role == role and arm.ours]
         if own:
             mean, title = min(own) if is_lower else max(own)
             among = f"The best of {len(own)} {role} models" if len(own) > 1 else f"The {role} model"

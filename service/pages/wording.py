@@ -76,8 +76,14 @@ def install(environment: Environment) -> None:
     for function in (side_of, in_terms_of, unit_of, as_run, print_value, print_metric, name_quantity, agreement):
         environment.filters[function.__name__] = function
     environment.filters["metric_name"] = name_metric
+    environment.filters["for_readers"] = for_readers
     environment.filters["meaning"] = meaning_of
     environment.filters["paper_address"] = address_of
+
+
+def for_readers(explanation: str) -> str:
+    """An explanation, whose words the verdict's digest covers, in the words of the pages."""
+    return explanation.replace("stand-ins", "placeholder data")
 
 
 def side_of(status: str) -> str:
@@ -168,20 +174,20 @@ def summarise(tally: Tally) -> str:
     """Summarise a paper's results in a sentence; claims decided by training are counted separately."""
     words = []
     for basis, what in (
-        ("finding", "that can be computed"),
+        ("finding", "decided by computing"),
         ("params", "on sizes of data sets"),
         ("results", "decided by training"),
     ):
         favour, against = (_count(tally, basis, side) for side in ("for", "against"))
         if favour + against:
             read = tally.by_basis[basis].get(Status.HOLDS_UNDER_READING, 0)
-            how = f", {read} of them not under every reading" if read else ""
+            how = f" ({read} of them under one reading only)" if read else ""
             words.append(f"{favour} of {favour + against} statements {what} hold{how}")
-    words += [f"one error is at {places} places and counts once" for places in tally.errors.values()]
+    words += [f"one error stands at {places} places of the paper and counts once" for places in tally.errors.values()]
     if tally.open:
-        words.append(f"{tally.open} {'has' if tally.open == 1 else 'have'} evidence that doesn’t decide yet")
+        words.append(f"for {tally.open} the evidence is not enough yet")
     if tally.waiting:
-        words.append(f"{tally.waiting} {'waits' if tally.waiting == 1 else 'wait'} for full runs")
+        words.append(f"{tally.waiting} {'waits' if tally.waiting == 1 else 'wait'} for full-length training")
     return f"{'; '.join(words)}." if words else "Nothing here can decide its claims yet."
 
 

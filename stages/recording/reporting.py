@@ -169,16 +169,16 @@ def as_markdown(comparison: ExperimentComparison) -> str:
     for arm in comparison.arms:
         cells = [
             f"{arm.title} ({arm.role})",
-            _with_error(arm.paper.value, arm.paper.stderr, arm.paper.unit) if arm.paper else NONE,
-            _with_error(arm.ours.mean, arm.ours.stderr, unit) if arm.ours else NONE,
+            _with_error(arm.printed.value, arm.printed.stderr, arm.printed.unit) if arm.printed else NONE,
+            _with_error(arm.ours.value, arm.ours.stderr, unit) if arm.ours else NONE,
             _interval(arm, unit),
             _count(arm),
             _difference(arm, unit),
-            f"{arm.rank_ours or NONE} / {arm.rank_paper or NONE}",
+            f"{arm.rank_ours or NONE} / {arm.rank_printed or NONE}",
             NONE if arm.cost.parameters is None else f"{arm.cost.parameters:,}",
             NONE if arm.cost.train_seconds is None else f"{arm.cost.train_seconds / 60:.1f} min",
             NONE if arm.cost.latency_ratio is None else f"{arm.cost.latency_ratio:.2f}",
-            NONE if arm.cost.paper_latency_ratio is None else f"{arm.cost.paper_latency_ratio:.2f}",
+            NONE if arm.cost.printed_latency_ratio is None else f"{arm.cost.printed_latency_ratio:.2f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return (
@@ -215,7 +215,7 @@ def _count(arm: ArmComparison) -> str:
     """The numbers of replicates with a value, and of those that diverged."""
     if arm.ours is None:
         return "0"
-    return f"{arm.ours.n_replicates}" + (f" (+ {arm.ours.n_diverged} diverged)" if arm.ours.n_diverged else "")
+    return f"{arm.ours.n}" + (f" (+ {arm.ours.n_diverged} diverged)" if arm.ours.n_diverged else "")
 
 
 def _interval(arm: ArmComparison, unit: str) -> str:
@@ -243,12 +243,12 @@ def _gains(comparison: ExperimentComparison) -> list[str]:
         gain = arm.gain
         if gain is None or gain.ours is None:
             continue
-        paper = _points(gain.paper.value, gain.paper.unit)
-        if gain.paper.stderr is not None:
-            paper += f" ± {_points(gain.paper.stderr, gain.paper.unit).removeprefix('+')}"
-        ours = f"{_points(gain.ours, gain.paper.unit)} (n = {gain.n}"
-        if gain.low is not None and gain.high is not None:
-            ours += f", {_points(gain.low, gain.paper.unit)} to {_points(gain.high, gain.paper.unit)}"
+        paper = _points(gain.printed.value, gain.printed.unit)
+        if gain.printed.stderr is not None:
+            paper += f" ± {_points(gain.printed.stderr, gain.printed.unit).removeprefix('+')}"
+        ours = f"{_points(gain.ours.value, gain.printed.unit)} (n = {gain.ours.n}"
+        if gain.ours.low is not None and gain.ours.high is not None:
+            ours += f", {_points(gain.ours.low, gain.printed.unit)} to {_points(gain.ours.high, gain.printed.unit)}"
         lines.append(f"{arm.title} over {titles[gain.against]}, better positive: the paper {paper}, ours {ours}).\n")
     return lines
 

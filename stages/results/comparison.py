@@ -26,8 +26,9 @@ from stages.results.estimates import (
     Estimate,
     ExperimentComparison,
     Gain,
+    Measured,
     Order,
-    PaperValue,
+    Printed,
     Ratio,
     describe_stopwatch,
     fidelity_of,
@@ -142,7 +143,7 @@ def _compare_experiment(
         paper=experiment.paper,
         dataset=experiment.dataset,
         metric=metric,
-        printed=printed,
+        printed_metrics=printed,
         profile=first.profile if first else None,
         cut=first.cut if first else None,
         provenance=first.provenance if first else None,
@@ -182,7 +183,7 @@ def _compare_arm(
     is_cost = metric.split is None
     real = _real(mine)
     ours = estimate(real, metric, facts)
-    paper = _printed(facts.claims.get((metric.name, experiment.name, arm.name)))
+    printed = _printed(facts.claims.get((metric.name, experiment.name, arm.name)))
     cost_ratio, time_ratio = (
         _ratio(experiment.name, arm.name, arm.against, real, _real(theirs), facts, info)
         for info in (metric, METRICS["inference_time"])
@@ -193,12 +194,12 @@ def _compare_arm(
         role=arm.role,
         ours=ours,
         reason=why_none(by_arm, arm.name, metric, asked) if ours is None else None,
-        paper=paper,
-        difference=None if is_cost else _difference(ours, paper, metric),
+        printed=printed,
+        difference=None if is_cost else _difference(ours, printed, metric),
         gain=_gain(experiment, arm, by_arm, facts, metric),
         ratio=cost_ratio if is_cost else None,
         rank_ours=None,
-        rank_paper=None,
+        rank_printed=None,
         cost=_cost(mine, time_ratio, facts),
         checkpoints=tuple(name for result in mine for name in facts.checkpoints.get(result.id, [])),
         run_keys=tuple(result.run_key for result in mine),
@@ -217,10 +218,10 @@ def _holds(result: ComparedRun, metric: MetricInfo) -> bool:
     return (metric.name, metric.split) in result.numbers
 
 
-def _printed(claim: tables.Claim | None) -> PaperValue | None:
+def _printed(claim: tables.Claim | None) -> Printed | None:
     if claim is None or claim.value is None:
         return None
-    return PaperValue(
+    return Printed(
         value=claim.value,
         unit=claim.unit,
         claim=claim.id,
@@ -232,13 +233,13 @@ def _printed(claim: tables.Claim | None) -> PaperValue | None:
     )
 
 
-def _difference(ours: Estimate | None, paper: PaperValue | None, metric: MetricInfo) -> Difference | None:
-    if ours is None or paper is None or paper.unit != metric.unit:
+def _difference(ours: Estimate | None, printed: Printed | None, metric: MetricInfo) -> Difference | None:
+    if ours is None or printed is None or printed.unit != metric.unit:
         return None
     return Difference(
-        value=ours.mean - paper.value,
-        low=None if ours.low is None else ours.low - paper.value,
-        high=None if ours.high is None else ours.high - paper.value,
+        value=ours.value - printed.value,
+        low=None if ours.low is None else ours.low - printed.value,
+        high=None if ours.high is None else ours.high - printed.value,
     )
 
 
@@ -251,16 +252,16 @@ def _gain(
 ) -> Gain | None:
     """The printed gain of the arm over another one, and ours; None where the paper prints none."""
     claim = facts.gains.get((metric.name, experiment.name, arm.name))
-    paper = _printed(claim)
-    if claim is None or claim.baseline_arm is None or paper is None:
+    printed = _printed(claim)
+    if claim is None or claim.baseline_arm is None or printed is None:
         return None
     sides = (_real(by_arm.get(name, ())) for name in (arm.name, claim.baseline_arm))
     ours, theirs = (values_of(side, metric, facts) for side in sides)
     better: Literal["higher", "lower"] = "higher" if metric.better == "higher" else "lower"
     is_folded = experiment.protocol["split"]["kind"] == "folds"
-    measured = gain_between(ours, theirs, better, is_folded=is_folded)
-    value, low, high, n = measured or (None, None, None, 0)
-    return Gain(against=claim.baseline_arm, paper=paper, ours=value, low=low, high=high, n=n)
+    found = gain_between(ours, theirs, better, is_folded=is_folded)
+    measured = Measured(value=found.gain, low=found.low, high=found.high, n=found.n) if found else None
+    return Gain(against=claim.baseline_arm, printed=printed, ours=measured)
 
 
 def _ratio(
@@ -283,8 +284,8 @@ def _ratio(
     printed = [claim.value for claim in claims if claim is not None and claim.value]
     return Ratio(
         baseline=baseline,
-        ours=fmean(values) / fmean(reference) if same and values and reference and fmean(reference) else None,
-        paper=printed[0] / printed[1] if len(printed) == 2 else None,
+        of_ours=fmean(values) / fmean(reference) if same and values and reference and fmean(reference) else None,
+        of_printed=printed[0] / printed[1] if len(printed) == 2 else None,
     )
 
 
@@ -331,8 +332,8 @@ def _cost(mine: Sequence[ComparedRun], latency: Ratio | None, facts: ComparisonR
         latency_device=device,
         latency_threads=threads,
         latency_method=describe_stopwatch(batch_size, warmup, repeats, device, threads) if timed else None,
-        latency_ratio=latency.ours if latency else None,
-        paper_latency_ratio=latency.paper if latency else None,
+        latency_ratio=latency.of_ours if latency else None,
+        printed_latency_ratio=latency.of_printed if latency else None,
         latency_baseline=latency.baseline if latency else None,
     )
 
@@ -343,20 +344,21 @@ def _rank(arms: Sequence[ArmComparison], metric: MetricInfo) -> tuple[list[ArmCo
     Where the paper has none, ranks among our arms.
     """
     sign = -1 if metric.better == "higher" else 1
-    table = [arm for arm in arms if arm.role in _PAIR or arm.paper is not None]
-    ours = {arm.arm: sign * arm.ours.mean for arm in table if arm.ours is not None}
-    paper = {arm.arm: sign * arm.paper.value for arm in arms if arm.paper is not None}
-    order_ours, order_paper = (tuple(sorted(side, key=lambda name: side[name])) for side in (ours, paper))
-    is_complete = len(ours) == len(paper) == len(table) > 1
+    table = [arm for arm in arms if arm.role in _PAIR or arm.printed is not None]
+    ours = {arm.arm: sign * arm.ours.value for arm in table if arm.ours is not None}
+    printed = {arm.arm: sign * arm.printed.value for arm in arms if arm.printed is not None}
+    order_ours, order_printed = (tuple(sorted(side, key=lambda name: side[name])) for side in (ours, printed))
+    is_complete = len(ours) == len(printed) == len(table) > 1
     sides = [
-        {name: side[name] for name in side if name in ours and (name in paper or not paper)} for side in (ours, paper)
+        {name: side[name] for name in side if name in ours and (name in printed or not printed)}
+        for side in (ours, printed)
     ]
     ranked = [
-        replace(arm, rank_ours=_position(sides[0], arm.arm), rank_paper=_position(sides[1], arm.arm)) for arm in arms
+        replace(arm, rank_ours=_position(sides[0], arm.arm), rank_printed=_position(sides[1], arm.arm)) for arm in arms
     ]
     # a cost differs on every machine: the paper's order of times says nothing about ours
-    agrees = (order_ours == order_paper) if is_complete and metric.split is not None else None
-    return ranked, Order(ours=order_ours, paper=order_paper, agrees=agrees)
+    agrees = (order_ours == order_printed) if is_complete and metric.split is not None else None
+    return ranked, Order(of_ours=order_ours, of_printed=order_printed, agrees=agrees)
 
 
 def _position(side: Mapping[str, float], name: str) -> int | None:

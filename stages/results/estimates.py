@@ -31,23 +31,30 @@ class Population:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
+class Measured:
+    """A number of ours, wherever it stands: its value, its interval where there is one, the replicates behind it."""
+
+    value: float
+    low: Annotated[float | None, Field(description="95 % interval over replicates, where there are two or more")]
+    high: float | None
+    n: Annotated[int | None, Field(description="replicates; null of what no training gives")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate(Measured):
     """Mean over replicates, its standard error and its 95 % t-interval; `interval_missing` says why there is none.
 
-    For a metric of the arm as a whole, `mean` is its value, `epoch` the chosen one, `stderr` the paper's own there, and
+    For a metric of the arm as a whole, `value` is that, `epoch` the chosen one, `stderr` the paper's own there, and
     the interval is that of the folds' shares, which includes the choice of the epoch; there is no `std`.
     """
 
-    mean: float
+    n: int
     std: Annotated[float | None, Field(description="over replicates; null of a metric that is one number of all folds")]
     stderr: Annotated[
         float | None,
         Field(description="of the mean; of min_error and window_error the paper's own, at the chosen epoch"),
     ]
-    low: Annotated[float | None, Field(description="95 % t-interval over replicates")]
-    high: float | None
     interval_missing: Annotated[str | None, Field(description="why there is no interval")]
-    n_replicates: int
     n_diverged: int
     n_test: int | None
     epoch: Annotated[int | None, Field(description="the one chosen, of min_error and window_error")]
@@ -55,8 +62,8 @@ class Estimate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PaperValue:
-    """The printed number; `precision` is the printed rounding, in `unit`, and `n` the replicates behind it."""
+class Printed:
+    """A number as a paper prints it; `precision` is the printed rounding, in `unit`, `n` the replicates behind it."""
 
     value: float
     unit: str | None
@@ -70,7 +77,7 @@ class PaperValue:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Ours − paper, with the interval of ours."""
+    """Ours − printed, with the interval of ours."""
 
     value: float
     low: float | None
@@ -81,16 +88,13 @@ class Difference:
 class Gain:
     """How much better an arm is than `against`, where the paper itself prints that; positive is better.
 
-    `ours` has a 95 % interval, with folds paired; it is None if either arm has no number of ours.  `n`: replicates of
-    the arm that has fewer, or folds that both have.
+    The interval of `ours` has folds paired, and its `n` is of the arm that has fewer replicates, or of the folds that
+    both have; `ours` is None if either arm has no number of ours.
     """
 
     against: str
-    paper: PaperValue
-    ours: Annotated[float | None, Field(description="null where either arm has no number of ours")]
-    low: Annotated[float | None, Field(description="95 % interval; folds are paired")]
-    high: float | None
-    n: int
+    printed: Printed
+    ours: Annotated[Measured | None, Field(description="null where either arm has no number of ours; folds are paired")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +102,7 @@ class CostSummary:
     """Means over the replicates; `latency_method` says how ours was timed.
 
     `latency_ratio` is to `latency_baseline`, where both were timed alike and published at one revision, since code
-    that no run key holds changes times.  `paper_latency_ratio` is the paper's own, of its two printed times.
+    that no run key holds changes times.  `printed_latency_ratio` is the paper's own, of its two printed times.
     """
 
     train_seconds: float | None
@@ -115,7 +119,7 @@ class CostSummary:
     latency_ratio: Annotated[
         float | None, Field(description="to latency_baseline, if both were published at one revision and timed alike")
     ]
-    paper_latency_ratio: Annotated[float | None, Field(description="the paper's, to the same baseline")]
+    printed_latency_ratio: Annotated[float | None, Field(description="the paper's, to the same baseline")]
     latency_baseline: str | None
 
 
@@ -124,8 +128,8 @@ class Ratio:
     """A cost as a multiple of the baseline arm's: on our machine, and on the paper's."""
 
     baseline: str
-    ours: float | None
-    paper: float | None
+    of_ours: float | None
+    of_printed: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,14 +162,14 @@ class ArmComparison:
             examples=["placeholder data: its number says nothing about the claim"],
         ),
     ]
-    paper: PaperValue | None
+    printed: Printed | None
     difference: Annotated[Difference | None, Field(description="null without ours, and for costs")]
     gain: Annotated[
         Gain | None, Field(description="null where the paper prints no difference of this arm in this metric")
     ]
     ratio: Annotated[Ratio | None, Field(description="for a cost: what is compared instead of a difference")]
     rank_ours: int | None
-    rank_paper: int | None
+    rank_printed: int | None
     cost: CostSummary
     checkpoints: tuple[str, ...]
     run_keys: tuple[str, ...]
@@ -180,8 +184,8 @@ class ArmComparison:
 class Order:
     """Arms from best to worst; `agrees` is None for a cost, and if either side can't order all of them."""
 
-    ours: tuple[str, ...]
-    paper: tuple[str, ...]
+    of_ours: tuple[str, ...]
+    of_printed: tuple[str, ...]
     agrees: Annotated[bool | None, Field(description="null for costs, and where an arm is missing")]
 
 
@@ -194,7 +198,7 @@ class ExperimentComparison:
     paper: str
     dataset: str
     metric: MetricInfo
-    printed: Annotated[
+    printed_metrics: Annotated[
         tuple[str, ...],
         Field(
             description="metrics of the paper's claims about these arms; the first is shown unless another is asked "
@@ -220,7 +224,7 @@ class ExperimentComparison:
     @property
     def replicates(self) -> int:
         """Replicates of the arm that has the most."""
-        return max((arm.ours.n_replicates for arm in self.arms if arm.ours is not None), default=0)
+        return max((arm.ours.n for arm in self.arms if arm.ours is not None), default=0)
 
     @property
     def stopwatches(self) -> dict[str, list[ArmComparison]]:

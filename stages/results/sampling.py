@@ -54,13 +54,13 @@ def estimate(results: Sequence[ComparedRun], metric: MetricInfo, facts: Comparis
         bounds = wilson_interval(fmean(values), n_test)
         population = Population(low=bounds[0], high=bounds[1], n_test=n_test)
     return Estimate(
-        mean=whole.value if whole else fmean(values),
+        value=whole.value if whole else fmean(values),
         std=None if whole else std,
         stderr=whole.stderr if whole else None if std is None else std / math.sqrt(len(values)),
         low=low,
         high=high,
         interval_missing=missing,
-        n_replicates=len(values),
+        n=len(values),
         n_diverged=sum(result.status == "diverged" for result in results),
         n_test=n_test,
         epoch=whole.epoch if whole else None,

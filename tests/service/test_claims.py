@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
+
 import pytest
 from fastapi.testclient import TestClient
 
@@ -45,7 +49,12 @@ def test_a_claim_shows_what_its_plan_can_tell_before_anything_has_run(client: Te
     verdict = client.get(f"/api/v1/claims/{claim}").json()["verdict"]
     power = verdict["power"]
     assert (verdict["status"], verdict["is_predicted"]) == ("not tested", None)
-    assert (power["planned"], power["source"], power["reproduced"], power["supported"]) == (3, "assumed", 0, None)
+    assert (power["planned"], power["spread_source"], power["reproduced"], power["supported"]) == (
+        3,
+        "assumed",
+        0,
+        None,
+    )
     page = client.get(f"/claims/{claim}").text
     assert "What the plan can tell" in page and "Known before anything runs. Planned are 3 replicates" in page
     assert "Nothing is judged before 5 replicates: the plan is too short." in page
@@ -65,7 +74,7 @@ def test_counts_by_verdict_agree_with_the_list(client: TestClient) -> None:
     assert counts["claims"] == 16
     for verdict, number in counts["by_verdict"].items():
         assert len(client.get("/api/v1/claims", params={"verdict": verdict}).json()) == number
-    assert counts["decidable"] == counts["in_favour"] + counts["against"] + counts["open"] + counts["waiting"]
+    assert counts["decidable"] == counts["in_favour"] + counts["opposed"] + counts["open"] + counts["waiting"]
     decidable = [claim for claim in client.get("/api/v1/claims").json() if claim["verdict"]["is_decidable"]]
     assert len(decidable) == counts["decidable"]
     assert client.get("/api/v1/verdicts?paper=nobody").status_code == 404
@@ -78,4 +87,5 @@ def test_compare_shows_the_verdicts_of_each_arm(client: TestClient) -> None:
         assert [claim["metric"] for claim in claims] == ["accuracy", "inference_time"]
         for verdict, claim in zip(arm["verdicts"], claims, strict=True):
             assert (verdict["status"], claim["arm"]) == (claim["verdict"]["status"], arm["arm"])
-    assert "ninformer.table3.mnist.vit: contradicted" in client.get("/compare?dataset=mnist&format=csv").text
+    rows = csv.DictReader(io.StringIO(client.get("/compare?dataset=mnist&format=csv").text))
+    assert [json.loads(row["verdicts"]) for row in rows] == [arm["verdicts"] for arm in comparison["arms"]]

@@ -16,17 +16,17 @@ def test_compare_returns_the_four_arms_ours_beside_the_papers(client: TestClient
     response = client.get("/compare?dataset=cifar100")
     assert response.headers["content-type"] == "application/json"
     (comparison,) = response.json()["comparisons"]
-    assert [(arm["arm"], arm["role"], arm["paper"]["value"]) for arm in comparison["arms"]] == [
+    assert [(arm["arm"], arm["role"], arm["printed"]["value"]) for arm in comparison["arms"]] == [
         ("vit", "baseline", 0.3487),
         ("mlp-mixer", "baseline", 0.3916),
         ("local-vit", "baseline", 0.4161),
         ("ninformer", "proposed", 0.5378),
     ]
     proposed = comparison["arms"][3]
-    assert proposed["ours"]["mean"] == 0.3314
+    assert proposed["ours"]["value"] == 0.3314
     assert proposed["difference"]["value"] == pytest.approx(0.3314 - 0.5378)
     assert proposed["checkpoints"] == ["ninformer-cifar100.ninformer.0"]
-    assert proposed["paper"]["unit"] == "fraction"
+    assert proposed["printed"]["unit"] == "fraction"
     assert (comparison["profile"], comparison["provenance"]) == ("quick", "subset")
     assert "not a verdict" in comparison["label"]
 
@@ -44,7 +44,7 @@ def test_a_stand_in_is_never_compared(client: TestClient) -> None:
     assert comparison["reason"] == reason
     for arm in comparison["arms"]:
         assert (arm["ours"], arm["reason"]) == (None, reason)
-        assert (arm["difference"], arm["rank_ours"], arm["rank_paper"]) == (None, None, None)
+        assert (arm["difference"], arm["rank_ours"], arm["rank_printed"]) == (None, None, None)
     rows = list(csv.DictReader(io.StringIO(client.get("/compare?dataset=cifar10&format=csv").text)))
     for row in rows:
         assert {row[name] for name in COLUMNS if name.startswith(("ours", "difference", "rank"))} == {""}
@@ -61,7 +61,7 @@ def test_results_are_cut_to_a_provenance(client: TestClient) -> None:
         "subset": "subset",
         "embedded": "embedded",
     }
-    assert answers["subset"]["arms"][3]["ours"]["mean"] == 0.3314
+    assert answers["subset"]["arms"][3]["ours"]["value"] == 0.3314
     assert [answers[name]["arms"][3]["ours"] for name in ("full", "embedded")] == [None, None]
     assert answers["full"]["reason"] == "not run yet on data of provenance full"
     refused = client.get("/compare?provenance=half")
@@ -71,10 +71,10 @@ def test_results_are_cut_to_a_provenance(client: TestClient) -> None:
 
 def test_both_errors_stand_beside_the_numbers(client: TestClient) -> None:
     (comparison,) = client.get("/compare?dataset=mnist").json()["comparisons"]
-    assert comparison["printed"] == ["accuracy", "inference_time"]
+    assert comparison["printed_metrics"] == ["accuracy", "inference_time"]
     for arm in comparison["arms"]:
         assert arm["ours"]["stderr"] == pytest.approx(arm["ours"]["std"] / 3**0.5)
-        assert (arm["ours"]["n_replicates"], arm["paper"]["n"], arm["paper"]["stderr"]) == (3, 1, None)
+        assert (arm["ours"]["n"], arm["printed"]["n"], arm["printed"]["stderr"]) == (3, 1, None)
 
 
 def test_csv_holds_the_numbers_of_json(client: TestClient) -> None:
@@ -84,13 +84,15 @@ def test_csv_holds_the_numbers_of_json(client: TestClient) -> None:
     assert by_format.text == by_accept.text
     assert by_format.headers["content-type"] == "text/csv; charset=utf-8"
     rows = list(csv.DictReader(io.StringIO(by_format.text)))
-    assert [(row["arm"], float(row["ours"]), float(row["ours_low"]), float(row["difference"])) for row in rows] == [
-        (arm["arm"], arm["ours"]["mean"], arm["ours"]["low"], arm["difference"]["value"]) for arm in comparison["arms"]
+    assert [
+        (row["arm"], float(row["ours.value"]), float(row["ours.low"]), float(row["difference.value"])) for row in rows
+    ] == [
+        (arm["arm"], arm["ours"]["value"], arm["ours"]["low"], arm["difference"]["value"]) for arm in comparison["arms"]
     ]
     for row, arm in zip(rows, comparison["arms"], strict=True):
-        assert (row["paper_unit"], row["sources"]) == (arm["paper"]["unit"], "evidence")
-        assert float(row["difference_low"]) == arm["difference"]["low"]
-        assert float(row["difference_high"]) == arm["difference"]["high"]
+        assert (row["printed.unit"], row["sources"]) == (arm["printed"]["unit"], "evidence")
+        assert float(row["difference.low"]) == arm["difference"]["low"]
+        assert float(row["difference.high"]) == arm["difference"]["high"]
     assert rows[0]["checkpoints"].split() == [f"ninformer-mnist.vit.{number}" for number in range(3)]
 
 

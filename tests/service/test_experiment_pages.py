@@ -99,7 +99,7 @@ def test_cost_stands_against_the_compared_metric(client: TestClient) -> None:
     for arm in comparison["arms"]:
         row = rows[arm["title"]]
         assert row["cost"] == arm["cost"]["latency_seconds_per_sample"]
-        assert row["value"] == pytest.approx(100 * arm["ours"]["mean"])
+        assert row["value"] == pytest.approx(100 * arm["ours"]["value"])
         assert (row["low"], row["high"]) == pytest.approx((100 * arm["ours"]["low"], 100 * arm["ours"]["high"]))
 
 
@@ -108,7 +108,7 @@ def test_the_result_that_a_cost_stands_against_can_be_chosen(client: TestClient)
     assert re.findall(r'<option value="(\w+)" selected>Test loss', html) == ["loss"]
     (comparison,) = client.get("/compare?dataset=mnist&metric=loss").json()["comparisons"]
     rows = {row["model"]: row["value"] for row in chart(html, "cost")["data"]["values"]}
-    assert rows == {arm["title"]: pytest.approx(arm["ours"]["mean"]) for arm in comparison["arms"]}
+    assert rows == {arm["title"]: pytest.approx(arm["ours"]["value"]) for arm in comparison["arms"]}
     unmeasured = client.get("/experiments/ninformer-mnist?metric=mse").text
     assert "No model has both" in unmeasured and '<select name="metric">' in unmeasured
     refused = client.get("/experiments/ninformer-mnist?metric=acc")
@@ -175,7 +175,7 @@ def test_what_is_claimed_of_its_models_stands_with_its_verdict(tmp_path: Path) -
     table = html[html.index('<table class="claims rows">') :].partition("</table>")[0]
     assert re.findall('href="/claims/([^"]+)"', table) == ["rank"], "values and settings stand elsewhere"
     (cells,) = Page(table).rows[1:]
-    ours = points(verdict["ours"])
+    ours = points(verdict["ours"]["value"])
     assert verdict["size"]["status"] == "inconclusive"
     assert cells == [
         "NiNformer against LocalViT: test accuracy, last epoch (MNIST)",

@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 
 from service.database.queries import full_run_key
 from service.settings import Settings
-from stages.results import METRICS, UnknownRun, open_results
+from stages.results import METRICS, SHOWN_METRICS, UnknownRun, open_results
 from tests.service.conftest import serving
 from tests.service.results_factory import REPOSITORY
 
@@ -96,7 +96,8 @@ def test_a_table_s_rows_are_no_images(client: TestClient) -> None:
 
 
 def test_pages_of_papers_experiments_and_data_sets_print_no_undefined_number(client: TestClient) -> None:
-    addresses = ["/"]
+    addresses = ["/", "/method", "/claims", "/curves", "/curves?line=ninformer-mnist.vit"]
+    addresses += [f"/leaderboard?dataset={row['name']}" for row in client.get("/api/v1/datasets").json()]
     addresses += [f"/papers/{row['name']}" for row in client.get("/api/v1/papers").json()]
     addresses += [f"/?dataset={row['name']}" for row in client.get("/api/v1/datasets").json()]
     addresses += [f"/experiments/{row['name']}" for row in client.get("/api/v1/experiments").json()]
@@ -160,3 +161,34 @@ def test_a_paper_s_page_has_its_contents_its_experiments_and_every_departure(cli
     }
     assert named and all(f"<summary>{subject}</summary>" in unescape(departures) for subject in named)
     assert 'id="deviations"' not in client.get("/papers/ninformer?verdict=contradicted").text
+
+
+def test_no_page_prints_a_percent_sign_on_a_metric_that_is_no_fraction(client: TestClient) -> None:
+    """Of a data set of each kind, in every metric: the tables beside the papers' and the leaderboards."""
+    seen = set()
+    for dataset, kind in (("mnist", "images"), ("sgemm", "table"), ("openwebtext", "text")):
+        for metric in SHOWN_METRICS[kind]:
+            info = METRICS[metric]
+            address = f"/?dataset={dataset}&metric={metric}"
+            pages = [client.get(address).text]
+            if info.split is not None:
+                pages.append(client.get(f"/leaderboard?dataset={dataset}&metric={metric}").text)
+            cells = [
+                cell
+                for html in pages
+                for cell in re.findall(rf'(?s)data-label="(?:Ours|Paper|{re.escape(info.title)})">(.*?)</td>', html)
+                if re.search(r"\d", text_of(cell)) and "pp" not in text_of(cell)
+            ]
+            for cell in cells:
+                assert ("%" in text_of(cell)) == (info.unit == "fraction"), f"{address}: {text_of(cell)}"
+                seen.add(info.unit)
+    assert {"fraction", "nats", "seconds"} <= seen
+
+
+def test_claims_print_a_percent_sign_only_where_their_unit_is_one(client: TestClient) -> None:
+    claims = {claim["id"]: claim for claim in client.get("/api/v1/claims?limit=1000").json()}
+    for name, claim in claims.items():
+        tiles = re.findall(r"<dt>(The paper says|we find)</dt><dd>(.*?)</dd>", client.get(f"/claims/{name}").text)
+        for _, value in tiles:
+            is_share = claim["unit"] in ("fraction",) or (claim["unit"] or "").startswith("relative")
+            assert "%" not in value or is_share, f"{name}: {value}"

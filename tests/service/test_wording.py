@@ -61,8 +61,8 @@ def test_a_sentence_says_what_holds_under_a_reading_and_that_an_error_counts_onc
     computed = {"finding": {"holds": 3, "holds under a reading": 1, "contradicted": 1}}
     sentence = summarise(Tally(paper="p", claims=16, **counts, **parts, by_basis=computed, errors={"unit": 12}))
     assert sentence == (
-        "4 of 5 statements that can be computed hold, 1 of them not under every reading; "
-        "one error is at 12 places and counts once."
+        "4 of 5 statements decided by computing hold (1 of them under one reading only); "
+        "one error stands at 12 places of the paper and counts once."
     )
 
 
