@@ -29,8 +29,8 @@ IGNORED = (
 
 
 def ask(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`python -m …` with the project's own code."""
-    return python("-m", *arguments, cwd=project, env=environment() | {"PYTHONPATH": str(project)})
+    """`python -m …` with the project's own code; both sides of a comparison fork as it does."""
+    return python("-m", *arguments, cwd=project, env=environment() | {"PYTHONPATH": str(project)}, forks_too=True)
 
 
 def git(project: Path, *arguments: str) -> str:
