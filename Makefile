@@ -21,10 +21,6 @@ READY := .venv/ready-$(TORCH_BACKEND)
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Threads of torch that wait sleep instead of spinning: other work on the machine then costs its share and no more.
 export OMP_WAIT_POLICY ?= PASSIVE
-# torch finds again what it compiled for a better processor, and such code diverges as a lesser one runs it.
-ifneq ($(ATEN_CPU_CAPABILITY),)
-export TORCHINDUCTOR_CACHE_DIR ?= $(or $(TMPDIR),/tmp)/torchinductor_$(shell id -u)_$(ATEN_CPU_CAPABILITY)
-endif
 # Our files are UTF-8 whatever the locale says.
 export PYTHONUTF8 := 1
 # Some images set it; each of hundreds of processes would compile our modules anew.

@@ -49,7 +49,7 @@ ALLOWED: dict[str, set[str]] = {
         *("recording", "upkeep", "proving"),
     },
     "worker": {
-        *("run", "device", "memory", "runs", "datasets", "training", "checkpoint", "evaluation"),
+        *("run", "device", "memory", "ops", "runs", "datasets", "training", "checkpoint", "evaluation"),
     },
 }
 SERVICE_MAY_IMPORT = {
