@@ -55,6 +55,7 @@ from service.routes import (
     catalogue,
     claim_pages,
     comparisons,
+    curve_pages,
     experiment_pages,
     export,
     health,
@@ -104,7 +105,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.add_exception_handler(NotModified, not_modified)
     _add_middleware(app, parts)
     app.include_router(inference.router)  # searched in this order, and images are requested most often
-    for module in (comparisons, catalogue, runs, pages, claim_pages, experiment_pages):
+    for module in (comparisons, catalogue, runs, pages, claim_pages, experiment_pages, curve_pages):
         app.include_router(module.router, dependencies=[Depends(conditional)])
     for module in (export, oip, health, reference):
         app.include_router(module.router)

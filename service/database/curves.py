@@ -41,10 +41,10 @@ class CurvePoint:
     high: float
 
 
-def known_curves(session: Session, comparison: ExperimentComparison) -> list[Curve]:
-    """The curves that were measured, in the order of `CURVES`."""
-    numbers = [func.count(getattr(Epoch, name)) for name in CURVES]
-    row = session.execute(_shown(select(*numbers), comparison)).one()
+def known_curves(session: Session, comparison: ExperimentComparison, *, arm: str | None = None) -> list[Curve]:
+    """The curves that were measured, of all arms or of one, in the order of `CURVES`."""
+    query = _shown(select(*(func.count(getattr(Epoch, name)) for name in CURVES)), comparison)
+    row = session.execute(query if arm is None else query.where(Result.arm == arm)).one()
     return [name for name, count in zip(CURVES, row, strict=True) if count]
 
 

@@ -47,24 +47,29 @@ class Samples:
         """The first image of each of as many classes as fit in a row, spread over all classes."""
         classes, first = np.unique(self._file.get_tensor("labels"), return_index=True)
         spread = np.linspace(0, len(classes) - 1, min(MOST, len(classes))).round().astype(int)
-        return [
-            SampleOut(
-                index=int(first[label]),
-                true_class=self.info.classes[classes[label]],
-                provenance=self.info.provenance,
-                address=f"/api/v1/datasets/{self.info.dataset}/samples/{first[label]}",
-            )
-            for label in spread
-        ]
+        return [self.describe(int(first[label])) for label in spread]
 
-    def png(self, index: int) -> bytes:
-        """One image by its position in the packed set, as PNG.
+    def describe(self, index: int) -> SampleOut:
+        """Class and address of one image by its position in the packed set.
 
         Raises:
             NoSample: there are fewer images.
         """
+        self._require(index)
+        return SampleOut(
+            index=index,
+            true_class=self.info.classes[int(self._file.get_slice("labels")[index : index + 1][0])],
+            provenance=self.info.provenance,
+            address=f"/api/v1/datasets/{self.info.dataset}/samples/{index}",
+        )
+
+    def _require(self, index: int) -> None:
         if index >= self.info.test_images:
             raise NoSample(f"sample {index}: {self.info.dataset} has {self.info.test_images:,} test images here")
+
+    def png(self, index: int) -> bytes:
+        """One image as PNG; raises as `describe`."""
+        self._require(index)
         pixels = self._file.get_slice("images")[index : index + 1][0]
         image = Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0))
         buffer = io.BytesIO()

@@ -187,6 +187,7 @@ class AnswerOut(Out):
 class ImageAnswersOut(Out):
     file: str
     answers: list[AnswerOut]
+    sample: SampleOut | None = Field(default=None, description="of a test image: what it shows; null of an upload")
 
 
 class ModelOut(Out):

@@ -8,8 +8,9 @@ from html import escape
 from typing import Any
 
 from service.pages.legend import address_of, meaning_of
-from stages.results import ClaimRecord, Paper, Result, Tally
+from stages.results import ClaimRecord, ExperimentComparison, Paper, Result, Tally
 
+DIGITS = 12  # of a digest, as pages show it
 RATINGS = {"for": 5, "against": 1}
 COLOURS = {"for": "#1f6b3a", "against": "#a11d2b", "open": "#2c4d86", "noted": "#6f4e00", "waiting": "#5d6361"}
 _LETTER, _MARGIN, _HEIGHT = 6.6, 12, 22  # pixels
@@ -22,18 +23,45 @@ def published_on(results: Iterable[Result]) -> str | None:
 
 
 def bibtex(record: ClaimRecord, name: str, paper: Paper, address: str) -> str:
-    """An entry that names the claim, its verdict, and the digest by which one sees whether either was changed."""
-    day = published_on(run.result for run in record.runs)
+    """An entry that names the claim, its verdict, and the digest by which one sees whether either was changed.
+
+    Its address holds the digest, too (`cited=`): the page says whether it still stands.
+    """
+    digest = record.verdict.digest[:DIGITS]
+    note = f"Claim {record.claim.id} of “{paper.title}”, {record.claim.place}; verdict {digest}"
+    title = f"{name}: {record.verdict.status}"
+    return _entry(record.claim.id, title, note, f"{address}?cited={digest}", published_on(_results(record)))
+
+
+def bibtex_table(comparison: ExperimentComparison, paper: Paper, address: str, content: str) -> str:
+    """An entry of an experiment's table beside the paper's, with the digest of all results that the database holds."""
+    note = f"Results beside those of “{paper.title}”: {comparison.label}; results {content[:DIGITS]}"
+    return _entry(comparison.experiment, comparison.title, note, address, None)
+
+
+def _entry(key: str, title: str, note: str, address: str, day: str | None) -> str:
     fields = {
-        "title": f"{{{_tex(name)}}}: {record.verdict.status}",
+        "title": f"{{{_tex(title)}}}",
         "author": "{The Claimcheck authors}",
         **({"year": day[:4]} if day else {}),
-        "note": f"Claim {_tex(record.claim.id)} of “{_tex(paper.title)}”, {_tex(record.claim.place)}; "
-        f"verdict {record.verdict.digest[:12]}",
+        "note": _tex(note),
         "url": address,
     }
     lines = ",\n".join(f"  {field} = {{{text}}}" for field, text in fields.items())
-    return f"@misc{{claimcheck-{re.sub('[^a-z0-9]+', '-', record.claim.id.lower())},\n{lines}\n}}"
+    return f"@misc{{claimcheck-{re.sub('[^a-z0-9]+', '-', key.lower())},\n{lines}\n}}"
+
+
+def times_reproduced(record: ClaimRecord) -> str | None:
+    """How often the claim was tried, as "145 trainings in 1 environment"; None of a claim without runs."""
+    results = _results(record)
+    if not results:
+        return None
+    runs, places = (len({getattr(result, name) for result in results}) for name in ("run_key", "environment_digest"))
+    return f"{runs} training{'s' if runs != 1 else ''} in {places} environment{'s' if places != 1 else ''}"
+
+
+def _results(record: ClaimRecord) -> list[Result]:
+    return [run.result for run in record.runs]
 
 
 def _tex(text: str) -> str:
@@ -48,7 +76,7 @@ def json_ld(record: ClaimRecord, name: str, paper: Paper, address: str, side: st
     claim = {"@type": "Claim", "name": name, "appearance": article}
     if side not in RATINGS:
         return {"@context": "https://schema.org", **claim, "url": address}
-    day = published_on(run.result for run in record.runs)
+    day = published_on(_results(record))
     status = record.verdict.status
     rating = {"@type": "Rating", "ratingValue": RATINGS[side], "bestRating": 5, "worstRating": 1}
     return {
@@ -66,7 +94,7 @@ def json_ld(record: ClaimRecord, name: str, paper: Paper, address: str, side: st
 
 def claim_badge(record: ClaimRecord, side: str) -> str:
     """As "supported, n = 5, 2026-11"."""
-    day = published_on(run.result for run in record.runs)
+    day = published_on(_results(record))
     parts = [record.verdict.status, f"n = {record.verdict.n}" if record.verdict.n else "", day[:7] if day else ""]
     return badge("claim", ", ".join(part for part in parts if part), COLOURS[side])
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
 
 from service.database.curves import SIDES, Curve, CurvePoint, name_curve, unit_of_curve
 from service.pages import vega
-from stages.results import ExperimentComparison, Result
+from stages.results import Result
+
+Smooth = Annotated[Literal[1, 5, 15], BeforeValidator(int)]
+"""The epochs of a running mean; 1 is none."""
 
 MOST_TICKS = 12
+MOST_LINES = 8  # that colours tell apart
 MOST_POINTS = 60  # epochs that are drawn as points, too
 PAIRED = (
     *(("#3f78b5", "#93b8dd"), ("#d1701f", "#f0b27a"), ("#3c8f4f", "#8fcb9b"), ("#b8403f", "#e79a98")),
@@ -22,7 +28,8 @@ _LETTER, _SYMBOL = 7, 30  # pixels per letter in a legend, and of what precedes 
 
 
 def band_chart(
-    comparison: ExperimentComparison,
+    title: str,
+    titles: Mapping[str, str],
     points: Sequence[CurvePoint],
     curve: Curve,
     kind: str,
@@ -32,11 +39,11 @@ def band_chart(
 ) -> dict[str, Any]:
     """One line per arm, the mean over its replicates; a band from the lowest to the highest of them.
 
-    `pairs` (proposed arm to base) get two shades of one colour where a colour each would be too many.  A line is the
-    running mean of `smooth` epochs, an odd number; the band is drawn as it is.
+    `titles` names the arms, `title` what they are of.  `pairs` (proposed arm to base) get two shades of one colour
+    where a colour each would be too many.  A line is the running mean of `smooth` epochs, an odd number; the band is
+    drawn as it is.
     """
-    scale, title = _axis(curve, kind)
-    titles = {arm.arm: arm.title for arm in comparison.arms}
+    scale, axis = _axis(curve, kind)
     rows: list[dict[str, Any]] = [
         {"model": titles[point.arm], "epoch": point.epoch, "replicates": point.replicates}
         | {name: scale * getattr(point, name) for name in ("mean", "low", "high")}
@@ -45,7 +52,7 @@ def band_chart(
     arms = list(dict.fromkeys(point.arm for point in points))
     models = [titles[arm] for arm in arms]
     ends = [row[name] for row in rows for name in ("low", "high")]
-    y = {"type": "quantitative", "title": title, "scale": {"zero": False} if scale > 1 else vega.scale(ends)}
+    y = {"type": "quantitative", "title": axis, "scale": {"zero": False} if scale > 1 else vega.scale(ends)}
     color = {
         "field": "model",
         "type": "nominal",
@@ -62,7 +69,7 @@ def band_chart(
     }
     nearest = {"type": "point", "nearest": True, "on": "pointermove", "clear": "pointerout"}
     has_band = any(point.replicates > 1 for point in points)
-    told = {"model": "model", "epoch": "epoch", title: "mean"}
+    told = {"model": "model", "epoch": "epoch", axis: "mean"}
     told |= {"lowest": "low", "highest": "high", "replicates": "replicates"} if has_band else {}
     formats = dict.fromkeys(("mean", "low", "high"), ".4~g")
     layers: list[dict[str, Any]] = [
@@ -84,7 +91,7 @@ def band_chart(
         }
         layers.insert(0, band)
     return {
-        **vega.frame(f"{comparison.title}: {title} over epochs, mean and span over replicates", height=340),
+        **vega.frame(f"{title}: {axis} over epochs, mean and span over replicates", height=340),
         "data": {"values": rows},
         "transform": _running_mean(smooth),
         "encoding": {"x": _epochs(rows), "color": color},

@@ -57,11 +57,11 @@ def _show(session: Session, claim: Claim, comparison: ExperimentComparison, kind
     charts: dict[str, dict[str, Any]] = {}
     wanted = CURVES_OF.get(claim.metric) if claim.metric in METRICS else ("train_loss",)
     if wanted:
-        known, arms = known_curves(session, comparison), [arm.arm for arm in comparison.arms]
+        known, titles = known_curves(session, comparison), {arm.arm: arm.title for arm in comparison.arms}
         for curve in wanted:
             if curve in known:
-                points = list_curves(session, comparison, curve, arms)
-                charts[curve] = band_chart(comparison, points, curve, kind)
+                points = list_curves(session, comparison, curve, list(titles))
+                charts[curve] = band_chart(comparison.title, titles, points, curve, kind)
     elif (drawn := cost_chart(comparison, "parameters")) is not None:
         charts["parameters"] = drawn
     return Shown(comparison=comparison, charts=charts, sentences=tuple(_bests(comparison)))

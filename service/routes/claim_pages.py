@@ -12,8 +12,9 @@ from service.database.comparing import Question, first_of_each_dataset
 from service.database.observed import list_behind
 from service.dependencies import Compare, ResultsSession, app_state_of
 from service.http.errors import declared
-from service.pages.citing import bibtex, claim_badge, json_ld, paper_badge
+from service.pages.citing import bibtex, claim_badge, json_ld, paper_badge, times_reproduced
 from service.pages.claim_charts import arms_charts, forest_chart, gain_chart, pairs_chart
+from service.pages.first_looks import first_looks
 from service.pages.legend import MEANINGS, SIDES, by_ground, sum_up
 from service.pages.names import name_claims, titles_of
 from service.pages.observed_charts import blocks_chart
@@ -62,12 +63,14 @@ def show_paper(
     name: str,
     request: Request,
     session: ResultsSession,
+    compare: Compare,
     verdict: Annotated[Status | None, Query()] = None,
 ) -> Response:
     """A paper's claims under the tables and sections where they stand, each with its verdict."""
     paper = queries.find_paper(session, name)
     counts = tally_of(session, name)
-    groups = group_by_place(list_judged(session, ClaimFilter(paper=name, verdict=verdict)))
+    judged = list_judged(session, ClaimFilter(paper=name, verdict=verdict))
+    groups = group_by_place(judged)
     titles, arms = titles_of(session, queries.list_experiments(session, paper=None, dataset=None))
     names = {row.claim.id: name_claim(row, titles, arms) for rows in groups.values() for row in rows}
     return app_state_of(request).templates.TemplateResponse(
@@ -80,6 +83,7 @@ def show_paper(
             "families": list_families(session, paper=name),
             "groups": {place: lay_out(rows, titles, arms) for place, rows in groups.items()},
             "names": names,
+            "looks": first_looks(name, judged, compare),
             "deviations": list_deviations(session, paper.name) if verdict is None else [],
             "charts": {place: forest_chart(place, rows, names) for place, rows in groups.items()},
             "verdict": verdict,
@@ -130,8 +134,17 @@ def show_method(request: Request, session: ResultsSession) -> Response:
 
 
 @router.get("/claims/{claim_id}", responses=declared(404))
-def show_claim(claim_id: str, request: Request, session: ResultsSession, compare: Compare) -> Response:
-    """One claim: its verdict, the interval against the margin, deviations, runs, cost."""
+def show_claim(
+    claim_id: str,
+    request: Request,
+    session: ResultsSession,
+    compare: Compare,
+    cited: Annotated[str | None, Query(max_length=64)] = None,
+) -> Response:
+    """One claim: its verdict, the interval against the margin, deviations, runs, cost.
+
+    `cited` is the beginning of the verdict's digest as someone cites it: the page says whether it is still that one.
+    """
     record = find_judged(session, claim_id)
     experiments = queries.list_experiments(session, paper=None, dataset=None)
     names = name_claims(session, [record], experiments)
@@ -147,6 +160,8 @@ def show_claim(claim_id: str, request: Request, session: ResultsSession, compare
             "name": names[claim_id],
             "paper": paper,
             "conclusion": conclude(record, titles),
+            "tried": times_reproduced(record),
+            "cited": cited,
             "bibtex": bibtex(record, names[claim_id], paper, address),
             "json_ld": json_ld(record, names[claim_id], paper, address, side_of(record.verdict.status)),
             "chart": gain_chart(names[claim_id], record) or forest_chart(record.claim.place, [record], names),

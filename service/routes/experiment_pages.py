@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BeforeValidator
 
 from service.database import queries
-from service.database.comparing import Question, first_of_each_dataset, metrics_of
+from service.database.comparing import Provenance, Question, first_of_each_dataset, metrics_of
 from service.database.curves import Curve, known_curves, list_curves, name_curve
 from service.database.leaderboard import COSTS, TITLES, Column, has, rank
 from service.database.observed import known_quantities, list_observed
@@ -17,13 +17,14 @@ from service.database.specs import lay_side_by_side
 from service.dependencies import Compare, ResultsSession, app_state_of
 from service.http.errors import declared
 from service.pages.charts import cost_chart
-from service.pages.curve_charts import band_chart
+from service.pages.citing import bibtex_table
+from service.pages.curve_charts import MOST_LINES, Smooth, band_chart
 from service.pages.names import name_claims
 from service.pages.observed_charts import blocks_chart
 from stages.results import METRICS, SHOWN_METRICS, Arm, ClaimFilter, Experiment, UnknownArm, list_judged
 
 router = APIRouter(include_in_schema=False)
-CURVES_AT_ONCE = 8
+PROVENANCES = {"full": "all official data", "subset": "part of the official data"}
 ELSEWHERE = ("value", "setup", "count")  # kinds of claims: beside the data set's table, and on the paper's page
 
 
@@ -36,7 +37,7 @@ def show_experiment(
     profile: str | None = None,
     arm: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006
     curve: Curve | None = None,
-    smooth: Annotated[Literal[1, 5, 15], BeforeValidator(int)] = 1,
+    smooth: Smooth = 1,
     metric: str | None = None,
     cost: str | None = None,
     quantity: str | None = None,
@@ -70,13 +71,17 @@ def show_experiment(
     judged = list_judged(session, ClaimFilter(experiment=name))
     claims = [row for row in judged if row.claim.kind not in ELSEWHERE]
     siblings = queries.list_experiments(session, paper=experiment.paper, dataset=None)
+    paper = queries.find_paper(session, experiment.paper)
     return app_state_of(request).templates.TemplateResponse(
         request,
         "experiment.html",
         {
             "experiment": experiment,
             "comparison": comparison,
-            "paper": queries.find_paper(session, experiment.paper),
+            "paper": paper,
+            "bibtex": bibtex_table(
+                comparison, paper, str(request.url.replace(query="")), queries.content_digest(session)
+            ),
             "claims": claims,
             "names": name_claims(session, claims, siblings),
             "trained": trained,
@@ -85,9 +90,12 @@ def show_experiment(
             "curves": {name: name_curve(name, kind) for name in curves},
             "curve": chosen,
             "curves_chart": (
-                band_chart(comparison, points, chosen, kind, pairs=pairs, smooth=smooth) if chosen and points else None
+                band_chart(experiment.title, titles, points, chosen, kind, pairs=pairs, smooth=smooth)
+                if chosen and points
+                else None
             ),
             "smooth": smooth,
+            "most_lines": MOST_LINES,
             "epochs": len({point.epoch for point in points}),
             "replicates": max((point.replicates for point in points), default=0),
             "quantities": quantities,
@@ -113,6 +121,7 @@ def show_leaderboard(
     dataset: str | None = None,
     metric: str | None = None,
     profile: str | None = None,
+    provenance: Annotated[Provenance | None, BeforeValidator(lambda value: value or None)] = None,
     sort: Column = "result",
     reverse: bool = False,
 ) -> Response:
@@ -122,7 +131,8 @@ def show_leaderboard(
     first = next((item.name for item in datasets if overview[item.name].is_real), datasets[0].name)
     chosen = queries.find_dataset(session, dataset or first)
     metrics = {name: METRICS[name].title for name in SHOWN_METRICS[chosen.kind] if METRICS[name].split}
-    found = compare(Question(dataset=chosen.name, profile=profile, metric=metric or next(iter(metrics))))
+    shown = metric or next(iter(metrics))
+    found = compare(Question(dataset=chosen.name, profile=profile or None, metric=shown, provenance=provenance))
     entries = rank(found, by=sort, is_reversed=reverse)
     return app_state_of(request).templates.TemplateResponse(
         request,
@@ -131,10 +141,13 @@ def show_leaderboard(
             "datasets": [item for item in datasets if overview[item.name].is_real or item.name == chosen.name],
             "dataset": chosen,
             "metrics": metrics,
-            "metric": METRICS[metric or next(iter(metrics))],
+            "metric": METRICS[shown],
             "profiles": list(dict.fromkeys(name for item in found for name in item.profiles)),
             "profile": profile,
+            "provenances": PROVENANCES,
+            "provenance": provenance,
             "entries": entries,
+            "most_lines": MOST_LINES,
             "columns": {column: title for column, title in TITLES.items() if has(entries, column)},
             "sort": sort,
             "reverse": reverse,
@@ -146,7 +159,7 @@ def show_leaderboard(
 def _first_shown(experiment: Experiment, trained: Sequence[str]) -> list[str]:
     """As many arms as can be told apart, each proposed one beside what it stands against."""
     pairs = [name for item in experiment.arms if item.role == "proposed" for name in (item.against or "", item.name)]
-    first = [name for name in dict.fromkeys((*pairs, *trained)) if name in trained][:CURVES_AT_ONCE]
+    first = [name for name in dict.fromkeys((*pairs, *trained)) if name in trained][:MOST_LINES]
     return [name for name in trained if name in first]
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import re
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, File, Form, Query, Request, Response, UploadFile
 from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
 
 from service.database import queries
-from service.database.schemas import PredictionOut
+from service.database.samples import Samples
+from service.database.schemas import PredictionOut, SampleOut
 from service.dependencies import app_state_of
 from service.http.errors import Problem, declared
 from service.http.negotiation import preferred
@@ -21,6 +25,7 @@ from service.settings import Settings
 
 router = APIRouter(route_class=FormRoute)
 MAX_NAMES = 64
+SAMPLE = re.compile(r"([a-z0-9-]{1,64})/([0-9]{1,12})")
 Done = TypeVar("Done")
 Checkpoints = Annotated[
     list[str], Query(max_length=MAX_NAMES, description="ids of checkpoints", examples=[["ninformer-cifar100.vit.0"]])
@@ -62,17 +67,37 @@ async def choose_served_checkpoints(
     return await app_state_of(request).choices.get((names, wanted, arms), find)
 
 
-async def read_uploads(files: list[UploadFile], settings: Settings) -> list[Upload]:
-    if len(files) > settings.max_images:
-        raise Problem(413, f"{len(files)} files; one request takes at most {settings.max_images}")
-    uploads = []
+Image = tuple[Upload, SampleOut | None]
+"""An image to be looked at; of a test image, what is known of it."""
+
+
+async def read_images(files: Sequence[UploadFile], samples: Sequence[str], settings: Settings) -> list[Image]:
+    """The images of a form: its files, and the test images that it names as `<data set>/<position>`.
+
+    Raises:
+        NoSample: there is no such test image here.
+    """
+    files = [file for file in files if file.filename or file.size]  # a form without a chosen file sends an empty one
+    if not files and not samples:
+        raise Problem(422, "no image came; send it as file=, or name a test image by sample=<data set>/<position>")
+    if len(files) + len(samples) > settings.max_images:
+        raise Problem(413, f"{len(files) + len(samples)} images; one request takes at most {settings.max_images}")
+    images: list[Image] = []
     for file in files:
         content = await file.read(settings.max_image_bytes + 1)
         name = "".join(letter for letter in (file.filename or "image")[:120] if letter.isprintable())
         if len(content) > settings.max_image_bytes:
             raise Problem(413, f"{name}: larger than {settings.max_image_bytes:,} bytes")
-        uploads.append(Upload(name, content))
-    return uploads
+        images.append((Upload(name, content), None))
+    return images + [await run_in_threadpool(_read_sample, settings.root, name) for name in samples]
+
+
+def _read_sample(root: Path, name: str) -> Image:
+    parts = SAMPLE.fullmatch(name)
+    if parts is None:
+        raise Problem(422, f"sample is {name[:80]!r}; expected <data set>/<position>, as mnist/7")
+    packed, index = Samples(root, parts[1]), int(parts[2])
+    return Upload(f"{parts[1]}-{index}.png", packed.png(index)), packed.describe(index)
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Done]) -> Done:
@@ -105,7 +130,8 @@ async def _disconnect(request: Request) -> None:
 async def create_prediction(
     request: Request,
     served_checkpoints: Annotated[list[queries.ServedCheckpoint], Depends(choose_served_checkpoints)],
-    file: Annotated[list[UploadFile], File(description="PNG, JPEG or WebP, any size; repeat it for more images")],
+    file: Annotated[list[UploadFile], File(description="PNG, JPEG or WebP, any size; repeat it for more images")] = [],  # noqa: B006
+    sample: Annotated[list[str], Form(description="instead: test images, as <data set>/<position>")] = [],  # noqa: B006
     top_k: Annotated[int, Query(ge=1, le=1000)] = 5,
 ) -> PredictionOut | Response:
     """The likeliest classes of each image, by one model or by several side by side.
@@ -117,9 +143,12 @@ async def create_prediction(
     """
     parts = app_state_of(request)
     wanted = preferred(request.headers.get("accept", "*/*"), {"json": "application/json", "html": "text/html"})
-    uploads = await read_uploads(file, parts.settings)
-    parts.engine.require_room(len(uploads), len(served_checkpoints))
+    images = await read_images(file, sample, parts.settings)
+    parts.engine.require_room(len(images), len(served_checkpoints))
+    uploads = [upload for upload, _ in images]
     prediction = await unless_gone(request, predict(uploads, served_checkpoints, parts.engine, top_k=top_k))
+    for answered, (_, known) in zip(prediction.images, images, strict=True):
+        answered.sample = known
     if wanted == "html":
         return parts.templates.TemplateResponse(request, "prediction.html", {"prediction": prediction})
     return prediction

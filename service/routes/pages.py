@@ -6,8 +6,9 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
 from service.database import queries
@@ -26,6 +27,8 @@ from service.routes.claim_pages import show_papers
 from stages.results import (
     ClaimFilter,
     ExperimentComparison,
+    JudgedClaim,
+    Status,
     fidelity_of,
     list_judged,
 )
@@ -43,8 +46,13 @@ def show_comparison(
     dataset: str | None = None,
     profile: str | None = None,
     metric: str | None = None,
+    sample: Annotated[int | None, Query(ge=0, lt=1 << 40)] = None,
+    checkpoint: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006
 ) -> Response:
-    """The papers and what came out; with `dataset`, its models side by side and to try."""
+    """The papers and what came out; with `dataset`, its models side by side and to try.
+
+    A link to an answer names a test image by `sample` and the models by `checkpoint`: they are chosen in the form.
+    """
     if dataset is None:
         return show_papers(request, session, compare)
     parts, datasets = app_state_of(request), queries.list_datasets(session)
@@ -66,19 +74,40 @@ def show_comparison(
             "shown": [item for item in described if item[0].is_real],
             "folded": [item for item in described if not item[0].is_real],
             "names": name_claims(session, judged, experiments),
+            "decided": {item.experiment: _decided(judged, item.experiment) for item in comparisons},
             "papers": {paper.name: paper for paper in queries.list_papers(session)},
-            "to_try": _to_try(queries.strongest(queries.list_checkpoints(session, dataset=chosen.name)), comparisons),
-            "samples": _samples(parts.settings.root, chosen.name),
+            "to_try": _to_try(
+                queries.strongest(queries.list_checkpoints(session, dataset=chosen.name)), comparisons, checkpoint
+            ),
+            "samples": _samples(parts.settings.root, chosen.name, sample),
+            "sample": sample,
             "max_images": parts.settings.max_images,
             "needs_key": parts.settings.keys is not None,
         },
     )
 
 
-def _samples(root: Path, dataset: str) -> list[SampleOut]:
-    """None where the data set was not packed here: its models answer all the same."""
+def _decided(judged: Sequence[JudgedClaim], experiment: str) -> list[JudgedClaim]:
+    """The claims that trainings of this experiment alone speak for, other than its models' own numbers."""
+    return [
+        row
+        for row in judged
+        if list(row.experiments) == [experiment]
+        and row.verdict.basis == "results"
+        and row.claim.kind != "value"
+        and row.verdict.status not in (Status.SHOWN, Status.NOT_TESTED)
+    ]
+
+
+def _samples(root: Path, dataset: str, asked: int | None) -> list[SampleOut]:
+    """A few test images, and the one asked for; none where the data set was not packed here, whose models answer all
+    the same.
+    """
     try:
-        return Samples(root, dataset).chosen()
+        packed = Samples(root, dataset)
+        chosen = packed.chosen()
+        known = asked is None or asked in [item.index for item in chosen] or asked >= packed.info.test_images
+        return chosen if known else [*chosen, packed.describe(asked)]
     except NoSample:
         return []
 
@@ -94,12 +123,16 @@ class ToTry:
 
 
 def _to_try(
-    served_checkpoints: Sequence[queries.ServedCheckpoint], comparisons: Sequence[ExperimentComparison]
+    served_checkpoints: Sequence[queries.ServedCheckpoint],
+    comparisons: Sequence[ExperimentComparison],
+    named: Sequence[str],
 ) -> list[ToTry]:
-    """In groups, real data before stand-ins.  The first is asked, as by `/predict?dataset=`.
+    """In groups, real data before stand-ins.  Those of `named` that are here are asked, else the first group, as by
+    `/predict?dataset=`.
 
-    Of stand-ins, whose answers mean nothing, only those that are compared are asked.
+    Of stand-ins, whose answers mean nothing, only those that are compared are asked unless they are named.
     """
+    here = [row.id for row in served_checkpoints if row.id in named]
     found: list[ToTry] = []
     for is_stand_in, comparison in itertools.product((False, True), comparisons):
         own = [
@@ -108,8 +141,9 @@ def _to_try(
             if (row.experiment, row.is_stand_in) == (comparison.experiment, is_stand_in)
         ]
         compared = [row for row in own if row.role in ("baseline", "proposed")] if is_stand_in else []
+        asked = [row for row in own if row.id in here] if here else [] if found else compared or own
         if own:
-            found.append(ToTry(comparison.title, is_stand_in, own, [] if found else compared or own))
+            found.append(ToTry(comparison.title, is_stand_in, own, asked))
     return found
 
 

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
+from playwright.sync_api import Browser, Page
 
 from service.app import create_app
 from service.http.access import digest_of
 from service.settings import Settings
 from stages.recording import record
-from tests.service.results_factory import make_root
+from tests.service.browsing import chromium, open_page
+from tests.service.results_factory import REPOSITORY, make_root
 from tests.service.running import Running, running
 
 
@@ -53,6 +55,26 @@ def serving(settings: Settings, *, peer: str = "testclient") -> Iterator[TestCli
 def client(settings: Settings) -> Iterator[TestClient]:
     with serving(settings) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def published_client(published: str) -> Iterator[TestClient]:
+    """A client of a service on the evidence and the models in git."""
+    with serving(Settings(root=REPOSITORY, database=published)) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def page(browser: Browser, service: Running) -> Iterator[Page]:
+    """A page of `service`; see `open_page`."""
+    with open_page(browser, service.address) as page:
+        yield page
 
 
 def png(seed: int = 0, size: tuple[int, int] = (32, 32), mode: str = "RGB") -> bytes:

@@ -2,68 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, ConsoleMessage, Page, Route, sync_playwright
+from playwright.sync_api import Page
 
-from tests.service.conftest import keys_file, png
+from tests.service.browsing import EVERYTHING, IN_A_BROWSER, OF_COLOURS, found_in
 from tests.service.results_factory import LONG_TITLE
-from tests.service.running import Running, running
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-ARGUMENTS = (
-    *("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"),
-    *("--disable-sync", "--no-first-run"),
-)
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.timeout(300),
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine (apt install chromium)"),
-]
-
-
-@pytest.fixture(scope="module")
-def address(service: Running) -> str:
-    return service.address
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def page(browser: Browser, address: str) -> Iterator[Page]:
-    """Fails its test on any message in the console and any request to another host."""
-    context = browser.new_context(base_url=address, viewport={"width": 1280, "height": 900})
-    page = context.new_page()
-    page.set_default_timeout(60_000)
-    messages: list[str] = []
-    strangers: list[str] = []
-
-    def note(message: ConsoleMessage) -> None:
-        if "status of 422" not in message.text:  # Chromium reports every refused upload, which a test provokes
-            messages.append(f"{message.type}: {message.text}")
-
-    page.on("console", note)
-    page.on("pageerror", lambda error: messages.append(str(error)))
-    page.on("request", lambda request: strangers.append(request.url) if not is_ours(request.url, address) else None)
-    yield page
-    context.close()
-    assert not messages, messages
-    assert not strangers, strangers
-
-
-def is_ours(url: str, address: str) -> bool:
-    return url.startswith((address, "data:", f"blob:{address}"))
+pytestmark = IN_A_BROWSER
 
 
 def test_a_reviewer_picks_a_data_set_and_walks_down_to_a_run(page: Page) -> None:
@@ -85,103 +32,6 @@ def test_a_reviewer_walks_from_a_paper_to_a_claim(page: Page) -> None:
     page.get_by_role("link", name="ViT: inference time").first.click()
     assert "contradicted" in page.locator(".fidelity").inner_text()
     assert "113.3" in page.get_by_role("row", name="times_peak").inner_text()
-
-
-def test_a_dropped_image_is_answered_by_every_arm_side_by_side(page: Page) -> None:
-    page.goto("/?dataset=cifar100")
-    page.evaluate(
-        """bytes => {
-            const files = new DataTransfer();
-            files.items.add(new File([new Uint8Array(bytes)], "drop.png", {type: "image/png"}));
-            document.getElementById("drop").dispatchEvent(new DragEvent("drop", {dataTransfer: files, bubbles: true}));
-        }""",
-        list(png()),
-    )
-    cards = page.locator("#answers .card")
-    cards.first.wait_for()
-    assert cards.locator("h5").all_inner_texts() == ["ViT", LONG_TITLE, "LocalViT", "NiNformer"]
-    assert "the paper says 53.8 %" in cards.last.inner_text()
-    assert cards.last.locator(".top li").count() == 5
-    assert page.locator("#answers img").evaluate("image => image.complete && image.naturalWidth") == 32
-
-
-def test_several_images_are_answered_in_a_grid_that_fits_a_phone(page: Page, tmp_path: Path) -> None:
-    page.set_viewport_size({"width": 390, "height": 800})
-    page.goto("/?dataset=cifar100")
-    files = [tmp_path / f"{name}.png" for name in ("one", "two")]
-    for number, file in enumerate(files):
-        file.write_bytes(png(number))
-    page.set_input_files("#file", files)
-    grid = page.locator("#answers .grid-of-answers tbody tr")
-    grid.first.wait_for()
-    assert grid.locator("th").all_inner_texts() == ["one.png", "two.png"]
-    for row, image in zip(grid.all(), page.locator("#answers article").all(), strict=True):
-        likeliest = image.locator(".top li:first-child .name").all_inner_texts()
-        told = [text.split("\n")[0] for text in row.locator("td").all_inner_texts()]
-        assert told[:-1] == likeliest
-        assert any(word in told[-1] for word in ("say", "differ"))
-    assert page.locator("#answers .grid-of-answers img").count() == 2
-    assert page.evaluate("document.documentElement.scrollWidth") == 390
-
-
-def test_a_sample_is_answered_without_an_image_of_ones_own(page: Page) -> None:
-    page.goto("/?dataset=cifar100")
-    samples = page.get_by_role("group", name="Test images to try").get_by_role("button")
-    assert samples.count() == 12
-    samples.nth(3).click()
-    page.locator("#answers .card").first.wait_for()
-    truth = samples.nth(3).get_attribute("data-truth")
-    assert page.locator("#answers .file").all_inner_texts() == [f"{truth}.png"]
-    assert page.locator("#answers .truth").inner_text() == f"a placeholder image, made as {truth}"
-    assert page.locator("#answers .card .badge").count() == 0, "models of real data are not judged by placeholders"
-    samples.nth(4).evaluate("button => { delete button.dataset.placeholder }")
-    samples.nth(4).click()
-    page.get_by_text(f"true class: {samples.nth(4).get_attribute('data-truth')}").wait_for()
-    assert set(page.locator("#answers .card .badge").all_inner_texts()) <= {"right", "wrong"}
-    assert page.locator("#answers .card .badge").count() == 4
-    assert page.locator("#answers img").evaluate("image => image.complete && image.naturalWidth") == 32
-
-
-def test_an_answer_never_stands_under_another_picture(page: Page, tmp_path: Path) -> None:
-    for name, seed in (("first.png", 1), ("second.png", 2)):
-        (tmp_path / name).write_bytes(png(seed))
-    held: list[Route] = []
-
-    def hold_the_first(route: Route) -> None:
-        if held:
-            route.continue_()
-        else:
-            held.append(route)
-
-    page.goto("/?dataset=cifar100")
-    page.route("**/predict", hold_the_first)
-    page.set_input_files("#file", tmp_path / "first.png")
-    page.wait_for_timeout(100)
-    with page.expect_event("requestfailed", lambda request: request.url.endswith("/predict")):
-        page.set_input_files("#file", tmp_path / "second.png")
-    page.get_by_role("heading", name="second.png").wait_for()
-    assert page.locator("#answers .file").all_inner_texts() == ["second.png"]
-    assert page.locator("#status").inner_text() == ""
-
-
-def test_a_file_that_is_no_image_is_explained(page: Page, tmp_path: Path) -> None:
-    (tmp_path / "notes.png").write_text("not an image")
-    page.goto("/?dataset=cifar100")
-    page.route("**/predict", lambda route: route.continue_())
-    with page.expect_response("**/predict") as answer:
-        page.set_input_files("#file", tmp_path / "notes.png")
-    assert answer.value.status == 422
-    page.get_by_text("notes.png: the file is not a PNG, JPEG or WebP image").wait_for()
-
-
-def test_a_form_without_a_model_says_so_in_words_of_the_page(page: Page, tmp_path: Path) -> None:
-    (tmp_path / "image.png").write_bytes(png())
-    page.goto("/?dataset=cifar100")
-    for box in page.get_by_role("checkbox").all():
-        box.uncheck()
-    page.on("request", lambda request: pytest.fail(f"asked {request.url}"))
-    page.set_input_files("#file", tmp_path / "image.png")
-    page.get_by_text("Choose at least one model.").wait_for()
 
 
 @pytest.mark.parametrize(
@@ -280,8 +130,6 @@ KINDS = (
     *("/", "/?dataset=mnist", "/?dataset=cifar10", "/papers/ninformer", "/claims/ninformer.table2.mnist.vit"),
     *("/experiments/ninformer-mnist", "/docs", "run", "/claims?q=vit", "/method", "/leaderboard"),
 )
-EVERYTHING = {"rules": {"target-size": {"enabled": True}}}  # which asks for 24 pixels, or as much room around
-OF_COLOURS = {"runOnly": ["color-contrast", "link-in-text-block"]}
 
 
 def test_a_chart_is_saved_as_drawing_picture_and_numbers(page: Page) -> None:
@@ -317,32 +165,6 @@ def test_axe_finds_text_without_contrast_in_the_dark(page: Page) -> None:
     assert found_in(page, OF_COLOURS) == [("color-contrast", [".lead"])]
 
 
-def found_in(page: Page, options: dict[str, Any]) -> list[tuple[str, list[str]]]:
-    """Violations that axe finds, each with its first place."""
-    found = Axe().run(page, options=options).response["violations"]
-    return [(item["id"], item["nodes"][0]["target"]) for item in found]
-
-
-def test_a_key_is_asked_for_and_sent_and_never_shown(browser: Browser, root: Path, tmp_path: Path) -> None:
-    (tmp_path / "image.png").write_bytes(png())
-    with running(root, tmp_path, CLAIMCHECK_KEYS=str(keys_file(tmp_path, all="right"))) as service:
-        page = browser.new_context(base_url=service.address).new_page()
-        page.set_default_timeout(60_000)
-        page.goto("/?dataset=cifar100")
-        page.get_by_label("API key").fill("wrong")
-        page.set_input_files("#file", tmp_path / "image.png")
-        page.get_by_text("this key is unknown").wait_for()
-        page.get_by_label("API key").fill("right")
-        with page.expect_request("**/predict") as asked:
-            page.get_by_role("button", name="Ask").click()
-        page.locator("#answers .card").first.wait_for()
-        assert asked.value.headers["authorization"] == "Bearer right"
-        assert "right" not in asked.value.url + page.url and b"right\r\n" not in (asked.value.post_data_buffer or b"")
-        page.reload()
-        assert page.get_by_label("API key").input_value() == "right", "kept for this tab"
-        page.context.close()
-
-
 def test_a_reviewer_compares_two_specs_by_keyboard_and_can_send_the_address(page: Page) -> None:
     page.goto("/experiments/ninformer-mnist")
     page.locator("#bands canvas").wait_for()
@@ -359,13 +181,13 @@ def test_a_reviewer_compares_two_specs_by_keyboard_and_can_send_the_address(page
     assert page.get_by_role("row", name="protocol.batch_size").count() == 1
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-def test_the_result_and_the_way_to_try_a_model_are_on_the_first_screen(page: Page, width: int) -> None:
-    page.set_viewport_size({"width": width, "height": 900})
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
+def test_the_result_and_the_way_to_try_a_model_are_on_the_first_screen(page: Page, width: int, height: int) -> None:
+    page.set_viewport_size({"width": width, "height": height})
     page.goto("/?dataset=mnist")
     for place in (page.get_by_role("row", name="ViT").first, page.get_by_role("link", name="Try the models")):
         box = place.bounding_box()
-        assert box and box["y"] + box["height"] < 900
+        assert box and box["y"] + box["height"] < height
     page.get_by_role("link", name="Try the models").click()
     page.wait_for_function("document.getElementById('try-title').getBoundingClientRect().top < innerHeight")
 

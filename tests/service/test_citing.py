@@ -55,7 +55,36 @@ def test_a_claim_is_cited_with_verdict_and_digest(client: TestClient) -> None:
     entry, verdict = unescape(found[0]), client.get(f"/api/v1{GAIN}").json()["verdict"]
     assert entry.startswith("@misc{claimcheck-dac-sgemm-gain,")
     assert "supported" in entry and verdict["digest"][:12] in entry and "year = {2026}" in entry
-    assert entry.count("{") == entry.count("}") and f"url = {{http://127.0.0.1{GAIN}}}" in entry
+    assert (
+        entry.count("{") == entry.count("}")
+        and f"url = {{http://127.0.0.1{GAIN}?cited={verdict['digest'][:12]}}}" in entry
+    )
+
+
+def test_a_cited_address_says_whether_its_verdict_still_stands(client: TestClient) -> None:
+    digest = client.get(f"/api/v1{GAIN}").json()["verdict"]["digest"]
+    assert "nothing has changed since" in client.get(f"{GAIN}?cited={digest[:12]}").text
+    html = client.get(f"{GAIN}?cited=0123456789ab").text
+    assert "cited with the verdict 0123456789ab, which is not today’s" in html and 'href="#changes-title"' in html
+    assert "was cited" not in client.get(GAIN).text
+
+
+def test_a_claim_says_how_often_and_where_it_was_tried(client: TestClient) -> None:
+    runs = client.get(f"/api/v1{GAIN}").json()["runs"]
+    keys = {run["run_key"] for run in runs}
+    results = [client.get(f"/api/v1/runs/{key}").json()["results"][0] for key in keys]
+    places = {result["environment_digest"] for result in results}
+    assert f"<dd>{len(keys)} trainings in {len(places)} environments</dd>" in client.get(GAIN).text
+    assert len(keys) > len(places) > 1
+    assert "trainings in" not in client.get("/claims/ninformer.table2.mnist.vit").text
+
+
+def test_a_table_is_cited_with_the_digest_of_all_results(client: TestClient) -> None:
+    found = re.search(r"(?s)@misc\{.*?\n\}", client.get("/experiments/dac-sgemm").text)
+    assert found is not None
+    entry, content = unescape(found[0]), client.get("/health/ready").json()["detail"].rpartition(" ")[2]
+    assert entry.startswith("@misc{claimcheck-dac-sgemm,") and f"results {content}" in entry
+    assert "as printed in the paper" in entry and "url = {http://127.0.0.1/experiments/dac-sgemm}" in entry
 
 
 def test_badges_say_the_verdict_and_are_well_formed(client: TestClient) -> None:

@@ -213,7 +213,7 @@ def test_sizes_and_numbers_are_limited(client: TestClient, settings: Settings) -
     big = ("big.png", bytes(settings.max_image_bytes + 1))
     assert_problem(client.post(VIT, files={"file": big}), 413, "big.png: larger than 300,000 bytes")
     many = [("file", (f"{number}.png", png())) for number in range(5)]
-    assert_problem(client.post(VIT, files=many), 413, "5 files; one request takes at most 4")
+    assert_problem(client.post(VIT, files=many), 413, "5 images; one request takes at most 4")
 
 
 def chunks() -> Iterator[bytes]:

@@ -167,7 +167,7 @@ def forms() -> Iterator[Form]:
     yield Form("a million parts", b"--b\r\n\r\n" * 10**6, 413, words="larger than 1,000,000 bytes")
     yield Form("a large field", part('name="checkpoint"', b"x" * 5000) + GOOD + END, 413, words="Part exceeded")
     yield Form("50 files", GOOD * 50 + END, 413, words="Too many files")
-    yield Form("5 files", GOOD * 5 + END, 413, words="5 files; one request takes at most 4")
+    yield Form("5 files", GOOD * 5 + END, 413, words="5 images; one request takes at most 4")
     yield Form("a giant part header", part('name="file"; filename="a"', png(), "X: " + "y" * 100_000) + END, 400)
     yield Form("thousands of part headers", part('name="file"; filename="a"', png(), *["X: y"] * 9000) + END, 400)
     for kind in (

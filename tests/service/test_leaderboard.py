@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
 from fastapi.testclient import TestClient
 
-from service.settings import Settings
-from tests.service.conftest import serving
-from tests.service.results_factory import REPOSITORY
 from tests.service.test_pages import Page
-
-
-@pytest.fixture(scope="module")
-def published_client(published: str) -> Iterator[TestClient]:
-    with serving(Settings(root=REPOSITORY, database=published)) as client:
-        yield client
 
 
 def models(client: TestClient, address: str) -> list[str]:
@@ -45,6 +35,20 @@ def test_it_is_sorted_by_cost_and_a_column_without_numbers_is_left_out(published
     assert Page(html).rows[1][0] == "5 layers of 18 units"
     assert "FLOP per sample" not in html and "–" not in html.partition("<tbody>")[2].partition("</tbody>")[0]
     assert re.search(r'aria-sort="ascending"><a href="[^"]*sort=parameters&amp;reverse=true"', html)
+
+
+def test_models_are_filtered_by_their_data(published_client: TestClient) -> None:
+    everything = models(published_client, "/leaderboard?dataset=cifar10&provenance=")
+    found = {
+        kind: published_client.get(f"/compare?dataset=cifar10&metric=accuracy&provenance={kind}").json()["comparisons"]
+        for kind in ("full", "subset")
+    }
+    for kind, comparisons in found.items():
+        titles = [arm["title"] for item in comparisons for arm in item["arms"] if arm["ours"]]
+        html = published_client.get(f"/leaderboard?dataset=cifar10&provenance={kind}").text
+        assert ("No model has a result" in html) == (not titles)
+        assert sorted(models(published_client, f"/leaderboard?dataset=cifar10&provenance={kind}")) == sorted(titles)
+        assert len(titles) < len(everything) or kind == "full"
 
 
 def test_placeholders_have_no_place_in_it(client: TestClient) -> None:

@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
+from httpx import Response
 from PIL import Image
 
 from service.settings import Settings
 from stages.datasets.packed import read_images, read_info
-from tests.service.conftest import serving
+from tests.service.conftest import png, serving
 
 
 def test_samples_are_packed_test_images_of_different_classes(client: TestClient, root: Path) -> None:
@@ -66,9 +67,73 @@ def test_placeholders_beside_models_of_real_data_bear_a_warning_and_real_images_
     with serving(settings.model_copy(update={"root": own})) as served:
         html = served.get("/?dataset=cifar100").text
     assert "Or one of CIFAR-100’s test images" in html and 'class="warning"' not in html
-    assert re.search(r'data-truth="digits-\d\d"', html)
+    assert re.search(r'<img src="/api/v1/datasets/cifar100/samples/\d+" alt="digits-\d\d"', html)
 
 
 def test_the_page_goes_without_samples_where_there_are_none(client: TestClient) -> None:
-    assert "data-sample" in client.get("/?dataset=cifar100").text
-    assert "data-sample" not in client.get("/?dataset=cifar10").text
+    assert 'name="sample"' in client.get("/?dataset=cifar100").text
+    assert 'name="sample"' not in client.get("/?dataset=cifar10").text
+    assert "test image of CIFAR-10, and those are not on this machine" in client.get("/?dataset=cifar10&sample=3").text
+
+
+VIT = "ninformer-cifar100.vit.0"
+
+
+def ask(client: TestClient, *samples: str, accept: str = "application/json") -> Response:
+    """The form as a browser without JavaScript sends it: no file is chosen, and an empty one comes all the same."""
+    fields = [("checkpoint", VIT), *(("sample", sample) for sample in samples)]
+    parts = [f'name="{name}"\r\n\r\n{value}' for name, value in fields]
+    parts.append('name="file"; filename=""\r\nContent-Type: application/octet-stream\r\n\r\n')
+    body = "".join(f"--edge\r\nContent-Disposition: form-data; {part}\r\n" for part in parts) + "--edge--\r\n"
+    kind = "multipart/form-data; boundary=edge"
+    return client.post("/predict", content=body.encode(), headers={"content-type": kind, "accept": accept})
+
+
+def test_a_sample_that_is_named_answers_as_its_upload_does(client: TestClient) -> None:
+    (answered,) = ask(client, "cifar100/5").json()["images"]
+    png = client.get("/api/v1/datasets/cifar100/samples/5").content
+    (uploaded,) = client.post(f"/predict?checkpoint={VIT}", files={"file": png}).json()["images"]
+    assert answered["answers"] == uploaded["answers"]
+    assert (answered["file"], uploaded["sample"]) == ("cifar100-5.png", None)
+    listed = client.get("/api/v1/datasets/cifar100/samples").json()
+    named = {item["index"]: item for item in listed}
+    for index in named:
+        (image,) = ask(client, f"cifar100/{index}").json()["images"]
+        assert image["sample"] == named[index]
+
+
+def test_files_and_samples_are_answered_in_this_order(client: TestClient) -> None:
+    fields = [("checkpoint", (None, VIT)), ("sample", (None, "cifar100/5")), ("file", ("own.png", png()))]
+    images = client.post("/predict", files=fields).json()["images"]
+    assert [(image["file"], bool(image["sample"])) for image in images] == [
+        ("own.png", False),
+        ("cifar100-5.png", True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("samples", "status", "detail"),
+    [
+        ([], 422, "no image came; send it as file=, or name a test image by sample="),
+        (["7"], 422, "sample is '7'; expected <data set>/<position>, as mnist/7"),
+        (["../cifar100/7"], 422, "sample is '../cifar100/7'"),
+        (["cifar100/99999"], 404, "sample 99999: cifar100 has 16 test images here"),
+        (["cifar10/0"], 404, "`dvc repro preprocess@cifar10` packs them"),
+        (["nothing/0"], 404, "the images of nothing are not here"),
+        (["cifar100/0"] * 5, 413, "5 images; one request takes at most 4"),
+    ],
+)
+def test_a_sample_that_cannot_be_asked_about_is_explained(
+    client: TestClient, samples: list[str], status: int, detail: str
+) -> None:
+    answer = ask(client, *samples)
+    assert answer.status_code == status
+    assert detail in answer.json()["detail"]
+
+
+def test_a_link_to_a_sample_chooses_it_and_the_models_without_javascript(client: TestClient) -> None:
+    html = client.get(f"/?dataset=cifar100&sample=5&checkpoint={VIT}&checkpoint=gone.since.0").text
+    assert re.findall(r'name="sample" value="([^"]+)" checked', html) == ["cifar100/5"]
+    assert re.findall(r'name="checkpoint" value="([^"]+)" checked', html) == [VIT]
+    page = ask(client, "cifar100/5", accept="text/html").text
+    assert "a placeholder image, made as" in page and '<img src="/api/v1/datasets/cifar100/samples/5"' in page

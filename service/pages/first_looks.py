@@ -1,0 +1,61 @@
+"""Numbers of shortened runs on real data, beside claims that nothing has decided yet: they decide nothing either."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from service.database.comparing import Question
+from stages.results import METRICS, Claim, ExperimentComparison, JudgedClaim, Status
+
+GAINS_OF_TWO = ("order", "difference", "gap")
+UNDECIDED = (Status.NOT_TESTED, Status.AGREES, Status.DISAGREES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstLook:
+    """The number that a shortened run gives where a claim has its own, in the claim's unit; `cut` says how short."""
+
+    value: float
+    n: int
+    cut: str
+
+
+def first_looks(
+    paper: str, judged: Iterable[JudgedClaim], compare: Callable[[Question], list[ExperimentComparison]]
+) -> dict[str, FirstLook]:
+    """`{claim: first look}` of those claims of the paper that have no verdict and no number of ours."""
+    waiting = [
+        row
+        for row in judged
+        if row.verdict.status in UNDECIDED and row.verdict.ours is None and len(row.experiments) == 1
+    ]
+    compared = {
+        (metric, comparison.experiment): comparison
+        for metric in dict.fromkeys(row.claim.metric for row in waiting)
+        if metric in METRICS
+        for comparison in compare(Question(paper=paper, metric=metric))
+    }
+    found = {}
+    for row in waiting:
+        comparison = compared.get((row.claim.metric, row.experiments[0]))
+        look = _look(row.claim, comparison) if comparison is not None else None
+        if look is not None:
+            found[row.claim.id] = look
+    return found
+
+
+def _look(claim: Claim, comparison: ExperimentComparison) -> FirstLook | None:
+    """The model's own number, or its gain over the other one with better positive; None of full-length runs."""
+    if not (comparison.is_real and comparison.cut) or claim.unit != comparison.metric.unit:
+        return None
+    ours = {arm.arm: arm.ours for arm in comparison.arms}
+    mine, theirs = ours.get(claim.arm or ""), ours.get(claim.baseline_arm or "")
+    if mine is None:
+        return None
+    if claim.kind == "value":
+        return FirstLook(value=mine.mean, n=mine.n_replicates, cut=comparison.cut)
+    if claim.kind not in GAINS_OF_TWO or theirs is None:
+        return None
+    gain = mine.mean - theirs.mean if comparison.metric.better == "higher" else theirs.mean - mine.mean
+    return FirstLook(value=gain, n=min(mine.n_replicates, theirs.n_replicates), cut=comparison.cut)

@@ -1,0 +1,65 @@
+"""A real Chromium for tests, which skip where a machine has none."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+ARGUMENTS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"),
+    *("--disable-sync", "--no-first-run"),
+)
+IN_A_BROWSER = [
+    pytest.mark.browser,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine (apt install chromium)"),
+]
+EVERYTHING = {"rules": {"target-size": {"enabled": True}}}  # which asks for 24 pixels, or as much room around
+OF_COLOURS = {"runOnly": ["color-contrast", "link-in-text-block"]}
+
+
+def found_in(page: Page, options: dict[str, Any]) -> list[tuple[str, list[str]]]:
+    """Violations that axe finds, each with its first place."""
+    found = Axe().run(page, options=options).response["violations"]
+    return [(item["id"], item["nodes"][0]["target"]) for item in found]
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def open_page(browser: Browser, address: str) -> Iterator[Page]:
+    """A page of the service at `address`; fails on any message in the console and any request to another host."""
+    context = browser.new_context(base_url=address, viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    page.set_default_timeout(60_000)
+    messages: list[str] = []
+    strangers: list[str] = []
+
+    def note(message: ConsoleMessage) -> None:
+        if "status of 422" not in message.text:  # Chromium reports every refused upload, which a test provokes
+            messages.append(f"{message.type}: {message.text}")
+
+    page.on("console", note)
+    page.on("pageerror", lambda error: messages.append(str(error)))
+    page.on("request", lambda request: strangers.append(request.url) if not _is_ours(request.url, address) else None)
+    yield page
+    context.close()
+    assert not messages, messages
+    assert not strangers, strangers
+
+
+def _is_ours(url: str, address: str) -> bool:
+    return url.startswith((address, "data:", f"blob:{address}", "about:"))

@@ -1,0 +1,196 @@
+"""Asking the models in a real Chromium: files, test images, links to answers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, Route
+
+from tests.service.browsing import IN_A_BROWSER
+from tests.service.conftest import keys_file, png
+from tests.service.results_factory import LONG_TITLE
+from tests.service.running import running
+
+pytestmark = IN_A_BROWSER
+
+
+def test_a_dropped_image_is_answered_by_every_arm_side_by_side(page: Page) -> None:
+    page.goto("/?dataset=cifar100")
+    page.evaluate(
+        """bytes => {
+            const files = new DataTransfer();
+            files.items.add(new File([new Uint8Array(bytes)], "drop.png", {type: "image/png"}));
+            document.getElementById("drop").dispatchEvent(new DragEvent("drop", {dataTransfer: files, bubbles: true}));
+        }""",
+        list(png()),
+    )
+    cards = page.locator("#answers .card")
+    cards.first.wait_for()
+    assert cards.locator("h5").all_inner_texts() == ["ViT", LONG_TITLE, "LocalViT", "NiNformer"]
+    assert "the paper says 53.8 %" in cards.last.inner_text()
+    assert cards.last.locator(".top li").count() == 5
+    assert page.locator("#answers img").evaluate("image => image.complete && image.naturalWidth") == 32
+
+
+def test_several_images_are_answered_in_a_grid_that_fits_a_phone(page: Page, tmp_path: Path) -> None:
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.goto("/?dataset=cifar100")
+    files = [tmp_path / f"{name}.png" for name in ("one", "two")]
+    for number, file in enumerate(files):
+        file.write_bytes(png(number))
+    page.set_input_files("#file", files)
+    grid = page.locator("#answers .grid-of-answers tbody tr")
+    grid.first.wait_for()
+    assert grid.locator("th").all_inner_texts() == ["one.png", "two.png"]
+    for row, image in zip(grid.all(), page.locator("#answers article").all(), strict=True):
+        likeliest = image.locator(".top li:first-child .name").all_inner_texts()
+        told = [text.split("\n")[0] for text in row.locator("td").all_inner_texts()]
+        assert told[:-1] == likeliest
+        assert any(word in told[-1] for word in ("say", "differ"))
+    assert page.locator("#answers .grid-of-answers img").count() == 2
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+
+
+def test_a_sample_is_answered_without_an_image_of_ones_own(page: Page) -> None:
+    page.goto("/?dataset=cifar100")
+    samples = page.get_by_role("radio")
+    assert samples.count() == 12
+    samples.nth(3).check()
+    page.locator("#answers .card").first.wait_for()
+    truth = samples.nth(3).locator("xpath=../img").get_attribute("alt")
+    assert page.locator("#answers .truth").inner_text() == f"a placeholder image, made as {truth}"
+    assert page.locator("#answers .card .badge").count() == 0, "models of real data are not judged by placeholders"
+    assert re.fullmatch(r"They differ\.|(All|\d of) 4 say .+\.", page.locator("#answers .agreement").inner_text())
+    assert page.locator("#answers h4 img").evaluate("image => image.complete && image.naturalWidth") == 32
+
+
+def shared(page: Page) -> str:
+    return page.get_by_label("Link to this answer").input_value()
+
+
+def answers_in(page: Page) -> list[str]:
+    page.locator("#answers .card").first.wait_for()
+    return page.locator("#answers .top").all_inner_texts()
+
+
+def test_a_link_to_a_sample_is_answered_alike_by_whoever_opens_it(page: Page) -> None:
+    page.goto("/?dataset=cifar100")
+    page.get_by_role("checkbox").first.uncheck()
+    page.get_by_role("radio").nth(3).check()
+    answered = answers_in(page)
+    assert len(answered) == 3
+    link = shared(page)
+    assert "#try-title" in link and "&sample=" in link
+    page.goto("about:blank")
+    page.goto(link)
+    assert answers_in(page) == answered and shared(page) == link
+    assert page.get_by_role("radio", checked=True).count() == 1
+
+
+def test_a_link_holds_a_small_image_that_no_server_is_told(page: Page, tmp_path: Path) -> None:
+    (tmp_path / "own.png").write_bytes(png(3))
+    page.goto("/?dataset=cifar100")
+    page.set_input_files("#file", tmp_path / "own.png")
+    answered = answers_in(page)
+    link = shared(page)
+    assert "#image=" in link and "reduced" not in page.locator(".share").inner_text()
+    page.goto("about:blank")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(link)
+    assert answers_in(page) == answered
+    assert page.locator("#answers .file").all_inner_texts() == ["shared-1.png"]
+    assert not [url for url in asked if "image=" in url.partition("#")[0]]
+
+
+def test_a_large_image_is_linked_to_in_fewer_pixels_and_the_page_says_so(page: Page, tmp_path: Path) -> None:
+    (tmp_path / "large.png").write_bytes(png(4, size=(300, 200)))
+    page.goto("/?dataset=cifar100")
+    page.set_input_files("#file", tmp_path / "large.png")
+    answers_in(page)
+    link = shared(page)
+    assert "at 64 × 64 pixels" in page.locator(".share").inner_text() and len(link) < 20_000
+    page.goto("about:blank")
+    page.goto(link)
+    answers_in(page)
+    assert page.locator("#answers h4 img").evaluate("image => image.decode().then(() => image.naturalWidth)") == 64
+
+
+@pytest.mark.parametrize(
+    "fragment",
+    [
+        "image=",
+        "image=%",
+        "image=PHN2ZyBvbmxvYWQ9YWxlcnQoMSk-",  # <svg onload=alert(1)>
+        "image=" + "iVBO" + "A" * 40_000,  # begins as a PNG, and is larger than any link of ours
+    ],
+)
+def test_a_link_that_holds_no_image_of_ours_asks_nothing_and_says_so(page: Page, fragment: str) -> None:
+    page.on("request", lambda request: pytest.fail(request.url) if "/predict" in request.url else None)
+    page.goto(f"/?dataset=cifar100#{fragment}")
+    page.get_by_text("The link holds no image that can be read here.").wait_for()
+    assert page.locator("#file").evaluate("input => input.files.length") == 0
+
+
+def test_an_answer_never_stands_under_another_picture(page: Page, tmp_path: Path) -> None:
+    for name, seed in (("first.png", 1), ("second.png", 2)):
+        (tmp_path / name).write_bytes(png(seed))
+    held: list[Route] = []
+
+    def hold_the_first(route: Route) -> None:
+        if held:
+            route.continue_()
+        else:
+            held.append(route)
+
+    page.goto("/?dataset=cifar100")
+    page.route("**/predict", hold_the_first)
+    page.set_input_files("#file", tmp_path / "first.png")
+    page.wait_for_timeout(100)
+    with page.expect_event("requestfailed", lambda request: request.url.endswith("/predict")):
+        page.set_input_files("#file", tmp_path / "second.png")
+    page.get_by_role("heading", name="second.png").wait_for()
+    assert page.locator("#answers .file").all_inner_texts() == ["second.png"]
+    assert page.locator("#status").inner_text() == ""
+
+
+def test_a_file_that_is_no_image_is_explained(page: Page, tmp_path: Path) -> None:
+    (tmp_path / "notes.png").write_text("not an image")
+    page.goto("/?dataset=cifar100")
+    page.route("**/predict", lambda route: route.continue_())
+    with page.expect_response("**/predict") as answer:
+        page.set_input_files("#file", tmp_path / "notes.png")
+    assert answer.value.status == 422
+    page.get_by_text("notes.png: the file is not a PNG, JPEG or WebP image").wait_for()
+
+
+def test_a_form_without_a_model_says_so_in_words_of_the_page(page: Page, tmp_path: Path) -> None:
+    (tmp_path / "image.png").write_bytes(png())
+    page.goto("/?dataset=cifar100")
+    for box in page.get_by_role("checkbox").all():
+        box.uncheck()
+    page.on("request", lambda request: pytest.fail(f"asked {request.url}"))
+    page.set_input_files("#file", tmp_path / "image.png")
+    page.get_by_text("Choose at least one model.").wait_for()
+
+
+def test_a_key_is_asked_for_and_sent_and_never_shown(browser: Browser, root: Path, tmp_path: Path) -> None:
+    (tmp_path / "image.png").write_bytes(png())
+    with running(root, tmp_path, CLAIMCHECK_KEYS=str(keys_file(tmp_path, all="right"))) as service:
+        page = browser.new_context(base_url=service.address).new_page()
+        page.set_default_timeout(60_000)
+        page.goto("/?dataset=cifar100")
+        page.get_by_label("API key").fill("wrong")
+        page.set_input_files("#file", tmp_path / "image.png")
+        page.get_by_text("this key is unknown").wait_for()
+        page.get_by_label("API key").fill("right")
+        with page.expect_request("**/predict") as asked:
+            page.get_by_role("button", name="Ask").click()
+        page.locator("#answers .card").first.wait_for()
+        assert asked.value.headers["authorization"] == "Bearer right"
+        assert "right" not in asked.value.url + page.url and b"right\r\n" not in (asked.value.post_data_buffer or b"")
+        page.reload()
+        assert page.get_by_label("API key").input_value() == "right", "kept for this tab"
+        page.context.close()

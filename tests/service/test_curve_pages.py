@@ -1,0 +1,132 @@
+"""Learning curves of models and runs of several experiments in one chart."""
+
+from __future__ import annotations
+
+import html as markup
+import re
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.pages.curve_charts import MOST_LINES, PAIRED
+from tests.service.test_experiment_pages import chart
+from tests.service.test_pages import Page
+
+MIXER, VIT, NINFORMER = "ninformer-mnist.mlp-mixer", "ninformer-mnist.vit", "ninformer-mnist.ninformer"
+FAR = "ninformer-cifar100.vit"
+
+
+def run_of(client: TestClient, arm: str) -> str:
+    key: str = client.get(f"/api/v1/runs?experiment=ninformer-mnist&arm={arm}&limit=1").json()[0]["run_key"]
+    return key
+
+
+def test_models_and_runs_of_several_experiments_are_lines_of_one_chart(client: TestClient) -> None:
+    key = run_of(client, "vit")
+    html = client.get(f"/curves?line={NINFORMER}&line={FAR}&line={key[:7]}&curve=test_loss").text
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for row in chart(html, "overlay")["data"]["values"]:
+        lines.setdefault(row["model"], []).append((row["epoch"], row["mean"]))
+    assert list(lines) == [
+        "NiNformer (ninformer-mnist)",
+        "ViT (ninformer-cifar100)",
+        f"ViT, run {key[:7]} (ninformer-mnist)",
+    ]
+    for (experiment, arm), line in zip((("mnist", "ninformer"), ("cifar100", "vit")), lines.values(), strict=False):
+        address = f"/api/v1/experiments/ninformer-{experiment}/curves?curve=test_loss&arm={arm}&limit=500"
+        assert line == [(point["epoch"], pytest.approx(point["mean"])) for point in client.get(address).json()]
+    (result,) = client.get(f"/api/v1/runs/{key}").json()["results"]
+    assert list(lines.values())[2] == [(row["epoch"], row["test_loss"]) for row in result["curves"]]
+
+
+def test_a_proposed_model_is_in_the_shade_of_its_base_across_the_chart(client: TestClient) -> None:
+    html = client.get(f"/curves?line={FAR}&line={VIT}&line={NINFORMER}&line={MIXER}").text
+    scale = chart(html, "overlay")["encoding"]["color"]["scale"]
+    shade = dict(zip(scale["domain"], scale["range"], strict=True))
+    assert (shade["NiNformer (ninformer-mnist)"], shade["ViT (ninformer-mnist)"]) == PAIRED[0]
+    assert len(set(shade.values())) == 4
+
+
+def test_the_basket_grows_and_shrinks_by_addresses_alone(client: TestClient) -> None:
+    """As a browser without JavaScript fills it: the form's own fields, with an empty one for what isn't chosen."""
+    html = client.get("/curves").text
+    assert "data-chart" not in html and f'<option value="{VIT}">ViT</option>' in html
+    html = client.get("/curves", params=[("line", VIT), ("line", "")]).text
+    kept = re.findall(r'type="hidden" name="line" value="([^"]+)"', html)
+    assert kept == [VIT]
+    html = client.get("/curves", params=[*(("line", name) for name in kept), ("line", FAR), ("line", " ")]).text
+    kept = re.findall(r'type="hidden" name="line" value="([^"]+)"', html)
+    assert kept == [VIT, FAR]
+    (left,) = re.findall(r'href="([^"]+)" aria-label="Leave out ViT \(ninformer-mnist\)"', html)
+    html = client.get(markup.unescape(left)).text
+    assert re.findall(r'type="hidden" name="line" value="([^"]+)"', html) == [FAR]
+
+
+def test_what_placeholders_were_trained_to_is_not_drawn(client: TestClient) -> None:
+    html = client.get(f"/curves?line=ninformer-cifar10.vit&line={FAR}").text
+    assert "no curve on real data" in html
+    assert {row["model"] for row in chart(html, "overlay")["data"]["values"]} == {"ViT (ninformer-cifar100)"}
+    html = client.get("/curves?line=ninformer-cifar10.vit").text
+    assert "data-chart" not in html and "there is nothing to draw" in html
+    (run,) = client.get("/api/v1/runs?experiment=ninformer-cifar10&arm=vit&limit=1").json()
+    assert "data-chart" not in client.get(f"/curves?line={run['run_key']}").text
+
+
+def test_a_loss_in_nats_shares_no_axis_with_a_squared_error(published_client: TestClient) -> None:
+    sgemm = re.findall(r'<option value="(dac-sgemm\.[^"]+)"', published_client.get("/curves").text)[0]
+    html = published_client.get(f"/curves?line=ninformer-mnist.vit&line={sgemm}&curve=test_loss").text
+    assert {row["model"] for row in chart(html, "overlay")["data"]["values"]} == {"ViT (ninformer-mnist)"}
+    assert "it has no such curve in the same unit" in html
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "detail"),
+    [
+        ("ninformer-mnist.nothing", 404, "unknown arm 'nothing'; known: vit"),
+        ("nothing.vit", 404, "unknown experiment 'nothing'"),
+        ("0" * 64, 404, "unknown run"),
+        ("<script>", 404, "unknown run"),
+        (".", 404, "unknown experiment ''"),
+    ],
+)
+def test_a_line_that_is_not_there_is_explained(client: TestClient, line: str, status: int, detail: str) -> None:
+    answer = client.get("/curves", params={"line": line})
+    assert answer.status_code == status and detail in answer.json()["detail"]
+
+
+def test_more_lines_than_colours_are_refused_and_one_line_counts_once(client: TestClient) -> None:
+    names = [f"ninformer-mnist.{number}" for number in range(MOST_LINES + 1)]
+    answer = client.get("/curves", params={"line": names})
+    assert answer.status_code == 422 and answer.json()["detail"] == "9 lines; one chart shows at most 8"
+    assert client.get("/curves", params={"line": [VIT] * (MOST_LINES + 1)}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/experiments/ninformer-mnist", "/leaderboard?dataset=mnist", "run"])
+def test_models_and_runs_lead_to_the_chart(client: TestClient, path: str) -> None:
+    """By a link, or by the form of the leaderboard."""
+    html = client.get(f"/runs/{run_of(client, 'vit')}" if path == "run" else path).text
+    links = [link for link in Page(html).addresses if link.startswith("/curves?")]
+    if path.startswith("/leaderboard"):
+        assert '<form method="get" action="/curves">' in html
+        links = ["/curves?" + "&".join(f"line={name}" for name in re.findall(r'name="line" value="([^"]+)"', html))]
+    assert links
+    assert "data-chart" in client.get(links[0]).text
+
+
+def test_a_first_look_stands_in_grey_where_nothing_decides_the_claim(client: TestClient) -> None:
+    html = client.get("/papers/ninformer").text
+    (comparison,) = client.get("/compare?dataset=cifar100").json()["comparisons"]
+    (ours,) = [arm["ours"]["mean"] for arm in comparison["arms"] if arm["arm"] == "ninformer"]
+    looks = re.findall(r'<small class="first-look" title="([^"]+)">([^<]+)</small>', html)
+    assert (comparison["cut"], f"{100 * ours:.2f} % in a shortened run") in looks
+    assert "a first look that decides nothing" in html
+
+
+def test_full_runs_and_placeholders_are_no_first_look(client: TestClient) -> None:
+    cells = {
+        claim: cell
+        for cell in client.get("/papers/ninformer").text.split("<td")
+        for claim in re.findall(r'href="/claims/(ninformer\.table2\.[^"]+)"', cell)
+    }
+    for name, is_look in (("cifar100.vit", True), ("mnist.vit", False), ("cifar10.vit", False)):
+        assert ("first-look" in cells[f"ninformer.table2.{name}"]) == is_look, name
