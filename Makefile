@@ -37,7 +37,7 @@ FAST_PATHS := tests/ops/fast
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup cluster repro test capabilities lint check format serve bench soak report mirror lock sbom audit clean clean-data
+.PHONY: help setup cluster repro test test-long capabilities lint check format serve bench soak report mirror lock sbom audit clean clean-data
 
 help:  ## this list
 	@awk -F ':.*##' '/^[a-z-]+:.*##/ {printf "  make %-12s%s\n", $$1, $$2}' Makefile
@@ -68,6 +68,9 @@ endif
 # A process a core with one thread each: files in parallel are faster than threads in small tests.
 test: $(READY)  ## the tests, without those that take long
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder --durations 20
+
+test-long: $(READY)  ## the tests that train for long, which CI runs, too
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile -m long
 
 # `test` has run them under the highest, which PyTorch chooses itself.
 capabilities: $(READY)  ## the fast paths' tests again as lesser processors run them
