@@ -21,10 +21,6 @@ READY := .venv/ready-$(TORCH_BACKEND)
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Threads of torch that wait sleep instead of spinning: other work on the machine then costs its share and no more.
 export OMP_WAIT_POLICY ?= PASSIVE
-# torch finds again what it compiled for a better processor, and such code diverges as a lesser one runs it.
-ifneq ($(ATEN_CPU_CAPABILITY),)
-export TORCHINDUCTOR_CACHE_DIR ?= $(or $(TMPDIR),/tmp)/torchinductor_$(shell id -u)_$(ATEN_CPU_CAPABILITY)
-endif
 # Our files are UTF-8 whatever the locale says.
 export PYTHONUTF8 := 1
 # Some images set it; each of hundreds of processes would compile our modules anew.
@@ -41,7 +37,7 @@ FAST_PATHS := tests/ops/fast
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup cluster repro test test-cluster capabilities lint check format serve bench soak report mirror lock sbom audit clean clean-data
+.PHONY: help setup cluster repro test test-long test-cluster capabilities lint check format serve bench soak report mirror lock sbom audit clean clean-data
 
 help:  ## this list
 	@awk -F ':.*##' '/^[a-z-]+:.*##/ {printf "  make %-12s%s\n", $$1, $$2}' Makefile
@@ -72,6 +68,9 @@ endif
 # A process a core with one thread each: files in parallel are faster than threads in small tests.
 test: $(READY)  ## the tests, without those that take long
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder --durations 20
+
+test-long: $(READY)  ## the tests that train for long, which CI runs, too
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile -m long
 
 test-cluster: cluster  ## the tests with a Ray cluster on this machine: nodes killed, heads restarted
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "cluster and not slow" --durations 10 tests/cluster

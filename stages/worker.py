@@ -27,6 +27,7 @@ from stages.datasets.packed import PackedInfo, read_info
 from stages.device import devices_of, pick_device
 from stages.evaluation.flops import FlopCounts
 from stages.memory import keep_freed_memory
+from stages.ops.fast.cpp import keep_compiled_steps_apart
 from stages.run import RunSpec, canonical_json
 from stages.runs.fingerprint import is_pinned, unlike_loaded
 from stages.runs.outcome import seal
@@ -232,6 +233,7 @@ def can_stack(device: str) -> bool:
 @cache
 def _compiles(device: torch.device) -> bool:
     """Try once to compile: Inductor needs its compiler and Python's headers."""
+    keep_compiled_steps_apart()
     try:
         tried = torch.compile(lambda x: (x.sin() + 1).sum(), mode=mode_of(device))
         for _ in range(3):  # a graph is recorded in the second call
@@ -319,15 +321,9 @@ def _prepare(job: Job) -> tuple[PackedInfo, torch.device]:
         )
     device = pick_device(job.device)
     keep_freed_memory()
-    _keep_compiled_code_apart()
+    keep_compiled_steps_apart()
     reset_peak_memory(device)
     return info, device
-
-
-@cache
-def _keep_compiled_code_apart() -> None:
-    """Compiled code is kept on disk under a key that lacks `ATEN_CPU_CAPABILITY`; code for another one crashes."""
-    torch.compiler.config.cache_key_tag += torch.backends.cpu.get_cpu_capability()
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """Processes that need not load torch anew: forked from one that has imported every library once, and none of our code.
 
-`python` answers as `python -m module …` or `python -c code …` would in a process of its own, on the code that its
-`PYTHONPATH` names.  The server behind it has one thread, reads one call per line, forks, and answers with exit status
-and output.  Settings that the interpreter or a library reads at its start (hash seed, threads of torch) are those of
-the server, and functions of `atexit` aren't called: what is about these starts a real process.
+`python` answers as `python -m module …`, `python -c code …` or `python -P file …` would in a process of its own, on
+the code that its `PYTHONPATH` names.  The server behind it has one thread, reads one call per line, forks, and answers
+with exit status and output.  Settings that the interpreter or a library reads at its start (hash seed, threads of
+torch) are those of the server, and functions of `atexit` aren't called: what is about these starts a real process.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import multiprocessing
 import os
 import runpy
 import selectors
+import socket
 import subprocess
 import sys
+import tempfile
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -41,12 +43,35 @@ LIBRARIES = (
 )
 
 
+# Stands for the interpreter in a child: asks the server, unless torch would have to read its settings anew.
+_STAND_IN = """#!{python} -IS
+import json, os, socket, sys
+if {read_at_start} != {{name: os.environ.get(name) for name in {read_at_start}}}:
+    os.execv({python!r}, [{python!r}, *sys.argv[1:]])
+with socket.socket(socket.AF_UNIX) as server:
+    server.connect({calls!r})
+    call = dict(arguments=sys.argv[1:], cwd=os.getcwd(), env=dict(os.environ), before=None, forks_too=False)
+    server.sendall(json.dumps(call).encode() + b"\\n")
+    answer = json.loads(b"".join(iter(lambda: server.recv(65536), b"")))
+sys.stdout.write(answer["stdout"])
+sys.stderr.write(answer["stderr"])
+sys.exit(answer["returncode"])
+"""
+
+
 def python(
-    *arguments: str, cwd: Path, env: Mapping[str, str], before: Callable[[], None] | None = None
+    *arguments: str,
+    cwd: Path,
+    env: Mapping[str, str],
+    before: Callable[[], None] | None = None,
+    forks_too: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """`python arguments`; `before` (a function of a module) is called in the child first."""
+    """`python arguments`; `before` (a function of a module) is called in the child first.
+
+    `forks_too`: what the child starts by `sys.executable` is forked from the same server, too.
+    """
     hook = None if before is None else (before.__module__, before.__qualname__)
-    question = {"arguments": arguments, "cwd": str(cwd), "env": dict(env), "before": hook}
+    question = {"arguments": arguments, "cwd": str(cwd), "env": dict(env), "before": hook, "forks_too": forks_too}
     server = _server()
     assert server.stdin is not None and server.stdout is not None
     try:
@@ -75,23 +100,46 @@ def _serve() -> None:
     assert len(os.listdir("/proc/self/task")) == 1, "a fork would lack the other threads"
     assert "stages" not in sys.modules
     gc.freeze()
-    for line in sys.stdin:
-        print(json.dumps(_answer(json.loads(line))), flush=True)
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as calls:
+        calls.bind(f"{folder}/calls")
+        calls.listen()
+        _stand_in(Path(folder)).write_text(
+            _STAND_IN.format(
+                python=sys.executable,
+                read_at_start={name: os.environ.get(name) for name in ("ATEN_CPU_CAPABILITY", "OMP_NUM_THREADS")},
+                calls=calls.getsockname(),
+            )
+        )
+        _stand_in(Path(folder)).chmod(0o700)
+        for line in sys.stdin:
+            print(json.dumps(_answer(json.loads(line), calls)), flush=True)
     os._exit(0)  # nothing here needs an orderly end, which takes half a second
 
 
-def _answer(question: Mapping[str, Any]) -> dict[str, Any]:
+def _stand_in(folder: Path) -> Path:
+    return folder / "python"
+
+
+def _answer(question: Mapping[str, Any], calls: socket.socket) -> dict[str, Any]:
+    """Run the call in a child; answer the calls that this makes meanwhile."""
     pipes = {name: os.pipe() for name in ("stdout", "stderr")}
     writers = [writer for _, writer in pipes.values()]
-    child = multiprocessing.get_context("fork").Process(target=_run, args=(writers,), kwargs=dict(question))
+    own = {**question, "stand_in": _stand_in(Path(calls.getsockname()).parent) if question["forks_too"] else None}
+    del own["forks_too"]
+    child = multiprocessing.get_context("fork").Process(target=_run, args=(writers,), kwargs=own)
     child.start()
     output = dict.fromkeys(pipes, b"")
     with selectors.DefaultSelector() as selector:
         for name, (reader, writer) in pipes.items():
             os.close(writer)
             selector.register(reader, selectors.EVENT_READ, name)
-        while selector.get_map():
+        selector.register(calls, selectors.EVENT_READ)
+        while len(selector.get_map()) > 1:
             for key, _ in selector.select():
+                if key.fileobj is calls:
+                    with calls.accept()[0] as caller, caller.makefile("rb") as sent:
+                        caller.sendall(json.dumps(_answer(json.loads(sent.readline()), calls)).encode())
+                    continue
                 part = os.read(key.fd, 1 << 16)
                 output[key.data] += part
                 if not part:
@@ -102,7 +150,12 @@ def _answer(question: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _run(
-    writers: Sequence[int], arguments: Sequence[str], cwd: str, env: Mapping[str, str], before: tuple[str, str] | None
+    writers: Sequence[int],
+    arguments: Sequence[str],
+    cwd: str,
+    env: Mapping[str, str],
+    before: tuple[str, str] | None,
+    stand_in: Path | None,
 ) -> None:
     """Runs in the child; multiprocessing ends it with the status that the interpreter would have."""
     for number, writer in enumerate(writers, start=1):
@@ -114,15 +167,19 @@ def _run(
     sys.dont_write_bytecode = bool(env.get("PYTHONDONTWRITEBYTECODE"))
     option, what, *sys.argv[1:] = arguments
     roots = [str(Path(root).absolute()) for root in env.get("PYTHONPATH", "").split(os.pathsep) if root]
-    sys.path[:0] = [cwd if option == "-m" else "", *roots]
+    sys.path[:0] = [*{"-m": [cwd], "-c": [""], "-P": []}[option], *roots]
     importlib.invalidate_caches()
+    if stand_in is not None:
+        sys.executable = str(stand_in)
     if before is not None:
         getattr(importlib.import_module(before[0]), before[1])()
     if option == "-m":
         sys.modules.pop(what, None)  # `before` may have imported it; what is run is `__main__`
         runpy.run_module(what, run_name="__main__", alter_sys=True)
+    elif option == "-P":
+        sys.argv[0] = what
+        runpy.run_path(what, run_name="__main__")
     else:
-        assert option == "-c", option
         sys.argv[0] = "-c"
         sys.modules["__main__"] = types.ModuleType("__main__")
         exec(compile(what, "<string>", "exec"), vars(sys.modules["__main__"]))

@@ -5,6 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,6 @@ import yaml
 from stages.cli import COMMANDS, main
 from stages.recording import record
 from tests.claims.lines import copy_project
-from tests.preloaded import python
 from tests.project import REPOSITORY, environment
 from tests.terminal import on_terminal
 
@@ -32,7 +33,19 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def claimcheck(*arguments: str, cwd: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:
-    return python("-m", "stages.cli", *arguments, cwd=cwd, env=environment() | {"COLUMNS": "80"})
+    """The command in this process, with its output in a pipe; terminals and closed pipes get processes, below."""
+    with (
+        chdir(cwd),
+        pytest.MonkeyPatch.context() as patch,
+        redirect_stdout(StringIO()) as stdout,
+        redirect_stderr(StringIO()) as stderr,
+    ):
+        patch.setenv("COLUMNS", "80")
+        try:
+            code: int = main([*arguments])
+        except SystemExit as end:  # after --help
+            code = int(end.code or 0)
+    return subprocess.CompletedProcess(["claimcheck", *arguments], code, stdout.getvalue(), stderr.getvalue())
 
 
 def test_help_lists_every_command_in_eighty_columns() -> None:

@@ -29,8 +29,8 @@ IGNORED = (
 
 
 def ask(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`python -m …` with the project's own code."""
-    return python("-m", *arguments, cwd=project, env=environment() | {"PYTHONPATH": str(project)})
+    """`python -m …` with the project's own code; both sides of a comparison fork as it does."""
+    return python("-m", *arguments, cwd=project, env=environment() | {"PYTHONPATH": str(project)}, forks_too=True)
 
 
 def git(project: Path, *arguments: str) -> str:
@@ -114,6 +114,7 @@ def copy(project: Path, folder: Path) -> Path:
     return folder / "project"
 
 
+@pytest.mark.long
 def test_a_renaming_takes_outcomes_from_the_store_once_it_is_shown(renamed: tuple[Path, str], tmp_path: Path) -> None:
     project, said = renamed
     (line,) = read_equivalences(project).lines
@@ -147,6 +148,7 @@ def test_a_renaming_takes_outcomes_from_the_store_once_it_is_shown(renamed: tupl
     assert refused.returncode == 1 and "was trained by other code than evaluates it" in refused.stderr
 
 
+@pytest.mark.long
 def test_one_changed_number_is_refused_with_spec_step_and_tensor(trained: Path, tmp_path: Path) -> None:
     project = copy(trained, tmp_path)
     change_a_number(project)
@@ -159,6 +161,7 @@ def test_one_changed_number_is_refused_with_spec_step_and_tensor(trained: Path, 
     assert "nothing is written" in refused.stderr and not (project / PATH).exists()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(cpp.load_library(dropout._SOURCE) is None, reason="no C++ compiler here")
 def test_a_fast_path_that_changes_numbers_is_left_out_only_if_asked(trained: Path, tmp_path: Path) -> None:
     project = copy(trained, tmp_path)
@@ -173,6 +176,7 @@ def test_a_fast_path_that_changes_numbers_is_left_out_only_if_asked(trained: Pat
     assert all(compared.is_plain for proof in line.proofs for compared in proof.compared)
 
 
+@pytest.mark.long
 def test_two_lines_make_a_chain(renamed: tuple[Path, str], tmp_path: Path) -> None:
     project = copy(renamed[0], tmp_path)
     rename_a_function(project)
@@ -185,6 +189,7 @@ def test_two_lines_make_a_chain(renamed: tuple[Path, str], tmp_path: Path) -> No
     assert done.stdout.count("of older code that gives the same by line 1, 2 of equivalences.jsonl") == 2, done.stdout
 
 
+@pytest.mark.long
 def test_a_forged_line_is_refused_by_name(renamed: tuple[Path, str], tmp_path: Path) -> None:
     project = copy(renamed[0], tmp_path)
     line = json.loads((project / PATH).read_text())
@@ -196,6 +201,7 @@ def test_a_forged_line_is_refused_by_name(renamed: tuple[Path, str], tmp_path: P
     assert "Traceback" not in refused.stderr
 
 
+@pytest.mark.long
 def test_what_another_line_says_of_the_code_before_changes_nothing(renamed: tuple[Path, str], tmp_path: Path) -> None:
     """Resealed with another digest before: the chain no longer begins at the code that trained the outcome."""
     project = copy(renamed[0], tmp_path)

@@ -1,11 +1,10 @@
-"""`benchmarks.gpu_campaign`, rehearsed on the CPU by real processes: a machine that knows torch alone, for moments."""
+"""`benchmarks.gpu_campaign`, rehearsed on the CPU by processes: a machine that knows torch alone, for moments."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +17,11 @@ from benchmarks.campaign_prepare import verdict_shares, wanted_groups
 from stages.claims.lines import place_claims, read_claims
 from stages.params.experiment import load_params
 from stages.runs.store import RunStore
+from tests.borrowed import know_torch_alone
+from tests.preloaded import python
 from tests.project import EXPERIMENT, REPOSITORY, environment, make_project, outcomes, train
 
 LIMIT_MIB, EPOCHS = 0.12, 20
-WITHOUT = """
-import sys
-class Nothing:
-    def find_spec(self, name, path, target=None):
-        if name.partition(".")[0] in {"yaml", "pydantic", "sqlalchemy", "dvc", "fastapi", "rich", "scipy", "PIL"}:
-            raise ModuleNotFoundError(f"this machine has no {name}")
-sys.meta_path.insert(0, Nothing())
-"""
 
 
 class Borrowed:
@@ -38,25 +31,27 @@ class Borrowed:
         self.folder = folder
         for name in ("stages", "benchmarks"):
             shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-        (folder / "sitecustomize.py").write_text(WITHOUT)
+
+    def python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """`python -m …` on this machine; the repository is behind its code on the path, for `know_torch_alone`."""
+        env = environment() | {"PYTHONPATH": f"{self.folder}:{REPOSITORY}"}
+        return python("-m", *arguments, cwd=self.folder, env=env, before=know_torch_alone)
 
     def run(self, carry: Path, back: Path, seconds: float) -> subprocess.CompletedProcess[str]:
         shutil.rmtree(self.folder / "carry", ignore_errors=True)
         shutil.copytree(carry, self.folder / "carry")
         assert sum(path.stat().st_size for path in carry.rglob("*") if path.is_file()) <= LIMIT_MIB * 2**20
-        command = [sys.executable, "-m", "benchmarks.gpu_campaign", "run", "carry", "--work", "work"]
-        command += ["--out", str(back), "--seconds", str(seconds), "--device", "cpu"]
-        env = environment() | {"PYTHONPATH": str(self.folder)}
-        done = subprocess.run(command, cwd=self.folder, env=env, capture_output=True, text=True, check=False)
+        options = ["--out", str(back), "--seconds", str(seconds), "--device", "cpu"]
+        done = self.python("benchmarks.gpu_campaign", "run", "carry", "--work", "work", *options)
         files = [path for path in back.rglob("*") if path.is_file()]
         assert len(files) <= 8 and all(path.stat().st_size <= 16 * 2**20 for path in files)
         return done
 
 
 def prepare(project: Path, *options: str) -> str:
-    command = [sys.executable, "-m", "benchmarks.gpu_campaign", "prepare", "--rate", "cpu", *options]
+    command = ["-m", "benchmarks.gpu_campaign", "prepare", "--rate", "cpu", *options]
     command += ["--limit", str(LIMIT_MIB), "--part", str(LIMIT_MIB / 4)]
-    done = subprocess.run(command, cwd=project, env=environment(), capture_output=True, text=True, check=False)
+    done = python(*command, cwd=project, env=environment())
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -68,6 +63,7 @@ def project(tmp_path: Path) -> Path:
     return project
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_campaign_of_slices_on_two_machines_gives_the_numbers_of_one_training(project: Path, tmp_path: Path) -> None:
     """Data come in parts, a training is cut off by the clock, and its machine is replaced by another."""
@@ -111,15 +107,8 @@ def test_a_failing_training_is_named_and_holds_up_no_other(project: Path, tmp_pa
     for name in json.loads(next((project / "data/campaign/parts").glob("*.json")).read_text()):
         shutil.copy(project / "data/campaign/parts" / name["name"], carry / "parts")
     shutil.copytree(carry, machine.folder / "carry")
-    command = [sys.executable, "-m", "benchmarks.gpu_campaign", "run", "carry", "--work", "work", "--out", "back"]
-    done = subprocess.run(
-        [*command, "--device", "cpu"],
-        cwd=machine.folder,
-        env=environment() | {"PYTHONPATH": str(machine.folder)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    options = ["--work", "work", "--out", "back", "--device", "cpu"]
+    done = machine.python("benchmarks.gpu_campaign", "run", "carry", *options)
     report = json.loads((machine.folder / "back/report.json").read_text())
     assert done.returncode == 1 and len(report["failed"]) == 1 and "ValueError" in done.stderr
     assert len(report["results"]) == 1 and report["results"][0]["status"] == "finished"

@@ -17,12 +17,12 @@ import pytest
 from stages.cli import main
 from stages.datasets.packed import ImageSet, PackedInfo, TokenSet, digest_images, digest_tokens, write_packed
 from stages.recording import record
-from stages.results import UnknownCheckpoint
+from stages.results import UnknownCheckpoint, open_results
 from stages.run import canonical_json
 from stages.runs.evidence import EvidenceLine, ResultLine, pack_correct, read_lines, seal, unpack_correct
 from stages.runs.outcome import seal as seal_outcome
 from stages.upkeep.recomputing import compare, compare_released, recompute, spot_check
-from stages.upkeep.verifying import REMEDIES, Link, Trail, check_data, verify
+from stages.upkeep.verifying import REMEDIES, Link, Trail, check_data, find_trails, verify
 from tests.packed_table import pack_table
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -42,7 +42,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def small(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with the evidence of one experiment, which is recorded ten times as fast, and the clone's history."""
+    """The same with the evidence of one experiment, which is recorded faster, and the clone's history."""
     root = tmp_path_factory.mktemp("small") / "clone"
     shutil.copytree(clone, root, ignore=shutil.ignore_patterns(".git"))
     (root / ".git").symlink_to(clone / ".git")
@@ -59,15 +59,22 @@ def root(small: Path, tmp_path: Path) -> Path:
     return tmp_path / "clone"
 
 
-def trail_of(root: Path) -> tuple[Link, Trail]:
+def verify_one(root: Path) -> tuple[Link, Trail]:
     recorded, (trail,) = verify(root, str(root / "data" / "results.db"), [NAME])
     return recorded, trail
+
+
+def trail_of(root: Path) -> Trail:
+    """As `verify` finds it, without recording everything anew."""
+    with open_results(str(root / "data" / "results.db"))() as session:
+        (trail,) = find_trails(root, session, [NAME])
+    return trail
 
 
 @pytest.fixture(scope="module")
 def intact(clone: Path) -> tuple[Link, Trail]:
     """The output of `verify` while nothing is damaged."""
-    return trail_of(clone)
+    return verify_one(clone)
 
 
 def statuses(trail: Trail) -> dict[str, str]:
@@ -210,7 +217,7 @@ def test_one_change_breaks_the_link_it_is_in(
     root: Path, intact: tuple[Link, Trail], damage: Callable[[Path], None], broken: str
 ) -> None:
     damage(root)
-    _, trail = trail_of(root)
+    trail = trail_of(root)
     if broken == "code" and statuses(intact[1])["code"] == "not here":
         pytest.skip("a shallow clone has no history to look a revision up in")
     assert trail.broken is not None and trail.broken.name == broken, trail
@@ -221,7 +228,7 @@ def test_evidence_that_was_changed_after_it_was_recorded_is_told(root: Path) -> 
     path, place = in_evidence(root, '"accuracy"')
     place = path.read_bytes().index(b'"value":0.', place) + len('"value":0.')
     flip(path, place)
-    recorded, _ = trail_of(root)
+    recorded, _ = verify_one(root)
     assert recorded.status == "broken" and "it is not as it was published" in recorded.detail
     assert "ninformer-mnist.jsonl, line" in recorded.detail
 
@@ -229,7 +236,7 @@ def test_evidence_that_was_changed_after_it_was_recorded_is_told(root: Path) -> 
 def test_the_profile_of_the_next_run_changes_nothing_that_is_recorded(root: Path) -> None:
     params = root / "params.yaml"
     params.write_text(params.read_text().replace("profile: smoke", "profile: quick", 1))
-    recorded, _ = trail_of(root)
+    recorded, _ = verify_one(root)
     assert recorded.status == "holds", recorded
 
 
@@ -237,7 +244,7 @@ def test_a_cell_that_was_changed_in_the_database_is_told(root: Path) -> None:
     with sqlite3.connect(root / "data" / "results.db") as connection:
         connection.execute("UPDATE metrics SET value = value + 1e-9 WHERE result_id = 1 AND metric = 'accuracy'")
     connection.close()
-    recorded, _ = trail_of(root)
+    recorded, _ = verify_one(root)
     assert (recorded.status, recorded.detail.split(" is ")[0]) == ("broken", "table metrics")
 
 
@@ -265,14 +272,14 @@ def run_of(root: Path) -> tuple[ResultLine, Path]:
 @pytest.mark.parametrize("forged", [False, True])
 def test_a_history_that_was_edited_after_training_is_told(root: Path, forged: bool) -> None:
     _, folder = run_of(root)
-    assert statuses(trail_of(root)[1])["metrics"] == "holds"
+    assert statuses(trail_of(root))["metrics"] == "holds"
     path = folder / "history.jsonl"
     *rows, last = path.read_text().splitlines()
     path.write_text("\n".join([*rows, canonical_json({**json.loads(last), "test_accuracy": 0.9999})]) + "\n")
     if forged:
         files = seal_outcome({file.name: file.read_bytes() for file in folder.iterdir()})
         (folder / "result.json").write_bytes(files["result.json"])
-    link = trail_of(root)[1].links[-1]
+    link = trail_of(root).links[-1]
     assert (link.name, link.status) == ("metrics", "broken")
     named = "its curves are not those of" if forged else "history.jsonl or result.json is not as published"
     assert named in link.detail and folder.relative_to(root).as_posix() in link.detail

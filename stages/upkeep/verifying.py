@@ -76,31 +76,41 @@ class Trail:
 def verify(
     root: Path, database: str, names: Sequence[str] = (), *, with_weights: bool = False
 ) -> tuple[Link, list[Trail]]:
-    """The link from the files to `database`, and the trail of each named checkpoint (default: all).
-
-    Released models predict some test images again if these are packed here; `with_weights`: every model predicts all
-    test images, and each metric is recomputed from them.
+    """The link from the files to `database`, and the trails (see `find_trails`).
 
     Raises:
         ParamsError: the params files can't be read.
         ResultsUnavailable: there is no database to check.
         UnknownCheckpoint: the database has no such checkpoint.
     """
-    params = load_params(root)
     with open_results(database)() as session:
-        query = (
-            select(Checkpoint, Experiment.dataset)
-            .join(Checkpoint.result)
-            .join(Experiment, Experiment.name == Result.experiment)
-            .options(contains_eager(Checkpoint.result))
-            .order_by(Checkpoint.position)
-        )
-        found = {row.Checkpoint.id: (row.Checkpoint, row.dataset) for row in session.execute(query)}
-        for name in names:
-            if name not in found:
-                raise UnknownCheckpoint(name, found)
-        trails = [_trail(root, params, *found[name], with_weights) for name in (names or found)]
+        trails = find_trails(root, session, names, with_weights=with_weights)
         return _check_record(root, session), trails
+
+
+def find_trails(root: Path, session: Session, names: Sequence[str] = (), *, with_weights: bool = False) -> list[Trail]:
+    """The trail of each named checkpoint of the database (default: all).
+
+    Released models predict some test images again if these are packed here; `with_weights`: every model predicts all
+    test images, and each metric is recomputed from them.
+
+    Raises:
+        ParamsError: the params files can't be read.
+        UnknownCheckpoint: the database has no such checkpoint.
+    """
+    params = load_params(root)
+    query = (
+        select(Checkpoint, Experiment.dataset)
+        .join(Checkpoint.result)
+        .join(Experiment, Experiment.name == Result.experiment)
+        .options(contains_eager(Checkpoint.result))
+        .order_by(Checkpoint.position)
+    )
+    found = {row.Checkpoint.id: (row.Checkpoint, row.dataset) for row in session.execute(query)}
+    for name in names:
+        if name not in found:
+            raise UnknownCheckpoint(name, found)
+    return [_trail(root, params, *found[name], with_weights) for name in (names or found)]
 
 
 def _trail(root: Path, params: Params, checkpoint: Checkpoint, dataset: str, with_weights: bool) -> Trail:

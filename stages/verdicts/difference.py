@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy import special
+import scipy
 
 from stages.rules import Rules
 from stages.verdicts.expected import expected_replicates, say_expected
@@ -250,7 +250,7 @@ def _p_value(gain: Gain, widening: float) -> float | None:
     variance, df = gain.at(gain.n)
     if not variance:
         return None
-    return float(2 * special.stdtr(df, -max(abs(gain.mean) - widening, 0.0) / np.sqrt(variance)))
+    return float(2 * scipy.special.stdtr(df, -max(abs(gain.mean) - widening, 0.0) / np.sqrt(variance)))
 
 
 def _judge_size(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy import special
+import scipy
 
 # A number or an array of numbers.
 Numbers = Any
@@ -15,8 +15,8 @@ Numbers = Any
 
 def t_quantile(df: Numbers, alpha: Numbers) -> Numbers:
     """The point that Student's t exceeds with probability alpha; with infinite df, the normal distribution's."""
-    finite = special.stdtrit(np.where(np.isinf(df), 1.0, df), 1 - np.asarray(alpha))
-    return np.where(np.isinf(df), special.ndtri(1 - np.asarray(alpha)), finite)
+    finite = scipy.special.stdtrit(np.where(np.isinf(df), 1.0, df), 1 - np.asarray(alpha))
+    return np.where(np.isinf(df), scipy.special.ndtri(1 - np.asarray(alpha)), finite)
 
 
 def half_width(variance: Numbers, df: Numbers, alpha: Numbers) -> Numbers:
@@ -26,7 +26,7 @@ def half_width(variance: Numbers, df: Numbers, alpha: Numbers) -> Numbers:
 
 def wilson(fraction: float, n: int, alpha: float) -> tuple[float, float]:
     """Wilson's score interval of a fraction seen in n draws; errs with probability alpha on each side (Wilson 1927)."""
-    z = float(special.ndtri(1 - alpha))
+    z = float(scipy.special.ndtri(1 - alpha))
     centre = (fraction + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(fraction * (1 - fraction) / n + z * z / (4 * n * n))
     return centre - half, centre + half

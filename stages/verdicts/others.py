@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from scipy import stats
+import scipy
 
 from stages.rules import Rules
 from stages.verdicts.intervals import wilson
@@ -72,7 +72,7 @@ def judge_hardware(printed_device: str, our_device: str) -> Verdict | None:
 def fisher_p(first: tuple[int, int], second: tuple[int, int]) -> float:
     """Fisher's exact test of two proportions (successes, trials), two-sided."""
     table = [[successes, trials - successes] for successes, trials in (first, second)]
-    return float(stats.fisher_exact(table).pvalue)
+    return float(scipy.stats.fisher_exact(table).pvalue)
 
 
 def judge_proportions(proposed: tuple[int, int], baseline: tuple[int, int], *, rules: Rules) -> Verdict:

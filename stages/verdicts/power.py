@@ -23,7 +23,7 @@ from functools import cache
 from typing import Literal
 
 import numpy as np
-from scipy import special
+import scipy
 
 from stages.rules import Rules
 from stages.verdicts.expected import MOST, NEVER
@@ -190,7 +190,7 @@ def _forbidden(design: Design, margin: float, most: float, thing: str, rules: Ru
     ran = design.paper_n or 1
     df = ran - 1 if design.stderr is not None and ran > 1 else math.inf
     level = rules.alpha_within * _share(NEVER, _minimum(design, rules), rules)
-    error = margin / float(t_quantile(df, level) + special.ndtri((1 + WANTED) / 2))
+    error = margin / float(t_quantile(df, level) + scipy.special.ndtri((1 + WANTED) / 2))
     start = f"No number of replicates gives {in_percent(WANTED)}, at most {in_percent(most)}"
     if most <= rules.alpha_within:
         start = f"No plan can reproduce {thing}"
@@ -231,8 +231,8 @@ def _size_chances(design: Design, margin: float, n: int, rules: Rules) -> tuple[
     inner = half_width(variance, df, rules.alpha_within * share)
     outer = half_width(variance, df, rules.alpha_outside / 2 * share)
     sigma = math.sqrt(s2 / n + design.paper_error**2)
-    same = np.maximum(2 * special.ndtr((margin - inner) / sigma) - 1, 0.0)
-    off = special.ndtr((margin - outer) / sigma) + special.ndtr((-3 * margin - outer) / sigma)
+    same = np.maximum(2 * scipy.special.ndtr((margin - inner) / sigma) - 1, 0.0)
+    off = scipy.special.ndtr((margin - outer) / sigma) + scipy.special.ndtr((-3 * margin - outer) / sigma)
     return float(np.mean(same)), float(np.mean(off))
 
 
@@ -247,7 +247,7 @@ def one_sided(design: Design, distance: float, n: int, alpha: float, rules: Rule
         return 0.0
     ratio, df = _sample_variances(design.pairing, n, 0)
     half = half_width(design.spread**2 * ratio / n, df, alpha * share)
-    return float(np.mean(special.ndtr((distance - half) * math.sqrt(n) / design.spread)))
+    return float(np.mean(scipy.special.ndtr((distance - half) * math.sqrt(n) / design.spread)))
 
 
 @cache
@@ -269,7 +269,7 @@ def _sample_variances(pairing: str, n: int, peers: int) -> tuple[Numbers, Number
 def relative_variances(df: int, points: int = _POINTS) -> Numbers:
     """Sample variance over its expectation, χ²/df, at the middles of equally probable parts."""
     middles = (np.arange(points) + 0.5) / points
-    return 2 * special.gammaincinv(df / 2, middles) / df
+    return 2 * scipy.special.gammaincinv(df / 2, middles) / df
 
 
 def _needed(chance: Callable[[int], float], planned: int, first: int) -> int | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from scipy import optimize, special, stats
+import scipy
 
 from stages.rules import Rules
 from stages.verdicts.looks import looks_from, looks_of_plan
@@ -46,7 +46,7 @@ def power_of_sign(design: Design, rules: Rules, *, is_known: bool) -> Power:
     if short_by(1e6) < 0:
         text = f"{start}: too few for a look, the first is at {min(rules.looks)}."
         return Power(planned=design.planned, spread=None, source=None, explanation=text, can_reproduce=False)
-    least = float(optimize.brentq(short_by, 0.0, 1e6))
+    least = float(scipy.optimize.brentq(short_by, 0.0, 1e6))
     told = f"No size is printed. The side is told with probability {in_percent(WANTED)} where the truth is at least "
     if not is_known:
         text = f"{start}; nobody says how far they spread. {told}{least:.2g} standard deviations of a replicate away."
@@ -70,7 +70,7 @@ def power_of_nearness(design: Design, margin: float, rules: Rules) -> Power:
     if chance(margin * 1e-6) < WANTED:
         text = f"{start} However little it is, nothing is judged before {rules.minimum_with_error} replicates."
         return Power(planned=design.planned, spread=None, source=None, explanation=text, can_reproduce=False)
-    largest = float(optimize.brentq(lambda spread: chance(spread) - WANTED, margin * 1e-6, margin * 1e3))
+    largest = float(scipy.optimize.brentq(lambda spread: chance(spread) - WANTED, margin * 1e-6, margin * 1e3))
     return Power(
         planned=design.planned,
         spread=None,
@@ -100,8 +100,8 @@ def power_of_uniform(design: Design, levels: int, pairs: int, margin: float, rul
     for estimate in variance * relative_variances(df, _POINTS):
         alike, apart = _limits(levels, df, margin**2 / estimate, within, outside)
         scale = estimate / variance * (levels - 1)  # F times it is the noncentral χ² of the gains
-        same.append(stats.chi2.cdf(alike * scale, levels - 1))
-        off.append(stats.ncx2.sf(apart * scale, levels - 1, (2 * margin) ** 2 / variance / 2))
+        same.append(scipy.stats.chi2.cdf(alike * scale, levels - 1))
+        off.append(scipy.stats.ncx2.sf(apart * scale, levels - 1, (2 * margin) ** 2 / variance / 2))
     reproduced, refuted = float(np.mean(same)), float(np.mean(off))
     return Power(
         planned=design.planned,
@@ -118,8 +118,8 @@ def power_of_uniform(design: Design, levels: int, pairs: int, margin: float, rul
 def _limits(levels: int, df: int, ratio: float, within: float, outside: float) -> tuple[float, float]:
     """The F up to which levels count as equal, and the F from which two are further apart than the margin."""
     end = 100 * (1 + ratio)
-    alike = optimize.brentq(lambda f: float(p_alike(f, levels, df, ratio)) - within, 0.0, end)
-    apart = optimize.brentq(lambda f: outside - float(p_apart(f, levels, df, ratio)), 0.0, end)
+    alike = scipy.optimize.brentq(lambda f: float(p_alike(f, levels, df, ratio)) - within, 0.0, end)
+    apart = scipy.optimize.brentq(lambda f: outside - float(p_apart(f, levels, df, ratio)), 0.0, end)
     return float(alike), float(apart)
 
 
@@ -129,7 +129,7 @@ def power_of_range(planned: int, width: float, margin: float, rules: Rules) -> P
     Both chances are Φ(margin √n / s), since the mean alone decides.
     """
     n = min(planned, max(rules.looks))
-    largest = margin * n**0.5 / float(special.ndtri(WANTED))
+    largest = margin * n**0.5 / float(scipy.special.ndtri(WANTED))
     text = f"Planned are {planned} replicates; nobody says how far they spread. A truth at an end of the range holds, "
     text += f"and one two margins outside fails, with probability {in_percent(WANTED)} or more while replicates spread "
     text += f"by at most {largest:.2g}; in the middle, by at most {largest * (1 + width / 2 / margin):.2g}."
@@ -165,7 +165,7 @@ def power_of_proportions(
     supported = 0.0
     for baseline, chance in _counts(planned[1], theirs):
         most = _most_significant(planned, baseline, rules)
-        supported += chance * float(stats.binom.cdf(most, planned[0], ours))
+        supported += chance * float(scipy.stats.binom.cdf(most, planned[0], ours))
     return Power(
         planned=replicates,
         spread=None,
@@ -190,5 +190,5 @@ def _most_significant(planned: tuple[int, int], baseline: int, rules: Rules) -> 
 def _counts(trials: int, rate: float) -> list[tuple[int, float]]:
     """(count, probability) of the counts that may occur at this rate."""
     counts = np.arange(trials + 1)
-    chances = stats.binom.pmf(counts, trials, min(rate, 1.0))
+    chances = scipy.stats.binom.pmf(counts, trials, min(rate, 1.0))
     return [(int(count), float(chance)) for count, chance in zip(counts, chances, strict=True) if chance > _RARE]

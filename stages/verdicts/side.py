@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-from scipy import special
+import scipy
 
 from stages.rules import Rules
 from stages.verdicts.expected import expected_replicates, say_expected
@@ -67,6 +67,6 @@ def judge_side(
         n_diverged=used.n_diverged,
         replicates_expected=expected,
         spread=float(s2) ** 0.5,
-        p_value=float(2 * special.stdtr(df, -abs(mean) / np.sqrt(s2 / values.size))) if s2 else None,
+        p_value=float(2 * scipy.special.stdtr(df, -abs(mean) / np.sqrt(s2 / values.size))) if s2 else None,
     )
     return tell(verdict, f"How far {claimed} {bound:g} (mean of n = {n} networks)", sample)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special
+import scipy
 
 from stages.verdicts.intervals import Numbers, combine, half_width, variance_of
 
@@ -67,4 +67,4 @@ def pool_effects(
     """(half-width, τ², p of no difference) from s²(g), the mean of v_i with its df, and the number of orders."""
     tau2 = np.maximum(between - within, 0.0)
     ratio = np.divide(between, within, out=np.full(np.shape(between), np.inf), where=np.asarray(within) > 0)
-    return half_width((tau2 + within) / k, k - 1.0, alpha), tau2, special.fdtrc(k - 1, df, ratio)
+    return half_width((tau2 + within) / k, k - 1.0, alpha), tau2, scipy.special.fdtrc(k - 1, df, ratio)

@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 import numpy as np
-from scipy import optimize, stats
+import scipy
 
 from stages.rules import Rules
 from stages.verdicts.intervals import Numbers, t_quantile, variance_of
@@ -58,7 +58,7 @@ class Gains:
     @property
     def p(self) -> float:
         """p-value under exactly equal gains."""
-        return float(stats.f.sf(self.f, self.values.size - 1, self.df))
+        return float(scipy.stats.f.sf(self.f, self.values.size - 1, self.df))
 
     def range_interval(self, alpha: float) -> tuple[float, float]:
         """Interval of the distance between largest and smallest gain, erring with at most alpha on each side."""
@@ -70,12 +70,12 @@ class Gains:
 
 def p_apart(f: Numbers, k: int, df: int, ratio: Numbers) -> Numbers:
     """Chance of an F this large or larger where no two of k levels are further apart than r; `ratio` = r²/v."""
-    return _known(stats.ncf.sf(f, k - 1, df, np.maximum((k // 2) * (k - k // 2) / k * ratio, _LEAST)))
+    return _known(scipy.stats.ncf.sf(f, k - 1, df, np.maximum((k // 2) * (k - k // 2) / k * ratio, _LEAST)))
 
 
 def p_alike(f: Numbers, k: int, df: int, ratio: Numbers) -> Numbers:
     """Chance of an F this small or smaller where two of k levels are r apart or further; `ratio` = r²/v."""
-    return _known(stats.ncf.cdf(f, k - 1, df, np.maximum(ratio / 2, _LEAST)))
+    return _known(scipy.stats.ncf.cdf(f, k - 1, df, np.maximum(ratio / 2, _LEAST)))
 
 
 def _known(tail: Numbers) -> Numbers:
@@ -89,7 +89,7 @@ def _root(rising: Callable[[float], float], step: float) -> float:
         return 0.0
     while rising(step) < 0:
         step *= 2
-    return float(optimize.brentq(rising, 0.0, step, xtol=1e-9))
+    return float(scipy.optimize.brentq(rising, 0.0, step, xtol=1e-9))
 
 
 def judge_uniform(

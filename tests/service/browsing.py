@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request, ViewportSize, sync_playwright
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ARGUMENTS = (
@@ -21,6 +21,7 @@ IN_A_BROWSER = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine (apt install chromium)"),
 ]
+VIEWPORT: ViewportSize = {"width": 1280, "height": 900}
 EVERYTHING = {"rules": {"target-size": {"enabled": True}}}  # which asks for 24 pixels, or as much room around
 OF_COLOURS = {"runOnly": ["color-contrast", "link-in-text-block"]}
 
@@ -41,10 +42,20 @@ def chromium() -> Iterator[Browser]:
 
 @contextmanager
 def open_page(browser: Browser, address: str) -> Iterator[Page]:
-    """A page of the service at `address`; fails on any message in the console and any request to another host."""
-    context = browser.new_context(base_url=address, viewport={"width": 1280, "height": 900})
+    """A page of the service at `address`, in a context of its own."""
+    context = browser.new_context(base_url=address, viewport=VIEWPORT)
     page = context.new_page()
     page.set_default_timeout(60_000)
+    yield page
+    context.close()
+
+
+@contextmanager
+def watched(page: Page, address: str) -> Iterator[Page]:
+    """Fails on any message in the console and any request to another host; leaves the page as it came.
+
+    A new page is a new process of Chromium, which takes longer than most tests.
+    """
     messages: list[str] = []
     strangers: list[str] = []
 
@@ -52,11 +63,27 @@ def open_page(browser: Browser, address: str) -> Iterator[Page]:
         if "status of 422" not in message.text:  # Chromium reports every refused upload, which a test provokes
             messages.append(f"{message.type}: {message.text}")
 
+    def note_error(error: Error) -> None:
+        messages.append(str(error))
+
+    def note_stranger(request: Request) -> None:
+        if not _is_ours(request.url, address):
+            strangers.append(request.url)
+
     page.on("console", note)
-    page.on("pageerror", lambda error: messages.append(str(error)))
-    page.on("request", lambda request: strangers.append(request.url) if not _is_ours(request.url, address) else None)
+    page.on("pageerror", note_error)
+    page.on("request", note_stranger)
     yield page
-    context.close()
+    page.unroute_all(behavior="ignoreErrors")
+    if page.url.startswith(address):
+        page.evaluate("sessionStorage.clear(); localStorage.clear()")
+    page.goto("about:blank")
+    page.context.clear_cookies()
+    page.emulate_media(color_scheme="null", reduced_motion="null")
+    page.set_viewport_size(VIEWPORT)
+    page.remove_listener("console", note)
+    page.remove_listener("pageerror", note_error)
+    page.remove_listener("request", note_stranger)
     assert not messages, messages
     assert not strangers, strangers
 

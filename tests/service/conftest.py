@@ -16,7 +16,7 @@ from service.app import create_app
 from service.http.access import digest_of
 from service.settings import Settings
 from stages.recording import record
-from tests.service.browsing import chromium, open_page
+from tests.service.browsing import chromium, open_page, watched
 from tests.service.results_factory import REPOSITORY, make_root
 from tests.service.running import Running, running
 
@@ -70,10 +70,23 @@ def browser() -> Iterator[Browser]:
         yield browser
 
 
-@pytest.fixture
-def page(browser: Browser, service: Running) -> Iterator[Page]:
-    """A page of `service`; see `open_page`."""
+@pytest.fixture(scope="module")
+def open_tab(browser: Browser, service: Running) -> Iterator[Page]:
     with open_page(browser, service.address) as page:
+        yield page
+
+
+@pytest.fixture
+def page(open_tab: Page, service: Running) -> Iterator[Page]:
+    """A page of `service`, which a module's tests share one after the other; see `watched`."""
+    with watched(open_tab, service.address) as page:
+        yield page
+
+
+@pytest.fixture
+def new_page(browser: Browser, service: Running) -> Iterator[Page]:
+    """A page for what can't be taken back."""
+    with open_page(browser, service.address) as page, watched(page, service.address):
         yield page
 
 

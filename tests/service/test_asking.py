@@ -16,6 +16,12 @@ from tests.service.running import running
 pytestmark = IN_A_BROWSER
 
 
+@pytest.fixture
+def page(new_page: Page) -> Page:
+    """A page for each test: requests that are held where others uploaded before end Playwright's own process."""
+    return new_page
+
+
 def test_a_dropped_image_is_answered_by_every_arm_side_by_side(page: Page) -> None:
     page.goto("/?dataset=cifar100")
     page.evaluate(

@@ -94,8 +94,9 @@ RECORD_CANVAS_TEXT = """
 @pytest.mark.parametrize("width", [1280, 360])
 @pytest.mark.parametrize("path", ["/experiments/ninformer-cifar100?cost=parameters", "/?dataset=cifar100"])
 def test_a_long_name_of_a_model_is_whole_where_there_is_room_and_cut_where_there_is_none(
-    page: Page, path: str, width: int
+    new_page: Page, path: str, width: int
 ) -> None:
+    page = new_page
     page.set_viewport_size({"width": width, "height": 900})
     page.add_init_script(RECORD_CANVAS_TEXT)
     page.goto(path)

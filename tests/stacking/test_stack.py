@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from stages.ops.fast.cpp import keep_compiled_steps_apart
 from stages.ops.fast.dac_stack import is_available
 from stages.papers.dac.mlp import DACMLP, MLP
 from stages.papers.dac.mlp_stack import Stack
@@ -121,6 +122,12 @@ def test_a_stack_trains_as_its_networks_do_alone(network: type[MLP | DACMLP]) ->
     for one, single in zip(built, singles, strict=True):
         for name, value in single.state_dict().items():
             torch.testing.assert_close(one.state_dict()[name], value, rtol=0.05, atol=0.005)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_folder_for_compiled_code() -> None:
+    """As in the worker, which calls what is tested here."""
+    keep_compiled_steps_apart()
 
 
 def compiled(kind: type[MLP | DACMLP], test: Regression | None = None) -> list[tuple[Outcome, float]]:

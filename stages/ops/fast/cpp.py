@@ -196,6 +196,19 @@ def keep_triton_kernels() -> None:
             os.environ["TRITON_CACHE_DIR"] = str(cache_folder() / "triton")
 
 
+def keep_compiled_steps_apart() -> None:
+    """What `torch.compile` keeps on disk is from now on in a folder for this processor and the one that PyTorch plays.
+
+    PyTorch's names for such code tell neither: it is compiled with -march=native and laid out for the capability.  Run
+    by another processor that shares the folder, it crashes or computes something else.
+    """
+    given = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}")
+    played = torch.backends.cpu.get_cpu_capability()
+    own = hashlib.sha256(f"{_processor()}|{played}".encode()).hexdigest()[:16]
+    if given.name != own:  # it is where a parent process has done this
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(given / own)
+
+
 def _home_cache() -> Path:
     """The user's cache; RuntimeError if the user has no home."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "claimcheck"

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
 from stages.ops.fast import attention, cpp
 from tests.preloaded import python
@@ -116,6 +117,24 @@ def test_code_is_for_the_processor_that_pytorch_plays(
 ) -> None:
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", capability)
     assert f"-march={march}" in cpp._flags()
+
+
+@pytest.mark.parametrize("given", ["", "shared"])
+def test_compiled_steps_are_kept_by_processor_and_by_the_one_that_is_played(
+    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a disk that machines of different kinds share."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folders = []
+    for processor, played in (("one", "AVX512"), ("one", "AVX2"), ("other", "AVX512"), ("one", "AVX512")):
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", given and str(tmp_path / given))
+        monkeypatch.setattr(cpp, "_processor", lambda processor=processor: processor)
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda played=played: played)
+        for _ in range(2):  # the second time as in a child
+            cpp.keep_compiled_steps_apart()
+        folders.append(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
+    assert len(set(folders)) == 3 and folders[0] == folders[-1]
+    assert {folder.parent for folder in folders} == {tmp_path / (given or f"torchinductor_{os.getuid()}")}
 
 
 def test_a_fork_has_threads_of_its_own() -> None:
