@@ -192,6 +192,21 @@ class Batcher:
             self._changed.notify_all()
         return jobs
 
+    def submit_all(self, questions: Sequence[tuple[Model, np.ndarray]]) -> list[list[PendingRequest]]:
+        """Queue the images of one request for each model, in turns one behind the other: all of them or none.
+
+        Raises:
+            QueueFull, InferenceStopped, SetAside: as `submit`.
+        """
+        jobs: list[list[PendingRequest]] = []
+        try:
+            for model, images in questions:
+                jobs.append(self.submit(model, images, behind=len(jobs) * len(images)))
+        except BaseException:
+            withdraw(jobs)
+            raise
+        return jobs
+
     async def probabilities(self, model: Model, images: np.ndarray, *, behind: int = 0) -> np.ndarray:
         """Class probabilities, float32 [N, K], of uint8 images [N, C, H, W]; a cancelled call leaves the queue.
 
@@ -205,11 +220,9 @@ class Batcher:
         """
         jobs = self.submit(model, images, behind=behind)
         try:
-            parts = await asyncio.gather(*(asyncio.wrap_future(job.future) for job in jobs))
+            return await answers(jobs)
         finally:
-            for job in jobs:
-                job.future.cancel()
-        return np.concatenate(parts)
+            withdraw([jobs])
 
     def _count(self) -> int:
         return sum(len(job.images) for job in self._jobs if not job.future.cancelled())
@@ -375,6 +388,24 @@ class Batcher:
                 job.future.set_result(rows)
             else:
                 job.future.set_exception(AnswerFailed("the model's answer to this image is not a number"))
+
+
+async def answers(jobs: Sequence[PendingRequest]) -> np.ndarray:
+    """The probabilities of all jobs of one model, in their order.
+
+    Raises:
+        InferenceStopped, SetAside, AnswerFailed, CheckpointError: see `Batcher.probabilities`.
+    """
+    if len(jobs) == 1:
+        return await asyncio.wrap_future(jobs[0].future)
+    return np.concatenate(await asyncio.gather(*(asyncio.wrap_future(job.future) for job in jobs)))
+
+
+def withdraw(jobs: Sequence[Sequence[PendingRequest]]) -> None:
+    """Whatever hasn't begun leaves the queue."""
+    for of_model in jobs:
+        for job in of_model:
+            job.future.cancel()
 
 
 def _set_aside(model: Model) -> SetAside:

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, File, Form, Query, Request, Response, UploadFile
-from sqlalchemy.orm import Session
 
 from service.database import queries
 from service.database.schemas import PredictionOut
 from service.dependencies import app_state_of
+from service.http.disconnects import unless_gone
 from service.http.errors import Problem, declared
 from service.http.negotiation import preferred
-from service.http.strict import FormRoute
 from service.inference.decoding import Upload
 from service.inference.engine import predict
+from service.routes.express import MAX_NAMES, MAX_TOP, TOP, ExpressRoute
 from service.settings import Settings
 
-router = APIRouter(route_class=FormRoute)
-MAX_NAMES = 64
-Done = TypeVar("Done")
+router = APIRouter(route_class=ExpressRoute)
 Checkpoints = Annotated[
     list[str], Query(max_length=MAX_NAMES, description="ids of checkpoints", examples=[["ninformer-cifar100.vit.0"]])
 ]
@@ -53,13 +49,7 @@ async def choose_served_checkpoints(
         raise Problem(422, "models are named either by checkpoint= or by dataset=, not by both")
     if not names and not wanted:
         raise Problem(422, "no model is chosen; name some by checkpoint=<id>, or by dataset=<name> with arm=<name>")
-
-    def find(session: Session) -> list[queries.ServedCheckpoint]:
-        if not wanted:
-            return queries.find_checkpoints(session, names)
-        return queries.choose_checkpoints(session, wanted, arms)
-
-    return await app_state_of(request).choices.get((names, wanted, arms), find)
+    return await app_state_of(request).choices.named(names, wanted, arms)
 
 
 async def read_uploads(files: list[UploadFile], settings: Settings) -> list[Upload]:
@@ -75,26 +65,6 @@ async def read_uploads(files: list[UploadFile], settings: Settings) -> list[Uplo
     return uploads
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, Done]) -> Done:
-    """The outcome of `work`, which is cancelled where the client goes away: nobody would read the answer."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnect(request))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise Problem(503, "the client went away before the answer")
-        return task.result()
-    finally:
-        gone.cancel()
-        task.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def _disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
 @router.post(
     "/predict",
     tags=["inference"],
@@ -106,7 +76,7 @@ async def create_prediction(
     request: Request,
     served_checkpoints: Annotated[list[queries.ServedCheckpoint], Depends(choose_served_checkpoints)],
     file: Annotated[list[UploadFile], File(description="PNG, JPEG or WebP, any size; repeat it for more images")],
-    top_k: Annotated[int, Query(ge=1, le=1000)] = 5,
+    top_k: Annotated[int, Query(ge=1, le=MAX_TOP)] = TOP,
 ) -> PredictionOut | Response:
     """The likeliest classes of each image, by one model or by several side by side.
 
@@ -119,7 +89,7 @@ async def create_prediction(
     wanted = preferred(request.headers.get("accept", "*/*"), {"json": "application/json", "html": "text/html"})
     uploads = await read_uploads(file, parts.settings)
     parts.engine.require_room(len(uploads), len(served_checkpoints))
-    prediction = await unless_gone(request, predict(uploads, served_checkpoints, parts.engine, top_k=top_k))
+    prediction = await unless_gone(request.receive, predict(uploads, served_checkpoints, parts.engine, top_k=top_k))
     if wanted == "html":
         return parts.templates.TemplateResponse(request, "prediction.html", {"prediction": prediction})
     return prediction
