@@ -167,7 +167,8 @@ class Batcher:
         finally:
             with self._changed:
                 self._announced -= 1
-                self._changed.notify_all()
+                if self._jobs:
+                    self._changed.notify()
 
     def submit(self, model: Model, images: np.ndarray, *, behind: int = 0) -> list[PendingRequest]:
         """Queue `images`, in jobs of at most `max_batch`, behind so many images of the same request.
@@ -189,7 +190,7 @@ class Batcher:
             ]
             for job in jobs:
                 insort(self._jobs, job, key=lambda waiting: waiting.turn)
-            self._changed.notify_all()
+            self._changed.notify()  # who takes some of them wakes the next one
         return jobs
 
     def submit_all(self, questions: Sequence[tuple[Model, np.ndarray]]) -> list[list[PendingRequest]]:
@@ -334,7 +335,8 @@ class Batcher:
                         return started
             finally:
                 self._idle -= 1
-                self._changed.notify_all()  # the waiting images may be enough for the remaining workers
+                if self._jobs:
+                    self._changed.notify()  # the waiting images may be enough for the remaining workers
 
     def _same_model(self) -> list[PendingRequest]:
         return [job for job in self._jobs if job.model.sha256 == self._jobs[0].model.sha256]
