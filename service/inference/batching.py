@@ -10,7 +10,6 @@ row end, with no answer in between, is set aside for a while.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 import math
@@ -18,14 +17,13 @@ import threading
 import time
 from bisect import insort
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from service.inference.models import Model
+from service.inference.pending import PendingRequest, answers, withdraw
 from service.inference.processes import ProcessGone
 from service.inference.workers import NeverBegan, PassFailed
 from stages.checkpoint.contract import CheckpointError
@@ -68,20 +66,6 @@ class Observer(Protocol):
     """Called after each pass with its number of images, the longest wait and the duration of the pass in seconds."""
 
     def __call__(self, *, images: int, waited_seconds: float, pass_seconds: float) -> None: ...
-
-
-@dataclass(frozen=True, eq=False)
-class PendingRequest:
-    """Images uint8 [N, C, H, W] of one request; `future` gets their probabilities float32 [N, K].
-
-    `turn`: images that were served before this request came, and those of the request that are served before these.
-    """
-
-    model: Model
-    images: np.ndarray
-    turn: int = 0
-    future: Future[np.ndarray] = field(default_factory=Future)
-    submitted: float = field(default_factory=time.monotonic)
 
 
 class Batcher:
@@ -390,24 +374,6 @@ class Batcher:
                 job.future.set_result(rows)
             else:
                 job.future.set_exception(AnswerFailed("the model's answer to this image is not a number"))
-
-
-async def answers(jobs: Sequence[PendingRequest]) -> np.ndarray:
-    """The probabilities of all jobs of one model, in their order.
-
-    Raises:
-        InferenceStopped, SetAside, AnswerFailed, CheckpointError: see `Batcher.probabilities`.
-    """
-    if len(jobs) == 1:
-        return await asyncio.wrap_future(jobs[0].future)
-    return np.concatenate(await asyncio.gather(*(asyncio.wrap_future(job.future) for job in jobs)))
-
-
-def withdraw(jobs: Sequence[Sequence[PendingRequest]]) -> None:
-    """Whatever hasn't begun leaves the queue."""
-    for of_model in jobs:
-        for job in of_model:
-            job.future.cancel()
 
 
 def _set_aside(model: Model) -> SetAside:

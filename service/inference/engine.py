@@ -14,18 +14,10 @@ import numpy as np
 
 from service.database.queries import ServedCheckpoint
 from service.database.schemas import AnswerOut, ClassOut, ImageAnswersOut, ModelOut, PredictionOut
-from service.inference.batching import (
-    AnswerFailed,
-    Batcher,
-    InferenceStopped,
-    PendingRequest,
-    QueueFull,
-    SetAside,
-    answers,
-    withdraw,
-)
+from service.inference.batching import AnswerFailed, Batcher, InferenceStopped, QueueFull, SetAside
 from service.inference.decoding import Decoder, Upload
 from service.inference.models import Model, Models
+from service.inference.pending import PendingRequest, answers, withdraw
 from service.inference.together import all_or_none
 from service.inference.workers import Worker
 from stages.checkpoint.contract import CheckpointError, InputContract

@@ -9,12 +9,12 @@ from fastapi import APIRouter, Depends, File, Form, Query, Request, Response, Up
 from service.database import queries
 from service.database.schemas import PredictionOut
 from service.dependencies import app_state_of
+from service.express import MAX_NAMES, MAX_TOP, TOP, ExpressRoute
 from service.http.disconnects import unless_gone
 from service.http.errors import Problem, declared
 from service.http.negotiation import preferred
 from service.inference.decoding import Upload
 from service.inference.engine import predict
-from service.routes.express import MAX_NAMES, MAX_TOP, TOP, ExpressRoute
 from service.settings import Settings
 
 router = APIRouter(route_class=ExpressRoute)

@@ -43,7 +43,8 @@ class ExpressRoute(FormRoute):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        query = read_query(scope["query_string"]) if scope["method"] == "POST" and _is_plain(headers) else None
+        is_plain = scope["method"] == "POST" and len(headers) == len(scope["headers"]) and _is_plain(headers)
+        query = read_query(scope["query_string"]) if is_plain else None
         if query is None:
             await super().handle(scope, receive, send)
             return
