@@ -1,10 +1,11 @@
-"""Goal: none of torch.compile, AOTInductor and ONNX Runtime answers twice as fast as plain PyTorch, else the service
-should take it (docs/decisions/0014-eager-answers.md).
+"""Goal: none of torch.compile, AOTInductor and ONNX Runtime answers one and a half times as fast as plain PyTorch on
+every network, else the service should take it (docs/decisions/0050-a-short-way-through-predict.md).
 
 Four ways to run a network answer the same images in turn, one and eight at a time, each with a free batch size and on
-one thread, as the service's passes on a CPU have.  Networks are those of the papers with fresh weights, as time doesn't
-depend on them.  ONNX Runtime takes part where it is installed (`pip install onnxruntime onnxscript`), as it is no
-dependency of ours; the other two need a C++ compiler.  Run: python -m benchmarks runtimes
+one thread, as the service's passes on a CPU have.  Networks are what three of the papers propose, with fresh weights,
+as time doesn't depend on them.  What a runtime can't run, or answers differently, it doesn't gain on.  ONNX Runtime
+takes part where it is installed (`pip install onnxruntime onnxscript`), as it is no dependency of ours; the other two
+need a C++ compiler.  Run: python -m benchmarks runtimes
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ from stages.papers import build_model
 from stages.params.budget import plan_runs
 from stages.params.experiment import load_params
 
-GOAL, BATCHES, REPEATS = 2.0, (1, 8), {1: 15, 8: 7}
+GOAL, BATCHES, REPEATS = 1.5, (1, 8), {1: 15, 8: 7}
 TOLERANCE = 1e-5
 MODELS = {
-    "ninformer-cifar100": ("vit", "ninformer"),  # both compilers take minutes for each; decision 0014 has more
+    "ninformer-cifar100": ("ninformer",),  # both compilers take minutes for each; decisions 0014 and 0050 have more
+    "nmn-resnet-cifar10": ("aether-resnet18",),
+    "dac-resnet-cifar10": ("dac-resnet20-v1",),
 }
 Runtime = Callable[[Tensor], Tensor]
 
@@ -150,16 +153,14 @@ def measure_all() -> list[Line]:
     lines = []
     for size in BATCHES:
         # a network that a runtime can't run stays eager, so it gains nothing there
-        typical = {
-            other: statistics.median(found[size].get(other, 1.0) for found in ratios.values()) for other in others
-        }
-        best = max(typical, key=lambda other: typical[other])
+        least = {other: min(found[size].get(other, 1.0) for found in ratios.values()) for other in others}
+        best = max(least, key=lambda other: least[other])
         lines.append(
             Line(
-                what=f"other runtimes, batches of {size}, median of {len(ratios)} networks",
-                peer=", ".join(f"{other} {ratio:.2f} ×" for other, ratio in typical.items()),
+                what=f"other runtimes, batches of {size}, the least gain of {len(ratios)} networks",
+                peer=", ".join(f"{other} {ratio:.2f} ×" for other, ratio in least.items()),
                 ours="eager: 1 ×",
-                value=typical[best],
+                value=least[best],
                 goal=GOAL,
                 at_most=True,
             )

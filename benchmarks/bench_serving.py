@@ -3,7 +3,8 @@ times LitServe; at one connection at most 2 ms more than decoding and model.
 
 A released MNIST model answers PNG uploads over kept-alive connections.  Model alone and peers take turns with the
 service, round by round, all on the same cores with the single client thread.  LitServe takes part where it is installed
-(`pip install litserve`), as it is no dependency of ours: as its documentation starts it, and as it is fastest here.
+(`pip install litserve`), as it is no dependency of ours, with the same model: as its documentation starts it, and with
+what makes it faster: a worker a core with one thread each, and besides a process a core that speaks HTTP.
 Run: python -m benchmarks serving
 """
 
@@ -39,9 +40,18 @@ from stages.recording import record
 
 ARM = "ninformer"
 MODEL = Path(f"data/models/ninformer-mnist.{ARM}.0.safetensors")
-CONNECTIONS = (1, 8, 32)
+CONNECTIONS = (1, 32)
 BOUNDARY = "b" * 24
-WORKER_A_CORE = f", workers_per_device={cores_here()}"
+PEERS = {
+    "LitServe": ("", "", {}),
+    "LitServe, a worker a core": (f", workers_per_device={cores_here()}", "", {"OMP_NUM_THREADS": "1"}),
+    "LitServe, a worker and an HTTP process a core": (
+        f", workers_per_device={cores_here()}",
+        f", num_api_servers={cores_here()}",
+        {"OMP_NUM_THREADS": "1"},
+    ),
+}
+"""By name: options of the server and of its start, and its environment."""
 CONTENT_TYPE = f"multipart/form-data; boundary={BOUNDARY}"
 
 
@@ -295,16 +305,17 @@ class Api(litserve.LitAPI):
         return {"class": int(row.argmax()), "probability": float(row.max())}
 
 if __name__ == "__main__":
-    server = litserve.LitServer(Api(max_batch_size=32, batch_timeout=0.003), accelerator="cpu"OPTIONS)
-    server.run(port=int(sys.argv[2]), generate_client_file=False)
+    server = litserve.LitServer(Api(max_batch_size=32, batch_timeout=0.003), accelerator="cpu"SERVER)
+    server.run(port=int(sys.argv[2]), generate_client_file=FalseSTART)
 """
 
 
 @contextmanager
-def litserve(images: Sequence[bytes], folder: Path, name: str, options: str, **environment: str) -> Iterator[Side]:
+def litserve(images: Sequence[bytes], folder: Path, name: str) -> Iterator[Side]:
     port = free_port()
     script = folder / f"{port}.py"
-    script.write_text(LITSERVE.replace("OPTIONS", options))
+    of_server, of_start, environment = PEERS[name]
+    script.write_text(LITSERVE.replace("SERVER)", f"{of_server})").replace("START)", f"{of_start})"))
     command = [sys.executable, str(script), str(MODEL.resolve()), str(port)]
     with server(command, port, "/health", PYTHONPATH=str(Path().resolve()), **environment) as pid:
         yield warm(Side(name, pid, port, "/predict", [form("request", image) for image in images], {}))
@@ -341,9 +352,7 @@ def measure(seconds: float = 3.0, rounds: int = 5) -> list[Line]:
         if importlib.util.find_spec("litserve") is None:
             print("  LitServe is not installed: not compared")
         else:
-            sides.append(stack.enter_context(litserve(images, folder, "LitServe", "")))
-            best = litserve(images, folder, "LitServe, a worker a core", WORKER_A_CORE, OMP_NUM_THREADS="1")
-            sides.append(stack.enter_context(best))
+            sides += [stack.enter_context(litserve(images, folder, name)) for name in PEERS]
         for _ in range(rounds):
             for batch, found in alone.items():
                 threads = 1 if batch == 1 else cores_here()  # one image is answered sooner by one

@@ -271,7 +271,8 @@ class BodyLimit:
             if is_complete:
                 return await receive()  # the next message says that the client is gone, and may come late
             try:
-                message = await asyncio.wait_for(receive(), deadline - time.monotonic())
+                async with asyncio.timeout(deadline - time.monotonic()):  # `wait_for` would make a task of it
+                    message = await receive()
             except TimeoutError:
                 raise BodyTooSlow(self.seconds) from None
             received += len(message.get("body", b""))

@@ -10,7 +10,6 @@ row end, with no answer in between, is set aside for a while.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 import math
@@ -18,14 +17,13 @@ import threading
 import time
 from bisect import insort
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from service.inference.models import Model
+from service.inference.pending import PendingRequest, answers, withdraw
 from service.inference.processes import ProcessGone
 from service.inference.workers import NeverBegan, PassFailed
 from stages.checkpoint.contract import CheckpointError
@@ -68,20 +66,6 @@ class Observer(Protocol):
     """Called after each pass with its number of images, the longest wait and the duration of the pass in seconds."""
 
     def __call__(self, *, images: int, waited_seconds: float, pass_seconds: float) -> None: ...
-
-
-@dataclass(frozen=True, eq=False)
-class PendingRequest:
-    """Images uint8 [N, C, H, W] of one request; `future` gets their probabilities float32 [N, K].
-
-    `turn`: images that were served before this request came, and those of the request that are served before these.
-    """
-
-    model: Model
-    images: np.ndarray
-    turn: int = 0
-    future: Future[np.ndarray] = field(default_factory=Future)
-    submitted: float = field(default_factory=time.monotonic)
 
 
 class Batcher:
@@ -167,7 +151,8 @@ class Batcher:
         finally:
             with self._changed:
                 self._announced -= 1
-                self._changed.notify_all()
+                if self._jobs:
+                    self._changed.notify()
 
     def submit(self, model: Model, images: np.ndarray, *, behind: int = 0) -> list[PendingRequest]:
         """Queue `images`, in jobs of at most `max_batch`, behind so many images of the same request.
@@ -189,7 +174,22 @@ class Batcher:
             ]
             for job in jobs:
                 insort(self._jobs, job, key=lambda waiting: waiting.turn)
-            self._changed.notify_all()
+            self._changed.notify()  # who takes some of them wakes the next one
+        return jobs
+
+    def submit_all(self, questions: Sequence[tuple[Model, np.ndarray]]) -> list[list[PendingRequest]]:
+        """Queue the images of one request for each model, in turns one behind the other: all of them or none.
+
+        Raises:
+            QueueFull, InferenceStopped, SetAside: as `submit`.
+        """
+        jobs: list[list[PendingRequest]] = []
+        try:
+            for model, images in questions:
+                jobs.append(self.submit(model, images, behind=len(jobs) * len(images)))
+        except BaseException:
+            withdraw(jobs)
+            raise
         return jobs
 
     async def probabilities(self, model: Model, images: np.ndarray, *, behind: int = 0) -> np.ndarray:
@@ -205,11 +205,9 @@ class Batcher:
         """
         jobs = self.submit(model, images, behind=behind)
         try:
-            parts = await asyncio.gather(*(asyncio.wrap_future(job.future) for job in jobs))
+            return await answers(jobs)
         finally:
-            for job in jobs:
-                job.future.cancel()
-        return np.concatenate(parts)
+            withdraw([jobs])
 
     def _count(self) -> int:
         return sum(len(job.images) for job in self._jobs if not job.future.cancelled())
@@ -321,7 +319,8 @@ class Batcher:
                         return started
             finally:
                 self._idle -= 1
-                self._changed.notify_all()  # the waiting images may be enough for the remaining workers
+                if self._jobs:
+                    self._changed.notify()  # the waiting images may be enough for the remaining workers
 
     def _same_model(self) -> list[PendingRequest]:
         return [job for job in self._jobs if job.model.sha256 == self._jobs[0].model.sha256]

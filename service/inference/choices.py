@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cachetools import LRUCache
@@ -27,6 +27,18 @@ class Choices:
         self._file = Path(url.database or "") if url.get_backend_name() == "sqlite" else None
         self._asking = asking
         self._found: LRUCache[CacheKey, list[ServedCheckpoint]] = LRUCache(MAX_REMEMBERED)
+
+    async def named(self, names: Sequence[str], dataset: str | None, arms: Sequence[str]) -> list[ServedCheckpoint]:
+        """The checkpoints of these names or, without a name, those of the data set, of these arms or of all."""
+
+        def find(session: Session) -> list[ServedCheckpoint]:
+            return (
+                queries.choose_checkpoints(session, dataset, arms)
+                if dataset
+                else queries.find_checkpoints(session, names)
+            )
+
+        return await self.get((tuple(names), dataset, tuple(arms)), find)
 
     async def get(
         self, question: CacheKey, find: Callable[[Session], list[ServedCheckpoint]]

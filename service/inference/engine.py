@@ -17,6 +17,7 @@ from service.database.schemas import AnswerOut, ClassOut, ImageAnswersOut, Model
 from service.inference.batching import AnswerFailed, Batcher, InferenceStopped, QueueFull, SetAside
 from service.inference.decoding import Decoder, Upload
 from service.inference.models import Model, Models
+from service.inference.pending import PendingRequest, answers, withdraw
 from service.inference.together import all_or_none
 from service.inference.workers import Worker
 from stages.checkpoint.contract import CheckpointError, InputContract
@@ -114,19 +115,15 @@ async def predict(
         models = [await engine.model(served_checkpoint) for served_checkpoint in served_checkpoints]
         shapes = sorted({model.contract.shape for model in models})
         images = dict(zip(shapes, await engine.decoder.decode(uploads, shapes), strict=True))
-        passes = [
-            asyncio.ensure_future(_timed(engine.batcher, model, images[model.contract.shape], number * len(uploads)))
-            for number, model in enumerate(models)
-        ]
-        await asyncio.sleep(0)  # each has queued its images before the announcement ends
-    answered = await all_or_none(passes)
-    answers = [
+        jobs = engine.batcher.submit_all([(model, images[model.contract.shape]) for model in models])
+    answered = await _all_timed(jobs)
+    by_model = [
         [_answer(served_checkpoint.id, model.contract, row, top_k) for row in probabilities]
         for served_checkpoint, model, (probabilities, _) in zip(served_checkpoints, models, answered, strict=True)
     ]
     return PredictionOut(
         images=[
-            ImageAnswersOut(file=upload.name, answers=[column[number] for column in answers])
+            ImageAnswersOut(file=upload.name, answers=[column[number] for column in by_model])
             for number, upload in enumerate(uploads)
         ],
         models=[
@@ -137,9 +134,19 @@ async def predict(
     )
 
 
-async def _timed(batcher: Batcher, model: Model, images: np.ndarray, behind: int) -> tuple[np.ndarray, float]:
+async def _all_timed(jobs: Sequence[Sequence[PendingRequest]]) -> list[tuple[np.ndarray, float]]:
+    """Of each model the probabilities, and the seconds until they were there."""
+    try:
+        if len(jobs) == 1:
+            return [await _timed(jobs[0])]
+        return await all_or_none([asyncio.ensure_future(_timed(of_model)) for of_model in jobs])
+    finally:
+        withdraw(jobs)
+
+
+async def _timed(jobs: Sequence[PendingRequest]) -> tuple[np.ndarray, float]:
     before = time.perf_counter()
-    return await batcher.probabilities(model, images, behind=behind), time.perf_counter() - before
+    return await answers(jobs), time.perf_counter() - before
 
 
 def _answer(checkpoint: str, contract: InputContract, probabilities: np.ndarray, top_k: int) -> AnswerOut:

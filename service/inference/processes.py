@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import multiprocessing
-import os
 import signal
 import socket
 import struct
@@ -43,6 +42,7 @@ class Process:
         self.restarts = 0
         self._connection: Connection | None = None
         self._process: ForkServerProcess | None = None
+        self._limit: float | None = None  # seconds that reading and writing wait at most
         self._is_stopped = False
         self._changing = threading.Lock()
 
@@ -69,7 +69,7 @@ class Process:
                 raise
             finally:
                 theirs.close()
-            _limit_waiting(connection, self.seconds)
+            self._limit_waiting(connection, self.seconds)
             self._connection, self._process = connection, process
             atexit.register(self.stop)  # in case the server ends without its shutdown
 
@@ -110,15 +110,28 @@ class Process:
             raise ProcessGone(f"no {self.name} process is running")
         seconds = self.seconds if seconds is None else min(self.seconds, seconds)
         try:
+            if seconds != self._limit:
+                self._limit_waiting(connection, seconds)
             connection.send(question)
-            if connection.poll(max(0.0, seconds)):
-                return connection.recv()
+            return connection.recv()
         except BlockingIOError:
             pass  # it has stopped reading or writing
         except (EOFError, OSError):
             raise ProcessGone(f"the {self.name} process ended") from None
         process.kill()
         raise ProcessSlow(f"the {self.name} process hasn't answered for {seconds:g} s")
+
+    def _limit_waiting(self, connection: Connection, seconds: float) -> None:
+        """Reading and writing fail where the other side stands still for so long: the kernel watches the time."""
+        whole, part = divmod(max(seconds, 1e-6), 1.0)  # 0 would be without end
+        limit = struct.pack("@ll", int(whole), int(part * 1e6))
+        own = socket.socket(fileno=connection.fileno())
+        try:
+            for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+                own.setsockopt(socket.SOL_SOCKET, option, limit)
+        finally:
+            own.detach()  # it stays the connection's
+        self._limit = seconds
 
     def _end(self, seconds: float) -> None:
         atexit.unregister(self.stop)
@@ -151,11 +164,3 @@ def leave_signals_to_the_server() -> None:
     """It closes the connection when it has finished."""
     for number in SERVERS_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-
-
-def _limit_waiting(connection: Connection, seconds: float) -> None:
-    """Reading and writing fail where the other side stands still for so long."""
-    limit = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6) or 1)
-    with socket.socket(fileno=os.dup(connection.fileno())) as held:
-        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
-            held.setsockopt(socket.SOL_SOCKET, option, limit)

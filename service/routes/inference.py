@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, File, Form, Query, Request, Response, UploadFile
-from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
 from service.database import queries
 from service.database.samples import Samples
 from service.database.schemas import PredictionOut, SampleOut
 from service.dependencies import app_state_of
+from service.express import MAX_NAMES, MAX_TOP, TOP, ExpressRoute
+from service.http.disconnects import unless_gone
 from service.http.errors import Problem, declared
 from service.http.negotiation import preferred
-from service.http.strict import FormRoute
 from service.inference.decoding import Upload
 from service.inference.engine import predict
 from service.settings import Settings
 
-router = APIRouter(route_class=FormRoute)
-MAX_NAMES = 64
+router = APIRouter(route_class=ExpressRoute)
 SAMPLE = re.compile(r"([a-z0-9-]{1,64})/([0-9]{1,12})")
-Done = TypeVar("Done")
 Checkpoints = Annotated[
     list[str], Query(max_length=MAX_NAMES, description="ids of checkpoints", examples=[["ninformer-cifar100.vit.0"]])
 ]
@@ -58,13 +55,7 @@ async def choose_served_checkpoints(
         raise Problem(422, "models are named either by checkpoint= or by dataset=, not by both")
     if not names and not wanted:
         raise Problem(422, "no model is chosen; name some by checkpoint=<id>, or by dataset=<name> with arm=<name>")
-
-    def find(session: Session) -> list[queries.ServedCheckpoint]:
-        if not wanted:
-            return queries.find_checkpoints(session, names)
-        return queries.choose_checkpoints(session, wanted, arms)
-
-    return await app_state_of(request).choices.get((names, wanted, arms), find)
+    return await app_state_of(request).choices.named(names, wanted, arms)
 
 
 Image = tuple[Upload, SampleOut | None]
@@ -100,26 +91,6 @@ def _read_sample(root: Path, name: str) -> Image:
     return Upload(f"{parts[1]}-{index}.png", packed.png(index)), packed.describe(index)
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, Done]) -> Done:
-    """The outcome of `work`, which is cancelled where the client goes away: nobody would read the answer."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnect(request))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise Problem(503, "the client went away before the answer")
-        return task.result()
-    finally:
-        gone.cancel()
-        task.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def _disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
 @router.post(
     "/predict",
     tags=["inference"],
@@ -132,7 +103,7 @@ async def create_prediction(
     served_checkpoints: Annotated[list[queries.ServedCheckpoint], Depends(choose_served_checkpoints)],
     file: Annotated[list[UploadFile], File(description="PNG, JPEG or WebP, any size; repeat it for more images")] = [],  # noqa: B006
     sample: Annotated[list[str], Form(description="instead: test images, as <data set>/<position>")] = [],  # noqa: B006
-    top_k: Annotated[int, Query(ge=1, le=1000)] = 5,
+    top_k: Annotated[int, Query(ge=1, le=MAX_TOP)] = TOP,
 ) -> PredictionOut | Response:
     """The likeliest classes of each image, by one model or by several side by side.
 
@@ -146,7 +117,7 @@ async def create_prediction(
     images = await read_images(file, sample, parts.settings)
     parts.engine.require_room(len(images), len(served_checkpoints))
     uploads = [upload for upload, _ in images]
-    prediction = await unless_gone(request, predict(uploads, served_checkpoints, parts.engine, top_k=top_k))
+    prediction = await unless_gone(request.receive, predict(uploads, served_checkpoints, parts.engine, top_k=top_k))
     for answered, (_, known) in zip(prediction.images, images, strict=True):
         answered.sample = known
     if wanted == "html":

@@ -17,11 +17,11 @@ from service.database.schemas import (
     TensorMetadataOut,
 )
 from service.dependencies import ResultsSession, app_state_of
+from service.http.disconnects import unless_gone
 from service.http.errors import Problem, declared
 from service.inference.model_names import find_version, find_versions
 from service.inference.tensors import InferRequest, describe_tensors, read_request, write_answer
 from service.routes.health import require_ready
-from service.routes.inference import unless_gone
 
 router = APIRouter(prefix="/v2", tags=["open inference protocol"])
 ModelName = Annotated[str, Path(description="<experiment>.<arm>", examples=["ninformer-mnist.local-vit"])]
@@ -172,7 +172,7 @@ async def _infer(
             asked = await parts.engine.in_thread(lambda: read_request(body, header_length, shape, most))
         return asked, await parts.engine.batcher.probabilities(chosen, asked.images)
 
-    asked, probabilities = await unless_gone(request, work())
+    asked, probabilities = await unless_gone(request.receive, work())
     head = {
         "model_name": served_checkpoint.model,
         "model_version": served_checkpoint.version,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
+import zlib
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import cache
 from multiprocessing.connection import Connection
 from typing import Any
@@ -16,14 +18,26 @@ import pytest
 from PIL import Image
 
 from service.inference.batching import QueueFull
-from service.inference.decoding import PROCESSES, Decoder, Upload
+from service.inference.decoding import PROCESSES, TINY_BYTES, Decoder, Upload, _here, _is_tiny
 from service.inference.processes import Process
-from stages.images import ImageError, ImageTooLarge, decode_image
+from stages.images import ImageError, ImageTooLarge, decode_image, outline
 from tests.service.conftest import png
-from tests.service.hostile_images import encode, jpeg_of_scans
+from tests.service.hostile_images import (
+    chunk,
+    encode,
+    hostile_images,
+    interlaced,
+    jpeg_of_scans,
+    picture,
+    png_of,
+    segment,
+    within_jpeg,
+    within_png,
+)
 
 SHAPE, GREY = (3, 32, 32), (1, 28, 28)
 SMALL = Upload("small.png", png())
+TEXTS = ((b"zTXt", b"note\0\0"), (b"iTXt", b"note\0\1\0\0\0"), (b"iCCP", b"x\0\0"))  # what their data begin with
 
 
 @cache
@@ -194,3 +208,51 @@ def test_who_waits_too_long_for_a_turn_may_come_again() -> None:
             assert [type(error) for error in found] == [ImageError] * PROCESSES
 
     run(scene)
+
+
+def laborious_and_tiny() -> list[bytes]:
+    """Files of at most `TINY_BYTES` that mean as much work as such a file can."""
+    zeros = [chunk(name, start + zlib.compress(bytes(900_000))) for name, start in TEXTS]
+    frames = [Image.new("L", (2, 2), number) for number in range(40)]
+    return [
+        *(within_png(*[part] * times) for part in zeros for times in (1, 2)),
+        *(within_png(*[chunk(b"abCd", b"")] * times) for times in (10, 80)),
+        png_of(64, 64, colour=0, data=zlib.compress(bytes(3_000_000))),
+        png_of(1, 4096, colour=0, data=zlib.compress(bytes(8192))),
+        interlaced(64),
+        *(jpeg_of_scans(16, scans) for scans in (12, 16)),
+        within_jpeg(*[segment(0xFE, b"")] * 700),
+        within_jpeg(segment(0xE1, b"Exif\0\0MM\0*\0\0\0\x08\xff\xff" + bytes(2000))),
+        encode("PNG", frames[0], save_all=True, append_images=frames[1:]),
+        encode("WEBP", picture(size=(60, 60)), lossless=True, method=6),
+    ]
+
+
+def test_what_is_decoded_on_the_event_loop_is_soon_done() -> None:
+    """A request's images have other requests between them, so none may hold the loop up."""
+    looked_at = 0
+    for content in [*laborious_and_tiny(), *(case.content for case in hostile_images())]:
+        upload = Upload("a", content)
+        try:
+            found = outline(content)
+        except ImageError:
+            continue
+        if not _is_tiny(upload, found):
+            continue
+        looked_at += 1
+        seconds = []
+        for _ in range(3):
+            before = time.thread_time()
+            with suppress(ImageError):
+                _here(upload, [(3, 32, 32)])
+            seconds.append(time.thread_time() - before)
+        assert min(seconds) < 0.005, content[:200]
+    assert looked_at > 60
+
+
+@pytest.mark.parametrize(("name", "start"), TEXTS)
+def test_a_part_that_may_grow_a_thousand_times_is_not_decoded_on_the_event_loop(name: bytes, start: bytes) -> None:
+    content = within_png(chunk(name, start + zlib.compress(bytes(900_000))))
+    plain = within_png(chunk(b"abCd", bytes(len(content) - len(within_png()) - 12)))
+    assert len(plain) == len(content) <= TINY_BYTES
+    assert _is_tiny(Upload("a", plain), outline(plain)) and not _is_tiny(Upload("a", content), outline(content))

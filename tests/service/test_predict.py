@@ -50,6 +50,21 @@ def test_predict_gives_what_the_predictor_gives(client: TestClient, root: Path) 
         assert [item["name"] for item in said["top"]] == [f"digits-{item['index']}" for item in said["top"]]
 
 
+@pytest.mark.parametrize("query", [f"checkpoint={VIT}", f"checkpoint={VIT}&top_k=1", "dataset=cifar100&arm=vit"])
+def test_the_short_way_and_the_long_one_answer_alike(client: TestClient, query: str) -> None:
+    files = {"file": ("a.png", png())}
+    short = client.post(f"/predict?{query}", files=files)
+    long = client.post("/predict?" + query.replace("a", "%61"), files=files)
+    assert short.status_code == long.status_code == 200
+    assert {name: value for name, value in short.headers.items() if name not in ("x-request-id", "content-length")} == {
+        name: value for name, value in long.headers.items() if name not in ("x-request-id", "content-length")
+    }
+    first, second = short.json(), long.json()
+    for answer in (first, second):
+        assert answer.pop("seconds") > answer["models"][0].pop("seconds") > 0
+    assert first == second
+
+
 def test_an_answer_says_who_gave_it(client: TestClient, root: Path) -> None:
     (model,) = client.post(f"/predict?checkpoint={VIT}", files={"file": png()}).json()["models"]
     path, sha256 = weights(client, root, VIT)
