@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from benchmarks.timing import Line, milliseconds, one_thread
+from benchmarks.timing import Line, milliseconds, setting
 from stages.papers import build_model
 from stages.params.budget import plan_runs
 from stages.params.experiment import load_params
@@ -137,11 +137,6 @@ def measure_network(
 
 
 def measure() -> list[Line]:
-    with one_thread():
-        return measure_all()
-
-
-def measure_all() -> list[Line]:
     others = list(OTHERS)
     if any(importlib.util.find_spec(package) is None for package in ("onnxruntime", "onnxscript")):
         print("  ONNX Runtime is not installed: not compared")
@@ -162,6 +157,7 @@ def measure_all() -> list[Line]:
                 value=typical[best],
                 goal=GOAL,
                 at_most=True,
+                setting=setting("float32"),
             )
         )
     return lines

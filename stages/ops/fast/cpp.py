@@ -81,24 +81,26 @@ def _as_c(argument: Tensor | float | Sequence[int] | None) -> Any:
 
 
 def is_plain(*tensors: Tensor, dtype: torch.dtype = torch.float32) -> bool:
-    """True if all are real tensors of `dtype` on a CPU, in eager PyTorch with at most its backward pass.
+    """True if all are real tensors of `dtype` on a CPU, in PyTorch with at most its backward pass, eager or compiled.
 
-    Compilers, `torch.func`, forward-mode differentiation and lazily negated views need operators.
+    Exports, `torch.func`, forward-mode differentiation and lazily negated views need PyTorch's operators.  Where
+    `torch.compile` traces, a caller uses operators of its own (`torch.library`), which compiled code keeps.
     """
-    is_watched = (
-        torch.compiler.is_compiling()
-        or torch._C._is_tracing()
-        or torch._C._are_functorch_transforms_active()
-        or torch.autograd.forward_ad._current_level >= 0
-    )
-    return not is_watched and all(
+    are_plain = all(
         tensor.dtype == dtype
         and tensor.device.type == "cpu"
         and tensor.numel() > 0
         and type(tensor) in (Tensor, torch.nn.Parameter)
-        and not tensor.is_neg()
         for tensor in tensors
     )
+    if torch.compiler.is_compiling():  # the dispatcher makes negated views real before it calls an operator
+        return are_plain and not torch.compiler.is_exporting()
+    is_watched = (
+        torch._C._is_tracing()
+        or torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0
+    )
+    return are_plain and not is_watched and not any(tensor.is_neg() for tensor in tensors)
 
 
 def in_rows(tensor: Tensor) -> Tensor:
