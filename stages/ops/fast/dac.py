@@ -62,7 +62,7 @@ def backward(
 def _forward(x: Tensor, weight: Tensor, bias: Tensor, before: list[int], size: list[int]) -> Tensor:
     is_rows = _is_rows(x, weight)
     x, weight, bias = _laid_out(x.float(), is_rows), weight.contiguous(), bias.contiguous()
-    out = _empty(x, weight, size)
+    out = _empty(x, weight, size, is_rows)
 
     def work(part: slice) -> None:
         _call("dac_forward", [x[part], weight, bias, out[part]], weight, before, size, is_rows)
@@ -93,10 +93,10 @@ def _backward(
     return grad_x.to(dtype), *first
 
 
-def _empty(x: Tensor, weight: Tensor, size: Sequence[int]) -> Tensor:
-    """Memory for the result, in the order of x."""
-    layout = _format(_is_rows(x, weight))
-    return torch.empty(x.shape[0], weight.shape[0], *size, dtype=torch.float32, device=x.device, memory_format=layout)
+def _empty(x: Tensor, weight: Tensor, size: Sequence[int], is_rows: bool) -> Tensor:
+    """Memory for the result."""
+    shape = x.shape[0], weight.shape[0], *size
+    return torch.empty(shape, dtype=torch.float32, device=x.device, memory_format=_format(is_rows))
 
 
 def _is_on_gpu(x: Tensor) -> bool:
@@ -134,7 +134,7 @@ _backward_operator = torch.library.custom_op("claimcheck::dac_cpu_backward", _ba
 
 @_forward_operator.register_fake
 def _(x: Tensor, weight: Tensor, bias: Tensor, before: list[int], size: list[int]) -> Tensor:
-    return _empty(x, weight, size)
+    return _empty(x, weight, size, _is_rows(x, weight))
 
 
 @_backward_operator.register_fake
