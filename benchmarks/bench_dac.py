@@ -3,9 +3,10 @@ the convolution 5 times as fast, with at most 0.3 of its peak memory; the dense 
 and layer, which compute something else, they take at most 5 and 3.5 times its time.
 
 The convolution's peers are a loop over inputs of depthwise convolutions, a loop over outputs of ordinary ones with
-channels last, and one grouped convolution over the expansion; the first and the last also compiled.  The dense layer's
-is a multiplication and sum, compiled: by itself it is as slow as einsum, 40 times.  Sizes are those of the paper's
-networks: 16 channels of 32 x 32 and 64 of 8 x 8; the widest dense layer has 141 units.
+channels last, and one grouped convolution over the expansion, with 16 channels also compiled: with 64 the compiler
+takes many minutes, and with 16 it gains a twentieth.  The dense layer's is a multiplication and sum, compiled;
+by itself that is as slow as einsum.  Sizes are those of the paper's networks: 16 channels of 32 x 32 and 64 of 8 x 8; the widest
+dense layer has 141 units.
 Run: python -m benchmarks dac
 """
 
@@ -80,11 +81,9 @@ def convolution(channels: int, side: int) -> list[Line]:
     leaves = conv_leaves(BATCH, channels, side)
     what = f"DAC convolution, {channels} channels, {side} x {side}, batch {BATCH}"
     own = passes({"ours": ours}, leaves)
-    peers = {
-        **eager_and_compiled("depthwise by input", by_input),
-        **eager_and_compiled("grouped", grouped),
-        "channels last by output": by_output,
-    }
+    peers = dict(CONVOLUTIONS)
+    if channels == 16:
+        peers |= {f"{name}, compiled": torch.compile(peer) for name, peer in CONVOLUTIONS.items()}
     plain = passes(eager_and_compiled("ReLU and convolution", ordinary), leaves)
     return [
         race(own, passes(peers, leaves), rounds=15).line(what, 5.0),

@@ -118,7 +118,7 @@ def script(case: Case, way: str) -> Callable[[], None]:
 
     def run() -> None:
         optimizer.zero_grad(set_to_none=True)
-        F.mse_loss(forward(features), targets).backward()
+        F.mse_loss(forward(features).squeeze(1), targets).backward()
         optimizer.step()
 
     return run

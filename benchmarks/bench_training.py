@@ -3,8 +3,7 @@ type: never slower, and ResNet20 and HyperBF 1.2 times as fast in float32.
 
 Ours is `fit` with augmentation and all, and with the protocol's Adam, eager and compiled.  A script is forward,
 backward and a fused Adam on one fixed batch by PyTorch alone, eager and compiled, for ResNet20 also with channels last.
-In
-float32, as evidence is trained, and in bfloat16 if the processor multiplies in it.  Compiling is not in the rate.
+In float32, as evidence is trained, and in bfloat16 if the processor multiplies in it.  Compiling isn't in the rate.
 Run: python -m benchmarks training
 """
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import psutil
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -124,9 +125,14 @@ class Race:
         )
 
 
-def race(ours: Mapping[str, Step], peers: Mapping[str, Step], *, rounds: int, wall: bool = False) -> Race:
+def race(
+    ours: Mapping[str, Step],
+    peers: Mapping[str, Step],
+    *,
+    rounds: int,
+    clock: Callable[[], float] = time.process_time,
+) -> Race:
     """Time all in turn, after two uncounted calls of each, in which compilers compile."""
-    clock = time.perf_counter if wall else time.process_time
     steps = {(side, name): step for side, named in enumerate((ours, peers)) for name, step in named.items()}
     for step in (*steps.values(), *steps.values()):
         step()
@@ -139,6 +145,12 @@ def race(ours: Mapping[str, Step], peers: Mapping[str, Step], *, rounds: int, wa
     ]
     mine, theirs = (taken[side, _fastest(named)] for side, named in enumerate(medians))
     return Race(*medians, statistics.median(peer / own for own, peer in zip(mine, theirs, strict=True)))
+
+
+def with_workers() -> float:
+    """Processor seconds of this process and of those that it started, to a hundredth."""
+    own = psutil.Process()
+    return sum(sum(one.cpu_times()[:2]) for one in (own, *own.children(recursive=True)))
 
 
 def _fastest(seconds: Mapping[str, float]) -> str:
