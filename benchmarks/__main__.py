@@ -1,9 +1,8 @@
-"""`python -m benchmarks [name …]`: runs every benchmark, or those named, as one table; without names also writes it to
-docs.
+"""`python -m benchmarks [name …]`: runs every benchmark, or those named, as one table, and writes it to docs.
 
 Each `bench_<name>.py` has `measure()`, which returns the lines of its claim and runs in a separate process: none
 inherits another's memory, threads or replaced operators.  The table goes to docs/performance.md, which has one per kind
-of machine.
+of processor; lines of benchmarks that weren't named stay there, each with its date, if the versions are the same.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ import datetime
 import multiprocessing
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
 from pathlib import Path
 
 import torch
 
-from benchmarks.timing import HEADINGS, PLAYED, Line, machine, markdown, prepare, table
+from benchmarks.timing import HEADINGS, PLAYED, Line, machine, markdown, prepare
 
 PAGE = Path("docs/performance.md")
 INTRODUCTION = """# Performance
@@ -31,6 +30,7 @@ what each does. Times on a CPU are processor time; those marked "wall" are by th
 newest table; a played one is this machine with PyTorch, oneDNN, MKL and our C++ told to leave its better instructions
 alone. The [log](log.md) has what was tried, [decision 0051](decisions/0051-honest-benchmarks.md) why it is so.
 """
+COLUMNS = (*HEADINGS, "on")
 LOST = "Where a peer is faster, or a goal is missed"
 
 
@@ -44,37 +44,60 @@ def main(names: list[str]) -> int:
         os.environ.update(ONEDNN_MAX_CPU_ISA="AVX2", MKL_ENABLE_INSTRUCTIONS="AVX2")
     prepare()  # the kind of machine this is for
     kind, versions = machine(torch.device("cpu"))
-    when = f"{datetime.date.today()}, {versions}."
     earlier = PAGE.read_text() if PAGE.is_file() else ""
-    lines: list[Line] = []
+    kept = rows_of(earlier, kind, versions) if names else []
+    measured: list[Sequence[str]] = []
     for name in names or known:
         print(f"{name} …", file=sys.stderr, flush=True)
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), prepare) as process:
-            lines += process.submit(import_module(f"benchmarks.bench_{name}").measure).result()
-        if not names:  # after each, so that an early end keeps the measured ones
-            PAGE.write_text(page(earlier, kind, f"{when}\n\n{table(lines)}"))
-    print(f"{kind}, {when}\n\n{table(lines)}", end="")
+            lines: list[Line] = process.submit(import_module(f"benchmarks.bench_{name}").measure).result()
+        measured += [(*line.cells(), str(datetime.date.today())) for line in lines]
+        # after each, so that an early end keeps the measured ones
+        PAGE.write_text(page(earlier, kind, versions, together(kept, measured)))
+    print(f"{kind}, {versions}\n\n{markdown([COLUMNS, *measured])}", end="")
     return 0
 
 
-def page(earlier: str, kind: str, text: str) -> str:
-    """The page with this section in place of the previous one for the same kind of machine, opened by what we lose."""
-    _, *others = earlier.split("\n## ")
-    own = (kind, LOST)
-    kept = [f"\n## {other.rstrip()}\n" for other in others if other.partition("\n")[0] not in own]
-    sections = [f"\n## {kind}\n\n{text}", *kept]
-    return "".join([INTRODUCTION, f"\n## {LOST}\n\n{lost(sections)}", *sections])
+def together(kept: Sequence[Sequence[str]], measured: Sequence[Sequence[str]]) -> list[Sequence[str]]:
+    """The kept rows with measured ones in the place of those of the same name and setting, and the new ones after."""
+    newest = {tuple(row[:2]): row for row in measured}
+    replaced = [newest.pop(tuple(row[:2]), row) for row in kept]
+    return [*replaced, *newest.values()]
 
 
-def lost(sections: Sequence[str]) -> str:
+def page(earlier: str, kind: str, versions: str, rows: Sequence[Sequence[str]]) -> str:
+    """The page with these rows in place of the previous ones of this kind of processor, opened by what we lose."""
+    others = {name: text for name, text in _sections(earlier).items() if name not in (kind, LOST)}
+    sections = {kind: f"{versions}.\n\n{markdown([COLUMNS, *rows])}"} | others
+    written = "".join(f"\n## {name}\n\n{text}" for name, text in sections.items())
+    return f"{INTRODUCTION}\n## {LOST}\n\n{lost(sections)}{written}"
+
+
+def rows_of(earlier: str, kind: str, versions: str) -> list[Sequence[str]]:
+    """The rows of this kind of processor on the page, if they were measured with these versions."""
+    text = _sections(earlier).get(kind, "")
+    return _rows(text) if text.startswith(f"{versions}.\n") else []
+
+
+def lost(sections: Mapping[str, str]) -> str:
     """The rows of all sections whose goal is missed, those with a faster peer first; or that there are none."""
-    rows = []
-    for section in sections:
-        kind = section.strip().partition("\n")[0].removeprefix("## ")
-        cells = [row.strip("| ").split(" | ") for row in section.splitlines() if row.startswith("| ")]
-        rows += [(kind, *row) for row in cells if row[-1] in ("no", "slower")]
-    rows.sort(key=lambda row: row[-1] != "slower")
-    return markdown([("processor", *HEADINGS), *rows]) if rows else "Nowhere.\n"
+    verdict = COLUMNS.index("met")
+    rows = [(kind, *row) for kind, text in sections.items() for row in _rows(text) if row[verdict] != "yes"]
+    rows.sort(key=lambda row: row[1 + verdict] != "slower")
+    return markdown([("processor", *COLUMNS), *rows]) if rows else "Nowhere.\n"
+
+
+def _sections(text: str) -> dict[str, str]:
+    found = {}
+    for section in text.split("\n## ")[1:]:
+        name, _, content = section.partition("\n")
+        found[name] = f"{content.strip()}\n"
+    return found
+
+
+def _rows(text: str) -> list[Sequence[str]]:
+    cells = [line.removeprefix("| ").removesuffix(" |").split(" | ") for line in text.splitlines() if line[:2] == "| "]
+    return [row for row in cells[2:] if len(row) == len(COLUMNS)]
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@ and layer, which compute something else, they take at most 5 and 3.5 times its t
 
 The convolution's peers are a loop over inputs of depthwise convolutions, a loop over outputs of ordinary ones with
 channels last, and one grouped convolution over the expansion, with 16 channels also compiled: with 64 the compiler
-takes many minutes, and with 16 it gains a twentieth.  The dense layer's is a multiplication and sum, compiled;
-by itself that is as slow as einsum.  Sizes are those of the paper's networks: 16 channels of 32 x 32 and 64 of 8 x 8; the widest
-dense layer has 141 units.
+takes many minutes, and with 16 it gains a twentieth.  The dense layer's is a multiplication and sum, compiled; by
+itself that is as slow as einsum.  Sizes are those of the paper's networks: 16 channels of 32 x 32 and 64 of 8 x 8; the
+widest dense layer has 141 units.
 Run: python -m benchmarks dac
 """
 

@@ -26,7 +26,7 @@ from stages.training.images import ImageClassification
 from stages.training.loop import fit
 from stages.training.optimizer import build_optimizer
 
-BATCH, STEPS, ROUNDS = 32, 3, 5
+BATCH, STEPS, ROUNDS = 32, 2, 5
 # Goals for networks as their papers ran them on CIFAR-100.
 GOALS = {
     "ninformer-cifar100.vit": 1.0,

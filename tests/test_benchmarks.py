@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.__main__ import INTRODUCTION, LOST, main, page
-from benchmarks.timing import HEADINGS, Line, compare, fused, pytorch_alone, race, table
+from benchmarks.__main__ import COLUMNS, INTRODUCTION, LOST, main, page, rows_of, together
+from benchmarks.timing import HEADINGS, Line, compare, fused, markdown, pytorch_alone, race, table
 from stages.ops.fast import attention, cpp, dac
 from stages.ops.rbf import rbf_attention
 
@@ -106,27 +107,35 @@ def test_a_fused_optimiser_keeps_groups_and_their_settings() -> None:
     assert settings == [(0.5, (0.8, 0.9), 0.1, True), (0.5, (0.8, 0.9), 0.0, True)]
 
 
-def section(name: str, *lines: Line) -> str:
-    return f"## {name}\n\ntoday\n\n{table(lines)}"
+def row(value: float, what: str = "a step") -> tuple[str, ...]:
+    return (*dataclasses.replace(line(value), what=what).cells(), "2026-11-24")
 
 
-def test_each_kind_of_machine_has_its_newest_table() -> None:
-    met = line(3.0)
-    first = page("", "A", f"old\n\n{table([met])}")
-    both = page(first, "A, AVX2", f"other\n\n{table([met])}")
-    newest = page(both, "A", f"today\n\n{table([met])}")
-    assert newest == (
-        f"{INTRODUCTION}\n## {LOST}\n\nNowhere.\n\n{section('A', met)}\n## A, AVX2\n\nother\n\n{table([met])}"
-    )
+def test_each_kind_of_processor_has_its_newest_table() -> None:
+    both = page(page("", "A", "torch 2.14", [row(3.0)]), "A, AVX2", "torch 2.15", [row(4.0)])
+    newest = page(both, "A", "torch 2.15", [row(5.0), row(6.0)])
+    sections = newest.split("\n## ")
+    assert sections[:2] == [INTRODUCTION, f"{LOST}\n\nNowhere.\n"]
+    assert sections[2] == f"A\n\ntorch 2.15.\n\n{markdown([COLUMNS, row(5.0), row(6.0)])}"
+    assert sections[3] == f"A, AVX2\n\ntorch 2.15.\n\n{markdown([COLUMNS, row(4.0)])}"
 
 
-def test_the_page_opens_with_what_is_lost_on_any_machine() -> None:
-    missed, beaten = line(1.5), line(0.9)
-    both = page(page("", "A", f"today\n\n{table([line(3.0), missed])}"), "B", f"today\n\n{table([beaten])}")
+def test_the_page_opens_with_what_is_lost_on_any_processor() -> None:
+    both = page(page("", "A", "torch 2.15", [row(3.0), row(1.5)]), "B", "torch 2.15", [row(0.9)])
     opening = both.split("\n## ")[1]
-    assert opening.startswith(f"{LOST}\n")
-    assert [row.split(" | ")[0] for row in opening.splitlines() if row.endswith(("no |", "slower |"))] == ["| B", "| A"]
-    assert page(both, "B", f"today\n\n{table([line(3.0)])}").count("slower |") == 0
+    assert opening == f"{LOST}\n\n{markdown([('processor', *COLUMNS), ('B', *row(0.9)), ('A', *row(1.5))])}"
+    assert "| slower |" not in page(both, "B", "torch 2.15", [row(3.0)])
+
+
+def test_what_was_not_measured_stays_with_its_date_if_versions_are_the_same() -> None:
+    before = page("", "A", "torch 2.15", [row(3.0, "one"), row(4.0, "two")])
+    kept = rows_of(before, "A", "torch 2.15")
+    assert together(kept, [row(5.0, "two"), row(6.0, "three")]) == [
+        [*row(3.0, "one")],
+        row(5.0, "two"),
+        row(6.0, "three"),
+    ]
+    assert rows_of(before, "A", "torch 2.16") == rows_of(before, "B", "torch 2.15") == []
 
 
 def test_an_unknown_benchmark_is_named_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,7 +74,7 @@ def _can_attend(*tensors: Tensor) -> bool:
     return dtype in _NAMES and is_plain(*tensors, dtype=dtype) and is_available()
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def is_available() -> bool:
     """True if there is a compiler for the C++."""
     return load_library(SOURCE) is not None
@@ -226,6 +226,6 @@ def _(
     is_causal: bool,
     is_yat: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    to_inputs = [tensor.new_empty(tensor.shape) for tensor in (query, key, value)]
+    to_query, to_key, to_value = (tensor.new_empty(tensor.shape) for tensor in (query, key, value))
     terms = None if key_terms is None else key_terms.contiguous()
-    return *to_inputs, _gradient_of(terms, query), peaks.new_empty(2)
+    return to_query, to_key, to_value, _gradient_of(terms, query), peaks.new_empty(2)

@@ -1,7 +1,8 @@
 """The fast path of `dac_recompute`: its sums in C++ on a CPU, in float32 (`dac.cpp`); in Triton on a GPU.
 
-On a CPU, bfloat16 maps, as autocast gives them, are widened first and their gradient is rounded.  Without a compiler
-there is no fast path, and `dac_recompute` does the same with PyTorch's operators.
+On a CPU, bfloat16 maps, as autocast gives them, are widened first and their gradient is rounded.  What `torch.compile`
+makes calls the same sums.  Without a compiler there is no fast path, and `dac_recompute` does the same with PyTorch's
+operators.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def applies(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
     return is_known and maps_are_plain and is_plain(weight, bias) and is_available()
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def is_available() -> bool:
     """True if there is a compiler for the C++."""
     return load_library(SOURCE) is not None
