@@ -49,7 +49,7 @@ def attention(
         if not yat_triton.applies(queries, keys, values, scale, epsilon):
             return None
         mixed = yat_triton.attention(queries, keys, values, scale, epsilon, is_causal)
-    elif _can_attend(query, key, value) and is_plain(scale, epsilon, *tensors[3:]):
+    elif _can_attend(query, key, value) and is_plain(scale, epsilon, *tensors[3:], compiled=True):
         mixed = _Attention.apply(queries, keys, values, key_terms, scale, epsilon, is_causal, is_yat)
     else:
         return None
@@ -71,7 +71,7 @@ def _fit(query: Tensor, key: Tensor, value: Tensor, key_terms: Tensor | None = N
 
 def _can_attend(*tensors: Tensor) -> bool:
     dtype = tensors[0].dtype
-    return dtype in _NAMES and is_plain(*tensors, dtype=dtype) and is_available()
+    return dtype in _NAMES and is_plain(*tensors, dtype=dtype, compiled=True) and is_available()
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

@@ -80,11 +80,11 @@ def _as_c(argument: Tensor | float | Sequence[int] | None) -> Any:
     return (ctypes.c_long * len(argument))(*argument)
 
 
-def is_plain(*tensors: Tensor, dtype: torch.dtype = torch.float32) -> bool:
-    """True if all are real tensors of `dtype` on a CPU, in PyTorch with at most its backward pass, eager or compiled.
+def is_plain(*tensors: Tensor, dtype: torch.dtype = torch.float32, compiled: bool = False) -> bool:
+    """True if all are real tensors of `dtype` on a CPU, in eager PyTorch with at most its backward pass.
 
-    Exports, `torch.func`, forward-mode differentiation and lazily negated views need PyTorch's operators.  Where
-    `torch.compile` traces, a caller uses operators of its own (`torch.library`), which compiled code keeps.
+    Compilers, exports, `torch.func`, forward-mode differentiation and lazily negated views need PyTorch's operators.
+    `compiled`: what `torch.compile` traces will do, too, as the caller has operators of its own for it.
     """
     are_plain = all(
         tensor.dtype == dtype
@@ -94,7 +94,7 @@ def is_plain(*tensors: Tensor, dtype: torch.dtype = torch.float32) -> bool:
         for tensor in tensors
     )
     if torch.compiler.is_compiling():  # the dispatcher makes negated views real before it calls an operator
-        return are_plain and not torch.compiler.is_exporting()
+        return are_plain and compiled and not torch.compiler.is_exporting()
     is_watched = (
         torch._C._is_tracing()
         or torch._C._are_functorch_transforms_active()

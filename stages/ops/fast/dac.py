@@ -26,8 +26,8 @@ def applies(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
 
         return dac_triton.applies(x, weight, bias)
     is_known = tuple(weight.shape[2:]) in _KERNELS
-    maps_are_plain = x.dtype in (torch.float32, torch.bfloat16) and is_plain(x, dtype=x.dtype)
-    return is_known and maps_are_plain and is_plain(weight, bias) and is_available()
+    maps_are_plain = x.dtype in (torch.float32, torch.bfloat16) and is_plain(x, dtype=x.dtype, compiled=True)
+    return is_known and maps_are_plain and is_plain(weight, bias, compiled=True) and is_available()
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
