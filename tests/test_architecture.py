@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-VERBS = ("inputs", "fetch", "preprocess", "train", "evaluate", "analyse", "record", "report", "cli")
+VERBS = ("inputs", "fetch", "preprocess", "train", "evaluate", "analyse", "record", "report", "stage", "cli")
 
 # part of `stages` -> the other parts that it may import
 ALLOWED: dict[str, set[str]] = {
@@ -23,6 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "device": set(),
     "memory": set(),
     "observation": set(),
+    "preloaded": set(),
     "rules": set(),
     "runs": {"run", "faults"},
     "verdicts": {"rules"},
@@ -45,8 +46,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "proving": {"run", "runs", "params", "datasets"},
     "commands": {
-        *("faults", "runs", "params", "datasets", "checkpoint", "evaluation", "scheduling", "results", "claims"),
-        *("recording", "upkeep", "proving"),
+        *("faults", "preloaded", "runs", "params", "datasets", "checkpoint", "evaluation", "scheduling", "results"),
+        *("claims", "recording", "upkeep", "proving"),
     },
     "worker": {
         *("run", "device", "memory", "runs", "datasets", "training", "checkpoint", "evaluation"),
@@ -241,12 +242,13 @@ def test_the_server_loads_no_torch() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_six_modules_import_by_name() -> None:
-    """A model or findings by their paper's name, an optimiser and a model's stack by theirs, the engine's worker,
-    what compares two trees the one that it is told.
+def test_eight_modules_import_by_name() -> None:
+    """A model or findings by their paper's name, an optimiser and a model's stack by theirs, an engine, the
+    engine's worker, what compares two trees the one that it is told, what loads libraries for stages those.
 
     The static closure sees the rest; the runner adds model and optimiser to a run's fingerprint.
     """
     users = {module_name(path) for path in python_files("stages") if "import_module" in path.read_text()}
     papers = {"stages.papers", "stages.analyse", "stages.training.stacked"}
-    assert users == papers | {"stages.training.optimizer", "stages.scheduling.engine.local", "stages.proving.driver"}
+    engine = {"stages.scheduling.engine.choice", "stages.scheduling.engine.local"}
+    assert users == papers | engine | {"stages.training.optimizer", "stages.proving.driver", "stages.preloaded"}
