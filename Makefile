@@ -104,7 +104,7 @@ data/results.db: | $(READY)
 	@$(BIN)/python -m stages.analyse >/dev/null
 	@$(BIN)/python -m stages.record
 
-bench: $(READY)  ## every benchmark, one after the other: a table, and docs/performance.md (NAMES="dac loop": only these)
+bench: $(READY)  ## every benchmark into a table, docs/performance.md (NAMES="dac loop": these lines alone)
 	$(BIN)/python -m benchmarks $(NAMES)
 
 soak: $(READY)  ## the long tests: resume after kill, long trainings

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from benchmarks.timing import Line, compare, training_step
+from benchmarks.timing import Line, compare, setting, training_step
 from stages.ops.fast.dropout import with_fast_dropout
 from stages.papers import build_model, model_paths
 from stages.run import AugmentationSpec, ModelSpec, OptimizerSpec, Protocol, Replicate
@@ -83,4 +83,5 @@ def beside_the_bare_loop(name: str, batch_size: int = 16, steps: int = 3) -> Lin
         goal=100 * GOAL,
         at_most=True,
         unit="%",
+        setting=setting("float32"),
     )

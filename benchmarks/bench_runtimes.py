@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from benchmarks.timing import Line, milliseconds, one_thread
+from benchmarks.timing import Line, milliseconds, setting
 from stages.papers import build_model
 from stages.params.budget import plan_runs
 from stages.params.experiment import load_params
@@ -140,11 +140,6 @@ def measure_network(
 
 
 def measure() -> list[Line]:
-    with one_thread():
-        return measure_all()
-
-
-def measure_all() -> list[Line]:
     others = list(OTHERS)
     if any(importlib.util.find_spec(package) is None for package in ("onnxruntime", "onnxscript")):
         print("  ONNX Runtime is not installed: not compared")
@@ -163,6 +158,7 @@ def measure_all() -> list[Line]:
                 value=least[best],
                 goal=GOAL,
                 at_most=True,
+                setting=setting("float32"),
             )
         )
     return lines

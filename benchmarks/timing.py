@@ -1,4 +1,4 @@
-"""Times both sides of a comparison in one run: A B A B …, medians, the ratio pair by pair, and the line of the table.
+"""Times all sides of a comparison in one run: A B C A B C …, medians, the ratio round by round, and the table's line.
 
 On a CPU a side's time is the processor time of the process, all its threads together, which other work on the machine
 hardly affects.  Code that uses other processes or waits is timed by the wall clock, and says so.
@@ -6,22 +6,28 @@ hardly affects.  Code that uses other processes or waits is timed by the wall cl
 
 from __future__ import annotations
 
+import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
+import psutil
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stages.memory import keep_freed_memory
 from stages.ops.fast import attention, dac
 from stages.training.environment import describe_environment
+
+PLAYED = os.environ.get("ATEN_CPU_CAPABILITY", "")
+LESSER = ("avx2", "default")
 
 
 @dataclass(frozen=True)
@@ -45,44 +51,177 @@ class Line:
     goal: float
     at_most: bool = False
     unit: str = "×"
+    setting: str = ""
+    """Type and threads of both sides."""
 
     @property
     def is_met(self) -> bool:
         return self.value <= self.goal if self.at_most else self.value >= self.goal
 
+    @property
+    def verdict(self) -> str:
+        """Whether the goal is met; a peer that we meant to beat and that is faster says so."""
+        if self.is_met:
+            return "yes"
+        return "slower" if not self.at_most and self.value < 1 <= self.goal else "no"
+
     def cells(self) -> tuple[str, ...]:
         goal = f"{'at most' if self.at_most else 'at least'} {self.goal:g} {self.unit}"
-        return self.what, goal, self.peer, self.ours, f"{self.value:.3g} {self.unit}", "yes" if self.is_met else "no"
+        return self.what, self.setting, goal, self.peer, self.ours, f"{self.value:.3g} {self.unit}", self.verdict
 
 
-HEADINGS = ("what", "goal", "peer", "ours", "measured", "met")
+HEADINGS = ("what", "type, threads", "goal", "strongest peer; others", "ours", "measured", "met")
 
 
 def table(lines: Sequence[Line]) -> str:
     """The table as Markdown."""
-    rows = [HEADINGS, ("---",) * len(HEADINGS), *(line.cells() for line in lines)]
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return markdown([HEADINGS, *(line.cells() for line in lines)])
 
 
-def time_line(what: str, peer: str, result: Comparison, *, goal: float) -> Line:
-    """Our time as a multiple of the peer's, which has to stay below `goal`."""
-    return Line(
-        what=what,
-        peer=f"{peer}: {milliseconds(result.peer_seconds)}",
-        ours=milliseconds(result.ours_seconds),
-        value=1 / result.ratio,
-        goal=goal,
-        at_most=True,
-        unit="× its time",
-    )
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as a table, the first as its headings."""
+    headings, *others = rows
+    return "".join(f"| {' | '.join(row)} |\n" for row in (headings, ("---",) * len(headings), *others))
+
+
+Step = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Race:
+    """Median seconds of each of our ways and of each peer; `ratio`: the fastest peer / our fastest way, the median over
+    rounds.
+    """
+
+    ours: Mapping[str, float]
+    peers: Mapping[str, float]
+    ratio: float
+
+    def line(self, what: str, goal: float, *, dtype: str = "float32", images: int = 0) -> Line:
+        """How many times as fast as the strongest peer we are, which has to reach `goal`; with `images`, in images per
+        second.
+        """
+        return Line(
+            what=what,
+            peer=_ranked(self.peers, images),
+            ours=_ranked(self.ours, images),
+            value=self.ratio,
+            goal=goal,
+            unit="× as fast",
+            setting=setting(dtype),
+        )
+
+    def cost(self, what: str, goal: float, *, dtype: str = "float32") -> Line:
+        """Our time as a multiple of the strongest peer's, which does something else and which `goal` bounds."""
+        return Line(
+            what=what,
+            peer=_ranked(self.peers, 0),
+            ours=_ranked(self.ours, 0),
+            value=1 / self.ratio,
+            goal=goal,
+            at_most=True,
+            unit="× its time",
+            setting=setting(dtype),
+        )
+
+
+def race(
+    ours: Mapping[str, Step],
+    peers: Mapping[str, Step],
+    *,
+    rounds: int,
+    clock: Callable[[], float] = time.process_time,
+) -> Race:
+    """Time all in turn, after two uncounted calls of each, in which compilers compile."""
+    steps = {(side, name): step for side, named in enumerate((ours, peers)) for name, step in named.items()}
+    for step in (*steps.values(), *steps.values()):
+        step()
+    taken: dict[tuple[int, str], list[float]] = {key: [] for key in steps}
+    for _ in range(rounds):
+        for key, step in steps.items():
+            taken[key].append(_seconds(step, None, clock))
+    medians = [
+        {name: statistics.median(taken[side, name]) for name in named} for side, named in enumerate((ours, peers))
+    ]
+    mine, theirs = (taken[side, _fastest(named)] for side, named in enumerate(medians))
+    return Race(*medians, statistics.median(peer / own for own, peer in zip(mine, theirs, strict=True)))
+
+
+def with_workers() -> float:
+    """Processor seconds of this process and of those that it started, to a hundredth."""
+    own = psutil.Process()
+    return sum(sum(one.cpu_times()[:2]) for one in (own, *own.children(recursive=True)))
+
+
+def _fastest(seconds: Mapping[str, float]) -> str:
+    return min(seconds, key=lambda name: seconds[name])
+
+
+def _ranked(seconds: Mapping[str, float], images: int) -> str:
+    """The fastest with its name, then the others."""
+    shown = [
+        f"{name}: {f'{images / seconds[name]:,.0f} images/s' if images else milliseconds(seconds[name])}"
+        for name in sorted(seconds, key=lambda name: seconds[name])
+    ]
+    return f"{shown[0]}; {', '.join(shown[1:])}" if len(shown) > 1 else shown[0]
+
+
+def setting(dtype: str) -> str:
+    threads = torch.get_num_threads()
+    return f"{dtype}, {threads} thread{'s' * (threads > 1)}"
+
+
+def eager_and_compiled(name: str, layer: Callable[..., Tensor]) -> dict[str, Callable[..., Tensor]]:
+    return {f"{name}, eager": layer, f"{name}, compiled": torch.compile(layer)}
+
+
+def compiled_apart(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """Compiled with a frame of its own: else models of one class share compiled code, with and without our C++."""
+    return torch.compile(lambda images: model(images))
+
+
+def passes(layers: Mapping[str, Callable[..., Tensor]], leaves: Sequence[Tensor]) -> dict[str, Step]:
+    """Forward and backward of each layer on the same leaves."""
+
+    def step(layer: Callable[..., Tensor]) -> Step:
+        def run() -> None:
+            for leaf in leaves:
+                leaf.grad = None
+            layer(*leaves).sum().backward()
+
+        return run
+
+    return {name: step(layer) for name, layer in layers.items()}
+
+
+def without_cpp(step: Step) -> Step:
+    """The same step by PyTorch's operators alone."""
+
+    def run() -> None:
+        with pytorch_alone():
+            step()
+
+    return run
+
+
+def fused(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The same of PyTorch's optimisers, which updates all parameters in one kernel."""
+    kind: Any = type(optimizer)
+    return kind([{**group, "fused": True, "foreach": False} for group in optimizer.param_groups])
 
 
 def training_step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, *, batch: int, classes: int, in_bfloat16: bool = False
+    model: Callable[[Tensor], Tensor],
+    optimizer: torch.optim.Optimizer,
+    *,
+    batch: int,
+    classes: int,
+    in_bfloat16: bool = False,
+    memory_format: torch.memory_format = torch.contiguous_format,
 ) -> Callable[[], None]:
     """One step on images of 32 × 32 in three channels: forward, cross-entropy, backward, update."""
     generator = torch.Generator().manual_seed(0)
-    images = torch.randn(batch, 3, 32, 32, generator=generator)
+    images = torch.randn(batch, 3, 32, 32, generator=generator).to(memory_format=memory_format)
     labels = torch.randint(0, classes, (batch,), generator=generator)
 
     def run() -> None:
@@ -132,9 +271,16 @@ def _wait(device: torch.device | None) -> None:
 
 
 def has_bfloat16() -> bool:
-    """True if Linux reports that the processor multiplies in bfloat16; without it bfloat16 is emulated, and slower."""
+    """True if Linux reports that the processor multiplies in bfloat16; without it bfloat16 is emulated, and slower.
+
+    A lesser processor that PyTorch is told to play has no bfloat16.
+    """
     flags = Path("/proc/cpuinfo")
-    return flags.is_file() and not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags.read_text().split())
+    return (
+        PLAYED not in LESSER
+        and flags.is_file()
+        and not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags.read_text().split())
+    )
 
 
 @contextmanager
@@ -145,23 +291,15 @@ def pytorch_alone() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """PyTorch uses a single thread inside this block."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 def prepare() -> None:
-    """Set the process up as a training does, for both sides: keeping memory belongs to neither.
+    """Set the process up as a training does, for both sides: keeping memory and one thread belong to neither.
 
-    Not in `__main__`, where a spawned process doesn't find it.
+    With a slot a core, as by default, a training has one thread.  Not in `__main__`, where a spawned process doesn't
+    find it.
     """
     keep_freed_memory()
+    torch.set_num_threads(1)
+    torch.compiler.config.cache_key_tag += torch.backends.cpu.get_cpu_capability()
 
 
 def milliseconds(seconds: float) -> str:
@@ -171,5 +309,5 @@ def milliseconds(seconds: float) -> str:
 def machine(device: torch.device) -> tuple[str, str]:
     """Origin of the figures: the kind of machine, and versions."""
     facts = describe_environment(device)
-    kind = f"{facts['device_name']}, {facts['threads']} threads, {facts['cpu_capability']}"
+    kind = f"{facts['device_name']}, {facts['cpu_capability']}{', played' if PLAYED in LESSER else ''}"
     return kind, f"torch {facts['torch']}, Python {platform.python_version()}"

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks.__main__ import INTRODUCTION, main, page
-from benchmarks.timing import HEADINGS, Line, compare, pytorch_alone, table
+from benchmarks.__main__ import COLUMNS, INTRODUCTION, LOST, main, page, rows_of, together
+from benchmarks.timing import HEADINGS, Line, compare, fused, markdown, pytorch_alone, race, table
 from stages.ops.fast import attention, cpp, dac
 from stages.ops.rbf import rbf_attention
 
 BENCHMARKS = sorted((Path(__file__).resolve().parent.parent / "benchmarks").glob("bench_*.py"))
 
+SETTING = "float32, 1 thread"
+
 
 def line(value: float, *, at_most: bool = False) -> Line:
-    return Line(what="a step", peer="plain: 9 ms", ours="3 ms", value=value, goal=2.0, at_most=at_most)
+    return Line(what="a step", peer="plain: 9 ms", ours="3 ms", value=value, goal=2.0, at_most=at_most, setting=SETTING)
 
 
 @pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)
@@ -36,8 +40,8 @@ def test_a_goal_is_met_on_its_own_side() -> None:
 def test_the_table_has_a_row_a_line() -> None:
     rows = table([line(3.0), line(3.0, at_most=True)]).splitlines()
     assert rows[0] == f"| {' | '.join(HEADINGS)} |"
-    assert rows[2] == "| a step | at least 2 × | plain: 9 ms | 3 ms | 3 × | yes |"
-    assert rows[3] == "| a step | at most 2 × | plain: 9 ms | 3 ms | 3 × | no |"
+    assert rows[2] == "| a step | float32, 1 thread | at least 2 × | plain: 9 ms | 3 ms | 3 × | yes |"
+    assert rows[3] == "| a step | float32, 1 thread | at most 2 × | plain: 9 ms | 3 ms | 3 × | no |"
 
 
 def test_processor_time_leaves_waiting_out() -> None:
@@ -71,12 +75,67 @@ def test_a_plain_script_has_none_of_our_code() -> None:
     torch.testing.assert_close(plain, mixed())
 
 
-def test_each_kind_of_machine_has_its_newest_table() -> None:
-    first = page("", "A, 2 threads", "old\n\n| table |\n")
-    both = page(first, "A, 2 threads, wide", "other\n\n| table |\n")
-    assert page(both, "A, 2 threads", "new\n\n| table |\n") == (
-        f"{INTRODUCTION}\n## A, 2 threads\n\nnew\n\n| table |\n\n## A, 2 threads, wide\n\nother\n\n| table |\n"
-    )
+def spin(milliseconds: float) -> Callable[[], None]:
+    def run() -> None:
+        until = time.process_time() + milliseconds / 1000
+        while time.process_time() < until:
+            pass
+
+    return run
+
+
+def test_the_fastest_peer_counts_and_stands_first() -> None:
+    result = race({"slow": spin(4), "fast": spin(2)}, {"weak": spin(9), "strong": spin(3)}, rounds=5)
+    assert 1.2 < result.ratio < 2
+    found = result.line("a step", 2.0, images=6)
+    assert found.peer.startswith("strong: ") and found.peer.index("; ") < found.peer.index("weak: ")
+    assert found.ours.startswith("fast: ") and found.verdict == "no"
+    assert result.cost("a step", 1.0).verdict == "yes"
+
+
+def test_a_faster_peer_is_said_to_be_faster() -> None:
+    assert [line(value).verdict for value in (0.9, 1.5, 2.5)] == ["slower", "no", "yes"]
+    assert line(0.9, at_most=True).verdict == "yes"
+
+
+def test_a_fused_optimiser_keeps_groups_and_their_settings() -> None:
+    kernel, shift = torch.ones(3, requires_grad=True), torch.ones(2, requires_grad=True)
+    groups = [{"params": [kernel], "weight_decay": 0.1}, {"params": [shift], "weight_decay": 0.0}]
+    found = fused(torch.optim.AdamW(groups, lr=0.5, betas=(0.8, 0.9)))
+    assert isinstance(found, torch.optim.AdamW)
+    settings = [(group["lr"], group["betas"], group["weight_decay"], group["fused"]) for group in found.param_groups]
+    assert settings == [(0.5, (0.8, 0.9), 0.1, True), (0.5, (0.8, 0.9), 0.0, True)]
+
+
+def row(value: float, what: str = "a step") -> tuple[str, ...]:
+    return (*dataclasses.replace(line(value), what=what).cells(), "2026-11-24")
+
+
+def test_each_kind_of_processor_has_its_newest_table() -> None:
+    both = page(page("", "A", "torch 2.14", [row(3.0)]), "A, AVX2", "torch 2.15", [row(4.0)])
+    newest = page(both, "A", "torch 2.15", [row(5.0), row(6.0)])
+    sections = newest.split("\n## ")
+    assert sections[:2] == [INTRODUCTION, f"{LOST}\n\nNowhere.\n"]
+    assert sections[2] == f"A\n\ntorch 2.15.\n\n{markdown([COLUMNS, row(5.0), row(6.0)])}"
+    assert sections[3] == f"A, AVX2\n\ntorch 2.15.\n\n{markdown([COLUMNS, row(4.0)])}"
+
+
+def test_the_page_opens_with_what_is_lost_on_any_processor() -> None:
+    both = page(page("", "A", "torch 2.15", [row(3.0), row(1.5)]), "B", "torch 2.15", [row(0.9)])
+    opening = both.split("\n## ")[1]
+    assert opening == f"{LOST}\n\n{markdown([('processor', *COLUMNS), ('B', *row(0.9)), ('A', *row(1.5))])}"
+    assert "| slower |" not in page(both, "B", "torch 2.15", [row(3.0)])
+
+
+def test_what_was_not_measured_stays_with_its_date_if_versions_are_the_same() -> None:
+    before = page("", "A", "torch 2.15", [row(3.0, "one"), row(4.0, "two")])
+    kept = rows_of(before, "A", "torch 2.15")
+    assert together(kept, [row(5.0, "two"), row(6.0, "three")]) == [
+        [*row(3.0, "one")],
+        row(5.0, "two"),
+        row(6.0, "three"),
+    ]
+    assert rows_of(before, "A", "torch 2.16") == rows_of(before, "B", "torch 2.15") == []
 
 
 def test_an_unknown_benchmark_is_named_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,7 +49,7 @@ def attention(
         if not yat_triton.applies(queries, keys, values, scale, epsilon):
             return None
         mixed = yat_triton.attention(queries, keys, values, scale, epsilon, is_causal)
-    elif _can_attend(query, key, value) and is_plain(scale, epsilon, *tensors[3:]):
+    elif _can_attend(query, key, value) and is_plain(scale, epsilon, *tensors[3:], compiled=True):
         mixed = _Attention.apply(queries, keys, values, key_terms, scale, epsilon, is_causal, is_yat)
     else:
         return None
@@ -71,7 +71,13 @@ def _fit(query: Tensor, key: Tensor, value: Tensor, key_terms: Tensor | None = N
 
 def _can_attend(*tensors: Tensor) -> bool:
     dtype = tensors[0].dtype
-    return dtype in _NAMES and is_plain(*tensors, dtype=dtype) and load_library(SOURCE) is not None
+    return dtype in _NAMES and is_plain(*tensors, dtype=dtype, compiled=True) and is_available()
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def is_available() -> bool:
+    """True if there is a compiler for the C++."""
+    return load_library(SOURCE) is not None
 
 
 def _is_on_gpu(tensor: Tensor) -> bool:
@@ -96,49 +102,130 @@ class _Attention(torch.autograd.Function):
         is_causal: bool,
         is_yat: bool,
     ) -> Tensor:
-        query, key, value = map(in_rows, (query, key, value))
-        key_terms = None if key_terms is None else key_terms.contiguous()
-        samples, heads, queries, width = query.shape
-        out = query.new_empty(samples, queries, heads, value.shape[3]).transpose(1, 2)
-        peaks = query.new_empty(samples * heads, queries, 2, dtype=torch.float32)
-        sizes = heads, queries, key.shape[2], width, value.shape[3]
-        options = scale.item(), epsilon.item(), is_causal, is_yat
-        strides = head_strides(query, key, value, out)
-
-        def work(maps: slice) -> None:
-            tensors = query, key, value, key_terms, out, peaks
-            _call(_NAMES[query.dtype].format("forward"), *tensors, sizes, strides, *options, maps.start, maps.stop)
-
-        in_parts(samples * heads, work)
-        ctx.save_for_backward(query, key, value, key_terms, peaks)
-        ctx.sizes, ctx.options = sizes, options
-        return out
+        attend = _forward_operator if torch.compiler.is_compiling() else _forward
+        out, peaks = attend(query, key, value, key_terms, scale, epsilon, is_causal, is_yat)
+        ctx.save_for_backward(query, key, value, key_terms, scale, epsilon, peaks)
+        ctx.options = is_causal, is_yat
+        result: Tensor = out
+        return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, key_terms, peaks = ctx.saved_tensors
-        grad = in_rows(grad)
-        to_query, to_key, to_value = (tensor.new_empty(tensor.shape) for tensor in (query, key, value))
-        to_terms = None if key_terms is None else torch.empty_like(key_terms)
-        strides, totals = head_strides(query, key, value, grad), peaks.new_zeros(len(peaks), 2, dtype=torch.float64)
+        differentiate = _backward_operator if torch.compiler.is_compiling() else _backward
+        query, key, value, key_terms, scale, epsilon, peaks = ctx.saved_tensors
+        gradients = differentiate(query, key, value, key_terms, scale, epsilon, peaks, grad, *ctx.options)
+        to_query, to_key, to_value, to_terms, (to_scale, to_epsilon) = gradients
+        return to_query, to_key, to_value, None if key_terms is None else to_terms, to_scale, to_epsilon, None, None
 
-        def work(maps: slice) -> None:
-            tensors = query, key, value, key_terms, grad, peaks, to_query, to_key, to_value, to_terms, totals
-            _call(
-                _NAMES[query.dtype].format("backward"),
-                *tensors,
-                ctx.sizes,
-                strides,
-                *ctx.options,
-                maps.start,
-                maps.stop,
-            )
 
-        in_parts(len(peaks), work)
-        to_scale, to_epsilon = totals.sum(0).float()
-        return to_query, to_key, to_value, to_terms, to_scale, to_epsilon, None, None
+def _forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_terms: Tensor | None,
+    scale: Tensor,
+    epsilon: Tensor,
+    is_causal: bool,
+    is_yat: bool,
+) -> tuple[Tensor, Tensor]:
+    """The result, and each query's greatest score and sum for the way back, [B H, T, 2]."""
+    query, key, value = map(in_rows, (query, key, value))
+    key_terms = None if key_terms is None else key_terms.contiguous()
+    out, peaks = _empty(query, value)
+    options = _sizes(query, key, value), head_strides(query, key, value, out), scale.item(), epsilon.item()
+
+    def work(maps: slice) -> None:
+        tensors = query, key, value, key_terms, out, peaks
+        _call(_NAMES[query.dtype].format("forward"), *tensors, *options, is_causal, is_yat, maps.start, maps.stop)
+
+    in_parts(len(peaks), work)
+    return out, peaks
+
+
+def _backward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_terms: Tensor | None,
+    scale: Tensor,
+    epsilon: Tensor,
+    peaks: Tensor,
+    grad: Tensor,
+    is_causal: bool,
+    is_yat: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of query, key, value, keys' terms (empty without them), and of scale and epsilon together, [2]."""
+    query, key, value, grad = map(in_rows, (query, key, value, grad))
+    terms = None if key_terms is None else key_terms.contiguous()
+    to_query, to_key, to_value = (tensor.new_empty(tensor.shape) for tensor in (query, key, value))
+    to_terms = _gradient_of(terms, query)
+    totals = peaks.new_zeros(len(peaks), 2, dtype=torch.float64)
+    options = _sizes(query, key, value), head_strides(query, key, value, grad), scale.item(), epsilon.item()
+
+    def work(maps: slice) -> None:
+        gradients = to_query, to_key, to_value, None if terms is None else to_terms, totals
+        tensors = query, key, value, terms, grad, peaks, *gradients
+        _call(_NAMES[query.dtype].format("backward"), *tensors, *options, is_causal, is_yat, maps.start, maps.stop)
+
+    in_parts(len(peaks), work)
+    return to_query, to_key, to_value, to_terms, totals.sum(0).float()
+
+
+def _sizes(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]:
+    _, heads, queries, width = query.shape
+    return heads, queries, key.shape[2], width, value.shape[3]
+
+
+def _empty(query: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Memory for what `_forward` returns."""
+    samples, heads, queries, _ = query.shape
+    out = query.new_empty(samples, queries, heads, value.shape[3]).transpose(1, 2)
+    return out, query.new_empty(samples * heads, queries, 2, dtype=torch.float32)
+
+
+def _gradient_of(key_terms: Tensor | None, query: Tensor) -> Tensor:
+    """Memory for the gradient of the keys' terms, empty without them."""
+    return query.new_empty(0, dtype=torch.float32) if key_terms is None else torch.empty_like(key_terms)
 
 
 def _call(name: str, *arguments: Any) -> None:
     call(SOURCE, name, *arguments)
+
+
+# Under `torch.compile` the same functions are operators, which compiled code leaves as they are.  In eager code their
+# dispatch would take time for nothing.
+_forward_operator = torch.library.custom_op("claimcheck::attention_forward", _forward, mutates_args=())
+_backward_operator = torch.library.custom_op("claimcheck::attention_backward", _backward, mutates_args=())
+
+
+@_forward_operator.register_fake
+def _(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_terms: Tensor | None,
+    scale: Tensor,
+    epsilon: Tensor,
+    is_causal: bool,
+    is_yat: bool,
+) -> tuple[Tensor, Tensor]:
+    return _empty(query, value)
+
+
+@_backward_operator.register_fake
+def _(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_terms: Tensor | None,
+    scale: Tensor,
+    epsilon: Tensor,
+    peaks: Tensor,
+    grad: Tensor,
+    is_causal: bool,
+    is_yat: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    to_query, to_key, to_value = (tensor.new_empty(tensor.shape) for tensor in (query, key, value))
+    terms = None if key_terms is None else key_terms.contiguous()
+    return to_query, to_key, to_value, _gradient_of(terms, query), peaks.new_empty(2)

@@ -80,25 +80,27 @@ def _as_c(argument: Tensor | float | Sequence[int] | None) -> Any:
     return (ctypes.c_long * len(argument))(*argument)
 
 
-def is_plain(*tensors: Tensor, dtype: torch.dtype = torch.float32) -> bool:
+def is_plain(*tensors: Tensor, dtype: torch.dtype = torch.float32, compiled: bool = False) -> bool:
     """True if all are real tensors of `dtype` on a CPU, in eager PyTorch with at most its backward pass.
 
-    Compilers, `torch.func`, forward-mode differentiation and lazily negated views need operators.
+    Compilers, exports, `torch.func`, forward-mode differentiation and lazily negated views need PyTorch's operators.
+    `compiled`: what `torch.compile` traces will do, too, as the caller has operators of its own for it.
     """
-    is_watched = (
-        torch.compiler.is_compiling()
-        or torch._C._is_tracing()
-        or torch._C._are_functorch_transforms_active()
-        or torch.autograd.forward_ad._current_level >= 0
-    )
-    return not is_watched and all(
+    are_plain = all(
         tensor.dtype == dtype
         and tensor.device.type == "cpu"
         and tensor.numel() > 0
         and type(tensor) in (Tensor, torch.nn.Parameter)
-        and not tensor.is_neg()
         for tensor in tensors
     )
+    if torch.compiler.is_compiling():  # the dispatcher makes negated views real before it calls an operator
+        return are_plain and compiled and not torch.compiler.is_exporting()
+    is_watched = (
+        torch._C._is_tracing()
+        or torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0
+    )
+    return are_plain and not is_watched and not any(tensor.is_neg() for tensor in tensors)
 
 
 def in_rows(tensor: Tensor) -> Tensor:

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <vector>
 #ifdef __AVX__
 #include <immintrin.h>
@@ -96,6 +97,21 @@ inline void add_sums(const Wide* values, float* to) {
 }
 #endif
 
+// Memory that begins where a vector may, so that no vector lies on two cache lines.
+template <typename T>
+struct OnLines {
+    typedef T value_type;
+    static constexpr std::align_val_t LINE{64};
+    OnLines() = default;
+    template <typename Other>
+    OnLines(const OnLines<Other>&) {}
+    T* allocate(size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), LINE)); }
+    void deallocate(T* from, size_t) { ::operator delete(from, LINE); }
+    bool operator==(const OnLines&) const { return true; }
+    bool operator!=(const OnLines&) const { return false; }
+};
+typedef std::vector<float, OnLines<float>> Floats;
+
 struct Sizes {
     long images, inputs, outputs, height, width, top, left, out_height, out_width, is_rows;
 };
@@ -108,11 +124,33 @@ void place(const float* map, long height, long width, float* to, long rows, long
             std::memcpy(to + (row + down) * stride + first + right, map + row * width + first, 4 * (last - first));
 }
 
+// Adds to f [rows, columns] what one input map adds to an output map: f's row r + A - 1 is the output's r, the A - 1 rows
+// at either end are scratch.  Each activated row is made once and added to the A rows of f that meet it, kept meanwhile.
+template <typename Vector, long A, long B>
+inline void add_map(const float* z, Vector bias, const Vector* taps, float* f, long rows, long columns, long stride) {
+    for (long column = 0; column < columns; column += LANES<Vector>) {
+        Vector open[A];  // rows of f: that of this row of z and the A - 1 before
+        for (long a = 1; a < A; ++a) open[a - 1] = load<Vector>(&f[(A - 1 - a) * columns + column]);
+        for (long row = 0; row < rows; ++row) {
+            for (long a = A - 1; a > 0; --a) open[a] = open[a - 1];
+            open[0] = load<Vector>(&f[(row + A - 1) * columns + column]);
+            Vector active[B], added[A];
+            for (long b = 0; b < B; ++b) active[b] = relu(load<Vector>(&z[row * stride + column + b]) + bias);
+            for (long a = 0; a < A; ++a) {
+                added[a] = taps[a * B] * active[0];
+                for (long b = 1; b < B; ++b) added[a] += taps[a * B + b] * active[b];
+                open[a] += added[a];
+            }
+            store(&f[row * columns + column], open[A - 1]);
+        }
+    }
+}
+
 template <typename Vector, long A, long B>
 void forward(const float* x, const float* w, const float* bias, float* out, const Sizes& s) {
     const long columns = whole_vectors<Vector>(s.out_width), rows = s.out_height + A - 1;
-    const long stride = columns + B - 1, size = whole_vectors<Vector>(rows * stride);
-    std::vector<float> z(s.inputs * size), active(size), f(s.out_height * columns);
+    const long stride = whole_vectors<Vector>(columns + B - 1), size = rows * stride;
+    Floats z(s.inputs * size), f((rows + A - 1) * columns);
     for (long image = 0; image < s.images; ++image) {
         std::fill(z.begin(), z.end(), EMPTY);
         for (long j = 0; j < s.inputs; ++j)
@@ -121,23 +159,14 @@ void forward(const float* x, const float* w, const float* bias, float* out, cons
         for (long i = 0; i < s.outputs; ++i) {
             std::fill(f.begin(), f.end(), 0.0f);
             for (long j = 0; j < s.inputs; ++j) {
-                const Vector b = all<Vector>(bias[i * s.inputs + j]);
-                for (long p = 0; p < size; p += LANES<Vector>)
-                    store(&active[p], relu(load<Vector>(&z[j * size + p]) + b));
                 Vector taps[A * B];
                 for (long t = 0; t < A * B; ++t) taps[t] = all<Vector>(w[(i * s.inputs + j) * A * B + t]);
-                for (long row = 0; row < s.out_height; ++row)
-                    for (long column = 0; column < columns; column += LANES<Vector>) {
-                        Vector total = load<Vector>(&f[row * columns + column]);
-                        for (long a = 0; a < A; ++a)
-                            for (long b_ = 0; b_ < B; ++b_)
-                                total += taps[a * B + b_] * load<Vector>(&active[(row + a) * stride + column + b_]);
-                        store(&f[row * columns + column], total);
-                    }
+                add_map<Vector, A, B>(&z[j * size], all<Vector>(bias[i * s.inputs + j]), taps, f.data(), rows, columns,
+                                      stride);
             }
             for (long row = 0; row < s.out_height; ++row)
-                std::memcpy(out + ((image * s.outputs + i) * s.out_height + row) * s.out_width, &f[row * columns],
-                            4 * s.out_width);
+                std::memcpy(out + ((image * s.outputs + i) * s.out_height + row) * s.out_width,
+                            &f[(row + A - 1) * columns], 4 * s.out_width);
         }
     }
 }
@@ -198,7 +227,7 @@ void forward_point(const float* x, const float* w, const float* bias, float* out
     using Vector = Wide;
     constexpr long BLOCK = 4, LANES = ::LANES<Vector>, PART = BLOCK * LANES;
     const long pixels = s.out_height * s.out_width;
-    std::vector<float> z(s.inputs * PART), f(s.outputs * PART);
+    Floats z(s.inputs * PART), f(s.outputs * PART);
     for (long image = 0; image < s.images; ++image)
         for (long start = 0; start < pixels; start += PART) {
             const long count = std::min(PART, pixels - start);
@@ -215,14 +244,47 @@ void forward_point(const float* x, const float* w, const float* bias, float* out
         }
 }
 
+// What one map of outputs' gradient g [height + A - 1, stride] gives one input map z [height, columns] and its weights:
+// adds to to_x, to_taps and to_bias.  Each row of g is read once, for the A rows of z that meet it.
+template <typename Vector, long A, long B>
+inline void differentiate_map(const float* g, const float* z, float* to_x, Vector bias, const Vector* taps,
+                              Vector* to_taps, Vector* to_bias, long height, long columns, long stride) {
+    Vector weights[A * B], sums[A * B], bias_sum = *to_bias;
+    for (long t = 0; t < A * B; ++t) weights[t] = taps[t], sums[t] = to_taps[t];
+    for (long column = 0; column < columns; column += LANES<Vector>) {
+        Vector active[A] = {}, back[A] = {};  // of this row of z and the A - 1 before
+        for (long row = 0; row < height + A - 1; ++row) {
+            for (long a = A - 1; a > 0; --a) active[a] = active[a - 1], back[a] = back[a - 1];
+            active[0] = row < height ? relu(load<Vector>(&z[row * columns + column]) + bias) : Vector{};
+            back[0] = Vector{};
+            Vector shifted[B];
+            for (long b = 0; b < B; ++b) shifted[b] = load<Vector>(&g[row * stride + column + B - 1 - b]);
+            for (long a = 0; a < A; ++a) {
+                const long first = (A - 1 - a) * B;
+                Vector added = weights[first] * shifted[0];
+                for (long b = 1; b < B; ++b) added += weights[first + b] * shifted[b];
+                back[a] += added;
+                for (long b = 0; b < B; ++b) sums[first + b] += active[a] * shifted[b];
+            }
+            if (row < A - 1) continue;
+            const Vector passed = where_positive(active[A - 1], back[A - 1]);
+            float* to = &to_x[(row - A + 1) * columns + column];
+            bias_sum += passed;
+            store(to, load<Vector>(to) + passed);
+        }
+    }
+    for (long t = 0; t < A * B; ++t) to_taps[t] = sums[t];
+    *to_bias = bias_sum;
+}
+
 // Gradients; those of w and bias are added to what stands there, that of x is written.
 template <typename Vector, long A, long B>
 void backward(const float* x, const float* w, const float* bias, const float* grad, float* grad_x, float* grad_w,
               float* grad_bias, const Sizes& s) {
     const long columns = whole_vectors<Vector>(s.width), map = s.height * columns;
-    const long rows = s.height + A - 1, stride = columns + B - 1, size = rows * stride;
+    const long rows = s.height + A - 1, stride = whole_vectors<Vector>(columns + B - 1), size = rows * stride;
     const long group = std::max(1L, GROUP_PIXELS / map);
-    std::vector<float> z(group * map), to_x(group * map), g(group * s.outputs * size);
+    Floats z(group * map), to_x(group * map), g(group * s.outputs * size);
     for (long start = 0; start < s.images; start += group) {
         const long images = std::min(group, s.images - start);
         std::fill(g.begin(), g.end(), 0.0f);
@@ -240,25 +302,9 @@ void backward(const float* x, const float* w, const float* bias, const float* gr
                 const Vector b = all<Vector>(bias[i * s.inputs + j]);
                 Vector taps[A * B], to_taps[A * B] = {}, to_bias{};
                 for (long t = 0; t < A * B; ++t) taps[t] = all<Vector>(w[(i * s.inputs + j) * A * B + t]);
-                for (long image = 0; image < images; ++image) {
-                    const float* around = &g[(i * group + image) * size];
-                    for (long row = 0; row < s.height; ++row)
-                        for (long column = 0; column < columns; column += LANES<Vector>) {
-                            const long p = image * map + row * columns + column;
-                            const Vector t = load<Vector>(&z[p]) + b, active = relu(t);
-                            Vector back{};
-                            for (long a = 0; a < A; ++a)
-                                for (long b_ = 0; b_ < B; ++b_) {
-                                    const Vector shifted =
-                                        load<Vector>(around + (row + A - 1 - a) * stride + column + B - 1 - b_);
-                                    back += taps[a * B + b_] * shifted;
-                                    to_taps[a * B + b_] += active * shifted;
-                                }
-                            back = where_positive(t, back);
-                            to_bias += back;
-                            store(&to_x[p], load<Vector>(&to_x[p]) + back);
-                        }
-                }
+                for (long image = 0; image < images; ++image)
+                    differentiate_map<Vector, A, B>(&g[(i * group + image) * size], &z[image * map], &to_x[image * map],
+                                                    b, taps, to_taps, &to_bias, s.height, columns, stride);
                 for (long t = 0; t < A * B; ++t) grad_w[(i * s.inputs + j) * A * B + t] += sum(to_taps[t]);
                 grad_bias[i * s.inputs + j] += sum(to_bias);
             }
@@ -277,8 +323,8 @@ void backward_point(const float* x, const float* w, const float* bias, const flo
     constexpr long BLOCK = 4, LANES = ::LANES<Vector>;
     const long pixels = s.height * s.width, part = std::min(POINT_PIXELS, whole_vectors<Vector>(pixels));
     const long outputs = (s.outputs + BLOCK - 1) / BLOCK * BLOCK, stride = part + LANES;
-    std::vector<float> g(outputs * stride), z(s.inputs * stride), to_x(s.inputs * stride);
-    std::vector<float> to_w(s.inputs * outputs), to_b(s.inputs * outputs);  // [inputs, outputs]
+    Floats g(outputs * stride), z(s.inputs * stride), to_x(s.inputs * stride);
+    Floats to_w(s.inputs * outputs), to_b(s.inputs * outputs);  // [inputs, outputs]
     for (long image = 0; image < s.images; ++image)
         for (long start = 0; start < pixels; start += part) {
             const long count = std::min(part, pixels - start), filled = whole_vectors<Vector>(count);

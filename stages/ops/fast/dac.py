@@ -1,11 +1,13 @@
 """The fast path of `dac_recompute`: its sums in C++ on a CPU, in float32 (`dac.cpp`); in Triton on a GPU.
 
-On a CPU, bfloat16 maps, as autocast gives them, are widened first and their gradient is rounded.  Without a compiler
-there is no fast path, and `dac_recompute` does the same with PyTorch's operators.
+On a CPU, bfloat16 maps, as autocast gives them, are widened first and their gradient is rounded.  What `torch.compile`
+makes calls the same sums.  Without a compiler there is no fast path, and `dac_recompute` does the same with PyTorch's
+operators.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -24,8 +26,14 @@ def applies(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
 
         return dac_triton.applies(x, weight, bias)
     is_known = tuple(weight.shape[2:]) in _KERNELS
-    maps_are_plain = x.dtype in (torch.float32, torch.bfloat16) and is_plain(x, dtype=x.dtype)
-    return is_known and maps_are_plain and is_plain(weight, bias) and load_library(SOURCE) is not None
+    maps_are_plain = x.dtype in (torch.float32, torch.bfloat16) and is_plain(x, dtype=x.dtype, compiled=True)
+    return is_known and maps_are_plain and is_plain(weight, bias, compiled=True) and is_available()
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def is_available() -> bool:
+    """True if there is a compiler for the C++."""
+    return load_library(SOURCE) is not None
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor, before: tuple[int, int], size: tuple[int, int]) -> Tensor:
@@ -34,16 +42,8 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor, before: tuple[int, int], si
         from stages.ops.fast import dac_triton
 
         return dac_triton.forward(x, weight, bias, list(before), list(size))
-    is_rows = _is_rows(x, weight)
-    x, weight, bias = _laid_out(x.float(), is_rows), weight.contiguous(), bias.contiguous()
-    out = torch.empty(
-        x.shape[0], weight.shape[0], *size, dtype=x.dtype, device=x.device, memory_format=_format(is_rows)
-    )
-
-    def work(part: slice) -> None:
-        _call("dac_forward", [x[part], weight, bias, out[part]], weight, before, size, is_rows)
-
-    in_parts(x.shape[0], work)
+    sums = _forward_operator if torch.compiler.is_compiling() else _forward
+    out: Tensor = sums(x, weight, bias, list(before), list(size))
     return out
 
 
@@ -55,6 +55,26 @@ def backward(
         from stages.ops.fast import dac_triton
 
         return dac_triton.backward(x, weight, bias, grad, list(before))
+    sums = _backward_operator if torch.compiler.is_compiling() else _backward
+    gradients: tuple[Tensor, Tensor, Tensor] = sums(x, weight, bias, grad, list(before))
+    return gradients
+
+
+def _forward(x: Tensor, weight: Tensor, bias: Tensor, before: list[int], size: list[int]) -> Tensor:
+    is_rows = _is_rows(x, weight)
+    x, weight, bias = _laid_out(x.float(), is_rows), weight.contiguous(), bias.contiguous()
+    out = _empty(x, weight, size, is_rows)
+
+    def work(part: slice) -> None:
+        _call("dac_forward", [x[part], weight, bias, out[part]], weight, before, size, is_rows)
+
+    in_parts(x.shape[0], work)
+    return out
+
+
+def _backward(
+    x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor, before: list[int]
+) -> tuple[Tensor, Tensor, Tensor]:
     is_rows, dtype = _is_rows(x, weight), x.dtype
     x, grad = _laid_out(x.float(), is_rows), _laid_out(grad, is_rows)
     weight, bias = weight.contiguous(), bias.contiguous()
@@ -72,6 +92,12 @@ def backward(
         first[0].add_(to_weight)
         first[1].add_(to_bias)
     return grad_x.to(dtype), *first
+
+
+def _empty(x: Tensor, weight: Tensor, size: Sequence[int], is_rows: bool) -> Tensor:
+    """Memory for the result."""
+    shape = x.shape[0], weight.shape[0], *size
+    return torch.empty(shape, dtype=torch.float32, device=x.device, memory_format=_format(is_rows))
 
 
 def _is_on_gpu(x: Tensor) -> bool:
@@ -92,10 +118,27 @@ def _format(is_rows: bool) -> torch.memory_format:
 
 
 def _call(
-    name: str, tensors: list[Tensor], weight: Tensor, before: tuple[int, int], size: tuple[int, int], is_rows: bool
+    name: str, tensors: list[Tensor], weight: Tensor, before: Sequence[int], size: Sequence[int], is_rows: bool
 ) -> None:
     """Call `name` with the tensors' memory; the first tensor is x, whose sizes are passed to the kernel."""
     images, inputs, height, width = tensors[0].shape
     sizes = (images, inputs, weight.shape[0], height, width, *before, *size, is_rows)
     status = call(SOURCE, name, *tensors, sizes, *weight.shape[2:])
     assert status == 0, f"no kernel of {[*weight.shape[2:]]}; `applies` lists them"
+
+
+# Under `torch.compile` the same functions are operators, which compiled code leaves as they are.  In eager code their
+# dispatch would take longer than the sums of a small layer.
+_forward_operator = torch.library.custom_op("claimcheck::dac_cpu_forward", _forward, mutates_args=())
+_backward_operator = torch.library.custom_op("claimcheck::dac_cpu_backward", _backward, mutates_args=())
+
+
+@_forward_operator.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor, before: list[int], size: list[int]) -> Tensor:
+    return _empty(x, weight, size, _is_rows(x, weight))
+
+
+@_backward_operator.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor, before: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    to_x = _laid_out(torch.empty_like(x), _is_rows(x, weight))
+    return to_x, torch.empty_like(weight.contiguous()), torch.empty_like(bias.contiguous())

@@ -276,3 +276,34 @@ def test_doubles_and_masks_go_to_pytorch(calls: list[str]) -> None:
     yat_attention(*in_doubles([q, k, v]))
     yat_attention(q, k, v, torch.ones(3, 3, dtype=torch.bool))
     assert calls == []
+
+
+LAYERS: dict[str, Layer] = {
+    "yat": lambda q, k, v, s: yat_attention(q, k, v, is_causal=True, scale=s, epsilon=0.1),
+    "rbf": lambda q, k, v, s: rbf_attention(q, k, v, beta=s),
+    "rbf, free metric": lambda q, k, v, s: rbf_attention(q, k, v, beta=s, metric=torch.eye(16)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["yat", "rbf", "rbf, free metric"])
+def test_compiled_attention_keeps_its_kernels(name: str, dtype: torch.dtype, calls: list[str]) -> None:
+    heads = [x.detach().transpose(1, 2).requires_grad_() for x in leaves(*[(2, 9, 3, 16)] * 3, dtype=dtype)]
+    tensors = [*heads, *positive(0.4)]
+    eager = value_and_gradients(LAYERS[name], tensors)
+    in_eager = calls.copy()
+    calls.clear()
+    compiled = value_and_gradients(torch.compile(LAYERS[name], backend="aot_eager", fullgraph=True), tensors)
+    assert calls == in_eager and (calls or dtype == torch.bfloat16)
+    assert all(torch.equal(*pair) for pair in zip(compiled, eager, strict=True))
+
+
+def test_operators_hold_to_what_compilers_are_told() -> None:
+    query, key, value = (x.detach().transpose(1, 2) for x in leaves(*[(2, 9, 3, 16)] * 3))
+    scale, epsilon = torch.tensor(0.4), torch.tensor(0.1)
+    for terms in (None, key.square().sum(-1)):
+        operands = query, key, value, terms, scale, epsilon
+        torch.library.opcheck(attention._forward_operator, (*operands, True, terms is None))
+        _, peaks = attention._forward(*operands, True, terms is None)
+        grad = torch.ones(2, 9, 3, 16).transpose(1, 2)
+        torch.library.opcheck(attention._backward_operator, (*operands, peaks, grad, True, terms is None))

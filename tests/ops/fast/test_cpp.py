@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -56,6 +60,33 @@ def test_all_that_need_a_library_at_once_wait_for_one_to_compile_it(
         libraries = [*pool.map(cpp.load_library.__wrapped__, [small] * 3)]
     assert all(library is not None and library.seven() == 7 for library in libraries)
     assert compiled.read_text() == "once\n"
+
+
+def test_a_process_that_is_killed_while_it_compiles_holds_up_no_other(
+    tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler, started = tmp_path / "c++", tmp_path / "started"
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in *-shared*) touch {started}; exec sleep 60;; esac\necho version\n')
+    compiler.chmod(0o755)
+    environment = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "CXX": str(compiler), "PATH": os.environ["PATH"]}
+    script = (
+        f"from pathlib import Path; from stages.ops.fast.cpp import load_library; load_library(Path({str(small)!r}))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], cwd=REPOSITORY, env=environment, start_new_session=True
+    ) as one:
+        until = time.monotonic() + 60
+        while not started.exists():
+            assert one.poll() is None and time.monotonic() < until, "it began to compile"
+            time.sleep(0.01)
+        one.kill()  # its compiler goes on
+        one.wait()
+        try:
+            monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+            library = cpp.load_library.__wrapped__(small)
+            assert library is not None and library.seven() == 7
+        finally:
+            os.killpg(one.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("home", ["a file", "none"])

@@ -5,8 +5,9 @@ import torch
 from torch import Tensor
 
 from stages.ops.dac import dac_conv2d, dac_conv2d_reference, dac_linear, dac_linear_reference
+from stages.ops.dac_layers import DACConv2d
 from stages.ops.fast import cpp, dac
-from tests.ops.gradients import assert_alike, in_doubles, leaves, value_and_gradients
+from tests.ops.gradients import Layer, assert_alike, in_doubles, leaves, value_and_gradients
 from tests.preloaded import python
 from tests.project import REPOSITORY
 
@@ -108,6 +109,48 @@ def test_layouts_other_than_contiguous_are_read_right() -> None:
     x, weight, bias = leaves((2, 4, 9, 8), (5, 4, 3, 3), (5, 4))
     channels_last = x.detach().to(memory_format=torch.channels_last)
     assert torch.equal(dac_conv2d(channels_last, weight, bias, 1, 1), dac_conv2d(x, weight, bias, 1, 1))
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_compiled_convolution_keeps_its_sums(stride: int, dtype: torch.dtype, calls: list[str]) -> None:
+    x, w, b = leaves((3, 4, 9, 7), (5, 4, 3, 3), (5, 4))
+    tensors = [x.detach().to(dtype).requires_grad_(), w, b]
+    assert_compiled_alike(lambda x, w, b: dac_conv2d(x, w, b, stride, 1), tensors, calls)
+
+
+def test_a_compiled_dense_layer_keeps_its_sums(calls: list[str]) -> None:
+    assert_compiled_alike(dac_linear, leaves((64, 14), (18, 14), (18, 14)), calls)
+
+
+def assert_compiled_alike(layer: Layer, tensors: list[Tensor], calls: list[str]) -> None:
+    """Compiled in one graph, `layer` calls the same C++ and has the same bits."""
+    eager = value_and_gradients(layer, tensors)
+    in_eager = calls.copy()
+    calls.clear()
+    compiled = value_and_gradients(torch.compile(layer, backend="aot_eager", fullgraph=True), tensors)
+    assert calls == in_eager and "dac_backward" in calls
+    assert all(torch.equal(*pair) for pair in zip(compiled, eager, strict=True))
+
+
+def test_an_exported_layer_needs_none_of_our_operators() -> None:
+    x, w, b = (tensor.detach() for tensor in leaves((3, 4, 9, 7), (5, 4, 3, 3), (5, 4)))
+    layer = DACConv2d(4, 5, 3, padding=1)
+    layer.load_state_dict({"weight": w, "bias": b})
+    for strict in (False, True):
+        program = torch.export.export(layer, (x,), strict=strict)
+        assert not [node for node in program.graph.nodes if "claimcheck" in str(node.target)]
+        torch.testing.assert_close(program.module()(x), layer(x))
+
+
+def test_operators_hold_to_what_compilers_are_told() -> None:
+    x, w, b = leaves((3, 4, 9, 7), (5, 4, 3, 3), (5, 4))
+    torch.library.opcheck(dac._forward_operator, (x.detach(), w.detach(), b.detach(), [1, 1], [9, 7]))
+    rows = x.detach().reshape(1, 1, -1, 4).permute(0, 3, 1, 2)
+    point, biases = w.detach()[..., :1, :1], b.detach()
+    torch.library.opcheck(dac._forward_operator, (rows, point, biases, [0, 0], [1, rows.shape[3]]))
+    grad = torch.ones(1, 5, 1, rows.shape[3])
+    torch.library.opcheck(dac._backward_operator, (rows, point, biases, grad, [0, 0]))
 
 
 def test_without_a_compiler_pytorch_does_it(tmp_path) -> None:
