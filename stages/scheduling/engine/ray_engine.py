@@ -161,6 +161,14 @@ class _Flight:
     killed: str = ""
 
 
+@dataclass(frozen=True)
+class _Trained:
+    """As `stages.worker` has it."""
+
+    outcomes: Mapping[str, Mapping[str, bytes]]
+    work: str
+
+
 class _Engine:
     def __init__(
         self,
@@ -300,8 +308,8 @@ class _Engine:
     def _on_dropped(self, number: int, flight: _Flight, work: str) -> None:
         self.store.scratch.drop(work)
 
-    def _on_trained(self, number: int, flight: _Flight, trained: Any) -> None:
-        label = flight.group.label
+    def _on_trained(self, number: int, flight: _Flight, outcomes: Mapping[str, Mapping[str, bytes]], work: str) -> None:
+        label, trained = flight.group.label, _Trained(outcomes, work)
         try:
             publish(trained, flight.lease, self.leases, self.store)
         except LeaseLost as taken_over:
