@@ -27,7 +27,7 @@ sys.exit(main(sys.argv[1:]))
 
 def two_experiments(folder: Path) -> Path:
     """Four runs, of a few seconds each."""
-    make_project(folder, epochs=400)
+    make_project(folder, epochs=800)
     content = yaml.safe_load((folder / "params" / f"{EXPERIMENT}.yaml").read_text())
     for arm in content["arms"].values():
         arm["model"]["mlp_dim"] = 24

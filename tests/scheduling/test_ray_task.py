@@ -68,8 +68,8 @@ def test_a_node_tells_start_states_and_a_whole_outcome(project: Path) -> None:
     group = group_of(project)
     told = told_by(ask_for(group))
     assert kinds(told) == ["placed", "started", "saved", "trained"]
-    (trained,) = (event[1] for event in told if event[0] == "trained")
-    assert {key: find_fault(files, key) for key, files in trained.outcomes.items()} == {group.run_keys[0]: None}
+    (outcomes,) = (event[1] for event in told if event[0] == "trained")
+    assert {key: find_fault(files, key) for key, files in outcomes.items()} == {group.run_keys[0]: None}
 
 
 def test_from_a_told_state_a_node_goes_on_to_the_same_outcome(project: Path) -> None:
@@ -80,7 +80,7 @@ def test_from_a_told_state_a_node_goes_on_to_the_same_outcome(project: Path) -> 
     assert len([event for event in resumed if event[0] == "progress"]) < len(
         [event for event in whole if event[0] == "progress"]
     )
-    (first,), (second,) = ([e[1].outcomes for e in told if e[0] == "trained"] for told in (whole, resumed))
+    (first,), (second,) = ([e[1] for e in told if e[0] == "trained"] for told in (whole, resumed))
     key = group.run_keys[0]
     assert first[key]["weights.safetensors"] == second[key]["weights.safetensors"]
 

@@ -70,16 +70,19 @@ class Inbox:
 
 
 def task(number: int, ask: Ask, inbox: Any, packed: list[Any]) -> None:
-    """`train_group` as a Ray task; `packed` has a reference to the data's files, or nothing."""
+    """`train_group` as a Ray task; `packed` has a reference to the data's files, or nothing.
+
+    It waits for futures, for while a task waits in `ray.get` Ray gives its processors to another one.
+    """
     ray = importlib.import_module("ray")
 
     def tell(*told: Any) -> None:
         try:
-            ray.get(inbox.put.remote(number, *told), timeout=_TELL_SECONDS)
-        except ray.exceptions.RayError as error:
+            inbox.put.remote(number, *told).future().result(_TELL_SECONDS)
+        except (ray.exceptions.RayError, TimeoutError) as error:
             raise Unheard(f"nobody takes in what {ask.label} tells: {error}") from None
 
-    train_group(ask, tell, (lambda: ray.get(packed[0])) if packed else None)
+    train_group(ask, tell, (lambda: packed[0].future().result()) if packed else None)
 
 
 def bridge(commands: Connection, address: str | None, working_dir: Path, environment: Mapping[str, str]) -> None:

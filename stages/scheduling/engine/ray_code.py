@@ -8,12 +8,13 @@ from pathlib import Path
 
 from stages.run import RunSpec
 from stages.runs.fingerprint import PACKAGE_ROOT, source_path
+from stages.scheduling.engine.choice import EngineError
 
 MOST_BYTES = 100 * 2**20
 """What Ray takes in a working directory without trouble."""
 
 
-class TooMuchCode(ValueError):
+class TooMuchCode(EngineError):
     """More than Ray takes."""
 
 

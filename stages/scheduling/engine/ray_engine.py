@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -159,7 +159,14 @@ class _Flight:
     host: str = ""
     cancelled: float | None = None
     killed: str = ""
-    open: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """As `stages.worker` has it."""
+
+    outcomes: Mapping[str, Mapping[str, bytes]]
+    work: str
 
 
 class _Engine:
@@ -245,7 +252,7 @@ class _Engine:
         self.number += 1
         published = frozenset(key for key in group.run_keys if self.store.has(key))
         is_alone = group.label in self.alone
-        flight = _Flight(group, lease, lost, kept, is_alone, time.monotonic(), open={*group.run_keys} - published)
+        flight = _Flight(group, lease, lost, kept, is_alone, time.monotonic())
         self.flying[self.number] = flight
         share, device, threads = self.shares.of(group, self.nodes or [], is_alone=is_alone)
         ask = Ask(
@@ -301,16 +308,15 @@ class _Engine:
     def _on_dropped(self, number: int, flight: _Flight, work: str) -> None:
         self.store.scratch.drop(work)
 
-    def _on_trained(self, number: int, flight: _Flight, trained: Any) -> None:
-        label, keys = flight.group.label, list(trained.outcomes)
+    def _on_trained(self, number: int, flight: _Flight, outcomes: Mapping[str, Mapping[str, bytes]], work: str) -> None:
+        label, trained = flight.group.label, _Trained(outcomes, work)
         try:
             publish(trained, flight.lease, self.leases, self.store)
         except LeaseLost as taken_over:
             self.report(Event(kind="elsewhere", label=label, message=str(taken_over)))
         except Exception as error:  # noqa: BLE001  (one run's fault must not hold up the rest; the report tells it)
-            self._fail(flight, keys, *describe_failure(error))
+            self._fail(flight, [*trained.outcomes], *describe_failure(error))
         else:
-            flight.open -= {*keys}
             self.shares.learn(flight.group, trained.outcomes)
             self.report(Event(kind="finished", label=label))
 
@@ -331,7 +337,6 @@ class _Engine:
             self._fail(flight, keys, end, message)
 
     def _fail(self, flight: _Flight, keys: Sequence[str], end: End, message: str) -> None:
-        flight.open -= {*keys}
         self.leases.close(flight.lease, end, message.strip().splitlines()[-1], keys)
         self.report(Event(kind="failed", label=flight.group.label, message=message))
 

@@ -135,7 +135,7 @@ def _train(ask: Ask, tell: Tell, told: _Progress, packed: Packed | None, stop: t
         except Exception as error:  # noqa: BLE001  (one run's fault must not hold up the rest)
             tell("failed", keys, *describe_failure(error))
         else:
-            tell("trained", trained)
+            tell("trained", trained.outcomes, trained.work)  # as plain values: who takes them in has no torch
 
 
 def refuse_other_code(spec: RunSpec) -> None:
