@@ -11,10 +11,14 @@ import sqlite3
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from fastapi.testclient import TestClient
 
+from service.app import create_app
+from service.settings import Settings
 from stages.evaluate import INCOMPLETE
 from tests.checkout import DVC, make_checkout, repro, run, stages_run
 from tests.project import EXPERIMENT, edit, environment, outcomes
@@ -109,6 +113,23 @@ def test_after_a_pull_in_a_second_clone_nothing_retrains(checkout: Path, tmp_pat
     edit(clone / "params.yaml", lambda p: p["profiles"]["smoke"].update(replicates=2))
     output = repro(clone)
     assert output.count("taken from the store") == 4, "the pulled runs are adopted"
+
+
+@pytest.mark.skipif(find_spec("dvc_s3") is None, reason="no dvc-s3 here: `make cluster` adds it")
+def test_what_came_by_s3_is_served_without_training(checkout: Path, tmp_path: Path, object_url: str) -> None:
+    """The database too: DVC keeps it, as every output that git doesn't."""
+    run(checkout, *DVC, "remote", "add", "-d", "away", f"{object_url}/dvc")
+    run(checkout, *DVC, "remote", "modify", "away", "endpointurl", os.environ["AWS_ENDPOINT_URL"])
+    run(checkout, *DVC, "push", "-q")
+    run(checkout, "git", "add", "-A")
+    run(checkout, "git", "-c", "user.name=t", "-c", "user.email=t@example.com", "commit", "-qm", "x")
+    clone = tmp_path / "clone"
+    run(tmp_path, "git", "clone", "-q", str(checkout), str(clone))
+    run(clone, *DVC, "pull", "-q")
+    assert stages_run(repro(clone)) == [] and not (clone / "data" / "store").exists()
+    with TestClient(create_app(Settings(root=clone)), base_url="http://127.0.0.1") as client:
+        names = [one["name"] for one in client.get("/api/v1/experiments").json()["items"]]
+    assert sorted(names) == ["other-mnist", EXPERIMENT]
 
 
 def test_kill_of_dvc_leaves_no_orphan_and_the_next_repro_goes_on(finished: Path, tmp_path: Path) -> None:

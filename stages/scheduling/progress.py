@@ -43,6 +43,10 @@ class ProgressDisplay:
             self._show(event.label, event.progress)
         elif event.kind == "failed":
             self.console.print(f"{event.label}: failed\n{event.message}", markup=False)
+        elif event.kind == "memory":
+            self.console.print(
+                f"{event.label}: {event.message}; it is tried once more, alone on its device", markup=False
+            )
         elif event.kind == "waiting":
             self.console.print(f"{event.label}: waiting for {event.message}, which trains it", markup=False)
         elif event.kind == "elsewhere":

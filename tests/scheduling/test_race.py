@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import random
 import signal
 import subprocess
@@ -42,29 +41,29 @@ def race(
     """Let them race until all runs are published, disturbing one about every so many seconds; what was done to them."""
     rng, numbers, done = random.Random(seed), itertools.count(), Counter[str]()
     racing = [start(address, folder, next(numbers), runs) for _ in range(processes)]
-    asleep: dict[int, float] = {}  # by process id: when to wake it
+    asleep: dict[subprocess.Popen[bytes], float] = {}  # when to wake each
     while racing and done.total() < disturbances:
         time.sleep(rng.uniform(0.5, 1.5) * every)
-        for pid in [pid for pid, when in asleep.items() if time.monotonic() > when]:
-            os.kill(pid, signal.SIGCONT)
-            del asleep[pid]
+        for process in [process for process, when in asleep.items() if time.monotonic() > when]:
+            process.send_signal(signal.SIGCONT)
+            del asleep[process]
         for process in [one for one in racing if one.poll() is not None]:
             assert process.returncode in (0, -signal.SIGKILL)
             racing.remove(process)
             if process.returncode:
                 racing.append(start(address, folder, next(numbers), runs))
-        awake = [one for one in racing if one.pid not in asleep and _is_training(one)]
+        awake = [one for one in racing if one not in asleep and _is_training(one)]
         if awake and rng.random() < 0.5:
             rng.choice(awake).kill()
             done["killed"] += 1
         elif awake:
-            pid = rng.choice(awake).pid
-            os.kill(pid, signal.SIGSTOP)
-            asleep[pid] = time.monotonic() + 5 * racer.EXPIRY_SECONDS
+            process = rng.choice(awake)
+            process.send_signal(signal.SIGSTOP)
+            asleep[process] = time.monotonic() + 5 * racer.EXPIRY_SECONDS
             done["stopped for a while"] += 1
-    for pid, when in asleep.items():  # they wake up late, when others have long taken over
+    for process, when in asleep.items():  # they wake up late, when others have long taken over
         time.sleep(max(0.0, when - time.monotonic()))
-        os.kill(pid, signal.SIGCONT)
+        process.send_signal(signal.SIGCONT)
     for process in [*racing, start(address, folder, next(numbers), runs)]:
         assert process.wait(timeout=600) in (0, -signal.SIGKILL)
     return done
@@ -103,8 +102,8 @@ def check(address: str, folder: Path, runs: int) -> Counter[str]:
 
 
 def test_each_run_is_published_once_whoever_is_killed(address: str, tmp_path: Path) -> None:
-    disturbed = race(address, tmp_path, processes=4, runs=20, seed=1, disturbances=8, every=0.1)
-    happened = check(address, tmp_path, runs=20)
+    disturbed = race(address, tmp_path, processes=3, runs=12, seed=1, disturbances=6, every=0.1)
+    happened = check(address, tmp_path, runs=12)
     assert disturbed["killed"] and disturbed["stopped for a while"] and happened["taken over"]
 
 

@@ -51,7 +51,7 @@ def publish(trained: Trained, lease: Lease, leases: Leases, store: Store) -> Non
 def describe_failure(error: BaseException) -> tuple[End, str]:
     """How an attempt that raised `error` ended, and what to tell; a traceback only where the fault may be ours."""
     if is_out_of_memory(error):
-        return "memory", f"out of memory: {' '.join(str(error).split())}"
+        return "memory", f"out of memory ({' '.join(str(error).split()) or 'on this machine'})"
     if isinstance(error, FAULTS):
         return "failed", describe_fault(error)
     if isinstance(error, TypeError | ValueError):

@@ -36,10 +36,10 @@ class Group:
 class Event:
     """An event of a group; `progress` is the worker's `Progress` as a dict, `owner` the lease's owner.
 
-    `runs`: how many train at once.
+    `runs`: how many train at once.  `memory`: there wasn't enough, it will be tried once more, alone on its device.
     """
 
-    kind: Literal["started", "progress", "finished", "waiting", "elsewhere", "stopped", "failed"]
+    kind: Literal["started", "progress", "finished", "waiting", "elsewhere", "stopped", "memory", "failed"]
     label: str
     runs: int = 1
     progress: dict[str, Any] | None = None

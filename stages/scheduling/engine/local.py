@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkContext, ForkServerContext
@@ -42,40 +42,62 @@ def run_groups(
     """
     devices = devices[: max(1, len(groups))]
     if len(devices) == 1:
-        _slot(groups, store, devices[0], report, stop.is_set)
-    else:
-        killed = _fork_slots(groups, store, devices, report, stop)
-        if killed and not all(group.is_published(store) for group in groups):
-            raise TrainingsKilled(
-                f"{killed}; what was trained is in the store, and the next dvc repro goes on from there"
-            )
-    return all(group.is_published(store) for group in groups)
+        _slot(groups, store, devices[0], report, stop.is_set, bytearray(len(groups)), is_alone=True)
+        return all(group.is_published(store) for group in groups)
+    threads = max(1, (os.cpu_count() or 1) // max(1, sum(device in ("cpu", "auto") for device in devices)))
+    killed, short = _fork_slots(groups, store, devices, threads, report, stop)
+    again = [group for group in groups if group.label in short and not group.is_published(store)]
+    if again and not stop.is_set():
+        alone = list(dict.fromkeys(devices))
+        killed = _fork_slots(again, store, alone, threads, report, stop, is_alone=True)[0] or killed
+    is_complete = all(group.is_published(store) for group in groups)
+    if killed and not is_complete:
+        raise TrainingsKilled(f"{killed}; what was trained is in the store, and the next dvc repro goes on from there")
+    return is_complete
 
 
-def _slot(groups: Sequence[Group], store: Store, device: str, report: Report, should_stop: Callable[[], bool]) -> None:
-    """Claim and train groups until none is left; wait for a group that another process holds."""
+def _slot(
+    groups: Sequence[Group],
+    store: Store,
+    device: str,
+    report: Report,
+    should_stop: Callable[[], bool],
+    ended: MutableSequence[int],
+    *,
+    is_alone: bool,
+) -> None:
+    """Claim and train groups until none is left; wait for a group that another process holds.
+
+    `ended`: 1 for each group that some slot has trained or failed to; none is tried twice.
+    """
     leases = open_leases(store)
-    waiting = [group for group in groups if not group.is_published(store)]
+    waiting = [(index, group) for index, group in enumerate(groups) if not group.is_published(store)]
     told: dict[str, str] = {}
     while waiting and not should_stop():
         held_elsewhere = []
-        for group in waiting:
+        for index, group in waiting:
             if should_stop():
                 return
+            if ended[index]:
+                continue
             lease = leases.claim(*group.run_keys)
             if lease is None:
-                held_elsewhere.append(group)
+                held_elsewhere.append((index, group))
                 holder = leases.holder(*group.run_keys)
                 if holder is not None and told.get(group.label) != holder.owner:
                     told[group.label] = holder.owner
                     report(Event(kind="waiting", label=group.label, message=str(holder), owner=holder.owner))
                 continue
             with leases.kept_alive(lease) as lost:
-                if group.is_published(store):
+                if ended[index]:
+                    leases.close(lease, None)
+                elif group.is_published(store):
                     leases.close(lease, None)
                     report(Event(kind="elsewhere", label=group.label))
-                elif not _train(group, store, device, report, should_stop, lost, leases, lease):
-                    held_elsewhere.append(group)
+                elif _train(group, store, device, report, should_stop, lost, leases, lease, is_alone=is_alone):
+                    ended[index] = 1
+                else:
+                    held_elsewhere.append((index, group))
         waiting = held_elsewhere
         if waiting:
             time.sleep(leases.poll_seconds)
@@ -90,10 +112,12 @@ def _train(
     lost: threading.Event,
     leases: Leases,
     lease: Lease,
+    *,
+    is_alone: bool,
 ) -> bool:
     """Train one group; False if another process took it over, which is then waited for as if it had been first.
 
-    Where a stack isn't faster, its runs are trained one after another.
+    Where a stack isn't faster, its runs are trained one after another.  `is_alone`: no other slot uses the device.
     """
     worker = importlib.import_module(_WORKER)  # brings torch, which a parent with nothing to train never needs
     published = [run_key for run_key in group.run_keys if store.has(run_key)]
@@ -126,7 +150,10 @@ def _train(
         except Exception as error:  # noqa: BLE001  (one run's fault must not hold up the rest; the report tells it)
             end, message = describe_failure(error)
             leases.close(lease, end, message.strip().splitlines()[-1], keys)
-            report(Event(kind="failed", label=group.label, message=message))
+            if end == "memory" and not is_alone:
+                report(Event(kind="memory", label=group.label, message=message))
+            else:
+                report(Event(kind="failed", label=group.label, message=message))
         else:
             report(Event(kind="finished", label=group.label))
     return True
@@ -147,16 +174,23 @@ class _Reporter:
 
 
 def _fork_slots(
-    groups: Sequence[Group], store: Store, devices: Sequence[str], report: Report, stop: threading.Event
-) -> str:
-    """Train in one process per device; returns which of them a signal ended, "" if none."""
+    groups: Sequence[Group],
+    store: Store,
+    devices: Sequence[str],
+    threads: int,
+    report: Report,
+    stop: threading.Event,
+    *,
+    is_alone: bool = False,
+) -> tuple[str, set[str]]:
+    """Train in one process per device; returns which of them a signal ended, "" if none, and labels short of memory."""
     context = _forking()
-    threads = max(1, (os.cpu_count() or 1) // max(1, sum(device in ("cpu", "auto") for device in devices)))
+    ended = context.RawArray("b", len(groups))
     slots: dict[Connection, BaseProcess] = {}
     for device in devices:
         # One pipe per slot: a shared queue's lock would stay locked for ever when a slot is killed while it writes.
         reader, writer = context.Pipe(duplex=False)
-        arguments = (list(groups), store, device, threads, writer, os.getpid())
+        arguments = (list(groups), store, device, threads, writer, os.getpid(), ended, is_alone)
         # Only others than daemons may start the processes that train one run together.
         slots[reader] = context.Process(target=_slot_process, args=arguments, daemon="+" not in device)
         slots[reader].start()
@@ -166,6 +200,7 @@ def _fork_slots(
     told = False
     elsewhere: dict[str, Event] = {}  # by another slot, or by another process: that is known at the end
     ours: set[str] = set()
+    short: set[str] = set()
     while slots:
         if stop.is_set() and not told:
             told = True
@@ -185,6 +220,8 @@ def _fork_slots(
                 continue  # one slot trains what the other one checked
             if event.kind == "finished":
                 ours.add(event.label)
+            if event.kind == "memory":
+                short.add(event.label)
             report(event)
     for process in processes:
         process.join()
@@ -193,10 +230,10 @@ def _fork_slots(
         if label not in ours:
             report(event)
     if not signals:
-        return ""
-    ended = " and ".join(f"{number} by {name}" for name, number in signals.items())
+        return "", short
+    killed = " and ".join(f"{number} by {name}" for name, number in signals.items())
     hint = _HINT if "SIGKILL" in signals else ""
-    return f"{signals.total()} of {len(processes)} training processes were killed, {ended}{hint}"
+    return f"{signals.total()} of {len(processes)} training processes were killed, {killed}{hint}", short
 
 
 def _forking() -> ForkContext | ForkServerContext:
@@ -220,7 +257,14 @@ def _has_one_thread() -> bool:
 
 
 def _slot_process(
-    groups: list[Group], store: Store, device: str, threads: int, events: Connection, parent: int
+    groups: list[Group],
+    store: Store,
+    device: str,
+    threads: int,
+    events: Connection,
+    parent: int,
+    ended: MutableSequence[int],
+    is_alone: bool,
 ) -> None:
     end_with([parent])
     stop = threading.Event()
@@ -229,6 +273,6 @@ def _slot_process(
     torch = importlib.import_module("torch")
     torch.set_num_threads(threads)
     try:
-        _slot(groups, store, device, events.send, stop.is_set)
+        _slot(groups, store, device, events.send, stop.is_set, ended, is_alone=is_alone)
     except FAULTS as error:
         sys.exit(f"train: {describe_fault(error)}")
