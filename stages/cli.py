@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stages.checkpoint.contract import CheckpointError
 from stages.claims import ClaimsError
-from stages.commands import claims, completion, disk, evidence, repro, trainings
+from stages.commands import claims, completion, disk, evidence, proposal, repro, trainings
 from stages.commands.command import USAGE, Command, Parser, UsageError
 from stages.commands.completion import names
 from stages.commands.terminal import print_answer
@@ -41,6 +41,12 @@ CODES = {0: "done", 1: "it couldn't be done; one line on stderr says why", USAGE
 def add_experiments(parser: argparse.ArgumentParser, nargs: str = "*") -> None:
     taken = parser.add_argument("experiments", nargs=nargs, metavar="experiment", help="a file of params/")
     names(taken, "experiments")
+
+
+def add_next(parser: argparse.ArgumentParser) -> None:
+    add_experiments(parser)
+    parser.add_argument("--budget", type=proposal.seconds_of, required=True, help="device time: 90min, 2h, 1.5d")
+    parser.add_argument("--device", default="cpu", help="a rate of params.yaml: cpu, cuda (default: %(default)s)")
 
 
 def add_profile(parser: argparse.ArgumentParser) -> None:
@@ -105,6 +111,12 @@ COMMANDS = {
         example="claimcheck plan ninformer-mnist",
         add_to=add_experiments,
         run=trainings.plan,
+    ),
+    "next": Command(
+        does="Propose the trainings that bring most claims to their next planned look within a budget.",
+        example="claimcheck next --budget 2h --device cuda",
+        add_to=add_next,
+        run=proposal.propose,
     ),
     "profile": Command(
         does="Set the profile in params.yaml: how much work is done.",

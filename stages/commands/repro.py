@@ -24,7 +24,7 @@ from rich.live import Live
 from rich.text import Text
 
 from stages.commands.command import Answer
-from stages.commands.terminal import Terminal
+from stages.commands.terminal import Terminal, in_words
 from stages.params.experiment import Params, load_params
 from stages.params.stage_inputs import stage_inputs
 from stages.scheduling.counting import COUNT_FILE, read_count
@@ -168,7 +168,7 @@ class View:
         if self._is_open and not self._terminal.is_terminal:
             count = read_count(self.count, self.stage)
             runs = f"{count.done} of {count.runs} runs, " if count else ""
-            print(f": {runs}{_in_words(time.monotonic() - self._stage_started)}", flush=True)
+            print(f": {runs}{in_words(time.monotonic() - self._stage_started)}", flush=True)
         self._is_open = False
 
     def _position(self) -> str:
@@ -182,15 +182,15 @@ class View:
             if count := read_count(self.count, self.stage):
                 words += f", {count.done} of {count.runs} runs"
                 if count.left_seconds is not None:
-                    words += f", about {_in_words(count.left_seconds)} left"
-        return Text(f"{words} ({_in_words(time.monotonic() - self.started)} so far)", no_wrap=True, overflow="ellipsis")
+                    words += f", about {in_words(count.left_seconds)} left"
+        return Text(f"{words} ({in_words(time.monotonic() - self.started)} so far)", no_wrap=True, overflow="ellipsis")
 
     def success(self) -> list[str]:
         self._end()
         if not self.ran:
             return [f"all {self.seen} stages are up to date"]
         unchanged = f", {self.seen - self.ran} unchanged" if self.seen > self.ran else ""
-        took = _in_words(time.monotonic() - self.started)
+        took = in_words(time.monotonic() - self.started)
         return [f"{self.ran} stages run{unchanged}, in {took}; every line of theirs: {self.log}"]
 
     def failure(self, code: int) -> list[str]:
@@ -204,11 +204,3 @@ class View:
         what = "stopped" if self.is_interrupted else "failed"
         where = f"{self._position()}, {what}" if self.stage else f"dvc {what}"
         return [*lines, f"{where} (exit code {code}); every line: {self.log}; the next `make repro` goes on from here"]
-
-
-def _in_words(seconds: float) -> str:
-    """A duration as a person says it."""
-    for unit, size in (("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"

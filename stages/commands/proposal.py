@@ -1,0 +1,155 @@
+"""What to train next within a budget: the trainings that bring most claims to their next planned look per second."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+
+from stages.commands.command import Answer
+from stages.commands.terminal import Column, Rows, in_words
+from stages.evaluation.flops import FlopCounts
+from stages.params.experiment import Params, load_params
+from stages.priorities.choice import Step, choose
+from stages.priorities.looks import NextLook, RunName, judge_today, next_looks
+from stages.priorities.trainings import all_trainings, as_printed, seconds_each, trained_runs
+from stages.scheduling.planning import two_digits
+from stages.scheduling.runner import find_experiment
+from stages.verdicts.power import in_percent
+
+_UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
+
+
+def seconds_of(text: str) -> float:
+    """A duration such as `90min`, `2h` or `1.5d`, in seconds.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|h|d)", text)
+    if match is None or not float(match[1]):
+        raise argparse.ArgumentTypeError(f"{text!r} is no duration; expected a number with s, min, h or d, as in 2h")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def propose(options: argparse.Namespace) -> Answer:
+    """What to train within the budget; with `--run`, it is trained."""
+    params, root = as_printed(load_params()), Path()
+    names = [find_experiment(params, name).name for name in options.experiments]
+    trainings, standing = all_trainings(params), judge_today(root, params)
+    trained = trainings.with_same(standing.decided_by | trained_runs(params, root))
+    looks = {
+        look.claim.id: look
+        for look in next_looks(standing, params, trained)
+        if not names or look.claim.experiment in names
+    }
+    lacking = {name: trainings.of(look.lacking) for name, look in looks.items()}
+    counts = FlopCounts()
+    seconds = seconds_each(trainings, frozenset().union(*lacking.values()), params, options.device, counts.count)
+    counts.save()
+    steps = choose(lacking, seconds, options.budget)
+    reached = {name for step in steps for name in step.completed}
+    costs = [sum(seconds[run] for run in runs) for name, runs in lacking.items() if runs and name not in reached]
+    document = {
+        "device": options.device,
+        "budget_seconds": options.budget,
+        **_told(steps, params, options.device),
+        "steps": [_step(step, looks) for step in steps],
+        "trained": [name for name, runs in lacking.items() if not runs],
+        "left": {"claims": len(costs), "cheapest_seconds": min(costs, default=None)},
+    }
+    return Answer(document=document, shown=list(_show(document, params)))
+
+
+def _told(steps: Sequence[Step[RunName]], params: Params, device: str) -> dict[str, float]:
+    seconds = sum(step.seconds for step in steps)
+    return {"seconds": seconds, "usd": seconds / 3600 * params.rates[device].usd_per_hour}
+
+
+def _step(step: Step[RunName], looks: Mapping[str, NextLook]) -> dict[str, Any]:
+    return {
+        "seconds": step.seconds,
+        "runs": [run.label for run in step.items],
+        "claims": [_claim(looks[name]) for name in step.completed],
+    }
+
+
+def _claim(look: NextLook) -> dict[str, Any]:
+    chances = ("supported", "reproduced", "not_reproduced")
+    power = {name: getattr(look.power, name) for name in chances} if look.power else None
+    return {"claim": look.claim.id, "look": look.at, "planned": look.planned, "power": power}
+
+
+def _show(document: Mapping[str, Any], params: Params) -> Iterator[RenderableType]:
+    device, steps = document["device"], document["steps"]
+    budget = f"{in_words(document['budget_seconds'])} of {params.rates[device].device}"
+    if trained := document["trained"]:
+        yield f"{_claims(len(trained))} at a look whose trainings are all there: `make repro` judges them"
+    left = document["left"]
+    if not steps:
+        cheapest = left["cheapest_seconds"]
+        yield (
+            f"nothing fits in {budget}: the cheapest look takes {in_words(cheapest)}"
+            if cheapest is not None
+            else "no claim waits for a training"
+        )
+        return
+    runs, claims = ([one for step in steps for one in step[part]] for part in ("runs", "claims"))
+    yield (
+        f"{budget}: {len(runs)} trainings bring {_claims(len(claims))} to their next look; planned are "
+        f"{in_words(document['seconds'])} and {document['usd']:.2f} USD"
+    )
+    yield ""
+    rows = [
+        [name, patterns, two_digits(step["seconds"] / 3600), str(len(step["claims"]))]
+        for step in steps
+        for name, patterns in _by_experiment(step["runs"])
+    ]
+    yield Rows([Column("experiment", left=True), Column("runs", left=True), Column("hours"), Column("claims")], rows)
+    yield ""
+    columns = [Column("claim", left=True), Column("look", left=True), Column("at the plan's end", left=True)]
+    yield Rows(columns, [[one["claim"], _look(one), _chances(one["power"])] for one in claims])
+    if left["claims"]:
+        yield ""
+        yield f"{_claims(left['claims'])} would take longer"
+
+
+def _claims(number: int) -> str:
+    return "1 claim" if number == 1 else f"{number} claims"
+
+
+def _by_experiment(labels: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Experiments with patterns as `--runs` of `stages.train` takes them: `resnet20.[012]`."""
+    replicates: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for label in labels:
+        arm, _, replicate = label.rpartition(".")
+        experiment, _, arm = arm.partition(".")
+        replicates[experiment][arm].append(replicate)
+    for experiment, arms in replicates.items():
+        yield experiment, " ".join(_pattern(arm, which) for arm, which in arms.items())
+
+
+def _pattern(arm: str, replicates: Sequence[str]) -> str:
+    digits = "".join(which for which in replicates if len(which) == 1)
+    longer = [f"{arm}.{which}" for which in replicates if len(which) > 1]
+    return " ".join([f"{arm}.[{digits}]" if len(digits) > 1 else f"{arm}.{digits}"] * bool(digits) + longer)
+
+
+def _look(claim: Mapping[str, Any]) -> str:
+    return (
+        f"at {claim['look']}, the last"
+        if claim["look"] == claim["planned"]
+        else f"at {claim['look']} of {claim['planned']}"
+    )
+
+
+def _chances(power: Mapping[str, float | None] | None) -> str:
+    if power is None:
+        return ""
+    known = [f"{name.replace('_', ' ')} {in_percent(chance)}" for name, chance in power.items() if chance is not None]
+    return ", ".join(known)
