@@ -116,7 +116,7 @@ COMMANDS = {
         does="Propose the trainings that bring most claims to their next planned look within a budget.",
         example="claimcheck next --budget 2h --device cuda",
         add_to=add_next,
-        run=proposal.propose,
+        run=proposal.next_trainings,
     ),
     "profile": Command(
         does="Set the profile in params.yaml: how much work is done.",

@@ -13,16 +13,17 @@ from rich.console import RenderableType
 
 from stages.commands.command import Answer
 from stages.commands.terminal import Column, Rows, in_words
-from stages.evaluation.flops import FlopCounts
 from stages.params.experiment import Params, load_params
-from stages.priorities.choice import Step, choose
-from stages.priorities.looks import NextLook, RunName, judge_today, next_looks
-from stages.priorities.trainings import all_trainings, as_printed, seconds_each, trained_runs
+from stages.priorities.choice import Step
+from stages.priorities.looks import NextLook, RunName
+from stages.priorities.proposal import propose
 from stages.scheduling.planning import two_digits
 from stages.scheduling.runner import find_experiment
 from stages.verdicts.power import in_percent
 
 _UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
+_CHANCES = ("supported", "reproduced", "not_reproduced")
+"""Of `stages.verdicts.Power`."""
 
 
 def seconds_of(text: str) -> float:
@@ -37,22 +38,12 @@ def seconds_of(text: str) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
-def propose(options: argparse.Namespace) -> Answer:
+def next_trainings(options: argparse.Namespace) -> Answer:
     """What to train within the budget; with `--run`, it is trained."""
-    params, root = as_printed(load_params()), Path()
+    params = load_params()
     names = [find_experiment(params, name).name for name in options.experiments]
-    trainings, standing = all_trainings(params), judge_today(root, params)
-    trained = trainings.with_same(standing.decided_by | trained_runs(params, root))
-    looks = {
-        look.claim.id: look
-        for look in next_looks(standing, params, trained)
-        if not names or look.claim.experiment in names
-    }
-    lacking = {name: trainings.of(look.lacking) for name, look in looks.items()}
-    counts = FlopCounts()
-    seconds = seconds_each(trainings, frozenset().union(*lacking.values()), params, options.device, counts.count)
-    counts.save()
-    steps = choose(lacking, seconds, options.budget)
+    found = propose(Path(), params, options.device, budget=options.budget, experiments=names)
+    steps, looks, lacking, seconds = found.steps, found.looks, found.lacking, found.seconds
     reached = {name for step in steps for name in step.completed}
     costs = [sum(seconds[run] for run in runs) for name, runs in lacking.items() if runs and name not in reached]
     document = {
@@ -80,8 +71,7 @@ def _step(step: Step[RunName], looks: Mapping[str, NextLook]) -> dict[str, Any]:
 
 
 def _claim(look: NextLook) -> dict[str, Any]:
-    chances = ("supported", "reproduced", "not_reproduced")
-    power = {name: getattr(look.power, name) for name in chances} if look.power else None
+    power = {name: getattr(look.power, name) for name in _CHANCES} if look.power else None
     return {"claim": look.claim.id, "look": look.at, "planned": look.planned, "power": power}
 
 
@@ -112,8 +102,10 @@ def _show(document: Mapping[str, Any], params: Params) -> Iterator[RenderableTyp
     ]
     yield Rows([Column("experiment", left=True), Column("runs", left=True), Column("hours"), Column("claims")], rows)
     yield ""
-    columns = [Column("claim", left=True), Column("look", left=True), Column("at the plan's end", left=True)]
-    yield Rows(columns, [[one["claim"], _look(one), _chances(one["power"])] for one in claims])
+    columns = [Column("claim", left=True), Column("look", left=True)]
+    columns += [Column("supported"), Column("reproduced", 1), Column("not\nreproduced", 2)]
+    yield Rows(columns, [[one["claim"], _look(one), *_chances(one["power"])] for one in claims])
+    yield "Chances are those at the plan's end, where the paper is right; of not reproduced, where it is two margins off."
     if left["claims"]:
         yield ""
         yield f"{_claims(left['claims'])} would take longer"
@@ -148,8 +140,6 @@ def _look(claim: Mapping[str, Any]) -> str:
     )
 
 
-def _chances(power: Mapping[str, float | None] | None) -> str:
-    if power is None:
-        return ""
-    known = [f"{name.replace('_', ' ')} {in_percent(chance)}" for name, chance in power.items() if chance is not None]
-    return ", ".join(known)
+def _chances(power: Mapping[str, float | None] | None) -> list[str]:
+    known = (power or {}).get
+    return ["" if (chance := known(name)) is None else in_percent(chance) for name in _CHANCES]
