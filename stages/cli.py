@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stages.checkpoint.contract import CheckpointError
 from stages.claims import ClaimsError
-from stages.commands import claims, completion, disk, evidence, proposal, repro, trainings
+from stages.commands import claims, completion, disk, evidence, proposal, repro, trainings, why
 from stages.commands.command import USAGE, Command, Parser, UsageError
 from stages.commands.completion import names
 from stages.commands.terminal import print_answer
@@ -47,6 +47,10 @@ def add_next(parser: argparse.ArgumentParser) -> None:
     add_experiments(parser)
     parser.add_argument("--budget", type=proposal.seconds_of, required=True, help="device time: 90min, 2h, 1.5d")
     parser.add_argument("--device", default="cpu", help="a rate of params.yaml: cpu, cuda (default: %(default)s)")
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", help="<experiment>.<arm>.<replicate>, or the beginning of a run key")
 
 
 def add_profile(parser: argparse.ArgumentParser) -> None:
@@ -141,6 +145,12 @@ COMMANDS = {
         example="claimcheck history 'dac.sgemm.*'",
         add_to=add_history,
         run=claims.history,
+    ),
+    "why": Command(
+        does="Say why a run was trained or would be: what its key holds, what changed, which claims want it.",
+        example="claimcheck why dac-sgemm.mlp-25x5.0",
+        add_to=add_run,
+        run=why.why,
     ),
     "verify": Command(
         does="Recompute what served models rest on, from checkpoint to data, and list what is broken.",

@@ -84,7 +84,7 @@ def _show(document: Mapping[str, Any], params: Params) -> Iterator[RenderableTyp
     if not steps:
         cheapest = left["cheapest_seconds"]
         yield (
-            f"nothing fits in {budget}: the cheapest look takes {in_words(cheapest)}"
+            f"nothing fits in {budget}: the cheapest look takes {two_digits(cheapest / 3600)} h"
             if cheapest is not None
             else "no claim waits for a training"
         )
@@ -105,7 +105,7 @@ def _show(document: Mapping[str, Any], params: Params) -> Iterator[RenderableTyp
     columns = [Column("claim", left=True), Column("look", left=True)]
     columns += [Column("supported"), Column("reproduced", 1), Column("not\nreproduced", 2)]
     yield Rows(columns, [[one["claim"], _look(one), *_chances(one["power"])] for one in claims])
-    yield "Chances are those at the plan's end, where the paper is right; of not reproduced, where it is two margins off."
+    yield "Chances are those at the plan's end where the paper is right; not reproduced: where it is two margins off."
     if left["claims"]:
         yield ""
         yield f"{_claims(left['claims'])} would take longer"

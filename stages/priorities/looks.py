@@ -160,6 +160,16 @@ def looks_of(claim: ClaimLine, experiment: Experiment, params: Params) -> Looks:
     return looks_of_plan(looks_from(rules.looks, rules.minimum_with_error if has_error else rules.minimum), planned)
 
 
-def wanted_by(run: RunName, looks: Iterable[NextLook]) -> list[NextLook]:
-    """The looks that need this run."""
-    return [look for look in looks if run in look.runs]
+def judgements_about(run: RunName, judgements: Iterable[Judgement], params: Params) -> list[Judgement]:
+    """Those of claims of trained models that are about the run's arm and look at its replicate, now or later."""
+    found = []
+    for one in judgements:
+        if one.claim.kind not in JUDGES or run.experiment not in fnmatch.filter(
+            [run.experiment], one.claim.experiment or ""
+        ):
+            continue
+        experiment = params.experiments[run.experiment]
+        is_looked_at = run.replicate < max(looks_of(one.claim, experiment, params), default=0)
+        if is_looked_at and run.arm in _arms(one.claim, experiment):
+            found.append(one)
+    return found

@@ -94,7 +94,7 @@ def train_experiment(
     wanted = assignments(experiment, params, packed.digest, every_role=only is not None)
     if only is not None:
         wanted = _chosen(wanted, only, name)
-    previous = _previous_specs(folder)
+    previous = previous_specs(folder)
     ways = {assignment.spec.run_key: ways_to(assignment.spec, equivalences) for assignment in wanted}
     keys = {way.run_key for options in ways.values() for way in options}
     _forget_damaged(folder, keys)
@@ -235,7 +235,7 @@ def _refuse(outcome: Path, fault: str) -> None:
     print(f"  {outcome_here}: not a whole outcome of that run ({fault}); not adopted")
 
 
-def _previous_specs(folder: Path) -> dict[str, Mapping[str, Any]]:
+def previous_specs(folder: Path) -> dict[str, Mapping[str, Any]]:
     """Specs of the runs now in the folder, by label; damaged ones, which are rewritten later, are left out."""
     try:
         run_list = read_run_list(folder)
