@@ -21,6 +21,7 @@ from benchmarks.attempt import in_words
 from benchmarks.campaign_parcels import join, pack_back, take_in
 from stages.device import pick_device
 from stages.run import RunSpec
+from stages.runs.outcome import find_fault
 from stages.runs.store import RunStore, write_atomically
 from stages.worker import Job, TrainingStopped, can_stack, train_run, train_stack
 
@@ -63,23 +64,29 @@ def run(carried: Path, work: Path, out: Path, seconds: float, device: str) -> in
             continue
         if group["is_stack"] and can_train_stacks is None:
             can_train_stacks = can_stack(device)
-        jobs = [Job(spec=spec, data=data, store=store.root, device=device) for spec in specs]
+        jobs = [Job(spec=spec, data=data, device=device) for spec in specs]
         as_stack = group["is_stack"] and can_train_stacks
         for part in [jobs] if as_stack else [[job] for job in jobs if store.published(job.spec.run_key) is None]:
-            if not _train(group["label"], part, as_stack, piece, report):
+            if not _train(group["label"], part, as_stack, store, piece, report):
                 break
     _lay_out(queue, store, work, out, piece, report)
     return int(bool(report["failed"]))
 
 
-def _train(label: str, jobs: list[Job], as_stack: bool, piece: Slice, report: dict[str, Any]) -> bool:
+def _train(label: str, jobs: list[Job], as_stack: bool, store: RunStore, piece: Slice, report: dict[str, Any]) -> bool:
     """Train one run or stack; False if the slice ended first."""
     began = time.monotonic()
     try:
         if as_stack:
-            train_stack(jobs, should_stop=piece.is_over)
+            published = [job.spec.run_key for job in jobs if store.has(job.spec.run_key)]
+            trained = train_stack(jobs, store.scratch, published=published, should_stop=piece.is_over)
         else:
-            train_run(jobs[0], should_stop=piece.is_over)
+            trained = train_run(jobs[0], store.scratch, should_stop=piece.is_over)
+        for run_key, files in trained.outcomes.items():
+            if fault := find_fault(files, run_key):
+                raise ValueError(f"the outcome of run {run_key[:12]} isn't whole: {fault}; nothing is published")
+            store.publish(run_key, files)
+        store.scratch.drop(trained.work)
     except TrainingStopped as stopped:
         print(f"{label}: {stopped}", flush=True)
         return False

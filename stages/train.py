@@ -14,7 +14,8 @@ from stages.faults import in_one_line
 from stages.params.experiment import ParamsError, load_params
 from stages.params.stage_inputs import refuse_changed
 from stages.runs.evidence import EvidenceError
-from stages.scheduling.engine.local import SlotKilled
+from stages.scheduling.engine.choice import EngineError, default_engine
+from stages.scheduling.engine.groups import TrainingsKilled
 from stages.scheduling.engine.orphan import OrphanedStage, dvc_and_shells, end_with
 from stages.scheduling.progress import ProgressDisplay
 from stages.scheduling.runner import train_experiment
@@ -38,6 +39,9 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="PATTERN",
         help="only these of the grid, as <arm>.<replicate>: 'resnet20.*' 'mlp-25x[58].[012]' (default: the profile's)",
     )
+    parser.add_argument(
+        "--engine", default=default_engine(), help="local or ray (default: CLAIMCHECK_ENGINE, else local)"
+    )
     options = parser.parse_args(arguments)
     # Waiting threads sleep: if they spun, they would stall all work where several trainings share the cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded, which is later
@@ -56,11 +60,12 @@ def main(arguments: list[str] | None = None) -> int:
                 report=display.report,
                 stop=stop,
                 only=options.runs,
+                engine=options.engine,
             )
-    except SlotKilled as error:
+    except TrainingsKilled as error:
         print(f"train@{options.experiment}: {error}", file=sys.stderr)
         return KILLED
-    except (EvidenceError, OrphanedStage, ParamsError, PackedDataError) as error:
+    except (EngineError, EvidenceError, OrphanedStage, ParamsError, PackedDataError) as error:
         print(f"train@{options.experiment}: {error}", file=sys.stderr)
         return 1
     if refuse_changed(f"train@{options.experiment}"):

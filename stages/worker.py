@@ -1,6 +1,8 @@
-"""One training from spec to published outcome; needs torch, numpy and safetensors only, no DVC, YAML, SQL or schema.
+"""One training from spec to sealed outcome; needs torch, numpy and safetensors only, no DVC, YAML, SQL or schema.
 
-Engines find `train_run` and `train_stack` by name: a parent with nothing to train never loads torch.
+Engines find `train_run` and `train_stack` by name: a parent with nothing to train never loads torch.  They take packed
+data from a folder of this machine and resume states from a `Scratch`, and know nothing else of the store: whoever holds
+the lease publishes what they return.
 """
 
 from __future__ import annotations
@@ -9,11 +11,9 @@ import dataclasses
 import hashlib
 import io
 import math
-import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -31,8 +31,8 @@ from stages.memory import keep_freed_memory
 from stages.run import RunSpec, canonical_json
 from stages.runs.fingerprint import is_pinned, unlike_loaded
 from stages.runs.outcome import seal
-from stages.runs.stacks import remember, stack_id
-from stages.runs.store import RunStore, write_atomically
+from stages.runs.stacks import STATE, remember, stack_id
+from stages.runs.store import Scratch
 from stages.training.energy import EnergyMeter, energy_joules
 from stages.training.environment import (
     describe_environment,
@@ -45,35 +45,40 @@ from stages.training.session import flushing_denormals, open_session, plain_netw
 from stages.training.stacked import StackState, code_of_stack, fit_stack, mode_of, stack_class
 from stages.training.tables import Regression
 
-__all__ = ["Job", "TrainingStopped", "can_stack", "train_run", "train_stack"]
+__all__ = ["Job", "Trained", "TrainingStopped", "can_stack", "count_flops", "train_run", "train_stack"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One run to train: its spec, the packed data it reads, the store it publishes to and the device it uses."""
+    """One run to train: its spec, the folder of this machine with the packed data it reads, and the device it uses."""
 
     spec: RunSpec
     data: Path
-    store: Path
     device: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """Sealed outcomes, by run key the files' contents by name; `work` is the scratch to drop once all are published."""
+
+    outcomes: Mapping[str, Mapping[str, bytes]]
+    work: str
 
 
 def train_run(
     job: Job,
+    scratch: Scratch,
     *,
     progress: Callable[[Progress], None] = lambda progress: None,
     should_stop: Callable[[], bool] = lambda: False,
-    publishing: Callable[[], AbstractContextManager[object]] = nullcontext,
-) -> Path:
-    """Train `job.spec` (or resume an interrupted attempt) and publish the outcome.
-
-    `publishing` is entered around the publication; an engine raises in it if it no longer holds the run.
+) -> Trained:
+    """Train `job.spec`, or resume an interrupted attempt.
 
     Raises:
         ValueError: the packed data are not those of the spec.
         TrainingStopped: asked to stop; the resume state is saved.
     """
-    store, run_key = RunStore(job.store), job.spec.run_key
+    run_key = job.spec.run_key
     info, device = _prepare(job)
     stamp = stamp_of(job.data)
     session = open_session(job.spec, job.data, info, device)
@@ -81,10 +86,10 @@ def train_run(
     _refuse_unkeyed_layers(job, session.model)
     environment = describe_environment(device)
     energy = EnergyMeter(lambda: energy_joules(device))
-    resume = _ResumeFile(
-        path=store.work(run_key) / "resume.pt",
+    resume = _ResumeState(
+        scratch=scratch,
+        work=run_key,
         kind=TrainingState,
-        run_key=run_key,
         environment=environment_digest(environment),
         epochs=job.spec.protocol.epochs,
         energy=energy,
@@ -94,9 +99,8 @@ def train_run(
     outcome = session.train(state=resume.load(), save=resume.save, progress=progress, should_stop=should_stop)
     spent = _Spent(time.monotonic() - started, energy.used(), peak_memory_bytes(device))
     _refuse_changed_data(job, stamp)
-    files = _published_files(job, info, session.model, outcome, environment, spent)
-    with publishing():
-        return store.publish(run_key, files)
+    files = _sealed_files(job, info, session.model, outcome, environment, spent)
+    return Trained(outcomes={run_key: files}, work=run_key)
 
 
 def _refuse_other_code(job: Job) -> None:
@@ -146,6 +150,13 @@ def stamp_of(folder: Path) -> dict[str, tuple[int, int]]:
     return {path.name: (path.stat().st_size, path.stat().st_mtime_ns) for path in folder.iterdir()}
 
 
+def count_flops(spec: RunSpec, data: Path, kept: Path) -> None:
+    """Count the operations of a run for its evaluation, in the file `kept`; it needs what a training has loaded."""
+    info, counts = read_info(data), FlopCounts(kept)
+    counts.count(spec.model, info.shape, info.vocabulary)
+    counts.save()
+
+
 def can_stack(device: str) -> bool:
     """True if stacks can be compiled for this device; otherwise they are no faster."""
     return _compiles(pick_device(device))
@@ -171,38 +182,41 @@ def _compiles(device: torch.device) -> bool:
 
 def train_stack(
     jobs: Sequence[Job],
+    scratch: Scratch,
     *,
+    published: Collection[str] = (),
     progress: Callable[[Progress], None] = lambda progress: None,
     should_stop: Callable[[], bool] = lambda: False,
-    publishing: Callable[[], AbstractContextManager[object]] = nullcontext,
-) -> list[Path]:
-    """Train runs of one network as one stacked model (`stages.training.stacked`), and publish each as `train_run` does.
+) -> Trained:
+    """Train runs of one network as one stacked model (`stages.training.stacked`), each sealed as by `train_run`.
+
+    `published`: run keys that have an outcome already; they train along only where a state of all can be resumed.
 
     Raises:
         ValueError: the packed data are not those of the specs.
         TrainingStopped: asked to stop; the state at the end of an earlier epoch is saved, if there was one.
     """
     job, specs = jobs[0], [job.spec for job in jobs]
-    store, protocol = RunStore(job.store), job.spec.protocol
+    protocol = job.spec.protocol
     info, device = _prepare(job)
     stamp = stamp_of(job.data)
     environment = describe_environment(device) | {"stacked": code_of_stack(job.spec.model)}
     energy = EnergyMeter(lambda: energy_joules(device))
-    folder = remember(specs, store)
-    resume = _ResumeFile(
-        path=folder / "resume.pt",
+    remember(specs, scratch)
+    resume = _ResumeState(
+        scratch=scratch,
+        work=stack_id(specs),
         kind=StackState,
-        run_key=stack_id(specs),
         environment=environment_digest(environment),
         epochs=protocol.epochs,
         energy=energy,
         should_stop=should_stop,
     )
     state = resume.load()
-    missing = [one for one in jobs if store.published(one.spec.run_key) is None]
+    missing = [one for one in jobs if one.spec.run_key not in published]
     if state is None and len(missing) < len(jobs):
-        shutil.rmtree(folder, ignore_errors=True)
-        return train_stack(missing, progress=progress, should_stop=should_stop, publishing=publishing)
+        scratch.drop(stack_id(specs))
+        return train_stack(missing, scratch, progress=progress, should_stop=should_stop)
     task = task_of(job.spec, job.data, info, "train", device)
     assert isinstance(task, Regression), "only networks of tables are stacked"
     test = task_of(job.spec, job.data, info, "test", device) if protocol.observe_test else None
@@ -226,28 +240,21 @@ def train_stack(
         )
     used, peak = energy.used(), peak_memory_bytes(device)
     _refuse_changed_data(job, stamp)
-    published = []
+    outcomes = {}
     for one, network, (outcome, seconds) in zip(jobs, networks, stacked, strict=True):
         spent = _Spent(seconds, None if used is None else used / len(jobs), peak)
-        files = _published_files(one, info, network, outcome, environment, spent)
-        with publishing():
-            published.append(store.publish(one.spec.run_key, files))
-    shutil.rmtree(folder, ignore_errors=True)
-    return published
+        outcomes[one.spec.run_key] = _sealed_files(one, info, network, outcome, environment, spent)
+    return Trained(outcomes=outcomes, work=stack_id(specs))
 
 
 def _prepare(job: Job) -> tuple[PackedInfo, torch.device]:
-    """The packed data's description and the device, checked; operations counted, memory set up."""
+    """The packed data's description and the device, checked; memory set up."""
     info = read_info(job.data)
     if info.digest != job.spec.data_digest:
         raise ValueError(
             f"{job.data}: packed data have digest {info.digest[:12]}, the run asks for {job.spec.data_digest[:12]}"
         )
     device = pick_device(job.device)
-    # For the evaluation: counting needs only what the optimiser loads anyway.
-    counts = FlopCounts(job.store.parent / "flops.json")
-    counts.count(job.spec.model, info.shape, info.vocabulary)
-    counts.save()
     keep_freed_memory()
     _keep_compiled_code_apart()
     reset_peak_memory(device)
@@ -268,15 +275,19 @@ class _Spent:
 
 
 State = TypeVar("State", TrainingState, StackState)
+_DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 @dataclass(kw_only=True)
-class _ResumeFile(Generic[State]):
-    """The resume state of one run or stack in one environment; only there can it resume bitwise."""
+class _ResumeState(Generic[State]):
+    """The resume state of one run or stack in one environment; only there can it resume bitwise.
 
-    path: Path
+    Saved as the sha256 of what follows it, which `torch.load` doesn't check, and the state.
+    """
+
+    scratch: Scratch
+    work: str
     kind: type[State]
-    run_key: str
     environment: str
     epochs: int
     energy: EnergyMeter
@@ -285,34 +296,38 @@ class _ResumeFile(Generic[State]):
     took: float = 0.0
 
     def save(self, state: State) -> None:
-        """Write `state`, unless the run is over and published next, or writing would take over 5 % of the time."""
+        """Save `state`, unless the run is over and published next, or saving would take over 5 % of the time."""
         began = time.monotonic()
         if state.epoch == self.epochs or (began - self.saved < 20 * self.took and not self.should_stop()):
             return
         buffer = io.BytesIO()
         fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
-        saved = {"run_key": self.run_key, "environment": self.environment, "energy_joules": self.energy.used()}
+        saved = {"run_key": self.work, "environment": self.environment, "energy_joules": self.energy.used()}
         torch.save(saved | {"state": fields}, buffer)
-        write_atomically(self.path, buffer.getvalue())
+        content = buffer.getvalue()
+        self.scratch.save(f"{self.work}/{STATE}", hashlib.sha256(content).digest() + content)
         self.saved = time.monotonic()
         self.took = self.saved - began
 
     def load(self) -> State | None:
-        """The state, or None if there is none; an unusable one is dropped with a message, and the run starts over."""
-        if not self.path.is_file():
+        """The state, or None if there is none; an unusable one is left out with a message, and the run starts over."""
+        content = self.scratch.load(f"{self.work}/{STATE}")
+        if content is None:
             return None
         try:
-            saved = torch.load(self.path, weights_only=True, map_location="cpu")
-            if saved["run_key"] != self.run_key:
+            digest, content = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+            if hashlib.sha256(content).digest() != digest:
+                raise ValueError("it is damaged, or of an older version")
+            saved = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+            if saved["run_key"] != self.work:
                 raise ValueError("it belongs to another run")
             if saved["environment"] != self.environment:
                 raise ValueError("it was made with another device, number of threads or version")
             self.energy.earlier = saved.get("energy_joules")
             return self.kind(**saved["state"])
-        except Exception as error:  # noqa: BLE001  (torch.load raises almost anything on a damaged file)
+        except Exception as error:  # noqa: BLE001  (torch.load raises almost anything on what it can't read)
             reason = _first_line(error)
-            print(f"run {self.run_key[:12]}: resume state can't be used ({reason}); starting over", file=sys.stderr)
-            self.path.unlink()
+            print(f"run {self.work[:12]}: resume state can't be used ({reason}); starting over", file=sys.stderr)
             return None
 
 
@@ -329,7 +344,7 @@ def _divergence(model: nn.Module, outcome: Outcome) -> dict[str, Any] | None:
     return outcome.divergence
 
 
-def _published_files(
+def _sealed_files(
     job: Job, info: PackedInfo, model: nn.Module, outcome: Outcome, environment: dict[str, Any], spent: _Spent
 ) -> dict[str, bytes]:
     divergence = _divergence(model, outcome)

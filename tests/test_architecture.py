@@ -241,12 +241,13 @@ def test_the_server_loads_no_torch() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_six_modules_import_by_name() -> None:
-    """A model or findings by their paper's name, an optimiser and a model's stack by theirs, the engine's worker,
-    what compares two trees the one that it is told.
+def test_seven_modules_import_by_name() -> None:
+    """A model or findings by their paper's name, an optimiser and a model's stack by theirs, an engine, the
+    engine's worker, what compares two trees the one that it is told.
 
     The static closure sees the rest; the runner adds model and optimiser to a run's fingerprint.
     """
     users = {module_name(path) for path in python_files("stages") if "import_module" in path.read_text()}
     papers = {"stages.papers", "stages.analyse", "stages.training.stacked"}
-    assert users == papers | {"stages.training.optimizer", "stages.scheduling.engine.local", "stages.proving.driver"}
+    engine = {"stages.scheduling.engine.choice", "stages.scheduling.engine.local"}
+    assert users == papers | engine | {"stages.training.optimizer", "stages.proving.driver"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec
-from stages.runs.stacks import remember
+from stages.runs.stacks import remember, stack_id
 from stages.runs.store import RunStore
 from stages.upkeep.housekeeping import ABANDONED_SECONDS, disk_usage, remove_leftovers
 
@@ -77,7 +77,8 @@ def test_the_scratch_folder_of_a_stack_goes_once_all_its_runs_are_published(root
         )
         for seed in (0, 1)
     )
-    folder = remember(specs, store)
+    remember(specs, store.scratch)
+    folder = store.work(stack_id(specs))
     store.publish(specs[0].run_key, OUTCOME)
     assert remove_leftovers(root) == []
     store.publish(specs[1].run_key, OUTCOME)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import shutil
 import threading
@@ -16,7 +18,7 @@ from stages.params.experiment import ParamsError, load_params
 from stages.runs.outcome import seal
 from stages.runs.runlist import read_run_list
 from stages.runs.store import RunStore
-from stages.scheduling.engine.local import Event
+from stages.scheduling.engine.groups import Event
 from stages.scheduling.runner import train_experiment
 from tests.project import EXPERIMENT, edit, make_project
 
@@ -245,8 +247,9 @@ def test_a_state_of_another_environment_starts_over(project: Path, capsys: pytes
     params = load_params()
     assert not train_experiment(EXPERIMENT, params, data=Path("data"), devices=["cpu"], report=report, stop=stop)
     (state,) = Path("data/store/work").glob("*/resume.pt")
-    saved = torch.load(state, weights_only=True)
-    torch.save(saved | {"environment": "another"}, state)
+    saved, buffer = torch.load(io.BytesIO(state.read_bytes()[32:]), weights_only=True), io.BytesIO()
+    torch.save(saved | {"environment": "another"}, buffer)
+    state.write_bytes(hashlib.sha256(buffer.getvalue()).digest() + buffer.getvalue())
     capsys.readouterr()
     events.clear()
     assert run(events)

@@ -20,7 +20,8 @@ from stages.params.budget import describe_cut
 from stages.params.experiment import Params, ParamsError, Rate, load_params
 from stages.params.nearest import nearest
 from stages.runs.equivalence import read_equivalences
-from stages.runs.store import RunStore, home, write_atomically
+from stages.runs.store import write_atomically
+from stages.runs.stores import open_store
 from stages.scheduling.planning import Cost, add_up, plan_costs, two_digits, what_counts
 from stages.scheduling.runner import assignments, find_experiment, find_outcome, ways_to
 
@@ -90,7 +91,7 @@ def _in_store(name: str, params: Params) -> dict[str, Any]:
         digest = read_info(Path("data/processed") / experiment.dataset).digest
     except PackedDataError:
         return {"in_store": None, **cut}
-    store = RunStore(home() / "store")
+    store = open_store()
     equivalences = read_equivalences(Path())
     done = (find_outcome(store, ways_to(run.spec, equivalences)) for run in assignments(experiment, params, digest))
     return {"in_store": sum(way is not None for way in done), **cut}

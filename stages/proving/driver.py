@@ -103,24 +103,38 @@ def train(training: dict[str, Any], store: Path) -> dict[str, Any]:
     spec_class = importlib.import_module("stages.run").RunSpec
     hooks = importlib.import_module("torch.optim.optimizer")
     trace = Trace()
+    publishes = not hasattr(worker, "Trained")  # a tree of before 25 November 2026
+    place = {"store": store} if publishes else {}
     jobs = [
-        worker.Job(spec=spec_class.from_dict(spec), data=Path(training["data"]), store=store, device="cpu")
+        worker.Job(spec=spec_class.from_dict(spec), data=Path(training["data"]), device="cpu", **place)
         for spec in training["specs"]
     ]
+    scratch = [] if publishes else [importlib.import_module("stages.runs.store").FolderScratch(store / "work")]
     hook = hooks.register_optimizer_step_post_hook(trace.stepped)
     try:
         if training["is_stacked"]:
-            folders = worker.train_stack(jobs, progress=trace.progress)
+            trained = worker.train_stack(jobs, *scratch, progress=trace.progress)
         else:
-            folders = [worker.train_run(jobs[0], progress=trace.progress)]
+            trained = worker.train_run(jobs[0], *scratch, progress=trace.progress)
     finally:
         hook.remove()
     return {
         "scores": trace.scores,
         "tensors": trace.tensors,
         "optimizer": trace.state(),
-        "outcomes": [describe_outcome(folder) for folder in folders],
+        "outcomes": [describe_outcome(folder) for folder in _folders(trained, store)],
     }
+
+
+def _folders(trained: Any, store: Path) -> list[Path]:
+    """Folders of the outcomes that a worker published, or returned as the contents of files by name."""
+    if not hasattr(trained, "outcomes"):
+        return trained if isinstance(trained, list) else [trained]
+    for run_key, files in trained.outcomes.items():
+        (store / run_key).mkdir(parents=True)
+        for name, content in files.items():
+            (store / run_key / name).write_bytes(content)
+    return [store / run_key for run_key in trained.outcomes]
 
 
 def describe_outcome(folder: Path) -> dict[str, Any]:

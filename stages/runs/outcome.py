@@ -26,14 +26,20 @@ def seal(files: Mapping[str, bytes]) -> dict[str, bytes]:
     return {**files, RESULT: _canonical(result | {_DIGEST: _combine(digests, result)})}
 
 
-def find_fault(folder: Path, run_key: str) -> str | None:
-    """The fault of the outcome in `folder`, or None if it is complete and belongs to `run_key`.
+def find_fault(outcome: Path | Mapping[str, bytes], run_key: str) -> str | None:
+    """The fault of an outcome, in a folder or as bytes by file, or None if it is complete and belongs to `run_key`.
 
     Outcomes of older versions have no digest over all; theirs covers only spec and weights.
     """
     try:
-        digests = file_digests(folder)
-        result = json.loads((folder / RESULT).read_bytes())
+        if isinstance(outcome, Path):
+            digests, content = file_digests(outcome), (outcome / RESULT).read_bytes()
+        else:
+            if strange := sorted(outcome.keys() - FILES):
+                return f"{strange[0]} is no file of an outcome; those are {', '.join(FILES)}"
+            digests = {name: hashlib.sha256(file).hexdigest() for name, file in outcome.items()}
+            content = outcome.get(RESULT, b"")
+        result = json.loads(content)
         if missing := [name for name in ("spec.json", "history.jsonl") if name not in digests]:
             return f"{missing[0]} is missing"
         if digests["spec.json"] != run_key:
@@ -44,7 +50,7 @@ def find_fault(folder: Path, run_key: str) -> str | None:
             return "weights.safetensors is not the file that result.json names"
         sealed = result.pop(_DIGEST, None)
     except OSError as error:
-        return f"{error.filename or folder}: {error.strerror}"
+        return f"{error.filename or outcome}: {error.strerror}"
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         return f"result.json can't be read ({type(error).__name__})"
     others = {name: digest for name, digest in digests.items() if name != RESULT}

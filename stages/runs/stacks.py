@@ -1,18 +1,17 @@
-"""Scratch folders of stacks, in which runs train together: which runs each holds.  Standard library only."""
+"""Stacks, in which runs train together: which runs each holds.  Standard library only."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 from stages.run import RunSpec, canonical_json
-from stages.runs.store import RunStore, write_atomically
+from stages.runs.store import Scratch
 
 Specs = tuple[RunSpec, ...]
 
-STACK_PREFIX, _MANIFEST = "stack-", "group.json"
+STACK_PREFIX, STATE, _MANIFEST = "stack-", "resume.pt", "group.json"
 
 
 def stack_id(specs: Sequence[RunSpec]) -> str:
@@ -20,23 +19,20 @@ def stack_id(specs: Sequence[RunSpec]) -> str:
     return STACK_PREFIX + hashlib.sha256("+".join(spec.run_key for spec in specs).encode()).hexdigest()
 
 
-def remember(specs: Sequence[RunSpec], store: RunStore) -> Path:
-    """The stack's scratch folder, with the list of its runs, so that it can be resumed as it was."""
-    folder = store.work(stack_id(specs))
-    write_atomically(folder / _MANIFEST, canonical_json([spec.to_dict() for spec in specs]).encode())
-    return folder
+def remember(specs: Sequence[RunSpec], scratch: Scratch) -> None:
+    """Keep the list of a stack's runs beside its state, so that it can be resumed as it was."""
+    scratch.save(f"{stack_id(specs)}/{_MANIFEST}", canonical_json([spec.to_dict() for spec in specs]).encode())
 
 
-def members_of(folder: Path) -> Specs:
-    """The runs of the stack with this scratch folder; none if its list can't be read."""
+def members_of(stack: str, scratch: Scratch) -> Specs:
+    """The runs of the stack; none if its list can't be read."""
     try:
-        specs = tuple(RunSpec.from_dict(spec) for spec in json.loads((folder / _MANIFEST).read_bytes()))
+        specs = tuple(RunSpec.from_dict(spec) for spec in json.loads(scratch.load(f"{stack}/{_MANIFEST}") or b""))
     except (OSError, TypeError, ValueError, KeyError):
         return ()
-    return specs if stack_id(specs) == folder.name else ()
+    return specs if stack_id(specs) == stack else ()
 
 
-def begun_stacks(store: RunStore) -> list[Specs]:
+def begun_stacks(scratch: Scratch) -> list[Specs]:
     """Stacks whose training was interrupted after an epoch."""
-    folders = sorted((store.root / "work").glob(f"{STACK_PREFIX}*"))
-    return [members_of(folder) for folder in folders if (folder / "resume.pt").is_file()]
+    return [members_of(name, scratch) for name in scratch.list_works(STACK_PREFIX) if scratch.holds(f"{name}/{STATE}")]

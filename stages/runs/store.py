@@ -1,4 +1,7 @@
-"""Storage of outcomes: the run store, by `run_key`, and its atomic writes.  Standard library only."""
+"""Storage of outcomes by `run_key`: what every store does, the one in a folder, and its atomic writes.
+
+Standard library only.  `stages.runs.stores` opens the store that the environment names.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Protocol
 
 from stages.faults import named
 from stages.runs.outcome import find_fault
@@ -64,14 +68,98 @@ def _fsync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+class Scratch(Protocol):
+    """Where trainings in progress keep their states, by names `<run key or stack>/<file>`; survives a crash."""
+
+    def load(self, name: str) -> bytes | None:
+        """The content as it was saved last; None if there is none."""
+
+    def holds(self, name: str) -> bool:
+        """True if there is such a file; reads none."""
+
+    def save(self, name: str, content: bytes) -> None:
+        """Keep `content`; a reader sees the old one or this one, never part of one."""
+
+    def drop(self, work: str) -> None:
+        """Forget all files of one run or stack."""
+
+    def list_works(self, prefix: str = "") -> Iterator[str]:
+        """Runs and stacks that have files, those whose name begins with `prefix`, in order."""
+
+
+class Store(Protocol):
+    """Outcomes by `run_key`: complete, never changed, published once.  Can be pickled: each process opens its own."""
+
+    @property
+    def address(self) -> str:
+        """The folder or the URL."""
+
+    @property
+    def scratch(self) -> Scratch:
+        """States of trainings in progress."""
+
+    def has(self, run_key: str) -> bool:
+        """True if there is a complete outcome; reads none of its files."""
+
+    def published(self, run_key: str) -> Path | None:
+        """Folder on this machine with a complete outcome, or None."""
+
+    def whole(self, run_key: str) -> Path | None:
+        """Folder of a complete outcome whose digests match, or None; a damaged one is set aside."""
+
+    def publish(self, run_key: str, files: Mapping[str, bytes]) -> Path:
+        """Make all of `files` appear at once, and drop the run's scratch; a second publication is dropped."""
+
+    def run_keys(self) -> Iterator[str]:
+        """Keys of all complete outcomes, in order."""
+
+
+class FolderScratch:
+    """States of trainings in progress, in the folder `root`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def load(self, name: str) -> bytes | None:
+        path = self.root / name
+        return path.read_bytes() if path.is_file() else None
+
+    def holds(self, name: str) -> bool:
+        return (self.root / name).is_file()
+
+    def save(self, name: str, content: bytes) -> None:
+        write_atomically(self.root / name, content)
+
+    def drop(self, work: str) -> None:
+        shutil.rmtree(self.root / work, ignore_errors=True)
+
+    def list_works(self, prefix: str = "") -> Iterator[str]:
+        yield from sorted(path.name for path in self.root.glob(f"{prefix}*"))
+
+
 class RunStore:
-    """Outcomes by `run_key`: `runs/<key>/` is complete and never changes, `work/<key>/` is a training in progress.
+    """The store in a folder: `runs/<key>/` is complete and never changes, `work/<key>/` is a training in progress.
 
     A published folder holds `stages.runs.outcome.FILES`, read-only; weights only if the run didn't diverge.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
+
+    @property
+    def address(self) -> str:
+        return str(self.root)
+
+    @property
+    def scratch(self) -> FolderScratch:
+        return FolderScratch(self.root / "work")
+
+    def has(self, run_key: str) -> bool:
+        return self.published(run_key) is not None
+
+    def run_keys(self) -> Iterator[str]:
+        """Keys of all complete outcomes, in order."""
+        yield from sorted(path.parent.name for path in (self.root / "runs").glob("*/result.json"))
 
     def published(self, run_key: str) -> Path | None:
         """Folder of a complete outcome, or None."""
@@ -119,5 +207,5 @@ class RunStore:
             if self.published(run_key) is None:
                 raise
         _fsync_folder(target.parent)
-        shutil.rmtree(self.root / "work" / run_key, ignore_errors=True)
+        self.scratch.drop(run_key)
         return target

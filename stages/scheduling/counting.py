@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from stages.scheduling.engine.local import Event
+from stages.scheduling.engine.groups import Event
 
 COUNT_FILE = "CLAIMCHECK_COUNT"
 """The environment's name for the file; without it nothing is written."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from stages.run import Replicate, RunSpec, steps_per_epoch, training_counts
 from stages.runs.stacks import Specs, begun_stacks
-from stages.runs.store import RunStore
+from stages.runs.store import Store
 
 # Networks with a `Stack` beside them, which is faster than one after the other (bench_stacking, up to 200 units).
 STACKED = ("stages.papers.dac.mlp:MLP", "stages.papers.dac.mlp:DACMLP")
@@ -36,7 +36,7 @@ def _least_steps(spec: RunSpec, rows: int) -> int:
     return epochs * steps_per_epoch(training_counts(rows, protocol, spec.replicate)[0], protocol)
 
 
-def form_groups(specs: Sequence[RunSpec], rows: int, store: RunStore) -> list[tuple[Specs, bool]]:
+def form_groups(specs: Sequence[RunSpec], rows: int, store: Store) -> list[tuple[Specs, bool]]:
     """Groups in the order of their first run, each with whether it is a stack; a run of no stack is its own group.
 
     A stack holds all wanted replicates of its network.  An interrupted one is resumed as it was, including runs that
@@ -44,8 +44,8 @@ def form_groups(specs: Sequence[RunSpec], rows: int, store: RunStore) -> list[tu
     """
     wanted = {spec.run_key: spec for spec in specs}
     groups: dict[str, tuple[Specs, bool]] = {}  # by the key of each wanted member
-    for begun in begun_stacks(store):
-        members = [spec.run_key for spec in begun if store.published(spec.run_key) is None]
+    for begun in begun_stacks(store.scratch):
+        members = [spec.run_key for spec in begun if not store.has(spec.run_key)]
         if members and all(key in wanted and key not in groups for key in members):
             groups |= dict.fromkeys(members, (begun, True))
     alike: dict[str, list[RunSpec]] = {}

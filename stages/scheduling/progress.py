@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from stages.scheduling.engine.local import Event
+from stages.scheduling.engine.groups import Event
 
 
 class ProgressDisplay:

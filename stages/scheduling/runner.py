@@ -28,9 +28,11 @@ from stages.runs.equivalence import Equivalences, is_of_cpu, read_equivalences
 from stages.runs.fingerprint import training_code
 from stages.runs.outcome import find_fault, outcome_digest
 from stages.runs.runlist import DamagedRunList, ListedRun, RunList, read_run_list, write_run_list
-from stages.runs.store import RunStore, clone, home, write_atomically
+from stages.runs.store import Store, clone, write_atomically
+from stages.runs.stores import open_store
 from stages.scheduling.counting import RunCounter
-from stages.scheduling.engine.local import Event, Group, Report, run_groups
+from stages.scheduling.engine.choice import DEFAULT, find_engine
+from stages.scheduling.engine.groups import Event, Group, Report
 from stages.scheduling.grouping import form_groups
 
 DVC_CACHE = Path(".dvc/cache/files/md5")
@@ -76,6 +78,7 @@ def train_experiment(
     report: Report,
     stop: threading.Event,
     only: Sequence[str] | None = None,
+    engine: str = DEFAULT,
 ) -> bool:
     """Bring `data/runs/<name>/` up to date; returns True if every run has an outcome.
 
@@ -83,13 +86,14 @@ def train_experiment(
     runs alone.
 
     Raises:
+        EngineError: no such engine, or its package is missing.
         EvidenceError: a line of equivalent codes can't be read, or isn't as it was written.
         ParamsError: no such experiment, a pattern that fits no run, or the packed data are stand-ins where the profile
             wants real data.
     """
-    experiment = find_experiment(params, name)
+    run_groups, experiment = find_engine(engine), find_experiment(params, name)
     folder = data / "runs" / name
-    store, equivalences = RunStore(home() / "store"), read_equivalences(data.parent)
+    store, equivalences = open_store(), read_equivalences(data.parent)
     packed = _packed(experiment, params, data)
     wanted = assignments(experiment, params, packed.digest, every_role=only is not None)
     if only is not None:
@@ -123,16 +127,16 @@ def train_experiment(
     counter = RunCounter(
         f"train@{name}",
         len(wanted),
-        lambda: len(wanted) - sum(store.published(run_key) is None for run_key in keys_missing),
+        lambda: len(wanted) - sum(not store.has(run_key) for run_key in keys_missing),
     )
 
     def report_both(event: Event) -> None:
         report(event)
         counter.report(event)
 
-    complete = run_groups(groups, store.root, devices, report_both, stop)
+    complete = run_groups(groups, store, devices, report_both, stop)
     taken = {key: held[key].run_key if key in held else key for key in ways}
-    trained = [assignment for assignment in wanted if store.published(taken[assignment.spec.run_key])]
+    trained = [assignment for assignment in wanted if store.has(taken[assignment.spec.run_key])]
     if complete or (trained and not stop.is_set()):
         _write_folder(folder, experiment, params, wanted, store, taken)
     print(f"{name}: {len(wanted)} runs, {len(wanted) - len(missing)} from the store, {len(missing)} to train")
@@ -168,16 +172,19 @@ def ways_to(spec: RunSpec, equivalences: Equivalences) -> list[Way]:
     ]
 
 
-def find_outcome(store: RunStore, ways: Sequence[Way]) -> Way | None:
+def find_outcome(store: Store, ways: Sequence[Way]) -> Way | None:
     """The first way to a published outcome; older code's counts if it was trained as the lines say, on a CPU."""
     for way in ways:
-        folder = store.published(way.run_key)
-        if folder is not None and (way.is_stacked is None or _was_trained_so(folder, way.is_stacked)):
+        if not store.has(way.run_key):
+            continue
+        if way.is_stacked is None or _was_trained_so(store.published(way.run_key), way.is_stacked):
             return way
     return None
 
 
-def _was_trained_so(folder: Path, is_stacked: bool) -> bool:
+def _was_trained_so(folder: Path | None, is_stacked: bool) -> bool:
+    if folder is None:
+        return False
     try:
         environment = json.loads((folder / "result.json").read_bytes())["environment"]
     except (OSError, ValueError, KeyError):
@@ -217,11 +224,11 @@ def _packed(experiment: Experiment, params: Params, data: Path) -> PackedInfo:
     return info
 
 
-def adopt(folder: Path, store: RunStore) -> None:
+def adopt(folder: Path, store: Store) -> None:
     """Put outcomes that `dvc pull` brought into the store, each under its own spec's key."""
     for path in sorted(folder.glob("*/result.json")):
         run_key = path.parent.name
-        if store.published(run_key):
+        if store.has(run_key):
             continue
         fault = find_fault(path.parent, run_key)
         if fault is None:
@@ -264,7 +271,7 @@ def _write_folder(
     experiment: Experiment,
     params: Params,
     wanted: list[Assignment],
-    store: RunStore,
+    store: Store,
     taken: Mapping[str, str],
 ) -> None:
     """Link the runs' outcomes into the folder, list them, and finally remove what is no longer wanted.

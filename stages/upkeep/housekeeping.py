@@ -44,7 +44,7 @@ def _is_done(work: Path, store: RunStore) -> bool:
     """True if the run of this scratch folder is published; for a stack, if all of its runs are."""
     if not work.name.startswith(STACK_PREFIX):
         return store.published(work.name) is not None
-    members = members_of(work)
+    members = members_of(work.name, store.scratch)
     return bool(members) and all(store.published(spec.run_key) for spec in members)
 
 

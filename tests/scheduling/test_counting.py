@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from stages.scheduling.counting import Count, RunCounter, read_count
-from stages.scheduling.engine.local import Event
+from stages.scheduling.engine.groups import Event
 
 
 def test_a_count_says_what_is_done_and_how_long_the_rest_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from stages.scheduling.engine import lease as lease_module
-from stages.scheduling.engine.lease import LeaseLost, LeaseTable, process_identity
+from stages.scheduling.engine.lease import LeaseTable
+from stages.scheduling.engine.leases import EXPIRY_SECONDS, LeaseLost
+from stages.scheduling.engine.owner import process_identity
 from tests.project import environment
 
 
@@ -62,7 +64,7 @@ def test_another_machine_is_followed_when_its_heartbeat_is_old(path: Path, monke
     elsewhere = LeaseTable(path, owner="another-host:1:2")
     assert elsewhere.claim("g") is not None
     assert LeaseTable(path).claim("g") is None
-    later = time.time() + lease_module.EXPIRY_SECONDS + 1
+    later = time.time() + EXPIRY_SECONDS + 1
     monkeypatch.setattr(lease_module.time, "time", lambda: later)
     assert LeaseTable(path).claim("g") is not None
 
@@ -72,7 +74,7 @@ def test_a_late_riser_cannot_publish(path: Path, monkeypatch: pytest.MonkeyPatch
     sleeper = LeaseTable(path, owner="another-host:1:2")
     old = sleeper.claim("g")
     assert old is not None
-    later = time.time() + lease_module.EXPIRY_SECONDS + 1
+    later = time.time() + EXPIRY_SECONDS + 1
     monkeypatch.setattr(lease_module.time, "time", lambda: later)
     successor = LeaseTable(path)
     new = successor.claim("g")
@@ -94,13 +96,13 @@ def test_heartbeat_keeps_a_lease_beyond_its_expiry(path: Path, monkeypatch: pyte
     """The clock is the test's own, so a machine on which a heartbeat comes late can't decide the result."""
     clock = [time.time()]
     monkeypatch.setattr(lease_module.time, "time", lambda: clock[0])
-    monkeypatch.setattr(lease_module, "_HEARTBEAT_SECONDS", 0.01)
+    monkeypatch.setattr(lease_module, "HEARTBEAT_SECONDS", 0.01)
     table = LeaseTable(path, owner="another-host:1:2")
     lease = table.claim("g")
     assert lease is not None
     with table.kept_alive(lease):
         for _ in range(2):
-            clock[0] += 0.75 * lease_module.EXPIRY_SECONDS
+            clock[0] += 0.75 * EXPIRY_SECONDS
             until = time.monotonic() + 60
             while heartbeat(path) < clock[0]:
                 assert time.monotonic() < until, "no heartbeat"
@@ -209,3 +211,26 @@ def test_a_file_of_an_older_version_is_taken_up(path: Path) -> None:
     table = LeaseTable(path)
     assert table.claim("g") is None
     assert str(table.holder("g")) == "process 1 on another-host"
+
+
+def test_each_attempt_and_its_end_are_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = LeaseTable(path, owner="another-host:1:2")
+    assert (lease := first.claim("g", "h")) is not None
+    first.close(lease, "failed", "ValueError: no such thing", ["h"])
+    later = time.time() + EXPIRY_SECONDS + 1
+    monkeypatch.setattr(lease_module.time, "time", lambda: later)
+    second = LeaseTable(path)
+    assert (lease := second.claim("g")) is not None
+    second.release(lease)
+    assert (lease := second.claim("g")) is not None
+    second.publish(lease, "g", {"result.json": b"{}"})
+    second.release(lease)
+    assert (lease := second.claim("g")) is not None
+    second.close(lease, None)
+    assert [(one.owner, one.end, one.reason) for one in second.attempts("g")] == [
+        ("another-host:1:2", "lost", "was not heard of for 61 s"),
+        (second.owner, "stopped", ""),
+        (second.owner, "published", ""),
+    ]
+    (failed,) = second.attempts("h")
+    assert (failed.end, failed.reason, failed.ended is not None) == ("failed", "ValueError: no such thing", True)

@@ -81,7 +81,8 @@ def test_a_stack_has_a_largest_size(tmp_path: Path) -> None:
 def begun(store: RunStore, *seeds: int) -> tuple[RunSpec, ...]:
     """A stack of these seeds that was interrupted after an epoch."""
     specs = tuple(spec(18, seed) for seed in seeds)
-    (remember(specs, store) / "resume.pt").write_bytes(b"state")
+    remember(specs, store.scratch)
+    store.scratch.save(f"{stack_id(specs)}/resume.pt", b"state")
     return specs
 
 
@@ -109,7 +110,7 @@ def test_a_list_that_cannot_be_read_is_none(tmp_path: Path, damage: bytes) -> No
     store = RunStore(tmp_path)
     folder = store.work(stack_id(begun(store, 1, 0)))
     (folder / "group.json").write_bytes(damage)
-    assert members_of(folder) == ()
+    assert members_of(folder.name, store.scratch) == ()
     assert shape(form_groups([spec(18, seed) for seed in range(2)], ROWS, store)) == [([0, 1], 18, True)]
 
 

@@ -16,8 +16,9 @@ import torch
 from stages import worker
 from stages.checkpoint.predictor import load_predictor
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, SplitSpec
-from stages.runs.store import RunStore
-from stages.scheduling.engine.local import Event, Group, run_groups
+from stages.runs.store import FolderScratch, RunStore
+from stages.scheduling.engine.groups import Event, Group
+from stages.scheduling.engine.local import run_groups
 from stages.training.stacked import code_of_stack
 from stages.worker import Job, train_run, train_stack
 from tests.packed_table import pack_table
@@ -32,7 +33,8 @@ PROTOCOL = Protocol(
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Path:
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CLAIMCHECK_HOME", str(tmp_path / "home"))
     features = torch.randn(300, 3, generator=torch.Generator().manual_seed(0))
     pack_table(tmp_path / "line", features.numpy(), features.sum(1).numpy())
     return tmp_path / "line"
@@ -57,7 +59,8 @@ def train(data: Path, store: Path, stop: threading.Event | None = None, stop_aft
         if stop_after is not None and event.progress and event.progress["epoch"] > stop_after:
             stop.set()
 
-    run_groups([Group(label="stack", specs=specs(data), data=data, is_stack=True)], store, ["cpu"], report, stop)
+    group = Group(label="stack", specs=specs(data), data=data, is_stack=True)
+    run_groups([group], RunStore(store), ["cpu"], report, stop)
     return events
 
 
@@ -75,7 +78,9 @@ def test_every_run_of_a_stack_is_published_as_if_it_was_alone(data: Path, tmp_pa
     assert [event.kind for event in train(data, store) if event.kind != "progress"] == ["started", "finished"]
     for spec in specs(data):
         result, history = outcome(store, spec)
-        train_run(Job(spec=spec, data=data, store=tmp_path / "alone" / "store", device="cpu"))
+        single = RunStore(tmp_path / "alone" / "store")
+        trained = train_run(Job(spec=spec, data=data, device="cpu"), single.scratch)
+        single.publish(spec.run_key, trained.outcomes[spec.run_key])
         alone, expected = outcome(tmp_path / "alone" / "store", spec)
         assert [row.keys() for row in history] == [row.keys() for row in expected]
         for row, wanted in zip(history, expected, strict=True):
@@ -89,7 +94,7 @@ def test_every_run_of_a_stack_is_published_as_if_it_was_alone(data: Path, tmp_pa
 
 @pytest.mark.parametrize("kind", ["stack", "alone"])
 def test_denormals_are_zero_while_it_trains_and_not_afterwards(kind: str, data: Path, tmp_path: Path) -> None:
-    jobs = [Job(spec=spec, data=data, store=tmp_path / "store", device="cpu") for spec in specs(data)]
+    jobs = [Job(spec=spec, data=data, device="cpu") for spec in specs(data)]
     seen = []
     probe = torch.full((64,), 1e-39)
 
@@ -97,26 +102,25 @@ def test_denormals_are_zero_while_it_trains_and_not_afterwards(kind: str, data: 
         seen.append(bool((probe * 1.5 == 0).all()))
 
     if kind == "stack":
-        train_stack(jobs, progress=look)
+        train_stack(jobs, FolderScratch(tmp_path / "work"), progress=look)
     else:
-        train_run(jobs[0], progress=look)
+        train_run(jobs[0], FolderScratch(tmp_path / "work"), progress=look)
     assert seen and all(seen)
     assert (probe * 1.5 > 0).all()
 
 
-def test_data_that_change_meanwhile_publish_no_run_of_the_stack(data: Path, tmp_path: Path) -> None:
-    jobs = [Job(spec=spec, data=data, store=tmp_path / "store", device="cpu") for spec in specs(data)]
+def test_data_that_change_meanwhile_give_no_run_of_the_stack(data: Path, tmp_path: Path) -> None:
+    jobs = [Job(spec=spec, data=data, device="cpu") for spec in specs(data)]
     with pytest.raises(ValueError, match=r"line changed while run .* trained; nothing is published, run dvc repro"):
-        train_stack(jobs, progress=lambda _: os.utime(data / "train.safetensors"))
-    assert [RunStore(tmp_path / "store").published(job.spec.run_key) for job in jobs] == [None, None]
+        train_stack(jobs, FolderScratch(tmp_path / "work"), progress=lambda _: os.utime(data / "train.safetensors"))
 
 
 def test_a_stack_of_other_code_than_its_keys_name_is_not_trained(data: Path, tmp_path: Path) -> None:
     one, other = specs(data)
     other = dataclasses.replace(other, code={"stages.training.tables": "0" * 16})
-    jobs = [Job(spec=spec, data=data, store=tmp_path / "store", device="cpu") for spec in (one, other)]
+    jobs = [Job(spec=spec, data=data, device="cpu") for spec in (one, other)]
     with pytest.raises(ValueError, match="asks for other code than this process has loaded"):
-        train_stack(jobs)
+        train_stack(jobs, FolderScratch(tmp_path / "work"))
 
 
 def test_stopped_it_goes_on_where_it_was(data: Path, tmp_path: Path) -> None:

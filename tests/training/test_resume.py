@@ -1,21 +1,24 @@
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from stages.runs.store import FolderScratch
 from stages.training.energy import EnergyMeter, energy_joules
 from stages.training.loop import TrainingState
-from stages.worker import _ResumeFile
+from stages.worker import _ResumeState
 
 
-def resume_file(folder: Path, *, joules: list | None = None, is_stopping: bool = False) -> _ResumeFile:
+def resume_state(folder: Path, *, joules: list | None = None, is_stopping: bool = False) -> _ResumeState:
     counter = iter(joules or [])
-    return _ResumeFile(
-        path=folder / "resume.pt",
+    return _ResumeState(
+        scratch=FolderScratch(folder),
+        work="k",
         kind=TrainingState,
-        run_key="k",
         environment="e",
         epochs=3,
         energy=EnergyMeter(lambda: next(counter, None)),
@@ -24,9 +27,9 @@ def resume_file(folder: Path, *, joules: list | None = None, is_stopping: bool =
 
 
 def test_a_training_that_is_over_leaves_no_state(tmp_path: Path) -> None:
-    resume = resume_file(tmp_path)
+    resume = resume_state(tmp_path)
     resume.save(TrainingState(epoch=3))
-    assert not resume.path.exists()
+    assert resume.load() is None
     resume.save(TrainingState(epoch=2))
     assert resume.load().epoch == 2
 
@@ -35,7 +38,7 @@ def test_a_training_that_is_over_leaves_no_state(tmp_path: Path) -> None:
 def test_states_that_take_long_are_written_seldom_and_when_it_stops(
     tmp_path: Path, is_stopping: bool, epoch: int
 ) -> None:
-    resume = resume_file(tmp_path, is_stopping=is_stopping)
+    resume = resume_state(tmp_path, is_stopping=is_stopping)
     resume.save(TrainingState(epoch=1))
     resume.took = 60.0
     resume.save(TrainingState(epoch=2))
@@ -43,9 +46,9 @@ def test_states_that_take_long_are_written_seldom_and_when_it_stops(
 
 
 def test_energy_is_that_of_all_attempts(tmp_path: Path) -> None:
-    first = resume_file(tmp_path, joules=[100.0, 130.0])
+    first = resume_state(tmp_path, joules=[100.0, 130.0])
     first.save(TrainingState(epoch=1))
-    second = resume_file(tmp_path, joules=[500.0, 504.0])
+    second = resume_state(tmp_path, joules=[500.0, 504.0])
     second.load()
     assert second.energy.used() == 34.0
 
@@ -57,11 +60,45 @@ def test_energy_of_a_device_that_was_silent_once_is_unknown(counts: list) -> Non
 
 
 def test_an_attempt_whose_energy_is_unknown_makes_the_sum_unknown(tmp_path: Path) -> None:
-    resume_file(tmp_path).save(TrainingState(epoch=1))
-    second = resume_file(tmp_path, joules=[500.0, 504.0])
+    resume_state(tmp_path).save(TrainingState(epoch=1))
+    second = resume_state(tmp_path, joules=[500.0, 504.0])
     second.load()
     assert second.energy.used() is None
 
 
 def test_a_processor_reports_no_energy() -> None:
     assert energy_joules(torch.device("cpu")) is None
+
+
+def flip(content: bytes) -> bytes:
+    """The same with one bit of a tensor's bytes changed, which `torch.load` alone doesn't see."""
+    return content[: len(content) // 2] + bytes([content[len(content) // 2] ^ 1]) + content[len(content) // 2 + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (flip, "damaged"),
+        (lambda content: content[:-9], "damaged"),
+        (lambda content: content[32:], "of an older version"),
+        (lambda content: b"", "damaged"),
+    ],
+    ids=["bit-flipped", "truncated", "older", "empty"],
+)
+def test_a_damaged_or_older_state_is_named_and_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[bytes], bytes], why: str
+) -> None:
+    resume = resume_state(tmp_path)
+    resume.save(TrainingState(epoch=2, model={"w": torch.ones(100_000)}))
+    path = tmp_path / "k" / "resume.pt"
+    path.write_bytes(damage(path.read_bytes()))
+    assert resume.load() is None
+    assert "run k: resume state can't be used" in (said := capsys.readouterr().err) and why in said
+
+
+def test_a_foreign_state_is_named_and_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    resume_state(tmp_path).save(TrainingState(epoch=2))
+    (tmp_path / "k").rename(tmp_path / "other")
+    foreign = dataclasses.replace(resume_state(tmp_path), work="other")
+    assert foreign.load() is None
+    assert "it belongs to another run); starting over" in capsys.readouterr().err

@@ -17,7 +17,7 @@ from stages.runs.store import RunStore
 from stages.training.kinds import read_rows
 from stages.training.loop import fit, measure, seeded_model
 from stages.training.tables import Regression, TableRows
-from stages.worker import Job, train_run
+from stages.worker import Job, count_flops, train_run
 from tests.packed_table import pack_table
 
 PROTOCOL = Protocol(
@@ -76,8 +76,10 @@ def test_worker_trains_a_table_and_its_checkpoint_is_scored_by_mean_square(tmp_p
         replicate=Replicate(seed=0),
         code={},
     )
-    published = train_run(Job(spec=spec, data=folder, store=tmp_path / "store", device="cpu"))
-    assert RunStore(tmp_path / "store").published(spec.run_key) == published
+    store = RunStore(tmp_path / "store")
+    trained = train_run(Job(spec=spec, data=folder, device="cpu"), store.scratch)
+    published = store.publish(spec.run_key, trained.outcomes[spec.run_key])
+    count_flops(spec, folder, tmp_path / "flops.json")
     predictor = load_predictor(published / "weights.safetensors")
     counts = FlopCounts(tmp_path / "flops.json")
     flops = counts.count(spec.model, info.shape, None)

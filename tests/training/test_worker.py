@@ -14,6 +14,7 @@ from stages.datasets.packed import ImageSet, PackedInfo, digest_images, write_pa
 from stages.ops.fast import cpp, dropout
 from stages.papers.ninformer import MLPMixer
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec
+from stages.runs.store import FolderScratch, RunStore
 from stages.worker import Job, train_run
 
 
@@ -62,7 +63,8 @@ def test_worker_drops_out_in_cpp_and_publishes_the_plain_network(
         replicate=Replicate(seed=0),
         code={},
     )
-    published = train_run(Job(spec=spec, data=tmp_path / "noise", store=tmp_path / "store", device="cpu"))
+    trained = train_run(Job(spec=spec, data=tmp_path / "noise", device="cpu"), FolderScratch(tmp_path / "work"))
+    published = RunStore(tmp_path / "store").publish(spec.run_key, trained.outcomes[spec.run_key])
     layers = sum(type(layer) is nn.Dropout for layer in MLPMixer(**arguments).modules())
     # Each layer twice in each of three steps of two epochs; none in evaluation.
     assert layers and taken.count("dropout_forward") == layers * 2 * 3 * 2 and "dropout_backward" in taken

@@ -1,31 +1,35 @@
-"""Leases on runs, in one SQLite file: who trains what, and who may publish.  The runs of a group are leased together.
+"""Leases of the store in a folder, in one SQLite file.  The runs of a group are leased together.
 
 A lease is taken over when its owner gives it up, has not been heard of for `EXPIRY_SECONDS`, or is a dead process that
 this process would see if it were alive: one of the same boot and namespace of process ids.  For owners in other
-containers, whatever their host name, only time decides.  Each take-over raises the run's token; publishing requires the
-file's write lock and the newest tokens (fencing), so a process that wakes up late can't publish over its successor.
-Tokens are times, so that they grow even after a damaged file was replaced.
+containers, whatever their host name, only time decides.  Publishing requires the file's write lock and the newest
+tokens.  Tokens are times, so that they grow even after a damaged file was replaced.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import socket
 import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from stages.faults import named
-
-EXPIRY_SECONDS = 60.0
-_HEARTBEAT_SECONDS = 10.0
+from stages.runs.store import RunStore
+from stages.scheduling.engine.leases import (
+    EXPIRY_SECONDS,
+    HEARTBEAT_SECONDS,
+    Attempt,
+    End,
+    Holder,
+    Lease,
+    LeaseLost,
+)
+from stages.scheduling.engine.owner import is_gone, process_identity
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS run_leases (
@@ -36,88 +40,24 @@ CREATE TABLE IF NOT EXISTS run_leases (
     since REAL
 )
 """
-
-
-class LeaseLost(RuntimeError):
-    """Another process has taken over a run; this one must discard its outcome."""
-
-
-@dataclass(frozen=True)
-class Lease:
-    """The right to train some runs, as `(run key, token)` pairs, for as long as all tokens are the newest."""
-
-    tokens: tuple[tuple[str, int], ...]
-
-    @property
-    def name(self) -> str:
-        more = f" and {len(self.tokens) - 1} more" if len(self.tokens) > 1 else ""
-        return f"{self.tokens[0][0][:12]}{more}"
-
-
-@dataclass(frozen=True)
-class Holder:
-    """Who is training a run, and since when (seconds since 1970; None in files of older versions)."""
-
-    owner: str
-    since: float | None
-
-    def __str__(self) -> str:
-        host, pid = self.owner.split(":")[0], self.owner.rsplit(":", 2)[-2]
-        began = f" since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(self.since))}" if self.since else ""
-        return f"process {pid} on {host}{began}"
-
-
-def process_identity(pid: int) -> str:
-    """`host:boot:namespace:pid:start time`: identifies one process among containers, even after its pid is reused."""
-    return f"{_scope()}:{pid}:{_start_time(pid)}"
-
-
-@cache
-def _scope() -> str:
-    """Host, boot and namespace of process ids: where a pid can be looked up.
-
-    Two containers may share a host name; their namespaces differ.
-    """
-    return f"{socket.gethostname()}:{_read('/proc/sys/kernel/random/boot_id')[:8]}:{_namespace()}"
-
-
-def _namespace() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid").strip("pid:[]")
-    except OSError:
-        return ""
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
-
-
-def _start_time(pid: int) -> str:
-    """In ticks since boot, which no clock that is set changes; psutil tells it by the clock."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            fields = file.read().rsplit(")", 1)[1].split()
-    except OSError:
-        return ""
-    return "" if fields[0] == "Z" else fields[19]
-
-
-def _is_running(identity: str) -> bool:
-    _, pid, start_time = identity.rsplit(":", 2)
-    return start_time != "" and process_identity(int(pid)) == identity
-
-
-def _is_dead(owner: str) -> bool:
-    """True if `owner` is a process of this boot and namespace that is gone; about others nothing is known."""
-    return owner.rsplit(":", 2)[0] == _scope() and os.path.isdir("/proc/self") and not _is_running(owner)
+_ATTEMPTS = """
+CREATE TABLE IF NOT EXISTS attempts (
+    run_key TEXT,
+    token INTEGER,
+    owner TEXT NOT NULL,
+    began REAL NOT NULL,
+    ended REAL,
+    outcome TEXT,
+    reason TEXT NOT NULL DEFAULT '',
+    PRIMARY KEY (run_key, token)
+)
+"""
 
 
 class LeaseTable:
-    """Leases of one run store, on behalf of one owner (this process unless said otherwise)."""
+    """Leases of the store in the folder of `path`, on behalf of one owner (this process unless said otherwise)."""
+
+    poll_seconds = 0.25
 
     def __init__(self, path: Path, owner: str | None = None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -134,6 +74,7 @@ class LeaseTable:
     def _create(self) -> None:
         with self._transaction() as connection:
             connection.execute(_SCHEMA)
+            connection.execute(_ATTEMPTS)
             if "since" not in {row[1] for row in connection.execute("PRAGMA table_info(run_leases)")}:
                 connection.execute("ALTER TABLE run_leases ADD COLUMN since REAL")
             (state,) = connection.execute("PRAGMA quick_check").fetchone()
@@ -162,21 +103,33 @@ class LeaseTable:
         """The lease if all runs are free, their owners dead or their heartbeats too old; None if one is in training."""
         now = time.time()
         with self._transaction() as connection:
-            tokens = []
+            tokens, lost = [], []
             for run_key in run_keys:
                 row = connection.execute(
                     "SELECT owner, token, heartbeat FROM run_leases WHERE run_key = ?", (run_key,)
                 ).fetchone()
                 owner, token, heartbeat = row or (None, 0, 0.0)
                 # a heartbeat from the future is a clock set back, or another's that is ahead: no sign of life
-                if owner is not None and abs(now - heartbeat) < EXPIRY_SECONDS and not _is_dead(owner):
-                    return None
+                if owner is not None:
+                    is_dead = is_gone(owner)
+                    if abs(now - heartbeat) < EXPIRY_SECONDS and not is_dead:
+                        return None
+                    silent = f"was not heard of for {abs(now - heartbeat):.0f} s"
+                    lost.append((now, "its process is gone" if is_dead else silent, run_key))
                 tokens.append((run_key, max(token + 1, time.time_ns())))
             connection.executemany(
                 "INSERT INTO run_leases (run_key, owner, token, heartbeat, since) VALUES (?, ?, ?, ?, ?)"
                 " ON CONFLICT (run_key) DO UPDATE SET owner = excluded.owner, token = excluded.token,"
                 " heartbeat = excluded.heartbeat, since = excluded.since",
                 [(run_key, self.owner, token, now, now) for run_key, token in tokens],
+            )
+            connection.executemany(
+                "UPDATE attempts SET ended = ?, outcome = 'lost', reason = ? WHERE run_key = ? AND outcome IS NULL",
+                lost,
+            )
+            connection.executemany(
+                "INSERT INTO attempts (run_key, token, owner, began) VALUES (?, ?, ?, ?)",
+                [(run_key, token, self.owner, now) for run_key, token in tokens],
             )
         return Lease(tuple(tokens))
 
@@ -192,7 +145,7 @@ class LeaseTable:
         return None
 
     @contextmanager
-    def held(self, lease: Lease) -> Iterator[None]:
+    def held(self, lease: Lease) -> Iterator[sqlite3.Connection]:
         """Keep anybody from taking over a run inside this block.
 
         Raises:
@@ -203,7 +156,51 @@ class LeaseTable:
                 row = connection.execute("SELECT token FROM run_leases WHERE run_key = ?", (run_key,)).fetchone()
                 if row is None or row[0] != token:
                     raise LeaseLost(f"run {run_key[:12]} was taken over while it trained; its outcome is dropped")
-            yield
+            yield connection
+
+    def publish(self, lease: Lease, run_key: str, files: Mapping[str, bytes]) -> Path:
+        """Publish an outcome while nobody can take over a run, and close the attempt.
+
+        Raises:
+            LeaseLost: somebody already has taken one over.
+        """
+        with self.held(lease) as connection:
+            folder = RunStore(self.path.parent).publish(run_key, files)
+            self._close(connection, lease, "published", "", [run_key])
+        return folder
+
+    def close(self, lease: Lease, end: End | None, reason: str = "", run_keys: Collection[str] | None = None) -> None:
+        """Note how the lease's open attempts (those of `run_keys`) ended; None: nothing was tried, forget them."""
+        with self._transaction() as connection:
+            self._close(connection, lease, end, reason, run_keys)
+
+    def _close(
+        self,
+        connection: sqlite3.Connection,
+        lease: Lease,
+        end: End | None,
+        reason: str,
+        run_keys: Collection[str] | None = None,
+    ) -> None:
+        tokens = [one for one in lease.tokens if run_keys is None or one[0] in run_keys]
+        open_ = "run_key = ? AND token = ? AND outcome IS NULL"
+        if end is None:
+            connection.executemany(f"DELETE FROM attempts WHERE {open_}", tokens)
+            return
+        connection.executemany(
+            f"UPDATE attempts SET ended = ?, outcome = ?, reason = ? WHERE {open_}",
+            [(time.time(), end, reason, *token) for token in tokens],
+        )
+
+    def attempts(self, run_key: str) -> list[Attempt]:
+        """Attempts to train a run, the earliest first."""
+        with self._transaction() as connection:
+            rows = connection.execute(
+                "SELECT token, owner, began, ended, outcome, reason FROM attempts WHERE run_key = ? ORDER BY token",
+                (run_key,),
+            ).fetchall()
+        names = ("token", "owner", "began", "ended", "end", "reason")
+        return [Attempt(run_key=run_key, **dict(zip(names, row, strict=True))) for row in rows]
 
     def _renew(self, lease: Lease) -> bool:
         with self._transaction() as connection:
@@ -218,6 +215,7 @@ class LeaseTable:
         """Give the runs back; the tokens stay, so that they only grow."""
         with self._transaction() as connection:
             connection.executemany("UPDATE run_leases SET owner = NULL WHERE run_key = ? AND token = ?", lease.tokens)
+            self._close(connection, lease, "stopped", "")
 
     @contextmanager
     def kept_alive(self, lease: Lease) -> Iterator[threading.Event]:
@@ -228,7 +226,7 @@ class LeaseTable:
         finished, lost = threading.Event(), threading.Event()
 
         def beat() -> None:
-            while not finished.wait(_HEARTBEAT_SECONDS):
+            while not finished.wait(HEARTBEAT_SECONDS):
                 try:
                     if not self._renew(lease):
                         lost.set()

@@ -1,7 +1,4 @@
-"""Trains groups of runs on this machine: a single slot in this process, several slots in one process each.
-
-A group is an ordered list of runs that train together; it is leased, resumed and recorded as one.
-"""
+"""Trains groups of runs on this machine: a single slot in this process, several slots in one process each."""
 
 from __future__ import annotations
 
@@ -12,87 +9,52 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from stages.faults import FAULTS, describe_fault
-from stages.run import RunSpec
-from stages.runs.store import RunStore
-from stages.scheduling.engine.lease import LeaseLost, LeaseTable, process_identity
+from stages.runs.store import Store, home
+from stages.scheduling.engine.endings import describe_failure, publish
+from stages.scheduling.engine.groups import Event, Group, Report, TrainingsKilled
+from stages.scheduling.engine.leases import Lease, LeaseLost, Leases
+from stages.scheduling.engine.opening import open_leases
 from stages.scheduling.engine.orphan import end_with
+from stages.scheduling.engine.owner import process_identity
 
 _WORKER = "stages.worker"
-_WAIT_SECONDS = 0.25
 _HINT = " (often for want of memory: `dmesg` tells, fewer slots in the profile help)"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Group:
-    """Runs that train together, with a name for display; a stack is one model, even with one run."""
-
-    label: str
-    specs: tuple[RunSpec, ...]
-    data: Path
-    is_stack: bool = False
-
-    @property
-    def run_keys(self) -> tuple[str, ...]:
-        return tuple(spec.run_key for spec in self.specs)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Event:
-    """An event of a group; `progress` is the worker's `Progress` as a dict, `owner` the lease's owner.
-
-    `runs`: how many train at once.
-    """
-
-    kind: Literal["started", "progress", "finished", "waiting", "elsewhere", "stopped", "failed"]
-    label: str
-    runs: int = 1
-    progress: dict[str, Any] | None = None
-    message: str = ""
-    owner: str = ""
-
-
-Report = Callable[[Event], None]
-
-
-class SlotKilled(RuntimeError):
-    """Something outside killed training processes; the message names the signal."""
-
-
 def run_groups(
-    groups: Sequence[Group], store: Path, devices: Sequence[str], report: Report, stop: threading.Event
+    groups: Sequence[Group], store: Store, devices: Sequence[str], report: Report, stop: threading.Event
 ) -> bool:
     """Train all groups, one at a time on each of `devices` (a name twice: two at once); a failure stops no other.
 
     Returns whether every group has its outcome in the store.
 
     Raises:
-        SlotKilled: an outcome is missing because something killed the processes that trained.
+        TrainingsKilled: an outcome is missing because something killed the processes that trained.
     """
     devices = devices[: max(1, len(groups))]
     if len(devices) == 1:
         _slot(groups, store, devices[0], report, stop.is_set)
     else:
         killed = _fork_slots(groups, store, devices, report, stop)
-        if killed and not all(_is_published(group, store) for group in groups):
-            raise SlotKilled(f"{killed}; what was trained is in the store, and the next dvc repro goes on from there")
-    return all(_is_published(group, store) for group in groups)
+        if killed and not all(group.is_published(store) for group in groups):
+            raise TrainingsKilled(
+                f"{killed}; what was trained is in the store, and the next dvc repro goes on from there"
+            )
+    return all(group.is_published(store) for group in groups)
 
 
-def _slot(groups: Sequence[Group], store: Path, device: str, report: Report, should_stop: Callable[[], bool]) -> None:
+def _slot(groups: Sequence[Group], store: Store, device: str, report: Report, should_stop: Callable[[], bool]) -> None:
     """Claim and train groups until none is left; wait for a group that another process holds."""
-    leases = LeaseTable(store / "leases.db")
-    waiting = [group for group in groups if not _is_published(group, store)]
+    leases = open_leases(store)
+    waiting = [group for group in groups if not group.is_published(store)]
     told: dict[str, str] = {}
     while waiting and not should_stop():
         held_elsewhere = []
@@ -108,47 +70,49 @@ def _slot(groups: Sequence[Group], store: Path, device: str, report: Report, sho
                     report(Event(kind="waiting", label=group.label, message=str(holder), owner=holder.owner))
                 continue
             with leases.kept_alive(lease) as lost:
-                if _is_published(group, store):
+                if group.is_published(store):
+                    leases.close(lease, None)
                     report(Event(kind="elsewhere", label=group.label))
-                elif not _train(group, store, device, report, should_stop, lost, partial(leases.held, lease)):
+                elif not _train(group, store, device, report, should_stop, lost, leases, lease):
                     held_elsewhere.append(group)
         waiting = held_elsewhere
         if waiting:
-            time.sleep(_WAIT_SECONDS)
-
-
-def _is_published(group: Group, store: Path) -> bool:
-    return all(RunStore(store).published(spec.run_key) for spec in group.specs)
+            time.sleep(leases.poll_seconds)
 
 
 def _train(
     group: Group,
-    store: Path,
+    store: Store,
     device: str,
     report: Report,
     should_stop: Callable[[], bool],
     lost: threading.Event,
-    publishing: Callable[[], Any],
+    leases: Leases,
+    lease: Lease,
 ) -> bool:
     """Train one group; False if another process took it over, which is then waited for as if it had been first.
 
     Where a stack isn't faster, its runs are trained one after another.
     """
     worker = importlib.import_module(_WORKER)  # brings torch, which a parent with nothing to train never needs
-    missing = [spec for spec in group.specs if RunStore(store).published(spec.run_key) is None]
+    published = [run_key for run_key in group.run_keys if store.has(run_key)]
+    missing = [spec for spec in group.specs if spec.run_key not in published]
     is_stack = group.is_stack and worker.can_stack(device)
     report(Event(kind="started", label=group.label, runs=len(group.specs) if is_stack else 1))
     for specs in [group.specs] if is_stack else [(spec,) for spec in missing]:
         if should_stop():
             return True
-        jobs = [worker.Job(spec=spec, data=group.data, store=store, device=device) for spec in specs]
-        train = partial(worker.train_stack, jobs) if is_stack else partial(worker.train_run, *jobs)
+        jobs = [worker.Job(spec=spec, data=group.data, device=device) for spec in specs]
+        train = partial(worker.train_stack, jobs, published=published) if is_stack else partial(worker.train_run, *jobs)
+        keys = [spec.run_key for spec in specs]
         try:
-            train(
+            trained = train(
+                scratch=store.scratch,
                 progress=_Reporter(group.label, report),
                 should_stop=lambda: should_stop() or lost.is_set(),
-                publishing=publishing,
             )
+            publish(trained, lease, leases, store)
+            worker.count_flops(specs[0], group.data, home() / "flops.json")
         except LeaseLost as taken_over:
             report(Event(kind="elsewhere", label=group.label, message=str(taken_over)))
             return False
@@ -156,13 +120,12 @@ def _train(
             if lost.is_set():
                 report(Event(kind="elsewhere", label=group.label, message="(taken over)"))
                 return False
+            leases.close(lease, "stopped", str(stopped), keys)
             report(Event(kind="stopped", label=group.label, message=str(stopped)))
-        except FAULTS as error:
-            report(Event(kind="failed", label=group.label, message=describe_fault(error)))
-        except (TypeError, ValueError) as error:
-            report(Event(kind="failed", label=group.label, message=str(error)))
-        except Exception:  # noqa: BLE001  (one run's fault must not hold up the rest; the report carries the trace)
-            report(Event(kind="failed", label=group.label, message=traceback.format_exc()))
+        except Exception as error:  # noqa: BLE001  (one run's fault must not hold up the rest; the report tells it)
+            end, message = describe_failure(error)
+            leases.close(lease, end, message.strip().splitlines()[-1], keys)
+            report(Event(kind="failed", label=group.label, message=message))
         else:
             report(Event(kind="finished", label=group.label))
     return True
@@ -183,7 +146,7 @@ class _Reporter:
 
 
 def _fork_slots(
-    groups: Sequence[Group], store: Path, devices: Sequence[str], report: Report, stop: threading.Event
+    groups: Sequence[Group], store: Store, devices: Sequence[str], report: Report, stop: threading.Event
 ) -> str:
     """Train in one process per device; returns which of them a signal ended, "" if none."""
     # A clean process loads torch once, and every slot is a fork of it.
@@ -236,7 +199,9 @@ def _fork_slots(
     return f"{signals.total()} of {len(processes)} training processes were killed, {ended}{hint}"
 
 
-def _slot_process(groups: list[Group], store: Path, device: str, threads: int, events: Connection, parent: int) -> None:
+def _slot_process(
+    groups: list[Group], store: Store, device: str, threads: int, events: Connection, parent: int
+) -> None:
     end_with([parent])
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())

@@ -1,0 +1,68 @@
+"""What engines take and tell: groups of runs, and events of their training.
+
+A group is an ordered list of runs that train together; it is leased, resumed and recorded as one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from stages.run import RunSpec
+from stages.runs.store import Store
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Runs that train together, with a name for display; a stack is one model, even with one run."""
+
+    label: str
+    specs: tuple[RunSpec, ...]
+    data: Path
+    is_stack: bool = False
+
+    @property
+    def run_keys(self) -> tuple[str, ...]:
+        return tuple(spec.run_key for spec in self.specs)
+
+    def is_published(self, store: Store) -> bool:
+        return all(store.has(run_key) for run_key in self.run_keys)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """An event of a group; `progress` is the worker's `Progress` as a dict, `owner` the lease's owner.
+
+    `runs`: how many train at once.
+    """
+
+    kind: Literal["started", "progress", "finished", "waiting", "elsewhere", "stopped", "failed"]
+    label: str
+    runs: int = 1
+    progress: dict[str, Any] | None = None
+    message: str = ""
+    owner: str = ""
+
+
+Report = Callable[[Event], None]
+
+
+class TrainingsKilled(RuntimeError):
+    """Something outside killed processes that trained; the message says what is known of it."""
+
+
+class RunGroups(Protocol):
+    """An engine: trains all groups on the given devices; a failure stops no other group.
+
+    Returns whether every group has its outcome in the store.
+
+    Raises:
+        TrainingsKilled: an outcome is missing because something killed the processes that trained.
+    """
+
+    def __call__(
+        self, groups: Sequence[Group], store: Store, devices: Sequence[str], report: Report, stop: threading.Event
+    ) -> bool: ...

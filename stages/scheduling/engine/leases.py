@@ -1,0 +1,110 @@
+"""Who trains what, and who may publish: what leases of every store do, and what they keep of each attempt.
+
+A lease is taken over from an owner that is gone.  Each take-over raises the run's token, and only the holder of the
+newest token publishes (fencing), so a process that wakes up late can't publish over its successor.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+EXPIRY_SECONDS = 60.0
+HEARTBEAT_SECONDS = 10.0
+
+End = Literal["published", "stopped", "failed", "memory", "lost"]
+"""How an attempt ended: `stopped` when asked to, `memory` for want of it on the device, `lost` with its owner."""
+
+
+class LeaseLost(RuntimeError):
+    """Another process has taken over a run; this one must discard its outcome."""
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The right to train some runs, as `(run key, token)` pairs, for as long as all tokens are the newest."""
+
+    tokens: tuple[tuple[str, int], ...]
+
+    @property
+    def run_keys(self) -> tuple[str, ...]:
+        return tuple(run_key for run_key, _ in self.tokens)
+
+    @property
+    def name(self) -> str:
+        more = f" and {len(self.tokens) - 1} more" if len(self.tokens) > 1 else ""
+        return f"{self.tokens[0][0][:12]}{more}"
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who is training a run, and since when (seconds since 1970; None in files of older versions)."""
+
+    owner: str
+    since: float | None
+
+    def __str__(self) -> str:
+        began = f" since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(self.since))}" if self.since else ""
+        return f"{owner_in_words(self.owner)}{began}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One try to train a run: whose, from when to when by the owner's clock (seconds since 1970), and how it ended.
+
+    `end` is None as long as it trains, or until somebody notices that its owner is gone.
+    """
+
+    run_key: str
+    token: int
+    owner: str
+    began: float
+    ended: float | None = None
+    end: End | None = None
+    reason: str = ""
+
+
+def owner_in_words(owner: str) -> str:
+    """`host:boot:namespace:pid:start time` for a person."""
+    return f"process {owner.rsplit(':', 2)[-2]} on {owner.split(':')[0]}"
+
+
+class Leases(Protocol):
+    """Leases of one store, on behalf of one owner (this process unless said otherwise)."""
+
+    owner: str
+    poll_seconds: float
+    """How long to wait before a run that is held by another owner is claimed again."""
+
+    def claim(self, *run_keys: str) -> Lease | None:
+        """The lease if all runs are free or their owners gone; None if one is in training."""
+
+    def holder(self, *run_keys: str) -> Holder | None:
+        """The holder of the first of these runs that has one; None if all are free."""
+
+    def kept_alive(self, lease: Lease) -> AbstractContextManager[threading.Event]:
+        """Renew the lease for as long as the block lasts, then release it.
+
+        Yields an event that is set when another process has taken over a run.
+        """
+
+    def publish(self, lease: Lease, run_key: str, files: Mapping[str, bytes]) -> Path:
+        """Publish an outcome as the holder of the newest token, and close the attempt.
+
+        Raises:
+            LeaseLost: somebody has taken over a run of the lease.
+        """
+
+    def close(self, lease: Lease, end: End | None, reason: str = "", run_keys: Collection[str] | None = None) -> None:
+        """Note how the lease's open attempts (those of `run_keys`) ended; None: nothing was tried, forget them.
+
+        What is open when the lease is released ends as stopped.
+        """
+
+    def attempts(self, run_key: str) -> list[Attempt]:
+        """Attempts to train a run, the earliest first."""
