@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 
 import pytest
 
-from stages import train
 from stages.scheduling.engine import local
 from stages.scheduling.engine.choice import ENGINE, EngineError, default_engine, find_engine
+from tests.preloaded import python
+from tests.project import EXPERIMENT, environment, make_project
 
 
 def test_the_environment_names_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,6 +31,9 @@ def test_an_engine_whose_package_is_missing_names_the_command_that_adds_it(monke
         find_engine("ray")
 
 
-def test_the_verb_tells_it_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert train.main(["dac-sgemm", "--engine", "slurm"]) == 1
-    assert capsys.readouterr().err.startswith("train@dac-sgemm: no engine 'slurm'; known: local, ray")
+def test_the_verb_tells_it_in_one_line(tmp_path: Path) -> None:
+    project = make_project(tmp_path)
+    done = python("-m", "stages.train", EXPERIMENT, "--engine", "slurm", cwd=project, env=environment())
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"train@{EXPERIMENT}: no engine 'slurm'; known: local, ray")
+    assert done.stderr.count("\n") == 1

@@ -215,17 +215,21 @@ def test_a_file_of_an_older_version_is_taken_up(path: Path) -> None:
 
 def test_each_attempt_and_its_end_are_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = LeaseTable(path, owner="another-host:1:2")
-    assert (lease := first.claim("g", "h")) is not None
+    lease = first.claim("g", "h")
+    assert lease is not None
     first.close(lease, "failed", "ValueError: no such thing", ["h"])
     later = time.time() + EXPIRY_SECONDS + 1
     monkeypatch.setattr(lease_module.time, "time", lambda: later)
     second = LeaseTable(path)
-    assert (lease := second.claim("g")) is not None
+    lease = second.claim("g")
+    assert lease is not None
     second.release(lease)
-    assert (lease := second.claim("g")) is not None
+    lease = second.claim("g")
+    assert lease is not None
     second.publish(lease, "g", {"result.json": b"{}"})
     second.release(lease)
-    assert (lease := second.claim("g")) is not None
+    lease = second.claim("g")
+    assert lease is not None
     second.close(lease, None)
     assert [(one.owner, one.end, one.reason) for one in second.attempts("g")] == [
         ("another-host:1:2", "lost", "was not heard of for 61 s"),
