@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stages.checkpoint.contract import CheckpointError
 from stages.claims import ClaimsError
-from stages.commands import claims, completion, disk, evidence, proposal, repro, trainings, why
+from stages.commands import claims, completion, disk, evidence, proposal, repro, status, trainings, why
 from stages.commands.command import USAGE, Command, Parser, UsageError
 from stages.commands.completion import names
 from stages.commands.terminal import print_answer
@@ -66,6 +66,8 @@ def add_shown(parser: argparse.ArgumentParser) -> None:
 
 def add_papers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("papers", nargs="*", metavar="paper", help="only these")
+    parser.add_argument("--watch", action="store_true", help="the trainings, live until Ctrl-C on a terminal")
+    parser.add_argument("--prometheus", type=Path, metavar="FILE", help="write metrics for node_exporter's textfiles")
 
 
 def add_history(parser: argparse.ArgumentParser) -> None:
@@ -129,10 +131,10 @@ COMMANDS = {
         run=trainings.set_profile,
     ),
     "status": Command(
-        does="Count how many claims of each paper have which verdict.",
-        example="claimcheck status dac",
+        does="Tell where things stand: how many claims have which verdict, and what trains now.",
+        example="claimcheck status --watch",
         add_to=add_papers,
-        run=claims.status,
+        run=status.status,
     ),
     "show": Command(
         does="Show an experiment's whole params, or a claim with what we have and the verdict.",

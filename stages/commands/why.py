@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +27,11 @@ from stages.runs.equivalence import PATH as EQUIVALENCES
 from stages.runs.equivalence import Equivalences, read_equivalences
 from stages.runs.evidence import EvidenceLine, evidence_files, read_lines
 from stages.runs.fingerprint import training_code
-from stages.runs.store import RunStore, home
+from stages.runs.store import Store
+from stages.runs.stores import open_store
+from stages.scheduling.engine.leases import Attempt, owner_in_words
+from stages.scheduling.engine.opening import open_leases
+from stages.scheduling.engine.owner import is_gone
 from stages.scheduling.runner import Way, find_outcome, previous_specs, ways_to
 
 _SHORTEST = 6
@@ -150,14 +155,17 @@ def _by_key(start: str, params: Params, root: Path, published: Sequence[Known]) 
 
 def _stored(root: Path, start: str) -> Iterator[Known]:
     """Outcomes of the store whose key begins so."""
-    for folder in sorted((home() / "store" / "runs").glob(f"{start}*")):
-        yield Known(run_key=folder.name, spec=json.loads((folder / "spec.json").read_bytes()), where=str(folder))
+    store = open_store(root)
+    for key in store.run_keys():
+        folder = store.published(key) if key.startswith(start) else None
+        if folder is not None:
+            yield Known(run_key=key, spec=json.loads((folder / "spec.json").read_bytes()), where=str(folder))
 
 
 def _explain(
     asked: Asked | None, known: Known | None, params: Params, root: Path, published: Sequence[Known]
 ) -> dict[str, Any]:
-    equivalences, store = read_equivalences(root), RunStore(home() / "store")
+    equivalences, store = read_equivalences(root), open_store(root)
     spec = asked.spec.to_dict() if asked and known is None else known.spec if known else {}
     key = known.run_key if known else asked.spec.run_key if asked and asked.is_packed else None
     ways = ways_to(asked.spec, equivalences) if asked and asked.is_packed else []
@@ -181,8 +189,14 @@ def _explain(
         "changed": changed,
         "equivalences": _lines(equivalences, ways),
         "claims": _claims(asked.name, params, root) if asked else [],
-        "attempts": [],
+        "attempts": [_attempt(one) for one in open_leases(store).attempts(key)] if key else [],
     }
+
+
+def _attempt(attempt: Attempt) -> dict[str, Any]:
+    told = dataclasses.asdict(attempt) | {"owner": owner_in_words(attempt.owner)}
+    is_lost = attempt.end is None and is_gone(attempt.owner)
+    return told | {"end": "lost" if is_lost else attempt.end or "training"}
 
 
 def _before(asked: Asked, root: Path, published: Sequence[Known]) -> Known | None:
@@ -233,7 +247,7 @@ def _reason(
     return f"to be trained: the key is the same, and its outcome is not in this store{unknown}"
 
 
-def _outcome(store: RunStore, key: str | None, way: Way | None) -> dict[str, Any] | None:
+def _outcome(store: Store, key: str | None, way: Way | None) -> dict[str, Any] | None:
     found = way.run_key if way else key
     folder = store.published(found) if found else None
     if folder is None:
@@ -291,7 +305,13 @@ def _show(document: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield from _some("serves", others)
     if not document["claims"]:
         yield "wanted by  no claim"
-    yield from _some("attempt", document["attempts"])
+    yield from _some("attempt", [_in_words(one) for one in document["attempts"]])
+
+
+def _in_words(attempt: Mapping[str, Any]) -> str:
+    began = time.strftime("%Y-%m-%d %H:%M", time.localtime(attempt["began"]))
+    reason = f": {attempt['reason']}" if attempt["reason"] else ""
+    return f"{began} by {attempt['owner']}, {attempt['end']}{reason}"
 
 
 def _says(claim: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from stages.params.nearest import nearest
 from stages.priorities.looks import PROFILE, RunName
 from stages.run import canonical_json
 from stages.runs.equivalence import read_equivalences
-from stages.runs.store import RunStore, home
+from stages.runs.stores import open_store
 from stages.scheduling.grouping import MAX_MODELS
 from stages.scheduling.planning import cost_of_run, network_of
 from stages.scheduling.runner import assignments, find_experiment, find_outcome, ways_to
@@ -70,7 +70,7 @@ def trained_runs(params: Params, root: Path = Path()) -> frozenset[RunName]:
     Raises:
         EvidenceError: a line of equivalent codes isn't as it was written.
     """
-    store, equivalences, found = RunStore(home() / "store"), read_equivalences(root), set[RunName]()
+    store, equivalences, found = open_store(root), read_equivalences(root), set[RunName]()
     for name, experiment in params.experiments.items():
         try:
             digest = read_info(root / "data" / "processed" / experiment.dataset).digest

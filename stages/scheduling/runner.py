@@ -34,6 +34,7 @@ from stages.scheduling.counting import RunCounter
 from stages.scheduling.engine.choice import DEFAULT, find_engine
 from stages.scheduling.engine.groups import Event, Group, Report
 from stages.scheduling.grouping import form_groups
+from stages.scheduling.journal import Journal
 
 DVC_CACHE = Path(".dvc/cache/files/md5")
 
@@ -130,11 +131,22 @@ def train_experiment(
         lambda: len(wanted) - sum(not store.has(run_key) for run_key in keys_missing),
     )
 
-    def report_both(event: Event) -> None:
-        report(event)
-        counter.report(event)
+    journal = Journal(
+        store,
+        groups,
+        {run_key: f"{name}.{label}" for run_key, label in labels.items()},
+        engine=engine,
+        profile=params.profile_name,
+        slots=len(devices),
+        held={name: len(wanted) - len(missing)},
+    )
 
-    complete = run_groups(groups, store, devices, report_both, stop)
+    def report_to_all(event: Event) -> None:
+        for take in (report, counter.report, journal.report):
+            take(event)
+
+    with journal:
+        complete = run_groups(groups, store, devices, report_to_all, stop)
     taken = {key: held[key].run_key if key in held else key for key in ways}
     trained = [assignment for assignment in wanted if store.has(taken[assignment.spec.run_key])]
     if complete or (trained and not stop.is_set()):

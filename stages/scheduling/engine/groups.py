@@ -36,7 +36,7 @@ class Group:
 class Event:
     """An event of a group; `progress` is the worker's `Progress` as a dict, `owner` the lease's owner.
 
-    `runs`: how many train at once.
+    `runs`: how many train at once.  `device`: what they train on, said as they start; `node`: the machine, "" for this.
     """
 
     kind: Literal["started", "progress", "finished", "waiting", "elsewhere", "stopped", "failed"]
@@ -45,6 +45,8 @@ class Event:
     progress: dict[str, Any] | None = None
     message: str = ""
     owner: str = ""
+    device: str = ""
+    node: str = ""
 
 
 Report = Callable[[Event], None]
