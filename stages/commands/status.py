@@ -106,7 +106,8 @@ class View:
 
     def all_shown(self) -> list[RenderableType]:
         shown = list(_show_verdicts(self.tallies)) if self.tallies else [str(self.missing)]
-        return [*shown, "", self.trainings_shown()] if self.watched.is_live else shown
+        is_told = self.watched.is_live or self.missing is not None
+        return [*shown, "", self.trainings_shown()] if is_told else shown
 
     def trainings_shown(self) -> RenderableType:
         return Group(*_show_trainings(self.watched, self.brought))
