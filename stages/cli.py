@@ -20,20 +20,28 @@ from stages.params.experiment import ParamsError
 from stages.params.nearest import nearest
 from stages.proving.show import STEPS
 from stages.proving.sides import EquivalenceError
+from stages.recording.sources import RecordError
 from stages.results import ResultsUnavailable, UnknownName
 from stages.runs.evidence import EvidenceError
+from stages.scheduling.engine.choice import EngineError, default_engine
+from stages.scheduling.engine.groups import TrainingsKilled
+from stages.upkeep.crate import CrateError
 from stages.upkeep.publishing import PublishError
 
 MISTAKES = (
     CheckpointError,
     ClaimsError,
+    CrateError,
     DatasetError,
+    EngineError,
     EquivalenceError,
     EvidenceError,
     PackedDataError,
     ParamsError,
     PublishError,
+    RecordError,
     ResultsUnavailable,
+    TrainingsKilled,
 )
 CODES = {0: "done", 1: "it couldn't be done; one line on stderr says why", USAGE: "a word of the command is mistyped"}
 
@@ -47,6 +55,8 @@ def add_next(parser: argparse.ArgumentParser) -> None:
     add_experiments(parser)
     parser.add_argument("--budget", type=proposal.seconds_of, required=True, help="device time: 90min, 2h, 1.5d")
     parser.add_argument("--device", default="cpu", help="a rate of params.yaml: cpu, cuda (default: %(default)s)")
+    parser.add_argument("--run", action="store_true", help="train them, best first; needs the profile paper")
+    parser.add_argument("--engine", default=default_engine(), help="with --run: local or ray (default: %(default)s)")
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -90,6 +100,10 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
 def add_release(parser: argparse.ArgumentParser) -> None:
     names(parser.add_argument("experiment", help="a file of params/"), "experiments")
     parser.add_argument("arms", nargs="+", metavar="arm", help="a model of it, with published results")
+
+
+def add_crate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, help="a folder that isn't there yet")
 
 
 def add_equivalent(parser: argparse.ArgumentParser) -> None:
@@ -178,6 +192,12 @@ COMMANDS = {
         example="claimcheck release ninformer-mnist vit",
         add_to=add_release,
         run=evidence.release,
+    ),
+    "crate": Command(
+        does="Write everything that ran, with its inputs, numbers and verdicts, as a Process Run RO-Crate.",
+        example="claimcheck crate ../claimcheck-crate",
+        add_to=add_crate,
+        run=evidence.crate,
     ),
     "equivalent": Command(
         does="Show, by training with both, that code changed since a revision changes no number.",

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import signal
+import sys
+import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,13 +16,15 @@ from typing import Any
 from rich.console import RenderableType
 
 from stages.commands.command import Answer
-from stages.commands.terminal import Column, Rows, in_words
-from stages.params.experiment import Params, load_params
+from stages.commands.terminal import Column, Rows, Terminal, in_words
+from stages.params.experiment import Params, ParamsError, load_params
 from stages.priorities.choice import Step
-from stages.priorities.looks import NextLook, RunName
-from stages.priorities.proposal import propose
+from stages.priorities.looks import PROFILE, NextLook, RunName
+from stages.priorities.proposal import Proposal, propose
 from stages.scheduling.planning import two_digits
-from stages.scheduling.runner import find_experiment
+from stages.scheduling.progress import ProgressDisplay
+from stages.scheduling.runner import Assignment, find_experiment
+from stages.scheduling.submission import train_missing
 from stages.verdicts.power import in_percent
 
 _UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
@@ -42,6 +48,8 @@ def next_trainings(options: argparse.Namespace) -> Answer:
     """What to train within the budget; with `--run`, it is trained."""
     params = load_params()
     names = [find_experiment(params, name).name for name in options.experiments]
+    if options.run and params.profile_name != PROFILE:
+        raise ParamsError(f"params.yaml has the profile {params.profile_name}; first: claimcheck profile {PROFILE}")
     found = propose(Path(), params, options.device, budget=options.budget, experiments=names)
     steps, looks, lacking, seconds = found.steps, found.looks, found.lacking, found.seconds
     reached = {name for step in steps for name in step.completed}
@@ -54,7 +62,42 @@ def next_trainings(options: argparse.Namespace) -> Answer:
         "trained": [name for name, runs in lacking.items() if not runs],
         "left": {"claims": len(costs), "cheapest_seconds": min(costs, default=None)},
     }
-    return Answer(document=document, shown=list(_show(document, params)))
+    if not options.run or not steps:
+        return Answer(document=document, shown=list(_show(document, params)))
+    if not options.json:
+        for part in _show(document, params):
+            Terminal().print(part, soft_wrap=isinstance(part, str))
+    is_complete = _train(found, params, options)
+    document["is_trained"] = is_complete
+    said = "trained; `make repro` evaluates and judges them" if is_complete else "not all of it was trained; see above"
+    return Answer(document=document, shown=[said], code=0 if is_complete else 1)
+
+
+def _train(proposal: Proposal, params: Params, options: argparse.Namespace) -> bool:
+    """Train what is proposed, in its order; on Ctrl-C states are saved, and the next call goes on."""
+    places = {run: number for number, step in enumerate(proposal.steps) for run in step.items}
+    chosen: dict[str, list[str]] = defaultdict(list)
+    for run in places:
+        chosen[run.experiment].append(f"{run.arm}.{run.replicate}")
+
+    def place(experiment: str, run: Assignment) -> float:
+        return places.get(RunName(experiment, run.planned.arm, run.planned.replicate_index), len(places))
+
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    devices = os.environ.get("CLAIMCHECK_DEVICE", "auto").split(",")
+    with ProgressDisplay(sys.stderr if options.json else sys.stdout) as display:
+        return train_missing(
+            params,
+            chosen,
+            data=Path("data"),
+            devices=devices if len(devices) > 1 else devices * params.profile.slots,
+            report=display.report,
+            stop=stop,
+            engine=options.engine,
+            first=place,
+        )
 
 
 def _told(steps: Sequence[Step[RunName]], params: Params, device: str) -> dict[str, float]:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -25,9 +25,10 @@ from rich.text import Text
 
 from stages.commands.command import Answer
 from stages.commands.terminal import Terminal, in_words
+from stages.params.budget import plan_runs
 from stages.params.experiment import Params, load_params
 from stages.params.stage_inputs import stage_inputs
-from stages.scheduling.counting import COUNT_FILE, read_count
+from stages.scheduling.counting import COUNT_FILE, StageTimes, read_count
 from stages.scheduling.runner import find_experiment
 
 LOGS = Path("data/logs")
@@ -53,7 +54,7 @@ def repro(options: argparse.Namespace) -> Answer:
         old.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="claimcheck-") as folder, log.open("wb") as written:
         count = Path(folder) / "count.json"
-        view = View(log, count, total=len(_stages(params, experiments)))
+        view = View(log, count, _stages(params, experiments))
         environment = _environment() | {COUNT_FILE: str(count)}
         for stage, words in commands.items():
             if stage:
@@ -64,13 +65,19 @@ def repro(options: argparse.Namespace) -> Answer:
     return Answer(document=None, shown=view.success())
 
 
-def _stages(params: Params, experiments: Sequence[str]) -> list[str]:
-    """The names of the stages that run: those of dvc.yaml without other experiments and their data sets."""
+def _stages(params: Params, experiments: Sequence[str]) -> dict[str, float]:
+    """The stages of dvc.yaml without those of other experiments and their data, each with its number of runs, or 1."""
     names = ["inputs", *stage_inputs(params)]
-    if not experiments:
-        return names
     wanted = {*experiments, *(params.experiments[name].dataset for name in experiments)}
-    return [name for name in names if "@" not in name or name.partition("@")[2] in wanted]
+    kept = [name for name in names if not experiments or "@" not in name or name.partition("@")[2] in wanted]
+    return {name: _runs(name, params) for name in kept}
+
+
+def _runs(stage: str, params: Params) -> float:
+    experiment = params.experiments.get(stage.partition("@")[2])
+    if experiment is None:
+        return 1.0
+    return max(1.0, len(plan_runs(experiment, params.profile, params.datasets[experiment.dataset])))
 
 
 def _environment() -> dict[str, str]:
@@ -103,10 +110,11 @@ def _on(number: signal.Signals, act: Callable[[], Any]) -> Iterator[None]:
 
 
 class View:
-    """Reads the log as it grows; `total` stages are expected."""
+    """Reads the log as it grows; `stages` are expected, each with its weight."""
 
-    def __init__(self, log: Path, count: Path, total: int) -> None:
-        self.log, self.count, self.total = log, count, total
+    def __init__(self, log: Path, count: Path, stages: Mapping[str, float]) -> None:
+        self.log, self.count, self.total = log, count, len(stages)
+        self._times = StageTimes(stages)
         self.started = time.monotonic()
         self.stage, self.seen, self.ran = "", 0, 0
         self.is_interrupted = False
@@ -148,6 +156,7 @@ class View:
             self.start(match[1].decode(), place)
         elif match := _SKIPPED.fullmatch(line):
             self._end()
+            self._times.skip(match[1].decode())
             self.seen += 1
             self._stage_from = place + len(line) + 1
         elif line.startswith(b"Updating lock file"):
@@ -158,6 +167,7 @@ class View:
         self._end()
         self._stage_from = self._read if place is None else place
         self.stage, self._stage_started, self._is_open = stage, time.monotonic(), True
+        self._times.start(stage)
         self.seen += 1
         self.ran += 1
         if not self._terminal.is_terminal:
@@ -165,6 +175,8 @@ class View:
 
     def _end(self) -> None:
         """End the line that the stage's start began: its runs and how long it took."""
+        if self._is_open:
+            self._times.end(time.monotonic() - self._stage_started)
         if self._is_open and not self._terminal.is_terminal:
             count = read_count(self.count, self.stage)
             runs = f"{count.done} of {count.runs} runs, " if count else ""
@@ -179,10 +191,13 @@ class View:
             words = "looking for what has changed"
         else:
             words = self._position()
-            if count := read_count(self.count, self.stage):
+            count = read_count(self.count, self.stage) if self._is_open else None
+            if count:
                 words += f", {count.done} of {count.runs} runs"
-                if count.left_seconds is not None:
-                    words += f", about {in_words(count.left_seconds)} left"
+            own = count.left_seconds if count else None
+            left = self._times.left(time.monotonic() - self._stage_started, own)
+            if left is not None:
+                words += f", about {in_words(left)} left"
         return Text(f"{words} ({in_words(time.monotonic() - self.started)} so far)", no_wrap=True, overflow="ellipsis")
 
     def success(self) -> list[str]:

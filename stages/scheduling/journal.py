@@ -31,6 +31,7 @@ _KEPT = 20
 
 State = Literal["waiting", "running", "done", "failed", "stopped", "lost"]
 _AFTER: Mapping[str, State] = {
+    "lost": "waiting",
     "started": "running",
     "progress": "running",
     "finished": "done",
@@ -38,7 +39,7 @@ _AFTER: Mapping[str, State] = {
     "stopped": "stopped",
     "failed": "failed",
 }
-"""The state of a group after an event; `lost` is what a watcher calls one whose process is gone."""
+"""The state of a group after an event.  An engine trains again what it lost; what nobody does, a watcher calls lost."""
 
 
 @dataclass(kw_only=True)
@@ -149,7 +150,7 @@ class Journal:
             return
         if event.kind == "waiting":
             group.message = f"waits for {event.message}"
-        else:
+        elif event.kind in _AFTER:
             self._take(group, event)
         if time.monotonic() >= self._next:
             self._write()

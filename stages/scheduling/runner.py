@@ -95,7 +95,7 @@ def train_experiment(
     run_groups, experiment = find_engine(engine), find_experiment(params, name)
     folder = data / "runs" / name
     store, equivalences = open_store(), read_equivalences(data.parent)
-    packed = _packed(experiment, params, data)
+    packed = read_packed(experiment, params, data)
     wanted = assignments(experiment, params, packed.digest, every_role=only is not None)
     if only is not None:
         wanted = _chosen(wanted, only, name)
@@ -117,7 +117,7 @@ def train_experiment(
     labels = {assignment.spec.run_key: assignment.label for assignment in wanted}
     groups = [
         Group(
-            label=f"{name} {_label([labels[spec.run_key] for spec in specs if spec.run_key in labels])}",
+            label=f"{name} {label_of_group([labels[spec.run_key] for spec in specs if spec.run_key in labels])}",
             specs=specs,
             data=data / "processed" / experiment.dataset,
             is_stack=is_stack,
@@ -204,7 +204,7 @@ def _was_trained_so(folder: Path | None, is_stacked: bool) -> bool:
     return is_of_cpu(environment) and ("stacked" in environment) == is_stacked
 
 
-def _label(labels: Sequence[str]) -> str:
+def label_of_group(labels: Sequence[str]) -> str:
     """Label of runs that train together: the arm with its replicates, or the first label and the number of others."""
     arms = {label.rpartition(".")[0] for label in labels}
     if len(arms) == 1:
@@ -226,7 +226,13 @@ def find_experiment(params: Params, name: str) -> Experiment:
     return params.experiments[name]
 
 
-def _packed(experiment: Experiment, params: Params, data: Path) -> PackedInfo:
+def read_packed(experiment: Experiment, params: Params, data: Path) -> PackedInfo:
+    """The description of the experiment's packed data.
+
+    Raises:
+        PackedDataError: they aren't packed.
+        ParamsError: they are stand-ins where the profile wants real data, or the other way round.
+    """
     info = read_info(data / "processed" / experiment.dataset)
     if (info.provenance == "embedded") != (params.profile.data == "embedded"):
         raise ParamsError(

@@ -20,9 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rocrate.model.contextentity import ContextEntity
-from rocrate.model.dataset import Dataset as RoDataset
-from rocrate.rocrate import ROCrate
 from sqlalchemy import select
 
 from stages.recording import record
@@ -132,7 +129,7 @@ def _data(
             "@id": key,
             "@type": "CreativeWork",
             "name": f"{row.title}, packed",
-            "description": f"{result.provenance} data, {result.train_images} rows to train, {result.test_images} to test",
+            "description": f"{result.provenance} data: {result.train_images} to train, {result.test_images} to test",
             "identifier": result.data_digest,
             "license": row.licence,
             "url": row.homepage,
@@ -318,6 +315,10 @@ def _authors(about: Mapping[str, Any]) -> Iterator[Entity]:
 
 
 def _write(root: Path, folder: Path, entities: Iterable[Entity], published: str) -> None:
+    from rocrate.model.contextentity import ContextEntity  # it brings much that no other command needs
+    from rocrate.model.dataset import Dataset as Folder
+    from rocrate.rocrate import ROCrate
+
     about = yaml.safe_load((root / "CITATION.cff").read_text())
     licence = _licence_id(about)
     crate = ROCrate(version=_VERSION)
@@ -327,7 +328,7 @@ def _write(root: Path, folder: Path, entities: Iterable[Entity], published: str)
         name = file.relative_to(root).as_posix()
         told = {"name": name, "encodingFormat": _FORMATS.get(file.suffix, "text/plain")}
         crate.add_file(file, name, properties=told)
-    crate.add(RoDataset(crate, dest_path=f"{_CODE}/", properties={"name": "Source code", "license": _id(licence)}))
+    crate.add(Folder(crate, dest_path=f"{_CODE}/", properties={"name": "Source code", "license": _id(licence)}))
     described = [
         {
             "@id": licence,

@@ -1,6 +1,6 @@
-"""Validates a crate, or asks it a SPARQL question: by the packages of tests/crate/reader.lock alone, without a network.
+"""Validates a crate, or asks it a SPARQL question: by the packages of `reader.lock` alone, and without a network.
 
-`reader.py CONTEXT CRATE [QUESTION]`, with RO-Crate's context in a file; prints JSON.  Nothing of Claimcheck is imported.
+`reader.py CONTEXT CRATE [QUESTION]`, with RO-Crate's context in a file, prints JSON.  Nothing of ours is imported.
 """
 
 from __future__ import annotations
