@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-VERBS = ("inputs", "fetch", "preprocess", "train", "evaluate", "analyse", "record", "report", "cli")
+VERBS = ("inputs", "fetch", "preprocess", "train", "evaluate", "analyse", "record", "report", "stage", "cli")
 
 # part of `stages` -> the other parts that it may import
 ALLOWED: dict[str, set[str]] = {
@@ -23,6 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "device": set(),
     "memory": set(),
     "observation": set(),
+    "preloaded": set(),
     "rules": set(),
     "runs": {"run", "faults"},
     "verdicts": {"rules"},
@@ -59,8 +60,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "proving": {"run", "runs", "params", "datasets"},
     "commands": {
-        *("faults", "runs", "params", "datasets", "checkpoint", "evaluation", "scheduling", "results", "claims"),
-        *("recording", "upkeep", "proving", "priorities", "run", "verdicts"),
+        *("faults", "preloaded", "run", "runs", "params", "datasets", "checkpoint", "evaluation", "scheduling"),
+        *("results", "claims", "verdicts", "recording", "upkeep", "proving", "priorities"),
     },
     "worker": {
         *("run", "device", "memory", "runs", "datasets", "training", "checkpoint", "evaluation"),

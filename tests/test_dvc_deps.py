@@ -60,7 +60,7 @@ def test_every_stage_depends_on_its_own_inputs_and_on_no_source() -> None:
     for name, command, deps in stages:
         own = [dep for dep in deps if not dep.startswith("data/") or dep.startswith("data/inputs/")]
         assert own == [f"data/inputs/{name}.json"]
-        assert command.split()[:3] == ["python", "-m", INPUTS[name].roots[0]]
+        assert command.split()[:4] == ["python", "-m", "stages.stage", INPUTS[name].roots[0].removeprefix("stages.")]
 
 
 def test_inputs_depends_on_all_source_and_all_params() -> None:

@@ -135,12 +135,15 @@ def _is_printed(used: Any, claim: ClaimLine) -> bool:
     return math.isclose(used, claim.value) or abs(used - claim.value) <= (claim.precision or 0.0) / 2
 
 
+_WORST_FIRST = (Status.FAILS, Status.HOLDS_UNDER_READING, Status.HOLDS)
+
+
 def judge_counted(claim: ClaimLine, params: Params) -> Verdict:
-    """Judge a count or range of the data exactly, as declared; `fetch` and `preprocess` check the files against it."""
+    """Judge a count or range of the data as declared; `fetch` and `preprocess` check the files against it."""
     try:
         used = param_values(claim, params)
     except Unresolved as error:
         return not_tested(f"{str(error)[0].upper()}{str(error)[1:]}.")
     assert claim.value is not None, f"{claim.id} counts nothing"
     verdicts = [judge_count(claim.value, float(value)) for value in used]
-    return next((verdict for verdict in verdicts if verdict.status is Status.FAILS), verdicts[0])
+    return min(verdicts, key=lambda verdict: _WORST_FIRST.index(verdict.status))

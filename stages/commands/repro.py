@@ -23,16 +23,19 @@ from typing import Any
 from rich.live import Live
 from rich.text import Text
 
+from stages import preloaded
 from stages.commands.command import Answer
 from stages.commands.terminal import Terminal, in_words
 from stages.params.budget import plan_runs
 from stages.params.experiment import Params, load_params
 from stages.params.stage_inputs import stage_inputs
+from stages.preloaded import ADDRESS
 from stages.scheduling.counting import COUNT_FILE, StageTimes, read_count
 from stages.scheduling.runner import find_experiment
 
 LOGS = Path("data/logs")
 _KEPT_LOGS = 10
+_END_SECONDS = 10
 _POLL_SECONDS = 0.1
 _STARTS = re.compile(rb"Running stage '(.+)':")
 _SKIPPED = re.compile(rb"(?:Stage )?'(.+)' (?:didn't change, skipping|is cached - skipping run, checking out outputs)")
@@ -47,7 +50,7 @@ def repro(options: argparse.Namespace) -> Answer:
     targets = ["analyse", *(f"evaluate@{name}" for name in experiments)] if experiments else []
     commands = {"": ["dvc", "repro", *targets]}
     if experiments:  # as dvc's stages they would want the results of all
-        commands |= {name: [f"stages.{name}"] for name in ("record", "report")}
+        commands |= {name: ["stages.stage", name] for name in ("record", "report")}
     LOGS.mkdir(parents=True, exist_ok=True)
     log = LOGS / f"repro-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.log"
     for old in sorted(LOGS.glob("repro-*.log"))[: 1 - _KEPT_LOGS]:
@@ -55,13 +58,14 @@ def repro(options: argparse.Namespace) -> Answer:
     with tempfile.TemporaryDirectory(prefix="claimcheck-") as folder, log.open("wb") as written:
         count = Path(folder) / "count.json"
         view = View(log, count, _stages(params, experiments))
-        environment = _environment() | {COUNT_FILE: str(count)}
-        for stage, words in commands.items():
-            if stage:
-                view.start(stage)
-            code = _run([sys.executable, "-m", *words], environment, written.fileno(), view)
-            if code:
-                return Answer(document=None, shown=view.failure(code), code=code)
+        environment = _environment() | {COUNT_FILE: str(count), ADDRESS: str(Path(folder) / "preloaded")}
+        with _libraries_loaded(environment, written.fileno()):
+            for stage, words in commands.items():
+                if stage:
+                    view.start(stage)
+                code = _run([sys.executable, "-m", *words], environment, written.fileno(), view)
+                if code:
+                    return Answer(document=None, shown=view.failure(code), code=code)
     return Answer(document=None, shown=view.success())
 
 
@@ -84,6 +88,26 @@ def _environment() -> dict[str, str]:
     """This one, with the `python` of dvc.yaml being ours and every line written at once."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     return os.environ | {"PATH": path, "PYTHONUNBUFFERED": "1"}
+
+
+@contextmanager
+def _libraries_loaded(environment: dict[str, str], output: int) -> Iterator[None]:
+    """A process that has loaded torch, of which stages are forks; it ends after the last of them."""
+    if sys.platform != "linux":
+        yield
+        return
+    command = [sys.executable, "-P", preloaded.__file__, environment[ADDRESS]]
+    server = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=output, stderr=output)
+    assert server.stdin is not None, "it was asked for"
+    try:
+        yield
+    finally:
+        server.stdin.close()
+        try:
+            server.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
 
 
 def _run(words: Sequence[str], environment: dict[str, str], output: int, view: View) -> int:

@@ -17,13 +17,26 @@ def _holds(truth: bool) -> Status:
 
 
 def judge_count(claimed: float, counted: float) -> Verdict:
-    """Exact: a count has no error."""
+    """A count has no error, but its printed zeros may be rounding: then it holds under that reading alone."""
+    status, reading = _holds(counted == claimed), "exact"
+    if status is Status.FAILS and (rounded := _rounded_as_printed(claimed, counted)):
+        status, reading = Status.HOLDS_UNDER_READING, f"true if the printed number is rounded to {rounded:,}"
     return Verdict(
-        status=_holds(counted == claimed),
-        explanation=f"Counted {counted:g}; claimed {claimed:g}; exact.",
+        status=status,
+        explanation=f"Counted {counted:,.15g}; claimed {claimed:,.15g}; {reading}.",
         estimate=counted - claimed,
         margin=0.0,
     )
+
+
+def _rounded_as_printed(claimed: float, counted: float) -> int:
+    """The smallest power of ten, from 10, at which `counted` rounds to `claimed`; 0 if there is none."""
+    unit = 10
+    while claimed and claimed % unit == 0:
+        if abs(counted - claimed) <= unit / 2:
+            return unit
+        unit *= 10
+    return 0
 
 
 def judge_range(low: float, high: float, measured: float, margin: float = 0.0) -> Verdict:

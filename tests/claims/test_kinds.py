@@ -65,14 +65,14 @@ def test_without_its_finding_a_computed_claim_waits() -> None:
     [
         ("hyperbf.table1.c10.train", Status.HOLDS, 50_000),
         ("hyperbf.table1.tin.size", Status.HOLDS, 64),
-        ("dac.isic.images", Status.FAILS, 25_331),
+        ("dac.isic.images", Status.HOLDS_UNDER_READING, 25_331),
         ("dac.sgemm.setup.rows", Status.HOLDS, 241_600),
         ("dac.sgemm.setup.inputs", Status.HOLDS, 14),
         ("dac.sgemm.setup.resp_min", Status.HOLDS, 13.25),
         ("dac.sgemm.setup.resp_max", Status.HOLDS, 3397.08),
     ],
 )
-def test_a_count_of_the_data_is_exact(claim: str, status: Status, ours: float) -> None:
+def test_a_count_of_the_data_is_exact_or_rounded_as_printed(claim: str, status: Status, ours: float) -> None:
     (judgement,) = judge(claims()[claim])
     assert (judgement.verdict.status, judgement.ours, judgement.basis) == (status, ours, "params")
 
@@ -131,7 +131,14 @@ def test_every_claim_has_a_verdict_or_a_reason_whatever_has_run() -> None:
     assert all(judgement.verdict.explanation.endswith(".") for judgement in judged)
     statuses = Counter(judgement.verdict.status for judgement in judged)
     assert set(statuses) <= {
-        *(Status.NOT_TESTED, Status.OTHER_HARDWARE, Status.HOLDS, Status.FAILS, Status.AS_PRINTED, Status.DEVIATES)
+        *(
+            Status.NOT_TESTED,
+            Status.OTHER_HARDWARE,
+            Status.HOLDS,
+            Status.HOLDS_UNDER_READING,
+            Status.AS_PRINTED,
+            Status.DEVIATES,
+        )
     }
     assert [table.family for table in tables] == list(params().verdicts.families)
     for judgement in judged:

@@ -69,8 +69,21 @@ def test_swapping_proportions_turns_the_order_around(a: int, b: int) -> None:
 
 def test_counts_are_exact() -> None:
     assert judge_count(298_730, 298_730).status is Status.HOLDS
-    missed = judge_count(298_730, 298_731)
-    assert (missed.status, missed.estimate) == (Status.FAILS, 1)
+    missed = judge_count(298_731, 298_730)
+    assert (missed.status, missed.estimate) == (Status.FAILS, -1)
+    assert judge_count(10, 16).status is Status.FAILS
+
+
+@pytest.mark.parametrize(("printed", "counted", "unit"), [(25_330, 25_331, "10"), (1_200, 1_249, "100")])
+def test_a_count_whose_printed_zeros_may_be_rounding_is_no_error(printed: int, counted: int, unit: str) -> None:
+    verdict = judge_count(printed, counted)
+    assert (verdict.status, verdict.estimate) == (Status.HOLDS_UNDER_READING, counted - printed)
+    assert verdict.explanation.endswith(f"true if the printed number is rounded to {unit}.")
+
+
+@pytest.mark.parametrize(("printed", "counted"), [(25_330, 25_336), (1_200, 1_251), (7, 8)])
+def test_a_count_beyond_the_rounding_of_its_zeros_fails(printed: int, counted: int) -> None:
+    assert judge_count(printed, counted).status is Status.FAILS
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerProcess
+from multiprocessing.context import ForkContext, ForkServerContext
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from stages.faults import FAULTS, describe_fault
@@ -158,11 +159,9 @@ def _fork_slots(
     groups: Sequence[Group], store: Store, devices: Sequence[str], report: Report, stop: threading.Event
 ) -> str:
     """Train in one process per device; returns which of them a signal ended, "" if none."""
-    # A clean process loads torch once, and every slot is a fork of it.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([_WORKER, "torch._dynamo"])  # the optimiser's first step would load the latter
+    context = _forking()
     threads = max(1, (os.cpu_count() or 1) // max(1, sum(device in ("cpu", "auto") for device in devices)))
-    slots: dict[Connection, ForkServerProcess] = {}
+    slots: dict[Connection, BaseProcess] = {}
     for device in devices:
         # One pipe per slot: a shared queue's lock would stay locked for ever when a slot is killed while it writes.
         reader, writer = context.Pipe(duplex=False)
@@ -206,6 +205,26 @@ def _fork_slots(
     ended = " and ".join(f"{number} by {name}" for name, number in signals.items())
     hint = _HINT if "SIGKILL" in signals else ""
     return f"{signals.total()} of {len(processes)} training processes were killed, {ended}{hint}"
+
+
+def _forking() -> ForkContext | ForkServerContext:
+    """How slots come to be: forks of this process if it has loaded torch and has one thread, as `repro` provides it.
+
+    Otherwise of a clean process, which loads torch once.
+    """
+    if "torch._dynamo" in sys.modules and _has_one_thread():
+        importlib.import_module(_WORKER)
+        return multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([_WORKER, "torch._dynamo"])  # the optimiser's first step would load the latter
+    return context
+
+
+def _has_one_thread() -> bool:
+    try:
+        return len(os.listdir("/proc/self/task")) == 1
+    except OSError:
+        return False
 
 
 def _slot_process(

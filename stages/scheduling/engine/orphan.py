@@ -16,6 +16,8 @@ from pathlib import Path
 
 import psutil
 
+WATCHED = "CLAIMCHECK_WATCHED"
+"""Environment variable of a stage that another process runs (`stages.stage`): that one watches `dvc` for it."""
 _POLL_SECONDS = 0.5
 
 
@@ -24,11 +26,13 @@ class OrphanedStage(RuntimeError):
 
 
 def dvc_and_shells() -> list[int]:
-    """Pids of the ancestors up to `dvc`, the parent first; none if no ancestor is `dvc`.
+    """Pids of the ancestors up to `dvc`, the parent first; none if there is no `dvc`, or another process watches it.
 
     Raises:
         OrphanedStage: DVC's environment variable says that it started this stage, but `dvc` is no longer an ancestor.
     """
+    if WATCHED in os.environ:
+        return []
     chain = []
     for process in psutil.Process().parents():
         chain.append(process.pid)

@@ -1,0 +1,174 @@
+"""Forks stages from one process that has loaded torch and the other libraries, so that a `dvc repro` loads them once.
+
+`claimcheck repro` starts it, as a file: of our code it imports nothing, so each stage loads what is on the disk.  It
+takes one call at a connection: a line of JSON, sent with the caller's standard input, output and error.  It answers
+with lines too, the child's pid and its exit code; a connection that closes before is a caller that is gone, and ends
+its child.  Standard library only, one thread (a fork lacks the others), and Linux alone.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import gc
+import importlib
+import json
+import multiprocessing
+import os
+import runpy
+import selectors
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+ADDRESS = "CLAIMCHECK_PRELOADED"
+"""Environment variable: the Unix socket on which such a process takes calls."""
+LIBRARIES = (
+    "numpy",
+    "PIL.Image",
+    "pydantic.dataclasses",
+    "rich.progress",
+    "safetensors.numpy",
+    "safetensors.torch",
+    "scipy.stats",
+    "sklearn.datasets",
+    "sqlalchemy.dialects.sqlite",
+    "sqlalchemy.orm",
+    "torch._dynamo",  # the first step of an optimiser loads it
+    "torch.utils.flop_counter",
+    "yaml",
+    "zoneinfo",
+)
+# What the interpreter or a library reads when it is loaded, and a child could no longer change.
+_READ_AT_START = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "ATEN_", "TORCH", "LD_", "MALLOC_", "GLIBC_", "CUDA_")
+_CALL_BYTES = 1 << 22
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+
+
+def read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that only a process of its own could still change."""
+    return {name: value for name, value in environment.items() if name.startswith(_READ_AT_START)}
+
+
+def serve(address: str) -> None:
+    """Load the libraries, then take calls at `address` until standard input ends and every child has ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a whole foreground: each stage answers it in its own way
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the stages themselves want it
+    for library in LIBRARIES:
+        with suppress(ImportError):  # a stage that needs it says so
+            importlib.import_module(library)
+    if len(os.listdir("/proc/self/task")) > 1:
+        return  # something started a thread: stages load for themselves
+    gc.freeze()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(f"{address}.new")
+    listener.listen()
+    os.rename(f"{address}.new", address)  # nobody finds it before it answers
+    with selectors.DefaultSelector() as selector:
+        selector.register(listener, selectors.EVENT_READ, None)
+        selector.register(sys.stdin, selectors.EVENT_READ, None)
+        children: set[socket.socket] = set()
+        open_for_calls = True
+        while open_for_calls or children:
+            for key, _ in selector.select():
+                if key.fileobj is sys.stdin:
+                    selector.unregister(sys.stdin)
+                    selector.unregister(listener)
+                    listener.close()
+                    os.unlink(address)
+                    open_for_calls = False
+                elif key.fileobj is listener:
+                    _take_call(listener.accept()[0], selector, children)
+                else:
+                    child, caller = key.data
+                    _look_after(child, caller, selector, children)
+
+
+def _take_call(caller: socket.socket, selector: selectors.BaseSelector, children: set[socket.socket]) -> None:
+    call, files = _read_call(caller)
+    if call is None or read_at_start(call["environment"]) != read_at_start(os.environ):
+        _close(files)
+        caller.close()  # without a pid: the caller goes on by itself
+        return
+    ours = [caller, *(key.fileobj for key in selector.get_map().values() if isinstance(key.fileobj, socket.socket))]
+    child = multiprocessing.get_context("fork").Process(target=_run, args=(ours, files), kwargs=call)
+    child.start()
+    _close(files)
+    caller.sendall(f"{child.pid}\n".encode())
+    children.add(caller)
+    selector.register(child.sentinel, selectors.EVENT_READ, (child, caller))
+    selector.register(caller, selectors.EVENT_READ, (child, caller))
+
+
+def _read_call(caller: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
+    caller.settimeout(10)
+    content, files = b"", list[int]()
+    try:
+        while not content.endswith(b"\n") and len(content) < _CALL_BYTES:
+            part, ancillary, _, _ = caller.recvmsg(1 << 16, socket.CMSG_SPACE(3 * 4))
+            for level, kind, data in ancillary:
+                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                    files += array.array("i", data[: len(data) - len(data) % 4])
+            if not part:
+                return None, files
+            content += part
+        caller.settimeout(None)
+        return json.loads(content), files
+    except (OSError, ValueError):
+        return None, files
+
+
+def _look_after(
+    child: BaseProcess, caller: socket.socket, selector: selectors.BaseSelector, children: set[socket.socket]
+) -> None:
+    """The child has ended, or its caller, which says nothing once it has called."""
+    if caller not in children:
+        return
+    if child.exitcode is None:
+        child.kill()
+    child.join()
+    with suppress(OSError):
+        caller.sendall(f"{child.exitcode}\n".encode())
+    selector.unregister(child.sentinel)
+    selector.unregister(caller)
+    children.remove(caller)
+    caller.close()
+    child.close()
+
+
+def _close(files: Sequence[int]) -> None:
+    for file in files:
+        os.close(file)
+
+
+def _run(
+    of_server: Sequence[socket.socket],
+    files: Sequence[int],
+    module: str,
+    arguments: Sequence[str],
+    cwd: str,
+    environment: Mapping[str, str],
+) -> None:
+    """In the child: what `python -m module arguments` does; multiprocessing ends it as the interpreter would."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody would notice that its caller is gone
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for connection in of_server:
+        connection.close()
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = [module, *arguments]
+    sys.path.insert(0, cwd)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])

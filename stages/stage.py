@@ -1,0 +1,72 @@
+"""`python -m stages.stage VERB …`: what `python -m stages.VERB …` does, without loading torch where `repro` has.
+
+dvc.yaml names its commands so.  Where `claimcheck repro` keeps a process that has loaded the libraries
+(`stages.preloaded`), the verb runs in a fork of that one; everywhere else it runs here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+
+from stages.preloaded import ADDRESS
+from stages.scheduling.engine.orphan import WATCHED, OrphanedStage, dvc_and_shells, end_with
+
+
+def main(arguments: Sequence[str]) -> int:
+    if not arguments:
+        print("usage: python -m stages.stage VERB …; the verbs are those of dvc.yaml", file=sys.stderr)
+        return 2
+    module = f"stages.{arguments[0]}"
+    address = os.environ.get(ADDRESS)
+    if address and os.path.exists(address):
+        try:
+            end_with(dvc_and_shells())  # and with this process ends the one that works for it
+        except OrphanedStage as error:
+            print(f"{arguments[0]}: {error}", file=sys.stderr)
+            return 1
+        code = _run_preloaded(address, module, arguments[1:])
+        if code is not None:
+            return code
+    sys.argv = [module, *arguments[1:]]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    return 0
+
+
+def _run_preloaded(address: str, module: str, arguments: Sequence[str]) -> int | None:
+    """The exit code of the module in a fork of the process at `address`; None where it doesn't take the call."""
+    environment = os.environ | {WATCHED: "1"}
+    del environment[ADDRESS]
+    call = {"module": module, "arguments": arguments, "cwd": os.getcwd(), "environment": environment}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        try:
+            server.connect(address)
+            content = json.dumps(call).encode() + b"\n"
+            sent = socket.send_fds(server, [content], [0, 1, 2])
+            server.sendall(content[sent:])
+            answers = server.makefile("rb")
+            pid = answers.readline()
+        except OSError:
+            return None
+        if not pid:
+            return None
+        signal.signal(signal.SIGTERM, lambda *_: os.kill(int(pid), signal.SIGTERM))
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches the fork as it reaches this one
+        code = answers.readline()
+    if not code:
+        print(f"{module}: the process that had loaded the libraries is gone, and this stage with it", file=sys.stderr)
+        return os.EX_TEMPFAIL
+    return int(code)
+
+
+if __name__ == "__main__":
+    number = main(sys.argv[1:])
+    if number < 0:  # by a signal, which whoever waits for this process shall see
+        signal.signal(-number, signal.SIG_DFL)
+        os.kill(os.getpid(), -number)
+    sys.exit(number)
