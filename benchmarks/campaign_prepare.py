@@ -21,7 +21,8 @@ from stages.priorities.proposal import propose
 from stages.run import canonical_json
 from stages.runs.equivalence import read_equivalences
 from stages.runs.stacks import Specs
-from stages.runs.store import RunStore, home, write_atomically
+from stages.runs.store import Store, write_atomically
+from stages.runs.stores import open_store
 from stages.scheduling.grouping import form_groups
 from stages.scheduling.planning import cost_of_run
 from stages.scheduling.runner import Assignment, assignments, find_experiment, find_outcome, ways_to
@@ -59,7 +60,7 @@ def wanted_groups(names: Sequence[str], params: Params, data: Path, kind: str, s
     """
     proposal = propose(Path(), params, kind, experiments=names) if params.profile_name == PROFILE else None
     counts, found = FlopCounts(), list[Wanted]()
-    store, equivalences = RunStore(home() / "store"), read_equivalences(Path())
+    store, equivalences = open_store(), read_equivalences(Path())
     seen: set[str] = set()
     for name in names:
         experiment = find_experiment(params, name)
@@ -126,7 +127,7 @@ class Campaign:
     def save(self) -> None:
         write_atomically(self.path, (json.dumps(self.state, indent=1) + "\n").encode())
 
-    def take_back(self, back: Path, store: RunStore) -> None:
+    def take_back(self, back: Path, store: Store) -> None:
         """Publish outcomes that came back whole, and keep resume states and the curves of what came without weights.
 
         Raises:
@@ -228,7 +229,7 @@ def main(arguments: list[str]) -> int:
         return 2
     campaign, store, data = (
         Campaign(FOLDER, int(options.part * MIB)),
-        RunStore(home() / "store"),
+        open_store(),
         Path("data/processed"),
     )
     try:
@@ -246,7 +247,7 @@ def main(arguments: list[str]) -> int:
         print("nothing is left to train" if not groups else f"the budget is spent; {len(groups)} groups are left")
         return 0
     fitting_in = _within(groups, left)
-    done = [path.name for path in (store.root / "runs").glob("*")]
+    done = list(store.run_keys())
     done += campaign.state["without_weights"]
     size = campaign.lay_out(fitting_in, data, limit=int(options.limit * MIB), fresh=options.fresh, done=done)
     planned = sum(one.seconds for one in groups)

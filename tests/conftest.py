@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +19,7 @@ import psycopg
 import pytest
 
 from tests.datasets.official_host import OfficialHost
+from tests.object_server import BUCKET, ObjectServer
 from tests.postgres import cluster, find_programs
 
 # `make test` hands down its own flags and variables, and a test's make is no part of it.
@@ -118,3 +120,20 @@ def postgresql() -> Iterator[Callable[[], str]]:
             return f"{server.url}/{name}"
 
         yield create
+
+
+@pytest.fixture(scope="session")
+def object_server() -> Iterator[ObjectServer]:
+    """An object store on this machine that speaks S3."""
+    if find_spec("obstore") is None:
+        pytest.skip("no obstore here: `make cluster` adds it")
+    with ObjectServer() as server:
+        yield server
+
+
+@pytest.fixture
+def object_url(object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of an empty object store, which this process and those that it starts can reach."""
+    for name, value in object_server.environment.items():
+        monkeypatch.setenv(name, value)
+    return f"s3://{BUCKET}/{uuid.uuid4().hex[:12]}"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from pathlib import Path
@@ -7,9 +8,13 @@ from pathlib import Path
 import pytest
 
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec
+from stages.runs.object_store import ObjectStore
 from stages.runs.stacks import remember, stack_id
 from stages.runs.store import RunStore
-from stages.upkeep.housekeeping import ABANDONED_SECONDS, disk_usage, remove_leftovers
+from stages.runs.stores import open_store
+from stages.scheduling.engine.object_leases import ObjectLeases
+from stages.upkeep import housekeeping
+from stages.upkeep.housekeeping import ABANDONED_SECONDS, disk_usage, remove_leftovers, remove_objects
 
 OUTCOME = {"result.json": b"{}", "weights.safetensors": b"w" * 1000}
 
@@ -34,6 +39,7 @@ def test_a_linked_file_counts_once(root: Path) -> None:
         "packed data": 0,
         "run store": 1002,
         "trainings under way": 500,
+        "read of object stores": 0,
         "measurements": 0,
         "outcomes of experiments": 0,
         "DVC's cache": 0,
@@ -83,3 +89,45 @@ def test_the_scratch_folder_of_a_stack_goes_once_all_its_runs_are_published(root
     assert remove_leftovers(root) == []
     store.publish(specs[1].run_key, OUTCOME)
     assert remove_leftovers(root) == [folder]
+
+
+@pytest.fixture
+def away(root: Path, object_url: str, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+    """An object store with a published run, a training under way, and a file that no record names."""
+    monkeypatch.setenv("CLAIMCHECK_STORE", object_url)
+    store = open_store(root)
+    assert isinstance(store, ObjectStore)
+    store.publish("done", OUTCOME)
+    store.scratch.save("open/resume.pt", b"s" * 500)
+    store.bucket.put("blobs/orphan", b"o" * 100)
+    return store
+
+
+def test_what_lies_in_an_object_store_is_counted(root: Path, away: ObjectStore) -> None:
+    sizes = disk_usage(root)
+    assert sizes[f"{away.address}, outcomes"] == 1002 + 100
+    assert sizes[f"{away.address}, trainings under way"] == 500
+    assert sizes["read of object stores"] == 1002
+
+
+def test_leftovers_of_an_object_store_go_and_nothing_that_a_record_names(
+    root: Path, away: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away.scratch.save("done/resume.pt", b"its holder was killed after the publication")
+    leases = ObjectLeases(away)
+    lease = leases.claim("next")
+    assert lease is not None
+    record, tag = away.read("next")
+    away.bucket.put("blobs/next", b"written, and not published yet")
+    assert away.write("next", dataclasses.replace(record, files={"result.json": "next"}), tag)
+    before = {item.name for item in away.bucket.list("")}
+    assert remove_objects(root) == [f"{away.address}/work/done"], "what is young may be written just now"
+    monkeypatch.setattr(housekeeping, "ABANDONED_SECONDS", -1.0)
+    assert remove_objects(root) == [f"{away.address}/blobs/orphan"]
+    left = {item.name for item in away.bucket.list("")}
+    assert before - left == {"work/done/resume.pt", "blobs/orphan"} and left - before == {"clock"}
+    assert remove_objects(root) == []
+
+
+def test_a_folder_has_no_objects_to_remove(root: Path) -> None:
+    assert remove_objects(root) == []

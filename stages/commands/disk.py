@@ -13,7 +13,7 @@ from stages.datasets.packed import PackedDataError, read_images, read_info
 from stages.datasets.sources import find_source
 from stages.faults import named
 from stages.params.experiment import load_params
-from stages.upkeep.housekeeping import disk_usage, remove_leftovers
+from stages.upkeep.housekeeping import disk_usage, remove_leftovers, remove_objects
 
 
 def usage(options: argparse.Namespace) -> Answer:
@@ -26,7 +26,7 @@ def usage(options: argparse.Namespace) -> Answer:
 
 def clean_up(options: argparse.Namespace) -> Answer:
     """Remove what killed trainings left behind."""
-    removed = [str(path) for path in remove_leftovers(Path())]
+    removed = [*map(str, remove_leftovers(Path())), *remove_objects(Path())]
     return Answer(
         document={"removed": removed},
         shown=[*removed, f"{len(removed)} leftovers removed; outcomes and states to go on from stay"],

@@ -12,7 +12,7 @@ from stages.datasets.packed import PackedDataError, read_info
 from stages.runs.equivalence import PATH, Equivalences, is_of_cpu, path_of
 from stages.runs.evidence import EvidenceLine, evidence_files, read_lines
 from stages.runs.fingerprint import kind_of
-from stages.runs.store import RunStore, home
+from stages.runs.stores import open_store
 
 Codes = Callable[[Sequence[tuple[str, str, str]]], Sequence[Mapping[str, str] | None]]
 
@@ -59,12 +59,14 @@ def made_runs(root: Path) -> Iterator[Made]:
             label = f"{result.experiment}.{result.arm}.{result.replicate}"
             yield Made(label, result.run_key, result.spec, result.environment, result.data.dataset)
     packed = _packed_digests(root)
-    store = RunStore(root / home() / "store")
-    for path in sorted((store.root / "runs").glob("*/result.json")):
+    store = open_store(root)
+    for key in store.run_keys():
+        folder = store.published(key)
+        if folder is None:
+            continue
         try:
-            spec = json.loads((path.parent / "spec.json").read_bytes())
-            environment = json.loads(path.read_bytes())["environment"]
-            key = path.parent.name
+            spec = json.loads((folder / "spec.json").read_bytes())
+            environment = json.loads((folder / "result.json").read_bytes())["environment"]
             yield Made(f"the store's {key[:12]}", key, spec, environment, packed.get(spec["data_digest"], ""))
         except (OSError, ValueError, KeyError):
             continue  # a damaged outcome is no evidence, and is set aside when it is requested

@@ -1,4 +1,4 @@
-"""Disk usage of data and trainings, and what killed trainings left behind.  Standard library only."""
+"""Disk usage of data and trainings, here and in an object store, and what killed trainings left behind."""
 
 from __future__ import annotations
 
@@ -8,27 +8,38 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from stages.runs.object_store import BLOBS, WORK, ObjectStore
 from stages.runs.stacks import STACK_PREFIX, members_of
-from stages.runs.store import RunStore, home
+from stages.runs.store import RunStore, Store, home
+from stages.runs.stores import open_store, store_folder
 
 # If nothing was written for this long, files still marked as partial belong to a process that was killed.
 ABANDONED_SECONDS = 3600.0
 
 
 def disk_usage(root: Path) -> dict[str, int]:
-    """Bytes by place below `root`.  A file with several names (hard links) counts at the first one."""
-    base = root / home()
+    """Bytes by place below `root`, and in the object store if there is one.
+
+    A file with several names (hard links) counts at the first one.
+    """
+    store, local = open_store(root), store_folder(root)
+    folder = store.root if isinstance(store, RunStore) else local
     places = {
-        "downloads": base / "downloads",
+        "downloads": root / home() / "downloads",
         "packed data": root / "data" / "processed",
-        "run store": base / "store" / "runs",
-        "trainings under way": base / "store" / "work",
-        "measurements": base / "store" / "evaluated",
+        "run store": folder / "runs",
+        "trainings under way": folder / "work",
+        "read of object stores": local / "objects",
+        "measurements": local / "evaluated",
         "outcomes of experiments": root / "data" / "runs",
         "DVC's cache": root / ".dvc" / "cache",
     }
     seen: set[tuple[int, int]] = set()
-    return {name: sum(_new_bytes(folder, seen)) for name, folder in places.items()}
+    sizes = {name: sum(_new_bytes(folder, seen)) for name, folder in places.items()}
+    if isinstance(store, ObjectStore):
+        for name, place in (("outcomes", BLOBS), ("trainings under way", WORK)):
+            sizes[f"{store.address}, {name}"] = sum(item.size_bytes for item in store.bucket.list(place))
+    return sizes
 
 
 def _new_bytes(folder: Path, seen: set[tuple[int, int]]) -> Iterator[int]:
@@ -40,12 +51,12 @@ def _new_bytes(folder: Path, seen: set[tuple[int, int]]) -> Iterator[int]:
                 yield status.st_size
 
 
-def _is_done(work: Path, store: RunStore) -> bool:
-    """True if the run of this scratch folder is published; for a stack, if all of its runs are."""
-    if not work.name.startswith(STACK_PREFIX):
-        return store.published(work.name) is not None
-    members = members_of(work.name, store.scratch)
-    return bool(members) and all(store.published(spec.run_key) for spec in members)
+def _is_done(work: str, store: Store) -> bool:
+    """True if the run with this scratch is published; for a stack, if all of its runs are."""
+    if not work.startswith(STACK_PREFIX):
+        return store.has(work)
+    members = members_of(work, store.scratch)
+    return bool(members) and all(store.has(spec.run_key) for spec in members)
 
 
 def remove_leftovers(root: Path) -> list[Path]:
@@ -53,11 +64,14 @@ def remove_leftovers(root: Path) -> list[Path]:
 
     Outcomes stay, and so does every state from which a training could resume.
     """
-    store = RunStore(root / home() / "store")
-    found = [path for path in (store.root / "work").glob("*") if _is_done(path, store)]
-    abandoned = [*(store.root / "staged").glob("*"), *(root / "data").rglob(".*.partial")]
-    if not (root / home()).is_relative_to(root / "data"):
-        abandoned += store.root.rglob(".*.partial")
+    asked, local = open_store(root), store_folder(root)
+    store = asked if isinstance(asked, RunStore) else RunStore(local)
+    found = [path for path in (store.root / "work").glob("*") if _is_done(path.name, store)]
+    abandoned = [*store.root.glob("staged/*"), *local.glob("objects/*/staged/*")]
+    abandoned += (root / "data").rglob(".*.partial")
+    for place in {store.root, local}:
+        if not place.is_relative_to(root / "data"):
+            abandoned += place.rglob(".*.partial")
     found += [path for path in abandoned if time.time() - path.stat().st_mtime > ABANDONED_SECONDS]
     for path in found:
         if path.is_dir():
@@ -65,3 +79,21 @@ def remove_leftovers(root: Path) -> list[Path]:
         else:
             path.unlink(missing_ok=True)  # it may lie in a folder that has just gone
     return sorted(found)
+
+
+def remove_objects(root: Path) -> list[str]:
+    """Remove and return what killed processes left in the object store, if there is one: the same as in a folder.
+
+    A file of an outcome stays if any record names it, published or about to be, or if it is young by the store's clock.
+    """
+    store = open_store(root)
+    if not isinstance(store, ObjectStore):
+        return []
+    works = [work for work in store.scratch.list_works() if _is_done(work, store)]
+    for work in works:
+        store.scratch.drop(work)
+    newest = store.bucket.now() - ABANDONED_SECONDS
+    old = {item.name for item in store.bucket.list(BLOBS) if item.changed < newest}
+    unnamed = sorted(old - store.named_blobs()) if old else []
+    store.bucket.delete(unnamed)
+    return [f"{store.address}/{name}" for name in [*(f"{WORK}/{work}" for work in works), *unnamed]]

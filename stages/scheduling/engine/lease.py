@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from stages.faults import named
@@ -52,6 +53,15 @@ CREATE TABLE IF NOT EXISTS attempts (
     PRIMARY KEY (run_key, token)
 )
 """
+
+
+def _why_gone(owner: str, silent_seconds: float) -> str | None:
+    """Why a run may be taken over from `owner`; None if it may not."""
+    if is_gone(owner):
+        return "its process is gone"
+    # a heartbeat from the future is a clock set back, or another's that is ahead: no sign of life
+    silent = abs(silent_seconds)
+    return f"was not heard of for {silent:.0f} s" if silent >= EXPIRY_SECONDS else None
 
 
 class LeaseTable:
@@ -103,19 +113,19 @@ class LeaseTable:
         """The lease if all runs are free, their owners dead or their heartbeats too old; None if one is in training."""
         now = time.time()
         with self._transaction() as connection:
-            tokens, lost = [], []
+            tokens, ended = [], []
             for run_key in run_keys:
                 row = connection.execute(
                     "SELECT owner, token, heartbeat FROM run_leases WHERE run_key = ?", (run_key,)
                 ).fetchone()
                 owner, token, heartbeat = row or (None, 0, 0.0)
-                # a heartbeat from the future is a clock set back, or another's that is ahead: no sign of life
                 if owner is not None:
-                    is_dead = is_gone(owner)
-                    if abs(now - heartbeat) < EXPIRY_SECONDS and not is_dead:
+                    reason = _why_gone(owner, now - heartbeat)
+                    if reason is None:
                         return None
-                    silent = f"was not heard of for {abs(now - heartbeat):.0f} s"
-                    lost.append((now, "its process is gone" if is_dead else silent, run_key))
+                    # its owner may have been killed after the publication, before the end of it
+                    end, reason = ("published", "") if self._has(run_key) else ("lost", reason)
+                    ended.append((now, end, reason, run_key))
                 tokens.append((run_key, max(token + 1, time.time_ns())))
             connection.executemany(
                 "INSERT INTO run_leases (run_key, owner, token, heartbeat, since) VALUES (?, ?, ?, ?, ?)"
@@ -124,14 +134,17 @@ class LeaseTable:
                 [(run_key, self.owner, token, now, now) for run_key, token in tokens],
             )
             connection.executemany(
-                "UPDATE attempts SET ended = ?, outcome = 'lost', reason = ? WHERE run_key = ? AND outcome IS NULL",
-                lost,
+                "UPDATE attempts SET ended = ?, outcome = ?, reason = ? WHERE run_key = ? AND outcome IS NULL",
+                ended,
             )
             connection.executemany(
                 "INSERT INTO attempts (run_key, token, owner, began) VALUES (?, ?, ?, ?)",
                 [(run_key, token, self.owner, now) for run_key, token in tokens],
             )
         return Lease(tuple(tokens))
+
+    def _has(self, run_key: str) -> bool:
+        return RunStore(self.path.parent).has(run_key)
 
     def holder(self, *run_keys: str) -> Holder | None:
         """The holder of the first of these runs that has one; None if all are free."""
@@ -200,7 +213,10 @@ class LeaseTable:
                 (run_key,),
             ).fetchall()
         names = ("token", "owner", "began", "ended", "end", "reason")
-        return [Attempt(run_key=run_key, **dict(zip(names, row, strict=True))) for row in rows]
+        found = [Attempt(run_key=run_key, **dict(zip(names, row, strict=True))) for row in rows]
+        if found and found[-1].end is None and self._has(run_key):
+            found[-1] = replace(found[-1], end="published")  # it was killed before it could note it
+        return found
 
     def _renew(self, lease: Lease) -> bool:
         with self._transaction() as connection:

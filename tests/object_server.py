@@ -1,0 +1,74 @@
+"""An object store only for tests: moto's S3 on 127.0.0.1 and a free port, in a process that ends with its input.
+
+It keeps what it holds while it is down.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import urllib.request
+from typing import Self
+
+BUCKET = "runs"
+
+
+class ObjectServer:
+    """Context manager; `environment` is what a client's process needs to find it."""
+
+    def __enter__(self) -> Self:
+        # moto's own SQS at its start warns of nothing we use
+        command = [sys.executable, "-W", "ignore", "-P", __file__]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.url = f"http://127.0.0.1:{self._ask('up')}"
+        self.environment = {
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_ACCESS_KEY_ID": "key",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_REGION": "us-east-1",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "no_proxy": "127.0.0.1",
+        }
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        request = urllib.request.Request(f"{self.url}/{BUCKET}", method="PUT")
+        with opener.open(request, timeout=30) as answer:
+            assert answer.status == 200
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+
+    def down(self) -> None:
+        """Refuse connections."""
+        self._ask("down")
+
+    def up(self) -> None:
+        self._ask("up")
+
+    def _ask(self, what: str) -> str:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(f"{what}\n")
+        self._process.stdin.flush()
+        return self._process.stdout.readline().strip()
+
+
+def _serve() -> None:
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server, port = None, 0
+    for line in sys.stdin:
+        if line.strip() == "up":
+            server = ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
+            server.start()
+            _, port = server.get_host_and_port()
+        elif server is not None:
+            server.stop()
+        print(port, flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    _serve()

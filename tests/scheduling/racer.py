@@ -1,0 +1,90 @@
+"""One of many processes that train the same tiny runs: `python racer.py STORE LOG SEED RUNS`, until all are published.
+
+It claims to be a machine of its own, so that only time tells others that it is gone, its clock is off by minutes, and a
+lease expires within a second.  Every claim, publication and loss is a line of the log.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+from stages.runs.object_store import ObjectStore
+from stages.runs.outcome import seal
+from stages.runs.store import RunStore, Store
+from stages.scheduling.engine import lease as folder_leases
+from stages.scheduling.engine import object_leases
+from stages.scheduling.engine.leases import LeaseLost, Leases
+
+EXPIRY_SECONDS, HEARTBEAT_SECONDS = 0.4, 0.1
+MOST_MINUTES = 10
+
+
+def keys_of(runs: int) -> dict[str, bytes]:
+    """Run keys, each with the spec that it is the digest of."""
+    specs = [json.dumps({"run": number}).encode() for number in range(runs)]
+    return {hashlib.sha256(spec).hexdigest(): spec for spec in specs}
+
+
+def outcome(run_key: str, spec: bytes, token: int) -> dict[str, bytes]:
+    """An outcome that names the token under which it was trained."""
+    result = {"run_key": run_key, "token": token, "weights_sha256": hashlib.sha256(spec * 100).hexdigest()}
+    files = {"spec.json": spec, "history.jsonl": b"", "weights.safetensors": spec * 100}
+    return seal({**files, "result.json": json.dumps(result).encode()})
+
+
+def open_store(address: str, cache: Path) -> Store:
+    return ObjectStore(address, cache) if "://" in address else RunStore(Path(address))
+
+
+def open_leases(store: Store, owner: str, clock: SimpleNamespace) -> Leases:
+    """The leases of a process on another machine."""
+    if isinstance(store, ObjectStore):
+        return object_leases.ObjectLeases(store, owner, clock=clock.time)
+    assert isinstance(store, RunStore)
+    return folder_leases.LeaseTable(store.root / "leases.db", owner)
+
+
+def main(address: str, log: Path, seed: int, runs: int) -> None:
+    rng = random.Random(seed)
+    skew = rng.uniform(-60.0, 60.0) * MOST_MINUTES
+    clock = SimpleNamespace(time=lambda: time.time() + skew, time_ns=lambda: time.time_ns() + int(skew * 1e9))
+    folder_leases.time = clock  # type: ignore[assignment]
+    for module in (folder_leases, object_leases):
+        module.EXPIRY_SECONDS, module.HEARTBEAT_SECONDS = EXPIRY_SECONDS, HEARTBEAT_SECONDS  # type: ignore[attr-defined]
+    store = open_store(address, log.with_suffix(".cache"))
+    leases = open_leases(store, f"machine-{seed}:boot:1:{seed}:1", clock)
+    left = keys_of(runs)
+    with log.open("a", buffering=1) as lines:
+        while left:
+            run_key = rng.choice(list(left))
+            lease = None if store.has(run_key) else leases.claim(run_key)
+            if lease is None:
+                if store.has(run_key):
+                    del left[run_key]
+                else:
+                    time.sleep(rng.uniform(0.0, 0.05))
+                continue
+            ((_, token),) = lease.tokens
+            lines.write(f"claimed {run_key} {token}\n")
+            with suppress(LeaseLost), leases.kept_alive(lease):
+                if store.has(run_key):
+                    leases.close(lease, None)
+                    continue
+                time.sleep(rng.uniform(0.0, 0.2))
+                try:
+                    leases.publish(lease, run_key, outcome(run_key, left[run_key], token))
+                except LeaseLost:
+                    lines.write(f"lost {run_key} {token}\n")
+                else:
+                    lines.write(f"published {run_key} {token}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))

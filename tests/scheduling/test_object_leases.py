@@ -1,0 +1,212 @@
+"""Leases of an object store: the same promises as in a folder, without comparing the clocks of two machines."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stages.runs.object_store import ObjectStore, Record
+from stages.scheduling.engine import object_leases
+from stages.scheduling.engine.leases import EXPIRY_SECONDS, LeaseLost
+from stages.scheduling.engine.object_leases import ObjectLeases
+from stages.scheduling.engine.opening import open_leases
+from stages.scheduling.engine.owner import process_identity
+from tests.object_server import ObjectServer
+from tests.scheduling.racer import keys_of, outcome
+
+KEY, SPEC = next(iter(keys_of(1).items()))
+ELSEWHERE = "another-host:boot:1:2:3"
+
+
+class Machine(ObjectLeases):
+    """A machine with clocks of its own, which only the test moves on; `skew` in seconds."""
+
+    def __init__(self, store: ObjectStore, owner: str | None = None, skew: float = 0.0) -> None:
+        self.now = 1000.0
+        super().__init__(store, owner, clock=lambda: 1.8e9 + skew + self.now, monotonic=lambda: self.now)
+
+
+@pytest.fixture
+def store(object_url: str, tmp_path: Path) -> ObjectStore:
+    return ObjectStore(object_url, tmp_path / "here")
+
+
+def test_a_store_has_the_leases_of_its_kind(store: ObjectStore) -> None:
+    leases = open_leases(store)
+    assert isinstance(leases, ObjectLeases) and leases.owner == process_identity(os.getpid())
+
+
+def test_several_runs_are_leased_together_or_not_at_all(store: ObjectStore) -> None:
+    mine, other = Machine(store), Machine(store, ELSEWHERE)
+    lease = mine.claim("b", "a")
+    assert lease is not None and lease.run_keys == ("b", "a")
+    assert other.claim("0", "b") is None, "b is taken"
+    free = other.claim("0")
+    assert free is not None, "and 0 was given back"
+    assert [one.end for one in other.attempts("0")] == [None], "nothing had been tried"
+    mine.release(lease)
+    later = other.claim("b")
+    assert later is not None and later.tokens[0][1] > lease.tokens[0][1]
+
+
+def test_a_dead_owner_of_this_machine_is_followed_at_once(store: ObjectStore) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert Machine(store, process_identity(process.pid)).claim("g") is not None
+    assert Machine(store).claim("g") is None, "it lives"
+    process.communicate(b"\n")
+    assert Machine(store).claim("g") is not None
+    assert [(one.end, one.reason) for one in Machine(store).attempts("g")] == [
+        ("lost", "its process is gone"),
+        (None, ""),
+    ]
+
+
+@pytest.mark.parametrize("skew", [-600.0, 0.0, 600.0])
+def test_an_owner_elsewhere_is_followed_when_its_record_stays_the_same(store: ObjectStore, skew: float) -> None:
+    """Whatever the clocks say."""
+    elsewhere, here = Machine(store, ELSEWHERE, skew), Machine(store)
+    assert elsewhere.claim("g") is not None
+    for _ in range(3):
+        assert here.claim("g") is None
+        here.now += EXPIRY_SECONDS / 2 - 1
+        elsewhere._change("g", elsewhere._held["g"][0].token, lambda mine: mine)  # a heartbeat
+    here.now += 10 * EXPIRY_SECONDS
+    assert here.claim("g") is None, "seen for the first time since its last change"
+    here.now += EXPIRY_SECONDS - 1
+    assert here.claim("g") is None
+    here.now += 1
+    assert here.claim("g") is not None
+    assert here.attempts("g")[0].reason == f"was not heard of for {EXPIRY_SECONDS:.0f} s"
+
+
+@pytest.mark.parametrize("asleep", ["training", "after the files were written"])
+def test_a_late_riser_cannot_publish(
+    store: ObjectStore, tmp_path: Path, asleep: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleeper, successor = Machine(store, ELSEWHERE), Machine(ObjectStore(store.address, tmp_path / "there"))
+    old = sleeper.claim(KEY)
+    assert old is not None
+    taken = []
+
+    def take_over() -> None:
+        assert successor.claim(KEY) is None
+        successor.now += EXPIRY_SECONDS
+        taken.append(successor.claim(KEY))
+
+    upload = ObjectStore.upload
+    lost = pytest.raises(LeaseLost, match=f"run {KEY[:12]} was taken over while it trained; its outcome is dropped")
+    with monkeypatch.context() as patch, lost:
+        if asleep == "training":
+            take_over()
+        else:
+            patch.setattr(ObjectStore, "upload", lambda self, files: (upload(self, files), take_over())[0])
+        sleeper.publish(old, KEY, outcome(KEY, SPEC, old.tokens[0][1]))
+    assert not store.has(KEY) and not store.bucket.has(f"runs/{KEY}.json")
+    sleeper.release(old)
+    assert Machine(store).claim(KEY) is None, "releasing an old lease frees nothing"
+    (new,) = taken
+    assert new is not None
+    folder = successor.publish(new, KEY, outcome(KEY, SPEC, new.tokens[0][1]))
+    assert f'"token":{new.tokens[0][1]}'.encode() in (folder / "result.json").read_bytes()
+    assert [one.end for one in successor.attempts(KEY)] == ["lost", "published"]
+
+
+def test_who_was_killed_between_record_and_manifest_has_published(
+    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed, here = Machine(store, ELSEWHERE), Machine(ObjectStore(store.address, tmp_path / "there"))
+    lease = killed.claim(KEY)
+    assert lease is not None
+
+    def kill(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ObjectStore, "finish", kill)
+        with pytest.raises(KeyboardInterrupt):
+            killed.publish(lease, KEY, outcome(KEY, SPEC, lease.tokens[0][1]))
+    assert not here.store.has(KEY) and here.claim(KEY) is None
+    here.now += EXPIRY_SECONDS
+    again = here.claim(KEY)
+    assert again is not None and here.store.has(KEY), "the claim writes the manifest"
+    here.close(again, None)
+    here.release(again)
+    assert [one.end for one in here.attempts(KEY)] == ["published"]
+    assert here.store.whole(KEY) is not None
+
+
+def test_heartbeats_keep_a_lease_and_its_end_is_noted(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_leases, "HEARTBEAT_SECONDS", 0.01)
+    mine, other = Machine(store, ELSEWHERE), Machine(store)
+    lease = mine.claim("g", "h")
+    assert lease is not None
+    with mine.kept_alive(lease) as lost:
+        mine.close(lease, "failed", "ValueError: no such thing", ["h"])
+        for _ in range(3):
+            beat = store.read("g")[0].beat
+            while store.read("g")[0].beat == beat:
+                pass
+            assert other.claim("g") is None
+            other.now += 0.6 * EXPIRY_SECONDS
+        assert not lost.is_set()
+    assert other.holder("g", "h") is None
+    assert [(one.end, one.reason) for one in other.attempts("g")] == [("stopped", "")]
+    assert [(one.end, one.reason) for one in other.attempts("h")] == [("failed", "ValueError: no such thing")]
+
+
+def test_an_owner_that_was_taken_over_is_told(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_leases, "HEARTBEAT_SECONDS", 0.3)
+    mine, other = Machine(store, ELSEWHERE), Machine(store)
+    lease = mine.claim("g")
+    assert lease is not None
+    assert other.claim("g") is None
+    with mine.kept_alive(lease) as lost:
+        other.now += EXPIRY_SECONDS
+        assert other.claim("g") is not None
+        assert lost.wait(30)
+
+
+def test_a_renewal_whose_answer_was_lost_is_ours(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store took it, and then the connection broke."""
+    mine = Machine(store, ELSEWHERE)
+    lease = mine.claim("g")
+    assert lease is not None
+    write, sent = ObjectStore.write, []
+
+    def lose(self: ObjectStore, run_key: str, record: Record, tag: str | None) -> str | None:
+        sent.append(write(self, run_key, record, tag))
+        return sent[-1] if len(sent) > 1 else None
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ObjectStore, "write", lose)
+        mine.close(lease, "failed", "x")
+    assert len(sent) == 2 and None not in sent
+    assert [one.end for one in mine.attempts("g")] == ["failed"]
+
+
+def test_a_damaged_record_is_named(store: ObjectStore) -> None:
+    store.bucket.put("leases/g.json", b"{}")
+    with pytest.raises(OSError, match=r"leases/g.json can't be read \(KeyError\): delete it"):
+        Machine(store).claim("g")
+    store.bucket.delete(["leases/g.json"])
+    assert Machine(store).claim("g") is not None
+
+
+def test_a_store_that_is_away_for_a_while_loses_no_lease(
+    store: ObjectStore, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_leases, "HEARTBEAT_SECONDS", 0.05)
+    mine = Machine(store, ELSEWHERE)
+    lease = mine.claim(KEY)
+    assert lease is not None
+    with mine.kept_alive(lease) as lost:
+        object_server.down()
+        assert not lost.wait(0.5)
+        object_server.up()
+        mine.publish(lease, KEY, outcome(KEY, SPEC, 0))
+        assert not lost.is_set()
+    assert [one.end for one in mine.attempts(KEY)] == ["published"]

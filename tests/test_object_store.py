@@ -1,0 +1,233 @@
+"""The store in an object store: whole outcomes or none, published once, damage noticed, the same as a folder's."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+import shutil
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from stages.faults import describe_fault
+from stages.runs import bucket as bucket_module
+from stages.runs.bucket import Bucket, StoreFault
+from stages.runs.object_store import ObjectStore
+from stages.runs.outcome import seal
+from stages.runs.store import RunStore, Store
+from stages.runs.stores import open_store
+from tests.object_server import ObjectServer
+
+
+def outcome(key: str, text: str = "{}") -> dict[str, bytes]:
+    """A whole outcome of the run `key`, whose spec is that text's digest."""
+    weights = text.encode() * 3
+    result = {"run_key": key, "weights_sha256": hashlib.sha256(weights).hexdigest()}
+    return seal(
+        {
+            "spec.json": text.encode(),
+            "history.jsonl": b"{}\n",
+            "result.json": json.dumps(result).encode(),
+            "weights.safetensors": weights,
+        }
+    )
+
+
+def key_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+KEY = key_of("{}")
+
+
+@pytest.fixture
+def store(object_url: str, tmp_path: Path) -> ObjectStore:
+    return ObjectStore(object_url, tmp_path / "here")
+
+
+@pytest.fixture
+def elsewhere(object_url: str, tmp_path: Path) -> ObjectStore:
+    """The same store as another machine sees it."""
+    return ObjectStore(object_url, tmp_path / "there")
+
+
+@pytest.fixture(params=["folder", "objects"])
+def either(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if request.param == "folder":
+        return RunStore(tmp_path / "folder")
+    return ObjectStore(request.getfixturevalue("object_url"), tmp_path / "here")
+
+
+def contents(folder: Path | None) -> dict[str, bytes]:
+    assert folder is not None
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_published_files_appear_together_and_the_scratch_goes(either: Store) -> None:
+    assert (either.has(KEY), either.published(KEY), list(either.run_keys())) == (False, None, [])
+    either.scratch.save(f"{KEY}/resume.pt", b"state")
+    assert either.scratch.holds(f"{KEY}/resume.pt") and list(either.scratch.list_works()) == [KEY]
+    files = outcome(KEY)
+    assert contents(either.publish(KEY, files)) == files
+    assert either.has(KEY) and contents(either.published(KEY)) == contents(either.whole(KEY)) == files
+    assert list(either.run_keys()) == [KEY] and list(either.scratch.list_works()) == []
+
+
+def test_a_second_publication_is_dropped(either: Store) -> None:
+    files = outcome(KEY)
+    either.publish(KEY, files)
+    assert contents(either.publish(KEY, files | {"history.jsonl": b"other"})) == files
+
+
+def test_states_are_kept_by_name_and_forgotten_by_run(either: Store) -> None:
+    scratch = either.scratch
+    assert scratch.load("a/x") is None
+    for name in ("a/x", "a/y", "ab/x", "stack-b/x"):
+        scratch.save(name, name.encode())
+    scratch.save("a/x", b"newer")
+    assert scratch.load("a/x") == b"newer" and list(scratch.list_works("stack-")) == ["stack-b"]
+    scratch.drop("a")
+    assert list(scratch.list_works()) == ["ab", "stack-b"] and scratch.load("a/y") is None
+
+
+def test_a_store_travels_to_another_process(either: Store) -> None:
+    either.publish(KEY, outcome(KEY))
+    copy = pickle.loads(pickle.dumps(either))  # noqa: S301  (our own)
+    assert copy.has(KEY) and copy.address == either.address
+
+
+def test_another_machine_reads_what_was_published_and_keeps_it(
+    store: ObjectStore, elsewhere: ObjectStore, object_server: ObjectServer
+) -> None:
+    files = outcome(KEY)
+    store.publish(KEY, files)
+    assert contents(elsewhere.published(KEY)) == files
+    object_server.down()
+    try:
+        assert elsewhere.has(KEY) and contents(elsewhere.whole(KEY)) == files, "from the folder of this machine"
+    finally:
+        object_server.up()
+
+
+@pytest.mark.parametrize("name", ["spec.json", "history.jsonl", "result.json", "weights.safetensors"])
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "missing"])
+def test_a_damaged_file_is_noticed_and_the_run_may_be_trained_anew(
+    store: ObjectStore, elsewhere: ObjectStore, name: str, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = outcome(KEY)
+    store.publish(KEY, files)
+    blob = f"blobs/{hashlib.sha256(files[name]).hexdigest()}"
+    if damage == "missing":
+        store.bucket.delete([blob])
+    else:
+        store.bucket.put(blob, files[name][:-1] if damage == "truncated" else files[name][:-1] + b"\xff")
+    assert elsewhere.published(KEY) is None and not elsewhere.has(KEY)
+    said = capsys.readouterr().err
+    assert f"{KEY[:12]}: the outcome in {store.address} is damaged: {name} is " in said and "trained anew" in said
+    assert contents(elsewhere.publish(KEY, files)) == files, "which mends the file"
+    assert contents(ObjectStore(store.address, elsewhere.cache.root / "third").whole(KEY)) == files
+
+
+def test_a_damaged_copy_on_this_machine_is_fetched_anew(store: ObjectStore, elsewhere: ObjectStore) -> None:
+    files = outcome(KEY)
+    store.publish(KEY, files)
+    copy = elsewhere.published(KEY)
+    assert copy is not None
+    (copy / "history.jsonl").chmod(0o644)
+    (copy / "history.jsonl").write_bytes(b"?")
+    assert contents(elsewhere.whole(KEY)) == files
+    shutil.rmtree(elsewhere.cache.root)
+    assert contents(elsewhere.whole(KEY)) == files
+
+
+def test_a_manifest_that_its_writer_couldnt_write_comes_with_the_next_claim(
+    store: ObjectStore, elsewhere: ObjectStore
+) -> None:
+    store.publish(KEY, outcome(KEY))
+    store.bucket.delete([f"runs/{KEY}.json"])
+    assert not elsewhere.has(KEY), "as if it had been killed before"
+    assert contents(elsewhere.publish(KEY, outcome(KEY))) == outcome(KEY) and elsewhere.has(KEY)
+
+
+def test_one_of_sixteen_creators_wins(store: ObjectStore) -> None:
+    start = threading.Barrier(16)
+
+    def create(number: int) -> bool:
+        start.wait()
+        return store.bucket.create("one", f"{number}".encode()) is not None
+
+    with ThreadPoolExecutor(16) as pool:
+        assert Counter(pool.map(create, range(16))) == {True: 1, False: 15}
+
+
+def test_one_of_sixteen_changes_of_a_state_wins_and_a_stale_one_is_refused(store: ObjectStore) -> None:
+    tag = store.bucket.create("one", b"first")
+    assert tag is not None
+    start = threading.Barrier(16)
+
+    def replace(number: int) -> bool:
+        start.wait()
+        return store.bucket.replace("one", f"{number}".encode(), tag) is not None
+
+    with ThreadPoolExecutor(16) as pool:
+        assert Counter(pool.map(replace, range(16))) == {True: 1, False: 15}
+    assert store.bucket.replace("one", b"late", tag) is None
+    assert store.bucket.replace("none", b"late", tag) is None and not store.bucket.has("none")
+
+
+def test_listing_goes_on_over_pages(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucket_module, "_PAGE", 3)
+    names = [f"runs/{number}.json" for number in range(7)]
+    for name in names:
+        store.bucket.put(name, b"{}")
+    assert list(store.run_keys()) == [str(number) for number in range(7)]
+    store.bucket.delete(names)
+    assert list(store.run_keys()) == []
+
+
+def test_a_store_that_is_away_is_waited_for(store: ObjectStore, object_server: ObjectServer) -> None:
+    object_server.down()
+    back = threading.Timer(1.5, object_server.up)
+    back.start()
+    began = time.monotonic()
+    store.publish(KEY, outcome(KEY))
+    back.join()
+    assert time.monotonic() - began > 1.0 and store.bucket.has(f"runs/{KEY}.json")
+
+
+def test_a_store_that_stays_away_is_named(object_url: str, object_server: ObjectServer) -> None:
+    object_server.down()
+    try:
+        with pytest.raises(StoreFault, match="no answer for 0 s") as fault:
+            Bucket(object_url, patience=0.3).has("x")
+    finally:
+        object_server.up()
+    assert describe_fault(pickle.loads(pickle.dumps(fault.value))).startswith(  # noqa: S301  (our own)
+        f"{object_url}: no answer for 0 s: Generic S3 error"
+    )
+
+
+def test_a_bucket_that_isnt_there_is_named_at_once(object_url: str, tmp_path: Path) -> None:
+    with pytest.raises(StoreFault, match=r"NoSuchBucket|not found"):
+        ObjectStore("s3://no-such-bucket/x", tmp_path).publish(KEY, outcome(KEY))
+
+
+def test_the_environment_names_the_store(object_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLAIMCHECK_STORE", object_url)
+    assert open_store(tmp_path).address == object_url
+    monkeypatch.setenv("CLAIMCHECK_STORE", "elsewhere/store")
+    assert open_store(tmp_path).address == str(tmp_path / "elsewhere" / "store")
+    monkeypatch.setenv("CLAIMCHECK_STORE", "ftp://host/x")
+    with pytest.raises(StoreFault, match="no object store; known: s3://, gs://, az://"):
+        open_store(tmp_path)
+
+
+def test_without_the_package_the_command_that_adds_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucket_module.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(StoreFault, match="needs the package obstore, which isn't installed: `make cluster` adds it"):
+        Bucket("s3://runs/x")
