@@ -256,7 +256,7 @@ def test_the_server_loads_no_torch() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_seven_modules_import_by_name() -> None:
+def test_eight_modules_import_by_name() -> None:
     """A model or findings by their paper's name, an optimiser and a model's stack by theirs, an engine, the
     engine's worker, what compares two trees the one that it is told.
 
@@ -265,4 +265,4 @@ def test_seven_modules_import_by_name() -> None:
     users = {module_name(path) for path in python_files("stages") if "import_module" in path.read_text()}
     papers = {"stages.papers", "stages.analyse", "stages.training.stacked"}
     engine = {"stages.scheduling.engine.choice", "stages.scheduling.engine.local"}
-    assert users == papers | engine | {"stages.training.optimizer", "stages.proving.driver"}
+    assert users == papers | engine | {"stages.training.optimizer", "stages.proving.driver", "stages.preloaded"}
