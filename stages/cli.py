@@ -12,6 +12,7 @@ from stages.claims import ClaimsError
 from stages.commands import claims, completion, disk, evidence, proposal, repro, status, trainings, why
 from stages.commands.command import USAGE, Command, Parser, UsageError
 from stages.commands.completion import names
+from stages.commands.exposition import MetricsError
 from stages.commands.terminal import print_answer
 from stages.datasets.packed import PackedDataError
 from stages.datasets.verified import DatasetError
@@ -36,6 +37,7 @@ MISTAKES = (
     EngineError,
     EquivalenceError,
     EvidenceError,
+    MetricsError,
     PackedDataError,
     ParamsError,
     PublishError,

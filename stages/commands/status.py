@@ -11,7 +11,6 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.text import Text
 
 from stages.commands.command import Answer
 from stages.commands.exposition import write_metrics
@@ -37,7 +36,7 @@ def status(options: argparse.Namespace) -> Answer:
     terminal = Terminal()
     if options.watch and terminal.is_terminal and not options.json:
         try:
-            with Live(console=terminal, get_renderable=view.trainings_shown, auto_refresh=False) as live:
+            with Live(console=terminal, get_renderable=view.live, auto_refresh=False) as live:
                 while True:
                     view.look()
                     live.refresh()
@@ -47,7 +46,7 @@ def status(options: argparse.Namespace) -> Answer:
     view.look()
     if view.missing is not None and not view.watched.sessions and not options.watch:
         raise view.missing
-    parts = [view.trainings_shown()] if options.watch else view.all_shown()
+    parts = view.trainings_shown() if options.watch else view.all_shown()
     return Answer(document=view.document(), shown=parts)
 
 
@@ -107,10 +106,13 @@ class View:
     def all_shown(self) -> list[RenderableType]:
         shown = list(_show_verdicts(self.tallies)) if self.tallies else [str(self.missing)]
         is_told = self.watched.is_live or self.missing is not None
-        return [*shown, "", self.trainings_shown()] if is_told else shown
+        return [*shown, "", *self.trainings_shown()] if is_told else shown
 
-    def trainings_shown(self) -> RenderableType:
-        return Group(*_show_trainings(self.watched, self.brought))
+    def live(self) -> RenderableType:
+        return Group(*self.trainings_shown())
+
+    def trainings_shown(self) -> list[RenderableType]:
+        return list(_show_trainings(self.watched, self.brought))
 
 
 def _session(session: Session) -> dict[str, Any]:
@@ -139,18 +141,18 @@ def _show_verdicts(tallies: Sequence[Any]) -> Iterator[RenderableType]:
 
 def _show_trainings(watched: Watched, brought: Sequence[Brought]) -> Iterator[RenderableType]:
     if not watched.sessions:
-        yield Text("nothing has trained in this store yet")
+        yield "nothing has trained in this store yet"
         return
     for session in watched.sessions:
-        yield Text(_session_in_words(session))
-    yield Text("")
+        yield _session_in_words(session)
+    yield ""
     numbers = [Column(name) for name in ("running", "waiting", "done", "failed", "lost")]
     more = [Column("samples/s", 1), Column("hours\nspent", 2), Column("hours\nleft", 1), Column("USD\nspent", 3)]
     columns = [Column("experiment", left=True), Column("node", 1, left=True), *numbers, *more, Column("USD\nleft", 3)]
     yield Rows(columns, [_cells(row) for row in watched.rows])
     running = [(group, one) for one in watched.sessions for group in one.groups if group.state == "running"]
     if running:
-        yield Text("")
+        yield ""
         columns = [Column("trains now", left=True), Column("on", 1, left=True), Column("epoch"), Column("done")]
         cells = [
             [group.label, group.device or session.node, f"{group.epoch}/{group.epochs}", f"{group.share:.0%}"]
@@ -160,9 +162,9 @@ def _show_trainings(watched: Watched, brought: Sequence[Brought]) -> Iterator[Re
         yield from _more(len(running), "trainings")
     failed = [group for one in watched.sessions for group in one.groups if group.state in ("failed", "lost")]
     for group in failed[:_SHOWN]:
-        yield Text(f"{group.label}: {group.state}, {group.message}")
+        yield f"{group.label}: {group.state}, {group.message}"
     if watched.left_seconds:
-        yield Text(f"all of it is over in about {in_words(watched.left_seconds)}")
+        yield f"all of it is over in about {in_words(watched.left_seconds)}"
     yield from _show_brought(watched, brought)
 
 
@@ -189,23 +191,23 @@ def _number(value: float | None) -> str:
 
 def _more(number: int, what: str) -> Iterator[RenderableType]:
     if number > _SHOWN:
-        yield Text(f"and {number - _SHOWN} more {what}; --json has all", style="dim")
+        yield f"and {number - _SHOWN} more {what}; --json has all"
 
 
 def _show_brought(watched: Watched, brought: Sequence[Brought]) -> Iterator[RenderableType]:
     if not watched.finished:
         return
-    yield Text("")
+    yield ""
     number = f"{len(watched.finished)} finished {'run' if len(watched.finished) == 1 else 'runs'}"
     if not brought:
         profiles = {session.profile for session in watched.sessions}
         why = "no claim is about them" if profiles == {PROFILE} else f"only runs of the profile {PROFILE} do"
-        yield Text(f"{number} decided nothing: {why}")
+        yield f"{number} decided nothing: {why}"
         return
     complete = [one for one in brought if one.is_complete]
     nearer = [one for one in brought if one.look is not None and not one.is_complete]
     ready = f" (`make repro` judges {'it' if len(complete) == 1 else 'them'})" if complete else ""
-    yield Text(f"{number}: {len(complete)} claims at a complete look{ready}, {len(nearer)} nearer to theirs")
+    yield f"{number}: {len(complete)} claims at a complete look{ready}, {len(nearer)} nearer to theirs"
     yield Rows(
         [Column("claim", left=True), Column("look", left=True), Column("trained"), Column("verdict", 1, left=True)],
         [

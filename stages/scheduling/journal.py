@@ -158,9 +158,9 @@ class Journal:
     def _take(self, group: GroupState, event: Event) -> None:
         now = time.time()
         group.state, group.message = _AFTER[event.kind], event.message.strip().rpartition("\n")[2]
+        group.node = event.node or group.node
         if event.kind == "started":
             group.began, group.device = now, event.device
-            group.node = event.node or self.session.node
         elif event.progress is not None:
             told = event.progress
             group.share = told["step"] / told["total_steps"]

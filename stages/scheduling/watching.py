@@ -152,16 +152,24 @@ def _left_of(group: GroupState, mean: float | None, now: float) -> float | None:
 def _add(row: Row, group: GroupState, mean: float | None, usd_per_hour: Mapping[str, float], now: float) -> None:
     row.runs[group.state] += len(group.runs)
     spent, left = _spent(group, now), _left_of(group, mean, now)
-    price = usd_per_hour.get(group.device.partition(":")[0]) if group.device else None
+    price = usd_per_hour.get(group.device.partition(":")[0])
     row.seconds += spent
-    row.left_seconds = None if left is None or row.left_seconds is None else row.left_seconds + left
+    row.left_seconds = _plus(row.left_seconds, left)
     if spent:
-        row.usd = None if price is None or row.usd is None else row.usd + spent / 3600 * price
-    if left is None or left > 0:
-        is_known = price is not None and left is not None and row.left_usd is not None
-        row.left_usd = row.left_usd + left / 3600 * price if is_known else None
+        row.usd = _plus(row.usd, _usd(spent, price))
+    if left != 0:
+        row.left_usd = _plus(row.left_usd, _usd(left, price))
     if group.state == "running":
         row.samples_per_second += group.samples_per_second
+
+
+def _plus(total: float | None, part: float | None) -> float | None:
+    """The sum; None where a part isn't known."""
+    return None if total is None or part is None else total + part
+
+
+def _usd(seconds: float | None, usd_per_hour: float | None) -> float | None:
+    return None if seconds is None or usd_per_hour is None else seconds / 3600 * usd_per_hour
 
 
 def _left(sessions: Sequence[Session], means: Mapping[str, float], now: float) -> float | None:
