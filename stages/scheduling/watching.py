@@ -77,7 +77,9 @@ def watch(store: Store, usd_per_hour: Mapping[str, float], now: float, experimen
     for session, group in told:
         node = group.node or (session.node if session.engine == "local" else "")
         row = rows.setdefault((group.experiment, node), Row(experiment=group.experiment, node=node))
-        _add(row, group, means.get(group.experiment), usd_per_hour, now)
+        # What waits will train on what the others of its process do.
+        device = group.device or next((one.device for one in session.groups if one.device), "")
+        _add(row, group, means.get(group.experiment), usd_per_hour.get(device.partition(":")[0]), now)
     return Watched(
         sessions=sessions,
         rows=[rows[key] for key in sorted(rows)],
@@ -149,10 +151,9 @@ def _left_of(group: GroupState, mean: float | None, now: float) -> float | None:
     return None if mean is None else max(0.0, mean - _spent(group, now))
 
 
-def _add(row: Row, group: GroupState, mean: float | None, usd_per_hour: Mapping[str, float], now: float) -> None:
+def _add(row: Row, group: GroupState, mean: float | None, price: float | None, now: float) -> None:
     row.runs[group.state] += len(group.runs)
     spent, left = _spent(group, now), _left_of(group, mean, now)
-    price = usd_per_hour.get(group.device.partition(":")[0])
     row.seconds += spent
     row.left_seconds = _plus(row.left_seconds, left)
     if spent:

@@ -71,7 +71,8 @@ def test_a_watcher_sees_states_speed_costs_and_what_is_left(store: RunStore, now
         assert (row.experiment, row.node, row.samples_per_second) == ("a", written.session.node, 50)
         assert {state: n for state, n in row.runs.items() if n} == {"running": 1, "waiting": 2}
         assert (row.seconds, row.left_seconds) == (100, pytest.approx(300 + 2 * 400)), "a quarter took 100 s"
-        assert (row.usd, seen.left_seconds) == (pytest.approx(0.01), pytest.approx(1100))
+        assert (row.usd, row.left_usd) == (pytest.approx(0.01), pytest.approx(0.11))
+        assert seen.left_seconds == pytest.approx(1100)
         written.report(Event(kind="finished", label="a x.0"))
         written.report(Event(kind="started", label="a x.1", device="cpu"))
         written.report(Event(kind="failed", label="a x.1", message="Traceback\nValueError: loss"))
