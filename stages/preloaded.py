@@ -20,6 +20,7 @@ import selectors
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
@@ -62,8 +63,8 @@ def serve(address: str) -> None:
     for library in LIBRARIES:
         with suppress(ImportError):  # a stage that needs it says so
             importlib.import_module(library)
-    if len(os.listdir("/proc/self/task")) > 1:
-        return  # something started a thread: stages load for themselves
+    if threading.active_count() > 1:
+        return  # its locks would be copied as it holds them; those of OpenBLAS and jemalloc end before a fork
     gc.freeze()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(f"{address}.new")

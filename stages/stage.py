@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
         except OrphanedStage as error:
             print(f"{arguments[0]}: {error}", file=sys.stderr)
             return 1
-        code = _run_preloaded(address, module, arguments[1:])
+        code = run_preloaded(address, module, arguments[1:])
         if code is not None:
             return code
     sys.argv = [module, *arguments[1:]]
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _run_preloaded(address: str, module: str, arguments: Sequence[str]) -> int | None:
+def run_preloaded(address: str, module: str, arguments: Sequence[str]) -> int | None:
     """The exit code of the module in a fork of the process at `address`; None where it doesn't take the call."""
     environment = os.environ | {WATCHED: "1"}
     del environment[ADDRESS]

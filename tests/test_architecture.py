@@ -258,7 +258,7 @@ def test_the_server_loads_no_torch() -> None:
 
 def test_eight_modules_import_by_name() -> None:
     """A model or findings by their paper's name, an optimiser and a model's stack by theirs, an engine, the
-    engine's worker, what compares two trees the one that it is told.
+    engine's worker, what compares two trees the one that it is told, what loads libraries for stages those.
 
     The static closure sees the rest; the runner adds model and optimiser to a run's fingerprint.
     """

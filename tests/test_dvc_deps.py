@@ -24,6 +24,8 @@ INPUTS = stage_inputs(PARAMS)
 # Modules that import by name: what they may find has to be among the roots of `stages.params.stage_inputs`.
 IMPORT_BY_NAME = {
     "analyse.py",  # the papers' findings
+    "preloaded.py",  # libraries alone
+    "scheduling/engine/choice.py",  # engines
     "scheduling/engine/local.py",  # the worker
     "proving/driver.py",  # in no stage: what another revision's tree calls the same
     "papers/__init__.py",  # the paper's models

@@ -61,7 +61,7 @@ def test_no_file_holds_a_path_of_one_machine() -> None:
     assert places(MACHINE_PATH) == []
 
 
-@pytest.mark.parametrize("group", ["serve", "pipeline", "dev"])
+@pytest.mark.parametrize("group", ["serve", "pipeline", "dev", "cluster"])
 def test_a_lock_has_no_index_and_a_hash_for_every_package(group: str) -> None:
     lock = (ROOT / "requirements" / f"{group}.lock").read_text()
     assert INDEX_LINE.findall(lock) == []

@@ -1,0 +1,151 @@
+"""A stage in a fork of the process that has loaded the libraries is as one of its own: output, exit code, end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from stages import preloaded
+from stages.preloaded import ADDRESS, LIBRARIES
+
+ROOT = Path(__file__).resolve().parent.parent
+CALL = f"""
+import os, sys
+from stages.stage import run_preloaded
+sys.exit(run_preloaded(os.environ["{ADDRESS}"], sys.argv[1], sys.argv[2:]))
+"""
+VERB = """
+import os, sys, time
+what = sys.argv[1]
+print(os.getpid(), "torch" in sys.modules, any(name.startswith("stages") for name in sys.modules), flush=True)
+print("said on stderr", file=sys.stderr)
+if what == "sleep":
+    time.sleep(60)
+if what == "die":
+    os.kill(os.getpid(), 9)
+sys.exit(int(what))
+"""
+LITTLE = ("json", "numpy")
+"""Libraries enough for a server that has loaded something; the whole list takes seconds."""
+
+
+@contextmanager
+def server(folder: Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    script = folder / "server.py"
+    text = Path(preloaded.__file__).read_text()
+    before, after = text.index("LIBRARIES = ("), text.index("# What the interpreter or a library reads")
+    script.write_text(f"{text[:before]}LIBRARIES = {LITTLE}\n{text[after:]}")
+    command = [sys.executable, "-P", str(script), environment[ADDRESS]]
+    process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE)
+    with process:
+        wait_until(lambda: Path(environment[ADDRESS]).exists())
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_until(holds: object, seconds: float = 20) -> None:
+    assert callable(holds)
+    until = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < until, "it doesn't come"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "verb.py").write_text(VERB)
+    return os.environ | {ADDRESS: str(tmp_path / "s"), "PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "PASSIVE"}
+
+
+@contextmanager
+def call(folder: Path, environment: dict[str, str], what: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", CALL, "verb", what]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True) as caller:
+        yield caller
+
+
+@pytest.mark.parametrize(("what", "code"), [("0", 0), ("3", 3), ("die", 256 - 9)])
+def test_output_and_exit_code_are_those_of_the_stage(
+    tmp_path: Path, environment: dict[str, str], what: str, code: int
+) -> None:
+    with server(tmp_path, environment) as process, call(tmp_path, environment, what) as caller:
+        output, errors = caller.communicate(timeout=30)
+        pid = int(output.split()[0])
+        assert pid not in (caller.pid, process.pid) and errors == "said on stderr\n"
+        assert output.split()[2] == "False", "of our code the server loads nothing"
+        assert caller.returncode == code
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(20) == 0 and not Path(environment[ADDRESS]).exists(), "it ends with its input"
+
+
+@pytest.mark.parametrize("killed", ["caller", "server"])
+def test_a_stage_ends_with_its_caller_and_with_the_server(
+    tmp_path: Path, environment: dict[str, str], killed: str
+) -> None:
+    with server(tmp_path, environment) as process, call(tmp_path, environment, "sleep") as caller:
+        assert caller.stdout is not None and caller.stderr is not None
+        pid = int(caller.stdout.readline().split()[0])
+        (caller if killed == "caller" else process).kill()
+        wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+        if killed == "server":
+            assert caller.wait(20) == os.EX_TEMPFAIL
+            assert "had loaded the libraries is gone, and this stage with it" in caller.stderr.read()
+
+
+def test_sigterm_reaches_the_stage(tmp_path: Path, environment: dict[str, str]) -> None:
+    with server(tmp_path, environment), call(tmp_path, environment, "sleep") as caller:
+        assert caller.stdout is not None
+        caller.stdout.readline()
+        caller.send_signal(signal.SIGTERM)
+        assert caller.wait(20) == 256 - signal.SIGTERM
+
+
+def test_a_setting_that_is_read_at_the_start_wants_a_process_of_its_own(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    with server(tmp_path, environment), call(tmp_path, environment | {"OMP_NUM_THREADS": "7"}, "0") as caller:
+        assert (caller.communicate(timeout=30)[0], caller.returncode) == ("", 0), "it isn't taken, and None says so"
+
+
+def test_a_verb_runs_here_where_no_process_is_ready(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "stages.stage", "train", "--help"]
+    environment = os.environ | {ADDRESS: str(tmp_path / "none")}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.startswith("usage: train.py")
+
+
+FORKED = f"""
+import importlib, os, sys, threading
+for name in {LIBRARIES}:
+    importlib.import_module(name)
+import numpy, torch
+assert threading.active_count() == 1
+if os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+assert len(os.listdir("/proc/self/task")) == 1
+if os.fork():  # as a stage forks its slots
+    os._exit(os.waitstatus_to_exitcode(os.wait()[1]))
+numpy.ones((500, 500)) @ numpy.ones((500, 500))
+torch.ones(500, 500) @ torch.ones(500, 500)
+torch.ones(500, 500, requires_grad=True).sum().backward()
+os._exit(7)
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_fork_of_the_loaded_libraries_has_one_thread_and_computes() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=False, timeout=100)
+    assert (done.returncode, done.stderr) == (7, "")
