@@ -65,14 +65,14 @@ class View:
         """The papers' counts of verdicts, or why there are none."""
         from stages.results import UnknownPaper, open_results, tally  # brings the database
 
+        counts: dict[str, Any] = {}
+        missing: ResultsUnavailable | None = None
         try:
             with open_results(_DATABASE)() as session:
                 counts = {row.paper: row for row in tally(session)}
         except ResultsUnavailable as error:
             counts = dict.fromkeys(one.paper for one in self.params.experiments.values())
             missing = error
-        else:
-            missing = None
         for name in self.papers:
             if name not in counts:
                 raise UnknownPaper(name, counts)
@@ -104,7 +104,7 @@ class View:
         }
 
     def all_shown(self) -> list[RenderableType]:
-        shown = list(_show_verdicts(self.tallies)) if self.tallies else [str(self.missing)]
+        shown: list[RenderableType] = list(_show_verdicts(self.tallies)) if self.tallies else [str(self.missing)]
         is_told = self.watched.is_live or self.missing is not None
         return [*shown, "", *self.trainings_shown()] if is_told else shown
 

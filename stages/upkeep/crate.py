@@ -190,7 +190,7 @@ def _training(result: Result, experiments: Mapping[str, Experiment]) -> Iterator
     """The action, its outcome with each number, and the spec that its run key is the digest of."""
     outcome, key = _outcome_id(result), f"#spec-{result.run_key[:16]}"
     file = _file_of(result)
-    numbers = [
+    numbers: list[Entity] = [
         {
             "@id": f"{outcome}/{row.metric}-{row.split}",
             "@type": "PropertyValue",
