@@ -8,16 +8,16 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import filter as fitting
 from pathlib import Path
 from typing import Any
 
 from benchmarks.campaign_parcels import MIB, DamagedParcel, cut, read_json, unpack_back
-from stages.claims.lines import ClaimLine, place_claims, read_claims
 from stages.datasets.packed import PackedDataError, PackedInfo, read_info
 from stages.datasets.rows import count_rows
 from stages.evaluation.flops import FlopCounts
 from stages.params.experiment import Experiment, Params, ParamsError, load_params
+from stages.priorities.looks import PROFILE, RunName
+from stages.priorities.proposal import propose
 from stages.run import canonical_json
 from stages.runs.equivalence import read_equivalences
 from stages.runs.stacks import Specs
@@ -33,7 +33,10 @@ COMMAND = "python -m benchmarks.gpu_campaign run {carry} --work FOLDER --out BAC
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """Runs that train together; `seconds` of the device are planned, `verdicts` are those that it helps to decide."""
+    """Runs that train together; `seconds` of the device are planned.
+
+    `place`: of the first step that needs one of them; `verdicts`: the claims of these steps, by the share of runs.
+    """
 
     label: str
     dataset: str
@@ -42,34 +45,21 @@ class Wanted:
     replicate: int
     seconds: float
     verdicts: float
+    place: int
 
     @property
-    def rank(self) -> tuple[float, str, int]:
-        return -self.verdicts / self.seconds, self.label.rpartition(".")[0], self.replicate
-
-
-def verdict_shares(claims: Sequence[ClaimLine], params: Params) -> dict[tuple[str, str], float]:
-    """By (experiment, arm): the claims that a run of it helps to decide, each divided among all runs that it needs."""
-    shares: dict[tuple[str, str], float] = {}
-    for claim in claims:
-        if claim.experiment is None:
-            continue
-        cells = [
-            (name, arm)
-            for name in fitting(params.experiments, claim.experiment)
-            for pattern in filter(None, (claim.arm, claim.baseline_arm))
-            for arm in fitting(params.experiments[name].arms, pattern)
-        ]
-        runs = sum(params.experiments[name].replicates for name, _ in cells)
-        for cell in cells:
-            shares[cell] = shares.get(cell, 0.0) + 1 / runs
-    return shares
+    def rank(self) -> tuple[int, str, int]:
+        return self.place, self.label.rpartition(".")[0], self.replicate
 
 
 def wanted_groups(names: Sequence[str], params: Params, data: Path, kind: str, skipped: set[str]) -> list[Wanted]:
-    """The trainings of these experiments that the store lacks, best first; those without packed data are left out."""
-    claims = place_claims(Path("data/claims.csv"), read_claims(Path("data/claims.csv")), params)
-    shares, counts, found = verdict_shares(claims, params), FlopCounts(), list[Wanted]()
+    """The trainings of these experiments that the store lacks, best first; those without packed data are left out.
+
+    Best is what brings most claims to their next look (`stages.priorities`); under a profile that decides none, the
+    order is that of the labels.
+    """
+    proposal = propose(Path(), params, kind, experiments=names) if params.profile_name == PROFILE else None
+    counts, found = FlopCounts(), list[Wanted]()
     store, equivalences = open_store(), read_equivalences(Path())
     seen: set[str] = set()
     for name in names:
@@ -89,7 +79,8 @@ def wanted_groups(names: Sequence[str], params: Params, data: Path, kind: str, s
         for specs, is_stack in form_groups([one.spec for one in lacking.values()], info.train_images, store):
             members = [lacking[spec.run_key] for spec in specs if spec.run_key in lacking]
             seconds = sum(_seconds(one, experiment, params, counts, kind, len(specs)) for one in members)
-            worth = sum(shares.get((name, one.planned.arm), 0.0) for one in members)
+            cells = [RunName(name, one.planned.arm, one.planned.replicate_index) for one in members]
+            places = [proposal.place(cell) for cell in cells] if proposal else [(0, 0.0)]
             found.append(
                 Wanted(
                     label=f"{name}.{members[0].label}" + (f" to {members[-1].label}" if members[1:] else ""),
@@ -98,7 +89,8 @@ def wanted_groups(names: Sequence[str], params: Params, data: Path, kind: str, s
                     is_stack=is_stack,
                     replicate=members[0].planned.replicate_index,
                     seconds=max(seconds, 1e-3),
-                    verdicts=worth,
+                    verdicts=sum(share for _, share in places),
+                    place=min(place for place, _ in places),
                 )
             )
     counts.save()

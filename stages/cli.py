@@ -9,9 +9,10 @@ from pathlib import Path
 
 from stages.checkpoint.contract import CheckpointError
 from stages.claims import ClaimsError
-from stages.commands import claims, completion, disk, evidence, repro, training, trainings
+from stages.commands import claims, completion, disk, evidence, proposal, repro, status, training, trainings, why
 from stages.commands.command import USAGE, Command, Parser, UsageError
 from stages.commands.completion import names
+from stages.commands.exposition import MetricsError
 from stages.commands.terminal import print_answer
 from stages.datasets.packed import PackedDataError
 from stages.datasets.verified import DatasetError
@@ -20,23 +21,28 @@ from stages.params.experiment import ParamsError
 from stages.params.nearest import nearest
 from stages.proving.show import STEPS
 from stages.proving.sides import EquivalenceError
+from stages.recording.sources import RecordError
 from stages.results import ResultsUnavailable, UnknownName
 from stages.runs.evidence import EvidenceError
-from stages.scheduling.engine.choice import EngineError
+from stages.scheduling.engine.choice import EngineError, default_engine
 from stages.scheduling.engine.groups import TrainingsKilled
+from stages.upkeep.crate import CrateError
 from stages.upkeep.publishing import PublishError
 
 MISTAKES = (
     repro.BrokenLock,
     CheckpointError,
     ClaimsError,
+    CrateError,
     DatasetError,
     EngineError,
     EquivalenceError,
     EvidenceError,
+    MetricsError,
     PackedDataError,
     ParamsError,
     PublishError,
+    RecordError,
     ResultsUnavailable,
     TrainingsKilled,
 )
@@ -53,6 +59,18 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     training.add_run(parser)
 
 
+def add_next(parser: argparse.ArgumentParser) -> None:
+    add_experiments(parser)
+    parser.add_argument("--budget", type=proposal.seconds_of, required=True, help="device time: 90min, 2h, 1.5d")
+    parser.add_argument("--device", default="cpu", help="a rate of params.yaml: cpu, cuda (default: %(default)s)")
+    parser.add_argument("--run", action="store_true", help="train them, best first; needs the profile paper")
+    parser.add_argument("--engine", default=default_engine(), help="with --run: local or ray (default: %(default)s)")
+
+
+def add_why(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", help="<experiment>.<arm>.<replicate>, or the beginning of a run key")
+
+
 def add_profile(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="profile", help="smoke, quick, paper, or another of params.yaml")
 
@@ -66,6 +84,8 @@ def add_shown(parser: argparse.ArgumentParser) -> None:
 
 def add_papers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("papers", nargs="*", metavar="paper", help="only these")
+    parser.add_argument("--watch", action="store_true", help="the trainings, live until Ctrl-C on a terminal")
+    parser.add_argument("--prometheus", type=Path, metavar="FILE", help="write metrics for node_exporter's textfiles")
 
 
 def add_history(parser: argparse.ArgumentParser) -> None:
@@ -88,6 +108,10 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
 def add_release(parser: argparse.ArgumentParser) -> None:
     names(parser.add_argument("experiment", help="a file of params/"), "experiments")
     parser.add_argument("arms", nargs="+", metavar="arm", help="a model of it, with published results")
+
+
+def add_crate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, help="a folder that isn't there yet")
 
 
 def add_equivalent(parser: argparse.ArgumentParser) -> None:
@@ -124,6 +148,12 @@ COMMANDS = {
         add_to=add_experiments,
         run=trainings.plan,
     ),
+    "next": Command(
+        does="Propose the trainings that bring most claims to their next planned look within a budget.",
+        example="claimcheck next --budget 2h --device cuda",
+        add_to=add_next,
+        run=proposal.next_trainings,
+    ),
     "profile": Command(
         does="Set the profile in params.yaml: how much work is done.",
         example="claimcheck profile quick",
@@ -131,10 +161,10 @@ COMMANDS = {
         run=trainings.set_profile,
     ),
     "status": Command(
-        does="Count how many claims of each paper have which verdict.",
-        example="claimcheck status dac",
+        does="Tell where things stand: how many claims have which verdict, and what trains now.",
+        example="claimcheck status --watch",
         add_to=add_papers,
-        run=claims.status,
+        run=status.status,
     ),
     "show": Command(
         does="Show an experiment's whole params, or a claim with what we have and the verdict.",
@@ -147,6 +177,12 @@ COMMANDS = {
         example="claimcheck history 'dac.sgemm.*'",
         add_to=add_history,
         run=claims.history,
+    ),
+    "why": Command(
+        does="Say why a run was trained or would be: what its key holds, what changed, which claims want it.",
+        example="claimcheck why dac-sgemm.mlp-25x5.0",
+        add_to=add_why,
+        run=why.why,
     ),
     "verify": Command(
         does="Recompute what served models rest on, from checkpoint to data, and list what is broken.",
@@ -172,6 +208,12 @@ COMMANDS = {
         example="claimcheck release ninformer-mnist vit",
         add_to=add_release,
         run=evidence.release,
+    ),
+    "crate": Command(
+        does="Write everything that ran, with its inputs, numbers and verdicts, as a Process Run RO-Crate.",
+        example="claimcheck crate ../claimcheck-crate",
+        add_to=add_crate,
+        run=evidence.crate,
     ),
     "equivalent": Command(
         does="Show, by training with both, that code changed since a revision changes no number.",

@@ -44,10 +44,24 @@ ALLOWED: dict[str, set[str]] = {
     "upkeep": {
         *("run", "runs", "params", "datasets", "training", "checkpoint", "evaluation", "recording", "results"),
     },
+    "priorities": {
+        *(
+            "run",
+            "runs",
+            "params",
+            "datasets",
+            "evaluation",
+            "scheduling",
+            "results",
+            "claims",
+            "recording",
+            "verdicts",
+        ),
+    },
     "proving": {"run", "runs", "params", "datasets"},
     "commands": {
-        *("faults", "preloaded", "runs", "params", "datasets", "checkpoint", "evaluation", "scheduling", "results"),
-        *("claims", "recording", "upkeep", "proving"),
+        *("faults", "preloaded", "run", "runs", "params", "datasets", "checkpoint", "evaluation", "scheduling"),
+        *("results", "claims", "verdicts", "recording", "upkeep", "proving", "priorities"),
     },
     "worker": {
         *("run", "device", "memory", "ops", "runs", "datasets", "training", "checkpoint", "evaluation"),
@@ -75,7 +89,7 @@ SERVICE: dict[str, set[str]] = {
 }
 WITHOUT_TORCH = (
     *("run", "rules", "runs", "params", "verdicts", "claims", "results", "recording", "proving"),
-    *("scheduling.engine", "scheduling.runner", "fetch", "preprocess"),
+    *("scheduling.engine", "scheduling.runner", "scheduling.journal", "scheduling.watching", "fetch", "preprocess"),
 )
 # A worker starts where nothing but these is installed; Triton comes with a torch for GPUs, and only those need it.
 WORKER_PACKAGES = {"torch", "numpy", "safetensors", "triton"}

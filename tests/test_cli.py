@@ -143,9 +143,11 @@ SHAPES = {
         *("claim", "paper", "place", "statement", "value", "unit", "qualifier"),
         *("experiments", "verdict", "runs", "deviations"),
     },
-    "status dac": {
-        *("paper", "claims", "decidable", "in_favour", "against", "open", "waiting"),
-        *("trained", "computed", "data", "by_verdict", "by_kind", "by_basis", "errors"),
+    "status dac": {"papers", "trainings"},
+    "next --budget 1min dac-sgemm": {"device", "budget_seconds", "seconds", "usd", "steps", "trained", "left"},
+    "why dac-sgemm.mlp-25x5.0": {
+        *("run", "run_key", "profile", "model", "replicate", "reason", "outcome", "published", "against", "changed"),
+        *("equivalences", "claims", "attempts"),
     },
     "history dac.*": {"date", "subject", "claims", "before", "after", "changed", "after_evidence", "why"},
     "verify": {"record", "checkpoints", "totals"},

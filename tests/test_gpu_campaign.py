@@ -13,13 +13,12 @@ import yaml
 
 from benchmarks import campaign_parcels
 from benchmarks.campaign_parcels import DamagedParcel, cut, join, pack_back, take_in, unpack_back
-from benchmarks.campaign_prepare import verdict_shares, wanted_groups
-from stages.claims.lines import place_claims, read_claims
+from benchmarks.campaign_prepare import wanted_groups
 from stages.params.experiment import load_params
 from stages.runs.store import RunStore
 from tests.borrowed import know_torch_alone
 from tests.preloaded import python
-from tests.project import EXPERIMENT, REPOSITORY, environment, make_project, outcomes, train
+from tests.project import EXPERIMENT, REPOSITORY, edit, environment, make_project, outcomes, train
 
 LIMIT_MIB, EPOCHS = 0.12, 20
 
@@ -121,8 +120,8 @@ def test_a_spent_budget_ends_it(project: Path) -> None:
     assert prepare(project, "--budget", "600") == "the budget is spent; 2 groups are left\n"
 
 
-def test_trainings_come_by_verdicts_a_second(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two arms of equal cost, the one that more claims need comes first; an arm without claims comes last."""
+def test_trainings_come_by_looks_a_second(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three arms, the one that claims need comes first, with the replicates of their look; the others come last."""
     lines = (project / "data/claims.csv").read_text().splitlines()
     names = lines[0].split(",")
     row = dict.fromkeys(names, "") | {"paper": "ninformer", "place": "x", "metric": "accuracy", "kind": "value"}
@@ -135,23 +134,17 @@ def test_trainings_come_by_verdicts_a_second(project: Path, monkeypatch: pytest.
     (project / "params" / f"{EXPERIMENT}.yaml").write_text(yaml.safe_dump(experiment, sort_keys=False))
     monkeypatch.chdir(project)
     monkeypatch.delenv("CLAIMCHECK_HOME", raising=False)
+    edit(project / "params.yaml", lambda p: p.update(profile="paper"))
+    edit(project / "params.yaml", lambda p: p["profiles"]["paper"].update(data="embedded"))
     groups = wanted_groups([EXPERIMENT], load_params(), Path("data/processed"), "cpu", set())
-    assert groups[0].label == f"{EXPERIMENT}.ninformer.0" and groups[0].verdicts > 0
-    assert [group.verdicts for group in groups[1:]] == [0.0, 0.0]
+    needed = load_params().verdicts.minimum
+    assert [group.label for group in groups[:needed]] == [f"{EXPERIMENT}.ninformer.{n}" for n in range(needed)]
+    assert sum(group.verdicts for group in groups) == pytest.approx(3), "each claim counts once"
+    assert {group.verdicts for group in groups[needed:]} == {0.0} and len(groups) == 3 * needed
     assert [group.rank for group in groups] == sorted(group.rank for group in groups)
     skipped = {groups[0].specs[0].run_key}
     rest = wanted_groups([EXPERIMENT], load_params(), Path("data/processed"), "cpu", skipped)
     assert [group.label for group in rest] == [group.label for group in groups[1:]]
-
-
-def test_shares_of_a_claim_sum_to_one_verdict() -> None:
-    params = load_params(REPOSITORY)
-    path = REPOSITORY / "data/claims.csv"
-    claims = [claim for claim in place_claims(path, read_claims(path), params) if claim.experiment is not None]
-    shares = verdict_shares(claims, params)
-    runs = {name: experiment.replicates for name, experiment in params.experiments.items()}
-    measured = [claim for claim in claims if claim.arm or claim.baseline_arm]
-    assert sum(share * runs[name] for (name, _), share in shares.items()) == pytest.approx(len(measured))
 
 
 def filled(folder: Path, **sizes: int) -> Path:

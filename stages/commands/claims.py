@@ -1,4 +1,4 @@
-"""What the claims say, what we have and what follows: one claim, counts for each paper, how they changed."""
+"""What the claims say, what we have and what follows: one claim, and how claims changed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import yaml
 from stages.claims import ClaimsError, read_claims, read_history
 from stages.claims.history import PATH, append, committed_claims, pending
 from stages.commands.command import Answer
-from stages.commands.terminal import Column, Rows
 from stages.params.experiment import load_params, merge, read_files
 from stages.params.nearest import nearest
 from stages.runs.evidence import evidence_files
@@ -91,37 +90,6 @@ def _show_claim(claim: Mapping[str, Any]) -> Iterator[str]:
         yield f"runs      {', '.join(key[:12] for key in runs[:_FEW])}{more}"
     for deviation in claim["deviations"]:
         yield f"deviation {deviation['id']}: {deviation['subject']}"
-
-
-def status(options: argparse.Namespace) -> Answer:
-    """How many claims of each paper, or of those named, have which verdict."""
-    from stages.recording.reporting import by_ground, shared_errors  # brings the database
-    from stages.results import UnknownPaper, open_results, tally
-
-    with open_results(_DATABASE)() as session:
-        counts = {row.paper: row for row in tally(session)}
-    for name in options.papers:
-        if name not in counts:
-            raise UnknownPaper(name, counts)
-    rows = [counts[name] for name in options.papers or counts]
-    parts = [
-        [row.paper, ground, *(str(number) for number in (part.in_favour, part.against, part.open, part.waiting))]
-        for row in rows
-        for ground, part in by_ground(row)
-    ]
-    heading = (Column("paper", left=True), Column("decided", left=True))
-    numbers = [Column(name) for name in ("in favour", "against", "open", "waiting")]
-    words = sorted({word for row in rows for word in row.by_verdict})
-    verdicts = [[word, str(sum(row.by_verdict.get(word, 0) for row in rows))] for word in words]
-    return Answer(
-        document=[dataclasses.asdict(row) for row in rows],
-        shown=[
-            Rows([*heading, *numbers], parts),
-            *shared_errors(rows),
-            "",
-            Rows([Column("verdict", left=True), Column("claims")], verdicts),
-        ],
-    )
 
 
 def history(options: argparse.Namespace) -> Answer:

@@ -38,6 +38,19 @@ def publish(options: argparse.Namespace) -> Answer:
     )
 
 
+def crate(options: argparse.Namespace) -> Answer:
+    """Write the reproduction as a Process Run Crate."""
+    from stages.upkeep.crate import write_crate  # brings rocrate
+
+    written = write_crate(Path(), options.folder)
+    return Answer(
+        document={"folder": str(written.folder), "trainings": written.trainings, "verdicts": written.verdicts},
+        shown=[
+            f"{written.folder}: {written.trainings} trainings, {written.verdicts} verdicts, in ro-crate-metadata.json"
+        ],
+    )
+
+
 def release(options: argparse.Namespace) -> Answer:
     """Copy the published models of some arms into `data/models/`."""
     from stages.upkeep.releasing import release as release_models  # brings torch, which no other command needs

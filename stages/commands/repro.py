@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -26,11 +26,12 @@ from rich.text import Text
 
 from stages import preloaded
 from stages.commands.command import Answer
-from stages.commands.terminal import Terminal
+from stages.commands.terminal import Terminal, in_words
+from stages.params.budget import plan_runs
 from stages.params.experiment import Params, load_params
 from stages.params.stage_inputs import stage_inputs
 from stages.preloaded import ADDRESS
-from stages.scheduling.counting import COUNT_FILE, read_count
+from stages.scheduling.counting import COUNT_FILE, StageTimes, read_count
 from stages.scheduling.runner import find_experiment
 
 LOGS = Path("data/logs")
@@ -86,7 +87,7 @@ def repro(options: argparse.Namespace) -> Answer:
         old.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="claimcheck-") as folder, log.open("wb") as written:
         count = Path(folder) / "count.json"
-        view = View(log, count, total=len(_stages(params, experiments)))
+        view = View(log, count, _stages(params, experiments))
         environment = _environment() | {COUNT_FILE: str(count), ADDRESS: str(Path(folder) / "preloaded")}
         with _libraries_loaded(environment, written.fileno()):
             for stage, words in commands.items():
@@ -98,13 +99,19 @@ def repro(options: argparse.Namespace) -> Answer:
     return Answer(document=None, shown=view.success())
 
 
-def _stages(params: Params, experiments: Sequence[str]) -> list[str]:
-    """The names of the stages that run: those of dvc.yaml without other experiments and their data sets."""
+def _stages(params: Params, experiments: Sequence[str]) -> dict[str, float]:
+    """The stages of dvc.yaml without those of other experiments and their data, each with its number of runs, or 1."""
     names = ["inputs", *stage_inputs(params)]
-    if not experiments:
-        return names
     wanted = {*experiments, *(params.experiments[name].dataset for name in experiments)}
-    return [name for name in names if "@" not in name or name.partition("@")[2] in wanted]
+    kept = [name for name in names if not experiments or "@" not in name or name.partition("@")[2] in wanted]
+    return {name: _runs(name, params) for name in kept}
+
+
+def _runs(stage: str, params: Params) -> float:
+    experiment = params.experiments.get(stage.partition("@")[2])
+    if experiment is None:
+        return 1.0
+    return max(1.0, len(plan_runs(experiment, params.profile, params.datasets[experiment.dataset])))
 
 
 def _environment() -> dict[str, str]:
@@ -157,10 +164,11 @@ def _on(number: signal.Signals, act: Callable[[], Any]) -> Iterator[None]:
 
 
 class View:
-    """Reads the log as it grows; `total` stages are expected."""
+    """Reads the log as it grows; `stages` are expected, each with its weight."""
 
-    def __init__(self, log: Path, count: Path, total: int) -> None:
-        self.log, self.count, self.total = log, count, total
+    def __init__(self, log: Path, count: Path, stages: Mapping[str, float]) -> None:
+        self.log, self.count, self.total = log, count, len(stages)
+        self._times = StageTimes(stages)
         self.started = time.monotonic()
         self.stage, self.seen, self.ran = "", 0, 0
         self.is_interrupted = False
@@ -202,6 +210,7 @@ class View:
             self.start(match[1].decode(), place)
         elif match := _SKIPPED.fullmatch(line):
             self._end()
+            self._times.skip(match[1].decode())
             self.seen += 1
             self._stage_from = place + len(line) + 1
         elif line.startswith(b"Updating lock file"):
@@ -212,6 +221,7 @@ class View:
         self._end()
         self._stage_from = self._read if place is None else place
         self.stage, self._stage_started, self._is_open = stage, time.monotonic(), True
+        self._times.start(stage)
         self.seen += 1
         self.ran += 1
         if not self._terminal.is_terminal:
@@ -219,10 +229,12 @@ class View:
 
     def _end(self) -> None:
         """End the line that the stage's start began: its runs and how long it took."""
+        if self._is_open:
+            self._times.end(time.monotonic() - self._stage_started)
         if self._is_open and not self._terminal.is_terminal:
             count = read_count(self.count, self.stage)
             runs = f"{count.done} of {count.runs} runs, " if count else ""
-            print(f": {runs}{_in_words(time.monotonic() - self._stage_started)}", flush=True)
+            print(f": {runs}{in_words(time.monotonic() - self._stage_started)}", flush=True)
         self._is_open = False
 
     def _position(self) -> str:
@@ -233,18 +245,21 @@ class View:
             words = "looking for what has changed"
         else:
             words = self._position()
-            if count := read_count(self.count, self.stage):
+            count = read_count(self.count, self.stage) if self._is_open else None
+            if count:
                 words += f", {count.done} of {count.runs} runs"
-                if count.left_seconds is not None:
-                    words += f", about {_in_words(count.left_seconds)} left"
-        return Text(f"{words} ({_in_words(time.monotonic() - self.started)} so far)", no_wrap=True, overflow="ellipsis")
+            own = count.left_seconds if count else None
+            left = self._times.left(time.monotonic() - self._stage_started, own)
+            if left is not None:
+                words += f", about {in_words(left)} left"
+        return Text(f"{words} ({in_words(time.monotonic() - self.started)} so far)", no_wrap=True, overflow="ellipsis")
 
     def success(self) -> list[str]:
         self._end()
         if not self.ran:
             return [f"all {self.seen} stages are up to date"]
         unchanged = f", {self.seen - self.ran} unchanged" if self.seen > self.ran else ""
-        took = _in_words(time.monotonic() - self.started)
+        took = in_words(time.monotonic() - self.started)
         return [f"{self.ran} stages run{unchanged}, in {took}; every line of theirs: {self.log}"]
 
     def failure(self, code: int) -> list[str]:
@@ -258,11 +273,3 @@ class View:
         what = "stopped" if self.is_interrupted else "failed"
         where = f"{self._position()}, {what}" if self.stage else f"dvc {what}"
         return [*lines, f"{where} (exit code {code}); every line: {self.log}; the next `make repro` goes on from here"]
-
-
-def _in_words(seconds: float) -> str:
-    """A duration as a person says it."""
-    for unit, size in (("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"

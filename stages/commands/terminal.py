@@ -86,3 +86,11 @@ class Rows:
         for row in self.rows:
             table.add_row(*(row[number] for number in kept))
         return table
+
+
+def in_words(seconds: float) -> str:
+    """A duration as a person says it."""
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -15,7 +15,7 @@ from stages.params.experiment import load_params
 from stages.scheduling.engine.choice import default_engine
 from stages.scheduling.progress import ProgressDisplay
 from stages.scheduling.runner import find_experiment
-from stages.scheduling.together import train_together
+from stages.scheduling.together import longest_first, train_together
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -46,14 +46,14 @@ def run(options: argparse.Namespace) -> Answer:
     try:
         with ProgressDisplay() as display:
             missing, left = train_together(
-                names,
+                dict.fromkeys(names),
                 params,
                 data=Path("data"),
                 devices=devices if len(devices) > 1 else devices * params.profile.slots,
                 report=display.report,
                 stop=stop,
                 engine=options.engine,
-                count=counts.count,
+                order=longest_first(params, "cuda" if devices[0].startswith("cuda") else "cpu", counts.count),
             )
     finally:
         for number, handler in before.items():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -75,3 +76,59 @@ class RunCounter:
         left = took * (1 - share) / share if _ENOUGH < share <= 1 else None
         count = Count(stage=self._stage, done=self._done, runs=self._runs, left_seconds=left)
         self._path.write_text(json.dumps(asdict(count)))
+
+
+class StageTimes:
+    """How long a whole repro will still take, by what its stages of the same verb have taken so far.
+
+    A stage weighs as many runs as it has; of a verb's stages, as large a part will be unchanged as was so far.
+    """
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        """`weights`: of all stages to come, by name."""
+        self._to_come = dict(weights)
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._ran: dict[str, float] = defaultdict(float)
+        self._seen: dict[str, float] = defaultdict(float)
+        self._begun = ("", 0.0)
+
+    def start(self, stage: str) -> None:
+        self._begun = stage, self._to_come.pop(stage, 0.0)
+
+    def end(self, seconds: float) -> None:
+        """The stage that was started took so long."""
+        stage, weight = self._begun
+        verb, self._begun = _verb(stage), ("", 0.0)
+        self._seconds[verb] += seconds
+        self._ran[verb] += weight
+        self._seen[verb] += weight
+
+    def skip(self, stage: str) -> None:
+        """A stage is unchanged."""
+        self._seen[_verb(stage)] += self._to_come.pop(stage, 0.0)
+
+    def left(self, elapsed: float, own: float | None) -> float | None:
+        """Seconds left, the stage that has run for `elapsed` included; None as long as nothing says how long.
+
+        `own`: what that stage itself says of its rest.
+        """
+        stage, weight = self._begun
+        if own is None:
+            own = self._expected(stage, weight, is_sure=True)
+            own = None if own is None else max(0.0, own - elapsed)
+        parts = [own, *(self._expected(name, weight) for name, weight in self._to_come.items())]
+        known = [part for part in parts if part is not None]
+        return sum(known) if len(known) == len(parts) else None
+
+    def _expected(self, stage: str, weight: float, *, is_sure: bool = False) -> float | None:
+        """Seconds of a stage, less the chance that it is unchanged; 0 where it is the only one of its verb."""
+        verb = _verb(stage)
+        if self._ran[verb]:
+            return weight * self._seconds[verb] / (self._ran[verb] if is_sure else self._seen[verb])
+        if self._seen[verb] or "@" not in stage:
+            return 0.0
+        return None
+
+
+def _verb(stage: str) -> str:
+    return stage.partition("@")[0]

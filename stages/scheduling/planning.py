@@ -81,10 +81,10 @@ def plan_costs(params: Params, profile: Profile, experiments: Iterable[str], cou
             if identity not in seen:
                 seen.add(identity)
                 own.append(run)
-        alike, placed = Counter(map(_network_of, own)), Counter[str]()
+        alike, placed = Counter(map(network_of, own)), Counter[str]()
         priced = []
         for run in own:
-            network = _network_of(run)
+            network = network_of(run)
             full = placed[network] // MAX_MODELS * MAX_MODELS
             placed[network] += 1
             together = min(MAX_MODELS, alike[network] - full)
@@ -141,7 +141,7 @@ def cost_of_run(
     )
 
 
-def _network_of(run: PlannedRun) -> str:
+def network_of(run: PlannedRun) -> str:
     """What the replicates of a run have in common."""
     return canonical_json(dataclasses.replace(run.spec(), replicate=Replicate(seed=0)).to_dict())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -15,8 +15,9 @@ from stages.scheduling.engine.groups import Event
 class ProgressDisplay:
     """Context manager; call `report` with every event of the engine."""
 
-    def __init__(self) -> None:
-        self.console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+    def __init__(self, output: TextIO | None = None) -> None:
+        """`output`: where it is shown, stdout unless said otherwise."""
+        self.console = Console(file=output or sys.stdout, highlight=False, soft_wrap=True)
         self._tasks: dict[str, TaskID] = {}
         self._bars = Progress(
             TextColumn("{task.description}"),

@@ -34,6 +34,7 @@ from stages.scheduling.counting import RunCounter
 from stages.scheduling.engine.choice import DEFAULT, find_engine
 from stages.scheduling.engine.groups import Event, Group, Report
 from stages.scheduling.grouping import form_groups
+from stages.scheduling.journal import Journal
 
 DVC_CACHE = Path(".dvc/cache/files/md5")
 
@@ -102,11 +103,22 @@ def train_experiment(
         lambda: len(wanted) - sum(not store.has(run_key) for run_key in keys_missing),
     )
 
-    def report_both(event: Event) -> None:
-        report(event)
-        counter.report(event)
+    journal = Journal(
+        store,
+        found.groups,
+        {assignment.spec.run_key: f"{name}.{assignment.label}" for assignment in wanted},
+        engine=engine,
+        profile=params.profile_name,
+        slots=len(devices),
+        held={name: len(wanted) - len(missing)},
+    )
 
-    complete = run_groups(found.groups, store, devices, report_both, stop)
+    def report_to_all(event: Event) -> None:
+        for take in (report, counter.report, journal.report):
+            take(event)
+
+    with journal:
+        complete = run_groups(found.groups, store, devices, report_to_all, stop)
     trained = [assignment for assignment in wanted if store.has(taken[assignment.spec.run_key])]
     if complete or (trained and not stop.is_set()):
         _write_folder(folder, experiment, params, wanted, store, taken)
@@ -140,11 +152,11 @@ def compare(
         EvidenceError, ParamsError: as for `train_experiment`.
     """
     name, folder, equivalences = experiment.name, data / "runs" / experiment.name, read_equivalences(data.parent)
-    packed = _packed(experiment, params, data)
+    packed = read_packed(experiment, params, data)
     wanted = assignments(experiment, params, packed.digest, every_role=only is not None)
     if only is not None:
         wanted = _chosen(wanted, only, name)
-    previous = _previous_specs(folder)
+    previous = previous_specs(folder)
     ways = {assignment.spec.run_key: ways_to(assignment.spec, equivalences) for assignment in wanted}
     keys = {way.run_key for options in ways.values() for way in options}
     _forget_damaged(folder, keys)
@@ -162,7 +174,7 @@ def compare(
     labels = {assignment.spec.run_key: assignment.label for assignment in wanted}
     groups = [
         Group(
-            label=f"{name} {_label([labels[spec.run_key] for spec in specs if spec.run_key in labels])}",
+            label=f"{name} {label_of_group([labels[spec.run_key] for spec in specs if spec.run_key in labels])}",
             specs=specs,
             data=data / "processed" / experiment.dataset,
             is_stack=is_stack,
@@ -217,7 +229,7 @@ def _was_trained_so(folder: Path | None, is_stacked: bool) -> bool:
     return is_of_one_cpu(environment) and ("stacked" in environment) == is_stacked
 
 
-def _label(labels: Sequence[str]) -> str:
+def label_of_group(labels: Sequence[str]) -> str:
     """Label of runs that train together: the arm with its replicates, or the first label and the number of others."""
     arms = {label.rpartition(".")[0] for label in labels}
     if len(arms) == 1:
@@ -239,7 +251,13 @@ def find_experiment(params: Params, name: str) -> Experiment:
     return params.experiments[name]
 
 
-def _packed(experiment: Experiment, params: Params, data: Path) -> PackedInfo:
+def read_packed(experiment: Experiment, params: Params, data: Path) -> PackedInfo:
+    """The description of the experiment's packed data.
+
+    Raises:
+        PackedDataError: they aren't packed.
+        ParamsError: they are stand-ins where the profile wants real data, or the other way round.
+    """
     info = read_info(data / "processed" / experiment.dataset)
     if (info.provenance == "embedded") != (params.profile.data == "embedded"):
         raise ParamsError(
@@ -267,7 +285,7 @@ def _refuse(outcome: Path, fault: str) -> None:
     print(f"  {outcome_here}: not a whole outcome of that run ({fault}); not adopted")
 
 
-def _previous_specs(folder: Path) -> dict[str, Mapping[str, Any]]:
+def previous_specs(folder: Path) -> dict[str, Mapping[str, Any]]:
     """Specs of the runs now in the folder, by label; damaged ones, which are rewritten later, are left out."""
     try:
         run_list = read_run_list(folder)

@@ -1,11 +1,13 @@
-"""The missing trainings of several experiments as one list, the longest first: no device waits at the end for one
-that began last, and none for DVC, which runs its stages one after the other.
+"""The missing trainings of several experiments as one list: no device waits at the end for one that began last, and
+none for DVC, which runs its stages one after the other.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from stages.datasets.rows import count_rows
@@ -15,13 +17,29 @@ from stages.params.experiment import Params
 from stages.runs.store import Store
 from stages.runs.stores import open_store
 from stages.scheduling.engine.choice import find_engine
-from stages.scheduling.engine.groups import Group, Report
+from stages.scheduling.engine.groups import Event, Group, Report
+from stages.scheduling.journal import Journal
 from stages.scheduling.planning import cost_of_run
-from stages.scheduling.runner import compare, find_experiment
+from stages.scheduling.runner import Assignment, compare, find_experiment
+
+Order = Callable[[str, Sequence[Assignment], int], float]
+"""Of an experiment, its runs that train together and how many are stacked: the smallest number begins first."""
+
+
+@dataclass(frozen=True)
+class Queue:
+    """`groups` in the order in which they begin; `names` of their runs by key, `<experiment>.<arm>.<replicate>`.
+
+    `held`: wanted runs that have an outcome, by experiment.
+    """
+
+    groups: list[Group]
+    names: dict[str, str]
+    held: dict[str, int]
 
 
 def train_together(
-    names: Sequence[str],
+    chosen: Mapping[str, Collection[str] | None],
     params: Params,
     *,
     data: Path,
@@ -29,49 +47,75 @@ def train_together(
     report: Report,
     stop: threading.Event,
     engine: str,
-    count: CountFlops,
+    order: Order,
 ) -> tuple[int, int]:
-    """Train what the store lacks of these experiments; returns how many runs were missing and how many still are.
+    """Train what the store lacks of `chosen`; returns how many runs were missing and how many still are.
 
-    The experiments' folders stay as they are: `dvc repro` takes the outcomes from the store.
+    `chosen`: labels `<arm>.<replicate>` by experiment, None for those of the profile.  The experiments' folders stay as
+    they are: `dvc repro` takes the outcomes from the store.
 
     Raises:
         EngineError, EvidenceError, ParamsError, TrainingsKilled: as for `stages.scheduling.runner.train_experiment`.
     """
     run_groups, store = find_engine(engine), open_store()
-    groups = longest_first(names, params, data, store, "cuda" if devices[0].startswith("cuda") else "cpu", count)
-    keys = {run_key for group in groups for run_key in group.run_keys if not store.has(run_key)}
-    run_groups(groups, store, devices, report, stop)
-    return len(keys), sum(not store.has(run_key) for run_key in keys)
+    queue = line_up(chosen, params, data, store, order)
+    journal = Journal(
+        store,
+        queue.groups,
+        queue.names,
+        engine=engine,
+        profile=params.profile_name,
+        slots=len(devices),
+        held=queue.held,
+    )
+
+    def report_both(event: Event) -> None:
+        report(event)
+        journal.report(event)
+
+    with journal:
+        run_groups(queue.groups, store, devices, report_both, stop)
+    return len(queue.names), sum(not store.has(run_key) for run_key in queue.names)
 
 
-def longest_first(
-    names: Sequence[str], params: Params, data: Path, store: Store, device: str, count: CountFlops
-) -> list[Group]:
-    """The groups that these experiments lack, each once, by their time on `device` as the plan has it.
+def line_up(
+    chosen: Mapping[str, Collection[str] | None], params: Params, data: Path, store: Store, order: Order
+) -> Queue:
+    """The groups that are missing of `chosen` (as `train_together` takes it), each run once, in `order`.
 
     Raises:
         EvidenceError, ParamsError: as for `stages.scheduling.runner.train_experiment`.
     """
-    seconds: dict[tuple[str, ...], tuple[float, Group]] = {}
-    known: set[str] = set()
-    for name in names:
-        experiment = find_experiment(params, name)
+    queue = Queue([], {}, {})
+    ranked: list[tuple[float, Group]] = []
+    for name, labels in chosen.items():
         print(f"{name}:")
-        found = compare(experiment, params, data, store)
+        only = None if labels is None else sorted(labels)
+        found = compare(find_experiment(params, name), params, data, store, only)
+        queue.held[name] = len(found.wanted) - len(found.missing)
+        missing = {assignment.spec.run_key: assignment for assignment in found.missing}
+        for group in found.groups:
+            runs = [missing[key] for key in group.run_keys if key in missing and key not in queue.names]
+            queue.names.update({run.spec.run_key: f"{name}.{run.label}" for run in runs})
+            if runs:
+                ranked.append((order(name, runs, len(group.specs) if group.is_stack else 1), group))
+    queue.groups.extend(group for _, group in sorted(ranked, key=lambda one: one[0]))
+    return queue
+
+
+def longest_first(params: Params, device: str, count: CountFlops) -> Order:
+    """By the time on `device` (`cpu` or `cuda`) as the plan has it."""
+
+    @cache
+    def cost_in(name: str) -> Callable[[PlannedRun, int], float]:
+        experiment = find_experiment(params, name)
         source = params.datasets[experiment.dataset]
         rows = count_rows(experiment.dataset, source, is_stand_in=params.profile.data == "embedded")
-        planned = {assignment.spec.run_key: assignment.planned for assignment in found.missing}
+        scored = params.profile.test_rows or rows.test
 
         def cost(run: PlannedRun, together: int) -> float:
-            scored = params.profile.test_rows or rows.test  # noqa: B023  (called before the next turn)
-            priced = cost_of_run(run, rows, source, params.rates, count, scored, together=together)  # noqa: B023
-            return priced.seconds[device]
+            return cost_of_run(run, rows, source, params.rates, count, scored, together=together).seconds[device]
 
-        for group in found.groups:
-            keys = [run_key for run_key in group.run_keys if run_key in planned and run_key not in known]
-            known.update(keys)
-            if keys:
-                together = len(group.specs) if group.is_stack else 1
-                seconds[group.run_keys] = sum(cost(planned[key], together) for key in keys), group
-    return [group for _, group in sorted(seconds.values(), key=lambda one: -one[0])]
+        return cost
+
+    return lambda name, runs, together: -sum(cost_in(name)(run.planned, together) for run in runs)

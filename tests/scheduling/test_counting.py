@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.scheduling.counting import Count, RunCounter, read_count
+from stages.scheduling.counting import Count, RunCounter, StageTimes, read_count
 from stages.scheduling.engine.groups import Event
 
 
@@ -33,3 +33,32 @@ def test_without_anybody_who_asks_nothing_is_counted(monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("CLAIMCHECK_COUNT", raising=False)
     counter = RunCounter("train@a", 6, lambda: pytest.fail("it looked"))
     counter.report(Event(kind="finished", label="alone"))
+
+
+def test_what_is_left_of_a_repro_is_told_by_stages_of_the_same_verb() -> None:
+    """A stage weighs as many runs as it has; until one of each verb was seen nobody can say."""
+    times = StageTimes({"inputs": 1, "train@a": 2, "evaluate@a": 2, "train@b": 6, "evaluate@b": 6, "record": 1})
+    times.start("inputs")
+    assert times.left(1, None) is None
+    times.end(1)
+    times.start("train@a")
+    assert times.left(5, 15) is None, "nothing is known of evaluation"
+    times.end(20)
+    times.start("evaluate@a")
+    times.end(4)
+    times.start("train@b")
+    assert times.left(12, None) == pytest.approx(6 * 10 - 12 + 6 * 2)
+    assert times.left(12, 30) == pytest.approx(30 + 6 * 2), "the stage itself knows better"
+    times.end(60)
+    assert times.left(0, None) == pytest.approx(12)
+
+
+def test_stages_that_were_unchanged_so_far_let_expect_more_of_them() -> None:
+    times = StageTimes({f"train@{name}": 1 for name in "abcd"})
+    times.skip("train@a")
+    assert times.left(0, None) == 0, "all that was seen is unchanged"
+    times.start("train@b")
+    times.end(10)
+    assert times.left(0, None) == pytest.approx(2 * 10 / 2)
+    times.start("train@c")
+    assert times.left(4, None) == pytest.approx(10 - 4 + 10 / 2), "this one runs for sure"

@@ -12,7 +12,7 @@ import yaml
 from stages.evaluation.flops import FlopCounts
 from stages.params.experiment import load_params
 from stages.runs.store import RunStore
-from stages.scheduling.together import longest_first
+from stages.scheduling.together import line_up, longest_first
 from tests.project import EXPERIMENT, edit, environment, make_project
 
 OTHER = "tiny-other"
@@ -46,12 +46,31 @@ def claimcheck(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_longest_comes_first_and_a_shared_training_once(project: Path) -> None:
-    groups = longest_first(
-        [EXPERIMENT, OTHER], load_params(), Path("data"), RunStore(Path("data/store")), "cpu", FlopCounts().count
-    )
-    labels = [group.label for group in groups]
+    params, store = load_params(), RunStore(Path("data/store"))
+    order = longest_first(params, "cpu", FlopCounts().count)
+    queue = line_up({EXPERIMENT: None, OTHER: None}, params, Path("data"), store, order)
+    labels = [group.label for group in queue.groups]
     assert labels[0] == f"{OTHER} ninformer.0"
     assert sorted(labels[1:]) == [f"{EXPERIMENT} ninformer.0", f"{EXPERIMENT} vit.0"]
+    assert sorted(queue.names.values()) == [
+        f"{EXPERIMENT}.ninformer.0",
+        f"{EXPERIMENT}.vit.0",
+        f"{OTHER}.ninformer.0",
+    ]
+    assert queue.held == {EXPERIMENT: 0, OTHER: 0}
+
+
+def test_chosen_runs_begin_in_the_order_that_is_asked_for(project: Path) -> None:
+    params, store = load_params(), RunStore(Path("data/store"))
+    places = {f"{EXPERIMENT}.vit": 1.0, f"{OTHER}.ninformer": 0.0}
+    queue = line_up(
+        {EXPERIMENT: ["vit.0"], OTHER: ["ninformer.0"]},
+        params,
+        Path("data"),
+        store,
+        lambda name, runs, together: places[f"{name}.{runs[0].planned.arm}"],
+    )
+    assert [group.label for group in queue.groups] == [f"{OTHER} ninformer.0", f"{EXPERIMENT} vit.0"]
 
 
 def test_what_was_trained_together_is_taken_from_the_store(project: Path) -> None:

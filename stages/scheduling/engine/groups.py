@@ -36,6 +36,7 @@ class Group:
 class Event:
     """An event of a group; `progress` is the worker's `Progress` as a dict, `owner` the lease's owner.
 
+    `runs`: how many train at once.  `device`: what they train on, said as they start; `node`: the machine, "" for this.
     `runs`: how many train at once.  `memory`: there wasn't enough, it will be tried once more, alone on its device.
     `lost`: its process or machine is gone, and it is trained again.
     """
@@ -46,6 +47,8 @@ class Event:
     progress: dict[str, Any] | None = None
     message: str = ""
     owner: str = ""
+    device: str = ""
+    node: str = ""
 
 
 Report = Callable[[Event], None]

@@ -123,7 +123,8 @@ def _train(
     published = [run_key for run_key in group.run_keys if store.has(run_key)]
     missing = [spec for spec in group.specs if spec.run_key not in published]
     is_stack = group.is_stack and worker.can_stack(device)
-    report(Event(kind="started", label=group.label, runs=len(group.specs) if is_stack else 1))
+    runs = len(group.specs) if is_stack else 1
+    report(Event(kind="started", label=group.label, runs=runs, device=_in_use(worker, device)))
     for specs in [group.specs] if is_stack else [(spec,) for spec in missing]:
         if should_stop():
             return True
@@ -157,6 +158,14 @@ def _train(
         else:
             report(Event(kind="finished", label=group.label))
     return True
+
+
+def _in_use(worker: Any, device: str) -> str:
+    """The device that this name chooses; the name itself where there is none, which the training will say."""
+    try:
+        return str(worker.pick_device(device))
+    except ValueError:
+        return device
 
 
 class _Reporter:

@@ -1,0 +1,190 @@
+"""What to train next within a budget: the trainings that bring most claims to their next planned look per second."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+
+from stages.commands.command import Answer
+from stages.commands.terminal import Column, Rows, Terminal, in_words
+from stages.params.experiment import Params, ParamsError, load_params
+from stages.priorities.choice import Step
+from stages.priorities.looks import PROFILE, NextLook, RunName
+from stages.priorities.proposal import Proposal, propose
+from stages.scheduling.planning import two_digits
+from stages.scheduling.progress import ProgressDisplay
+from stages.scheduling.runner import Assignment, find_experiment
+from stages.scheduling.together import train_together
+from stages.verdicts.power import in_percent
+
+_UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
+_CHANCES = ("supported", "reproduced", "not_reproduced")
+"""Of `stages.verdicts.Power`."""
+
+
+def seconds_of(text: str) -> float:
+    """A duration such as `90min`, `2h` or `1.5d`, in seconds.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|h|d)", text)
+    if match is None or not float(match[1]):
+        raise argparse.ArgumentTypeError(f"{text!r} is no duration; expected a number with s, min, h or d, as in 2h")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def next_trainings(options: argparse.Namespace) -> Answer:
+    """What to train within the budget; with `--run`, it is trained."""
+    params = load_params()
+    names = [find_experiment(params, name).name for name in options.experiments]
+    if options.run and params.profile_name != PROFILE:
+        raise ParamsError(f"params.yaml has the profile {params.profile_name}; first: claimcheck profile {PROFILE}")
+    found = propose(Path(), params, options.device, budget=options.budget, experiments=names)
+    steps, looks, lacking, seconds = found.steps, found.looks, found.lacking, found.seconds
+    reached = {name for step in steps for name in step.completed}
+    costs = [sum(seconds[run] for run in runs) for name, runs in lacking.items() if runs and name not in reached]
+    document = {
+        "device": options.device,
+        "budget_seconds": options.budget,
+        **_told(steps, params, options.device),
+        "steps": [_step(step, looks) for step in steps],
+        "trained": [name for name, runs in lacking.items() if not runs],
+        "left": {"claims": len(costs), "cheapest_seconds": min(costs, default=None)},
+    }
+    if not options.run or not steps:
+        return Answer(document=document, shown=list(_show(document, params)))
+    if not options.json:
+        for part in _show(document, params):
+            Terminal().print(part, soft_wrap=isinstance(part, str))
+    is_complete = _train(found, params, options)
+    document["is_trained"] = is_complete
+    said = "trained; `make repro` evaluates and judges them" if is_complete else "not all of it was trained; see above"
+    return Answer(document=document, shown=[said], code=0 if is_complete else 1)
+
+
+def _train(proposal: Proposal, params: Params, options: argparse.Namespace) -> bool:
+    """Train what is proposed, in its order; on Ctrl-C states are saved, and the next call goes on."""
+    places = {run: number for number, step in enumerate(proposal.steps) for run in step.items}
+    chosen: dict[str, list[str]] = defaultdict(list)
+    for run in places:
+        chosen[run.experiment].append(f"{run.arm}.{run.replicate}")
+
+    def place(experiment: str, runs: Sequence[Assignment], together: int) -> float:
+        names = [RunName(experiment, run.planned.arm, run.planned.replicate_index) for run in runs]
+        return min(places.get(name, len(places)) for name in names)
+
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    devices = os.environ.get("CLAIMCHECK_DEVICE", "auto").split(",")
+    with ProgressDisplay(sys.stderr if options.json else sys.stdout) as display:
+        _, left = train_together(
+            chosen,
+            params,
+            data=Path("data"),
+            devices=devices if len(devices) > 1 else devices * params.profile.slots,
+            report=display.report,
+            stop=stop,
+            engine=options.engine,
+            order=place,
+        )
+    return left == 0
+
+
+def _told(steps: Sequence[Step[RunName]], params: Params, device: str) -> dict[str, float]:
+    seconds = sum(step.seconds for step in steps)
+    return {"seconds": seconds, "usd": seconds / 3600 * params.rates[device].usd_per_hour}
+
+
+def _step(step: Step[RunName], looks: Mapping[str, NextLook]) -> dict[str, Any]:
+    return {
+        "seconds": step.seconds,
+        "runs": [run.label for run in step.items],
+        "claims": [_claim(looks[name]) for name in step.completed],
+    }
+
+
+def _claim(look: NextLook) -> dict[str, Any]:
+    power = {name: getattr(look.power, name) for name in _CHANCES} if look.power else None
+    return {"claim": look.claim.id, "look": look.at, "planned": look.planned, "power": power}
+
+
+def _show(document: Mapping[str, Any], params: Params) -> Iterator[RenderableType]:
+    device, steps = document["device"], document["steps"]
+    budget = f"{in_words(document['budget_seconds'])} of {params.rates[device].device}"
+    if trained := document["trained"]:
+        yield f"{_claims(len(trained))} at a look whose trainings are all there: `make repro` judges them"
+    left = document["left"]
+    if not steps:
+        cheapest = left["cheapest_seconds"]
+        yield (
+            f"nothing fits in {budget}: the cheapest look takes {two_digits(cheapest / 3600)} h"
+            if cheapest is not None
+            else "no claim waits for a training"
+        )
+        return
+    runs, claims = ([one for step in steps for one in step[part]] for part in ("runs", "claims"))
+    yield (
+        f"{budget}: {len(runs)} trainings bring {_claims(len(claims))} to their next look; planned are "
+        f"{in_words(document['seconds'])} and {document['usd']:.2f} USD"
+    )
+    yield ""
+    rows = [
+        [name, patterns, two_digits(step["seconds"] / 3600), str(len(step["claims"]))]
+        for step in steps
+        for name, patterns in _by_experiment(step["runs"])
+    ]
+    yield Rows([Column("experiment", left=True), Column("runs", left=True), Column("hours"), Column("claims")], rows)
+    yield ""
+    columns = [Column("claim", left=True), Column("look", left=True)]
+    columns += [Column("supported"), Column("reproduced", 1), Column("not\nreproduced", 2)]
+    yield Rows(columns, [[one["claim"], _look(one), *_chances(one["power"])] for one in claims])
+    yield "Chances are those at the plan's end where the paper is right; not reproduced: where it is two margins off."
+    if left["claims"]:
+        yield ""
+        yield f"{_claims(left['claims'])} would take longer"
+
+
+def _claims(number: int) -> str:
+    return "1 claim" if number == 1 else f"{number} claims"
+
+
+def _by_experiment(labels: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Experiments with patterns as `--runs` of `stages.train` takes them: `resnet20.[012]`."""
+    replicates: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for label in labels:
+        arm, _, replicate = label.rpartition(".")
+        experiment, _, arm = arm.partition(".")
+        replicates[experiment][arm].append(replicate)
+    for experiment, arms in replicates.items():
+        yield experiment, " ".join(_pattern(arm, which) for arm, which in arms.items())
+
+
+def _pattern(arm: str, replicates: Sequence[str]) -> str:
+    digits = "".join(which for which in replicates if len(which) == 1)
+    longer = [f"{arm}.{which}" for which in replicates if len(which) > 1]
+    return " ".join([f"{arm}.[{digits}]" if len(digits) > 1 else f"{arm}.{digits}"] * bool(digits) + longer)
+
+
+def _look(claim: Mapping[str, Any]) -> str:
+    return (
+        f"at {claim['look']}, the last"
+        if claim["look"] == claim["planned"]
+        else f"at {claim['look']} of {claim['planned']}"
+    )
+
+
+def _chances(power: Mapping[str, float | None] | None) -> list[str]:
+    known = (power or {}).get
+    return ["" if (chance := known(name)) is None else in_percent(chance) for name in _CHANCES]

@@ -1,0 +1,173 @@
+"""`claimcheck crate`, read by programs that aren't ours: RO-Crate's validator, and rdflib by a question in SPARQL."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages.results import ClaimFilter, list_judged, open_results
+from stages.upkeep.crate import PROFILE, CrateError, write_crate
+from tests.project import REPOSITORY
+
+HERE = Path(__file__).parent
+QUESTION = """
+    PREFIX s: <http://schema.org/>
+    SELECT ?training ?key WHERE {
+      ?review s:itemReviewed/s:name "dac.sgemm.gain" ; s:isBasedOn ?outcome .
+      ?training a s:CreateAction ; s:result ?outcome .
+      ?outcome s:identifier ?key
+    }
+"""
+HONEST = (
+    "The Action SHOULD have an endTime in ISO 8601 format",  # nobody noted when a training ended
+    "The Application SHOULD have a url",  # there is no public address
+    "The organization SHOULD have a URL",
+    "The SoftwareApplication id SHOULD be an absolute URI",  # it is said of the class itself
+)
+"""What the validator recommends and the crate can't say."""
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of git as a fresh clone has them, without results of a working tree."""
+    folder = tmp_path_factory.mktemp("clone")
+    for name in ("CITATION.cff", "LICENSE", "NOTICE", "dvc.yaml", "params.yaml", "params", "pyproject.toml"):
+        (folder / name).symlink_to(REPOSITORY / name)
+    for name in ("requirements", "stages"):
+        (folder / name).symlink_to(REPOSITORY / name)
+    (folder / "data").mkdir()
+    for name in ("evidence", "models", "claims.csv", "claims-history.jsonl"):
+        (folder / "data" / name).symlink_to(REPOSITORY / "data" / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def crate(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("crates") / "crate"
+    write_crate(clone, folder)
+    return folder
+
+
+def graph(crate: Path) -> dict[str, dict[str, Any]]:
+    document = json.loads((crate / "ro-crate-metadata.json").read_text())
+    return {entity["@id"]: entity for entity in document["@graph"]}
+
+
+def digest(folder: Path) -> str:
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    told = "".join(f"{path.relative_to(folder)} {hashlib.sha256(path.read_bytes()).hexdigest()}\n" for path in files)
+    return hashlib.sha256(told.encode()).hexdigest()
+
+
+def test_the_same_files_give_the_same_bytes(clone: Path, crate: Path, tmp_path: Path) -> None:
+    written = write_crate(clone, tmp_path / "again")
+    assert digest(tmp_path / "again") == digest(crate)
+    assert (written.trainings, written.verdicts) == (published(), len(claims()))
+    with pytest.raises(CrateError, match="again is there already"):
+        write_crate(clone, tmp_path / "again")
+
+
+def published() -> int:
+    folder = REPOSITORY / "data" / "evidence"
+    files = (path for path in folder.glob("*.jsonl") if path.name != "equivalences.jsonl")
+    return sum(len(path.read_bytes().splitlines()) for path in files)
+
+
+def claims() -> list[str]:
+    return (REPOSITORY / "data" / "claims.csv").read_text().splitlines()[1:]
+
+
+def test_a_training_names_what_went_in_and_what_came_out(crate: Path) -> None:
+    entities = graph(crate)
+    line = json.loads((REPOSITORY / "data" / "evidence" / "dac-sgemm.jsonl").read_text().splitlines()[0])
+    result, origin = line["result"], line["origin"]
+    name = f"{result['experiment']}.{result['arm']}.{result['replicate']}"
+    tail = f"{name}-{result['run_key'][:12]}-{result['environment_digest']}"
+    training, outcome = entities[f"#training-{tail}"], entities[f"#outcome-{tail}"]
+    assert training["instrument"] == {"@id": f"swh:1:rev:{origin['revision']}"}
+    objects = [entities[one["@id"]] for one in training["object"]]
+    assert objects[0]["identifier"] == result["data"]["digest"]
+    assert hashlib.sha256(objects[1]["text"].encode()).hexdigest() == result["run_key"], "the key, from what it is of"
+    assert objects[2]["@id"] == "params/dac-sgemm.yaml" and (crate / "params" / "dac-sgemm.yaml").is_file()
+    environment = entities[training["environment"]["@id"]]
+    assert json.loads(environment["value"]) == result["environment"]
+    assert training["result"] == {"@id": outcome["@id"]} and outcome["sha256"] == result["weights_sha256"]
+    numbers = {entities[one["@id"]]["name"]: entities[one["@id"]]["value"] for one in outcome["variableMeasured"]}
+    assert numbers.items() <= {row["metric"]: row["value"] for row in result["metrics"]}.items() and numbers
+
+
+def test_the_crate_names_its_profile_licence_and_authors_and_every_file_it_holds(crate: Path) -> None:
+    entities = graph(crate)
+    root = entities["./"]
+    assert root["conformsTo"] == {"@id": PROFILE} and root["license"] == {"@id": "https://spdx.org/licenses/Apache-2.0"}
+    assert entities[root["author"]["@id"]]["name"] == "The Claimcheck authors"
+    files = {path.relative_to(crate).as_posix() for path in crate.rglob("*") if path.is_file()}
+    described = {name for name in entities if (crate / name).is_file()}
+    assert {name for name in files - described if not name.startswith("stages/")} == set()
+    assert (
+        "stages/" in entities and (crate / "stages" / "cli.py").is_file() and not any("__pycache__" in f for f in files)
+    )
+    assert len(root["mentions"]) == published() + 1, "every training, and the judging"
+
+
+@pytest.fixture(scope="session")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment with the packages of `reader.lock`, each by its hash."""
+    folder = tmp_path_factory.mktemp("reader")
+    uv = shutil.which("uv", path=str(Path(sys.executable).parent))
+    assert uv, "uv is in the pipeline's lock"
+    python = folder / "bin" / "python"
+    install = ["pip", "install", "--python", str(python), "--require-hashes", "-r", str(HERE / "reader.lock")]
+    for words in (["venv", "--python", sys.executable, str(folder)], install):
+        done = subprocess.run([uv, *words], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    return python
+
+
+def ask(reader: Path, crate: Path, *question: str) -> Any:
+    spec = find_spec("rocrate")
+    assert spec is not None and spec.origin is not None
+    context = Path(spec.origin).parent / "data" / "ro-crate.jsonld"
+    words = [str(reader), "-I", str(HERE / "reader.py"), str(context), str(crate), *question]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.network
+@pytest.mark.timeout(600)
+def test_the_validator_finds_nothing_that_the_profile_requires(reader: Path, crate: Path, tmp_path: Path) -> None:
+    issues = ask(reader, crate)
+    assert [one for one in issues if not one.partition(": ")[2].startswith(HONEST)] == []
+    broken = Path(shutil.copytree(crate, tmp_path / "broken"))
+    path = broken / "ro-crate-metadata.json"
+    path.write_text(path.read_text().replace('"instrument"', '"tool"'))
+    found = ask(reader, broken)
+    assert any(one.startswith("REQUIRED: The Action MUST have an instrument") for one in found), "it can fail"
+
+
+@pytest.mark.network
+@pytest.mark.timeout(600)
+def test_rdflib_tells_which_trainings_decided_a_claim(reader: Path, crate: Path, published_database: str) -> None:
+    rows = ask(reader, crate, QUESTION)
+    with open_results(published_database)() as session:
+        (one,) = (one for one in list_judged(session, ClaimFilter()) if one.claim.id == "dac.sgemm.gain")
+        behind = {run.result.run_key for run in one.verdict.runs}
+    assert {key for _, key in rows} == behind and len(rows) == len(behind) > 100
+
+
+@pytest.fixture(scope="module")
+def published_database(tmp_path_factory: pytest.TempPathFactory) -> str:
+    from stages.recording import record
+
+    path = str(tmp_path_factory.mktemp("database") / "results.db")
+    record(REPOSITORY, path, evidence_only=True)
+    return path

@@ -1,0 +1,217 @@
+"""Journals of trainings, and what a watcher makes of them: with real leases, and with a real process that is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec
+from stages.runs.store import FolderScratch, RunStore
+from stages.scheduling.engine.groups import Event, Group
+from stages.scheduling.engine.leases import EXPIRY_SECONDS
+from stages.scheduling.engine.opening import open_leases
+from stages.scheduling.engine.owner import process_identity
+from stages.scheduling.journal import PREFIX, Journal, read_sessions
+from stages.scheduling.watching import Row, Watched, watch
+from tests.project import EXPERIMENT, make_project, start_training, train
+
+PRICES = {"cpu": 0.36}
+PROGRESS = {"epoch": 1, "epochs": 4, "step": 25, "total_steps": 100, "samples_per_second": 50.0, "scores": {}}
+
+
+def spec(seed: int) -> RunSpec:
+    protocol = Protocol(optimizer=OptimizerSpec(name="sgd", lr=0.1), batch_size=1, epochs=1)
+    model = ModelSpec(path="m:M", arguments={})
+    return RunSpec(model=model, protocol=protocol, data_digest="", replicate=Replicate(seed=seed), code={})
+
+
+GROUPS = [Group(label=f"a x.{seed}", specs=(spec(seed),), data=Path()) for seed in range(3)]
+NAMES = {group.run_keys[0]: f"a.x.{seed}" for seed, group in enumerate(GROUPS)}
+
+
+def journal(store: RunStore, groups: list[Group] = GROUPS) -> Journal:
+    return Journal(store, groups, NAMES, engine="local", profile="smoke", slots=1, held={"a": 2})
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    return RunStore(tmp_path / "store")
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Both clocks of journals, to be set."""
+    told = [1000.0]
+    monkeypatch.setattr("stages.scheduling.journal.time.time", lambda: told[0])
+    monkeypatch.setattr("stages.scheduling.journal.time.monotonic", lambda: told[0])
+    return told
+
+
+def only_row(watched: Watched) -> Row:
+    (row,) = watched.rows
+    return row
+
+
+def test_a_watcher_sees_states_speed_costs_and_what_is_left(store: RunStore, now: list[float]) -> None:
+    leases = open_leases(store)
+    with journal(store) as written:
+        lease = leases.claim(*GROUPS[0].run_keys)
+        assert lease is not None
+        written.report(Event(kind="started", label="a x.0", device="cpu"))
+        now[0] += 100
+        written.report(Event(kind="progress", label="a x.0", progress=PROGRESS))
+        seen = watch(store, PRICES, now[0])
+        row = only_row(seen)
+        assert (row.experiment, row.node, row.samples_per_second) == ("a", written.session.node, 50)
+        assert {state: n for state, n in row.runs.items() if n} == {"running": 1, "waiting": 2}
+        assert (row.seconds, row.left_seconds) == (100, pytest.approx(300 + 2 * 400)), "a quarter took 100 s"
+        assert (row.usd, row.left_usd) == (pytest.approx(0.01), pytest.approx(0.11))
+        assert seen.left_seconds == pytest.approx(1100)
+        written.report(Event(kind="finished", label="a x.0"))
+        written.report(Event(kind="started", label="a x.1", device="cpu"))
+        written.report(Event(kind="failed", label="a x.1", message="Traceback\nValueError: loss"))
+        now[0] += 100
+        written.report(Event(kind="waiting", label="a x.2", message="process 7 on there"))
+        seen = watch(store, PRICES, now[0])
+        assert {state: n for state, n in only_row(seen).runs.items() if n} == {"done": 1, "failed": 1, "waiting": 1}
+        assert list(seen.finished) == ["a.x.0"] and seen.is_live
+        assert [group.message for group in seen.sessions[0].groups] == [
+            "",
+            "ValueError: loss",
+            "waits for process 7 on there",
+        ]
+    seen = watch(store, PRICES, now[0])
+    assert not seen.is_live and only_row(seen).runs["stopped"] == 1 and seen.left_seconds == 0
+
+
+def test_what_costs_are_unknown_for_is_left_out_and_not_called_free(store: RunStore, now: list[float]) -> None:
+    with journal(store) as written:
+        open_leases(store).claim(*GROUPS[0].run_keys)
+        written.report(Event(kind="started", label="a x.0", device="tpu:0"))
+        now[0] += 10
+        written.report(Event(kind="waiting", label="a x.1"))
+        row = only_row(watch(store, PRICES, now[0]))
+    assert (row.seconds, row.usd, row.left_seconds, row.left_usd) == (10, None, None, None)
+
+
+def test_only_a_lease_makes_a_training_run(store: RunStore, now: list[float]) -> None:
+    with journal(store) as written:
+        written.report(Event(kind="started", label="a x.0", device="cpu"))
+        now[0] += 10
+        written.report(Event(kind="progress", label="a x.0", progress=PROGRESS))
+        assert only_row(watch(store, PRICES, now[0])).runs["lost"] == 1, "nobody holds the lease"
+
+
+def test_a_dead_owner_runs_nothing_whatever_its_journal_says(store: RunStore) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    owner = process_identity(child.pid)
+    assert open_leases(store, owner).claim(*GROUPS[0].run_keys) is not None
+    written = journal(store)
+    written.session.owner = owner
+    written.report(Event(kind="started", label="a x.0", device="cpu"))
+    assert only_row(watch(store, PRICES, time.time())).runs["running"] == 1
+    child.kill()
+    child.wait()
+    seen = watch(store, PRICES, time.time())
+    assert {state: n for state, n in only_row(seen).runs.items() if n} == {"lost": 1, "stopped": 2}
+    assert not seen.is_live
+
+
+def test_a_machine_that_fell_silent_runs_nothing(store: RunStore, now: list[float]) -> None:
+    """Of a process elsewhere nobody here knows whether it lives: its silence decides, as for its lease."""
+    written = journal(store)
+    written.session.owner = "elsewhere:boot:1:7:9"
+    open_leases(store, written.session.owner).claim(*GROUPS[0].run_keys)
+    written.report(Event(kind="started", label="a x.0", device="cpu", node="elsewhere"))
+    row, waiting = sorted(
+        watch(store, PRICES, now[0] + EXPIRY_SECONDS / 2, ["a"]).rows, key=lambda row: row.node != "elsewhere"
+    )
+    assert (row.node, row.runs["running"], waiting.runs["waiting"]) == ("elsewhere", 1, 2)
+    row, stopped = sorted(
+        watch(store, PRICES, now[0] + 2 * EXPIRY_SECONDS).rows, key=lambda row: row.node != "elsewhere"
+    )
+    assert (row.runs["lost"], row.runs["running"], stopped.runs["stopped"]) == (1, 0, 2)
+    assert watch(store, PRICES, now[0], ["b"]).rows == []
+
+
+def test_of_two_processes_the_one_that_trains_is_told(store: RunStore, now: list[float]) -> None:
+    with journal(store, GROUPS[:1]) as first, journal(store, GROUPS[:1]) as second:
+        open_leases(store).claim(*GROUPS[0].run_keys)
+        first.report(Event(kind="started", label="a x.0", device="cpu"))
+        now[0] += 10
+        first.report(Event(kind="progress", label="a x.0", progress=PROGRESS))
+        second.report(Event(kind="waiting", label="a x.0", message="the first"))
+        row = only_row(watch(store, PRICES, now[0]))
+        assert {state: n for state, n in row.runs.items() if n} == {"running": 1}
+
+
+def test_progress_is_written_seldom_and_its_end_always(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: list[str] = []
+    save = FolderScratch.save
+
+    def counted(self: FolderScratch, name: str, content: bytes) -> None:
+        saved.append(name)
+        save(self, name, content)
+
+    monkeypatch.setattr(FolderScratch, "save", counted)
+    with journal(store) as written:
+        for step in range(1, 101):
+            written.report(Event(kind="progress", label="a x.0", progress=PROGRESS | {"step": step}))
+        assert len(saved) == 1
+    assert len(saved) == 2 and saved[0].startswith(PREFIX)
+    ((_, session),) = read_sessions(store.scratch)
+    assert session.ended and session.groups[0].share == 1
+
+
+def test_a_store_that_takes_no_progress_stops_no_training(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
+    store.root.mkdir(parents=True)
+    (store.root / "work").write_text("a file where the folder belongs")
+    with journal(store) as written:
+        written.report(Event(kind="started", label="a x.0"))
+    said = capsys.readouterr().err
+    assert said.startswith("progress can't be written for `claimcheck status`: ") and said.count("\n") == 1
+
+
+def test_journals_of_the_past_go_and_foreign_ones_are_passed_over(store: RunStore) -> None:
+    for _ in range(25):
+        with journal(store):
+            pass
+    store.scratch.save(f"{PREFIX}foreign/progress.json", b'{"written by": "another version"}')
+    assert len(list(read_sessions(store.scratch))) == 21, "twenty that have ended, and the last one"
+    assert watch(store, PRICES, time.time()).sessions
+
+
+def test_without_a_journal_nothing_is_created(store: RunStore) -> None:
+    assert watch(store, PRICES, 0.0) == Watched(sessions=(), rows=(), finished=(), left_seconds=None)
+    assert not store.root.exists()
+
+
+@pytest.mark.slow
+def test_a_killed_training_is_lost_and_its_successor_is_done(tmp_path: Path) -> None:
+    """Real processes: one is killed in the middle, the next one finishes the runs."""
+    project = make_project(tmp_path, epochs=3000)
+    store = RunStore(project / "data" / "store")
+    first = start_training(project)
+    try:
+        deadline = time.monotonic() + 60
+        while not any(row.runs["running"] for row in watch(store, PRICES, time.time()).rows):
+            assert time.monotonic() < deadline and first.poll() is None
+            time.sleep(0.2)
+    finally:
+        os.killpg(first.pid, signal.SIGKILL)
+        first.communicate()
+    seen = watch(store, PRICES, time.time())
+    assert not seen.is_live and seen.rows[0].runs["running"] == 0 and seen.rows[0].runs["lost"] >= 1
+    params = project / "params.yaml"
+    params.write_text(params.read_text().replace("epochs: 3000", "epochs: 2"))
+    train(project)
+    seen = watch(store, PRICES, time.time())
+    assert set(seen.finished) == {f"{EXPERIMENT}.vit.0", f"{EXPERIMENT}.ninformer.0"}
+    done = seen.sessions[-1]
+    assert [(group.state, group.device) for group in done.groups] == [("done", "cpu")] * 2 and done.ended
