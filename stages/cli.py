@@ -140,7 +140,6 @@ COMMANDS = {
         add_to=add_run,
         run=training.run,
         codes={1: "a training failed or was stopped; the others are in the store"},
-        has_json=False,
     ),
     "plan": Command(
         does="Say what the trainings will cost, on each device and under each profile, and which are done.",

@@ -27,6 +27,8 @@ IMPORT_BY_NAME = {
     "preloaded.py",  # libraries alone
     "scheduling/engine/choice.py",  # engines
     "scheduling/engine/local.py",  # the worker
+    "scheduling/engine/ray_bridge.py",  # the worker
+    "scheduling/engine/ray_task.py",  # the worker
     "proving/driver.py",  # in no stage: what another revision's tree calls the same
     "papers/__init__.py",  # the paper's models
     "training/stacked.py",  # stacks a model's networks

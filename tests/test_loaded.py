@@ -71,17 +71,18 @@ TRAIN_WITH_AN_EDIT = f"""
 import re, sys, threading
 from pathlib import Path
 from stages.scheduling import runner
+from stages.scheduling.engine import local
 from stages.params.experiment import load_params
 path = Path({MODEL!r})
 source = path.read_text()
-names = runner.run_groups
+names = local.run_groups
 def edit_first(*arguments):
     path.write_text(source.replace("GELU", "Tanh").replace("gelu", "tanh") + "EDITED = 1\\n")
     try:
         return names(*arguments)
     finally:
         path.write_text(source)
-runner.run_groups = edit_first
+local.run_groups = edit_first
 events = []
 done = runner.train_experiment({EXPERIMENT!r}, load_params(), data=Path("data"), devices=["cpu"],
     report=events.append, stop=threading.Event())

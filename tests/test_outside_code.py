@@ -103,16 +103,17 @@ def test_an_edit_of_a_users_module_while_it_trains_publishes_nothing(checkout: P
 import threading
 from pathlib import Path
 from stages.scheduling import runner
+from stages.scheduling.engine import local
 from stages.params.experiment import load_params
 path = Path("mine/helpers.py")
-run_groups = runner.run_groups
+run_groups = local.run_groups
 def edit_first(*arguments):
     path.write_text("SLOPE = 0.5\\n")
     try:
         return run_groups(*arguments)
     finally:
         path.write_text("SLOPE = 0.01\\n")
-runner.run_groups = edit_first
+local.run_groups = edit_first
 events = []
 runner.train_experiment({EXPERIMENT!r}, load_params(), data=Path("data"), devices=["cpu"],
     report=events.append, stop=threading.Event(), only=["vit.0"])

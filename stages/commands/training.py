@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import sys
 import threading
+from contextlib import redirect_stdout
 from pathlib import Path
 
 from stages.commands.command import Answer, UsageError
@@ -44,7 +46,8 @@ def run(options: argparse.Namespace) -> Answer:
     devices, counts, stop = options.device.split(","), FlopCounts(), threading.Event()
     before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        with ProgressDisplay() as display:
+        out = sys.stderr if options.json else sys.stdout  # the document stands alone
+        with redirect_stdout(out), ProgressDisplay(out) as display:
             missing, left = train_together(
                 dict.fromkeys(names),
                 params,
@@ -60,6 +63,7 @@ def run(options: argparse.Namespace) -> Answer:
             signal.signal(number, handler)
     counts.save()
     shown = f"{missing - left} of {missing} missing runs trained"
+    document = {"missing": missing, "trained": missing - left}
     if left:
-        return Answer(document=None, shown=[f"{shown}; the same command goes on with the rest"], code=1)
-    return Answer(document=None, shown=[f"{shown}; `make repro` evaluates and records them"])
+        return Answer(document=document, shown=[f"{shown}; the same command goes on with the rest"], code=1)
+    return Answer(document=document, shown=[f"{shown}; `make repro` evaluates and records them"])

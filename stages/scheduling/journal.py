@@ -108,7 +108,7 @@ class Journal:
     ) -> None:
         """`names`: the label `<experiment>.<arm>.<replicate>` of each wanted run, by its key."""
         now, owner = time.time(), process_identity(os.getpid())
-        self._scratch, self._next, self._told = store.scratch, 0.0, False
+        self._scratch, self._next, self._fault = store.scratch, 0.0, ""
         self._work = f"{PREFIX}{owner.replace(':', '-').replace('/', '-')}-{time.monotonic_ns()}"
         self._groups = {
             group.label: GroupState(
@@ -143,6 +143,8 @@ class Journal:
         self.session.ended = time.time()
         if self._groups:
             self._write()
+        if self._fault and error is None:  # else what ended the training says it
+            print(f"progress couldn't be written for `claimcheck status`: {self._fault}", file=sys.stderr)
 
     def report(self, event: Event) -> None:
         """Take in an event, and write at most every few seconds."""
@@ -177,9 +179,7 @@ class Journal:
         try:
             self._scratch.save(f"{self._work}/{_FILE}", json.dumps(asdict(self.session)).encode())
         except FAULTS as error:
-            if not self._told:
-                self._told = True
-                print(f"progress can't be written for `claimcheck status`: {describe_fault(error)}", file=sys.stderr)
+            self._fault = describe_fault(error)
 
     def _forget_old(self) -> None:
         with suppress(*FAULTS):

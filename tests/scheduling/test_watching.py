@@ -175,7 +175,7 @@ def test_a_store_that_takes_no_progress_stops_no_training(store: RunStore, capsy
     with journal(store) as written:
         written.report(Event(kind="started", label="a x.0"))
     said = capsys.readouterr().err
-    assert said.startswith("progress can't be written for `claimcheck status`: ") and said.count("\n") == 1
+    assert said.startswith("progress couldn't be written for `claimcheck status`: ") and said.count("\n") == 1
 
 
 def test_journals_of_the_past_go_and_foreign_ones_are_passed_over(store: RunStore) -> None:

@@ -60,7 +60,9 @@ def watched(page: Page, address: str) -> Iterator[Page]:
     strangers: list[str] = []
 
     def note(message: ConsoleMessage) -> None:
-        if "status of 422" not in message.text:  # Chromium reports every refused upload, which a test provokes
+        # Chromium reports every refused upload and every page that isn't there, which tests provoke.
+        is_missing = "status of 404" in message.text and message.location["url"].endswith("/nothing")
+        if "status of 422" not in message.text and not is_missing:
             messages.append(f"{message.type}: {message.text}")
 
     def note_error(error: Error) -> None:

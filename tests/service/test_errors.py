@@ -231,7 +231,7 @@ def test_a_body_is_counted_as_it_comes_whatever_its_length_says(client: TestClie
 
 def test_predict_says_what_it_takes(client: TestClient) -> None:
     assert_problem(client.post(VIT, json={"file": "x"}), 415, "multipart/form-data")
-    assert_problem(client.post(VIT, files={"image": png()}), 422, "body.file: field required")
+    assert_problem(client.post(VIT, files={"image": png()}), 422, "no image came; send it as file=")
     assert_problem(client.post("/predict", files={"file": png()}), 422, "no model is chosen; name some by checkpoint=")
     both = "/predict?checkpoint=ninformer-cifar100.vit.0&dataset=cifar100"
     assert_problem(client.post(both, files={"file": png()}), 422, "either")
