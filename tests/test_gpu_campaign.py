@@ -67,13 +67,16 @@ def project(tmp_path: Path) -> Path:
 def test_a_campaign_of_slices_on_two_machines_gives_the_numbers_of_one_training(project: Path, tmp_path: Path) -> None:
     """Data come in parts, a training is cut off by the clock, and its machine is replaced by another."""
     machine, said, lacking, is_begun = Borrowed(tmp_path / "there"), prepare(project, "--budget", "600"), 0, False
+    seconds: list[float] = []
     for number in range(10):
         if "nothing is left" in said:
             break
         back = tmp_path / f"back-{number}"
         done = machine.run(project / "data/campaign/carry", back, seconds=60.0 if is_begun else 0.2)
         assert done.returncode == 0, done.stdout + done.stderr
-        lacking += bool(json.loads((back / "report.json").read_text())["lacking"])
+        report = json.loads((back / "report.json").read_text())
+        lacking += bool(report["lacking"])
+        seconds.append(report["seconds"])
         options = ["--back", str(back)]
         if not is_begun and "stopped after step" in done.stdout:  # this machine is gone, with all that it held
             is_begun = True
@@ -86,7 +89,7 @@ def test_a_campaign_of_slices_on_two_machines_gives_the_numbers_of_one_training(
     assert "nothing is left" in said, said
     assert is_begun and lacking >= 2, "the data need several ways to each machine"
     state = json.loads((project / "data/campaign/state.json").read_text())
-    assert state["spent"] > 2 and not state["failed"]
+    assert state["spent"] == pytest.approx(sum(seconds)) and min(seconds) > 0 and not state["failed"]
 
     straight = make_project(tmp_path / "straight", epochs=EPOCHS)
     train(straight)
