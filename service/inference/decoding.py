@@ -35,6 +35,8 @@ TINY_BYTES, TINY_WORK = 4 * 1024, 64 * 64
 SMALL_BYTES, SMALL_WORK = 16 * 1024, 128 * 128
 UNPACKED = (b"zTXt", b"iTXt", b"iCCP")
 """Parts of a PNG file that may be a thousand times as long once they are read."""
+BUSY = 0.25
+"""Share of the time that a decoder computes at least, on a machine that isn't too busy for it."""
 MEMORY_BYTES = 512 * 1024 * 1024  # the largest image takes some 250 MB while it is decoded
 
 
@@ -48,12 +50,13 @@ class Upload:
 
 @dataclass
 class _Share:
-    """One request's share of the decoding processes: seconds that are left to it, and when its next turn is.
+    """One request's share of the decoding processes: seconds left to it, those it computed, when its next turn is.
 
     Its other images wait for `room`, so that none of them waits in the queue for those before it.
     """
 
     seconds_left: float
+    computed: float = 0.0
     turn: int = 0
     room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PROCESSES))
 
@@ -184,28 +187,41 @@ class Decoder:
         self._idle.append(process)
 
     def _ask(self, process: Process, content: bytes, shapes: Sequence[Shape], share: _Share) -> Decoded:
-        """An image at which a process ends is tried once more: something else may have ended it."""
+        """An image at which a process ends is tried once more: something else may have ended it.
+
+        Where the processes were killed, or had less than `BUSY` of the time, the image is not to blame.
+        """
+        fault = "the image is damaged: its decoder ended"
         for _ in range(2):
             if share.seconds_left <= 0:
                 break
             if not process.is_alive:
                 _replace(process)
-            started = time.monotonic()
+            started, before = time.monotonic(), process.processor_seconds
             try:
                 found = process.ask((content, shapes), share.seconds_left)
-            except ProcessSlow:
+                after = process.processor_seconds
+            except ProcessSlow as slow:
+                after = slow.processor_seconds
                 _replace(process)
                 break
-            except ProcessGone:
+            except ProcessGone as gone:
+                after = before
+                fault = "" if gone.was_killed else fault
                 _replace(process)
                 continue
             finally:
                 share.seconds_left -= time.monotonic() - started
+                share.computed += self.seconds if before is None or after is None else after - before
             if isinstance(found, Exception):
                 raise found
             return found
         else:
-            raise ImageError("the image is damaged: its decoder ended")
+            if not fault:
+                raise QueueFull("the processes that decode images were killed")
+            raise ImageError(fault)
+        if share.computed < BUSY * self.seconds:
+            raise QueueFull("this machine is too busy to decode the image in time")
         raise ImageError(f"decoding takes longer than {self.seconds:g} s, which is for all images of a request")
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import multiprocessing
+import os
 import signal
 import socket
 import struct
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
+from pathlib import Path
 from typing import Any
 
 PRELOADED = ("service.inference.predictors", "stages.images")
@@ -25,9 +27,16 @@ _END_SECONDS = 1.0
 class ProcessGone(RuntimeError):
     """The process has ended, although nobody asked it to, or takes too long and was killed."""
 
+    was_killed = False
+    """True if somebody ended it by SIGKILL: what it was asked had no part in that."""
+
 
 class ProcessSlow(ProcessGone):
-    """It takes too long and was killed."""
+    """It takes too long and was killed; `processor_seconds` as the process had them then."""
+
+    def __init__(self, message: str, processor_seconds: float | None) -> None:
+        super().__init__(message)
+        self.processor_seconds = processor_seconds
 
 
 class Process:
@@ -95,6 +104,17 @@ class Process:
         return self._process is not None and self._process.is_alive()
 
     @property
+    def processor_seconds(self) -> float | None:
+        """What it has computed so far; None where the system doesn't tell, or it is gone."""
+        try:
+            fields = (
+                Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii", errors="replace").rsplit(")", 1)[1].split()
+            )
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        except (OSError, IndexError, ValueError):
+            return None
+
+    @property
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
 
@@ -117,9 +137,13 @@ class Process:
         except BlockingIOError:
             pass  # it has stopped reading or writing
         except (EOFError, OSError):
-            raise ProcessGone(f"the {self.name} process ended") from None
+            process.join(_END_SECONDS)
+            gone = ProcessGone(f"the {self.name} process ended")
+            gone.was_killed = process.exitcode == -signal.SIGKILL
+            raise gone from None
+        slow = ProcessSlow(f"the {self.name} process hasn't answered for {seconds:g} s", self.processor_seconds)
         process.kill()
-        raise ProcessSlow(f"the {self.name} process hasn't answered for {seconds:g} s")
+        raise slow
 
     def _limit_waiting(self, connection: Connection, seconds: float) -> None:
         """Reading and writing fail where the other side stands still for so long: the kernel watches the time."""

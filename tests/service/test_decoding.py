@@ -159,6 +159,34 @@ def test_an_image_that_ends_two_processes_is_refused() -> None:
     run(scene)
 
 
+def end_killed(connection: Connection) -> None:
+    """A decoder that somebody kills."""
+    connection.recv()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_an_image_whose_processes_were_killed_is_not_called_damaged() -> None:
+    async def scene() -> None:
+        async with decoding() as decoder:
+            decoder._idle = [Process("decoding", end_killed, seconds=60.0)]
+            with pytest.raises(QueueFull, match="the processes that decode images were killed"):
+                await decoder.decode([large()], [SHAPE])
+
+    run(scene)
+
+
+def test_an_image_whose_process_gets_no_processor_is_not_called_slow() -> None:
+    async def scene() -> None:
+        async with decoding(seconds=0.5) as decoder:
+            for process in decoder.processes:
+                assert process.pid is not None
+                os.kill(process.pid, signal.SIGSTOP)
+            with pytest.raises(QueueFull, match="this machine is too busy to decode the image in time"):
+                await decoder.decode([large()], [SHAPE])
+
+    run(scene)
+
+
 def test_a_request_with_many_large_images_lets_others_go_first() -> None:
     async def scene() -> None:
         done: list[str] = []
@@ -205,7 +233,7 @@ def test_who_waits_too_long_for_a_turn_may_come_again() -> None:
             with pytest.raises(QueueFull, match="the images before this one take too long"):
                 await decoder.decode([large()], [SHAPE])
             found = await asyncio.gather(*stuck, return_exceptions=True)
-            assert [type(error) for error in found] == [ImageError] * PROCESSES
+            assert [type(error) for error in found] == [QueueFull] * PROCESSES
 
     run(scene)
 
