@@ -71,7 +71,15 @@ def test_an_attempt_that_was_killed_is_told_with_its_reason(tmp_path: Path) -> N
 
 def test_a_published_run_is_explained_in_a_fresh_clone(tmp_path: Path) -> None:
     """Without data and store: by evidence; code that lines show to be the same is no change."""
-    for part in ("params", "params.yaml", "data"):
+    (tmp_path / "data").mkdir()
+    for part in (
+        "params",
+        "params.yaml",
+        "data/claims.csv",
+        "data/claims-history.jsonl",
+        "data/evidence",
+        "data/models",
+    ):
         (tmp_path / part).symlink_to(REPOSITORY / part)
     (tmp_path / "here").mkdir()
     label = "dac-sgemm.mlp-25x5.0"
