@@ -35,6 +35,7 @@ from stages.scheduling.engine.ray_shares import Shares
 from stages.scheduling.engine.ray_task import Ask
 
 _TICK_SECONDS = 0.1
+_LOST = "the connection to the cluster is lost"
 _MOST_LOSSES = 5
 """In a row, without a newly saved state in between: it isn't the cluster then."""
 
@@ -92,7 +93,7 @@ class _Cluster:
             shutil.rmtree(self._code, ignore_errors=True)
 
     def open(self, groups: Sequence[Group]) -> None:
-        """Start the process; it sends `("ready", nodes)` once it is connected.  The code goes with it as it is now."""
+        """Start the process; it sends `("ready", nodes, dashboard)` once it is connected.  The code goes with it as it is now."""
         self.close()
         if self._code is None:
             self._code = Path(tempfile.mkdtemp(prefix="claimcheck-code-"))
@@ -117,7 +118,10 @@ class _Cluster:
     def send(self, *command: Any) -> None:
         """Raises ConnectionError if the process is gone."""
         assert self._pipe is not None, "open comes first"
-        self._pipe.send(command)
+        try:
+            self._pipe.send(command)
+        except ConnectionError:
+            raise ConnectionError(_LOST) from None
 
     def receive(self, seconds: float) -> list[tuple[Any, ...]]:
         """What has arrived within that time.
@@ -130,9 +134,9 @@ class _Cluster:
         try:
             while self._pipe.poll(0 if received else seconds):
                 received.append(self._pipe.recv())
-        except EOFError:
+        except (EOFError, ConnectionError):
             if not received:
-                raise ConnectionError("the connection to the cluster is lost") from None
+                raise ConnectionError(_LOST) from None
         return received
 
 
@@ -156,6 +160,8 @@ class _Flight:
     stepped: float = 0.0
     longest: float = 0.0
     steps: int = -1
+    device: str = ""
+    node: str = ""
     host: str = ""
     cancelled: float | None = None
     killed: str = ""
@@ -189,6 +195,7 @@ class _Engine:
         self.number = 0
         self.reached = time.monotonic()
         self.nodes: list[Node] | None = None
+        self.dashboard = ""
         self.asked = 0.0
 
     def run(self) -> None:
@@ -218,8 +225,12 @@ class _Engine:
         if self.nodes is not None:
             self._submit_more()
         for message in self.cluster.receive(_TICK_SECONDS):
+            if message[0] == "lost":
+                raise ConnectionError(f"{_LOST}: {message[1]}")
             self.reached = time.monotonic()
-            if message[0] in ("ready", "nodes"):
+            if message[0] == "ready":
+                _, self.nodes, self.dashboard = message
+            elif message[0] == "nodes":
                 self.nodes = message[1]
             elif flight := self.flying.get(message[0]):
                 self._take(message[0], flight, *message[1:])
@@ -254,14 +265,14 @@ class _Engine:
         is_alone = group.label in self.alone
         flight = _Flight(group, lease, lost, kept, is_alone, time.monotonic())
         self.flying[self.number] = flight
-        share, device, threads = self.shares.of(group, self.nodes or [], is_alone=is_alone)
+        share, flight.device, threads = self.shares.of(group, self.nodes or [], is_alone=is_alone)
         ask = Ask(
             label=group.label,
             specs=group.specs,
             is_stack=group.is_stack,
             published=published,
             data=group.data.absolute(),
-            device=device,
+            device=flight.device,
             threads=threads,
             store=None if isinstance(self.store, RunStore) else self.store,
             states=self._states(group) if isinstance(self.store, RunStore) else {},
@@ -279,12 +290,21 @@ class _Engine:
         getattr(self, f"_on_{kind}")(number, flight, *payload)
 
     def _on_placed(self, number: int, flight: _Flight, host: str, pid: int) -> None:
-        flight.host = f"process {pid} on {host}"
+        flight.node, flight.host = host, f"process {pid} on {host}"
         flight.stepped = flight.heard
 
     def _on_started(self, number: int, flight: _Flight, runs: int, device_bytes: int | None) -> None:
         self.shares.learn_device(device_bytes)
-        self.report(Event(kind="started", label=flight.group.label, runs=runs))
+        self.report(
+            Event(
+                kind="started",
+                label=flight.group.label,
+                runs=runs,
+                device=flight.device,
+                node=flight.node,
+                dashboard=self.dashboard,
+            )
+        )
 
     def _on_beat(self, number: int, flight: _Flight, steps: int) -> None:
         if steps != flight.steps:
@@ -331,8 +351,7 @@ class _Engine:
         if end == "memory" and not flight.is_alone:
             self.alone.add(flight.group.label)
             self.leases.close(flight.lease, end, message, keys)
-            again = "it is trained again with the device to itself"
-            self.report(Event(kind="lost", label=flight.group.label, message=f"{message}; {again}"))
+            self.report(Event(kind="memory", label=flight.group.label, message=message))
         else:
             self._fail(flight, keys, end, message)
 
