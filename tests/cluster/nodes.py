@@ -158,7 +158,7 @@ def kill_session(leader: int) -> None:
             continue
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 120.0) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 240.0) -> None:
     """Poll until `condition()` holds."""
     deadline = time.monotonic() + seconds
     while not condition():

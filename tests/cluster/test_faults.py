@@ -55,7 +55,7 @@ def test_a_process_that_stands_still_is_ended_and_followed(
     finish(process, project)
     assert outcomes(project) == undisturbed
     reasons = lost_reasons(project)
-    assert len(reasons) == 1 and reasons[0].startswith("no sign of life for 8 s, process ")
+    assert len(reasons) == 1 and reasons[0].startswith("no sign of life for 15 s, process ")
     wait_for(lambda: not standing.is_running(), 30)
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import sys
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -102,18 +101,18 @@ def bridge(commands: Connection, address: str | None, working_dir: Path, environ
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray will do, without its warning
     os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # else each worker resolves an environment (ray#50961)
     ray = importlib.import_module("ray")
-    sys.stdout = Path(os.devnull).open("w")  # there Ray prints a dead node's log; what was lost the engine says
     try:
-        context = ray.init(
-            address=address or "local",
-            runtime_env={"working_dir": str(working_dir), "env_vars": dict(environment)},
-            namespace="claimcheck",
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            **({} if address else {"include_dashboard": False}),
-        )
-        dashboard = f"http://{context.dashboard_url}" if context.dashboard_url else ""
-        _Bridge(ray, commands, dashboard, is_alone=address is None).serve()
+        with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):  # a dead node's log: Ray prints it there
+            context = ray.init(
+                address=address or "local",
+                runtime_env={"working_dir": str(working_dir), "env_vars": dict(environment)},
+                namespace="claimcheck",
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                **({} if address else {"include_dashboard": False}),
+            )
+            dashboard = f"http://{context.dashboard_url}" if context.dashboard_url else ""
+            _Bridge(ray, commands, dashboard, is_alone=address is None).serve()
     except (ray.exceptions.RayError, OSError, RuntimeError) as error:
         with suppress(OSError):  # the engine is gone, too
             commands.send(("lost", _first_line(error)))

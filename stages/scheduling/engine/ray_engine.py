@@ -93,7 +93,10 @@ class _Cluster:
             shutil.rmtree(self._code, ignore_errors=True)
 
     def open(self, groups: Sequence[Group]) -> None:
-        """Start the process; it sends `("ready", nodes, dashboard)` once it is connected.  The code goes with it as it is now."""
+        """Start the process; it sends `("ready", nodes, dashboard)` once it is connected.
+
+        The code goes with it as it is now.
+        """
         self.close()
         if self._code is None:
             self._code = Path(tempfile.mkdtemp(prefix="claimcheck-code-"))
@@ -195,7 +198,7 @@ class _Engine:
         self.number = 0
         self.reached = time.monotonic()
         self.nodes: list[Node] | None = None
-        self.dashboard = ""
+        self.dashboard, self.said = "", ""
         self.asked = 0.0
 
     def run(self) -> None:
@@ -208,10 +211,11 @@ class _Engine:
                     pause = 1.0 if self.nodes is not None else pause
                 except ConnectionError as error:
                     self._lose_all(f"{error} ({self.cluster.name})")
+                    self._say_once(f"{error}; it is tried for up to {PATIENCE.unreachable:.0f} s")
                     if time.monotonic() - self.reached > PATIENCE.unreachable:
                         raise TrainingsKilled(
-                            f"the Ray cluster {self.cluster.name} can't be reached for {PATIENCE.unreachable:.0f} s; "
-                            "what was trained is in the store, and the next run goes on from there"
+                            f"the Ray cluster {self.cluster.name} can't be reached for {PATIENCE.unreachable:.0f} s "
+                            f"({error}); what was trained is in the store, and the next run goes on from there"
                         ) from None
                     self.stop.wait(pause)
                     pause = min(30.0, 2 * pause)
@@ -219,6 +223,11 @@ class _Engine:
         finally:
             for flight in self.flying.values():
                 flight.kept.close()
+
+    def _say_once(self, message: str) -> None:
+        if message != self.said:
+            self.said = message
+            print(message, file=sys.stderr)
 
     def _turn(self) -> None:
         """Submit what there is room for, take in what was told, look who has to be cancelled."""
