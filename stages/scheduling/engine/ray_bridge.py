@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import textwrap
 from collections.abc import Mapping
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
@@ -98,6 +99,7 @@ def bridge(commands: Connection, address: str | None, working_dir: Path, environ
     os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # Ray gives up after 30: too soon on a busy machine
     os.environ.setdefault("RAY_agent_register_timeout_ms", "120000")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"  # the engine tells how tasks end
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray will do, without its warning
     os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # else each worker resolves an environment (ray#50961)
     ray = importlib.import_module("ray")
@@ -203,4 +205,5 @@ class _Bridge:
 
 
 def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+    line = next(iter(str(error).splitlines()), "")
+    return f"{type(error).__name__}: {textwrap.shorten(line, 100, placeholder=' …')}"
