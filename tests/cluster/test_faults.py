@@ -59,6 +59,7 @@ def test_a_process_that_stands_still_is_ended_and_followed(
     wait_for(lambda: not standing.is_running(), 30)
 
 
+@pytest.mark.slow
 def test_asked_to_stop_the_nodes_save_and_end_and_another_run_goes_on(
     two_nodes: Nodes, project: Path, undisturbed: dict[str, tuple[bytes, bytes]]
 ) -> None:
@@ -75,6 +76,7 @@ def test_asked_to_stop_the_nodes_save_and_end_and_another_run_goes_on(
     assert ends == {("published",), ("stopped", "published")}
 
 
+@pytest.mark.slow
 def test_killed_itself_it_leaves_nothing_training(
     two_nodes: Nodes, project: Path, undisturbed: dict[str, tuple[bytes, bytes]]
 ) -> None:
@@ -112,6 +114,7 @@ def test_a_store_out_of_reach_for_a_while_loses_nothing(
     } == undisturbed
 
 
+@pytest.mark.slow
 def test_a_restarted_cluster_is_found_again(
     two_nodes: Nodes, project: Path, undisturbed: dict[str, tuple[bytes, bytes]]
 ) -> None:
