@@ -7,19 +7,13 @@ on from its last state.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import shutil
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from stages.faults import describe_fault
@@ -29,13 +23,12 @@ from stages.scheduling.engine.endings import describe_failure, publish
 from stages.scheduling.engine.groups import Event, Group, Report, TrainingsKilled
 from stages.scheduling.engine.leases import End, Lease, LeaseLost
 from stages.scheduling.engine.opening import open_leases
-from stages.scheduling.engine.ray_bridge import ADDRESS, Node, bridge
-from stages.scheduling.engine.ray_code import copy_code
+from stages.scheduling.engine.ray_bridge import Node
+from stages.scheduling.engine.ray_cluster import LOST, Cluster
 from stages.scheduling.engine.ray_shares import Shares
 from stages.scheduling.engine.ray_task import Ask
 
 _TICK_SECONDS = 0.1
-_LOST = "the connection to the cluster is lost"
 _MOST_LOSSES = 5
 """In a row, without a newly saved state in between: it isn't the cluster then."""
 
@@ -69,84 +62,9 @@ def run_groups(
     """
     waiting = [group for group in groups if not group.is_published(store)]
     if waiting:
-        with _Cluster() as cluster:
+        with Cluster() as cluster:
             _Engine(cluster, store, devices, report, stop, deque(waiting)).run()
     return all(group.is_published(store) for group in groups)
-
-
-class _Cluster:
-    """The connection to the cluster, by a process that is replaced when it ends."""
-
-    def __init__(self) -> None:
-        self.address = os.environ.get(ADDRESS)
-        self.name = self.address or "of this machine"
-        self._process: Any = None
-        self._pipe: Connection | None = None
-        self._code: Path | None = None
-
-    def __enter__(self) -> _Cluster:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-        if self._code is not None:
-            shutil.rmtree(self._code, ignore_errors=True)
-
-    def open(self, groups: Sequence[Group]) -> None:
-        """Start the process; it sends `("ready", nodes, dashboard)` once it is connected.
-
-        The code goes with it as it is now.
-        """
-        self.close()
-        if self._code is None:
-            self._code = Path(tempfile.mkdtemp(prefix="claimcheck-code-"))
-            copy_code([spec for group in groups for spec in group.specs], self._code)
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        self._process = context.Process(target=bridge, args=(theirs, self.address, self._code, _environment()))
-        self._process.start()
-        theirs.close()
-        self._pipe = ours
-
-    def close(self) -> None:
-        """End the process, and with it what it submitted."""
-        if self._pipe is not None:
-            self._pipe.close()
-            self._process.join(30)
-            if self._process.is_alive():
-                self._process.kill()
-                self._process.join()
-            self._pipe = None
-
-    def send(self, *command: Any) -> None:
-        """Raises ConnectionError if the process is gone."""
-        assert self._pipe is not None, "open comes first"
-        try:
-            self._pipe.send(command)
-        except ConnectionError:
-            raise ConnectionError(_LOST) from None
-
-    def receive(self, seconds: float) -> list[tuple[Any, ...]]:
-        """What has arrived within that time.
-
-        Raises:
-            ConnectionError: the process is gone.
-        """
-        assert self._pipe is not None, "open comes first"
-        received: list[tuple[Any, ...]] = []
-        try:
-            while self._pipe.poll(0 if received else seconds):
-                received.append(self._pipe.recv())
-        except (EOFError, ConnectionError):
-            if not received:
-                raise ConnectionError(_LOST) from None
-        return received
-
-
-def _environment() -> dict[str, str]:
-    """What trainings on nodes inherit from here, and not from the nodes."""
-    handed = {name: os.environ[name] for name in ("ATEN_CPU_CAPABILITY",) if name in os.environ}
-    return handed | {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUTF8": "1"}
 
 
 @dataclass
@@ -181,7 +99,7 @@ class _Trained:
 class _Engine:
     def __init__(
         self,
-        cluster: _Cluster,
+        cluster: Cluster,
         store: Store,
         devices: Sequence[str],
         report: Report,
@@ -235,7 +153,7 @@ class _Engine:
             self._submit_more()
         for message in self.cluster.receive(_TICK_SECONDS):
             if message[0] == "lost":
-                raise ConnectionError(f"{_LOST}: {message[1]}")
+                raise ConnectionError(f"{LOST}: {message[1]}")
             self.reached = time.monotonic()
             if message[0] == "ready":
                 _, self.nodes, self.dashboard = message
