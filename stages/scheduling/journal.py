@@ -93,7 +93,7 @@ def read_sessions(scratch: Scratch) -> Iterator[tuple[str, Session]]:
 
 
 class Journal:
-    """Context manager; call `report` with every event of the engine.  `dashboard` may be set meanwhile."""
+    """Context manager; call `report` with every event of the engine."""
 
     def __init__(
         self,
@@ -162,6 +162,7 @@ class Journal:
         now = time.time()
         group.state, group.message = _AFTER[event.kind], event.message.strip().rpartition("\n")[2]
         group.node = event.node or group.node
+        self.session.dashboard = event.dashboard or self.session.dashboard
         if event.kind == "started":
             group.began, group.device = now, event.device
         elif event.progress is not None:

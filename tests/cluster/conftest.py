@@ -43,7 +43,8 @@ def nodes(object_server: ObjectServer) -> Iterator[Nodes]:
 
 
 @pytest.fixture
-def two_nodes(nodes: Nodes) -> Nodes:
+def two_nodes(nodes: Nodes) -> Iterator[Nodes]:
     """The cluster, with what an earlier test took from it put back."""
     nodes.add(2 - len(nodes.workers))
-    return nodes
+    yield nodes
+    nodes.end_commands()

@@ -22,6 +22,7 @@ RAY = Path(sys.executable).parent / "ray"
 STORE_BYTES = 80_000_000
 TASK = re.compile(r"ray::tiny-")
 AGENTS = ("dashboard-agent-grpc-port", "dashboard-agent-listen-port", "metrics-export-port", "runtime-env-agent-port")
+ALONE = ("--include-dashboard=false", "--no-monitor")
 HOST = "127.0.0.2"
 """Ray would take the machine's own address for 127.0.0.1."""
 
@@ -44,21 +45,23 @@ class Nodes:
             "RAY_ADDRESS": self.address,
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
-            "RAY_raylet_start_wait_time_s": "30",
+            "RAY_raylet_start_wait_time_s": "20",
             "RAY_agent_register_timeout_ms": "120000",
-            "RAY_gcs_rpc_server_reconnect_timeout_s": "20",
+            "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
             "RAY_USAGE_STATS_ENABLED": "0",
+            # no workers before there is a task, and none that gives way to whatever else this machine does
+            "RAY_prestart_worker_first_driver": "0",
+            "RAY_worker_niceness": "0",
         }
         self.head: subprocess.Popen[bytes] | None = None
         self.workers: list[subprocess.Popen[bytes]] = []
+        self.commands: list[subprocess.Popen[bytes]] = []
         self._log_of: dict[int, Path] = {}
         self._all: list[subprocess.Popen[bytes]] = []
 
     def start(self, workers: int) -> None:
         """The head, and then all nodes at once."""
-        self.head = self._start(
-            ["--head", f"--port={self.port}", "--num-cpus=0", "--include-dashboard=false", f"--temp-dir={self.folder}"]
-        )
+        self.head = self._start(["--head", f"--port={self.port}", "--num-cpus=0", *ALONE])
         self.add(workers)
 
     def add(self, workers: int) -> None:
@@ -83,6 +86,9 @@ class Nodes:
             node = subprocess.Popen(
                 [
                     *(RAY, "start", "--block", f"--node-ip-address={HOST}", "--disable-usage-stats"),
+                    # each its own, as on its own machine: two that start at once in one take the same socket's name
+                    f"--temp-dir={tempfile.mkdtemp(dir=self.folder)}",
+                    "--include-log-monitor=false",
                     *(f"--object-store-memory={STORE_BYTES}", *(f"--{name}={free_port()}" for name in AGENTS)),
                     *options,
                 ],
@@ -103,6 +109,12 @@ class Nodes:
         node.wait()
         if node in self.workers:
             self.workers.remove(node)
+
+    def end_commands(self) -> None:
+        """What a failed test has left running; what it submitted ends with it."""
+        while self.commands:
+            kill_session(self.commands.pop().pid)
+        wait_for(lambda: not self.trainings(), 60)
 
     def close(self) -> None:
         for node in self._all:
@@ -146,7 +158,7 @@ def kill_session(leader: int) -> None:
             continue
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 120.0) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 240.0) -> None:
     """Poll until `condition()` holds."""
     deadline = time.monotonic() + seconds
     while not condition():

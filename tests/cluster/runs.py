@@ -19,7 +19,7 @@ RUN = [sys.executable, "-m", "stages.cli", "run", "--all", "--device", "cpu"]
 HASTY = """
 import sys
 from stages.scheduling.engine import ray_engine
-ray_engine.PATIENCE = ray_engine.Patience(silent=8, stuck=60, stopping=20, unreachable=120)
+ray_engine.PATIENCE = ray_engine.Patience(silent=15, stuck=60, stopping=20, unreachable=120)
 from stages.cli import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -27,7 +27,7 @@ sys.exit(main(sys.argv[1:]))
 
 def two_experiments(folder: Path) -> Path:
     """Four runs, of a few seconds each."""
-    make_project(folder, epochs=800)
+    make_project(folder, epochs=200)
     content = yaml.safe_load((folder / "params" / f"{EXPERIMENT}.yaml").read_text())
     for arm in content["arms"].values():
         arm["model"]["mlp_dim"] = 24
@@ -42,7 +42,7 @@ def two_experiments(folder: Path) -> Path:
 def start(project: Path, nodes: Nodes, **environs: str) -> subprocess.Popen[bytes]:
     """Its output goes to a file: nobody reads a pipe meanwhile, and a full one would hold it up."""
     with (project / "output").open("ab") as output:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-c", HASTY, "run", "--all", "--device", "cpu", "--engine", "ray"],
             cwd=project,
             env=environment() | nodes.environment | environs,
@@ -50,6 +50,8 @@ def start(project: Path, nodes: Nodes, **environs: str) -> subprocess.Popen[byte
             stderr=output,
             start_new_session=True,
         )
+    nodes.commands.append(process)
+    return process
 
 
 def finish(process: subprocess.Popen[bytes], project: Path, code: int = 0) -> str:

@@ -6,6 +6,7 @@ Real processes of a Ray cluster on this machine, and `claimcheck run --all --eng
 from __future__ import annotations
 
 import signal
+import socket
 import time
 import uuid
 from importlib.util import find_spec
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from stages.runs.object_store import ObjectStore
+from stages.runs.store import RunStore
+from stages.scheduling.journal import read_sessions
 from tests.cluster.nodes import Nodes, wait_for
 from tests.cluster.runs import attempts, finish, lost_reasons, saved_states, start
 from tests.object_server import BUCKET, ObjectServer
@@ -38,6 +41,8 @@ def test_a_killed_node_loses_no_result(
     reasons = lost_reasons(project)
     assert len(reasons) == 1 and reasons[0].startswith("its node is gone, process ")
     assert not saved_states(project) and not two_nodes.trainings()
+    ((_, session),) = read_sessions(RunStore(project / "data" / "store").scratch)
+    assert {(group.node, group.device) for group in session.groups} == {(socket.gethostname(), "cpu")}
 
 
 def test_a_process_that_stands_still_is_ended_and_followed(
@@ -50,10 +55,11 @@ def test_a_process_that_stands_still_is_ended_and_followed(
     finish(process, project)
     assert outcomes(project) == undisturbed
     reasons = lost_reasons(project)
-    assert len(reasons) == 1 and reasons[0].startswith("no sign of life for 8 s, process ")
+    assert len(reasons) == 1 and reasons[0].startswith("no sign of life for 15 s, process ")
     wait_for(lambda: not standing.is_running(), 30)
 
 
+@pytest.mark.slow
 def test_asked_to_stop_the_nodes_save_and_end_and_another_run_goes_on(
     two_nodes: Nodes, project: Path, undisturbed: dict[str, tuple[bytes, bytes]]
 ) -> None:
@@ -70,6 +76,7 @@ def test_asked_to_stop_the_nodes_save_and_end_and_another_run_goes_on(
     assert ends == {("published",), ("stopped", "published")}
 
 
+@pytest.mark.slow
 def test_killed_itself_it_leaves_nothing_training(
     two_nodes: Nodes, project: Path, undisturbed: dict[str, tuple[bytes, bytes]]
 ) -> None:
@@ -107,6 +114,7 @@ def test_a_store_out_of_reach_for_a_while_loses_nothing(
     } == undisturbed
 
 
+@pytest.mark.slow
 def test_a_restarted_cluster_is_found_again(
     two_nodes: Nodes, project: Path, undisturbed: dict[str, tuple[bytes, bytes]]
 ) -> None:

@@ -19,6 +19,7 @@ JOB = REPOSITORY / "deploy" / "slurm" / "claimcheck.sbatch"
 
 
 @pytest.mark.cluster
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(find_spec("ray") is None, reason="no Ray here; `make cluster` adds it")
 def test_a_job_starts_a_cluster_trains_and_ends_it(tmp_path: Path) -> None:

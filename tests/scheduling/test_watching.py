@@ -123,6 +123,14 @@ def test_a_dead_owner_runs_nothing_whatever_its_journal_says(store: RunStore) ->
     assert not seen.is_live
 
 
+def test_a_journal_says_where_its_cluster_shows_itself(store: RunStore) -> None:
+    with journal(store) as written:
+        written.report(Event(kind="started", label="a x.0", dashboard="http://127.0.0.1:8265"))
+        written.report(Event(kind="finished", label="a x.0"))
+    ((_, session),) = read_sessions(store.scratch)
+    assert session.dashboard == "http://127.0.0.1:8265"
+
+
 def test_a_machine_that_fell_silent_runs_nothing(store: RunStore, now: list[float]) -> None:
     """Of a process elsewhere nobody here knows whether it lives: its silence decides, as for its lease."""
     written = journal(store)

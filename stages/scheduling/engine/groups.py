@@ -36,9 +36,9 @@ class Group:
 class Event:
     """An event of a group; `progress` is the worker's `Progress` as a dict, `owner` the lease's owner.
 
-    `runs`: how many train at once.  `device`: what they train on, said as they start; `node`: the machine, "" for this.
-    `runs`: how many train at once.  `memory`: there wasn't enough, it will be tried once more, alone on its device.
-    `lost`: its process or machine is gone, and it is trained again.
+    `runs`: how many train at once.  `device`: what they train on, said as they start; `node`: the machine, "" for this;
+    `dashboard`: where the cluster shows itself, "" where it doesn't.  `memory`: there wasn't enough, it will be tried
+    once more, alone on its device.  `lost`: its process or machine is gone, and it is trained again.
     """
 
     kind: Literal["started", "progress", "finished", "waiting", "elsewhere", "stopped", "memory", "lost", "failed"]
@@ -49,6 +49,7 @@ class Event:
     owner: str = ""
     device: str = ""
     node: str = ""
+    dashboard: str = ""
 
 
 Report = Callable[[Event], None]

@@ -9,7 +9,9 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import textwrap
 from collections.abc import Mapping
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -86,35 +88,43 @@ def task(number: int, ask: Ask, inbox: Any, packed: list[Any]) -> None:
 
 
 def bridge(commands: Connection, address: str | None, working_dir: Path, environment: Mapping[str, str]) -> None:
-    """The process's main function: connects, says `("ready", nodes)`, and serves until `commands` is closed.
+    """The process's main function: connects, says `("ready", nodes, dashboard)`, and serves until `commands` is closed.
 
     Takes `("submit", number, ask, share)`, `("cancel", number, is_forced)` and `("nodes",)`.  Says `(number, kind,
-    *payload)` as tasks tell it, `(number, "ended", reason)` when one is over, reason "" if it returned, and
-    `("nodes", nodes)`.
+    *payload)` as tasks tell it, `(number, "ended", reason)` when one is over, reason "" if it returned, `("nodes",
+    nodes)`, and `("lost", reason)` when it can't reach the cluster or not any more; then it ends.
     """
     end_with([os.getppid()])
     os.setsid()  # Ctrl-C is for the engine, which stops tasks one by one
     os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # Ray gives up after 30: too soon on a busy machine
     os.environ.setdefault("RAY_agent_register_timeout_ms", "120000")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"  # the engine tells how tasks end
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray will do, without its warning
     os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # else each worker resolves an environment (ray#50961)
     ray = importlib.import_module("ray")
-    ray.init(
-        address=address or "local",
-        runtime_env={"working_dir": str(working_dir), "env_vars": dict(environment)},
-        namespace="claimcheck",
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        **({} if address else {"include_dashboard": False}),
-    )
-    _Bridge(ray, commands, is_alone=address is None).serve()
+    try:
+        with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):  # a dead node's log: Ray prints it there
+            context = ray.init(
+                address=address or "local",
+                runtime_env={"working_dir": str(working_dir), "env_vars": dict(environment)},
+                namespace="claimcheck",
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                **({} if address else {"include_dashboard": False}),
+            )
+            dashboard = f"http://{context.dashboard_url}" if context.dashboard_url else ""
+            _Bridge(ray, commands, dashboard, is_alone=address is None).serve()
+    except (ray.exceptions.RayError, OSError, RuntimeError) as error:
+        with suppress(OSError):  # the engine is gone, too
+            commands.send(("lost", _first_line(error)))
 
 
 @dataclass
 class _Bridge:
     ray: Any
     commands: Connection
+    dashboard: str
     is_alone: bool
     tasks: dict[Any, int] = field(default_factory=dict)
     packed: dict[str, Any] = field(default_factory=dict)
@@ -126,7 +136,7 @@ class _Bridge:
         self.ray.get(self.inbox.take.remote())
 
     def serve(self) -> None:
-        self.commands.send(("ready", self._nodes()))
+        self.commands.send(("ready", self._nodes(), self.dashboard))
         while True:
             while self.commands.poll(0 if self.tasks else _POLL_SECONDS):
                 try:
@@ -190,5 +200,10 @@ class _Bridge:
         except errors.RayTaskError as error:
             return str(error.cause)
         except errors.RayError as error:
-            return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+            return _first_line(error)
         return ""
+
+
+def _first_line(error: Exception) -> str:
+    line = next(iter(str(error).splitlines()), "")
+    return f"{type(error).__name__}: {textwrap.shorten(line, 100, placeholder=' …')}"

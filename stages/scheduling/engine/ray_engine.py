@@ -7,19 +7,13 @@ on from its last state.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import shutil
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from stages.faults import describe_fault
@@ -29,8 +23,8 @@ from stages.scheduling.engine.endings import describe_failure, publish
 from stages.scheduling.engine.groups import Event, Group, Report, TrainingsKilled
 from stages.scheduling.engine.leases import End, Lease, LeaseLost
 from stages.scheduling.engine.opening import open_leases
-from stages.scheduling.engine.ray_bridge import ADDRESS, Node, bridge
-from stages.scheduling.engine.ray_code import copy_code
+from stages.scheduling.engine.ray_bridge import Node
+from stages.scheduling.engine.ray_cluster import LOST, Cluster
 from stages.scheduling.engine.ray_shares import Shares
 from stages.scheduling.engine.ray_task import Ask
 
@@ -68,78 +62,9 @@ def run_groups(
     """
     waiting = [group for group in groups if not group.is_published(store)]
     if waiting:
-        with _Cluster() as cluster:
+        with Cluster() as cluster:
             _Engine(cluster, store, devices, report, stop, deque(waiting)).run()
     return all(group.is_published(store) for group in groups)
-
-
-class _Cluster:
-    """The connection to the cluster, by a process that is replaced when it ends."""
-
-    def __init__(self) -> None:
-        self.address = os.environ.get(ADDRESS)
-        self.name = self.address or "of this machine"
-        self._process: Any = None
-        self._pipe: Connection | None = None
-        self._code: Path | None = None
-
-    def __enter__(self) -> _Cluster:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-        if self._code is not None:
-            shutil.rmtree(self._code, ignore_errors=True)
-
-    def open(self, groups: Sequence[Group]) -> None:
-        """Start the process; it sends `("ready", nodes)` once it is connected.  The code goes with it as it is now."""
-        self.close()
-        if self._code is None:
-            self._code = Path(tempfile.mkdtemp(prefix="claimcheck-code-"))
-            copy_code([spec for group in groups for spec in group.specs], self._code)
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        self._process = context.Process(target=bridge, args=(theirs, self.address, self._code, _environment()))
-        self._process.start()
-        theirs.close()
-        self._pipe = ours
-
-    def close(self) -> None:
-        """End the process, and with it what it submitted."""
-        if self._pipe is not None:
-            self._pipe.close()
-            self._process.join(30)
-            if self._process.is_alive():
-                self._process.kill()
-                self._process.join()
-            self._pipe = None
-
-    def send(self, *command: Any) -> None:
-        """Raises ConnectionError if the process is gone."""
-        assert self._pipe is not None, "open comes first"
-        self._pipe.send(command)
-
-    def receive(self, seconds: float) -> list[tuple[Any, ...]]:
-        """What has arrived within that time.
-
-        Raises:
-            ConnectionError: the process is gone.
-        """
-        assert self._pipe is not None, "open comes first"
-        received: list[tuple[Any, ...]] = []
-        try:
-            while self._pipe.poll(0 if received else seconds):
-                received.append(self._pipe.recv())
-        except EOFError:
-            if not received:
-                raise ConnectionError("the connection to the cluster is lost") from None
-        return received
-
-
-def _environment() -> dict[str, str]:
-    """What trainings on nodes inherit from here, and not from the nodes."""
-    handed = {name: os.environ[name] for name in ("ATEN_CPU_CAPABILITY",) if name in os.environ}
-    return handed | {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUTF8": "1"}
 
 
 @dataclass
@@ -156,6 +81,8 @@ class _Flight:
     stepped: float = 0.0
     longest: float = 0.0
     steps: int = -1
+    device: str = ""
+    node: str = ""
     host: str = ""
     cancelled: float | None = None
     killed: str = ""
@@ -172,7 +99,7 @@ class _Trained:
 class _Engine:
     def __init__(
         self,
-        cluster: _Cluster,
+        cluster: Cluster,
         store: Store,
         devices: Sequence[str],
         report: Report,
@@ -189,6 +116,7 @@ class _Engine:
         self.number = 0
         self.reached = time.monotonic()
         self.nodes: list[Node] | None = None
+        self.dashboard, self.said = "", ""
         self.asked = 0.0
 
     def run(self) -> None:
@@ -201,10 +129,11 @@ class _Engine:
                     pause = 1.0 if self.nodes is not None else pause
                 except ConnectionError as error:
                     self._lose_all(f"{error} ({self.cluster.name})")
+                    self._say_once(f"{error}; it is tried for up to {PATIENCE.unreachable:.0f} s")
                     if time.monotonic() - self.reached > PATIENCE.unreachable:
                         raise TrainingsKilled(
-                            f"the Ray cluster {self.cluster.name} can't be reached for {PATIENCE.unreachable:.0f} s; "
-                            "what was trained is in the store, and the next run goes on from there"
+                            f"the Ray cluster {self.cluster.name} can't be reached for {PATIENCE.unreachable:.0f} s "
+                            f"({error}); what was trained is in the store, and the next run goes on from there"
                         ) from None
                     self.stop.wait(pause)
                     pause = min(30.0, 2 * pause)
@@ -213,13 +142,22 @@ class _Engine:
             for flight in self.flying.values():
                 flight.kept.close()
 
+    def _say_once(self, message: str) -> None:
+        if message != self.said:
+            self.said = message
+            print(message, file=sys.stderr)
+
     def _turn(self) -> None:
         """Submit what there is room for, take in what was told, look who has to be cancelled."""
         if self.nodes is not None:
             self._submit_more()
         for message in self.cluster.receive(_TICK_SECONDS):
+            if message[0] == "lost":
+                raise ConnectionError(f"{LOST}: {message[1]}")
             self.reached = time.monotonic()
-            if message[0] in ("ready", "nodes"):
+            if message[0] == "ready":
+                _, self.nodes, self.dashboard = message
+            elif message[0] == "nodes":
                 self.nodes = message[1]
             elif flight := self.flying.get(message[0]):
                 self._take(message[0], flight, *message[1:])
@@ -254,14 +192,14 @@ class _Engine:
         is_alone = group.label in self.alone
         flight = _Flight(group, lease, lost, kept, is_alone, time.monotonic())
         self.flying[self.number] = flight
-        share, device, threads = self.shares.of(group, self.nodes or [], is_alone=is_alone)
+        share, flight.device, threads = self.shares.of(group, self.nodes or [], is_alone=is_alone)
         ask = Ask(
             label=group.label,
             specs=group.specs,
             is_stack=group.is_stack,
             published=published,
             data=group.data.absolute(),
-            device=device,
+            device=flight.device,
             threads=threads,
             store=None if isinstance(self.store, RunStore) else self.store,
             states=self._states(group) if isinstance(self.store, RunStore) else {},
@@ -279,12 +217,21 @@ class _Engine:
         getattr(self, f"_on_{kind}")(number, flight, *payload)
 
     def _on_placed(self, number: int, flight: _Flight, host: str, pid: int) -> None:
-        flight.host = f"process {pid} on {host}"
+        flight.node, flight.host = host, f"process {pid} on {host}"
         flight.stepped = flight.heard
 
     def _on_started(self, number: int, flight: _Flight, runs: int, device_bytes: int | None) -> None:
         self.shares.learn_device(device_bytes)
-        self.report(Event(kind="started", label=flight.group.label, runs=runs))
+        self.report(
+            Event(
+                kind="started",
+                label=flight.group.label,
+                runs=runs,
+                device=flight.device,
+                node=flight.node,
+                dashboard=self.dashboard,
+            )
+        )
 
     def _on_beat(self, number: int, flight: _Flight, steps: int) -> None:
         if steps != flight.steps:
@@ -331,8 +278,7 @@ class _Engine:
         if end == "memory" and not flight.is_alone:
             self.alone.add(flight.group.label)
             self.leases.close(flight.lease, end, message, keys)
-            again = "it is trained again with the device to itself"
-            self.report(Event(kind="lost", label=flight.group.label, message=f"{message}; {again}"))
+            self.report(Event(kind="memory", label=flight.group.label, message=message))
         else:
             self._fail(flight, keys, end, message)
 
