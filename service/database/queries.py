@@ -225,12 +225,12 @@ class ServedCheckpoint:
         return self.provenance == "embedded"
 
     @property
-    def model(self) -> str:
-        """Its name under `/v2`."""
+    def model_name(self) -> str:
+        """Of its model under `/v2`."""
         return f"{self.experiment}.{self.arm}"
 
     @property
-    def version(self) -> str:
+    def model_version(self) -> str:
         return str(self.replicate)
 
 

@@ -42,7 +42,7 @@ class ArmOut(Out):
     name: str = Field(examples=["local-vit"])
     title: str
     role: str = Field(examples=["baseline"])
-    model: dict[str, Any]
+    model: dict[str, Any] = Field(description="the network's name and its arguments")
     protocol: dict[str, Any] = Field(description="where the arm departs from the experiment's protocol")
     against: str | None = Field(description="the arm it is compared with")
 
@@ -157,8 +157,8 @@ class RunDetailOut(Out):
 
 class CheckpointOut(Out):
     id: str = Field(examples=["ninformer-cifar100.vit.0"])
-    model: str = Field(description="its name under /v2", examples=["ninformer-cifar100.vit"])
-    version: str = Field(description="of that model", examples=["0"])
+    model_name: str = Field(description="of its model under /v2", examples=["ninformer-cifar100.vit"])
+    model_version: str = Field(description="of that model under /v2", examples=["0"])
     experiment: str
     arm: str
     replicate: int

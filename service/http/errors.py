@@ -157,7 +157,7 @@ STATUS: dict[type[Exception], int] = {
 
 LISTED_AT: dict[type[Exception], str] = {
     UnknownCheckpoint: "/api/v1/checkpoints lists those that answer",
-    UnknownModel: "/api/v1/checkpoints lists each as `model`, with its `version`",
+    UnknownModel: "/api/v1/checkpoints lists each as `model_name`, with its `model_version`",
     UnknownClaim: "/api/v1/claims lists them",
     UnknownRun: "/api/v1/runs lists them",
 }

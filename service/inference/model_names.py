@@ -41,14 +41,14 @@ def find_version(versions: Sequence[ServedCheckpoint], version: str) -> ServedCh
         UnknownVersion: the model has no such version.
     """
     for served_checkpoint in versions:
-        if served_checkpoint.version == version:
+        if served_checkpoint.model_version == version:
             return served_checkpoint
-    raise UnknownVersion(version[:40], [served_checkpoint.version for served_checkpoint in versions[:FEW]])
+    raise UnknownVersion(version[:40], [served_checkpoint.model_version for served_checkpoint in versions[:FEW]])
 
 
 def _nearest(name: str, served_checkpoints: Sequence[ServedCheckpoint]) -> list[str]:
     for row in served_checkpoints:
         if row.id == name:
-            return [f"{row.model} (of which this is version {row.version})"]
-    models = list(dict.fromkeys(row.model for row in served_checkpoints))
+            return [f"{row.model_name} (of which this is version {row.model_version})"]
+    models = list(dict.fromkeys(row.model_name for row in served_checkpoints))
     return models if len(models) <= FEW else difflib.get_close_matches(name[:120], models, n=3, cutoff=0.0)

@@ -26,7 +26,7 @@ MEANINGS: Mapping[Status, str] = {
     Status.AS_PRINTED: "A setting, not a result: we train with what the paper prints.",
     Status.DEVIATES: "A setting, not a result: we train with something else, and say why.",
     Status.SHOWN: "There is no number to test. Our results are drawn, and you judge.",
-    Status.NOT_TESTED: "Nothing decides it yet.",
+    Status.NOT_TESTED: "Neither a training nor a computation decides it yet.",
     Status.OTHER_HARDWARE: "A time or a speed on a device that we don’t have.",
 }
 SIDES: Mapping[str, tuple[Status, ...]] = {

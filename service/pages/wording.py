@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 
 from jinja2 import Environment
 
@@ -82,8 +83,9 @@ def install(environment: Environment) -> None:
 
 
 def for_readers(explanation: str) -> str:
-    """An explanation, whose words the verdict's digest covers, in the words of the pages."""
-    return explanation.replace("stand-ins", "placeholder data")
+    """An explanation or a note, whose words the verdict's digest covers, in the words of the pages."""
+    words = explanation.replace("stand-ins", "placeholder data")
+    return re.sub(r"\barm(s?)\b", r"model\1", words)
 
 
 def side_of(status: str) -> str:
@@ -201,7 +203,7 @@ def _count(tally: Tally, basis: str, side: str) -> int:
 
 
 def conclude(record: ClaimRecord, titles: Mapping[str, str]) -> str | None:
-    """The outcome in a sentence, with its interval; `titles` are those of the arms.  None without an interval."""
+    """The outcome in a sentence with its interval, None without one; `titles` are those of all planned arms."""
     claim, verdict = record.claim, record.verdict
     if verdict.basis != "results" or verdict.estimate is None or verdict.low is None or verdict.high is None:
         return None
@@ -211,7 +213,7 @@ def conclude(record: ClaimRecord, titles: Mapping[str, str]) -> str | None:
     if claim.kind in GAINS:
         who = titles.get(claim.arm or "", "The proposed model")
         against = titles.get(claim.baseline_arm or "", "its baseline")
-        among = f"; mean of {len(record.pairs)} pairs" if record.pairs else ""
+        among = f"; mean of {_among_planned(record, titles)} pairs" if record.pairs else ""
         is_better = "better" if verdict.estimate >= 0 else "worse"
         return f"{who} is {is_better} than {against} by {size} ({interval}{among})."
     if claim.kind == "value" and claim.value is not None and verdict.ours is not None:
@@ -222,6 +224,12 @@ def conclude(record: ClaimRecord, titles: Mapping[str, str]) -> str | None:
             interval = f"{percent(verdict.confidence, 1)} interval {from_to(*ends)}"
         return f"We find {ours}, {size} {way} the paper’s {printed} (of the difference: {interval})."
     return None
+
+
+def _among_planned(record: ClaimRecord, arms: Iterable[str]) -> str:
+    """How many pairs of a grid ran, and of how many where that is not all: one pair for each proposed arm."""
+    planned = sum(fnmatchcase(arm, record.claim.arm or "") for arm in arms)
+    return f"{len(record.pairs)} of {planned}" if planned > len(record.pairs) else f"{len(record.pairs)}"
 
 
 def highlights(judged: Iterable[JudgedClaim]) -> dict[str, JudgedClaim]:

@@ -107,10 +107,11 @@ async def create_prediction(
 ) -> PredictionOut | Response:
     """The likeliest classes of each image, by one model or by several side by side.
 
-    `checkpoint` names models; it is the only way to ask one that was trained on placeholder data.  `dataset` asks one
-    model an arm: the best evidence on real data, its lowest replicate; without `arm` every arm answers.  Where models
-    of several experiments fit, the answer is 409 with their ids.  Images of several requests run through a model
-    together; 503 with Retry-After says that too many are waiting.
+    `checkpoint` names trained models; it is the only way to ask one that was trained on placeholder data.  `dataset`
+    asks every model of a data set, or those that `arm` names (an arm is a model as an experiment trains it).  Of each
+    arm one checkpoint answers: of those with the best evidence on real data, the lowest replicate.  Where arms of
+    several experiments fit, the answer is 409 with the ids of their checkpoints.  Images of several requests run
+    through a model together; 503 with Retry-After says that too many are waiting.
     """
     parts = app_state_of(request)
     wanted = preferred(request.headers.get("accept", "*/*"), {"json": "application/json", "html": "text/html"})

@@ -109,7 +109,7 @@ def _metadata(model: str, versions: Versions, session: ResultsSession) -> ModelM
     inputs, outputs = describe_tensors(dataset.shape, dataset.classes)
     return ModelMetadataOut(
         name=model,
-        versions=[version.version for version in versions],
+        versions=[version.model_version for version in versions],
         platform="pytorch",
         inputs=[TensorMetadataOut.model_validate(tensor) for tensor in inputs],
         outputs=[TensorMetadataOut.model_validate(tensor) for tensor in outputs],
@@ -174,8 +174,8 @@ async def _infer(
 
     asked, probabilities = await unless_gone(request.receive, work())
     head = {
-        "model_name": served_checkpoint.model,
-        "model_version": served_checkpoint.version,
+        "model_name": served_checkpoint.model_name,
+        "model_version": served_checkpoint.model_version,
         "parameters": {"run_key": served_checkpoint.run_key, "weights_sha256": served_checkpoint.sha256},
     }
     content, length = await parts.engine.in_thread(lambda: write_answer(probabilities, asked, head))

@@ -109,7 +109,7 @@ def test_a_claim_s_page_begins_with_what_came_out(client: TestClient) -> None:
     assert sentence is not None
     assert re.fullmatch(
         r"The proposed model is better than its baseline by 0\.22\d* nats "
-        r"\(96\.7 % interval 0\.20\d* to 0\.23\d* nats; mean of 14 pairs\)\.",
+        r"\(96\.7 % interval 0\.20\d* to 0\.23\d* nats; mean of 14 of 35 pairs\)\.",
         sentence[1],
     )
     assert "We trained both models again" in box and verdict["explanation"] not in unescape(box)

@@ -367,5 +367,5 @@ def test_a_run_of_older_code_that_gives_the_same_says_which_line_shows_it(publis
         (trail,) = client.get(f"/api/v1/runs/{run['run_key']}/trail").json()["trails"]
         first, *more = lines = trail["code"]["equivalences"]
         assert (trail["code"]["changed"], first) == ([], 1) and more == sorted(more)
-        said = ", ".join(map(str, lines))
-        assert f"changed since without changing a number: data/evidence/equivalences.jsonl, line {said}." in page
+        said, plural = ", ".join(map(str, lines)), "s" if more else ""
+        assert f"without changing a number, as shown by data/evidence/equivalences.jsonl, line{plural} {said}." in page

@@ -306,7 +306,7 @@ def test_no_files_left_is_said_as_it_is(root: Path, tmp_path: Path) -> None:
     [
         ("ninformer-mnist.vit.0", "known: ninformer-mnist.vit (of which this is version 0)"),
         ("ninformer-mnist.vat", "known: ninformer-mnist."),
-        ("x", "/api/v1/checkpoints lists each as `model`, with its `version`"),
+        ("x", "/api/v1/checkpoints lists each as `model_name`, with its `model_version`"),
     ],
 )
 def test_an_unknown_model_learns_how_models_are_named(client: TestClient, name: str, words: str) -> None:
@@ -318,8 +318,8 @@ def test_an_unknown_model_learns_how_models_are_named(client: TestClient, name: 
 def test_every_name_in_the_list_is_taken(client: TestClient) -> None:
     listed = client.get("/api/v1/checkpoints").json()
     for row in listed:
-        known = client.get(f"/v2/models/{row['model']}/versions/{row['version']}")
-        assert known.status_code == 200 and row["version"] in known.json()["versions"]
+        known = client.get(f"/v2/models/{row['model_name']}/versions/{row['model_version']}")
+        assert known.status_code == 200 and row["model_version"] in known.json()["versions"]
     response = client.get("/v2/models/ninformer-mnist.vit/versions/9")
     assert "unknown version '9'; known: 0, 1, 2" in response.json()["error"]
     response = client.post("/predict?checkpoint=ninformer-mnist.vit", files={"file": png()})
