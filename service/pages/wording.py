@@ -85,7 +85,7 @@ def install(environment: Environment) -> None:
 def for_readers(explanation: str) -> str:
     """An explanation or a note, whose words the verdict's digest covers, in the words of the pages."""
     words = explanation.replace("stand-ins", "placeholder data")
-    return re.sub(r"\barm(s?)\b", r"model\1", words)
+    return re.sub(r"\barm(s?)\b", r"model\1", re.sub(r"\b([Aa])n arm\b", r"\1 model", words))
 
 
 def side_of(status: str) -> str:

@@ -133,7 +133,7 @@ def test_a_key_s_beginning_that_several_runs_have_is_explained(published: str, t
 
 def test_the_reference_prints_code_and_no_backticks(client: TestClient) -> None:
     page = client.get("/docs").text
-    assert "`" not in text_of(page) and "<code>checkpoint</code> names models" in page
+    assert "`" not in text_of(page) and "<code>checkpoint</code> names trained models" in page
 
 
 def test_a_claim_that_is_only_shown_shows_its_results(client: TestClient) -> None:

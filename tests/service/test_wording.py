@@ -13,6 +13,7 @@ from service.pages.wording import (
     agreement,
     as_run,
     conclude,
+    for_readers,
     highlights,
     in_terms_of,
     name_claim,
@@ -85,6 +86,14 @@ def test_what_is_found_is_in_its_own_unit_and_no_number_of_parameters() -> None:
     wins = Claim(id="x", kind="wins", metric="window_error", unit="orders")
     gain = Claim(id="x", kind="ratio", metric="accuracy", unit="relative gain")
     assert (as_run(0.07, wins), as_run(0.5, gain), as_run(-5.1, by_size)) == ("7.00 %", "50.00 %", "−5.1 nats")
+
+
+def test_readers_see_no_word_that_only_the_project_uses() -> None:
+    assert (
+        for_readers("Only stand-ins so far, a ratio between arms")
+        == "Only placeholder data so far, a ratio between models"
+    )
+    assert for_readers("an arm of its own, no charm") == "a model of its own, no charm"
 
 
 def test_a_conclusion_says_which_way_and_by_how_much() -> None:
