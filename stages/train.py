@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
-import threading
 from pathlib import Path
 
 from stages.datasets.packed import PackedDataError
 from stages.faults import in_one_line
+from stages.interruption import stop_on_signals
 from stages.params.experiment import ParamsError, load_params
 from stages.params.stage_inputs import refuse_changed
 from stages.runs.evidence import EvidenceError
@@ -46,13 +45,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     # Waiting threads sleep: if they spun, they would stall all work where several trainings share the cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded, which is later
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
     try:
         end_with(dvc_and_shells())
         params, devices = load_params(), options.device.split(",")
-        with ProgressDisplay() as display:
+        with stop_on_signals() as stop, ProgressDisplay() as display:
             complete = train_experiment(
                 options.experiment,
                 params,

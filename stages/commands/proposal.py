@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import signal
 import sys
-import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +15,7 @@ from rich.console import RenderableType
 
 from stages.commands.command import Answer
 from stages.commands.terminal import Column, Rows, Terminal, in_words
+from stages.interruption import stop_on_signals
 from stages.params.experiment import Params, ParamsError, load_params
 from stages.priorities.choice import Step
 from stages.priorities.looks import PROFILE, NextLook, RunName
@@ -84,11 +83,8 @@ def _train(proposal: Proposal, params: Params, options: argparse.Namespace) -> b
         names = [RunName(experiment, run.planned.arm, run.planned.replicate_index) for run in runs]
         return min(places.get(name, len(places)) for name in names)
 
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
     devices = os.environ.get("CLAIMCHECK_DEVICE", "auto").split(",")
-    with ProgressDisplay(sys.stderr if options.json else sys.stdout) as display:
+    with stop_on_signals() as stop, ProgressDisplay(sys.stderr if options.json else sys.stdout) as display:
         _, left = train_together(
             chosen,
             params,

@@ -14,11 +14,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import yaml
 from rich.live import Live
@@ -27,6 +26,7 @@ from rich.text import Text
 from stages import preloaded
 from stages.commands.command import Answer
 from stages.commands.terminal import Terminal, in_words
+from stages.interruption import on_signal
 from stages.params.budget import plan_runs
 from stages.params.experiment import Params, load_params
 from stages.params.stage_inputs import stage_inputs
@@ -146,21 +146,12 @@ def _run(words: Sequence[str], environment: dict[str, str], output: int, view: V
     Ctrl-C reaches it from the terminal, which sends it to all of the foreground's processes: it ends in its own way.
     """
     process = subprocess.Popen(words, env=environment, stdout=output, stderr=subprocess.STDOUT)
-    with _on(signal.SIGINT, view.interrupt), _on(signal.SIGTERM, process.terminate), view.shown():
+    with on_signal(signal.SIGINT, view.interrupt), on_signal(signal.SIGTERM, process.terminate), view.shown():
         while process.poll() is None:
             view.look()
             time.sleep(_POLL_SECONDS)
         view.look()
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
-
-
-@contextmanager
-def _on(number: signal.Signals, act: Callable[[], Any]) -> Iterator[None]:
-    before = signal.signal(number, lambda *_: act())
-    try:
-        yield
-    finally:
-        signal.signal(number, before)
 
 
 class View:

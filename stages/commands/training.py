@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
-import threading
 from contextlib import redirect_stdout
 from pathlib import Path
 
 from stages.commands.command import Answer, UsageError
 from stages.commands.trainings import write_profile
 from stages.evaluation.flops import FlopCounts
+from stages.interruption import stop_on_signals
 from stages.params.experiment import load_params
 from stages.scheduling.engine.choice import default_engine
 from stages.scheduling.progress import ProgressDisplay
@@ -43,24 +42,19 @@ def run(options: argparse.Namespace) -> Answer:
     names = [find_experiment(params, name).name for name in options.experiments or params.experiments]
     # Waiting threads sleep: if they spun, they would stall all work where several trainings share the cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded, which is later
-    devices, counts, stop = options.device.split(","), FlopCounts(), threading.Event()
-    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        out = sys.stderr if options.json else sys.stdout  # the document stands alone
-        with redirect_stdout(out), ProgressDisplay(out) as display:
-            missing, left = train_together(
-                dict.fromkeys(names),
-                params,
-                data=Path("data"),
-                devices=devices if len(devices) > 1 else devices * params.profile.slots,
-                report=display.report,
-                stop=stop,
-                engine=options.engine,
-                order=longest_first(params, "cuda" if devices[0].startswith("cuda") else "cpu", counts.count),
-            )
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    devices, counts = options.device.split(","), FlopCounts()
+    out = sys.stderr if options.json else sys.stdout  # the document stands alone
+    with redirect_stdout(out), stop_on_signals() as stop, ProgressDisplay(out) as display:
+        missing, left = train_together(
+            dict.fromkeys(names),
+            params,
+            data=Path("data"),
+            devices=devices if len(devices) > 1 else devices * params.profile.slots,
+            report=display.report,
+            stop=stop,
+            engine=options.engine,
+            order=longest_first(params, "cuda" if devices[0].startswith("cuda") else "cpu", counts.count),
+        )
     counts.save()
     shown = f"{missing - left} of {missing} missing runs trained"
     document = {"missing": missing, "trained": missing - left}

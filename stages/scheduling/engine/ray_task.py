@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stages.interruption import on_signal
 from stages.run import RunSpec
 from stages.runs.fingerprint import changed_modules
 from stages.runs.store import Scratch, Store
@@ -94,7 +95,7 @@ def train_group(ask: Ask, tell: Tell, packed: Packed | None) -> None:
     """
     stop = threading.Event()
     told = _Progress(tell)
-    with _interrupt_sets(stop), _beating(tell, told, stop):
+    with on_signal(signal.SIGINT, stop.set), _beating(tell, told, stop):
         try:
             _train(ask, tell, told, packed, stop)
         except Unheard:
@@ -165,15 +166,6 @@ class _Progress:
             self._next = time.monotonic() + _PROGRESS_SECONDS
             with suppress(Unheard):
                 self._tell("progress", dict(vars(progress)))
-
-
-@contextmanager
-def _interrupt_sets(stop: threading.Event) -> Iterator[None]:
-    before = signal.signal(signal.SIGINT, lambda *_: stop.set())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
