@@ -19,6 +19,7 @@ VERBS = ("inputs", "fetch", "preprocess", "train", "evaluate", "analyse", "recor
 ALLOWED: dict[str, set[str]] = {
     "run": set(),
     "faults": set(),
+    "interruption": set(),
     "images": set(),
     "device": set(),
     "memory": set(),
@@ -37,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "evaluation": {
         *("run", "device", "observation", "runs", "params", "datasets", "training", "papers", "checkpoint"),
     },
-    "scheduling": {"run", "faults", "runs", "params", "datasets", "evaluation"},
+    "scheduling": {"run", "faults", "interruption", "runs", "params", "datasets", "evaluation"},
     "results": {"faults", "runs", "verdicts"},
     "claims": {"run", "faults", "rules", "runs", "papers", "params", "verdicts"},
     "recording": {"run", "rules", "runs", "params", "papers", "claims", "results", "verdicts"},
@@ -60,8 +61,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "proving": {"run", "runs", "params", "datasets"},
     "commands": {
-        *("faults", "preloaded", "run", "runs", "params", "datasets", "checkpoint", "evaluation", "scheduling"),
-        *("results", "claims", "verdicts", "recording", "upkeep", "proving", "priorities"),
+        *("faults", "interruption", "preloaded", "run", "runs", "params", "datasets", "checkpoint", "evaluation"),
+        *("scheduling", "results", "claims", "verdicts", "recording", "upkeep", "proving", "priorities"),
     },
     "worker": {
         *("run", "device", "memory", "ops", "runs", "datasets", "training", "checkpoint", "evaluation"),
