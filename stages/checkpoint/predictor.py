@@ -52,7 +52,8 @@ class Predictor:
 
     def inputs(self, images: Tensor) -> Tensor:
         """uint8 images [N, C, H, W] in the form that the network takes, on its device."""
-        return Normalization(self.contract.mean, self.contract.std, self.device)(images.to(self.device))
+        contract = self.contract
+        return Normalization(contract.mean, contract.std, contract.shape, self.device)(images.to(self.device))
 
 
 class _Undrawn(TorchFunctionMode):

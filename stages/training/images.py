@@ -34,7 +34,7 @@ class ImageClassification:
     def __init__(self, data: LabelledImages, protocol: Protocol) -> None:
         self.data, self.protocol = data, protocol
         self.device = data.images.device
-        self._normalize = Normalization(protocol.mean, protocol.std, self.device)
+        self._normalize = Normalization(protocol.mean, protocol.std, data.images.shape[1:], self.device)
 
     def __len__(self) -> int:
         return len(self.data.labels)
@@ -50,7 +50,7 @@ class ImageClassification:
     def plain_batches(self, rows: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The same without augmentation, in order."""
         for part in rows.split(batch_size):
-            yield self._normalize(self.data.images[part]), self.data.labels[part]
+            yield self._normalize(self.data.images.index_select(0, part)), self.data.labels[part]
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Mean cross entropy of logits [B, K], float32."""

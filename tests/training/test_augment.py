@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torchvision.transforms import functional as vision
 
@@ -9,18 +10,28 @@ from stages.run import AugmentationSpec
 from stages.training.augment import BatchAugmenter
 
 
-def test_batch_equals_torchvision_pad_crop_flip() -> None:
-    images = torch.randint(0, 256, (6, 3, 8, 10), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    rows = torch.tensor([5, 0, 0, 3])
-    augmented = BatchAugmenter(images, AugmentationSpec(crop_padding=2, horizontal_flip=True)).batch(
-        rows, torch.Generator().manual_seed(7)
-    )
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        AugmentationSpec(crop_padding=2, horizontal_flip=True),
+        AugmentationSpec(crop_padding=3),
+        AugmentationSpec(horizontal_flip=True),
+    ],
+    ids=["crop-and-flip", "crop", "flip"],
+)
+def test_batch_equals_torchvision_pad_crop_flip(spec: AugmentationSpec, channels: int) -> None:
+    images = torch.randint(0, 256, (6, channels, 8, 10), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    rows, padding = torch.tensor([5, 0, 0, 3]), spec.crop_padding
+    augmented = BatchAugmenter(images, spec).batch(rows, torch.Generator().manual_seed(7))
     generator = torch.Generator().manual_seed(7)
-    top, left = torch.randint(0, 5, (2, 4, 1), generator=generator).flatten(1).tolist()
-    flips = (torch.rand(4, 1, generator=generator) < 0.5).flatten().tolist()
-    assert any(flips) and not all(flips), "both cases are in the batch"
+    top, left = torch.randint(0, 2 * padding + 1, (2, 4, 1), generator=generator).flatten(1).tolist()
+    flips = [False] * 4
+    if spec.horizontal_flip:
+        flips = (torch.rand(4, 1, generator=generator) < 0.5).flatten().tolist()
+        assert any(flips) and not all(flips), "both cases are in the batch"
     for position, row in enumerate(rows.tolist()):
-        expected = vision.crop(vision.pad(images[row], [2]), top[position], left[position], 8, 10)
+        expected = vision.crop(vision.pad(images[row], [padding]), top[position], left[position], 8, 10)
         expected = vision.hflip(expected) if flips[position] else expected
         assert torch.equal(augmented[position], expected)
 

@@ -1,0 +1,26 @@
+"""Every pixel value is normalised by the equation, whatever the size of the image."""
+
+from __future__ import annotations
+
+import torch
+
+from stages.ops.normalize import Normalization
+
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616)
+VALUES = torch.arange(256, dtype=torch.uint8)
+CPU = torch.device("cpu")
+
+
+def test_every_value_follows_the_equation_to_its_roundings() -> None:
+    images = VALUES.view(1, 1, 8, 32).repeat(2, 3, 1, 1)
+    found = Normalization(MEAN, STD, (3, 8, 32), CPU)(images)
+    mean, std = (torch.tensor(numbers, dtype=torch.float64).view(3, 1, 1) for numbers in (MEAN, STD))
+    wanted = (images.double() / 255 - mean) / std
+    rounded = images.double() / 255 / std + mean / std + wanted.abs()  # scale, shift and result, once each
+    assert torch.all((found.double() - wanted).abs() <= 2**-24 * rounded)
+
+
+def test_a_number_does_not_depend_on_its_place() -> None:
+    alone = torch.cat([Normalization(MEAN, STD, (3, 1, 1), CPU)(value.expand(1, 3, 1, 1)) for value in VALUES])
+    among = Normalization(MEAN, STD, (3, 7, 11), CPU)(VALUES.view(-1, 1, 1, 1).expand(-1, 3, 7, 11))
+    assert torch.equal(among, alone.expand_as(among))
