@@ -15,9 +15,7 @@ class Normalization:
     of that shape, because PyTorch goes number by number through an `addcmul` of single ones with a stride of 0.
     """
 
-    def __init__(
-        self, mean: Sequence[float], std: Sequence[float], shape: Sequence[int], device: torch.device
-    ) -> None:
+    def __init__(self, mean: Sequence[float], std: Sequence[float], shape: Sequence[int], device: torch.device) -> None:
         self.scale, self.shift = (
             torch.tensor(numbers, device=device).view(-1, 1, 1).expand(*shape).contiguous()
             for numbers in ([1 / (255 * s) for s in std], [-m / s for m, s in zip(mean, std, strict=True)])

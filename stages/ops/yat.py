@@ -9,8 +9,8 @@ The guide prints a sum over i in front of (1); its own example has one output pe
 B samples, D input features, N units.
 
 Numbers below float32 (bfloat16, float16, autocast) are widened to float32 before anything is computed, and only the
-result is rounded.  (4) cancels where x nears w: its error is a few units in the last place of ‖w‖² + ‖x‖², which may
-exceed ε.  Clamped at 0, as the true distance is, it can't turn a response negative or infinite, and the clamp's
+result is rounded.  (4) cancels where x nears w: its error is a few units in the last place of ‖w‖² + ‖x‖² + 2|b|, which
+may exceed ε.  Clamped at 0, as the true distance is, it can't turn a response negative or infinite, and the clamp's
 gradient 0 is the true one where x = w.
 """
 
@@ -41,10 +41,12 @@ def guide_scale(alpha: Tensor, n: int) -> Tensor:
     return (n / math.log1p(n)) ** alpha
 
 
-def yat_ratio(dot: Tensor, squared_norms: Tensor, bias: Tensor | None, scale: Factor, epsilon: Factor) -> Tensor:
-    """(dot + bias)² · scale / (distance + ε) with the distance of equation 4 from `dot` and ‖w‖² + ‖x‖²."""
-    distance = (squared_norms - 2 * dot).clamp(min=0)
-    aligned = dot if bias is None else dot + bias
+def yat_ratio(aligned: Tensor, squared_norms: Tensor, scale: Factor, epsilon: Factor) -> Tensor:
+    """aligned² · scale / (distance + ε), the distance being `squared_norms` − 2 · `aligned`, as in equation 4.
+
+    With a bias b in `aligned`, w·x + b, `squared_norms` is ‖w‖² + ‖x‖² + 2b: so the map without the bias isn't needed.
+    """
+    distance = torch.sub(squared_norms, aligned, alpha=2).clamp(min=0)
     return scale * aligned.square() / (distance + epsilon)
 
 
@@ -54,8 +56,9 @@ def yat_linear(
     """`yat_linear_reference` with equation 4: one matrix product.  x: [..., D]; weight: [N, D]; returns [..., N]."""
     with without_autocast(x.device):
         wide_x, weight, bias = widen(x, weight, bias)
-        squared_norms = wide_x.square().sum(-1, keepdim=True) + weight.square().sum(-1)
-        return yat_ratio(wide_x @ weight.mT, squared_norms, bias, scale, epsilon).to(x.dtype)
+        units = weight.square().sum(-1)
+        squared_norms = wide_x.square().sum(-1, keepdim=True) + (units if bias is None else units + 2 * bias)
+        return yat_ratio(F.linear(wide_x, weight, bias), squared_norms, scale, epsilon).to(x.dtype)
 
 
 class YatScale(nn.Module):

@@ -76,7 +76,7 @@ def _attention_weights(
         squared_norms = torch.full((), 2.0, device=query.device, dtype=query.dtype)  # as printed: nearly unit vectors
     else:
         squared_norms = query.square().sum(-1).unsqueeze(-1) + key.square().sum(-1).unsqueeze(-2)
-    scores = yat_ratio(query @ key.mT, squared_norms, None, scale, epsilon)
+    scores = yat_ratio(query @ key.mT, squared_norms, scale, epsilon)
     if is_causal:
         seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         attn_mask = seen if attn_mask is None else attn_mask & seen

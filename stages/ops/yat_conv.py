@@ -71,12 +71,13 @@ def yat_conv2d(
     """
     with without_autocast(x.device):
         wide_x, weight, bias = widen(x, weight, bias)
-        dot = F.conv2d(wide_x, weight, None, stride, padding, dilation, groups)
+        aligned = F.conv2d(wide_x, weight, bias, stride, padding, dilation, groups)
         patches = patch_norms(wide_x, weight.shape[2:], _pair(stride), padding, _pair(dilation), groups)
         kernels = weight.square().sum((1, 2, 3))
+        if bias is not None:
+            kernels = kernels + 2 * bias
         squared_norms = (patches.unsqueeze(2) + kernels.view(groups, -1, 1, 1)).flatten(1, 2)
-        bias = None if bias is None else bias.view(-1, 1, 1)
-        return yat_ratio(dot, squared_norms, bias, scale, epsilon).to(x.dtype)
+        return yat_ratio(aligned, squared_norms, scale, epsilon).to(x.dtype)
 
 
 class YatConv2d(nn.Conv2d):

@@ -44,7 +44,7 @@ class BatchAugmenter:
 
 def _crop(padded: Tensor, shape: torch.Size, top: Tensor, left: Tensor) -> Tensor:
     """Windows of `shape` [B, C, H, W] at `top` and `left` (int64 [B, 1, 1]) of `padded` [B, C, H + 2P, W + 2P]."""
-    count, channels, height, width = shape
+    _, channels, _, width = shape
     rows, columns = padded.shape[2:]
     image, channel, line = (torch.arange(size, device=padded.device) for size in shape[:3])
     number = (image.view(-1, 1, 1) * channels + channel.view(-1, 1)) * rows + top + line  # [B, C, H], of the line

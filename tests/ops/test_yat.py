@@ -76,14 +76,16 @@ def test_dense_equals_the_released_package(case: str, layer: YatLinear) -> None:
     check_layer(layer, case, {name: [theirs[name]] for name, _ in layer.named_parameters()})
 
 
-def test_a_unit_of_integers_that_meets_its_input_is_exact() -> None:
-    """Distance 0 without rounding: the response is ‖w‖⁴ / ε, and the distance gives no gradient."""
+@pytest.mark.parametrize("b", [0.0, 5.0, -1000.0])
+def test_a_unit_of_integers_that_meets_its_input_is_exact(b: float) -> None:
+    """Distance 0 without rounding: the response is (‖w‖² + b)² / ε, and the distance gives no gradient."""
     w = torch.tensor([[3.0, -4, 12]])
-    x = w.clone().requires_grad_()
-    response = yat_linear(x, w, epsilon=1e-5)
-    torch.testing.assert_close(response, torch.tensor([[169.0**2 / 1e-5]]), rtol=1e-6, atol=0)
+    x, bias = w.clone().requires_grad_(), torch.tensor([b], requires_grad=True)
+    response = yat_linear(x, w, bias, epsilon=1e-5)
+    torch.testing.assert_close(response, torch.tensor([[(169 + b) ** 2 / 1e-5]]), rtol=1e-6, atol=0)
     response.backward()
-    torch.testing.assert_close(x.grad, 2 * 169 * w / 1e-5, rtol=1e-6, atol=0)
+    torch.testing.assert_close(x.grad, 2 * (169 + b) * w / 1e-5, rtol=1e-6, atol=0)
+    torch.testing.assert_close(bias.grad, torch.tensor([2 * (169 + b) / 1e-5]), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -109,7 +111,7 @@ def test_a_distance_that_rounding_makes_negative_counts_as_zero() -> None:
     x, w, epsilon = x[unclamped < 0, None], w[unclamped < 0, None], 1e-8
     assert len(x) > 10 and (unclamped + epsilon < 0).any()
     leaf = x.clone().requires_grad_()
-    response = yat_ratio(leaf @ w.T, leaf.square() + w.T.square(), None, 1.0, epsilon)
+    response = yat_ratio(leaf @ w.T, leaf.square() + w.T.square(), 1.0, epsilon)
     torch.testing.assert_close(response.diagonal(), (x * w).square().flatten() / epsilon)
     response.diagonal().sum().backward()
     torch.testing.assert_close(leaf.grad, 2 * x * w.square() / epsilon)
