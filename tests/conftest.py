@@ -17,6 +17,7 @@ from pathlib import Path
 import hypothesis
 import psycopg
 import pytest
+from filelock import FileLock
 
 from tests.datasets.official_host import OfficialHost
 from tests.object_server import BUCKET, ObjectServer
@@ -102,12 +103,16 @@ def real_mirror() -> Path:
 
 @pytest.fixture(scope="session")
 def published(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A database of the published evidence only."""
+    """A database of the published evidence only, which the first of the processes that want it makes for all."""
     from stages.recording import record
 
-    place = str(tmp_path_factory.mktemp("evidence") / "results.db")
-    record(REPOSITORY, place, evidence_only=True)
-    return place
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    with FileLock(shared / "published.lock"):
+        if not (shared / "published.db").exists():
+            record(REPOSITORY, str(own / "published.db"), evidence_only=True)
+            (own / "published.db").rename(shared / "published.db")
+    return str(shared / "published.db")
 
 
 @pytest.fixture(scope="session")
