@@ -23,4 +23,5 @@ class Normalization:
 
     def __call__(self, images: Tensor) -> Tensor:
         """uint8 [N, C, H, W] to float32 [N, C, H, W]."""
-        return torch.addcmul(self.shift, images.float(), self.scale)
+        wide = images.float()
+        return torch.addcmul(self.shift, wide, self.scale, out=wide)

@@ -22,6 +22,10 @@ class BatchAugmenter:
     def __init__(self, images: Tensor, spec: AugmentationSpec) -> None:
         """`images`: uint8 [N, C, H, W]."""
         self.images, self.spec = images, spec
+        channels, height, width = images.shape[1:]
+        rows, self._columns = (size + 2 * spec.crop_padding for size in (height, width))
+        lines = torch.arange(channels * rows, device=images.device).view(channels, rows)[:, :height]
+        self._starts = lines.flatten() * self._columns  # int64 [C * H], of a window's lines in a padded image
 
     def batch(self, rows: Tensor, generator: torch.Generator) -> Tensor:
         """uint8 [B, C, H, W] of the images in `rows` (int64 [B], on the images' device).
@@ -32,21 +36,18 @@ class BatchAugmenter:
         if self.spec == AugmentationSpec():
             return batch
         count, device, padding = len(rows), batch.device, self.spec.crop_padding
-        offsets = torch.randint(0, 2 * padding + 1, (2, count, 1), generator=generator, device=device)
+        places = torch.arange(count, device=device)
+        offsets = torch.randint(0, 2 * padding + 1, (2, count), generator=generator, device=device)
         if padding:
-            batch = _crop(F.pad(batch, [padding] * 4), batch.shape, *offsets.unsqueeze(-1))
+            batch = self._crop(batch, places, *offsets)
         if self.spec.horizontal_flip:
             flipped = torch.rand(count, generator=generator, device=device) < 0.5
-            chosen = torch.arange(count, device=device) + count * flipped
-            batch = torch.cat([batch, batch.flip(-1)]).index_select(0, chosen)
+            batch = torch.cat([batch, batch.flip(-1)]).index_select(0, places + count * flipped)
         return batch
 
-
-def _crop(padded: Tensor, shape: torch.Size, top: Tensor, left: Tensor) -> Tensor:
-    """Windows of `shape` [B, C, H, W] at `top` and `left` (int64 [B, 1, 1]) of `padded` [B, C, H + 2P, W + 2P]."""
-    _, channels, _, width = shape
-    rows, columns = padded.shape[2:]
-    image, channel, line = (torch.arange(size, device=padded.device) for size in shape[:3])
-    number = (image.view(-1, 1, 1) * channels + channel.view(-1, 1)) * rows + top + line  # [B, C, H], of the line
-    lines = padded.flatten().unfold(0, width, 1)  # all that begin anywhere, without a copy
-    return lines.index_select(0, (number * columns + left).flatten()).view(shape)
+    def _crop(self, batch: Tensor, places: Tensor, top: Tensor, left: Tensor) -> Tensor:
+        """The windows at `top` and `left` of the padded images; `places` are those in the batch, all int64 [B]."""
+        padded = F.pad(batch, [self.spec.crop_padding] * 4)
+        begins = places * padded[0].numel() + top * self._columns + left
+        lines = padded.flatten().unfold(0, batch.shape[-1], 1)  # all of W pixels that begin anywhere, without a copy
+        return lines.index_select(0, (begins.unsqueeze(1) + self._starts).flatten()).view(batch.shape)
