@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from stages.runs.outcome import find_fault
+from stages.runs.store import Store
 from tests.project import environment
 from tests.scheduling import racer
 from tests.soak import write_soak_report
@@ -40,11 +41,12 @@ def race(
 ) -> Counter[str]:
     """Let them race until all runs are published, disturbing one about every so many seconds; what was done to them."""
     rng, numbers, done = random.Random(seed), itertools.count(), Counter[str]()
+    store = racer.open_store(address, folder / "looking")
     racing = [start(address, folder, next(numbers), runs) for _ in range(processes)]
-    asleep: dict[subprocess.Popen[bytes], float] = {}  # when to wake each
-    while racing and done.total() < disturbances:
+    asleep: dict[subprocess.Popen[bytes], float] = {}  # since when each is
+    while asleep or (racing and done.total() < disturbances):
         time.sleep(rng.uniform(0.5, 1.5) * every)
-        for process in [process for process, when in asleep.items() if time.monotonic() > when]:
+        for process in [one for one, since in asleep.items() if _is_late(one, store, folder, since)]:
             process.send_signal(signal.SIGCONT)
             del asleep[process]
         for process in [one for one in racing if one.poll() is not None]:
@@ -52,28 +54,41 @@ def race(
             racing.remove(process)
             if process.returncode:
                 racing.append(start(address, folder, next(numbers), runs))
-        awake = [one for one in racing if one not in asleep and _is_training(one)]
-        if awake and rng.random() < 0.5:
-            rng.choice(awake).kill()
+        awake = [one for one in racing if one not in asleep and _claimed(one) is not None]
+        if done.total() >= disturbances or not awake:
+            continue
+        process = rng.choice(awake)
+        if rng.random() < 0.5 or len(asleep) >= processes // 2:  # somebody has to take over
+            process.kill()
             done["killed"] += 1
-        elif awake:
-            process = rng.choice(awake)
+        else:
             process.send_signal(signal.SIGSTOP)
-            asleep[process] = time.monotonic() + 5 * racer.EXPIRY_SECONDS
+            asleep[process] = time.monotonic()
             done["stopped for a while"] += 1
-    for process, when in asleep.items():  # they wake up late, when others have long taken over
-        time.sleep(max(0.0, when - time.monotonic()))
-        process.send_signal(signal.SIGCONT)
     for process in [*racing, start(address, folder, next(numbers), runs)]:
         assert process.wait(timeout=600) in (0, -signal.SIGKILL)
     return done
 
 
-def _is_training(process: subprocess.Popen[bytes]) -> bool:
-    """True if it holds a run: the last line of its log is a claim."""
+def _is_late(process: subprocess.Popen[bytes], store: Store, folder: Path, since: float) -> bool:
+    """True once a stopped process has a successor, however long that takes on this machine.
+
+    None comes if it has already published, or holds the write lock of the folder's leases.
+    """
+    claimed = _claimed(process)
+    if claimed is None or store.has(claimed[0]) or time.monotonic() - since > 25 * racer.EXPIRY_SECONDS:
+        return True
+    run_key, token = claimed
+    lines = (line.split() for log in folder.glob("*.log") for line in log.read_text().splitlines())
+    return any(line[:2] == ["claimed", run_key] and int(line[2]) > token for line in lines)
+
+
+def _claimed(process: subprocess.Popen[bytes]) -> tuple[str, int] | None:
+    """The run that it holds, and its token, if the last line of its log is a claim."""
     assert isinstance(process.args, list)
     log = Path(process.args[4])
-    return log.exists() and log.read_text().rpartition("\n")[0].rpartition("\n")[2].startswith("claimed")
+    last = log.read_text().rpartition("\n")[0].rpartition("\n")[2].split() if log.exists() else []
+    return (last[1], int(last[2])) if last[:1] == ["claimed"] else None
 
 
 def check(address: str, folder: Path, runs: int) -> Counter[str]:
