@@ -4,7 +4,6 @@ stopped for a while at random: each run is published once, no token is given twi
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 import signal
@@ -12,13 +11,14 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stages.runs.outcome import find_fault
-from stages.runs.store import Store
+from stages.runs.store import RunStore, Store
 from tests.project import environment
 from tests.scheduling import racer
 from tests.soak import write_soak_report
@@ -40,9 +40,35 @@ def race(
     address: str, folder: Path, *, processes: int, runs: int, seed: int, disturbances: int, every: float
 ) -> Counter[str]:
     """Let them race until all runs are published, disturbing one about every so many seconds; what was done to them."""
-    rng, numbers, done = random.Random(seed), itertools.count(), Counter[str]()
-    store = racer.open_store(address, folder / "looking")
-    racing = [start(address, folder, next(numbers), runs) for _ in range(processes)]
+    started: list[subprocess.Popen[bytes]] = []
+
+    def another() -> subprocess.Popen[bytes]:
+        started.append(start(address, folder, len(started), runs))
+        return started[-1]
+
+    try:
+        racing = [another() for _ in range(processes)]
+        done = _disturb(racing, address, folder, another, random.Random(seed), disturbances, every)
+        for process in [*racing, another()]:
+            assert process.wait(timeout=600) in (0, -signal.SIGKILL)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    return done
+
+
+def _disturb(
+    racing: list[subprocess.Popen[bytes]],
+    address: str,
+    folder: Path,
+    another: Callable[[], subprocess.Popen[bytes]],
+    rng: random.Random,
+    disturbances: int,
+    every: float,
+) -> Counter[str]:
+    """Kill or stop for a while one about every so many seconds, with another in the place of who was killed."""
+    done, store, processes = Counter[str](), racer.open_store(address, folder / "looking"), len(racing)
     asleep: dict[subprocess.Popen[bytes], float] = {}  # since when each is
     while asleep or (racing and done.total() < disturbances):
         time.sleep(rng.uniform(0.5, 1.5) * every)
@@ -53,7 +79,7 @@ def race(
             assert process.returncode in (0, -signal.SIGKILL)
             racing.remove(process)
             if process.returncode:
-                racing.append(start(address, folder, next(numbers), runs))
+                racing.append(another())
         awake = [one for one in racing if one not in asleep and _claimed(one) is not None]
         if done.total() >= disturbances or not awake:
             continue
@@ -65,18 +91,16 @@ def race(
             process.send_signal(signal.SIGSTOP)
             asleep[process] = time.monotonic()
             done["stopped for a while"] += 1
-    for process in [*racing, start(address, folder, next(numbers), runs)]:
-        assert process.wait(timeout=600) in (0, -signal.SIGKILL)
     return done
 
 
 def _is_late(process: subprocess.Popen[bytes], store: Store, folder: Path, since: float) -> bool:
     """True once a stopped process has a successor, however long that takes on this machine.
 
-    None comes if it has already published, or holds the write lock of the folder's leases.
+    None comes if it has published, or holds the write lock of a folder's leases, for which nobody waits for ever.
     """
-    claimed = _claimed(process)
-    if claimed is None or store.has(claimed[0]) or time.monotonic() - since > 25 * racer.EXPIRY_SECONDS:
+    claimed, longest = _claimed(process), (5 if isinstance(store, RunStore) else 25) * racer.EXPIRY_SECONDS
+    if claimed is None or store.has(claimed[0]) or time.monotonic() - since > longest:
         return True
     run_key, token = claimed
     lines = (line.split() for log in folder.glob("*.log") for line in log.read_text().splitlines())
