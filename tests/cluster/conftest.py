@@ -13,12 +13,12 @@ from tests.object_server import ObjectServer
 from tests.project import environment, outcomes
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return two_experiments(tmp_path_factory.mktemp("template") / "project")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def undisturbed(template: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[bytes, bytes]]:
     project = Path(shutil.copytree(template, tmp_path_factory.mktemp("undisturbed") / "project"))
     done = subprocess.run(RUN, cwd=project, env=environment(), capture_output=True, text=True, check=False)
@@ -32,7 +32,7 @@ def project(template: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(template, tmp_path / "project"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def nodes(object_server: ObjectServer) -> Iterator[Nodes]:
     nodes = Nodes(object_server.environment)
     try:

@@ -39,11 +39,11 @@ def two_experiments(folder: Path) -> Path:
     return folder
 
 
-def start(project: Path, nodes: Nodes, **environs: str) -> subprocess.Popen[bytes]:
+def start(project: Path, nodes: Nodes, *, device: str = "cpu", **environs: str) -> subprocess.Popen[bytes]:
     """Its output goes to a file: nobody reads a pipe meanwhile, and a full one would hold it up."""
     with (project / "output").open("ab") as output:
         process = subprocess.Popen(
-            [sys.executable, "-c", HASTY, "run", "--all", "--device", "cpu", "--engine", "ray"],
+            [sys.executable, "-c", HASTY, "run", "--all", "--device", device, "--engine", "ray"],
             cwd=project,
             env=environment() | nodes.environment | environs,
             stdout=output,
