@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from tests.cluster.nodes import Nodes
 from tests.cluster.runs import RUN, two_experiments
 from tests.object_server import ObjectServer
-from tests.project import environment, outcomes
+from tests.project import EXPERIMENT, environment, make_project, outcomes
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +26,22 @@ def undisturbed(template: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
     assert done.returncode == 0, done.stdout + done.stderr
     assert "4 of 4 missing runs trained" in done.stdout
     return outcomes(project)
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project of two runs that train for seconds, with their operations counted, which loads more than that."""
+    folder = make_project(tmp_path_factory.mktemp("small") / "project", epochs=100)
+    counted = Path(shutil.copytree(folder, folder.with_name("counted")))
+    command = [sys.executable, "-m", "stages.cli", "run", EXPERIMENT, "--device", "cpu"]
+    subprocess.run(command, cwd=counted, env=environment(), check=True, capture_output=True)
+    shutil.copy(counted / "data" / "flops.json", folder / "data")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def small_undisturbed(small: Path) -> dict[str, tuple[bytes, bytes]]:
+    return outcomes(small.with_name("counted"))
 
 
 @pytest.fixture

@@ -111,6 +111,15 @@ class Nodes:
         if node in self.workers:
             self.workers.remove(node)
 
+    def restart(self, workers: int) -> None:
+        """Kill the head, without which its nodes end by themselves, and start it again at the same address."""
+        assert self.head is not None, "it runs"
+        self.kill(self.head)
+        for node in self.workers:
+            node.wait(60)
+        self.workers.clear()
+        self.start(workers)
+
     def end_commands(self) -> None:
         """What a failed test has left running; what it submitted ends with it."""
         while self.commands:
