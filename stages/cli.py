@@ -30,6 +30,7 @@ from stages.upkeep.crate import CrateError
 from stages.upkeep.publishing import PublishError
 
 MISTAKES = (
+    repro.AnotherRepro,
     repro.BrokenLock,
     CheckpointError,
     ClaimsError,
