@@ -57,7 +57,7 @@ class Samples:
         """
         self._require(index)
         return SampleOut(
-            index=index,
+            position=index,
             true_class=self.info.classes[int(self._file.get_slice("labels")[index : index + 1][0])],
             provenance=self.info.provenance,
             address=f"/api/v1/datasets/{self.info.dataset}/samples/{index}",

@@ -369,6 +369,6 @@ def test_a_run_of_older_code_that_gives_the_same_says_which_line_shows_it(publis
         page = client.get(f"/runs/{run['run_key']}").text
         (trail,) = client.get(f"/api/v1/runs/{run['run_key']}/trail").json()["trails"]
         first, *more = lines = trail["code"]["equivalences"]
-        assert (trail["code"]["changed"], first) == ([], 1) and more == sorted(more)
+        assert (trail["code"]["changed_code"], first) == ([], 1) and more == sorted(more)
         said, plural = ", ".join(map(str, lines)), "s" if more else ""
         assert f"without changing a number, as shown by data/evidence/equivalences.jsonl, line{plural} {said}." in page

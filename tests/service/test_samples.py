@@ -24,12 +24,12 @@ def test_samples_are_packed_test_images_of_different_classes(client: TestClient,
     listed = client.get("/api/v1/datasets/cifar100/samples").json()
     assert len({sample["true_class"] for sample in listed}) == len(listed) == 12
     for sample in listed:
-        assert sample["true_class"] == classes[packed.labels[sample["index"]]]
+        assert sample["true_class"] == classes[packed.labels[sample["position"]]]
         assert sample["provenance"] == "embedded"
         answer = client.get(sample["address"])
         assert answer.headers["content-type"] == "image/png"
         pixels = np.asarray(Image.open(io.BytesIO(answer.content)))
-        assert np.array_equal(pixels.transpose(2, 0, 1), packed.images[sample["index"]])
+        assert np.array_equal(pixels.transpose(2, 0, 1), packed.images[sample["position"]])
 
 
 def test_a_sample_answers_as_an_upload(client: TestClient) -> None:
@@ -96,7 +96,7 @@ def test_a_sample_that_is_named_answers_as_its_upload_does(client: TestClient) -
     assert answered["answers"] == uploaded["answers"]
     assert (answered["file"], uploaded["sample"]) == ("cifar100-5.png", None)
     listed = client.get("/api/v1/datasets/cifar100/samples").json()
-    named = {item["index"]: item for item in listed}
+    named = {item["position"]: item for item in listed}
     for index in named:
         (image,) = ask(client, f"cifar100/{index}").json()["images"]
         assert image["sample"] == named[index]
