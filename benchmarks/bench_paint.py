@@ -16,8 +16,8 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, sync_playwright
 
-from benchmarks.bench_serving import free_port, server
 from benchmarks.many_runs import build
+from benchmarks.server import free_port, server
 from benchmarks.timing import Line, milliseconds
 
 GOAL_SECONDS, VISITS = 0.5, 7

@@ -13,7 +13,7 @@ import pytest
 import torch
 from fastapi.testclient import TestClient
 
-from benchmarks import bench_paint, bench_results, bench_serving, many_runs
+from benchmarks import bench_paint, bench_results, many_runs, server
 from benchmarks.__main__ import COLUMNS, INTRODUCTION, LOST, main, page, rows_of, together
 from benchmarks.timing import HEADINGS, Line, compare, fused, markdown, pytorch_alone, race, table
 from service.app import create_app
@@ -161,6 +161,7 @@ def test_every_page_and_list_that_is_measured_answers_on_the_made_up_database(tm
         ("print('no port is free')", r"ended with 0; it wrote:\nno port is free"),
         (
             "print('some fault', flush=True); from http import server as s;"
+            "s.SimpleHTTPRequestHandler.log_message = lambda *_: None; "
             "s.test(s.SimpleHTTPRequestHandler, port={port}, bind='127.0.0.1')",
             r"isn't ready: /nothing answers 404, .*it wrote:\nsome fault",
         ),
@@ -171,10 +172,10 @@ def test_a_server_that_does_not_get_ready_is_quoted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, reason: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(bench_serving, "READY_SECONDS", 2)
-    port = bench_serving.free_port()
+    monkeypatch.setattr(server, "READY_SECONDS", 2)
+    port = server.free_port()
     with (
         pytest.raises(RuntimeError, match=f"(?s){reason}"),
-        bench_serving.server([sys.executable, "-c", code.format(port=port)], port, "/nothing"),
+        server.server([sys.executable, "-c", code.format(port=port)], port, "/nothing"),
     ):
         raise AssertionError("it was taken for ready")
