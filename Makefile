@@ -69,7 +69,7 @@ endif
 test: $(READY)  ## the tests, without those that take long
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder --durations 20
 
-test-long: $(READY)  ## the tests that train for long, which CI runs, too
+test-long: $(READY)  ## those that train for long or stand in for a GPU: Triton interpreted, CUDA by fake tensors
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile -m long
 
 test-cluster: cluster  ## the tests with a Ray cluster on this machine: nodes killed, heads restarted

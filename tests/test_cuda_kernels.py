@@ -42,6 +42,7 @@ def called_in_a_step(one: Planned, monkeypatch: pytest.MonkeyPatch) -> set[Call]
     return noted.calls
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("one", [pytest.param(one, id=name_of(one)) for one in planned.read()])
 def test_cuda_has_every_operator_of_a_step_and_of_measuring(one: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = called_in_a_step(one, monkeypatch)

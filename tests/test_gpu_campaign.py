@@ -20,6 +20,8 @@ from tests.borrowed import know_torch_alone
 from tests.preloaded import python
 from tests.project import EXPERIMENT, REPOSITORY, edit, environment, make_project, outcomes, train
 
+pytestmark = pytest.mark.long
+
 LIMIT_MIB, EPOCHS = 0.12, 20
 
 
@@ -62,7 +64,6 @@ def project(tmp_path: Path) -> Path:
     return project
 
 
-@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_campaign_of_slices_on_two_machines_gives_the_numbers_of_one_training(project: Path, tmp_path: Path) -> None:
     """Data come in parts, a training is cut off by the clock, and its machine is replaced by another."""

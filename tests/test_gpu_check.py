@@ -18,6 +18,8 @@ from benchmarks.planned import Planned
 from stages.run import ModelSpec
 from tests.project import REPOSITORY
 
+pytestmark = pytest.mark.long
+
 CPU = torch.device("cpu")
 TINY = {
     "ViT": {"patch_size": 8, "dim": 16, "depth": 1, "num_heads": 2, "mlp_dim": 16},

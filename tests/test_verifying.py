@@ -92,9 +92,9 @@ def test_the_trail_of_a_released_model_holds(clone: Path, intact: tuple[Link, Tr
 
 
 def test_the_last_line_counts_what_holds(
-    clone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(clone)
+    monkeypatch.chdir(small)
     assert main(["verify", NAME]) == 0
     *lines, last = capsys.readouterr().out.splitlines()
     held, absent = (sum(f": {status}; " in line for line in lines) for status in ("holds", "not here"))

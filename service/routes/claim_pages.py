@@ -51,7 +51,7 @@ def show_papers(request: Request, session: ResultsSession, compare: Compare) -> 
             "grounds": by_ground(list(tallies.values())),
             "sentences": {paper: summarise(counts) for paper, counts in tallies.items()},
             "highlights": {paper: highlights(rows) for paper, rows in of_paper.items()},
-            "names": name_claims(session, decided, queries.list_experiments(session, paper=None, dataset=None)),
+            "names": name_claims(session, decided),
             "datasets": queries.list_datasets(session),
             "overview": first_of_each_dataset([item for item in compare(Question()) if item.provenance]),
         },
@@ -71,7 +71,7 @@ def show_paper(
     counts = tally_of(session, name)
     judged = list_judged(session, ClaimFilter(paper=name, verdict=verdict))
     groups = group_by_place(judged)
-    titles, arms = titles_of(session, queries.list_experiments(session, paper=None, dataset=None))
+    titles, arms = titles_of(session)
     names = {row.claim.id: name_claim(row, titles, arms) for rows in groups.values() for row in rows}
     return app_state_of(request).templates.TemplateResponse(
         request,
@@ -100,7 +100,7 @@ def search_claims(
 ) -> Response:
     """Claims of all papers that contain every word of `q`, in their name, place, note, id or paper's title."""
     judged = list_judged(session, ClaimFilter(verdict=verdict))
-    names = name_claims(session, judged, queries.list_experiments(session, paper=None, dataset=None))
+    names = name_claims(session, judged)
     papers = {paper.name: paper for paper in queries.list_papers(session)}
 
     def text(row: JudgedClaim) -> str:
@@ -146,9 +146,9 @@ def show_claim(
     `cited` is the beginning of the verdict's digest as someone cites it: the page says whether it is still that one.
     """
     record = find_judged(session, claim_id)
-    experiments = queries.list_experiments(session, paper=None, dataset=None)
-    names = name_claims(session, [record], experiments)
-    arms = [arm for item in experiments if item.name in record.experiments for arm in item.arms]
+    experiments = [queries.find_experiment(session, name) for name in record.experiments]
+    names = name_claims(session, [record])
+    arms = [arm for item in experiments for arm in item.arms]
     titles = {arm.name: arm.title for arm in arms}
     paper, address = queries.find_paper(session, record.claim.paper), str(request.url.replace(query=""))
     observed = list_behind(session, record, arms, compare)
@@ -171,7 +171,7 @@ def show_claim(
             "arms_charts": arms_charts(record, titles),
             "shown": list_shown(session, record, compare),
             "titles": titles,
-            "experiments": [item for item in experiments if item.name in record.experiments],
+            "experiments": experiments,
         },
     )
 

@@ -71,7 +71,6 @@ def show_experiment(
     pair = _pair(experiment, left, right)
     judged = list_judged(session, ClaimFilter(experiment=name))
     claims = [row for row in judged if row.claim.kind not in ELSEWHERE]
-    siblings = queries.list_experiments(session, paper=experiment.paper, dataset=None)
     paper = queries.find_paper(session, experiment.paper)
     return app_state_of(request).templates.TemplateResponse(
         request,
@@ -84,7 +83,7 @@ def show_experiment(
                 comparison, paper, str(request.url.replace(query="")), queries.content_digest(session)
             ),
             "claims": claims,
-            "names": name_claims(session, claims, siblings),
+            "names": name_claims(session, claims),
             "looks": first_looks(experiment.paper, claims, compare),
             "trained": trained,
             "shown": shown,

@@ -61,7 +61,6 @@ def show_comparison(
     comparisons = real_first(compare(Question(dataset=chosen.name, profile=profile, metric=metric)))
     described = [(item, metrics_of(item, chosen.kind), comparison_chart(item)) for item in comparisons]
     judged = list_judged(session, ClaimFilter(dataset=chosen.name))
-    experiments = queries.list_experiments(session, paper=None, dataset=chosen.name)
     return parts.templates.TemplateResponse(
         request,
         "index.html",
@@ -73,7 +72,7 @@ def show_comparison(
             "metric": metric,
             "shown": [item for item in described if item[0].is_real],
             "folded": [item for item in described if not item[0].is_real],
-            "names": name_claims(session, judged, experiments),
+            "names": name_claims(session, judged),
             "decided": {item.experiment: _decided(judged, item.experiment) for item in comparisons},
             "papers": {paper.name: paper for paper in queries.list_papers(session)},
             "to_try": _to_try(

@@ -24,6 +24,7 @@ def everything() -> list[Trial]:
     return trials([line for experiment in params().experiments.values() for line in trained(experiment)])
 
 
+@cache
 def judged_with(replicates: int) -> list[Judgement]:
     """All claims of trained models, judged by the first replicates of every arm."""
     wanted = [claim for claim in claims().values() if claim.kind in JUDGES and claim.experiment and not claim.reason]

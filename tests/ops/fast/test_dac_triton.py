@@ -18,6 +18,8 @@ from stages.ops.dac import dac_conv2d, dac_conv2d_reference, dac_linear, dac_lin
 from stages.ops.dac_recompute import dac_taps
 from stages.ops.fast import dac, dac_triton
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def interpreted() -> Iterator[ModuleType]:
