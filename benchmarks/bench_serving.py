@@ -10,7 +10,6 @@ Run: python -m benchmarks serving
 
 from __future__ import annotations
 
-import http.client
 import importlib.util
 import io
 import os
@@ -23,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +31,7 @@ import psutil
 import torch
 from PIL import Image
 
+from benchmarks.server import free_port, server
 from benchmarks.timing import Line, milliseconds
 from service.inference.workers import cores_here
 from stages.checkpoint.predictor import Predictor, load_predictor
@@ -79,48 +79,6 @@ def pngs(count: int) -> list[bytes]:
 def form(field: str, content: bytes) -> bytes:
     head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{field}"; filename="a.png"\r\n\r\n'
     return head.encode() + content + f"\r\n--{BOUNDARY}--\r\n".encode()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-@contextmanager
-def server(command: Sequence[str], port: int, ready: str, **environment: str) -> Iterator[int]:
-    """Yields the server's process id once it is ready."""
-    process = subprocess.Popen(
-        command,
-        env={**os.environ, **environment},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        for _ in range(1200):
-            assert process.poll() is None, f"{command} ended"
-            try:
-                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-                connection.request("GET", ready)
-                if connection.getresponse().status == 200:
-                    break
-            except OSError:
-                pass
-            finally:
-                connection.close()
-            time.sleep(0.1)
-        else:
-            raise TimeoutError(f"{command} isn't ready")
-        yield process.pid
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGCONT)
-        process.terminate()
-        process.wait(60)
-        with suppress(ProcessLookupError):  # LitServe's processes outlive it, and keep polling
-            os.killpg(process.pid, signal.SIGKILL)
 
 
 def processor_seconds(pid: int) -> float:
