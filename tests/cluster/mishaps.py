@@ -188,7 +188,7 @@ class Mishap:
             assert last.end == "published", self.output()
             for one in before:
                 assert one.end == "lost" and one.reason.startswith(KINDS[self.engine, self.what]), (one, self.output())
-                self.lost[re.sub(r"[,:].*", "", one.reason)] += 1
+                self.lost[re.sub(r"[,:].*| \(.*", "", one.reason)] += 1
         wait_for(lambda: not self.left_running(), 30)
         assert not self._works()
 
