@@ -2,8 +2,7 @@
 
 Requests wait in a bounded queue and take turns: the next images are those of the request that has had the fewest served
 since it came.  A pass takes images of one model, up to `max_batch`, or up to its share when other workers are idle.  It
-waits for more only while announced requests are still being decoded, so a single request is answered at once, by the
-worker that was at work last.
+waits for more only while announced requests are still being decoded, so a single request is answered at once.
 
 A worker that ends is replaced, and the requests of its pass are told to come again.  A model at which two workers in a
 row end, with no answer in between, is set aside for a while.
@@ -89,10 +88,8 @@ class Batcher:
         self._observer = observer
         self._jobs: list[PendingRequest] = []  # by turn
         self._clock = 0  # the turn that was served last
-        self._lock = threading.Lock()
-        self._changed = {worker: threading.Condition(self._lock) for worker in workers}
-        self._idle: list[Runner] = []  # who was at work last comes last
-        self._announced = 0
+        self._changed = threading.Condition()
+        self._announced = self._idle = 0
         self._stopping = threading.Event()
         self._given_up: set[Runner] = set()  # for now: they end again and again
         self._deaths: dict[str, tuple[int, float]] = {}  # of a model: how many in a row, when the last one was
@@ -107,10 +104,9 @@ class Batcher:
 
     def stop(self, seconds: float = 5.0) -> None:
         """Answer what is waiting, then end the threads; a pass that takes longer than that is abandoned."""
-        with self._lock:
+        with self._changed:
             self._stopping.set()
-            for changed in self._changed.values():
-                changed.notify()
+            self._changed.notify_all()
         until = time.monotonic() + seconds
         for thread in self._threads:
             if thread.ident is not None:  # started
@@ -142,21 +138,21 @@ class Batcher:
     @property
     def waiting(self) -> int:
         """Number of images in the queue."""
-        with self._lock:
+        with self._changed:
             return self._count()
 
     @contextmanager
     def announce(self) -> Iterator[None]:
         """Wraps the decoding of a request: a pass that could include it waits, for `max_wait_seconds` at most."""
-        with self._lock:
+        with self._changed:
             self._announced += 1
         try:
             yield
         finally:
-            with self._lock:
+            with self._changed:
                 self._announced -= 1
                 if self._jobs:
-                    self._wake()
+                    self._changed.notify()
 
     def submit(self, model: Model, images: np.ndarray, *, behind: int = 0) -> list[PendingRequest]:
         """Queue `images`, in jobs of at most `max_batch`, behind so many images of the same request.
@@ -166,7 +162,7 @@ class Batcher:
             InferenceStopped: no worker serves.
             SetAside: workers end at this model.
         """
-        with self._lock:
+        with self._changed:
             if self._stopping.is_set() or len(self._given_up) == len(self.workers):
                 raise InferenceStopped("inference isn't running at the moment")
             self.require_fit(model)
@@ -178,7 +174,7 @@ class Batcher:
             ]
             for job in jobs:
                 insort(self._jobs, job, key=lambda waiting: waiting.turn)
-            self._wake()  # who takes some of them wakes the next one
+            self._changed.notify()  # who takes some of them wakes the next one
         return jobs
 
     def submit_all(self, questions: Sequence[tuple[Model, np.ndarray]]) -> list[list[PendingRequest]]:
@@ -248,7 +244,7 @@ class Batcher:
 
     def _give_up(self, worker: Runner) -> None:
         """Nothing waits for this worker; where no other one serves, what waits is refused."""
-        with self._lock:
+        with self._changed:
             self._given_up.add(worker)
             if len(self._given_up) < len(self.workers):
                 return
@@ -282,7 +278,7 @@ class Batcher:
 
     def _blame(self, model: Model, started: float) -> None:
         """Count the death of a worker at this model, once for passes that ran at the same time."""
-        with self._lock:
+        with self._changed:
             deaths, last = self._deaths.get(model.sha256, (0, -math.inf))
             if started < last:
                 return
@@ -301,15 +297,15 @@ class Batcher:
         """The next jobs of one model that run together; empty where the worker is gone, or after a while without jobs,
         so that it is looked after; None once the batcher stops and nothing is left.
         """
-        with self._lock:
-            self._idle.append(worker)
+        with self._changed:
+            self._idle += 1
             try:
                 while True:
                     self._jobs = [job for job in self._jobs if not job.future.cancelled()]
                     if not self._jobs and self._stopping.is_set():
                         return None
                     if not self._jobs or (time_left := self._worth_waiting()) > 0:
-                        is_woken = self._changed[worker].wait(time_left if self._jobs else LOOK_SECONDS)
+                        is_woken = self._changed.wait(time_left if self._jobs else LOOK_SECONDS)
                         if not is_woken and not self._jobs:
                             return []
                         continue
@@ -322,21 +318,16 @@ class Batcher:
                     if started := [job for job in batch if job.future.set_running_or_notify_cancel()]:
                         return started
             finally:
-                self._idle.remove(worker)
+                self._idle -= 1
                 if self._jobs:
-                    self._wake()  # the waiting images may be enough for the remaining workers
-
-    def _wake(self) -> None:
-        """Wake the worker that was at work last: its caches still hold the model."""
-        if self._idle:
-            self._changed[self._idle[-1]].notify()
+                    self._changed.notify()  # the waiting images may be enough for the remaining workers
 
     def _same_model(self) -> list[PendingRequest]:
         return [job for job in self._jobs if job.model.sha256 == self._jobs[0].model.sha256]
 
     def _worth_waiting(self) -> float:
         """Seconds in which announced requests may still join; zero if they would find no room."""
-        is_full = sum(len(job.images) for job in self._same_model()) >= self.max_batch * len(self._idle)
+        is_full = sum(len(job.images) for job in self._same_model()) >= self.max_batch * self._idle
         if is_full or not self._announced or self._stopping.is_set():
             return 0.0
         return min(job.submitted for job in self._same_model()) + self.max_wait_seconds - time.monotonic()
@@ -344,7 +335,7 @@ class Batcher:
     def _share(self) -> list[PendingRequest]:
         """The next jobs of one model for a pass: as many as fit, divided evenly among idle workers."""
         jobs = self._same_model()
-        fair = math.ceil(sum(len(job.images) for job in jobs) / len(self._idle))
+        fair = math.ceil(sum(len(job.images) for job in jobs) / self._idle)
         sizes = itertools.accumulate(len(job.images) for job in jobs)
         count = sum(size <= min(self.max_batch, fair) for size in sizes)
         return jobs[: max(count, 1)]
