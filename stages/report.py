@@ -21,7 +21,7 @@ def write_chart_scripts(path: Path) -> Path:
     """Vega, Vega-Lite and vega-embed out of an installed package, so that `.dvc/plots/page.html` needs no network."""
     import vl_convert  # which takes a while to load, and `--docs` needs none of it
 
-    path.write_text(vl_convert.javascript_bundle(), encoding="utf-8")
+    path.write_text(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"), encoding="utf-8")
     return path
 
 

@@ -255,8 +255,8 @@ def conclude(record: ClaimRecord, titles: Mapping[str, str]) -> str | None:
         way = "above" if verdict.estimate >= 0 else "below"
         ours, printed = print_ours(verdict, claim), print_value(claim)
         if unit_of(claim) == "fraction":
-            size, ends = points(abs(verdict.estimate)).removeprefix("+"), (points(verdict.low), points(verdict.high))
-            interval = f"{_confidence(verdict)} interval {from_to(*ends)}"
+            size = points(abs(verdict.estimate)).removeprefix("+")
+            interval = f"{_confidence(verdict)} interval {from_to(points(verdict.low), points(verdict.high))}"
         return f"We find {ours}, {size} {way} the paper’s {printed} (of the difference: {interval})."
     return None
 

@@ -45,9 +45,11 @@ def print_answer(answer: Answer, *, as_json: bool) -> None:
         return
     terminal = Terminal()
     for part in answer.shown:
-        is_line = isinstance(part, str) and "\n" not in part  # what has several lines, as YAML, stays as it is
-        wrapped = wrap(part, terminal.width) if is_line and terminal.is_terminal else part
-        terminal.print(wrapped, soft_wrap=isinstance(part, str))
+        if isinstance(part, str):  # what has several lines, as YAML, stays as it is
+            is_wrapped = terminal.is_terminal and "\n" not in part
+            terminal.print(wrap(part, terminal.width) if is_wrapped else part, soft_wrap=True)
+        else:
+            terminal.print(part)
 
 
 def wrap(line: str, width: int) -> str:
