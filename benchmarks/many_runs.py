@@ -102,6 +102,7 @@ def _result(item: Planned) -> dict[str, object]:
         "provenance": "embedded" if profile == "smoke" else "full",
         "cut": "" if profile == "paper" else "3 of 100 epochs",
         "conditions": f"{item.experiment} {profile}",
+        "group_position": PROFILES.index(profile),
         "status": "finished",
         "data_digest": "d" * 64,
         "train_images": 50_000,

@@ -221,7 +221,9 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 async def _warm_up(app: FastAPI) -> None:
-    """Run one model's first passes; then the service is ready, with or without a database."""
+    """Run one model's first passes; then the service is ready, with or without a database, whatever broke meanwhile:
+    a request that needs what is broken is told so.
+    """
     parts: AppState = app.state.claimcheck
     try:
         await run_in_threadpool(app.openapi)  # takes a while, which nobody should wait for
@@ -230,6 +232,8 @@ async def _warm_up(app: FastAPI) -> None:
             await parts.engine.warm_up(served_checkpoint)
     except (ResultsUnavailable, DBAPIError) as error:
         logger.error("warming up: %s", error)
+    except Exception:  # nobody waits for this task, and a service that never gets ready doesn't say why
+        logger.exception("warming up")
     parts.readiness.is_warm = True
 
 

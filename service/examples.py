@@ -15,7 +15,8 @@ from PIL import Image, ImageDraw
 
 FILE = Path(__file__).with_name("examples.json")
 MODEL = "ninformer-mnist.ninformer"
-SEVEN = "seven.png"
+SEVEN, SEVEN_AS_TENSOR = "seven.png", "seven.json"
+"""`draw_seven`, which the service has among its static files."""
 GETS: Mapping[str, str] = {
     "compare": "/compare?dataset=mnist",
     "listPapers": "/api/v1/papers",
@@ -77,13 +78,14 @@ def collect(ask: Ask) -> dict[str, dict[str, Any]]:
     found = {name: {"curl": f"curl '127.0.0.1:8000{at}'", "answer": cut(ask.get(at))} for name, at in gets.items()}
     at = f"/predict?checkpoint={MODEL}.0&top_k=2"
     found["predict"] = {
-        "curl": f"curl -F file=@{SEVEN} '127.0.0.1:8000{at}'",
+        "curl": f"curl -sO 127.0.0.1:8000/static/{SEVEN}\ncurl -F file=@{SEVEN} '127.0.0.1:8000{at}'",
         "answer": cut(ask.post(at, files={"file": (SEVEN, draw_seven(), "image/png")}), most_items=2),
     }
-    at, body = f"/v2/models/{MODEL}/infer", {"inputs": [_tensor(draw_seven())]}
+    at, body = f"/v2/models/{MODEL}/infer", {"inputs": [tensor_of(draw_seven())]}
     found["modelInfer"] = {
-        "curl": f"curl -H 'Content-Type: application/json' -d @seven.json '127.0.0.1:8000{at}'",
-        "body": {"inputs": [{**_tensor(draw_seven()), "data": ["784 numbers from 0 to 255, row by row"]}]},
+        "curl": f"curl -sO 127.0.0.1:8000/static/{SEVEN_AS_TENSOR}\n"
+        f"curl -H 'Content-Type: application/json' -d @{SEVEN_AS_TENSOR} '127.0.0.1:8000{at}'",
+        "body": {"inputs": [{**tensor_of(draw_seven()), "data": ["784 numbers from 0 to 255, row by row"]}]},
         "answer": cut(ask.post(at, json=body), most_items=10),
     }
     return found
@@ -108,6 +110,7 @@ def draw_seven() -> bytes:
     return buffer.getvalue()
 
 
-def _tensor(content: bytes) -> dict[str, Any]:
+def tensor_of(content: bytes) -> dict[str, Any]:
+    """A picture as an input of the Open Inference Protocol."""
     image = Image.open(io.BytesIO(content))
     return {"name": "image", "datatype": "UINT8", "shape": [1, 1, 28, 28], "data": list(image.tobytes())}

@@ -30,6 +30,7 @@ from stages.upkeep.crate import CrateError
 from stages.upkeep.publishing import PublishError
 
 MISTAKES = (
+    repro.AnotherRepro,
     repro.BrokenLock,
     CheckpointError,
     ClaimsError,
@@ -72,7 +73,8 @@ def add_why(parser: argparse.ArgumentParser) -> None:
 
 
 def add_profile(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="profile", help="smoke, quick, paper, or another of params.yaml")
+    taken = parser.add_argument("name", metavar="profile", help="smoke, quick, paper, or another of params.yaml")
+    names(taken, "profiles")
 
 
 def add_shown(parser: argparse.ArgumentParser) -> None:
@@ -83,13 +85,13 @@ def add_shown(parser: argparse.ArgumentParser) -> None:
 
 
 def add_papers(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("papers", nargs="*", metavar="paper", help="only these")
+    names(parser.add_argument("papers", nargs="*", metavar="paper", help="only these"), "papers")
     parser.add_argument("--watch", action="store_true", help="the trainings, live until Ctrl-C on a terminal")
     parser.add_argument("--prometheus", type=Path, metavar="FILE", help="write metrics for node_exporter's textfiles")
 
 
 def add_history(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("claims", nargs="?", default="*", help="pattern of claim ids")
+    names(parser.add_argument("claims", nargs="?", default="*", help="pattern of claim ids"), "claims")
     parser.add_argument("--why", help="write down, with this reason, what changed since the last line")
 
 

@@ -1,4 +1,6 @@
-"""`python -m stages.report`: tables of all results into `data/report/`; with `--docs`, `docs/`."""
+"""`python -m stages.report`: tables of all results into `data/report/`, beside the scripts that draw
+the charts of `dvc plots show`; with `--docs`, `docs/`.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,14 @@ from stages.results import ResultsUnavailable
 from stages.runs.evidence import EvidenceError
 
 
+def write_chart_scripts(path: Path) -> Path:
+    """Vega, Vega-Lite and vega-embed out of an installed package, so that `.dvc/plots/page.html` needs no network."""
+    import vl_convert  # which takes a while to load, and `--docs` needs none of it
+
+    path.write_text(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"), encoding="utf-8")
+    return path
+
+
 @in_one_line("report")
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.report", description=__doc__)
@@ -29,6 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
             written = [write_docs(Path(), Path("docs/results.md")), *write_deviations(Path("docs/papers"))]
         else:
             written = write_report(os.environ.get("CLAIMCHECK_DATABASE", "data/results.db"), Path("data/report"))
+            written.append(write_chart_scripts(Path("data/report/vega.js")))
     except (EvidenceError, ClaimsError, ParamsError, RecordError, ResultsUnavailable) as error:
         print(f"report: {error}", file=sys.stderr)
         return 1

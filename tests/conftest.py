@@ -34,24 +34,37 @@ hypothesis.settings.load_profile("claimcheck")
 
 # They start first, so that workers which take a file at a time end together.
 LONG = (
-    "test_equivalence.py",
-    "test_stack.py",
-    "test_browser.py",
-    "test_verifying.py",
-    "test_yat_triton.py",
-    "test_cuda_kernels.py",
-    "test_access.py",
     "test_server.py",
+    "test_browser.py",
+    "test_flood.py",
+    "test_equivalence.py",
+    "test_walks.py",
+    "test_verifying.py",
+    "test_access.py",
+    "test_batching.py",
+    "test_published_pages.py",
     "test_all_trained.py",
     "test_asking.py",
-    "test_cli.py",
+    "test_deploy.py",
+    "test_shared_runs.py",
     "test_refusals.py",
-    "test_fuzz.py",
     "test_evaluate.py",
-    "test_faults.py",
-    "test_power_of_others.py",
+    "test_cli.py",
+    "test_looks.py",
+    "test_printed_numbers.py",
+    "test_recovery.py",
+    "test_workers.py",
+    "test_together.py",
+    "test_memory.py",
+    "test_decoding.py",
     "test_stacked_runs.py",
 )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than cores: half of a file's time is waiting for processes that it started."""
+    return len(os.sched_getaffinity(0)) + 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -45,6 +45,7 @@ class ObjectServer:
         self._ask("down")
 
     def up(self) -> None:
+        """Take connections again, if it doesn't."""
         self._ask("up")
 
     def _ask(self, what: str) -> str:
@@ -60,12 +61,13 @@ def _serve() -> None:
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server, port = None, 0
     for line in sys.stdin:
-        if line.strip() == "up":
+        if line.strip() == "up" and server is None:
             server = ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
             server.start()
             _, port = server.get_host_and_port()
-        elif server is not None:
+        elif line.strip() == "down" and server is not None:
             server.stop()
+            server = None
         print(port, flush=True)
     os._exit(0)
 

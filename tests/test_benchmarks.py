@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from fastapi.testclient import TestClient
 
+from benchmarks import bench_paint, bench_results, many_runs, server
 from benchmarks.__main__ import COLUMNS, INTRODUCTION, LOST, main, page, rows_of, together
 from benchmarks.timing import HEADINGS, Line, compare, fused, markdown, pytorch_alone, race, table
+from service.app import create_app
+from service.settings import Settings
 from stages.ops.fast import attention, cpp, dac
 from stages.ops.rbf import rbf_attention
 
@@ -141,3 +146,36 @@ def test_what_was_not_measured_stays_with_its_date_if_versions_are_the_same() ->
 def test_an_unknown_benchmark_is_named_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dak"]) == 2
     assert "no benchmark 'dak'; known: batches, cg_fac, dac" in capsys.readouterr().err
+
+
+def test_every_page_and_list_that_is_measured_answers_on_the_made_up_database(tmp_path: Path) -> None:
+    assert many_runs.build(tmp_path / "results.db", times=1) == many_runs.SELECTED_RUNS
+    with TestClient(create_app(Settings(root=tmp_path, database="results.db")), "http://127.0.0.1") as client:
+        answers = {path: client.get(path) for path in (*bench_paint.PAGES.values(), *bench_results.ADDRESSES)}
+    assert {path: answer.text for path, answer in answers.items() if answer.status_code != 200} == {}
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("print('no port is free')", r"ended with 0; it wrote:\nno port is free"),
+        (
+            "print('some fault', flush=True); from http import server as s;"
+            "s.SimpleHTTPRequestHandler.log_message = lambda *_: None; "
+            "s.test(s.SimpleHTTPRequestHandler, port={port}, bind='127.0.0.1')",
+            r"isn't ready: /nothing answers 404, .*it wrote:\nsome fault",
+        ),
+    ],
+    ids=["ended", "isn't ready"],
+)
+def test_a_server_that_does_not_get_ready_is_quoted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, reason: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(server, "READY_SECONDS", 2)
+    port = server.free_port()
+    with (
+        pytest.raises(RuntimeError, match=f"(?s){reason}"),
+        server.server([sys.executable, "-c", code.format(port=port)], port, "/nothing"),
+    ):
+        raise AssertionError("it was taken for ready")

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from stages.cli import COMMANDS, main
+from stages.commands.terminal import wrap
 from stages.recording import record
 from tests.claims.lines import copy_project
 from tests.project import REPOSITORY, environment
@@ -196,6 +197,23 @@ def test_a_plan_fits_the_terminal_and_says_what_it_leaves_out(project: Path, col
     assert is_whole == (columns == 200)
 
 
+def test_sentences_break_between_words_on_a_terminal_and_stay_whole_in_a_pipe(project: Path) -> None:
+    arguments = ("history", "dac.sgemm.gain")
+    code, written = on_terminal([*COMMAND, *arguments], project, environment(), columns=80)
+    shown = written.splitlines()
+    assert code == 0 and max(map(len, shown)) <= 80
+    piped = claimcheck(*arguments, cwd=project).stdout
+    assert max(map(len, piped.splitlines())) > 80
+    assert written.split() == piped.split(), "no word is broken or lost"
+
+
+def test_a_sentence_goes_on_below_its_own_beginning() -> None:
+    assert wrap("verdict   supported: better by 10 % here", 30) == (
+        "verdict   supported: better by\n          10 % here"
+    )
+    assert wrap("one sentence without any label", 20) == "one sentence without\n  any label"
+
+
 def test_a_shell_completes_commands_options_and_names(project: Path) -> None:
     """Bash itself, as it does when a person presses the tabulator."""
     script = project / "completion.bash"
@@ -217,6 +235,9 @@ def test_a_shell_completes_commands_options_and_names(project: Path) -> None:
     assert "--weights" in completed("claimcheck", "verify", "--w")
     assert completed("claimcheck", "plan", "dac-vgg") == {"dac-vgg-cifar10", "dac-vgg-cifar100"}
     assert completed("claimcheck", "show", "dac.sgemm.g") == {"dac.sgemm.gain"}
+    assert completed("claimcheck", "history", "dac.sgemm.g") == {"dac.sgemm.gain"}
+    assert completed("claimcheck", "status", "n") == {"ninformer", "nmn"}
+    assert completed("claimcheck", "profile", "q") == {"quick", "quick-bfloat16"}
     assert "zsh" in claimcheck("completion", "zsh").stdout
 
 

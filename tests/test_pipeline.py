@@ -128,7 +128,7 @@ def test_what_came_by_s3_is_served_without_training(checkout: Path, tmp_path: Pa
     run(clone, *DVC, "pull", "-q")
     assert stages_run(repro(clone)) == [] and not (clone / "data" / "store").exists()
     with TestClient(create_app(Settings(root=clone)), base_url="http://127.0.0.1") as client:
-        names = [one["name"] for one in client.get("/api/v1/experiments").json()["items"]]
+        names = [one["name"] for one in client.get("/api/v1/experiments").json()]
     assert sorted(names) == ["other-mnist", EXPERIMENT]
 
 

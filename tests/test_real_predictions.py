@@ -18,7 +18,7 @@ from PIL import Image
 
 from stages.checkpoint.predictor import load_predictor
 from stages.datasets import mnist
-from stages.datasets.packed import ImageSet
+from stages.datasets.packed import ImageSet, read_images, read_info
 from stages.recording import record
 from tests.project import REPOSITORY
 
@@ -38,7 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The service on the content of a fresh clone: evidence and released models, no runs of this machine."""
     root = tmp_path_factory.mktemp("clone")
     (root / "data").mkdir()
-    for name in ("params", "params.yaml", "data/evidence", "data/models", "data/claims.csv"):
+    for name in ("params", "params.yaml", "data/evidence", "data/models", "data/samples", "data/claims.csv"):
         (root / name).symlink_to(REPOSITORY / name)
     record(root, str(root / "data" / "results.db"), evidence_only=True)
     log = root / "server.log"
@@ -121,3 +121,11 @@ def test_released_model_scores_what_its_evidence_says() -> None:
     )
     classes = predictor.probabilities(test_set.images.copy()).argmax(axis=1)
     assert float((classes == test_set.labels).mean()) == line["release"]["accuracy"]
+
+
+def test_the_samples_in_git_are_official_test_images() -> None:
+    folder, official = REPOSITORY / "data" / "samples" / "mnist", real_mnist()
+    few, info = read_images(folder, "test"), read_info(folder)
+    rows = list(info.test_rows or ())
+    assert len(rows) == len(few) == info.test_images == 10
+    assert np.array_equal(few.images, official.images[rows]) and np.array_equal(few.labels, official.labels[rows])

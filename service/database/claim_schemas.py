@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from service.database.observed import ObservedPoint
 from service.database.schemas import Out
-from stages.results import ClaimRecord, JudgedClaim, Status, VerdictRun
+from stages.results import ClaimRecord, Family, JudgedClaim, PairGain, Status, VerdictRun
 
 
 class MeasuredOut(Out):
@@ -28,6 +28,12 @@ def _measured(value: Any) -> Any:
         if value is None or isinstance(value, MeasuredOut)
         else MeasuredOut(value=value, low=None, high=None, n=None)
     )
+
+
+def _as_ours(row: PairGain | Family, value: float | None, n: int | None) -> dict[str, Any]:
+    """A row whose gain stands beside its interval, with both as `ours`."""
+    ours = None if value is None else MeasuredOut(value=value, low=row.low, high=row.high, n=n)
+    return {**vars(row), "ours": ours}
 
 
 class ReadingOut(Out):
@@ -122,7 +128,7 @@ class ChangeOut(Out):
     """A change of a claim's row, or of the rules or the code that judge it."""
 
     date: str = Field(examples=["2026-11-22"])
-    subject: str = Field(description="claim (its row), rules or code")
+    part: str = Field(description="what was changed: claim (its row), rules or code", validation_alias="subject")
     changed: dict[str, tuple[str | float | None, str | float | None]] = Field(description="old and new, by column")
     after_evidence: bool = Field(description="results of its experiments had been published")
     why: str
@@ -216,7 +222,7 @@ class VerdictArmOut(Out):
     high: float
     epoch: int = Field(examples=[187], description="chosen, from 1; the middle one of a window")
     epochs: int = Field(examples=[256])
-    flops: float | None = Field(description="of one forward pass of one image")
+    flops_per_image: float | None = Field(description="of one forward pass", validation_alias="flops")
     parameters: float | None
 
 
@@ -226,10 +232,12 @@ class PairOut(Out):
     experiment: str
     arm: str
     against: str = Field(description="the arm that it is compared with")
-    gain: float = Field(description="in the claim's unit")
-    low: float
-    high: float
-    n: int = Field(description="replicates of the arm that has fewer")
+    ours: MeasuredOut = Field(description="in the claim's unit; `n` is of the arm that has fewer replicates")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_one_shape(cls, pair: Any) -> Any:
+        return _as_ours(pair, pair.gain, pair.n) if isinstance(pair, PairGain) else pair
 
 
 class DeviationOut(Out):
@@ -265,11 +273,10 @@ class FamilyOut(Out):
     paper: str
     text: str
     status: str = Field(description="supported: the interval of the gain is on the printed side of 0")
-    gain: float | None = Field(
-        description="mean over the orders, better positive; orders that share an arm are averaged"
+    ours: MeasuredOut | None = Field(
+        description="mean gain over the orders, better positive, its interval at `confidence`; "
+        "orders that share an arm are averaged"
     )
-    low: float | None = Field(description="interval of the gain at `confidence`")
-    high: float | None
     confidence: float | None
     tau: float | None = Field(description="standard deviation between orders beyond their own chance")
     p_heterogeneity: float | None = Field(description="of orders that don't differ")
@@ -278,6 +285,11 @@ class FamilyOut(Out):
     holding: int = Field(validation_alias="holds", description="orders that hold after Holm's adjustment")
     tested: int
     orders: int
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_one_shape(cls, family: Any) -> Any:
+        return _as_ours(family, family.gain, None) if isinstance(family, Family) else family
 
 
 class ClaimDetailOut(ClaimOut):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,53 +26,66 @@ class NoSample(LookupError):
 
 
 class Samples:
-    """The packed test images of one data set below `root`.
+    """Test images of one data set below `root`: the packed ones or, where those are placeholders or missing, the few
+    that are in git.
 
     Raises:
-        NoSample: they are not here, or the data set has none.
+        NoSample: none are here, or the data set has none.
     """
 
     def __init__(self, root: Path, dataset: str) -> None:
-        folder = root / "data" / "processed" / dataset
-        try:
-            self.info: PackedInfo = read_info(folder)
-            if self.info.kind != "images":
-                raise NoSample(f"{dataset} is a {self.info.kind} and has no images")
-            self._file: Any = safe_open(folder / "test.safetensors", framework="numpy")
-        except (PackedDataError, SafetensorError, OSError):
-            raise NoSample(
-                f"the images of {dataset} are not here; `dvc repro preprocess@{dataset}` packs them"
-            ) from None
+        packed, few = (_open(root / "data" / place / dataset) for place in ("processed", "samples"))
+        are_few = few is not None and (packed is None or packed[0].provenance == "embedded")
+        found = few if are_few else packed
+        if found is None:
+            raise NoSample(f"the images of {dataset} are not here; `dvc repro preprocess@{dataset}` packs them")
+        self.info, self._file = found
+        if self.info.kind != "images":
+            raise NoSample(f"{dataset} is a {self.info.kind} and has no images")
+        self._positions: Sequence[int] = (self.info.test_rows or ()) if are_few else range(self.info.test_images)
+
+    def __contains__(self, position: int) -> bool:
+        return position in self._positions
 
     def chosen(self) -> list[SampleOut]:
         """The first image of each of as many classes as fit in a row, spread over all classes."""
         classes, first = np.unique(self._file.get_tensor("labels"), return_index=True)
         spread = np.linspace(0, len(classes) - 1, min(MOST, len(classes))).round().astype(int)
-        return [self.describe(int(first[label])) for label in spread]
+        return [self.describe(self._positions[int(first[label])]) for label in spread]
 
-    def describe(self, index: int) -> SampleOut:
+    def describe(self, position: int) -> SampleOut:
         """Class and address of one image by its position in the packed set.
 
         Raises:
-            NoSample: there are fewer images.
+            NoSample: it isn't here.
         """
-        self._require(index)
+        row = self._row(position)
         return SampleOut(
-            index=index,
-            true_class=self.info.classes[int(self._file.get_slice("labels")[index : index + 1][0])],
+            position=position,
+            true_class=self.info.classes[int(self._file.get_slice("labels")[row : row + 1][0])],
             provenance=self.info.provenance,
-            address=f"/api/v1/datasets/{self.info.dataset}/samples/{index}",
+            address=f"/api/v1/datasets/{self.info.dataset}/samples/{position}",
         )
 
-    def _require(self, index: int) -> None:
-        if index >= self.info.test_images:
-            raise NoSample(f"sample {index}: {self.info.dataset} has {self.info.test_images:,} test images here")
+    def _row(self, position: int) -> int:
+        if position not in self:
+            here = f"{self.info.dataset} has {self.info.test_images:,} test images here"
+            raise NoSample(f"sample {position}: {here}")
+        return self._positions.index(position)
 
-    def png(self, index: int) -> bytes:
+    def png(self, position: int) -> bytes:
         """One image as PNG; raises as `describe`."""
-        self._require(index)
-        pixels = self._file.get_slice("images")[index : index + 1][0]
+        row = self._row(position)
+        pixels = self._file.get_slice("images")[row : row + 1][0]
         image = Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0))
         buffer = io.BytesIO()
         image.save(buffer, "PNG")
         return buffer.getvalue()
+
+
+def _open(folder: Path) -> tuple[PackedInfo, Any] | None:
+    """The description of a packed set and its test images; None where they are not here."""
+    try:
+        return read_info(folder), safe_open(folder / "test.safetensors", framework="numpy")
+    except (PackedDataError, SafetensorError, OSError):
+        return None

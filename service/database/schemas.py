@@ -32,7 +32,7 @@ class DatasetOut(Out):
 
 
 class SampleOut(Out):
-    index: int = Field(description="position in the packed test set")
+    position: int = Field(description="in the packed test set")
     true_class: str = Field(examples=["horse"])
     provenance: str = Field(description="embedded (placeholder data), subset or full", examples=["full"])
     address: str = Field(description="of the image", examples=["/api/v1/datasets/cifar10/samples/13"])
@@ -61,7 +61,7 @@ class MetricOut(Out):
     metric: str = Field(examples=["accuracy"])
     split: str = Field(examples=["test"])
     value: float
-    n: int | None = Field(description="samples behind the number")
+    n_samples: int | None = Field(description="samples behind the number", validation_alias="n")
 
 
 class RunOut(Out):

@@ -24,7 +24,7 @@ class CodeLinkOut(Out):
     revision: str | None = Field(description="git revision of published evidence; null for the tree that recorded it")
     dirty: bool | None = Field(description="the revision had uncommitted changes")
     modules: dict[str, str] = Field(description="digest of the source of each module that the run executed")
-    changed: list[str] = Field(description="those that are another one in the recorded tree")
+    changed_code: list[str] = Field(description="modules that are another one in the recorded tree")
     equivalences: list[int] = Field(
         description="lines of data/evidence/equivalences.jsonl which show that its code and the tree's give the same"
     )
@@ -92,7 +92,7 @@ def _trail(result: Result, dataset: str, checkpoint: queries.ServedCheckpoint | 
             revision=origin.get("revision"),
             dirty=origin.get("dirty"),
             modules=result.spec["code"],
-            changed=result.changed_code,
+            changed_code=result.changed_code,
             equivalences=result.equivalences,
         ),
         data=DataLinkOut(dataset=dataset, digest=result.data_digest, provenance=result.provenance),

@@ -194,7 +194,8 @@ def install_error_handlers(app: FastAPI) -> None:
         if isinstance(error, ResultsUnavailable):
             logger.error("%s %s: %s", request.method, request.url.path, error)
         listed = LISTED_AT.get(type(error))
-        detail = f"{error}; {listed}" if listed else str(error)
+        said = str(error)
+        detail = f"{said}{'' if said.endswith('?') else ';'} {listed}" if listed else said
         return problem_response(request, status, detail, RETRY_AFTER.get(type(error)))
 
     async def explicit(request: Request, error: Problem) -> Response:

@@ -115,7 +115,7 @@ async def predict(
         models = [await engine.model(served_checkpoint) for served_checkpoint in served_checkpoints]
         shapes = sorted({model.contract.shape for model in models})
         images = dict(zip(shapes, await engine.decoder.decode(uploads, shapes), strict=True))
-        jobs = engine.batcher.submit_all([(model, images[model.contract.shape]) for model in models])
+    jobs = engine.batcher.submit_all([(model, images[model.contract.shape]) for model in models])
     answered = await _all_timed(jobs)
     by_model = [
         [_answer(served_checkpoint.id, model.contract, row, top_k) for row in probabilities]

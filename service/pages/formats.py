@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 
@@ -98,7 +99,23 @@ def value_in(unit: str, write: Callable[[float], str] = plain) -> Callable[[floa
 
 def span(low: float, high: float, unit: str) -> str:
     """Both ends of an interval, their unit once: 96.47 to 97.97 %"""
-    return from_to(value_in(unit)(low), value_in(unit)(high))
+    write = value_in(unit, as_precise_as(low, high))
+    return from_to(write(low), write(high))
+
+
+def as_precise_as(low: float | None, high: float | None) -> Callable[[float], str]:
+    """The writer of an interval and of its number: the half-width has two digits, an end beside 0 one; else `plain`."""
+    if low is None or high is None or not 0 < high - low < 20 or max(abs(low), abs(high)) >= 1000:
+        return plain
+    digits = max(0, 1 - math.floor(math.log10((high - low) / 2)))
+    of_an_end = -math.floor(math.log10(min(abs(end) for end in (low, high) if end)))
+    digits = max(digits, min(of_an_end, digits + 2))
+    return lambda number: f"{number:z.{digits}f}".replace("-", "−")
+
+
+def value_with(low: float | None, high: float | None, unit: str) -> Callable[[float | None], str]:
+    """The formatter of a number and of its error beside its interval."""
+    return value_in(unit, as_precise_as(low, high))
 
 
 def from_to(first: str, last: str) -> str:
@@ -124,5 +141,6 @@ def install(environment: Environment) -> None:
     environment.filters["zip"] = zip
     environment.filters["in_words"] = lambda facts: [(name.replace("_", " "), value) for name, value in facts.items()]
     environment.globals["span"] = span
+    environment.globals["value_with"] = value_with
     environment.filters["in_unit"] = lambda number, unit: value_in(unit or "")(number)
     environment.trim_blocks = environment.lstrip_blocks = True

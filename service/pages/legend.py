@@ -9,16 +9,16 @@ from stages.results import AGAINST_THE_PAPER, FOR_THE_PAPER, Counts, Paper, Stat
 
 MEANINGS: Mapping[Status, str] = {
     Status.REPRODUCED: "We trained the model again, and its number is the paper’s, within a margin fixed beforehand.",
-    Status.SUPPORTED: "We trained both models again, and the better one is the one that the paper says. "
-    "How large the difference is, is judged apart.",
+    Status.SUPPORTED: "We trained both models again, and the better one is the one that the paper says.",
     Status.HOLDS: "We computed or counted it: the statement is true.",
     Status.HOLDS_UNDER_READING: "We computed it: the statement is true if its words are read in one way, "
     "and false if they are read in another.",
-    Status.NOT_REPRODUCED: "We trained the model again, and its number is another one than the paper’s.",
+    Status.NOT_REPRODUCED: "We trained again, and what comes out is not what the paper says, "
+    "by more than a margin fixed beforehand.",
     Status.REVERSED: "We trained both models again, and the better one is the other one.",
     Status.FAILS: "We computed or counted it: the statement is false however its words are read.",
     Status.CONTRADICTED: "The statement can’t be true together with other numbers of the same paper, or with physics.",
-    Status.INCONCLUSIVE: "Trained again, but chance could still explain either answer.",
+    Status.INCONCLUSIVE: "Trained again, but the runs so far leave either answer possible.",
     Status.UNRESOLVED: "Trained again as often as planned, and neither model is clearly the better one.",
     Status.UNDECIDABLE: "Trained again, but results scatter more than the margin: no number of runs would decide it.",
     Status.AGREES: "A first look, shorter than the paper’s training, points the paper’s way. It decides nothing.",
@@ -54,24 +54,33 @@ def address_of(paper: Paper) -> str | None:
 def sum_up(tallies: Sequence[Tally]) -> str:
     """The state in a paragraph, the outcome first: how many claims hold, what decided them, how many wait for what."""
     claims, whole = sum(tally.claims for tally in tallies), add(tallies)
-    papers = f"{len(tallies)} papers make" if len(tallies) != 1 else "One paper makes"
     decided = whole.in_favour + whole.against
-    how = f"are decided: {_outcome(whole)}." if decided > 1 else f"is decided: it {_outcome(whole, number=False)}."
-    found = f"{decided} {how}" if decided else "None is decided yet."
-    said = [
-        f"{papers} {claims} claim{'s' if claims != 1 else ''}, of which {whole.decidable} can be decided here. {found}"
-    ]
-    for what, counts in by_ground(tallies).items():
-        if counts.in_favour + counts.against:
-            said.append(f"{what} decided {counts.in_favour + counts.against} ({_outcome(counts)}).")
-        elif counts.decidable:
-            said.append(f"{what} decided none yet.")
-    if whole.open:
-        said.append(f"For {whole.open} the evidence is not enough yet.")
+    if not decided:
+        said = ["No claim is decided yet."]
+    elif decided == 1:
+        said = [f"One claim is decided: it {'holds' if whole.in_favour else 'does not hold'}."]
+    else:
+        said = [f"{decided} claims are decided: {_outcome(whole)}."]
+        by = {what: counts.in_favour + counts.against for what, counts in by_ground(tallies).items()}
+        said.append(f"{_listed([f'{what} decided {number}' for what, number in by.items() if number])}.")
     if whole.waiting:
         waits = f"{whole.waiting} {'waits' if whole.waiting == 1 else 'wait'}"
         said.append(f"{waits} for models trained as long as the paper’s.")
+    if whole.open:
+        said.append(f"For {whole.open} the evidence is not enough yet.")
+    papers = f"the {len(tallies)} papers make" if len(tallies) != 1 else "the paper makes"
+    others = claims - whole.decidable
+    all_of_them = f"In all {papers} {claims} claim{'s' if claims != 1 else ''}"
+    rest = "is a setting, repeats" if others == 1 else "are settings, repeat"
+    said.append(f"{all_of_them}; {others} {rest} an error or can’t be tested here." if others else f"{all_of_them}.")
     return " ".join(said)
+
+
+def _listed(parts: Sequence[str]) -> str:
+    """As "Training decided 4, computing 64 and counting 27" of "Training decided 4", "Computing decided 64", ..."""
+    first, *others = parts
+    shortened = [part[0].lower() + part[1:].replace(" decided ", " ") for part in others]
+    return " and ".join([", ".join([first, *shortened[:-1]]), *shortened[-1:]])
 
 
 def by_ground(tallies: Sequence[Tally]) -> dict[str, Counts]:
@@ -88,9 +97,9 @@ def add(counts: Sequence[Counts]) -> Counts:
     return Counts(**{name: sum(getattr(item, name) for item in counts) for name in names})
 
 
-def _outcome(counts: Counts, *, number: bool = True) -> str:
-    """As "60 hold, 4 do not"; without the numbers as "holds"."""
+def _outcome(counts: Counts) -> str:
+    """As "60 hold, 4 do not"."""
     favour = "holds" if counts.in_favour == 1 else "hold"
     against = ("does not" if counts.against == 1 else "do not") + ("" if counts.in_favour else " hold")
     parts = ((counts.in_favour, favour), (counts.against, against))
-    return ", ".join(f"{count} {word}" if number else word for count, word in parts if count)
+    return ", ".join(f"{count} {word}" for count, word in parts if count)

@@ -10,9 +10,9 @@ from fnmatch import fnmatchcase
 from jinja2 import Environment
 
 from service.database.observed import name_quantity
-from service.pages.formats import NONE, exact, from_to, lower_first, percent, plain, points, value_in
+from service.pages.formats import NONE, as_precise_as, exact, from_to, lower_first, percent, plain, points, value_in
 from service.pages.legend import SIDES, address_of, meaning_of
-from stages.results import METRICS, Claim, ClaimRecord, JudgedClaim, Metric, Status, Tally
+from stages.results import METRICS, Claim, ClaimRecord, JudgedClaim, Metric, Status, Tally, VerdictRow
 
 _WORDS = {
     "dataset.classes": "Classes",
@@ -74,12 +74,16 @@ _SIDES = {
 
 def install(environment: Environment) -> None:
     """Register the functions that take one claim or verdict as filters."""
-    for function in (side_of, in_terms_of, unit_of, as_run, print_value, print_metric, name_quantity, agreement):
+    for function in (
+        *(side_of, in_terms_of, unit_of, as_run, print_value, print_ours, print_metric, name_quantity, agreement),
+        size_in_words,
+    ):
         environment.filters[function.__name__] = function
     environment.filters["metric_name"] = name_metric
     environment.filters["for_readers"] = for_readers
     environment.filters["meaning"] = meaning_of
     environment.filters["paper_address"] = address_of
+    environment.globals.update(span_of=span_of, as_precise_as=as_precise_as)
 
 
 def for_readers(explanation: str) -> str:
@@ -167,6 +171,28 @@ def print_value(claim: Claim) -> str:
     return value
 
 
+def print_ours(verdict: VerdictRow, claim: Claim) -> str:
+    """Our number, as precise as its interval where it has one."""
+    return in_terms_of(verdict.ours, claim, as_precise_as(verdict.low, verdict.high))
+
+
+def span_of(low: float, high: float, claim: Claim) -> str:
+    """Both ends of an interval in the terms of `claim`, their unit once."""
+    write = as_precise_as(low, high)
+    return from_to(in_terms_of(low, claim, write), in_terms_of(high, claim, write))
+
+
+def size_in_words(verdict: VerdictRow) -> str:
+    """Whether a difference is as large as printed, which is judged apart from who is ahead."""
+    side = side_of(verdict.size["status"]) if verdict.size else ""
+    known = {
+        "for": "It is also as large as the paper prints, within the margin.",
+        "against": "It is not as large as the paper prints.",
+        "open": "Whether it is as large as the paper prints is still open.",
+    }
+    return known.get(side, "")
+
+
 def print_metric(row: Metric) -> str:
     """A result's number in its metric's unit."""
     return value_in(METRICS[row.metric].unit)(row.value) if row.metric in METRICS else plain(row.value)
@@ -207,23 +233,37 @@ def conclude(record: ClaimRecord, titles: Mapping[str, str]) -> str | None:
     claim, verdict = record.claim, record.verdict
     if verdict.basis != "results" or verdict.estimate is None or verdict.low is None or verdict.high is None:
         return None
-    ends = (in_terms_of(verdict.low, claim).removeprefix("+"), in_terms_of(verdict.high, claim).removeprefix("+"))
-    interval = f"{percent(verdict.confidence, 1)} interval {from_to(*ends)}"
-    size = in_terms_of(abs(verdict.estimate), claim).removeprefix("+")
+    write = as_precise_as(verdict.low, verdict.high)
+    ends = [in_terms_of(end, claim, write).removeprefix("+") for end in (verdict.low, verdict.high)]
+    interval = f"{_confidence(verdict)} interval {from_to(*ends)}"
+    size = in_terms_of(abs(verdict.estimate), claim, write).removeprefix("+")
+    is_better = "better" if verdict.estimate >= 0 else "worse"
+    if claim.kind in SIDES_OF_A_SIZE:
+        ahead = f"the proposed ones are {is_better} than their baselines by {size}"
+        return f"Among networks of this size {ahead} ({interval})."
+    if claim.kind == "uniform" and verdict.margin:
+        alike = in_terms_of(verdict.margin, claim)
+        over = f"Over {_among_planned(record, titles)} pairs the" if record.pairs else "The"
+        apart = f"{over} largest and the smallest gain by {claim.factor} differ by {size}"
+        return f"{apart} ({interval}); up to {alike} would count as alike."
     if claim.kind in GAINS:
         who = titles.get(claim.arm or "", "The proposed model")
         against = titles.get(claim.baseline_arm or "", "its baseline")
         among = f"; mean of {_among_planned(record, titles)} pairs" if record.pairs else ""
-        is_better = "better" if verdict.estimate >= 0 else "worse"
         return f"{who} is {is_better} than {against} by {size} ({interval}{among})."
     if claim.kind == "value" and claim.value is not None and verdict.ours is not None:
         way = "above" if verdict.estimate >= 0 else "below"
-        ours, printed = in_terms_of(verdict.ours, claim), print_value(claim)
+        ours, printed = print_ours(verdict, claim), print_value(claim)
         if unit_of(claim) == "fraction":
-            size, ends = points(abs(verdict.estimate)).removeprefix("+"), (points(verdict.low), points(verdict.high))
-            interval = f"{percent(verdict.confidence, 1)} interval {from_to(*ends)}"
+            size = points(abs(verdict.estimate)).removeprefix("+")
+            interval = f"{_confidence(verdict)} interval {from_to(points(verdict.low), points(verdict.high))}"
         return f"We find {ours}, {size} {way} the paper’s {printed} (of the difference: {interval})."
     return None
+
+
+def _confidence(verdict: VerdictRow) -> str:
+    """95 %, 96.7 %"""
+    return percent(verdict.confidence, 1).replace(".0 %", " %")
 
 
 def _among_planned(record: ClaimRecord, arms: Iterable[str]) -> str:
@@ -235,7 +275,7 @@ def _among_planned(record: ClaimRecord, arms: Iterable[str]) -> str:
 def highlights(judged: Iterable[JudgedClaim]) -> dict[str, JudgedClaim]:
     """The strongest finding against the paper and the strongest for it, by `side_of`.
 
-    Trained before computed, those with a number of ours before those without.
+    Trained before computed, those with a number of ours before those without, then those read in several ways.
     """
     found: dict[str, JudgedClaim] = {}
     for row in sorted(judged, key=_weight):
@@ -243,8 +283,9 @@ def highlights(judged: Iterable[JudgedClaim]) -> dict[str, JudgedClaim]:
     return {side: found[side] for side in ("against", "for") if side in found}
 
 
-def _weight(row: JudgedClaim) -> tuple[bool, bool]:
-    return row.verdict.basis != "results", row.verdict.ours is None
+def _weight(row: JudgedClaim) -> tuple[bool, bool, bool]:
+    is_read = bool(row.claim.finding and row.claim.finding.get("readings"))
+    return row.verdict.basis != "results", row.verdict.ours is None, not is_read
 
 
 def group_by_place(judged: Sequence[JudgedClaim]) -> dict[str, list[JudgedClaim]]:

@@ -90,7 +90,7 @@ def list_samples(name: str, request: Request, session: ResultsSession, page: Pag
 
 
 @router.get(
-    "/datasets/{name}/samples/{index}",
+    "/datasets/{name}/samples/{position}",
     tags=["catalogue"],
     operation_id="getSample",
     response_class=Response,
@@ -98,13 +98,13 @@ def list_samples(name: str, request: Request, session: ResultsSession, page: Pag
 )
 def read_sample(
     name: str,
-    index: Annotated[int, Path(ge=0, lt=1 << 40, description="position in the packed test set")],
+    position: Annotated[int, Path(ge=0, lt=1 << 40, description="in the packed test set")],
     request: Request,
     session: ResultsSession,
 ) -> Response:
     """One test image."""
     samples = Samples(app_state_of(request).settings.root, queries.find_dataset(session, name).name)
-    return Response(samples.png(index), media_type="image/png")
+    return Response(samples.png(position), media_type="image/png")
 
 
 @router.get(

@@ -19,6 +19,7 @@ from service.http.errors import declared
 from service.pages.charts import cost_chart
 from service.pages.citing import bibtex_table
 from service.pages.curve_charts import MOST_LINES, Smooth, band_chart
+from service.pages.first_looks import first_looks
 from service.pages.names import name_claims
 from service.pages.observed_charts import blocks_chart
 from stages.results import METRICS, SHOWN_METRICS, Arm, ClaimFilter, Experiment, UnknownArm, list_judged
@@ -83,6 +84,7 @@ def show_experiment(
             ),
             "claims": claims,
             "names": name_claims(session, claims),
+            "looks": first_looks(experiment.paper, claims, compare),
             "trained": trained,
             "shown": shown,
             "titles": titles,

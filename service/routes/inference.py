@@ -103,7 +103,7 @@ async def create_prediction(
     served_checkpoints: Annotated[list[queries.ServedCheckpoint], Depends(choose_served_checkpoints)],
     file: Annotated[list[UploadFile], File(description="PNG, JPEG or WebP, any size; repeat it for more images")] = [],  # noqa: B006
     sample: Annotated[list[str], Form(description="instead: test images, as <data set>/<position>")] = [],  # noqa: B006
-    top_k: Annotated[int, Query(ge=1, le=MAX_TOP)] = TOP,
+    top_k: Annotated[int, Query(ge=1, le=MAX_TOP, description="this many of the likeliest classes")] = TOP,
 ) -> PredictionOut | Response:
     """The likeliest classes of each image, by one model or by several side by side.
 

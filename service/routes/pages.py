@@ -105,7 +105,7 @@ def _samples(root: Path, dataset: str, asked: int | None) -> list[SampleOut]:
     try:
         packed = Samples(root, dataset)
         chosen = packed.chosen()
-        if asked is None or asked >= packed.info.test_images or asked in [item.index for item in chosen]:
+        if asked is None or asked not in packed or asked in [item.position for item in chosen]:
             return chosen
         return [*chosen, packed.describe(asked)]
     except NoSample:

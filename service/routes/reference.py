@@ -88,7 +88,7 @@ def describe(document: dict[str, Any], method: str, path: str, operation: dict[s
         "curl": sample,
         "sent": json.dumps(sent, ensure_ascii=False) if sent else "",
         "answer": json.dumps(success["example"], indent=2, ensure_ascii=False) if "example" in success else "",
-        "errors": [status for status in operation["responses"] if status != "200"],
+        "errors": sorted(status for status in operation["responses"] if status != "200"),
     }
 
 

@@ -17,19 +17,33 @@ _claimcheck_experiments() {
 _claimcheck_shown() {
   compgen -W "$(ls params 2>/dev/null | sed -n 's/\.yaml$//p'; sed '1d; s/,.*//' data/claims.csv 2>/dev/null)" -- "$1"
 }
+_claimcheck_claims() {
+  compgen -W "$(sed '1d; s/,.*//' data/claims.csv 2>/dev/null)" -- "$1"
+}
+_claimcheck_papers() {
+  compgen -W "$(sed '1d; s/\..*//' data/claims.csv 2>/dev/null | sort -u)" -- "$1"
+}
+_claimcheck_profiles() {
+  compgen -W "$(sed -n '/^profiles:/,/^[a-z]/s/^  \([a-z0-9-]*\):.*/\1/p' params.yaml 2>/dev/null)" -- "$1"
+}
 """,
     "zsh": r"""
 _claimcheck_experiments() { compadd -- params/*.yaml(N:t:r) }
 _claimcheck_shown() {
   compadd -- params/*.yaml(N:t:r) ${${(f)"$(sed '1d; s/,.*//' data/claims.csv 2>/dev/null)"}}
 }
+_claimcheck_claims() { compadd -- ${(f)"$(sed '1d; s/,.*//' data/claims.csv 2>/dev/null)"} }
+_claimcheck_papers() { compadd -- ${(f)"$(sed '1d; s/\..*//' data/claims.csv 2>/dev/null | sort -u)"} }
+_claimcheck_profiles() {
+  compadd -- ${(f)"$(sed -n '/^profiles:/,/^[a-z]/s/^  \([a-z0-9-]*\):.*/\1/p' params.yaml 2>/dev/null)"}
+}
 """,
 }
-"""Functions that list what this clone has: names of experiments, and of experiments and claims."""
+"""Functions that list what this clone has: experiments, experiments and claims, claims, papers, profiles."""
 
 
 def names(action: argparse.Action, kind: str) -> None:
-    """Complete this argument with the names of a kind: `experiments` or `shown`."""
+    """Complete this argument with the names of a kind: `experiments`, `shown`, `claims`, `papers` or `profiles`."""
     action.complete = dict.fromkeys(SHELLS, f"_claimcheck_{kind}")  # type: ignore[attr-defined]  # shtab reads it
 
 

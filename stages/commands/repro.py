@@ -7,6 +7,7 @@ go on or end as they would without it.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import re
 import signal
@@ -72,16 +73,49 @@ def refuse_broken_lock(path: Path) -> None:
         )
 
 
+class AnotherRepro(ValueError):
+    """Another repro is at work in this folder; the message says which, and what to do."""
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Hold `path` for as long as the block lasts or this process lives: DVC's own locks would fail the second anywhere.
+
+    Raises:
+        AnotherRepro: another process holds it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            held.seek(0)
+            pid = held.read().strip()
+            raise AnotherRepro(
+                f"another repro is at work in this folder, process {pid}; nothing was done. "
+                "`claimcheck status --watch` shows how far it is; wait for its end, "
+                f"or stop it by `kill {pid}`: what it has trained stays"
+            ) from None
+        held.truncate(0)
+        held.write(str(os.getpid()))
+        held.flush()
+        yield
+
+
 def repro(options: argparse.Namespace) -> Answer:
     """Run the pipeline, or the part of it that the named experiments need."""
     refuse_broken_lock(Path("dvc.lock"))
+    with alone(LOGS / "repro.pid"):
+        return _repro(options)
+
+
+def _repro(options: argparse.Namespace) -> Answer:
     params = load_params()
     experiments = [find_experiment(params, name).name for name in options.experiments]
     targets = ["analyse", *(f"evaluate@{name}" for name in experiments)] if experiments else []
     commands = {"": ["dvc", "repro", *targets]}
     if experiments:  # as dvc's stages they would want the results of all
         commands |= {name: ["stages.stage", name] for name in ("record", "report")}
-    LOGS.mkdir(parents=True, exist_ok=True)
     log = LOGS / f"repro-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.log"
     for old in sorted(LOGS.glob("repro-*.log"))[: 1 - _KEPT_LOGS]:
         old.unlink(missing_ok=True)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -37,13 +39,26 @@ class Terminal(Console):
 
 
 def print_answer(answer: Answer, *, as_json: bool) -> None:
-    """Print lines whole, for the terminal to wrap and for `grep`, and tables within the width."""
+    """Print tables within the width; sentences wrapped on a terminal, and whole elsewhere, for `grep`."""
     if as_json:
         print(json.dumps(answer.document, indent=1, ensure_ascii=False, allow_nan=False))
         return
     terminal = Terminal()
     for part in answer.shown:
-        terminal.print(part, soft_wrap=isinstance(part, str))
+        if isinstance(part, str):  # what has several lines, as YAML, stays as it is
+            is_wrapped = terminal.is_terminal and "\n" not in part
+            terminal.print(wrap(part, terminal.width) if is_wrapped else part, soft_wrap=True)
+        else:
+            terminal.print(part)
+
+
+def wrap(line: str, width: int) -> str:
+    """`line` broken between words, and continued below the text behind a label and its blanks, else two columns in."""
+    label = re.match(r"\S+(?: \S+)*?  +", line)
+    inner = len(label[0]) if label and len(label[0]) <= width // 3 else 2
+    kept = line.replace(" %", "\N{NO-BREAK SPACE}%")
+    lines = textwrap.wrap(kept, width, subsequent_indent=" " * inner, break_on_hyphens=False)
+    return "\n".join(lines).replace("\N{NO-BREAK SPACE}%", " %")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any, Literal
 
 from sqlalchemy import Select, select
@@ -174,7 +175,10 @@ def find_judged(session: Session, claim_id: str) -> ClaimRecord:
     """
     claim = session.get(Claim, claim_id)
     if claim is None:
-        raise UnknownClaim(claim_id[:120])
+        name = claim_id[:120]
+        raise UnknownClaim(
+            name, nearest=next(iter(get_close_matches(name, session.scalars(select(Claim.id)), 1)), None)
+        )
     verdict = session.get_one(
         VerdictRow,
         claim_id,

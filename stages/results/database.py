@@ -27,13 +27,16 @@ _UNSTORABLE = re.compile("[\\0\\ud800-\\udfff]")
 
 
 class UnknownName(LookupError):
-    """A name that the database doesn't contain.  `known` lists the names that it does, where that list is short."""
+    """A name that the database doesn't contain.  `known` lists the names that it does, where that list is short; where
+    it is long, `nearest` is the one that was probably meant.
+    """
 
     kind = "name"
 
-    def __init__(self, name: str, known: Iterable[str] = ()) -> None:
+    def __init__(self, name: str, known: Iterable[str] = (), *, nearest: str | None = None) -> None:
         self.name, self.known = name, tuple(known)
         choices = f"; known: {', '.join(self.known)}" if self.known else ""
+        choices += f"; did you mean {nearest}?" if nearest else ""
         super().__init__(f"unknown {self.kind} {name!r}{choices}")
 
 

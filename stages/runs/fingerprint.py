@@ -15,7 +15,7 @@ import io
 import os
 import sys
 import tokenize
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
@@ -107,19 +107,34 @@ def _insignificant_spans(source: str) -> list[Span]:
     """(line, byte column) of the start and the end of each comment and docstring."""
     lines = source.splitlines()
     spans: list[Span] = []
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+    for token in tokenize.generate_tokens(io.StringIO(source).readline) if "#" in source else ():
         if token.type == tokenize.COMMENT:
             (line, start), (_, end) = token.start, token.end
             text = lines[line - 1]
             spans.append(((line, len(text[:start].encode())), (line, len(text[:end].encode()))))
     holders = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    for node in ast.walk(ast.parse(source)):
+    tree = _tree(source)
+    for node in (tree, *_statements(tree)):
         if isinstance(node, holders) and node.body and isinstance(node.body[0], ast.Expr):
             value = node.body[0].value
             if isinstance(value, ast.Constant) and isinstance(value.value, str):
                 assert value.end_lineno is not None and value.end_col_offset is not None, "parsed nodes have an end"
                 spans.append(((value.lineno, value.col_offset), (value.end_lineno, value.end_col_offset)))
     return spans
+
+
+@cache
+def _tree(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Every statement within a node, with the parts that hold some: where imports and definitions are."""
+    for field in ("body", "handlers", "cases", "orelse", "finalbody"):
+        inside = getattr(node, field, ())
+        for inner in inside if isinstance(inside, list) else ():
+            yield inner
+            yield from _statements(inner)
 
 
 @cache
@@ -148,10 +163,10 @@ def _imports(module: str) -> tuple[_Import, ...]:
     path = source_path(module)
     if path is None or path.suffix != ".py":
         return ()
-    tree, found = ast.parse(_source(path)), []
-    optional = {id(inner) for node in ast.walk(tree) if _may_fail(node) for inner in ast.walk(node)}
+    statements, found = [*_statements(_tree(_source(path)))], []
+    optional = {id(inner) for node in statements if _may_fail(node) for inner in _statements(node)}
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    for node in ast.walk(tree):
+    for node in statements:
         if isinstance(node, ast.Import):
             found += [_Import(alias.name, (), id(node) in optional) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -235,9 +250,12 @@ def _source(path: Path) -> str:
     """
     try:
         source = path.read_text(encoding="utf-8")
-        ast.parse(source, str(path))
+        _tree(source)
     except UnicodeDecodeError as error:
         raise SyntaxError(f"not UTF-8 at byte {error.start}", (str(path), None, None, None)) from None
+    except SyntaxError as error:
+        error.filename = str(path)
+        raise
     return source
 
 

@@ -49,7 +49,10 @@ class ProgressDisplay:
                 f"{event.label}: {event.message}; it is tried once more, alone on its device", markup=False
             )
         elif event.kind == "waiting":
-            self.console.print(f"{event.label}: waiting for {event.message}, which trains it", markup=False)
+            self.console.print(
+                f"{event.label}: waiting for {event.message}, which trains it; if that ends before, it goes on here",
+                markup=False,
+            )
         elif event.kind == "elsewhere":
             self.console.print(f"{event.label}: trained by another process {event.message}".rstrip(), markup=False)
         elif event.kind == "stopped":

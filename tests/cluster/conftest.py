@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,15 +11,15 @@ import pytest
 from tests.cluster.nodes import Nodes
 from tests.cluster.runs import RUN, two_experiments
 from tests.object_server import ObjectServer
-from tests.project import environment, outcomes
+from tests.project import EXPERIMENT, environment, make_project, outcomes
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return two_experiments(tmp_path_factory.mktemp("template") / "project")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def undisturbed(template: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[bytes, bytes]]:
     project = Path(shutil.copytree(template, tmp_path_factory.mktemp("undisturbed") / "project"))
     done = subprocess.run(RUN, cwd=project, env=environment(), capture_output=True, text=True, check=False)
@@ -27,12 +28,28 @@ def undisturbed(template: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
     return outcomes(project)
 
 
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project of two runs that train for seconds, with their operations counted, which loads more than that."""
+    folder = make_project(tmp_path_factory.mktemp("small") / "project", epochs=100)
+    counted = Path(shutil.copytree(folder, folder.with_name("counted")))
+    command = [sys.executable, "-m", "stages.cli", "run", EXPERIMENT, "--device", "cpu"]
+    subprocess.run(command, cwd=counted, env=environment(), check=True, capture_output=True)
+    shutil.copy(counted / "data" / "flops.json", folder / "data")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def small_undisturbed(small: Path) -> dict[str, tuple[bytes, bytes]]:
+    return outcomes(small.with_name("counted"))
+
+
 @pytest.fixture
 def project(template: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(template, tmp_path / "project"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def nodes(object_server: ObjectServer) -> Iterator[Nodes]:
     nodes = Nodes(object_server.environment)
     try:

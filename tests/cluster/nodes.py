@@ -64,10 +64,11 @@ class Nodes:
         self.head = self._start(["--head", f"--port={self.port}", "--num-cpus=0", *ALONE])
         self.add(workers)
 
-    def add(self, workers: int) -> None:
-        """That many more nodes, all at once."""
+    def add(self, workers: int, *resources: str) -> None:
+        """That many more nodes, all at once, with one processor each unless `resources` says otherwise."""
+        options = [f"--address={self.address}", *(resources or ("--num-cpus=1",))]
         with ThreadPoolExecutor() as pool:
-            self.workers += pool.map(self._start, [[f"--address={self.address}", "--num-cpus=1"]] * workers)
+            self.workers += pool.map(self._start, [options] * workers)
 
     def _start(self, options: list[str]) -> subprocess.Popen[bytes]:
         """A node that has started; Ray gives a node's own agents 15 s, which a busy machine may exceed."""
@@ -109,6 +110,15 @@ class Nodes:
         node.wait()
         if node in self.workers:
             self.workers.remove(node)
+
+    def restart(self, workers: int) -> None:
+        """Kill the head, without which its nodes end by themselves, and start it again at the same address."""
+        assert self.head is not None, "it runs"
+        self.kill(self.head)
+        for node in self.workers:
+            node.wait(60)
+        self.workers.clear()
+        self.start(workers)
 
     def end_commands(self) -> None:
         """What a failed test has left running; what it submitted ends with it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import yaml
@@ -39,11 +40,18 @@ def two_experiments(folder: Path) -> Path:
     return folder
 
 
-def start(project: Path, nodes: Nodes, **environs: str) -> subprocess.Popen[bytes]:
-    """Its output goes to a file: nobody reads a pipe meanwhile, and a full one would hold it up."""
+def start(project: Path, nodes: Nodes, *, device: str = "cpu", **environs: str) -> subprocess.Popen[bytes]:
+    """All trainings, on the cluster."""
+    return start_command(project, nodes, ["--all", "--device", device, "--engine", "ray"], environs)
+
+
+def start_command(
+    project: Path, nodes: Nodes, options: list[str], environs: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """`claimcheck run`; its output goes to a file: nobody reads a pipe meanwhile, and a full one would hold it up."""
     with (project / "output").open("ab") as output:
         process = subprocess.Popen(
-            [sys.executable, "-c", HASTY, "run", "--all", "--device", "cpu", "--engine", "ray"],
+            [sys.executable, "-c", HASTY, "run", *options],
             cwd=project,
             env=environment() | nodes.environment | environs,
             stdout=output,

@@ -120,12 +120,7 @@ def test_a_restarted_cluster_is_found_again(
 ) -> None:
     process = start(project, two_nodes)
     wait_for(lambda: saved_states(project) and two_nodes.trainings())
-    assert two_nodes.head is not None
-    two_nodes.kill(two_nodes.head)
-    for node in two_nodes.workers:
-        node.wait(60)  # a node without its head ends by itself
-    two_nodes.workers.clear()
-    two_nodes.start(workers=2)
+    two_nodes.restart(workers=2)
     output = finish(process, project)
     assert outcomes(project) == undisturbed
     assert "lost, the connection to the cluster is lost" in output

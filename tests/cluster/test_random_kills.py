@@ -1,90 +1,103 @@
-"""Random kills of whatever takes part: nodes, tasks, the process that speaks with Ray, the engine itself.
+"""Something breaks at a random moment, on either engine and either store: every result is there once, bit for bit.
 
-`CLAIMCHECK_SOAK_KILLS` says how many, `CLAIMCHECK_SOAK_SEED` the seed.  tests/scheduling/test_kill.py does it to the
-local engine.
+A seed stands for a fault (`tests.cluster.mishaps`).  Five are in `make test-cluster`; `CLAIMCHECK_SOAK_KILLS` says
+how many the soak takes, and `CLAIMCHECK_SOAK_SEED` from which on: where an earlier one ended, its report is continued.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import random
 import shutil
-import subprocess
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-import psutil
 import pytest
 
-from tests.cluster.nodes import Nodes, name_of
-from tests.cluster.test_faults import (
-    finish,
-    lost_reasons,
-    start,
-)
-from tests.project import outcomes
+from tests.cluster.mishaps import Mishap
+from tests.cluster.nodes import Nodes
+from tests.object_server import ObjectServer
 from tests.soak import write_soak_report
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.slow,
     pytest.mark.timeout(6 * 3600),
     pytest.mark.skipif(find_spec("ray") is None, reason="no Ray here; `make cluster` adds it"),
 ]
 
-KILLS = int(os.environ.get("CLAIMCHECK_SOAK_KILLS", "50"))
+KILLS = int(os.environ.get("CLAIMCHECK_SOAK_KILLS", "100"))
 SEED = int(os.environ.get("CLAIMCHECK_SOAK_SEED", "0"))
-A_TRAINING = 4
-"""Kills, after which it may end."""
+REPORT = "killed-at-random"
+
+Try = Callable[[int], Mishap]
 
 
-def kill_something(process: subprocess.Popen[bytes], cluster: Nodes, random_: random.Random) -> str:
-    """Returns what was killed, or nothing where it wasn't there."""
-    what = random_.choice(["task", "task", "node", "bridge", "engine"])
-    trainings = cluster.trainings()
-    bridges = [child for child in psutil.Process(process.pid).children() if "spawn_main" in name_of(child)]
-    if what == "task" and trainings:
-        random_.choice(trainings).kill()
-    elif what == "node":
-        cluster.kill(random_.choice(cluster.workers))
-        cluster.add(1)
-    elif what == "bridge" and bridges:
-        bridges[0].kill()
-    elif what == "engine":
-        process.kill()
-        process.wait()
-    else:
-        return "nothing"
-    return what
+@pytest.fixture
+def try_seed(
+    two_nodes: Nodes,
+    object_server: ObjectServer,
+    small: Path,
+    small_undisturbed: dict[str, tuple[bytes, bytes]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Try]:
+    """Lets the fault of a seed happen, and checks what came of it."""
+    for name, value in object_server.environment.items():
+        monkeypatch.setenv(name, value)
+
+    def suffer(seed: int) -> Mishap:
+        project = Path(shutil.copytree(small, tmp_path / str(seed)))
+        mishap = Mishap(seed, project, two_nodes, object_server)
+        mishap.suffer()
+        mishap.check(small_undisturbed)
+        two_nodes.end_commands()
+        return mishap
+
+    yield suffer
+    object_server.up()
 
 
-def test_killed_at_random_moments_every_result_is_there_once(
-    two_nodes: Nodes, template: Path, tmp_path: Path, undisturbed: dict[str, tuple[bytes, bytes]]
-) -> None:
-    random_, killed, trainings = random.Random(SEED), Counter[str](), 0
-    while killed.total() < KILLS:
-        project = Path(shutil.copytree(template, tmp_path / str(trainings)))
-        process = start(project, two_nodes)
-        for _ in range(min(A_TRAINING, KILLS - killed.total())):
-            time.sleep(random_.uniform(5, 25))
-            if process.poll() is not None:
-                break
-            killed[kill_something(process, two_nodes, random_)] += 1
-            if process.poll() is not None:
-                process = start(project, two_nodes)
-        finish(process, project)
-        assert outcomes(project) == undisturbed
-        lost_reasons(project)
-        trainings += 1
+@pytest.mark.parametrize("seed", range(5))
+def test_after_a_fault_every_result_is_there_once(try_seed: Try, seed: int) -> None:
+    try_seed(seed)
+
+
+@pytest.mark.slow
+def test_after_a_hundred_faults_every_result_is_there_once(try_seed: Try) -> None:
+    faults, stores, lost, again = _before()
+    for seed in range(SEED, SEED + KILLS):
+        began = time.monotonic()
+        mishap = try_seed(seed)
+        faults[f"{mishap.engine}: {mishap.what if mishap.is_struck else 'ended before'}"] += 1
+        stores[mishap.store_kind] += 1
+        lost.update(mishap.lost)
+        again["commands started again"] += mishap.again
+        print(f"seed {seed}: {mishap.engine}, {mishap.what}, {mishap.store_kind}, {time.monotonic() - began:.0f} s")
         write_soak_report(
-            "killed-on-ray",
+            REPORT,
             {
-                "what": "kill -9 of nodes, tasks, bridge and engine at random moments of `claimcheck run --all`",
-                "seed": SEED,
-                "commands": trainings,
-                "kills": dict(sorted(killed.items())),
-                "outcome": "histories and weights bitwise those of an undisturbed training, each published once",
+                "what": "`claimcheck run` of two runs, during which something breaks at a random moment",
+                "next_seed": seed + 1,
+                "faults": dict(sorted(faults.items())),
+                "stores": dict(sorted(stores.items())),
+                "attempts lost": dict(sorted(lost.items())),
+                **again,
+                "outcome": "each run published once, histories and weights bitwise those of undisturbed trainings, "
+                "every other attempt lost with a reason of this fault, nothing trains on, no state left",
             },
         )
+
+
+def _before() -> tuple[Counter[str], Counter[str], Counter[str], Counter[str]]:
+    """What the report says that ended at this seed."""
+    path = Path(os.environ.get("CLAIMCHECK_SOAK_REPORTS", "docs/soak")) / f"{REPORT}.json"
+    known: dict[str, Any] = json.loads(path.read_text()) if SEED and path.exists() else {}
+    if known.get("next_seed") != SEED:
+        known = {}
+    again = {"commands started again": known.get("commands started again", 0)}
+    counts = [known.get(name, {}) for name in ("faults", "stores", "attempts lost")]
+    return Counter(counts[0]), Counter(counts[1]), Counter(counts[2]), Counter(again)

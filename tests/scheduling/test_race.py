@@ -4,7 +4,6 @@ stopped for a while at random: each run is published once, no token is given twi
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 import signal
@@ -12,12 +11,14 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stages.runs.outcome import find_fault
+from stages.runs.store import RunStore, Store
 from tests.project import environment
 from tests.scheduling import racer
 from tests.soak import write_soak_report
@@ -39,41 +40,79 @@ def race(
     address: str, folder: Path, *, processes: int, runs: int, seed: int, disturbances: int, every: float
 ) -> Counter[str]:
     """Let them race until all runs are published, disturbing one about every so many seconds; what was done to them."""
-    rng, numbers, done = random.Random(seed), itertools.count(), Counter[str]()
-    racing = [start(address, folder, next(numbers), runs) for _ in range(processes)]
-    asleep: dict[subprocess.Popen[bytes], float] = {}  # when to wake each
-    while racing and done.total() < disturbances:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def another() -> subprocess.Popen[bytes]:
+        started.append(start(address, folder, len(started), runs))
+        return started[-1]
+
+    try:
+        racing = [another() for _ in range(processes)]
+        done = _disturb(racing, address, folder, another, random.Random(seed), disturbances, every)
+        for process in [*racing, another()]:
+            assert process.wait(timeout=600) in (0, -signal.SIGKILL)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    return done
+
+
+def _disturb(
+    racing: list[subprocess.Popen[bytes]],
+    address: str,
+    folder: Path,
+    another: Callable[[], subprocess.Popen[bytes]],
+    rng: random.Random,
+    disturbances: int,
+    every: float,
+) -> Counter[str]:
+    """Kill or stop for a while one about every so many seconds, with another in the place of who was killed."""
+    done, store, processes = Counter[str](), racer.open_store(address, folder / "looking"), len(racing)
+    asleep: dict[subprocess.Popen[bytes], float] = {}  # since when each is
+    while asleep or (racing and done.total() < disturbances):
         time.sleep(rng.uniform(0.5, 1.5) * every)
-        for process in [process for process, when in asleep.items() if time.monotonic() > when]:
+        for process in [one for one, since in asleep.items() if _is_late(one, store, folder, since)]:
             process.send_signal(signal.SIGCONT)
             del asleep[process]
         for process in [one for one in racing if one.poll() is not None]:
             assert process.returncode in (0, -signal.SIGKILL)
             racing.remove(process)
             if process.returncode:
-                racing.append(start(address, folder, next(numbers), runs))
-        awake = [one for one in racing if one not in asleep and _is_training(one)]
-        if awake and rng.random() < 0.5:
-            rng.choice(awake).kill()
+                racing.append(another())
+        awake = [one for one in racing if one not in asleep and _claimed(one) is not None]
+        if done.total() >= disturbances or not awake:
+            continue
+        process = rng.choice(awake)
+        if rng.random() < 0.5 or len(asleep) >= processes // 2:  # somebody has to take over
+            process.kill()
             done["killed"] += 1
-        elif awake:
-            process = rng.choice(awake)
+        else:
             process.send_signal(signal.SIGSTOP)
-            asleep[process] = time.monotonic() + 5 * racer.EXPIRY_SECONDS
+            asleep[process] = time.monotonic()
             done["stopped for a while"] += 1
-    for process, when in asleep.items():  # they wake up late, when others have long taken over
-        time.sleep(max(0.0, when - time.monotonic()))
-        process.send_signal(signal.SIGCONT)
-    for process in [*racing, start(address, folder, next(numbers), runs)]:
-        assert process.wait(timeout=600) in (0, -signal.SIGKILL)
     return done
 
 
-def _is_training(process: subprocess.Popen[bytes]) -> bool:
-    """True if it holds a run: the last line of its log is a claim."""
+def _is_late(process: subprocess.Popen[bytes], store: Store, folder: Path, since: float) -> bool:
+    """True once a stopped process has a successor, however long that takes on this machine.
+
+    None comes if it has published, or holds the write lock of a folder's leases, for which nobody waits for ever.
+    """
+    claimed, longest = _claimed(process), (5 if isinstance(store, RunStore) else 25) * racer.EXPIRY_SECONDS
+    if claimed is None or store.has(claimed[0]) or time.monotonic() - since > longest:
+        return True
+    run_key, token = claimed
+    lines = (line.split() for log in folder.glob("*.log") for line in log.read_text().splitlines())
+    return any(line[:2] == ["claimed", run_key] and int(line[2]) > token for line in lines)
+
+
+def _claimed(process: subprocess.Popen[bytes]) -> tuple[str, int] | None:
+    """The run that it holds, and its token, if the last line of its log is a claim."""
     assert isinstance(process.args, list)
     log = Path(process.args[4])
-    return log.exists() and log.read_text().rpartition("\n")[0].rpartition("\n")[2].startswith("claimed")
+    last = log.read_text().rpartition("\n")[0].rpartition("\n")[2].split() if log.exists() else []
+    return (last[1], int(last[2])) if last[:1] == ["claimed"] else None
 
 
 def check(address: str, folder: Path, runs: int) -> Counter[str]:

@@ -17,12 +17,12 @@ from stages.runs.outcome import find_fault
 from stages.runs.store import RunStore
 from stages.scheduling.engine.groups import Group
 from stages.scheduling.engine.node_data import pack_files, place
-from stages.scheduling.engine.ray_bridge import Inbox, Node
+from stages.scheduling.engine.ray_bridge import Inbox, Node, Share
 from stages.scheduling.engine.ray_code import TooMuchCode, copy_code
 from stages.scheduling.engine.ray_shares import Shares
 from stages.scheduling.engine.ray_task import Ask, ToldScratch, train_group
 from stages.scheduling.runner import compare, find_experiment
-from tests.project import EXPERIMENT, make_project
+from tests.project import EXPERIMENT, edit, make_project
 
 
 @pytest.fixture
@@ -83,6 +83,29 @@ def test_from_a_told_state_a_node_goes_on_to_the_same_outcome(project: Path) -> 
     (first,), (second,) = ([e[1] for e in told if e[0] == "trained"] for told in (whole, resumed))
     key = group.run_keys[0]
     assert first[key]["weights.safetensors"] == second[key]["weights.safetensors"]
+
+
+def test_several_devices_of_a_node_train_one_run_and_their_states_are_told(project: Path) -> None:
+    """They are processes of their own: what one of them saves is told by the task, and taken up by the next task's."""
+
+    def without_dropout(content: Any) -> None:
+        for arm in content["arms"].values():
+            arm["model"]["dropout"] = 0.0  # which several devices refuse
+
+    edit(project / "params" / f"{EXPERIMENT}.yaml", without_dropout)
+    group = group_of(project)
+    whole = told_by(ask_for(group, device="cpu+cpu"))
+    assert kinds(whole) == ["placed", "started", "saved", "trained"]
+    (name,) = {event[1] for event in whole if event[0] == "saved"}
+    last = next(event[2] for event in reversed(whole) if event[0] == "saved")
+    resumed = told_by(ask_for(group, device="cpu+cpu", states={name: last}))
+    steps = [sum(event[0] == "progress" for event in told) for told in (whole, resumed)]
+    assert name == f"{group.run_keys[0]}/resume.pt" and steps[1] < steps[0]
+    (first,), (second,) = ([e[1] for e in told if e[0] == "trained"] for told in (whole, resumed))
+    assert find_fault(first[group.run_keys[0]], group.run_keys[0]) is None
+    assert [files["weights.safetensors"] for files in first.values()] == [
+        files["weights.safetensors"] for files in second.values()
+    ]
 
 
 def test_an_interrupt_saves_and_stops(project: Path) -> None:
@@ -175,6 +198,22 @@ def test_a_part_of_a_gpu_is_what_was_measured_and_the_whole_after_a_want_of_memo
     shares.learn_device(80_000_000_000)
     assert shares.of(group, NODES, is_alone=False)[0].gpus == 1 / 8
     assert shares.of(group, NODES, is_alone=True)[0].gpus == 1.0
+
+
+def test_gpus_that_train_one_run_together_are_whole_ones_of_one_node(project: Path) -> None:
+    """Ray gives a task GPUs of one node and numbers them from 0."""
+    group, shares = group_of(project), Shares(["cuda:2+cuda:3"] * 2)
+    shares.learn(group, {"key": {"result.json": b'{"peak_memory_bytes": 4000000000}'}})
+    shares.learn_device(80_000_000_000)
+    assert shares.of(group, NODES, is_alone=False) == (Share(cpus=2, gpus=2), "cuda:0+cuda:1", 2)
+    assert shares.room(NODES) == 2 + 2, "one group on each of two nodes, and two that wait"
+    assert shares.lack(NODES) == ""
+    asked = "a run takes 3 GPUs of one node, and no node of the cluster has more than 2: it waits for one"
+    assert Shares(["cuda+cuda+cuda"]).lack(NODES) == asked
+    assert "takes a GPU of one node" in Shares(["cuda"]).lack(NODES[:1]) and not Shares(["cpu"]).lack(NODES[:1])
+    assert Shares(["auto+auto"]).of(group, NODES, is_alone=False)[1] == "cuda:0+cuda:1"
+    share, device, threads = Shares(["cpu+cpu"]).of(group, NODES, is_alone=False)
+    assert (share.cpus, device, threads) == (6, "cpu+cpu", 6), "which the two processes divide"
 
 
 def test_an_inbox_keeps_the_newest_state_and_the_order_of_all_else() -> None:

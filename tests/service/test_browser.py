@@ -11,6 +11,13 @@ from tests.service.browsing import EVERYTHING, IN_A_BROWSER, OF_COLOURS, found_i
 from tests.service.results_factory import LONG_TITLE
 
 pytestmark = IN_A_BROWSER
+KINDS = (
+    *("/", "/?dataset=mnist", "/?dataset=cifar10", "/papers/ninformer", "/claims/ninformer.table2.mnist.vit"),
+    *("/experiments/ninformer-mnist", "/docs", "run", "/claims?q=vit", "/method", "/leaderboard"),
+    *("/curves", "/curves?line=ninformer-mnist.vit&line=ninformer-cifar100.ninformer", "/papers/nothing"),
+    *("/claims/ninformer.table3.mnist.vit?cited=0123456789ab", "/?dataset=cifar100&sample=3"),
+)
+"""An address of each kind of page."""
 
 
 def test_a_reviewer_picks_a_data_set_and_walks_down_to_a_run(page: Page) -> None:
@@ -34,10 +41,7 @@ def test_a_reviewer_walks_from_a_paper_to_a_claim(page: Page) -> None:
     assert "113.3" in page.get_by_role("row", name="times peak").inner_text()
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/", "/papers/ninformer", "/claims/ninformer.table3.mnist.vit", "/?dataset=cifar100", "/docs", "run", "/claims"],
-)
+@pytest.mark.parametrize("path", KINDS)
 def test_a_phone_scrolls_only_downwards(page: Page, path: str) -> None:
     page.set_viewport_size({"width": 360, "height": 740})
     page.goto("/?dataset=mnist" if path == "run" else path)
@@ -54,8 +58,8 @@ def test_a_phone_shows_the_verdict_beside_the_number(page: Page, path: str) -> N
     page.set_viewport_size({"width": 360, "height": 740})
     page.goto(path)
     assert page.locator(".scroll:has(> .rows)").evaluate_all(OVERFLOWING) == []
-    assert page.locator(".rows .verdict").count() == 4
-    for row in page.locator(".rows tbody tr").all():
+    assert page.locator(".comparison .verdict").count() == 4
+    for row in page.locator(".comparison tbody tr").all():
         number, verdict = (row.locator(f"[data-label={label}]").bounding_box() for label in ("Ours", "Verdict"))
         assert number and verdict and 0 <= verdict["y"] - number["y"] < 100
     assert found_in(page, EVERYTHING) == []
@@ -69,9 +73,12 @@ def test_a_phone_keeps_long_titles_on_their_cards_and_shades_the_side_of_a_table
         assert page.locator(".picker a").evaluate_all(OVERFLOWING) == []
     page.goto("/?dataset=mnist")
     page.get_by_text("What it cost").first.click()
-    cost = page.get_by_role("region", name="Cost").first
-    assert cost.evaluate("box => box.scrollWidth > box.clientWidth")
-    assert cost.evaluate("box => getComputedStyle(box).backgroundAttachment") == "local, local, scroll, scroll"
+    assert page.get_by_role("region", name="Cost").evaluate_all(OVERFLOWING) == []
+    page.goto(page.locator(".runs a").first.get_attribute("href") or "")
+    page.get_by_text("Curves as a table").click()
+    curves = page.get_by_role("region", name="Curves")
+    assert curves.evaluate("box => box.scrollWidth > box.clientWidth")
+    assert curves.evaluate("box => getComputedStyle(box).backgroundAttachment") == "local, local, scroll, scroll"
 
 
 RECORD_CANVAS_TEXT = """
@@ -125,14 +132,6 @@ def test_a_chart_tells_what_is_under_the_pointer(page: Page) -> None:
     assert set(told) == {"model", "epoch", "Test accuracy (%)", "lowest", "highest", "replicates"}
     assert told["model"] in ("ViT", "MLP-Mixer", "LocalViT", "NiNformer") and told["replicates"] == "3"
     assert 0 < float(told["lowest"]) <= float(told["Test accuracy (%)"]) <= 100
-
-
-KINDS = (
-    *("/", "/?dataset=mnist", "/?dataset=cifar10", "/papers/ninformer", "/claims/ninformer.table2.mnist.vit"),
-    *("/experiments/ninformer-mnist", "/docs", "run", "/claims?q=vit", "/method", "/leaderboard"),
-    *("/curves", "/curves?line=ninformer-mnist.vit&line=ninformer-cifar100.ninformer", "/papers/nothing"),
-    *("/claims/ninformer.table3.mnist.vit?cited=0123456789ab", "/?dataset=cifar100&sample=3"),
-)
 
 
 def test_a_chart_is_saved_as_drawing_picture_and_numbers(page: Page) -> None:

@@ -69,12 +69,22 @@ def test_a_cited_address_says_whether_its_verdict_still_stands(client: TestClien
     assert "was cited" not in client.get(GAIN).text
 
 
+def test_pairs_and_tables_have_our_number_as_compare_has_it(client: TestClient) -> None:
+    pairs = client.get(f"/api/v1{GAIN}").json()["pairs"]
+    assert len(pairs) == 14
+    for ours in (pair["ours"] for pair in pairs):
+        assert list(ours) == ["value", "low", "high", "n"]
+        assert ours["low"] < ours["value"] < ours["high"] and ours["n"] == 5
+    tables = client.get("/api/v1/verdicts").json()["tables"]
+    assert tables and not {"gain", "low", "high"} & set(tables[0]) and "ours" in tables[0]
+
+
 def test_a_claim_says_how_often_and_where_it_was_tried(client: TestClient) -> None:
     runs = client.get(f"/api/v1{GAIN}").json()["runs"]
     keys = {run["run_key"] for run in runs}
     results = [client.get(f"/api/v1/runs/{key}").json()["results"][0] for key in keys]
     places = {result["environment_digest"] for result in results}
-    assert f"<dd>{len(keys)} trainings in {len(places)} environments</dd>" in client.get(GAIN).text
+    assert f">{len(keys)} trainings in {len(places)} environments</dd>" in client.get(GAIN).text
     assert len(keys) > len(places) > 1
     assert "trainings in" not in client.get("/claims/ninformer.table2.mnist.vit").text
 

@@ -96,6 +96,12 @@ def test_predict_answers_a_wrong_method_with_a_problem_and_says_which_is_right(c
         ("/api/v1/experiments/x", 404, "known: ninformer-mnist"),
         ("/api/v1/experiments?paper=x", 404, "known: ninformer"),
         ("/api/v1/claims/x", 404, "unknown claim 'x'; /api/v1/claims lists them"),
+        (
+            "/claims/ninformer.table2.mnist.vt",
+            404,
+            "unknown claim 'ninformer.table2.mnist.vt'; did you mean ninformer.table2.mnist.vit? "
+            "/api/v1/claims lists them",
+        ),
         ("/api/v1/claims?limit=0", 422, "query.limit"),
         ("/api/v1/runs/x", 404, "unknown run 'x'"),
         ("/api/v1/runs?limit=1000000000", 422, "query.limit"),

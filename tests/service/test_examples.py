@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +13,17 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.examples import OPEN, Ask, collect, cut, load_examples
+from service.examples import (
+    OPEN,
+    SEVEN,
+    SEVEN_AS_TENSOR,
+    Ask,
+    collect,
+    cut,
+    draw_seven,
+    load_examples,
+    tensor_of,
+)
 from service.settings import Settings
 from tests.service.conftest import serving
 from tests.service.results_factory import REPOSITORY
@@ -57,6 +69,25 @@ def test_every_example_stands_in_the_document_and_on_its_page(client: TestClient
         assert by_name[name]["responses"]["200"]["content"]["application/json"]["example"] == example["answer"]
         assert example["curl"].replace("&", "&amp;").replace("'", "&#39;") in page, name
     assert "…" not in str(load_examples()), "no example is made up"
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")
+def test_every_line_of_the_reference_works_as_it_stands(published: str, tmp_path: Path) -> None:
+    with running(REPOSITORY, tmp_path, CLAIMCHECK_DATABASE=str(published)) as service:
+        for name, example in load_examples().items():
+            script = example["curl"].replace("127.0.0.1:8000", f"{service.host}:{service.port}")
+            script = script.replace("curl ", "curl --fail --silent --show-error ")
+            done = subprocess.run(
+                ["sh", "-ec", script], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+            )
+            assert done.returncode == 0, f"{name}: {script}: {done.stderr}"
+            assert type(json.loads(done.stdout)) is type(example["answer"]), name
+
+
+def test_the_drawn_seven_is_among_the_static_files() -> None:
+    static = REPOSITORY / "service" / "static"
+    assert {"inputs": [tensor_of((static / SEVEN).read_bytes())]} == json.loads((static / SEVEN_AS_TENSOR).read_text())
+    assert tensor_of((static / SEVEN).read_bytes()) == tensor_of(draw_seven())
 
 
 def test_long_lists_and_open_objects_are_cut() -> None:

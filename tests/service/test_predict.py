@@ -75,6 +75,14 @@ def test_an_answer_says_who_gave_it(client: TestClient, root: Path) -> None:
     assert model["seconds"] > 0
 
 
+def test_a_lone_request_wakes_one_worker(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = client.app.state.claimcheck.engine.batcher._changed  # type: ignore[attr-defined]
+    notify, woken = changed.notify, []
+    monkeypatch.setattr(changed, "notify", lambda: woken.append(notify()))
+    assert client.post(f"/predict?checkpoint={VIT}", files={"file": png()}).status_code == 200
+    assert len(woken) == 1
+
+
 def test_a_dataset_asks_every_arm_or_those_named(client: TestClient) -> None:
     every = client.post("/predict?dataset=cifar100", files={"file": png()}).json()
     assert [model["arm"] for model in every["models"]] == ["vit", "mlp-mixer", "local-vit", "ninformer"]

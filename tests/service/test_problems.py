@@ -31,7 +31,7 @@ NAMES = {
     "run_key": "0" * 64,
     "model": "ninformer-mnist.vit",
     "version": "0",
-    "index": "0",
+    "position": "0",
 }
 ROUTES = [
     route
@@ -73,7 +73,7 @@ def test_a_method_that_a_route_has_not_is_405(client: TestClient, route: APIRout
 @pytest.mark.parametrize("route", [route for route in ROUTES if "{" in route.path_format], ids=lambda r: r.path_format)
 def test_a_name_that_is_not_there_is_404(client: TestClient, route: APIRoute) -> None:
     method = next(iter(route.methods))
-    names = dict.fromkeys([*NAMES, "model_name", "model_version"], "nothing") | {"index": "0"}
+    names = dict.fromkeys([*NAMES, "model_name", "model_version"], "nothing") | {"position": "0"}
     unknown = route.path_format.format_map(names)
     is_problem(client.request(method, unknown, json={"inputs": []} if method == "POST" else None), 404)
 

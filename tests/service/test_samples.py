@@ -13,8 +13,10 @@ from fastapi.testclient import TestClient
 from httpx import Response
 from PIL import Image
 
+from service.database.samples import NoSample, Samples
 from service.settings import Settings
 from stages.datasets.packed import read_images, read_info
+from tests.project import REPOSITORY
 from tests.service.conftest import png, serving
 
 
@@ -24,12 +26,12 @@ def test_samples_are_packed_test_images_of_different_classes(client: TestClient,
     listed = client.get("/api/v1/datasets/cifar100/samples").json()
     assert len({sample["true_class"] for sample in listed}) == len(listed) == 12
     for sample in listed:
-        assert sample["true_class"] == classes[packed.labels[sample["index"]]]
+        assert sample["true_class"] == classes[packed.labels[sample["position"]]]
         assert sample["provenance"] == "embedded"
         answer = client.get(sample["address"])
         assert answer.headers["content-type"] == "image/png"
         pixels = np.asarray(Image.open(io.BytesIO(answer.content)))
-        assert np.array_equal(pixels.transpose(2, 0, 1), packed.images[sample["index"]])
+        assert np.array_equal(pixels.transpose(2, 0, 1), packed.images[sample["position"]])
 
 
 def test_a_sample_answers_as_an_upload(client: TestClient) -> None:
@@ -96,7 +98,7 @@ def test_a_sample_that_is_named_answers_as_its_upload_does(client: TestClient) -
     assert answered["answers"] == uploaded["answers"]
     assert (answered["file"], uploaded["sample"]) == ("cifar100-5.png", None)
     listed = client.get("/api/v1/datasets/cifar100/samples").json()
-    named = {item["index"]: item for item in listed}
+    named = {item["position"]: item for item in listed}
     for index in named:
         (image,) = ask(client, f"cifar100/{index}").json()["images"]
         assert image["sample"] == named[index]
@@ -137,3 +139,36 @@ def test_a_link_to_a_sample_chooses_it_and_the_models_without_javascript(client:
     assert re.findall(r'name="checkpoint" value="([^"]+)" checked', html) == [VIT]
     page = ask(client, "cifar100/5", accept="text/html").text
     assert "a placeholder image, made as" in page and '<img src="/api/v1/datasets/cifar100/samples/5"' in page
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A root that has nothing but what is in git of samples."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "samples").symlink_to(REPOSITORY / "data" / "samples")
+    return tmp_path
+
+
+def test_a_fresh_clone_has_a_real_image_of_each_digit(clone: Path) -> None:
+    samples = Samples(clone, "mnist")
+    chosen = samples.chosen()
+    assert [item.true_class for item in chosen] == list("0123456789")
+    assert {item.provenance for item in chosen} == {"subset"}
+    image = Image.open(io.BytesIO(samples.png(chosen[7].position)))
+    assert image.size == (28, 28) and np.asarray(image).max() > 200
+    assert 61 in samples and 60 not in samples
+    with pytest.raises(NoSample, match="sample 60: mnist has 10 test images here"):
+        samples.describe(60)
+
+
+@pytest.mark.parametrize(("provenance", "are_few"), [("embedded", True), ("full", False)])
+def test_the_few_in_git_come_before_placeholders_and_after_the_whole_set(
+    clone: Path, provenance: str, are_few: bool
+) -> None:
+    packed = clone / "data" / "processed" / "mnist"
+    shutil.copytree(REPOSITORY / "data" / "samples" / "mnist", packed)
+    info = packed / "dataset.json"
+    info.write_text(info.read_text().replace('"subset"', f'"{provenance}"'))
+    samples = Samples(clone, "mnist")
+    assert samples.info.provenance == ("subset" if are_few else "full")
+    assert (61 in samples, 5 in samples) == (are_few, not are_few), "positions are those of the set that is taken"

@@ -10,6 +10,7 @@ from service.app import create_app
 from service.settings import Settings
 from tests.preloaded import python
 from tests.project import REPOSITORY
+from tests.service.conftest import serving
 
 
 @pytest.mark.parametrize("wanted", ["cuda:99", "gpu"])
@@ -28,3 +29,15 @@ def test_the_first_device_answers(tmp_path: Path, wanted: str) -> None:
     assert {worker.device for worker in app.state.claimcheck.engine.workers} == {
         auto if wanted.startswith("auto") else "cpu"
     }
+
+
+def test_a_fault_in_warming_up_is_logged_and_keeps_no_service_from_being_ready(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def break_down(*_: object) -> None:
+        raise AssertionError("a row that nobody expected")
+
+    monkeypatch.setattr("service.app._first_served_checkpoint", break_down)
+    with serving(settings) as client:
+        assert client.get("/health/ready").status_code == 200
+    assert "a row that nobody expected" in caplog.text

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from service.pages.formats import span
 from service.pages.wording import (
     _WORDS,
     agreement,
@@ -18,7 +19,10 @@ from service.pages.wording import (
     in_terms_of,
     name_claim,
     name_metric,
+    print_ours,
     print_value,
+    size_in_words,
+    span_of,
     summarise,
 )
 from stages.claims.sensitivity import DEFENSIBLE
@@ -53,6 +57,12 @@ def test_the_strongest_finding_on_each_side_is_trained_before_computed_and_has_a
     assert list(found) == ["against", "for"]
     assert list(highlights(computed[:1])) == ["for"], "nothing is said against it"
     assert highlights([]) == {}
+
+
+def test_of_two_findings_that_which_was_read_in_several_ways_is_shown() -> None:
+    plain, read = judge("a", "holds"), judge("b", "holds under a reading")
+    read.claim.finding = {"readings": [{"name": "one way", "holds": True, "text": ""}]}
+    assert highlights([plain, read])["for"].claim.id == "b"
 
 
 def test_a_sentence_says_what_holds_under_a_reading_and_that_an_error_counts_once() -> None:
@@ -112,3 +122,39 @@ def test_a_conclusion_says_which_way_and_by_how_much() -> None:
         "We find 97.02 %, 0.10 pp below the paper’s 97.12 % (of the difference: 96.7 % interval −0.60 to +0.40 pp)."
     )
     assert conclude(record(value), titles) is None, "nothing was measured"
+    of_a_size = Claim(id="x", kind="behind_up_to", metric="selected_log_mse", value=1e4, unit="parameters")
+    assert conclude(record(of_a_size, estimate=-0.15339, low=-0.19124, high=-0.11555), titles) == (
+        "Among networks of this size the proposed ones are worse than their baselines by 0.153 nats "
+        "(96.7 % interval −0.191 to −0.116 nats)."
+    )
+    by_width = Claim(id="x", kind="uniform", metric="selected_log_mse", value=0.25, unit="nats", factor="width")
+    assert conclude(record(by_width, estimate=0.18179, low=0.0989, high=0.3158, margin=0.0625), titles) == (
+        "The largest and the smallest gain by width differ by 0.18 nats (96.7 % interval 0.10 to 0.32 nats); "
+        "up to 0.0625 nats would count as alike."
+    )
+
+
+def test_a_number_is_as_precise_as_its_interval() -> None:
+    claim = Claim(id="x", kind="difference", metric="selected_log_mse", unit="nats")
+    verdict = VerdictRow(ours=0.222512, low=0.205793, high=0.239232)
+    assert print_ours(verdict, claim) == "0.223 nats"
+    assert print_ours(VerdictRow(ours=0.222512), claim) == "0.2225 nats", "there is no interval"
+    assert span_of(-0.00159, 0.42686, claim) == "−0.002 to 0.427 nats"
+    assert span(-4.225, -4.1061, "nats") == "−4.225 to −4.106 nats"
+    assert span(60_000.0, 60_010.0, "") == "60,000 to 60,010"
+    fraction = Claim(id="x", kind="value", metric="accuracy", unit="fraction")
+    assert print_ours(VerdictRow(ours=0.97123, low=0.9705, high=0.9719), fraction) == "97.12 %"
+
+
+def test_a_difference_says_whether_it_is_as_large_as_printed() -> None:
+    def told(status: str) -> str:
+        return size_in_words(VerdictRow(size={"status": status}))
+
+    assert told("reproduced") == "It is also as large as the paper prints, within the margin."
+    assert told("not reproduced") == "It is not as large as the paper prints."
+    assert (
+        told("undecidable at this margin")
+        == told("inconclusive")
+        == ("Whether it is as large as the paper prints is still open.")
+    )
+    assert size_in_words(VerdictRow(size=None)) == ""

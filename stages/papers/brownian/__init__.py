@@ -1,4 +1,4 @@
-"""The Brownian Motion in the Transformer Model (Chen, 13 July 2021).
+"""The Brownian Motion in the Transformer Model (Chen, 13 July 2021, arXiv 2107.05264).
 
 Claim: self-attention between layer-normalised tokens is one step of a Markov chain on a sphere, the tokens' update is a
 Brownian motion, and so attention should be trained with a second-order method, CG-FAC (Algorithm 1), for speed and for

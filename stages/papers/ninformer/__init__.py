@@ -1,4 +1,5 @@
-"""NiNformer: A Network in Network Transformer with Token Mixing Generated Gating Function (Abdullah and Aydin).
+"""NiNformer: A Network in Network Transformer with Token Mixing Generated Gating Function (Abdullah and Aydin, arXiv
+2403.02411).
 
 Claim: replacing attention by a gate that an MLP-Mixer sub-unit generates beats ViT, MLP-Mixer and LocalViT in accuracy
 on MNIST, CIFAR-10 and CIFAR-100 (Table 2), at the inference time of the MLP-Mixer (Table 3).

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from stages.scheduling.engine.leases import (
     Holder,
     Lease,
     LeaseLost,
+    heartbeat,
 )
 from stages.scheduling.engine.owner import is_gone, process_identity
 
@@ -139,7 +140,7 @@ class LeaseTable:
             )
             connection.executemany(
                 "INSERT INTO attempts (run_key, token, owner, began) VALUES (?, ?, ?, ?)",
-                [(run_key, token, self.owner, now) for run_key, token in tokens],
+                [(run_key, token, self.owner, now) for run_key, token in tokens if not self._has(run_key)],
             )
         return Lease(tuple(tokens))
 
@@ -219,6 +220,7 @@ class LeaseTable:
         return found
 
     def _renew(self, lease: Lease) -> bool:
+        """False if a run of the lease was taken over."""
         with self._transaction() as connection:
             now = time.time()
             renewed = connection.executemany(
@@ -233,27 +235,12 @@ class LeaseTable:
             connection.executemany("UPDATE run_leases SET owner = NULL WHERE run_key = ? AND token = ?", lease.tokens)
             self._close(connection, lease, "stopped", "")
 
-    @contextmanager
-    def kept_alive(self, lease: Lease) -> Iterator[threading.Event]:
-        """Renew the heartbeat from a thread for as long as the block lasts, then release the lease.
-
-        Yields an event that is set when another process has taken over a run.
-        """
-        finished, lost = threading.Event(), threading.Event()
-
-        def beat() -> None:
-            while not finished.wait(HEARTBEAT_SECONDS):
-                try:
-                    if not self._renew(lease):
-                        lost.set()
-                except sqlite3.Error as error:  # a full disk, say: the next beat may succeed before the lease expires
-                    print(f"lease of {lease.name}: can't be renewed now ({error})", file=sys.stderr)
-
-        thread = threading.Thread(target=beat, name="lease-heartbeat", daemon=True)
-        thread.start()
-        try:
-            yield lost
-        finally:
-            finished.set()
-            thread.join()
-            self.release(lease)
+    def kept_alive(self, lease: Lease) -> AbstractContextManager[threading.Event]:
+        """Renew the lease for as long as the block lasts, then release it: as `Leases` says."""
+        return heartbeat(
+            lease,
+            renew=lambda: self._renew(lease),
+            release=lambda: self.release(lease),
+            faults=(sqlite3.Error,),
+            seconds=HEARTBEAT_SECONDS,
+        )

@@ -6,10 +6,11 @@ newest token publishes (fencing), so a process that wakes up late can't publish 
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
-from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -57,7 +58,8 @@ class Holder:
 class Attempt:
     """One try to train a run: whose, from when to when by the owner's clock (seconds since 1970), and how it ended.
 
-    `end` is None as long as it trains, or until somebody notices that its owner is gone.
+    `end` is None as long as it trains, or until somebody notices that its owner is gone.  To claim a run that has an
+    outcome, as runs of an unfinished group are, is no attempt.
     """
 
     run_key: str
@@ -108,3 +110,39 @@ class Leases(Protocol):
 
     def attempts(self, run_key: str) -> list[Attempt]:
         """Attempts to train a run, the earliest first."""
+
+
+@contextmanager
+def heartbeat(
+    lease: Lease,
+    *,
+    renew: Callable[[], bool],
+    release: Callable[[], None],
+    faults: tuple[type[Exception], ...],
+    seconds: float,
+) -> Iterator[threading.Event]:
+    """Call `renew` from a thread every so many seconds for as long as the block lasts, then `release`.
+
+    Yields an event that is set when `renew` says, by False, that another process has taken over a run.  The thread ends
+    then: a lease holds as a whole, and renewing the runs that are left of it would only keep them from who took it
+    over.  One of `faults` is told, for the next beat may reach the store before the lease expires.
+    """
+    finished, lost = threading.Event(), threading.Event()
+
+    def beat() -> None:
+        while not finished.wait(seconds):
+            try:
+                if not renew():
+                    lost.set()
+                    return
+            except faults as error:
+                print(f"lease of {lease.name}: can't be renewed now ({error})", file=sys.stderr)
+
+    thread = threading.Thread(target=beat, name="lease-heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield lost
+    finally:
+        finished.set()
+        thread.join()
+        release()

@@ -23,11 +23,15 @@ from stages.scheduling.engine.endings import describe_failure, publish
 from stages.scheduling.engine.groups import Event, Group, Report, TrainingsKilled
 from stages.scheduling.engine.leases import Lease, LeaseLost, Leases
 from stages.scheduling.engine.opening import open_leases
-from stages.scheduling.engine.orphan import end_with
+from stages.scheduling.engine.orphan import end_as_orphan, end_with
 from stages.scheduling.engine.owner import process_identity
 
 _WORKER = "stages.worker"
 _HINT = " (often for want of memory: `dmesg` tells, fewer slots in the profile help)"
+
+
+class ParentGone(RuntimeError):
+    """The process that started this slot is gone: nobody hears what it tells."""
 
 
 def run_groups(
@@ -89,15 +93,19 @@ def _slot(
                     report(Event(kind="waiting", label=group.label, message=str(holder), owner=holder.owner))
                 continue
             with leases.kept_alive(lease) as lost:
-                if ended[index]:
-                    leases.close(lease, None)
-                elif group.is_published(store):
-                    leases.close(lease, None)
-                    report(Event(kind="elsewhere", label=group.label))
-                elif _train(group, store, device, report, should_stop, lost, leases, lease, is_alone=is_alone):
-                    ended[index] = 1
-                else:
-                    held_elsewhere.append((index, group))
+                try:
+                    if ended[index]:
+                        leases.close(lease, None)
+                    elif group.is_published(store):
+                        leases.close(lease, None)
+                        report(Event(kind="elsewhere", label=group.label))
+                    elif _train(group, store, device, report, should_stop, lost, leases, lease, is_alone=is_alone):
+                        ended[index] = 1
+                    else:
+                        held_elsewhere.append((index, group))
+                except ParentGone as gone:
+                    leases.close(lease, "lost", str(gone))
+                    raise
         waiting = held_elsewhere
         if waiting:
             time.sleep(leases.poll_seconds)
@@ -148,6 +156,8 @@ def _train(
                 return False
             leases.close(lease, "stopped", str(stopped), keys)
             report(Event(kind="stopped", label=group.label, message=str(stopped)))
+        except ParentGone:
+            raise
         except Exception as error:  # noqa: BLE001  (one run's fault must not hold up the rest; the report tells it)
             end, message = describe_failure(error)
             leases.close(lease, end, message.strip().splitlines()[-1], keys)
@@ -281,7 +291,16 @@ def _slot_process(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     torch = importlib.import_module("torch")
     torch.set_num_threads(threads)
+
+    def report(event: Event) -> None:
+        try:
+            events.send(event)
+        except ConnectionError:
+            raise ParentGone("the process that started its slot was killed") from None
+
     try:
-        _slot(groups, store, device, events.send, stop.is_set, ended, is_alone=is_alone)
+        _slot(groups, store, device, report, stop.is_set, ended, is_alone=is_alone)
+    except ParentGone:
+        end_as_orphan()
     except FAULTS as error:
         sys.exit(f"train: {describe_fault(error)}")

@@ -9,11 +9,10 @@ same one has them all.
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from stages.scheduling.engine.leases import (
     Holder,
     Lease,
     LeaseLost,
+    heartbeat,
 )
 from stages.scheduling.engine.owner import is_gone, process_identity
 
@@ -87,7 +87,8 @@ class ObjectLeases:
                 one if one["end"] else {**one, "end": "lost", "ended": now, "reason": reason} for one in attempts
             ]
         token = next_token(record)
-        attempts.append(asdict(Attempt(run_key=run_key, token=token, owner=self.owner, began=now)))
+        if not record.is_published:
+            attempts.append(asdict(Attempt(run_key=run_key, token=token, owner=self.owner, began=now)))
         mine = replace(
             record,
             token=token,
@@ -195,30 +196,21 @@ class ObjectLeases:
                 mine, tag = found, now
         raise LeaseLost(f"run {run_key[:12]} was taken over while it trained; its outcome is dropped")
 
-    @contextmanager
-    def kept_alive(self, lease: Lease) -> Iterator[threading.Event]:
-        """Renew the records from a thread for as long as the block lasts, then release the lease.
-
-        Yields an event that is set when another process has taken over a run.
-        """
-        finished, lost = threading.Event(), threading.Event()
-
-        def beat() -> None:
-            while not finished.wait(HEARTBEAT_SECONDS):
-                try:
-                    for run_key, token in lease.tokens:
-                        self._change(run_key, token, lambda mine: mine)
-                except LeaseLost:
-                    lost.set()
-                    return
-                except StoreFault as error:  # the next beat may reach it before the lease expires
-                    print(f"lease of {lease.name}: can't be renewed now ({error})", file=sys.stderr)
-
-        thread = threading.Thread(target=beat, name="lease-heartbeat", daemon=True)
-        thread.start()
+    def _renew(self, lease: Lease) -> bool:
+        """False if a run of the lease was taken over."""
         try:
-            yield lost
-        finally:
-            finished.set()
-            thread.join()
-            self.release(lease)
+            for run_key, token in lease.tokens:
+                self._change(run_key, token, lambda mine: mine)
+        except LeaseLost:
+            return False
+        return True
+
+    def kept_alive(self, lease: Lease) -> AbstractContextManager[threading.Event]:
+        """Renew the records for as long as the block lasts, then release the lease: as `Leases` says."""
+        return heartbeat(
+            lease,
+            renew=lambda: self._renew(lease),
+            release=lambda: self.release(lease),
+            faults=(StoreFault,),
+            seconds=HEARTBEAT_SECONDS,
+        )

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 
@@ -52,10 +53,17 @@ def end_with(pids: Iterable[int]) -> None:
     def watch() -> None:
         while all(process is not None and _runs(process) for process in watched):
             time.sleep(_POLL_SECONDS)
-        print("the process that started this training is gone; stopping (the next run goes on)", file=sys.stderr)
-        os._exit(os.EX_TEMPFAIL)
+        end_as_orphan()
 
     threading.Thread(target=watch, name="orphan-watch", daemon=True).start()
+
+
+def end_as_orphan() -> NoReturn:
+    """End this process at once, without cleanup, and say why."""
+    print(
+        "the process that started this training is gone; stopping (the next run goes on)", file=sys.stderr, flush=True
+    )
+    os._exit(os.EX_TEMPFAIL)
 
 
 def _find(pid: int) -> psutil.Process | None:

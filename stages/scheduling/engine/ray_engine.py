@@ -53,7 +53,8 @@ def run_groups(
 ) -> bool:
     """Train all groups on the cluster that `RAY_ADDRESS` names, else on one that is started on this machine.
 
-    `devices` says where on a node: `cpu`, `cuda`, or `auto`; a name twice, two tasks on each.
+    `devices` says where on a node: `cpu`, `cuda`, or `auto`; a name twice, two tasks on each.  Several that train one
+    run together (`cuda:0+cuda:1`) are as many of a node, whatever their numbers.
 
     Returns whether every group has its outcome in the store.
 
@@ -166,6 +167,8 @@ class _Engine:
 
     def _submit_more(self) -> None:
         assert self.nodes is not None, "the caller has looked"
+        if self.waiting and (lack := self.shares.lack(self.nodes)):
+            self._say_once(lack)
         elsewhere = []
         while self.waiting and not self.stop.is_set() and len(self.flying) < self.shares.room(self.nodes):
             group = self.waiting.popleft()

@@ -22,24 +22,31 @@ class Shares:
     """Shares of the nodes for trainings on `devices`; learns what networks take from outcomes as they come in."""
 
     def __init__(self, devices: Sequence[str]) -> None:
-        self._kind = devices[0].partition(":")[0]
+        self._kinds = [name.partition(":")[0] for name in devices[0].split("+")]
         self._together = len(devices)
         self._peaks: dict[str, int] = {}
         self._device_bytes = 0
 
     def of(self, group: Group, nodes: Sequence[Node], *, is_alone: bool) -> tuple[Share, str, int]:
-        """The share, the device, and the number of threads: it decides last digits, so it is the same on every node."""
+        """The share, the device, and the number of threads: it decides last digits, so it is the same on every node.
+
+        Several GPUs that train one run together are whole ones of one node; which, Ray decides.
+        """
         peak = self._peaks.get(_network(group), 0)
+        if (ranks := len(self._kinds)) > 1 and self.device(nodes) == "cuda":
+            return Share(cpus=ranks, gpus=ranks), self._ranks(nodes), ranks
         if self.device(nodes) == "cuda":
             return Share(cpus=1, gpus=1.0 if is_alone else self._part(peak)), "cuda", 1
         threads = self._threads(nodes)
         cpus = self._fewest_cpus(nodes) if is_alone else threads
         memory = min([math.ceil(_MARGIN * peak), *(node.memory for node in nodes if node.cpus >= 1)])
-        return Share(cpus=cpus, memory=memory), "cpu", threads
+        return Share(cpus=cpus, memory=memory), self._ranks(nodes), threads
 
     def room(self, nodes: Sequence[Node]) -> int:
         """How many groups to keep submitted: all that the cluster can train at once, and some that wait."""
-        if self.device(nodes) == "cuda":
+        if self.device(nodes) == "cuda" and (ranks := len(self._kinds)) > 1:
+            places = sum(int(node.gpus) // ranks for node in nodes)
+        elif self.device(nodes) == "cuda":
             places = sum(int(node.gpus) for node in nodes) * self._together
         else:
             places = sum(int(node.cpus) // self._threads(nodes) for node in nodes)
@@ -56,11 +63,26 @@ class Shares:
         if size:
             self._device_bytes = min(size, self._device_bytes or size)
 
+    def lack(self, nodes: Sequence[Node]) -> str:
+        """Why no node can take a group, "" if one can; a cluster may grow, so the group waits."""
+        ranks = len(self._kinds)
+        if self.device(nodes) != "cuda" or any(node.gpus >= ranks for node in nodes):
+            return ""
+        most = max((int(node.gpus) for node in nodes), default=0)
+        asked = f"{ranks} GPUs" if ranks > 1 else "a GPU"
+        return f"a run takes {asked} of one node, and no node of the cluster has more than {most}: it waits for one"
+
     def device(self, nodes: Sequence[Node]) -> str:
         """`cpu` or `cuda`; `auto` is `cuda` where any node has one."""
-        if self._kind == "auto":
+        kind = self._kinds[0]
+        if kind == "auto":
             return "cuda" if any(node.gpus for node in nodes) else "cpu"
-        return self._kind
+        return kind
+
+    def _ranks(self, nodes: Sequence[Node]) -> str:
+        """The devices of one run, as a node calls those that Ray gives it: `cpu`, `cpu+cpu`, `cuda:0+cuda:1`."""
+        kinds = [self.device(nodes) if kind == "auto" else kind for kind in self._kinds]
+        return "+".join(f"{kind}:{number}" if kind == "cuda" else kind for number, kind in enumerate(kinds))
 
     def _threads(self, nodes: Sequence[Node]) -> int:
         return max(1, self._fewest_cpus(nodes) // self._together)

@@ -17,12 +17,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from stages.interruption import on_signal
 from stages.run import RunSpec
 from stages.runs.fingerprint import changed_modules
-from stages.runs.store import Scratch, Store
+from stages.runs.stacks import STATE
+from stages.runs.store import FolderScratch, Scratch, Store
 from stages.scheduling.engine.endings import describe_failure
 from stages.scheduling.engine.node_data import Packed, place
 
@@ -113,21 +115,22 @@ def _train(ask: Ask, tell: Tell, told: _Progress, packed: Packed | None, stop: t
     torch = importlib.import_module("torch")
     torch.set_num_threads(ask.threads)
     worker = importlib.import_module(_WORKER)
-    scratch: Scratch = ToldScratch(ask.states, tell) if ask.store is None else ask.store.scratch
     is_stack = ask.is_stack and worker.can_stack(ask.device)
-    on_device = torch.cuda.get_device_properties(0).total_memory if ask.device == "cuda" else None
+    has_gpu = ask.device.startswith("cuda") and torch.cuda.is_available()
+    on_device = torch.cuda.get_device_properties(0).total_memory if has_gpu else None
     tell("started", len(ask.specs) if is_stack else 1, on_device)
     missing = [spec for spec in ask.specs if spec.run_key not in ask.published]
     for specs in [ask.specs] if is_stack else [(spec,) for spec in missing]:
         jobs = [worker.Job(spec=spec, data=data, device=ask.device) for spec in specs]
         keys = [spec.run_key for spec in specs]
         try:
-            if is_stack:
-                trained = worker.train_stack(
-                    jobs, scratch, published=ask.published, progress=told, should_stop=stop.is_set
-                )
-            else:
-                trained = worker.train_run(*jobs, scratch, progress=told, should_stop=stop.is_set)
+            with _scratch(ask, tell, told) as (scratch, progress):
+                if is_stack:
+                    trained = worker.train_stack(
+                        jobs, scratch, published=ask.published, progress=progress, should_stop=stop.is_set
+                    )
+                else:
+                    trained = worker.train_run(*jobs, scratch, progress=progress, should_stop=stop.is_set)
         except worker.TrainingStopped as stopped:
             tell("stopped", keys, str(stopped))
             return
@@ -137,6 +140,55 @@ def _train(ask: Ask, tell: Tell, told: _Progress, packed: Packed | None, stop: t
             tell("failed", keys, *describe_failure(error))
         else:
             tell("trained", trained.outcomes, trained.work)  # as plain values: who takes them in has no torch
+
+
+@contextmanager
+def _scratch(ask: Ask, tell: Tell, told: _Progress) -> Iterator[tuple[Scratch, Callable[[Any], None]]]:
+    """The group's states, and how to report progress.
+
+    Processes that train one run together can't tell; their states go through a folder of this node, and from there are
+    told as they change.
+    """
+    if ask.store is not None:
+        yield ask.store.scratch, told
+    elif "+" not in ask.device:
+        yield ToldScratch(ask.states, tell), told
+    else:
+        with TemporaryDirectory(prefix="claimcheck-states-") as folder:
+            states = _StatesInFolder(Path(folder), ask.states, tell)
+
+            def report(made: Any) -> None:
+                told(made)
+                states.pass_on()
+
+            try:
+                yield states.scratch, report
+            finally:
+                states.pass_on()
+
+
+class _StatesInFolder:
+    """States that other processes of this node save: each change is told by this one."""
+
+    def __init__(self, folder: Path, states: Mapping[str, bytes], tell: Tell) -> None:
+        self.scratch, self._tell = FolderScratch(folder), tell
+        for name, content in states.items():
+            self.scratch.save(name, content)
+        self._known = self._look()
+
+    def pass_on(self) -> None:
+        """Tell the states that were saved since the last call."""
+        found = self._look()
+        for name in [name for name, change in found.items() if self._known.get(name) != change]:
+            content = self.scratch.load(name)
+            with suppress(Unheard):  # a later one may arrive
+                self._tell("saved", name, content)
+        self._known = found
+
+    def _look(self) -> dict[str, tuple[int, int]]:
+        """Which file is a state, and when it was written, by the state's name."""
+        files = {f"{path.parent.name}/{STATE}": path.stat() for path in self.scratch.root.glob(f"*/{STATE}")}
+        return {name: (file.st_ino, file.st_mtime_ns) for name, file in files.items()}
 
 
 def refuse_other_code(spec: RunSpec) -> None:

@@ -1,0 +1,68 @@
+"""A server in its own process: started for a benchmark, waited for, ended with it."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from typing import IO
+
+READY_SECONDS = 120.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def server(command: Sequence[str], port: int, ready: str, **environment: str) -> Iterator[int]:
+    """Yields the server's process id once it is ready.
+
+    Raises:
+        RuntimeError: it ended or isn't ready after `READY_SECONDS`; with the last lines that it wrote.
+    """
+    with tempfile.TemporaryFile() as written:
+        process = subprocess.Popen(
+            command, env={**os.environ, **environment}, stdout=written, stderr=written, start_new_session=True
+        )
+        try:
+            _wait_until_ready(process, port, ready, written)
+            yield process.pid
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGCONT)
+            process.terminate()
+            process.wait(60)
+            with suppress(ProcessLookupError):  # LitServe's processes outlive it, and keep polling
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], port: int, ready: str, written: IO[bytes]) -> None:
+    answer, until = "nothing", time.monotonic() + READY_SECONDS
+    while time.monotonic() < until:
+        if process.poll() is not None:
+            raise RuntimeError(f"{process.args} ended with {process.returncode}; {_last_lines(written, ready)}")
+        with suppress(OSError), closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
+            connection.request("GET", ready)
+            response = connection.getresponse()
+            if response.status == 200:
+                return
+            answer = f"{response.status}, {response.read().decode(errors='replace')}"
+        time.sleep(0.1)
+    raise RuntimeError(f"{process.args} isn't ready: {ready} answers {answer}; {_last_lines(written, ready)}")
+
+
+def _last_lines(written: IO[bytes], ready: str) -> str:
+    """What was written, without the lines that a log has for each of our own questions."""
+    written.seek(0)
+    lines = [line for line in written.read().decode(errors="replace").splitlines() if ready not in line]
+    return "it wrote:\n" + "\n".join(lines[-20:])

@@ -1,0 +1,212 @@
+"""One fault in the life of `claimcheck run`, drawn from a seed, and what has to be true once the command has ended."""
+
+from __future__ import annotations
+
+import random
+import re
+import signal
+import subprocess
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from stages.runs.object_store import ObjectStore
+from stages.runs.stacks import STATE
+from stages.runs.store import RunStore, Store
+from stages.scheduling.engine.opening import open_leases
+from tests.cluster.nodes import Nodes, kill_session, name_of, wait_for
+from tests.cluster.runs import start_command
+from tests.object_server import BUCKET, ObjectServer
+from tests.project import EXPERIMENT
+
+GONE = "its process is gone"
+PARENT = "the process that started its slot was killed"
+UNCONNECTED = "the connection to the cluster is lost"
+# The engine and what breaks; why attempts may be lost for it.
+KINDS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("local", "slot"): (GONE,),
+    ("ray", "task"): ("its process was killed",),
+    ("local", "parent"): (GONE, PARENT),
+    ("ray", "node"): ("its node is gone", "its process was killed", UNCONNECTED),
+    ("local", "store away"): (),
+    ("ray", "engine"): (GONE,),
+    ("local", "everything"): (GONE,),
+    ("ray", "store away"): (),
+    ("ray", "bridge"): (UNCONNECTED,),
+    ("ray", "head"): (UNCONNECTED,),
+}
+MAY_END_THE_COMMAND = ("slot", "parent", "engine", "everything")
+AT_THE_START = 0.25
+"""Part of the faults that come at any time since the start, which is mostly imports; the others come in training."""
+
+
+@dataclass
+class Mishap:
+    """What a seed stands for, and then what came of it: attempts lost, by reason, and commands started again."""
+
+    seed: int
+    project: Path
+    nodes: Nodes
+    server: ObjectServer
+    store: Store = field(init=False)
+    lost: Counter[str] = field(default_factory=Counter)
+    again: int = 0
+    is_struck: bool = False
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.engine, self.what = list(KINDS)[self.seed % len(KINDS)]
+        if self.what == "store away" or self.random.random() < 0.5:
+            url = f"s3://{BUCKET}/{uuid.uuid4().hex[:12]}"
+            self.environment = self.server.environment | {"CLAIMCHECK_STORE": url}
+            self.store = ObjectStore(url, self.project / "read")
+        else:
+            self.environment = {}
+            self.store = RunStore(self.project / "data" / "store")
+
+    @property
+    def store_kind(self) -> str:
+        return "a folder" if isinstance(self.store, RunStore) else "objects"
+
+    def suffer(self) -> None:
+        """Start the command, let it happen, and start it again until all is trained."""
+        process = self._start()
+        if self.random.random() < AT_THE_START:
+            self._sleep(process, self.random.uniform(0.0, 6.0))
+        else:
+            wait_for(lambda: process.poll() is not None or any(self._works()))
+            self._sleep(process, self.random.uniform(0.0, 1.0))
+        self.is_struck = self._strike(process)
+        while process.wait(timeout=300):
+            assert self.is_struck and self.what in MAY_END_THE_COMMAND, self.output()
+            assert process.returncode in (-signal.SIGKILL, 1), self.output()
+            self.again += 1
+            assert self.again < 4, self.output()
+            process = self._start()
+        assert "Traceback" not in self.output(), self.output()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        devices = "cpu,cpu" if self.engine == "local" else "cpu"
+        options = [EXPERIMENT, "--engine", self.engine, "--device", devices]
+        return start_command(self.project, self.nodes, options, self.environment)
+
+    def _works(self) -> list[str]:
+        """Runs whose state is saved."""
+        scratch = self.store.scratch
+        return [work for work in scratch.list_works() if scratch.holds(f"{work}/{STATE}")]
+
+    def _sleep(self, process: subprocess.Popen[bytes], seconds: float) -> None:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+
+    def _strike(self, process: subprocess.Popen[bytes]) -> bool:
+        """Whether there was anything to break."""
+        if process.poll() is not None:
+            return False
+        return bool(getattr(self, f"_{self.what.replace(' ', '_')}")(process))
+
+    def _slot(self, process: subprocess.Popen[bytes]) -> bool:
+        return self._kill_one(lambda: slots_of(process), process)
+
+    def _task(self, process: subprocess.Popen[bytes]) -> bool:
+        return self._kill_one(self.nodes.trainings, process)
+
+    def _bridge(self, process: subprocess.Popen[bytes]) -> bool:
+        return self._kill_one(lambda: children_called("spawn_main", process.pid), process)
+
+    def _parent(self, process: subprocess.Popen[bytes]) -> bool:
+        process.kill()
+        self._see_all_ended(process)
+        return True
+
+    _engine = _parent
+
+    def _everything(self, process: subprocess.Popen[bytes]) -> bool:
+        kill_session(process.pid)
+        self._see_all_ended(process)
+        return True
+
+    def _see_all_ended(self, process: subprocess.Popen[bytes]) -> None:
+        process.wait()
+        wait_for(lambda: not self.left_running(), 60)
+
+    def _node(self, process: subprocess.Popen[bytes]) -> bool:
+        self.nodes.kill(self.random.choice(self.nodes.workers))
+        self.nodes.add(1)
+        return True
+
+    def _head(self, process: subprocess.Popen[bytes]) -> bool:
+        self.nodes.restart(workers=2)
+        return True
+
+    def _store_away(self, process: subprocess.Popen[bytes]) -> bool:
+        self.server.down()
+        time.sleep(self.random.uniform(1.0, 8.0))
+        self.server.up()
+        return True
+
+    def _kill_one(self, find: Callable[[], list[psutil.Process]], process: subprocess.Popen[bytes]) -> bool:
+        wait_for(lambda: process.poll() is not None or find())
+        found = find()
+        if not found:
+            return False
+        try:
+            self.random.choice(found).kill()
+        except psutil.NoSuchProcess:
+            return False
+        return True
+
+    def left_running(self) -> list[str]:
+        """Processes of the command, wherever they are: those that work in the project, and tasks on nodes."""
+        here = [process for process in psutil.process_iter() if cwd_of(process) == str(self.project.resolve())]
+        return [name_of(process) for process in [*here, *self.nodes.trainings()]]
+
+    def output(self) -> str:
+        return (self.project / "output").read_text()
+
+    def outcomes(self) -> dict[str, tuple[bytes, bytes]]:
+        """(history, weights) of each published run by key."""
+        folders = {run_key: self.store.whole(run_key) for run_key in self.store.run_keys()}
+        return {
+            run_key: ((folder / "history.jsonl").read_bytes(), (folder / "weights.safetensors").read_bytes())
+            for run_key, folder in folders.items()
+            if folder is not None
+        }
+
+    def check(self, undisturbed: dict[str, tuple[bytes, bytes]]) -> None:
+        """Every result once, bit for bit the undisturbed one; attempts with reasons; nothing left."""
+        assert self.outcomes() == undisturbed, self.output()
+        leases = open_leases(self.store)
+        for run_key in undisturbed:
+            *before, last = leases.attempts(run_key)
+            assert last.end == "published", self.output()
+            for one in before:
+                assert one.end == "lost" and one.reason.startswith(KINDS[self.engine, self.what]), (one, self.output())
+                self.lost[re.sub(r"[,:].*| \(.*", "", one.reason)] += 1
+        wait_for(lambda: not self.left_running(), 30)
+        assert not self._works()
+
+
+def slots_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """Processes that train for a command on this machine: forks of one that has loaded torch."""
+    return [slot for server in children_called("forkserver", process.pid) for slot in children_called("", server.pid)]
+
+
+def children_called(name: str, pid: int) -> list[psutil.Process]:
+    try:
+        return [child for child in psutil.Process(pid).children() if name in name_of(child)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def cwd_of(process: psutil.Process) -> str:
+    try:
+        return process.cwd()
+    except psutil.Error:
+        return ""

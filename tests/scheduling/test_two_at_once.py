@@ -1,0 +1,81 @@
+"""Two at once where one is meant: the second waits or is refused, and says for whom and what to do; one is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stages.runs.store import RunStore
+from stages.scheduling.engine.opening import open_leases
+from tests.checkout import make_checkout
+from tests.cluster.nodes import wait_for
+from tests.cluster.runs import saved_states
+from tests.project import environment, make_project, outcomes, start_training, train
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def ends(project: Path) -> list[list[tuple[str | None, str]]]:
+    """How the attempts of each run ended, and why."""
+    store = RunStore(project / "data" / "store")
+    leases = open_leases(store)
+    return sorted([(one.end, one.reason) for one in leases.attempts(key)] for key in store.run_keys())
+
+
+def test_a_second_runner_waits_for_the_first_and_follows_it_when_that_is_killed(tmp_path: Path) -> None:
+    undisturbed = make_project(tmp_path / "undisturbed", epochs=40)
+    train(undisturbed)
+    project = make_project(tmp_path / "project", epochs=40)
+    first = start_training(project)
+    wait_for(lambda: saved_states(project))
+    first.send_signal(signal.SIGSTOP)  # it holds its run for as long as this takes
+    second = start_training(project)
+    assert second.stdout is not None
+    said = next(line for line in second.stdout if "waiting for" in line)
+    assert f": waiting for process {first.pid} on {socket.gethostname()} since " in said
+    assert said.endswith(", which trains it; if that ends before, it goes on here\n")
+    first.kill()
+    first.communicate()
+    rest, _ = second.communicate(timeout=120)
+    assert second.returncode == 0, said + rest
+    assert outcomes(project) == outcomes(undisturbed)
+    assert ends(project) == [[("lost", "its process is gone"), ("published", "")], [("published", "")]]
+
+
+def start_repro(checkout: Path, *command: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", *command],
+        cwd=checkout,
+        env=environment() | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def test_a_second_repro_names_the_first_and_after_a_kill_the_next_goes_on(tmp_path: Path) -> None:
+    checkout = make_checkout(tmp_path / "checkout", epochs=40)
+    first = start_repro(checkout, "stages.cli", "repro")
+    wait_for(lambda: saved_states(checkout))
+    os.killpg(first.pid, signal.SIGSTOP)
+    said, _ = start_repro(checkout, "stages.cli", "repro").communicate(timeout=120)
+    assert said == (
+        f"claimcheck repro: another repro is at work in this folder, process {first.pid}; nothing was done. "
+        "`claimcheck status --watch` shows how far it is; wait for its end, or stop it by "
+        f"`kill {first.pid}`: what it has trained stays\n"
+    )
+    by_hand, _ = start_repro(checkout, "dvc", "repro").communicate(timeout=120)
+    assert "is busy, it is being blocked by" in by_hand and "(PID" in by_hand, "DVC itself says as much"
+    os.killpg(first.pid, signal.SIGKILL)
+    first.communicate()
+    third = start_repro(checkout, "stages.cli", "repro")
+    output, _ = third.communicate(timeout=300)
+    assert third.returncode == 0, output
+    assert ends(checkout)[:2] == [[("lost", "its process is gone"), ("published", "")], [("published", "")]]
