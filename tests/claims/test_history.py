@@ -71,7 +71,7 @@ def test_a_swapped_metric_shows_on_the_claims_page_in_words(tmp_path: Path) -> N
         page = client.get(f"/claims/{GAIN}", headers={"accept": "text/html"}).text
     assert told[-1] == {
         "date": "2026-11-24",
-        "subject": "claim",
+        "part": "claim",
         "changed": {"metric": ["selected_log_mse", "log_mse"]},
         "after_evidence": True,
         "why": "The last epoch looked better.",
