@@ -166,10 +166,10 @@ def test_killed_between_two_publications_the_rest_is_published_later(
 @pytest.fixture
 def broken_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("/bin/false",))
     torch.compiler.reset()
     worker._compiles.cache_clear()
-    yield
+    with torch._inductor.config.patch({"cpp.cxx": ("/bin/false",)}):  # which knows how to take it back
+        yield
     worker._compiles.cache_clear()
 
 
