@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from stages.results import AGAINST_THE_PAPER, FOR_THE_PAPER, Counts, Paper, Status, Tally
 
@@ -53,7 +54,7 @@ def address_of(paper: Paper) -> str | None:
 
 def sum_up(tallies: Sequence[Tally]) -> str:
     """The state in a paragraph, the outcome first: how many claims hold, what decided them, how many wait for what."""
-    claims, whole = sum(tally.claims for tally in tallies), add(tallies)
+    claims, whole, grounds = sum(tally.claims for tally in tallies), add(tallies), by_ground(tallies)
     decided = whole.in_favour + whole.against
     if not decided:
         said = ["No claim is decided yet."]
@@ -61,11 +62,11 @@ def sum_up(tallies: Sequence[Tally]) -> str:
         said = [f"One claim is decided: it {'holds' if whole.in_favour else 'does not hold'}."]
     else:
         said = [f"{decided} claims are decided: {_outcome(whole)}."]
-        by = {what: counts.in_favour + counts.against for what, counts in by_ground(tallies).items()}
+        by = {ground.what: ground.counts.in_favour + ground.counts.against for ground in grounds}
         said.append(f"{_listed([f'{what} decided {number}' for what, number in by.items() if number])}.")
-    if whole.waiting:
-        waits = f"{whole.waiting} {'waits' if whole.waiting == 1 else 'wait'}"
-        said.append(f"{waits} for models trained as long as the paper’s.")
+    for ground in grounds:
+        if number := ground.counts.waiting:
+            said.append(f"{number} {'waits' if number == 1 else 'wait'} {ground.for_what}.")
     if whole.open:
         said.append(f"For {whole.open} the evidence is not enough yet.")
     papers = f"the {len(tallies)} papers make" if len(tallies) != 1 else "the paper makes"
@@ -83,13 +84,33 @@ def _listed(parts: Sequence[str]) -> str:
     return " and ".join([", ".join([first, *shortened[:-1]]), *shortened[-1:]])
 
 
-def by_ground(tallies: Sequence[Tally]) -> dict[str, Counts]:
-    """`{what decides: counts}` over all papers."""
-    return {
-        "Training the models again": add([tally.trained for tally in tallies]),
-        "Computing without training": add([tally.computed for tally in tallies]),
-        "Counting in the data": add([tally.data for tally in tallies]),
-    }
+@dataclass(frozen=True)
+class Ground:
+    """What decides claims, how many over all papers, and what the others wait for: in a clause, and as a label."""
+
+    what: str
+    counts: Counts
+    for_what: str
+    waits: str
+
+
+def by_ground(tallies: Sequence[Tally]) -> list[Ground]:
+    """Training, computing and counting, in this order."""
+    return [
+        Ground(
+            "Training the models again",
+            add([tally.trained for tally in tallies]),
+            "for models trained as long as the paper’s",
+            "waiting for full-length training",
+        ),
+        Ground(
+            "Computing without training",
+            add([tally.computed for tally in tallies]),
+            "to be computed, which make repro does without training a model",
+            "not computed here yet",
+        ),
+        Ground("Counting in the data", add([tally.data for tally in tallies]), "to be counted", "not counted here yet"),
+    ]
 
 
 def add(counts: Sequence[Counts]) -> Counts:

@@ -214,8 +214,10 @@ def summarise(tally: Tally) -> str:
     words += [f"one error stands at {places} places of the paper and counts once" for places in tally.errors.values()]
     if tally.open:
         words.append(f"for {tally.open} the evidence is not enough yet")
-    if tally.waiting:
-        words.append(f"{tally.waiting} {'waits' if tally.waiting == 1 else 'wait'} for full-length training")
+    if trained := tally.trained.waiting:
+        words.append(f"{trained} {'waits' if trained == 1 else 'wait'} for full-length training")
+    if computed := tally.waiting - trained:
+        words.append(f"{computed} {'is' if computed == 1 else 'are'} not computed here yet")
     return f"{'; '.join(words)}." if words else "Nothing here can decide its claims yet."
 
 

@@ -50,6 +50,9 @@ def test_the_sentence_says_what_decided_how_many_and_what_the_others_wait_for() 
     none = Counts(decidable=0, in_favour=0, against=0, open=0, waiting=0)
     assert sum_up([tally(1, one, none)]) == "One claim is decided: it holds. In all the paper makes 1 claim."
     assert sum_up([tally(1, waiting, none)]).startswith("No claim is decided yet. 1 waits for models")
+    assert "yet. 1 waits to be computed, which make repro does without training a model." in sum_up(
+        [tally(1, none, waiting)]
+    )
 
 
 def test_the_front_page_counts_what_the_api_counts(client: TestClient) -> None:
