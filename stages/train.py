@@ -17,7 +17,7 @@ from stages.scheduling.engine.choice import EngineError, default_engine
 from stages.scheduling.engine.groups import TrainingsKilled
 from stages.scheduling.engine.orphan import OrphanedStage, dvc_and_shells, end_with
 from stages.scheduling.progress import ProgressDisplay
-from stages.scheduling.runner import train_experiment
+from stages.scheduling.runner import slot_devices, train_experiment
 
 KILLED = 3
 """Exit code where something killed the processes that trained."""
@@ -47,13 +47,13 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded, which is later
     try:
         end_with(dvc_and_shells())
-        params, devices = load_params(), options.device.split(",")
+        params = load_params()
         with stop_on_signals() as stop, ProgressDisplay() as display:
             complete = train_experiment(
                 options.experiment,
                 params,
                 data=Path("data"),
-                devices=devices if len(devices) > 1 else devices * params.profile.slots,
+                devices=slot_devices(options.device, params),
                 report=display.report,
                 stop=stop,
                 only=options.runs,

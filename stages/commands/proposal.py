@@ -22,7 +22,7 @@ from stages.priorities.looks import PROFILE, NextLook, RunName
 from stages.priorities.proposal import Proposal, propose
 from stages.scheduling.planning import two_digits
 from stages.scheduling.progress import ProgressDisplay
-from stages.scheduling.runner import Assignment, find_experiment
+from stages.scheduling.runner import Assignment, find_experiment, slot_devices
 from stages.scheduling.together import train_together
 from stages.verdicts.power import in_percent
 
@@ -83,13 +83,12 @@ def _train(proposal: Proposal, params: Params, options: argparse.Namespace) -> b
         names = [RunName(experiment, run.planned.arm, run.planned.replicate_index) for run in runs]
         return min(places.get(name, len(places)) for name in names)
 
-    devices = os.environ.get("CLAIMCHECK_DEVICE", "auto").split(",")
     with stop_on_signals() as stop, ProgressDisplay(sys.stderr if options.json else sys.stdout) as display:
         _, left = train_together(
             chosen,
             params,
             data=Path("data"),
-            devices=devices if len(devices) > 1 else devices * params.profile.slots,
+            devices=slot_devices(os.environ.get("CLAIMCHECK_DEVICE", "auto"), params),
             report=display.report,
             stop=stop,
             engine=options.engine,

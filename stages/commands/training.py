@@ -15,7 +15,7 @@ from stages.interruption import stop_on_signals
 from stages.params.experiment import load_params
 from stages.scheduling.engine.choice import default_engine
 from stages.scheduling.progress import ProgressDisplay
-from stages.scheduling.runner import find_experiment
+from stages.scheduling.runner import find_experiment, slot_devices
 from stages.scheduling.together import longest_first, train_together
 
 
@@ -42,18 +42,18 @@ def run(options: argparse.Namespace) -> Answer:
     names = [find_experiment(params, name).name for name in options.experiments or params.experiments]
     # Waiting threads sleep: if they spun, they would stall all work where several trainings share the cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded, which is later
-    devices, counts = options.device.split(","), FlopCounts()
+    counts = FlopCounts()
     out = sys.stderr if options.json else sys.stdout  # the document stands alone
     with redirect_stdout(out), stop_on_signals() as stop, ProgressDisplay(out) as display:
         missing, left = train_together(
             dict.fromkeys(names),
             params,
             data=Path("data"),
-            devices=devices if len(devices) > 1 else devices * params.profile.slots,
+            devices=slot_devices(options.device, params),
             report=display.report,
             stop=stop,
             engine=options.engine,
-            order=longest_first(params, "cuda" if devices[0].startswith("cuda") else "cpu", counts.count),
+            order=longest_first(params, "cuda" if options.device.startswith("cuda") else "cpu", counts.count),
         )
     counts.save()
     shown = f"{missing - left} of {missing} missing runs trained"

@@ -245,6 +245,12 @@ def _chosen(wanted: Sequence[Assignment], patterns: Sequence[str], experiment: s
     return [run for run in wanted if any(fnmatchcase(run.label, pattern) for pattern in patterns)]
 
 
+def slot_devices(named: str, params: Params) -> list[str]:
+    """The device of each slot: those that are named, by commas, or the one that is, as often as the profile says."""
+    devices = named.split(",")
+    return devices if len(devices) > 1 else devices * params.profile.slots
+
+
 def find_experiment(params: Params, name: str) -> Experiment:
     if name not in params.experiments:
         raise ParamsError(f"params.yaml: no experiment {name!r}{nearest(name, params.experiments)}")
