@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,13 @@ from benchmarks.campaign_parcels import DamagedParcel, cut, join, pack_back, tak
 from benchmarks.campaign_prepare import wanted_groups
 from stages.params.experiment import load_params
 from stages.runs.store import RunStore
-from tests.borrowed import know_torch_alone
+from tests.borrowed import know_torch_alone, know_torch_alone_and_be_ended
 from tests.preloaded import python
 from tests.project import EXPERIMENT, REPOSITORY, edit, environment, make_project, outcomes, train
 
 pytestmark = pytest.mark.long
 
-LIMIT_MIB, EPOCHS = 0.12, 20
+LIMIT_MIB, EPOCHS = 0.12, 3
 
 
 class Borrowed:
@@ -33,17 +34,21 @@ class Borrowed:
         for name in ("stages", "benchmarks"):
             shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
 
-    def python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """`python -m …` on this machine; the repository is behind its code on the path, for `know_torch_alone`."""
+    def python(
+        self, *arguments: str, before: Callable[[], None] = know_torch_alone
+    ) -> subprocess.CompletedProcess[str]:
+        """`python -m …` on this machine; the repository is behind its code on the path, for `before`."""
         env = environment() | {"PYTHONPATH": f"{self.folder}:{REPOSITORY}"}
-        return python("-m", *arguments, cwd=self.folder, env=env, before=know_torch_alone)
+        return python("-m", *arguments, cwd=self.folder, env=env, before=before)
 
-    def run(self, carry: Path, back: Path, seconds: float) -> subprocess.CompletedProcess[str]:
+    def run(self, carry: Path, back: Path, *, is_ended: bool) -> subprocess.CompletedProcess[str]:
+        """The carried command; `is_ended`: the first training that can begin is ended in the middle."""
         shutil.rmtree(self.folder / "carry", ignore_errors=True)
         shutil.copytree(carry, self.folder / "carry")
         assert sum(path.stat().st_size for path in carry.rglob("*") if path.is_file()) <= LIMIT_MIB * 2**20
-        options = ["--out", str(back), "--seconds", str(seconds), "--device", "cpu"]
-        done = self.python("benchmarks.gpu_campaign", "run", "carry", "--work", "work", *options)
+        options = ["--work", "work", "--out", str(back), "--seconds", "60", "--device", "cpu"]
+        before = know_torch_alone_and_be_ended if is_ended else know_torch_alone
+        done = self.python("benchmarks.gpu_campaign", "run", "carry", *options, before=before)
         files = [path for path in back.rglob("*") if path.is_file()]
         assert len(files) <= 8 and all(path.stat().st_size <= 16 * 2**20 for path in files)
         return done
@@ -66,20 +71,20 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.mark.timeout(300)
 def test_a_campaign_of_slices_on_two_machines_gives_the_numbers_of_one_training(project: Path, tmp_path: Path) -> None:
-    """Data come in parts, a training is cut off by the clock, and its machine is replaced by another."""
+    """Data come in parts, a training is ended by SIGTERM, and its machine is replaced by another."""
     machine, said, lacking, is_begun = Borrowed(tmp_path / "there"), prepare(project, "--budget", "600"), 0, False
     seconds: list[float] = []
     for number in range(10):
         if "nothing is left" in said:
             break
         back = tmp_path / f"back-{number}"
-        done = machine.run(project / "data/campaign/carry", back, seconds=60.0 if is_begun else 0.2)
+        done = machine.run(project / "data/campaign/carry", back, is_ended=not is_begun)
         assert done.returncode == 0, done.stdout + done.stderr
         report = json.loads((back / "report.json").read_text())
         lacking += bool(report["lacking"])
         seconds.append(report["seconds"])
         options = ["--back", str(back)]
-        if not is_begun and "stopped after step" in done.stdout:  # this machine is gone, with all that it held
+        if not is_begun and "stopped after" in done.stdout:  # this machine is gone, with all that it held
             is_begun = True
             shutil.rmtree(machine.folder)
             machine = Borrowed(tmp_path / "there-too")
