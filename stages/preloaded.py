@@ -59,6 +59,7 @@ def read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
 def serve(address: str) -> None:
     """Load the libraries, then take calls at `address` until standard input ends and every child has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a whole foreground: each stage answers it in its own way
+    read = read_at_start(os.environ)  # later it holds what libraries put there, as Inductor does its cache
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the stages themselves want it
     for library in LIBRARIES:
         with suppress(ImportError):  # a stage that needs it says so
@@ -84,15 +85,18 @@ def serve(address: str) -> None:
                     os.unlink(address)
                     open_for_calls = False
                 elif key.fileobj is listener:
-                    _take_call(listener.accept()[0], selector, children)
+                    _take_call(listener.accept()[0], read, selector, children)
                 else:
                     child, caller = key.data
                     _look_after(child, caller, selector, children)
 
 
-def _take_call(caller: socket.socket, selector: selectors.BaseSelector, children: set[socket.socket]) -> None:
+def _take_call(
+    caller: socket.socket, read: Mapping[str, str], selector: selectors.BaseSelector, children: set[socket.socket]
+) -> None:
+    """Fork for a caller whose variables are those that were `read` when the libraries were loaded."""
     call, files = _read_call(caller)
-    if call is None or read_at_start(call["environment"]) != read_at_start(os.environ):
+    if call is None or read_at_start(call["environment"]) != read:
         _close(files)
         caller.close()  # without a pid: the caller goes on by itself
         return
