@@ -57,20 +57,24 @@ def read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def serve(address: str) -> None:
-    """Load the libraries, then take calls at `address` until standard input ends and every child has ended."""
+    """Load the libraries, then take calls at `address` until standard input ends and every child has ended.
+
+    Who calls while they load waits, which takes less time than to load them once more.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a whole foreground: each stage answers it in its own way
     read = read_at_start(os.environ)  # later it holds what libraries put there, as Inductor does its cache
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the stages themselves want it
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(f"{address}.new")
+    listener.listen()
+    os.rename(f"{address}.new", address)  # nobody finds it before it listens
     for library in LIBRARIES:
         with suppress(ImportError):  # a stage that needs it says so
             importlib.import_module(library)
     if threading.active_count() > 1:
+        os.unlink(address)
         return  # its locks would be copied as it holds them; those of OpenBLAS and jemalloc end before a fork
     gc.freeze()
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(f"{address}.new")
-    listener.listen()
-    os.rename(f"{address}.new", address)  # nobody finds it before it answers
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ, None)
         selector.register(sys.stdin, selectors.EVENT_READ, None)
@@ -104,7 +108,8 @@ def _take_call(
     child = multiprocessing.get_context("fork").Process(target=_run, args=(ours, files), kwargs=call)
     child.start()
     _close(files)
-    caller.sendall(f"{child.pid}\n".encode())
+    with suppress(OSError):  # a caller that is gone already, which the selector tells
+        caller.sendall(f"{child.pid}\n".encode())
     children.add(caller)
     selector.register(child.sentinel, selectors.EVENT_READ, (child, caller))
     selector.register(caller, selectors.EVENT_READ, (child, caller))

@@ -44,6 +44,7 @@ def run_preloaded(address: str, module: str, arguments: Sequence[str]) -> int | 
     del environment[ADDRESS]
     call = {"module": module, "arguments": arguments, "cwd": os.getcwd(), "environment": environment}
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        on_interrupt = signal.signal(signal.SIGINT, signal.SIG_DFL)  # while it loads, there is nothing to stop but this
         try:
             server.connect(address)
             content = json.dumps(call).encode() + b"\n"
@@ -52,8 +53,9 @@ def run_preloaded(address: str, module: str, arguments: Sequence[str]) -> int | 
             answers = server.makefile("rb")
             pid = answers.readline()
         except OSError:
-            return None
+            pid = b""
         if not pid:
+            signal.signal(signal.SIGINT, on_interrupt)
             return None
         signal.signal(signal.SIGTERM, lambda *_: os.kill(int(pid), signal.SIGTERM))
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches the fork as it reaches this one

@@ -64,10 +64,14 @@ def wait_until(holds: object, seconds: float = 20) -> None:
         time.sleep(0.02)
 
 
+def catches(number: signal.Signals, process: subprocess.Popen[str]) -> bool:
+    status = dict(line.split(":\t") for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
+    return bool(int(status["SigCgt"], 16) >> (number - 1) & 1)
+
+
 def has_heard_of_its_stage(caller: subprocess.Popen[str]) -> bool:
     """True once it passes on SIGTERM, as it does from the moment that it knows the pid."""
-    status = dict(line.split(":\t") for line in Path(f"/proc/{caller.pid}/status").read_text().splitlines())
-    return bool(int(status["SigCgt"], 16) >> (signal.SIGTERM - 1) & 1)
+    return catches(signal.SIGTERM, caller)
 
 
 @pytest.fixture
@@ -135,6 +139,23 @@ def test_a_verb_runs_here_where_no_process_is_ready(tmp_path: Path) -> None:
     environment = os.environ | {ADDRESS: str(tmp_path / "none")}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stdout.startswith("usage: train.py")
+
+
+def test_a_caller_that_is_gone_before_the_libraries_are_loaded_harms_no_other(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(2)\n")
+    environment["PYTHONPATH"] += f"{os.pathsep}{tmp_path}"
+    with server(tmp_path, environment, ("slow",)):
+        with call(tmp_path, environment, "sleep") as gone:
+            wait_until(lambda: catches(signal.SIGINT, gone))  # Python has begun
+            wait_until(lambda: not catches(signal.SIGINT, gone))
+            time.sleep(0.2)  # it has asked, and nobody has answered
+            gone.send_signal(signal.SIGINT)
+            assert gone.wait(10) == -signal.SIGINT
+        with call(tmp_path, environment, "0") as caller:
+            output, errors = caller.communicate(timeout=30)
+    assert (caller.returncode, errors) == (0, "said on stderr\n") and output
 
 
 COMPUTES = """

@@ -123,7 +123,7 @@ def _repro(options: argparse.Namespace) -> Answer:
         count = Path(folder) / "count.json"
         view = View(log, count, _stages(params, experiments))
         environment = _environment() | {COUNT_FILE: str(count), ADDRESS: str(Path(folder) / "preloaded")}
-        with _libraries_loaded(environment, written.fileno()):
+        with _libraries_loaded(environment, written.fileno(), view):
             for stage, words in commands.items():
                 if stage:
                     view.start(stage)
@@ -155,8 +155,11 @@ def _environment() -> dict[str, str]:
 
 
 @contextmanager
-def _libraries_loaded(environment: dict[str, str], output: int) -> Iterator[None]:
-    """A process that has loaded torch, of which stages are forks; it ends after the last of them."""
+def _libraries_loaded(environment: dict[str, str], output: int, view: View) -> Iterator[None]:
+    """A process that has loaded torch, of which stages are forks; it ends after the last of them.
+
+    Where no stage ran it may still be loading, and nobody waits for that.
+    """
     if sys.platform != "linux":
         yield
         return
@@ -167,6 +170,8 @@ def _libraries_loaded(environment: dict[str, str], output: int) -> Iterator[None
         yield
     finally:
         server.stdin.close()
+        if not view.ran:
+            server.kill()
         try:
             server.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
