@@ -1,9 +1,9 @@
 """Forks stages from one process that has loaded torch and the other libraries, so that a `dvc repro` loads them once.
 
 `claimcheck repro` starts it, as a file: of our code it imports nothing, so each stage loads what is on the disk.  It
-takes one call at a connection: a line of JSON, sent with the caller's standard input, output and error.  It answers
-with lines too, the child's pid and its exit code; a connection that closes before is a caller that is gone, and ends
-its child.  Standard library only, one thread (a fork lacks the others), and Linux alone.
+takes one call at a connection (`ask`): a line of JSON, sent with the child's standard input, output and error.  It
+answers with lines too, the child's pid and its exit code; a connection that closes before is a caller that is gone, and
+ends its child.  Standard library only, one thread (a fork lacks the others), and Linux alone.
 """
 
 from __future__ import annotations
@@ -54,6 +54,31 @@ _PR_SET_PDEATHSIG = 1
 def read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables that only a process of its own could still change."""
     return {name: value for name, value in environment.items() if name.startswith(_READ_AT_START)}
+
+
+def ask(
+    address: str,
+    module: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    files: Sequence[int] = (0, 1, 2),
+) -> socket.socket:
+    """A connection on which such a process was sent a call; `files` become the child's input, output and error.
+
+    Raises:
+        OSError: nobody takes calls there.
+    """
+    call = {"module": module, "arguments": list(arguments), "cwd": os.getcwd(), "environment": dict(environment)}
+    content = json.dumps(call).encode() + b"\n"
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        server.connect(address)
+        sent = socket.send_fds(server, [content], files)
+        server.sendall(content[sent:])
+    except OSError:
+        server.close()
+        raise
+    return server
 
 
 def serve(address: str) -> None:

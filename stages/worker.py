@@ -369,12 +369,12 @@ def _sealed_files(
         "spec.json": canonical_json(job.spec.to_dict()).encode(),
         "history.jsonl": "".join(canonical_json(_finite(row)) + "\n" for row in outcome.history).encode(),
     }
+    known = {}
     if divergence is None:
-        weights = dump_checkpoint(model, _contract(job.spec, info))
-        result["weights_sha256"] = hashlib.sha256(weights).hexdigest()
-        files["weights.safetensors"] = weights
+        weights = files["weights.safetensors"] = dump_checkpoint(model, _contract(job.spec, info))
+        known["weights.safetensors"] = result["weights_sha256"] = hashlib.sha256(weights).hexdigest()
     files["result.json"] = canonical_json(result).encode()
-    return seal(files)
+    return seal(files, known)
 
 
 def _contract(spec: RunSpec, info: PackedInfo) -> InputContract:

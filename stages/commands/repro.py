@@ -25,6 +25,7 @@ from rich.live import Live
 from rich.text import Text
 
 from stages import preloaded
+from stages.commands.ahead import Ahead
 from stages.commands.command import Answer
 from stages.commands.terminal import Terminal, in_words
 from stages.interruption import on_signal
@@ -121,8 +122,10 @@ def _repro(options: argparse.Namespace) -> Answer:
         old.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="claimcheck-") as folder, log.open("wb") as written:
         count = Path(folder) / "count.json"
-        view = View(log, count, _stages(params, experiments))
-        environment = _environment() | {COUNT_FILE: str(count), ADDRESS: str(Path(folder) / "preloaded")}
+        address = str(Path(folder) / "preloaded")
+        ahead = Ahead(address, _environment()) if _times_mean_nothing(params) else None
+        view = View(log, count, _stages(params, experiments), ahead)
+        environment = _environment() | {COUNT_FILE: str(count), ADDRESS: address}
         with _libraries_loaded(environment, written.fileno(), view):
             for stage, words in commands.items():
                 if stage:
@@ -131,6 +134,11 @@ def _repro(options: argparse.Namespace) -> Answer:
                 if code:
                     return Answer(document=None, shown=view.failure(code), code=code)
     return Answer(document=None, shown=view.success())
+
+
+def _times_mean_nothing(params: Params) -> bool:
+    """True on stand-ins; elsewhere a network's inference time is measured while nothing trains beside it."""
+    return params.profile.data == "embedded"
 
 
 def _stages(params: Params, experiments: Sequence[str]) -> dict[str, float]:
@@ -169,6 +177,7 @@ def _libraries_loaded(environment: dict[str, str], output: int, view: View) -> I
     try:
         yield
     finally:
+        view.close()
         server.stdin.close()
         if not view.ran:
             server.kill()
@@ -194,9 +203,10 @@ def _run(words: Sequence[str], environment: dict[str, str], output: int, view: V
 
 
 class View:
-    """Reads the log as it grows; `stages` are expected, each with its weight."""
+    """Reads the log as it grows; `stages` are expected, each with its weight.  `ahead` is told how far dvc is."""
 
-    def __init__(self, log: Path, count: Path, stages: Mapping[str, float]) -> None:
+    def __init__(self, log: Path, count: Path, stages: Mapping[str, float], ahead: Ahead | None) -> None:
+        self._ahead = ahead
         self.log, self.count, self.total = log, count, len(stages)
         self._times = StageTimes(stages)
         self.started = time.monotonic()
@@ -205,6 +215,11 @@ class View:
         self._read = self._stage_from = 0
         self._stage_started, self._is_open = self.started, False
         self._terminal = Terminal()
+
+    def close(self) -> None:
+        """End what was begun ahead."""
+        if self._ahead is not None:
+            self._ahead.close()
 
     def interrupt(self) -> None:
         self.is_interrupted = True
@@ -234,6 +249,8 @@ class View:
                     break
                 self._take(line.rstrip(), self._read)
                 self._read += len(line)
+        if self._ahead is not None and self._is_open:
+            self._ahead.look(self.stage)
 
     def _take(self, line: bytes, place: int) -> None:
         if match := _STARTS.fullmatch(line):
@@ -261,6 +278,8 @@ class View:
         """End the line that the stage's start began: its runs and how long it took."""
         if self._is_open:
             self._times.end(time.monotonic() - self._stage_started)
+            if self._ahead is not None:
+                self._ahead.ended(self.stage)
         if self._is_open and not self._terminal.is_terminal:
             count = read_count(self.count, self.stage)
             runs = f"{count.done} of {count.runs} runs, " if count else ""
