@@ -7,47 +7,47 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from stages.params.experiment import Profile
 from stages.preloaded import ask
 
 
 class Ahead:
-    """One evaluation at a time, in a fork of the process at `address`; it ends with this one.
+    """Context manager.  One evaluation at a time, in a fork of the process at `address`; it ends with this one.
 
-    What it says goes nowhere: the stage, which lists every run, says it again.
+    What it says goes nowhere: the stage, which lists every run, says it again.  On stand-ins alone: elsewhere a network
+    is timed while nothing trains beside it.
     """
 
-    def __init__(self, address: str, environment: Mapping[str, str]) -> None:
+    def __init__(self, address: str, environment: Mapping[str, str], profile: Profile) -> None:
         self._address, self._environment = address, environment
-        self._waiting: list[str] = []
+        self._is_wanted = profile.data == "embedded"
+        self._begun: set[str] = set()
         self._call: socket.socket | None = None
 
-    def ended(self, stage: str) -> None:
-        """A stage has ended well."""
-        verb, _, experiment = stage.partition("@")
-        if verb == "train":
-            self._waiting.append(experiment)
+    def __enter__(self) -> Ahead:
+        return self
 
-    def look(self, stage: str) -> None:
-        """Begin the next evaluation if none is under way; dvc is at `stage`.
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def look(self, stage: str, ended: Sequence[str]) -> None:
+        """Begin the next evaluation if none is under way; dvc is at `stage`, and those that `ended` did so well.
 
         While dvc trains, in the order in which it did; then from the last on, to meet it halfway.
         """
         verb, _, experiment = stage.partition("@")
-        if verb == "evaluate" and experiment in self._waiting:
-            self._waiting.remove(experiment)
-        if self._waiting and not self._is_busy():
-            self._begin(self._waiting.pop(0 if verb == "train" else -1))
-
-    def close(self) -> None:
-        """End what is under way."""
-        if self._call is not None:
-            self._call.close()
-        self._call = None
+        if verb == "evaluate":
+            self._begun.add(experiment)
+        trained = [name.partition("@")[2] for name in ended if name.startswith("train@")]
+        waiting = [name for name in trained if name not in self._begun]
+        if self._is_wanted and waiting and not self._is_busy():
+            self._begin(waiting[0 if verb == "train" else -1])
 
     def _begin(self, experiment: str) -> None:
+        self._begun.add(experiment)
         with open(os.devnull, "r+b") as nothing, suppress(OSError):  # nobody is there: dvc's stage does it
             files = [nothing.fileno()] * 3
             self._call = ask(self._address, "stages.evaluate", [experiment, "--ahead"], self._environment, files)
@@ -62,5 +62,10 @@ class Ahead:
             except OSError:
                 answer = b""
             if not answer:
-                self.close()
+                self._end()
         return False
+
+    def _end(self) -> None:
+        if self._call is not None:
+            self._call.close()
+        self._call = None

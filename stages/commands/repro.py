@@ -123,22 +123,17 @@ def _repro(options: argparse.Namespace) -> Answer:
     with tempfile.TemporaryDirectory(prefix="claimcheck-") as folder, log.open("wb") as written:
         count = Path(folder) / "count.json"
         address = str(Path(folder) / "preloaded")
-        ahead = Ahead(address, _environment()) if _times_mean_nothing(params) else None
-        view = View(log, count, _stages(params, experiments), ahead)
+        view = View(log, count, _stages(params, experiments))
         environment = _environment() | {COUNT_FILE: str(count), ADDRESS: address}
-        with _libraries_loaded(environment, written.fileno(), view):
+        loaded = _libraries_loaded(environment, written.fileno(), view)
+        with loaded, Ahead(address, _environment(), params.profile) as ahead:
             for stage, words in commands.items():
                 if stage:
                     view.start(stage)
-                code = _run([sys.executable, "-m", *words], environment, written.fileno(), view)
+                code = _run([sys.executable, "-m", *words], environment, written.fileno(), view, ahead)
                 if code:
                     return Answer(document=None, shown=view.failure(code), code=code)
     return Answer(document=None, shown=view.success())
-
-
-def _times_mean_nothing(params: Params) -> bool:
-    """True on stand-ins; elsewhere a network's inference time is measured while nothing trains beside it."""
-    return params.profile.data == "embedded"
 
 
 def _stages(params: Params, experiments: Sequence[str]) -> dict[str, float]:
@@ -177,7 +172,6 @@ def _libraries_loaded(environment: dict[str, str], output: int, view: View) -> I
     try:
         yield
     finally:
-        view.close()
         server.stdin.close()
         if not view.ran:
             server.kill()
@@ -188,7 +182,7 @@ def _libraries_loaded(environment: dict[str, str], output: int, view: View) -> I
             server.wait()
 
 
-def _run(words: Sequence[str], environment: dict[str, str], output: int, view: View) -> int:
+def _run(words: Sequence[str], environment: dict[str, str], output: int, view: View, ahead: Ahead) -> int:
     """The exit code of a command whose output goes to the file; 128 and its number for a signal, as shells have it.
 
     Ctrl-C reaches it from the terminal, which sends it to all of the foreground's processes: it ends in its own way.
@@ -197,29 +191,26 @@ def _run(words: Sequence[str], environment: dict[str, str], output: int, view: V
     with on_signal(signal.SIGINT, view.interrupt), on_signal(signal.SIGTERM, process.terminate), view.shown():
         while process.poll() is None:
             view.look()
+            if not view.is_interrupted:
+                ahead.look(view.stage, view.ended)
             time.sleep(_POLL_SECONDS)
         view.look()
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
 class View:
-    """Reads the log as it grows; `stages` are expected, each with its weight.  `ahead` is told how far dvc is."""
+    """Reads the log as it grows; `stages` are expected, each with its weight."""
 
-    def __init__(self, log: Path, count: Path, stages: Mapping[str, float], ahead: Ahead | None) -> None:
-        self._ahead = ahead
+    def __init__(self, log: Path, count: Path, stages: Mapping[str, float]) -> None:
         self.log, self.count, self.total = log, count, len(stages)
         self._times = StageTimes(stages)
         self.started = time.monotonic()
         self.stage, self.seen, self.ran = "", 0, 0
         self.is_interrupted = False
+        self.ended: list[str] = []
         self._read = self._stage_from = 0
         self._stage_started, self._is_open = self.started, False
         self._terminal = Terminal()
-
-    def close(self) -> None:
-        """End what was begun ahead."""
-        if self._ahead is not None:
-            self._ahead.close()
 
     def interrupt(self) -> None:
         self.is_interrupted = True
@@ -249,8 +240,6 @@ class View:
                     break
                 self._take(line.rstrip(), self._read)
                 self._read += len(line)
-        if self._ahead is not None and self._is_open:
-            self._ahead.look(self.stage)
 
     def _take(self, line: bytes, place: int) -> None:
         if match := _STARTS.fullmatch(line):
@@ -278,8 +267,7 @@ class View:
         """End the line that the stage's start began: its runs and how long it took."""
         if self._is_open:
             self._times.end(time.monotonic() - self._stage_started)
-            if self._ahead is not None:
-                self._ahead.ended(self.stage)
+            self.ended.append(self.stage)
         if self._is_open and not self._terminal.is_terminal:
             count = read_count(self.count, self.stage)
             runs = f"{count.done} of {count.runs} runs, " if count else ""
