@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from jinja2 import Environment
 from markupsafe import Markup, escape
@@ -59,6 +59,12 @@ def duration(seconds: float | None) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def as_cost(number: float, column: str) -> str:
+    """A cost of a model, a field of `CostSummary`, in its unit."""
+    of_column = {"parameters": count, "flops_per_image": flops, "peak_memory_bytes": memory}
+    return of_column.get(column, duration)(number)
 
 
 def ratio(number: float | None) -> str:
@@ -134,12 +140,30 @@ def prose(text: str) -> Markup:
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
+def in_words(computed: Mapping[str, float]) -> list[tuple[str, str]]:
+    """What a finding computed as rows of a table: names without underscores, numbers as people write them."""
+    return [(name.replace("_", " "), plain(number)) for name, number in computed.items()]
+
+
 def install(environment: Environment) -> None:
     """Register all of the above as filters."""
-    for function in (percent, points, count, flops, memory, energy, duration, ratio, plain, prose, lower_first):
+    for function in (
+        percent,
+        points,
+        count,
+        flops,
+        memory,
+        energy,
+        duration,
+        ratio,
+        as_cost,
+        plain,
+        prose,
+        lower_first,
+    ):
         environment.filters[function.__name__] = function
     environment.filters["zip"] = zip
-    environment.filters["in_words"] = lambda facts: [(name.replace("_", " "), value) for name, value in facts.items()]
+    environment.filters["in_words"] = in_words
     environment.globals["span"] = span
     environment.globals["value_with"] = value_with
     environment.filters["in_unit"] = lambda number, unit: value_in(unit or "")(number)

@@ -11,7 +11,7 @@ from jinja2 import Environment
 
 from service.database.observed import name_quantity
 from service.pages.formats import NONE, as_precise_as, exact, from_to, lower_first, percent, plain, points, value_in
-from service.pages.legend import SIDES, address_of, meaning_of
+from service.pages.legend import SIDES, address_of, by_ground, meaning_of
 from stages.results import METRICS, Claim, ClaimRecord, JudgedClaim, Metric, Status, Tally, VerdictRow
 
 _WORDS = {
@@ -202,9 +202,9 @@ def summarise(tally: Tally) -> str:
     """Summarise a paper's results in a sentence; claims decided by training are counted separately."""
     words = []
     for basis, what in (
+        ("results", "decided by training"),
         ("finding", "decided by computing"),
         ("params", "on sizes of data sets"),
-        ("results", "decided by training"),
     ):
         favour, against = (_count(tally, basis, side) for side in ("for", "against"))
         if favour + against:
@@ -214,10 +214,11 @@ def summarise(tally: Tally) -> str:
     words += [f"one error stands at {places} places of the paper and counts once" for places in tally.errors.values()]
     if tally.open:
         words.append(f"for {tally.open} the evidence is not enough yet")
-    if trained := tally.trained.waiting:
-        words.append(f"{trained} {'waits' if trained == 1 else 'wait'} for full-length training")
-    if computed := tally.waiting - trained:
-        words.append(f"{computed} {'is' if computed == 1 else 'are'} not computed here yet")
+    for ground in by_ground([tally]):
+        if number := ground.counts.waiting:
+            words.append(f"{number} {'is' if number == 1 else 'are'} {ground.waits}")
+    if tally.only_refutable:
+        words.append(f"the planned runs can refute {tally.only_refutable} of these, but not confirm them")
     return f"{'; '.join(words)}." if words else "Nothing here can decide its claims yet."
 
 
@@ -272,6 +273,16 @@ def _among_planned(record: ClaimRecord, arms: Iterable[str]) -> str:
     """How many pairs of a grid ran, and of how many where that is not all: one pair for each proposed arm."""
     planned = sum(fnmatchcase(arm, record.claim.arm or "") for arm in arms)
     return f"{len(record.pairs)} of {planned}" if planned > len(record.pairs) else f"{len(record.pairs)}"
+
+
+def of_a_part(record: ClaimRecord, arms: Iterable[str]) -> str | None:
+    """What a verdict on part of a grid leaves out, in a sentence; None of a whole one.  `arms`: all that are planned."""
+    ran, _, planned = _among_planned(record, arms).partition(" of ")
+    if not record.pairs or not planned:
+        return None
+    missing = int(planned) - int(ran)
+    have = "has" if missing == 1 else "have"
+    return f"{missing} of the {planned} pairs {have} not been trained; the verdict is on those that were."
 
 
 def highlights(judged: Iterable[JudgedClaim]) -> dict[str, JudgedClaim]:

@@ -20,7 +20,7 @@ from service.pages.names import name_claims, titles_of
 from service.pages.observed_charts import blocks_chart
 from service.pages.printed import lay_out
 from service.pages.shown import list_shown
-from service.pages.wording import conclude, group_by_place, highlights, name_claim, side_of, summarise
+from service.pages.wording import conclude, group_by_place, highlights, name_claim, of_a_part, side_of, summarise
 from stages.results import (
     ClaimFilter,
     JudgedClaim,
@@ -40,16 +40,20 @@ def show_papers(request: Request, session: ResultsSession, compare: Compare) -> 
     """The first page: what was tested and what came out, paper by paper, and the data sets of the comparisons."""
     tallies = {counts.paper: counts for counts in tally(session)}
     papers, decided = queries.list_papers(session), list_decided(session)
+    titles = {item.name: item.title for item in queries.list_datasets(session)}
+    trained_on = [
+        titles[name]
+        for name in dict.fromkeys(name for row in decided if row.verdict.basis == "results" for name in row.datasets)
+    ]
     of_paper = {paper.name: [row for row in decided if row.claim.paper == paper.name] for paper in papers}
     return app_state_of(request).templates.TemplateResponse(
         request,
         "front.html",
         {
             "papers": papers,
-            "tallies": tallies,
-            "sentence": sum_up(list(tallies.values())),
+            "sentence": sum_up(list(tallies.values()), trained_on),
             "grounds": by_ground(list(tallies.values())),
-            "sentences": {paper: summarise(counts) for paper, counts in tallies.items()},
+            "grounds_of": {paper: by_ground([counts]) for paper, counts in tallies.items()},
             "highlights": {paper: highlights(rows) for paper, rows in of_paper.items()},
             "names": name_claims(session, decided),
             "datasets": queries.list_datasets(session),
@@ -80,6 +84,7 @@ def show_paper(
             "paper": paper,
             "tally": counts,
             "sentence": summarise(counts) if counts else "",
+            "grounds": by_ground([counts]) if counts else [],
             "families": list_families(session, paper=name),
             "groups": {place: lay_out(rows, titles, arms) for place, rows in groups.items()},
             "names": names,
@@ -160,6 +165,7 @@ def show_claim(
             "name": names[claim_id],
             "paper": paper,
             "conclusion": conclude(record, titles),
+            "missing": of_a_part(record, titles),
             "tried": times_reproduced(record),
             "cited": cited,
             "bibtex": bibtex(record, names[claim_id], paper, address),
