@@ -6,6 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from math import isclose
+from typing import Any
 
 from jinja2 import Environment
 
@@ -76,7 +78,7 @@ def install(environment: Environment) -> None:
     """Register the functions that take one claim or verdict as filters."""
     for function in (
         *(side_of, in_terms_of, unit_of, as_run, print_value, print_ours, print_metric, name_quantity, agreement),
-        size_in_words,
+        *(size_in_words, size_of),
     ):
         environment.filters[function.__name__] = function
     environment.filters["metric_name"] = name_metric
@@ -182,6 +184,22 @@ def span_of(low: float, high: float, claim: Claim) -> str:
     return from_to(in_terms_of(low, claim, write), in_terms_of(high, claim, write))
 
 
+def size_of(size: Mapping[str, Any] | None) -> str:
+    """What is said of a difference's size beside its verdict, as "size open"; nothing where it isn't judged."""
+    if size is None:
+        return ""
+    return "size open" if side_of(size["status"]) == "open" else f"size {size['status']}"
+
+
+def say_claim(name: str, claim: Claim) -> str:
+    """A claim by its name, with the paper's number unless the name holds it."""
+    told = (float(number) * (1000 if kilo else 1) for number, kilo in re.findall(r"(\d+(?:\.\d+)?)(k?)", name))
+    is_silent = claim.value is None or claim.kind in ("observed", "equivalence")
+    if is_silent or (claim.statement and any(isclose(number, claim.value * by) for number in told for by in (1, 100))):
+        return name
+    return f"{name}: {print_value(claim)}"
+
+
 def size_in_words(verdict: VerdictRow) -> str:
     """Whether a difference is as large as printed, which is judged apart from who is ahead."""
     side = side_of(verdict.size["status"]) if verdict.size else ""
@@ -276,7 +294,7 @@ def _among_planned(record: ClaimRecord, arms: Iterable[str]) -> str:
 
 
 def of_a_part(record: ClaimRecord, arms: Iterable[str]) -> str | None:
-    """What a verdict on part of a grid leaves out, in a sentence; None of a whole one.  `arms`: all that are planned."""
+    """What a verdict on part of a grid leaves out, in a sentence; None of a whole one.  `arms` are all planned ones."""
     ran, _, planned = _among_planned(record, arms).partition(" of ")
     if not record.pairs or not planned:
         return None

@@ -38,7 +38,8 @@ def test_the_paragraph_begins_with_trainings_and_says_where_they_decided_and_wha
     trained = Counts(decidable=7, in_favour=1, against=2, open=1, waiting=3)
     computed = Counts(decidable=4, in_favour=4, against=0, open=0, waiting=0)
     assert sum_up([tally(12, trained, computed, read=3, only_refutable=2)], ["SGEMM"]) == (
-        "Training the models again has decided 3 claims, all on SGEMM: 1 holds, 2 do not. For 1 the evidence is not enough yet. "
+        "Training the models again has decided 3 claims, all on SGEMM: 1 holds, 2 do not. "
+        "For 1 the evidence is not enough yet. "
         "3 wait for models trained as long as the paper’s; the planned runs can refute 2 of these, but not confirm "
         "them. Computing without training has decided 4 claims: 4 hold (3 of them only if their words are read in one "
         "way). "
