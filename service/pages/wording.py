@@ -14,7 +14,7 @@ from jinja2 import Environment
 from service.database.observed import name_quantity
 from service.pages.formats import NONE, as_precise_as, exact, from_to, lower_first, percent, plain, points, value_in
 from service.pages.legend import SIDES, address_of, by_ground, meaning_of
-from stages.results import METRICS, Claim, ClaimRecord, JudgedClaim, Metric, Status, Tally, VerdictRow
+from stages.results import METRICS, Claim, ClaimRecord, JudgedClaim, Metric, Status, Tally, VerdictRow, error_of
 
 _WORDS = {
     "dataset.classes": "Classes",
@@ -229,7 +229,10 @@ def summarise(tally: Tally) -> str:
             read = tally.by_basis[basis].get(Status.HOLDS_UNDER_READING, 0)
             how = f" ({read} of them under one reading only)" if read else ""
             words.append(f"{favour} of {favour + against} statements {what} hold{how}")
-    words += [f"one error stands at {places} places of the paper and counts once" for places in tally.errors.values()]
+    words += [
+        f"one error ({error}) stands at {places} places of the paper and counts once"
+        for error, places in tally.errors.items()
+    ]
     if tally.open:
         words.append(f"for {tally.open} the evidence is not enough yet")
     for ground in by_ground([tally]):
@@ -317,6 +320,15 @@ def highlights(judged: Iterable[JudgedClaim]) -> dict[str, JudgedClaim]:
 def _weight(row: JudgedClaim) -> tuple[bool, bool, bool]:
     is_read = bool(row.claim.finding and row.claim.finding.get("readings"))
     return row.verdict.basis != "results", row.verdict.ours is None, not is_read
+
+
+def shared_errors(judged: Iterable[JudgedClaim], tally: Tally) -> dict[str, JudgedClaim]:
+    """The errors that stand at several places of a paper, each with the first of these claims that has it."""
+    found: dict[str, JudgedClaim] = {}
+    for row in judged:
+        if (error := error_of(row.claim, row.verdict)) in tally.errors:
+            found.setdefault(error, row)
+    return found
 
 
 def group_by_place(judged: Sequence[JudgedClaim]) -> dict[str, list[JudgedClaim]]:

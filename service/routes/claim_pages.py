@@ -14,13 +14,22 @@ from service.dependencies import Compare, ResultsSession, app_state_of
 from service.http.errors import declared
 from service.pages.citing import bibtex, claim_badge, json_ld, paper_badge, times_reproduced
 from service.pages.claim_charts import arms_charts, forest_chart, gain_chart, pairs_chart
-from service.pages.first_looks import first_looks
+from service.pages.first_looks import first_looks, timed_here
 from service.pages.legend import MEANINGS, SIDES, by_ground, sum_up
 from service.pages.names import name_claims, titles_of
 from service.pages.observed_charts import blocks_chart
 from service.pages.printed import lay_out
 from service.pages.shown import list_shown
-from service.pages.wording import conclude, group_by_place, highlights, name_claim, of_a_part, side_of, summarise
+from service.pages.wording import (
+    conclude,
+    group_by_place,
+    highlights,
+    name_claim,
+    of_a_part,
+    shared_errors,
+    side_of,
+    summarise,
+)
 from stages.results import (
     ClaimFilter,
     JudgedClaim,
@@ -87,6 +96,7 @@ def show_paper(
             "grounds": by_ground([counts]) if counts else [],
             "families": list_families(session, paper=name),
             "groups": {place: lay_out(rows, titles, arms) for place, rows in groups.items()},
+            "errors": {place: shared_errors(rows, counts) for place, rows in groups.items()} if counts else {},
             "names": names,
             "looks": first_looks(name, judged, compare),
             "deviations": list_deviations(session, paper.name) if verdict is None else [],
@@ -165,6 +175,8 @@ def show_claim(
             "name": names[claim_id],
             "paper": paper,
             "conclusion": conclude(record, titles),
+            "look": first_looks(paper.name, [record], compare).get(claim_id),
+            "timed": timed_here(record, titles, compare),
             "missing": of_a_part(record, titles),
             "tried": times_reproduced(record),
             "cited": cited,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from service.pages.formats import span
+from service.pages.formats import in_words, span
 from service.pages.wording import (
     _WORDS,
     agreement,
@@ -21,6 +21,7 @@ from service.pages.wording import (
     name_metric,
     print_ours,
     print_value,
+    shared_errors,
     size_in_words,
     span_of,
     summarise,
@@ -73,8 +74,24 @@ def test_a_sentence_says_what_holds_under_a_reading_and_that_an_error_counts_onc
     sentence = summarise(Tally(paper="p", claims=16, **counts, **parts, by_basis=computed, errors={"unit": 12}))
     assert sentence == (
         "4 of 5 statements decided by computing hold (1 of them under one reading only); "
-        "one error stands at 12 places of the paper and counts once."
+        "one error (unit) stands at 12 places of the paper and counts once."
     )
+
+
+def test_an_error_at_several_places_is_named_once_a_place_of_the_paper() -> None:
+    first, other, alone = (judge(name, "contradicted") for name in "abc")
+    for row, error in ((first, "unit"), (other, "unit"), (alone, "slip")):
+        row.claim.finding = {"error": error}
+    none = Counts(decidable=0, in_favour=0, against=0, open=0, waiting=0)
+    parts = {"trained": none, "computed": none, "data": none}
+    tally = Tally(paper="p", claims=3, **vars(none), **parts, errors={"unit": 2})
+    assert shared_errors([first, other, alone], tally) == {"unit": first}
+    assert shared_errors([alone], tally) == {}
+
+
+def test_what_was_computed_is_written_as_people_write_it() -> None:
+    computed = {"flops_per_image": 286790656.0, "times_peak": 149.5234, "share": 0.11329294}
+    assert in_words(computed) == [("flops per image", "286,790,656"), ("times peak", "149.5"), ("share", "0.1133")]
 
 
 def test_every_claim_is_named_in_words() -> None:
