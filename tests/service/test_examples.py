@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 from fastapi.testclient import TestClient
@@ -103,5 +104,8 @@ def test_the_first_lines_run_as_they_stand(published: str, tmp_path: Path) -> No
     with running(REPOSITORY, tmp_path, CLAIMCHECK_DATABASE=str(published)) as service:
         script = lines.replace("http://127.0.0.1:8000", service.address)
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=100)
+        claims = json.loads(urlopen(f"{service.address}/api/v1/claims?limit=1000").read())
     assert done.returncode == 0, done.stderr
-    assert "supported" in done.stdout and "DAC, 5 layers of 141 units" in done.stdout
+    assert "DAC, 5 layers of 141 units" in done.stdout and "..." not in done.stdout
+    judged = [row["id"] for row in claims if row["verdict"]["basis"] == "results" and row["verdict"]["low"] is not None]
+    assert len(judged) > 4 and all(claim in done.stdout for claim in judged), "all that trainings decided"
