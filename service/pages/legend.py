@@ -53,27 +53,32 @@ def address_of(paper: Paper) -> str | None:
 
 
 def sum_up(tallies: Sequence[Tally], trained_on: Sequence[str] = ()) -> str:
-    """The state in a paragraph: what each ground has decided, the hardest first, and how many claims wait for what.
+    """The state, a sentence for each ground, the hardest first: what it decided, and how many claims wait for what.
 
     `trained_on`: the data sets on which trainings have decided a claim.
     """
-    claims, whole = sum(tally.claims for tally in tallies), add(tallies)
     said = []
     for ground in by_ground(tallies):
         counts = ground.counts
         decided = counts.in_favour + counts.against
-        if decided:
-            where = f", all on {' and '.join(trained_on)}" if trained_on and not said else ""
-            number = f"{decided} claim{'s' if decided != 1 else ''}"
-            said.append(f"{ground.what} has decided {number}{where}: {_outcome(ground)}.")
-        elif counts.decidable:
-            said.append(f"{ground.what} has decided no claim yet.")
-        if counts.open:
-            said.append(f"For {counts.open} the evidence is not enough yet.")
-        if number := counts.waiting:
-            refutable = sum(tally.only_refutable for tally in tallies) if ground.what == TRAINING else 0
-            but = f"; the planned runs can refute {refutable} of these, but not confirm them" if refutable else ""
-            said.append(f"{number} {'waits' if number == 1 else 'wait'} {ground.for_what}{but}.")
+        where = f", all on {' and '.join(trained_on)}" if trained_on and ground.what == TRAINING else ""
+        number = f"{decided} claim{'s' if decided != 1 else ''}" if not said else f"{decided}"
+        outcome = f"has decided {number}{where}: {_outcome(counts)}" if decided else "has decided no claim yet"
+        waits = "waits" if counts.waiting == 1 else "wait"
+        waiting = f"; {counts.waiting} {waits} {ground.for_what}" if counts.waiting else ""
+        if counts.decidable:
+            said.append(f"{ground.what} {outcome}{waiting}.")
+    return " ".join(said)
+
+
+def add_up(tallies: Sequence[Tally]) -> str:
+    """What the bars of all grounds leave out."""
+    claims, whole = sum(tally.claims for tally in tallies), add(tallies)
+    said = []
+    if whole.open:
+        said.append(f"For {whole.open} claim{'s' if whole.open != 1 else ''} the evidence is not enough yet.")
+    if refutable := sum(tally.only_refutable for tally in tallies):
+        said.append(f"Of those that wait, the planned runs can refute {refutable}, but not confirm them.")
     papers = f"the {len(tallies)} papers make" if len(tallies) != 1 else "the paper makes"
     others = claims - whole.decidable
     all_of_them = f"In all {papers} {claims} claim{'s' if claims != 1 else ''}"
@@ -132,12 +137,11 @@ def add(counts: Sequence[Counts]) -> Counts:
     return Counts(**{name: sum(getattr(item, name) for item in counts) for name in names})
 
 
-def _outcome(ground: Ground) -> str:
-    """As "60 hold (10 of them only if their words are read in one way), 4 do not"."""
-    counts = ground.counts
+def _outcome(counts: Counts) -> str:
+    """As "60 hold, 4 do not", or "all hold"."""
+    if not counts.against and counts.in_favour > 1:
+        return "all hold"
     favour = "holds" if counts.in_favour == 1 else "hold"
-    if ground.read:
-        favour += f" ({ground.read} of them only if their words are read in one way)"
     against = ("does not" if counts.against == 1 else "do not") + ("" if counts.in_favour else " hold")
     parts = ((counts.in_favour, favour), (counts.against, against))
     return ", ".join(f"{count} {word}" for count, word in parts if count)

@@ -15,7 +15,7 @@ from service.http.errors import declared
 from service.pages.citing import bibtex, claim_badge, json_ld, paper_badge, times_reproduced
 from service.pages.claim_charts import arms_charts, forest_chart, gain_chart, pairs_chart
 from service.pages.first_looks import first_looks, timed_here
-from service.pages.legend import MEANINGS, SIDES, by_ground, sum_up
+from service.pages.legend import MEANINGS, SIDES, add_up, by_ground, sum_up
 from service.pages.names import name_claims, titles_of
 from service.pages.observed_charts import blocks_chart
 from service.pages.printed import lay_out
@@ -61,6 +61,7 @@ def show_papers(request: Request, session: ResultsSession, compare: Compare) -> 
         {
             "papers": papers,
             "sentence": sum_up(list(tallies.values()), trained_on),
+            "rest": add_up(list(tallies.values())),
             "grounds": by_ground(list(tallies.values())),
             "grounds_of": {paper: by_ground([counts]) for paper, counts in tallies.items()},
             "highlights": {paper: highlights(rows) for paper, rows in of_paper.items()},

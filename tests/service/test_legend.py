@@ -6,7 +6,7 @@ import re
 
 from fastapi.testclient import TestClient
 
-from service.pages.legend import MEANINGS, SIDES, address_of, sum_up
+from service.pages.legend import MEANINGS, SIDES, add_up, address_of, by_ground, sum_up
 from service.pages.wording import side_of
 from stages.results import Counts, Paper, Status, Tally
 
@@ -37,25 +37,35 @@ def tally(claims: int, trained: Counts, computed: Counts, *, read: int = 0, only
 def test_the_paragraph_begins_with_trainings_and_says_where_they_decided_and_what_the_others_wait_for() -> None:
     trained = Counts(decidable=7, in_favour=1, against=2, open=1, waiting=3)
     computed = Counts(decidable=4, in_favour=4, against=0, open=0, waiting=0)
-    assert sum_up([tally(12, trained, computed, read=3, only_refutable=2)], ["SGEMM"]) == (
-        "Training the models again has decided 3 claims, all on SGEMM: 1 holds, 2 do not. "
-        "For 1 the evidence is not enough yet. "
-        "3 wait for models trained as long as the paper’s; the planned runs can refute 2 of these, but not confirm "
-        "them. Computing without training has decided 4 claims: 4 hold (3 of them only if their words are read in one "
-        "way). "
+    found = [tally(12, trained, computed, only_refutable=2)]
+    assert sum_up(found, ["SGEMM"]) == (
+        "Training the models again has decided 3 claims, all on SGEMM: 1 holds, 2 do not; "
+        "3 wait for models trained as long as the paper’s. Computing without training has decided 4: all hold."
+    )
+    assert add_up(found) == (
+        "For 1 claim the evidence is not enough yet. "
+        "Of those that wait, the planned runs can refute 2, but not confirm them. "
         "In all the paper makes 12 claims; 1 is a setting, repeats an error or can’t be tested here."
     )
     waiting = Counts(decidable=1, in_favour=0, against=0, open=0, waiting=1)
     against = Counts(decidable=2, in_favour=0, against=2, open=0, waiting=0)
     assert sum_up([tally(3, waiting, against)] * 2) == (
-        "Training the models again has decided no claim yet. 2 wait for models trained as long as the paper’s. "
-        "Computing without training has decided 4 claims: 4 do not hold. In all the 2 papers make 6 claims."
+        "Training the models again has decided no claim yet; 2 wait for models trained as long as the paper’s. "
+        "Computing without training has decided 4: 4 do not hold."
     )
+    assert add_up([tally(3, waiting, against)] * 2) == "In all the 2 papers make 6 claims."
     none = Counts(decidable=0, in_favour=0, against=0, open=0, waiting=0)
     assert sum_up([tally(1, none, waiting)]) == (
-        "Computing without training has decided no claim yet. "
-        "1 waits to be computed, which make repro does without training a model. In all the paper makes 1 claim."
+        "Computing without training has decided no claim yet; "
+        "1 waits to be computed, which make repro does without training a model."
     )
+
+
+def test_what_holds_in_one_reading_alone_is_counted_beside_what_holds() -> None:
+    none = Counts(decidable=0, in_favour=0, against=0, open=0, waiting=0)
+    computed = Counts(decidable=4, in_favour=4, against=0, open=0, waiting=0)
+    grounds = by_ground([tally(4, none, computed, read=3)] * 2)
+    assert [ground.read for ground in grounds] == [0, 6, 0]
 
 
 def test_the_front_page_counts_what_the_api_counts(client: TestClient) -> None:
