@@ -114,7 +114,10 @@ def search_claims(
     q: Annotated[str, Query(max_length=100)] = "",
     verdict: Annotated[Status | None, Query()] = None,
 ) -> Response:
-    """Claims of all papers that contain every word of `q`, in their name, place, note, id or paper's title."""
+    """Claims that contain every word of `q`, in their name, place, note, id or paper's title; else most of them.
+
+    In each paper those whose own name has them come first.
+    """
     judged = list_judged(session, ClaimFilter(verdict=verdict))
     names = name_claims(session, judged)
     papers = {paper.name: paper for paper in queries.list_papers(session)}
@@ -124,7 +127,11 @@ def search_claims(
         about = (names[claim.id], claim.place, claim.note, claim.id, row.verdict.status, papers[claim.paper].title)
         return " ".join(part for part in about if part).lower()
 
-    found = [row for row in judged if all(word in text(row) for word in q.lower().split())]
+    words = q.lower().split()
+    matches = {row.claim.id: sum(word in text(row) for word in words) for row in judged}
+    most = max(matches.values(), default=0)
+    found = [row for row in judged if matches[row.claim.id] == most] if most or not words else []
+    found.sort(key=lambda row: not all(word in names[row.claim.id].lower() for word in words))
     return app_state_of(request).templates.TemplateResponse(
         request,
         "claims.html",
@@ -132,6 +139,7 @@ def search_claims(
             "q": q,
             "verdict": verdict,
             "number": len(found),
+            "is_whole": most == len(words),
             "groups": {paper: [row for row in found[:MOST_FOUND] if row.claim.paper == paper] for paper in papers},
             "papers": papers,
             "names": names,
