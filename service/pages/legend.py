@@ -57,7 +57,7 @@ def sum_up(tallies: Sequence[Tally], trained_on: Sequence[str] = ()) -> str:
 
     `trained_on`: the data sets on which trainings have decided a claim.
     """
-    said = []
+    said: list[str] = []
     for ground in by_ground(tallies):
         counts = ground.counts
         decided = counts.in_favour + counts.against

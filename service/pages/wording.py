@@ -193,11 +193,12 @@ def size_of(size: Mapping[str, Any] | None) -> str:
 
 def say_claim(name: str, claim: Claim) -> str:
     """A claim by its name, with the paper's number unless the name holds it."""
-    told = (float(number) * (1000 if kilo else 1) for number, kilo in re.findall(r"(\d+(?:\.\d+)?)(k?)", name))
-    is_silent = claim.value is None or claim.kind in ("observed", "equivalence")
-    if is_silent or (claim.statement and any(isclose(number, claim.value * by) for number in told for by in (1, 100))):
+    if claim.value is None or claim.kind in ("observed", "equivalence"):
         return name
-    return f"{name}: {print_value(claim)}"
+    same = (claim.value, 100 * claim.value)  # 0.11 is 11 %
+    told = (float(number) * (1000 if kilo else 1) for number, kilo in re.findall(r"(\d+(?:\.\d+)?)(k?)", name))
+    is_told = claim.statement and any(isclose(number, value) for number in told for value in same)
+    return name if is_told else f"{name}: {print_value(claim)}"
 
 
 def size_in_words(verdict: VerdictRow) -> str:
