@@ -29,7 +29,7 @@ def count(number: float | None) -> str:
 
 def scaled(number: float, unit: str) -> str:
     """Three significant digits with a decimal prefix."""
-    for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+    for size, prefix in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= size:
             return f"{number / size:.3g} {prefix}{unit}".strip()
     return f"{number:.3g} {unit}".strip()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from service.pages.formats import in_words, span
+from service.pages.formats import flops, in_words, span
 from service.pages.wording import (
     _WORDS,
     agreement,
@@ -87,6 +87,15 @@ def test_an_error_at_several_places_is_named_once_a_place_of_the_paper() -> None
     tally = Tally(paper="p", claims=3, **vars(none), **parts, errors={"unit": 2})
     assert shared_errors([first, other, alone], tally) == {"unit": first}
     assert shared_errors([alone], tally) == {}
+
+
+def test_large_numbers_have_a_prefix_and_no_exponent() -> None:
+    assert [flops(number) for number in (2.2e8, 1.52e15, 2.9e17, 3e18)] == [
+        "220 MFLOP",
+        "1.52 PFLOP",
+        "290 PFLOP",
+        "3 EFLOP",
+    ]
 
 
 def test_what_was_computed_is_written_as_people_write_it() -> None:
