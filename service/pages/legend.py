@@ -77,8 +77,8 @@ def add_up(tallies: Sequence[Tally]) -> str:
     said = []
     if whole.open:
         said.append(f"For {whole.open} claim{'s' if whole.open != 1 else ''} the evidence is not enough yet.")
-    if refutable := sum(tally.only_refutable for tally in tallies):
-        said.append(f"Of those that wait, the planned runs can refute {refutable}, but not confirm them.")
+    if number := sum(tally.unconfirmable for tally in tallies):
+        said.append(f"Of those that wait, the planned runs can’t confirm {number}, even where the paper is right.")
     papers = f"the {len(tallies)} papers make" if len(tallies) != 1 else "the paper makes"
     others = claims - whole.decidable
     all_of_them = f"In all {papers} {claims} claim{'s' if claims != 1 else ''}"

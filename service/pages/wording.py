@@ -78,7 +78,7 @@ def install(environment: Environment) -> None:
     """Register the functions that take one claim or verdict as filters."""
     for function in (
         *(side_of, in_terms_of, unit_of, as_run, print_value, print_ours, print_metric, name_quantity, agreement),
-        *(size_in_words, size_of),
+        *(size_in_words, size_of, say_power),
     ):
         environment.filters[function.__name__] = function
     environment.filters["metric_name"] = name_metric
@@ -239,8 +239,8 @@ def summarise(tally: Tally) -> str:
     for ground in by_ground([tally]):
         if number := ground.counts.waiting:
             words.append(f"{number} {'is' if number == 1 else 'are'} {ground.waits}")
-    if tally.only_refutable:
-        words.append(f"the planned runs can refute {tally.only_refutable} of these, but not confirm them")
+    if tally.unconfirmable:
+        words.append(f"the planned runs can’t confirm {tally.unconfirmable} of these, even where the paper is right")
     return f"{'; '.join(words)}." if words else "Nothing here can decide its claims yet."
 
 
@@ -295,6 +295,33 @@ def _among_planned(record: ClaimRecord, arms: Iterable[str]) -> str:
     """How many pairs of a grid ran, and of how many where that is not all: one pair for each proposed arm."""
     planned = sum(fnmatchcase(arm, record.claim.arm or "") for arm in arms)
     return f"{len(record.pairs)} of {planned}" if planned > len(record.pairs) else f"{len(record.pairs)}"
+
+
+def say_power(power: Mapping[str, Any]) -> str:
+    """What the planned runs can show, in chances; nothing where these depend on what nobody knows before a run."""
+    said = []
+    if power["supported"] is not None:
+        said.append(
+            f"If the paper is right, the planned runs support it with a chance of {_chance(power['supported'])}."
+        )
+    what = "the size that it prints" if said else "it"
+    if power["reproduced"] is not None:
+        if power["can_reproduce"]:
+            said.append(f"If the paper is right, they confirm {what} with a chance of {_chance(power['reproduced'])}.")
+        else:
+            said.append(f"The planned runs can’t confirm {what}, even if the paper is right.")
+    if said and power["not_reproduced"] is not None:
+        chance = _chance(power["not_reproduced"])
+        said.append(
+            f"If the truth is two margins away from the paper’s number, they show that with a chance of {chance}."
+        )
+    return " ".join(said)
+
+
+def _chance(probability: float) -> str:
+    if not 0.01 <= probability <= 0.99:
+        return "less than 1 %" if probability < 0.5 else "more than 99 %"
+    return percent(probability, 0)
 
 
 def of_a_part(record: ClaimRecord, arms: Iterable[str]) -> str | None:

@@ -92,8 +92,8 @@ class Tally(Counts):
     """Verdict counts of a paper's claims: a badge.  Training, computing and facts of data are counted separately.
 
     An error that a finding shows in several places counts once, in the counts and in `by_basis`; `errors` are its
-    places, while `claims`, `by_verdict` and `by_kind` count all of them.  `only_refutable`: waiting claims which the
-    planned runs can show to be wrong, but not to be right.
+    places, while `claims`, `by_verdict` and `by_kind` count all of them.  `unconfirmable`: waiting claims that the
+    planned runs can't show to be right, even if they are.
     """
 
     paper: str
@@ -105,7 +105,7 @@ class Tally(Counts):
     by_kind: dict[str, dict[str, int]] = field(default_factory=dict)
     by_basis: dict[str, dict[str, int]] = field(default_factory=dict)
     errors: dict[str, int] = field(default_factory=dict)
-    only_refutable: int = 0
+    unconfirmable: int = 0
 
 
 _CLAIMS = select(Claim, VerdictRow).join(VerdictRow, VerdictRow.claim == Claim.id).order_by(Claim.position)
@@ -287,11 +287,11 @@ def _tally(paper: str, rows: Sequence[tuple[Claim, VerdictRow]]) -> Tally:
         by_kind={kind: dict(sorted(counts.items())) for kind, counts in kinds.items()},
         by_basis={basis: dict(sorted(counts.items())) for basis, counts in bases.items()},
         errors={error: number for error, number in places.items() if number > 1},
-        only_refutable=sum(_is_only_refutable(verdict) for _, verdict in once),
+        unconfirmable=sum(_is_unconfirmable(verdict) for _, verdict in once),
     )
 
 
-def _is_only_refutable(verdict: VerdictRow) -> bool:
+def _is_unconfirmable(verdict: VerdictRow) -> bool:
     power = verdict.power
     return bool(verdict.is_decidable and verdict.status in NOT_YET and power and not _can_confirm(power))
 

@@ -25,26 +25,26 @@ def test_the_method_s_page_explains_every_word(client: TestClient) -> None:
         assert f">{status}</span>" in html and MEANINGS[status] in html
 
 
-def tally(claims: int, trained: Counts, computed: Counts, *, read: int = 0, only_refutable: int = 0) -> Tally:
+def tally(claims: int, trained: Counts, computed: Counts, *, read: int = 0, unconfirmable: int = 0) -> Tally:
     none = Counts(decidable=0, in_favour=0, against=0, open=0, waiting=0)
     names = vars(none)
     whole = {name: getattr(trained, name) + getattr(computed, name) for name in names}
     bases = {"finding": {str(Status.HOLDS_UNDER_READING): read}}
     parts = {"trained": trained, "computed": computed, "data": none}
-    return Tally(paper="p", claims=claims, **whole, **parts, by_basis=bases, only_refutable=only_refutable)
+    return Tally(paper="p", claims=claims, **whole, **parts, by_basis=bases, unconfirmable=unconfirmable)
 
 
 def test_the_paragraph_begins_with_trainings_and_says_where_they_decided_and_what_the_others_wait_for() -> None:
     trained = Counts(decidable=7, in_favour=1, against=2, open=1, waiting=3)
     computed = Counts(decidable=4, in_favour=4, against=0, open=0, waiting=0)
-    found = [tally(12, trained, computed, only_refutable=2)]
+    found = [tally(12, trained, computed, unconfirmable=2)]
     assert sum_up(found, ["SGEMM"]) == (
         "Training the models again has decided 3 claims, all on SGEMM: 1 holds, 2 do not; "
         "3 wait for models trained as long as the paper’s. Computing without training has decided 4: all hold."
     )
     assert add_up(found) == (
         "For 1 claim the evidence is not enough yet. "
-        "Of those that wait, the planned runs can refute 2, but not confirm them. "
+        "Of those that wait, the planned runs can’t confirm 2, even where the paper is right. "
         "In all the paper makes 12 claims; 1 is a setting, repeats an error or can’t be tested here."
     )
     waiting = Counts(decidable=1, in_favour=0, against=0, open=0, waiting=1)

@@ -21,6 +21,7 @@ from service.pages.wording import (
     name_metric,
     print_ours,
     print_value,
+    say_power,
     shared_errors,
     size_in_words,
     span_of,
@@ -96,6 +97,22 @@ def test_large_numbers_have_a_prefix_and_no_exponent() -> None:
         "290 PFLOP",
         "3 EFLOP",
     ]
+
+
+def test_the_chances_of_a_plan_are_said_before_how_they_were_reckoned() -> None:
+    none = dict.fromkeys(("supported", "reproduced", "not_reproduced"))
+    assert say_power({**none, "can_reproduce": True}) == ""
+    gap = {**none, "reproduced": 0.0, "not_reproduced": 0.0545, "can_reproduce": False}
+    assert say_power(gap) == (
+        "The planned runs can’t confirm it, even if the paper is right. "
+        "If the truth is two margins away from the paper’s number, they show that with a chance of 5 %."
+    )
+    order = {"supported": 0.999, "reproduced": 0.46, "not_reproduced": 0.004, "can_reproduce": True}
+    assert say_power(order) == (
+        "If the paper is right, the planned runs support it with a chance of more than 99 %. "
+        "If the paper is right, they confirm the size that it prints with a chance of 46 %. "
+        "If the truth is two margins away from the paper’s number, they show that with a chance of less than 1 %."
+    )
 
 
 def test_what_was_computed_is_written_as_people_write_it() -> None:
