@@ -88,8 +88,8 @@ def exact(number: float) -> str:
 def value_in(unit: str, write: Callable[[float], str] = plain) -> Callable[[float | None], str]:
     """The formatter of a unit; `write` formats numbers whose unit has no formatter."""
     kind, _, of = unit.partition(" ")
-    if kind == "relative":  # relative gain
-        return lambda number: NONE if number is None else f"{write(100 * number)} % {of}"
+    if kind == "relative":  # relative gain, relative increase
+        return lambda number: NONE if number is None else _relative(number, of, write)
     if kind == "of":  # of the baseline
         return lambda number: NONE if number is None else f"{write(number)} × {of}"
     suffix = f" {unit}" if unit else ""
@@ -101,6 +101,12 @@ def value_in(unit: str, write: Callable[[float], str] = plain) -> Callable[[floa
         "count": count,
     }
     return known.get(unit, lambda number: NONE if number is None else f"{write(number)}{suffix}")
+
+
+def _relative(share: float, of: str, write: Callable[[float], str]) -> str:
+    """36 % gain; a negative gain is a loss: 1 % loss"""
+    is_loss = of == "gain" and share < 0
+    return f"{write(-100 * share)} % loss" if is_loss else f"{write(100 * share)} % {of}"
 
 
 def span(low: float, high: float, unit: str) -> str:

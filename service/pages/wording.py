@@ -160,6 +160,8 @@ def print_value(claim: Claim) -> str:
     value = in_terms_of(claim.value, claim, exact)
     if claim.kind in SIDES_OF_A_SIZE:
         value = value_in(claim.unit or "", exact)(claim.value)
+    if claim.kind == "uniform":
+        return f"{value} at every {claim.factor}"
     if claim.qualifier:
         return f"{value} {claim.qualifier}"
     if claim.kind == "observed" and claim.better is not None:

@@ -90,6 +90,13 @@ def test_an_error_at_several_places_is_named_once_a_place_of_the_paper() -> None
     assert shared_errors([alone], tally) == {}
 
 
+def test_a_negative_gain_is_a_loss() -> None:
+    time = Claim(id="x", kind="ratio", metric="inference_time", unit="relative gain", value=-0.01)
+    assert print_value(time) == "1 % loss"
+    time.value = 0.36
+    assert print_value(time) == "36 % gain"
+
+
 def test_large_numbers_have_a_prefix_and_no_exponent() -> None:
     assert [flops(number) for number in (2.2e8, 1.52e15, 2.9e17, 3e18)] == [
         "220 MFLOP",
@@ -134,7 +141,7 @@ def test_every_claim_is_named_in_words() -> None:
 def test_what_is_found_is_in_its_own_unit_and_no_number_of_parameters() -> None:
     by_size = Claim(id="x", kind="behind_up_to", metric="selected_log_mse", value=1e4, unit="parameters")
     by_width = Claim(id="x", kind="uniform", metric="selected_log_mse", value=0.25, unit="nats", factor="width")
-    assert (print_value(by_size), print_value(by_width)) == ("10,000 parameters or fewer", "0.25 nats by width")
+    assert (print_value(by_size), print_value(by_width)) == ("10,000 parameters or fewer", "0.25 nats at every width")
     assert (in_terms_of(-0.153, by_size), in_terms_of(0.127, by_width)) == ("−0.153 nats", "0.127 nats")
     wins = Claim(id="x", kind="wins", metric="window_error", unit="orders")
     gain = Claim(id="x", kind="ratio", metric="accuracy", unit="relative gain")
