@@ -346,7 +346,7 @@ def test_claims_that_fill_no_table_keep_their_order_beside_it() -> None:
     ("text", "expected"),
     [
         (value_in("images")(60_000), "60,000 images"),
-        (value_in("relative gain")(-0.0123456), "−1.235 % gain"),
+        (value_in("relative gain")(-0.0123456), "1.235 % loss"),
         (value_in("of the baseline")(2.0), "2 × the baseline"),
         (print_value(Claim(kind="value", unit="ns", value=141.62)), "141.62 ns"),
         (print_value(Claim(kind="ratio", unit="relative reduction", value=0.112)), "11.2 % reduction"),
