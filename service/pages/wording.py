@@ -267,7 +267,8 @@ def conclude(record: ClaimRecord, titles: Mapping[str, str]) -> str | None:
     is_better = "better" if verdict.estimate >= 0 else "worse"
     if claim.kind in SIDES_OF_A_SIZE:
         ahead = f"the proposed ones are {is_better} than their baselines by {size}"
-        return f"Among networks of this size {ahead} ({interval})."
+        as_said = ", as the paper says" if verdict.status == Status.SUPPORTED else ""
+        return f"Among networks of this size {ahead}{as_said} ({interval})."
     if claim.kind == "uniform" and verdict.margin:
         alike = in_terms_of(verdict.margin, claim)
         over = f"Over {_among_planned(record, titles)} pairs the" if record.pairs else "The"

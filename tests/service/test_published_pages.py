@@ -179,6 +179,9 @@ def test_a_verdict_on_part_of_a_grid_and_by_rules_of_afterwards_says_so_in_its_b
     assert "was changed after results had been published" in box and 'id="changes-title"' in html
     assert "<details open><summary>How it was judged" in html
     assert "had been published" not in client.get("/claims/ninformer.table2.mnist.vit").text
+    worse = client.get("/claims/dac.sgemm.crossover_low").text
+    assert re.search(r"are worse than their baselines by 0\.1\d* nats, as the paper says", worse)
+    assert "<details open><summary>How it was judged" in worse and "4 of 13 pairs" in worse
 
 
 def test_a_waiting_claim_shows_its_first_look_and_a_time_its_ratio(client: TestClient) -> None:
