@@ -17,10 +17,12 @@
 
 namespace {
 
-#ifdef __AVX512F__
+#if defined(__AVX512F__)
 constexpr long LANES = 16;
-#else
+#elif defined(__AVX__)
 constexpr long LANES = 8;
+#else
+constexpr long LANES = 4;
 #endif
 typedef float Vector __attribute__((vector_size(4 * LANES)));
 typedef float Unaligned __attribute__((vector_size(4 * LANES), aligned(4)));

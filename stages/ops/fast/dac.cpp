@@ -22,7 +22,11 @@ constexpr float EMPTY = -1e30f;
 constexpr long POINT_PIXELS = 256;   // all maps of so many, and their gradients, fit a core's caches
 constexpr long GROUP_PIXELS = 1024;  // of several images at a time, so that sums over lanes are rare
 
+#ifdef __AVX__
 typedef float Narrow __attribute__((vector_size(32)));  // for maps up to eight pixels wide
+#else
+typedef float Narrow __attribute__((vector_size(16)));
+#endif
 #ifdef __AVX512F__
 typedef float Wide __attribute__((vector_size(64)));
 #else

@@ -88,7 +88,9 @@ def test_threads_share_the_images(threads: int) -> None:
     together = run(threads)
     assert all(torch.equal(*pair) for pair in zip(together, run(threads), strict=True))
     for got, wanted in zip(together, run(1), strict=True):
-        torch.testing.assert_close(got, wanted)
+        # Sums in another order, of which some cancel: the rounding is that of the largest numbers.
+        units = 4 * torch.finfo(torch.float32).eps * float(wanted.abs().max())
+        torch.testing.assert_close(got, wanted, rtol=1.3e-6, atol=units)
 
 
 def test_derivative_at_the_kink_is_zero() -> None:
