@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <type_traits>
 #include <vector>
 #ifdef __AVX__
 #include <immintrin.h>
@@ -40,6 +41,14 @@ template <typename Vector>
 inline Vector load(const float* from) {
     Vector value;
     std::memcpy(&value, from, sizeof value);
+    return value;
+}
+// For what is used more than once: the compiler may else read it again for each use.
+template <typename Vector>
+inline Vector in_register(Vector value) {
+#ifdef __AVX__
+    asm("" : "+v"(value));
+#endif
     return value;
 }
 template <typename Vector>
@@ -115,7 +124,7 @@ inline void add_sums(const Wide* values, float* to) {
 }
 
 inline void differentiate_point(Wide t, Wide grad, Wide tap, Wide& to_tap, Wide& to_bias, Wide& back) {
-    asm("" : "+v"(grad));  // read once, and not once for each use
+    grad = in_register(grad);
     const __mmask16 passes = _mm512_cmp_ps_mask(t, Wide{}, _CMP_NLE_UQ);
     to_tap = _mm512_mask3_fmadd_ps(grad, t, to_tap, passes);
     to_bias = _mm512_mask_add_ps(to_bias, passes, to_bias, grad);
@@ -307,7 +316,7 @@ void forward_point(const float* x, const float* w, const float* bias, float* out
 }
 
 // What one map of outputs' gradient g [height + A - 1, stride] gives one input map z [height, columns] and its weights:
-// adds to to_x, to_taps and to_bias.  Each row of g is read once, for the A rows of z that meet it.
+// adds to to_x, to_taps and to_bias.  Each row of g is read once, for the A rows of z that meet it; that takes 32 registers.
 template <typename Vector, long A, long B>
 inline void differentiate_map(const float* g, const float* z, float* to_x, Vector bias, const Vector* taps,
                               Vector* to_taps, Vector* to_bias, long height, long columns, long stride) {
@@ -339,6 +348,35 @@ inline void differentiate_map(const float* g, const float* z, float* to_x, Vecto
     *to_bias = bias_sum;
 }
 
+// The same with 16 registers: each row of z reads what it needs of g, and only the sums for weights stay.
+template <long A, long B>
+inline void differentiate_narrow_map(const float* g, const float* z, float* to_x, Narrow bias, const Narrow* taps,
+                              Narrow* to_taps, Narrow* to_bias, long height, long columns, long stride) {
+    Narrow sums[A * B], bias_sum = *to_bias;
+    for (long t = 0; t < A * B; ++t) sums[t] = to_taps[t];
+    for (long column = 0; column < columns; column += LANES<Narrow>)
+        for (long row = 0; row < height; ++row) {
+            const Narrow active = relu(load<Narrow>(&z[row * columns + column]) + bias);
+            Narrow back = {};
+            for (long a = 0; a < A; ++a) {
+                const Narrow *weights = &taps[(A - 1 - a) * B];
+                Narrow added = {}, *to = &sums[(A - 1 - a) * B];
+                for (long b = 0; b < B; ++b) {
+                    const Narrow shifted = in_register(load<Narrow>(&g[(row + a) * stride + column + B - 1 - b]));
+                    added = b ? added + weights[b] * shifted : weights[b] * shifted;
+                    to[b] += active * shifted;
+                }
+                back += added;
+            }
+            const Narrow passed = where_positive(active, back);
+            float* to = &to_x[row * columns + column];
+            bias_sum += passed;
+            store(to, load<Narrow>(to) + passed);
+        }
+    for (long t = 0; t < A * B; ++t) to_taps[t] = sums[t];
+    *to_bias = bias_sum;
+}
+
 // Gradients; those of w and bias are added to what stands there, that of x is written.
 template <typename Vector, long A, long B>
 void backward(const float* x, const float* w, const float* bias, const float* grad, float* grad_x, float* grad_w,
@@ -364,9 +402,14 @@ void backward(const float* x, const float* w, const float* bias, const float* gr
                 const Vector b = all<Vector>(bias[i * s.inputs + j]);
                 Vector taps[A * B], to_taps[A * B] = {}, to_bias{};
                 for (long t = 0; t < A * B; ++t) taps[t] = all<Vector>(w[(i * s.inputs + j) * A * B + t]);
-                for (long image = 0; image < images; ++image)
-                    differentiate_map<Vector, A, B>(&g[(i * group + image) * size], &z[image * map], &to_x[image * map],
-                                                    b, taps, to_taps, &to_bias, s.height, columns, stride);
+                for (long image = 0; image < images; ++image) {
+                    const float* of_map = &g[(i * group + image) * size];
+                    float *from = &z[image * map], *to = &to_x[image * map];
+                    if constexpr (std::is_same_v<Vector, Narrow>)
+                        differentiate_narrow_map<A, B>(of_map, from, to, b, taps, to_taps, &to_bias, s.height, columns, stride);
+                    else
+                        differentiate_map<Vector, A, B>(of_map, from, to, b, taps, to_taps, &to_bias, s.height, columns, stride);
+                }
                 for (long t = 0; t < A * B; ++t) grad_w[(i * s.inputs + j) * A * B + t] += sum(to_taps[t]);
                 grad_bias[i * s.inputs + j] += sum(to_bias);
             }
