@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
-#include <type_traits>
 #include <vector>
 #ifdef __AVX__
 #include <immintrin.h>
@@ -351,7 +350,7 @@ inline void differentiate_map(const float* g, const float* z, float* to_x, Vecto
 // The same with 16 registers: each row of z reads what it needs of g, and only the sums for weights stay.
 template <long A, long B>
 inline void differentiate_narrow_map(const float* g, const float* z, float* to_x, Narrow bias, const Narrow* taps,
-                              Narrow* to_taps, Narrow* to_bias, long height, long columns, long stride) {
+                                     Narrow* to_taps, Narrow* to_bias, long height, long columns, long stride) {
     Narrow sums[A * B], bias_sum = *to_bias;
     for (long t = 0; t < A * B; ++t) sums[t] = to_taps[t];
     for (long column = 0; column < columns; column += LANES<Narrow>)
@@ -405,7 +404,7 @@ void backward(const float* x, const float* w, const float* bias, const float* gr
                 for (long image = 0; image < images; ++image) {
                     const float* of_map = &g[(i * group + image) * size];
                     float *from = &z[image * map], *to = &to_x[image * map];
-                    if constexpr (std::is_same_v<Vector, Narrow>)
+                    if constexpr (LANES<Vector> == 8)
                         differentiate_narrow_map<A, B>(of_map, from, to, b, taps, to_taps, &to_bias, s.height, columns, stride);
                     else
                         differentiate_map<Vector, A, B>(of_map, from, to, b, taps, to_taps, &to_bias, s.height, columns, stride);
