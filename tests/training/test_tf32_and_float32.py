@@ -1,0 +1,102 @@
+"""The claim of the profile `paper-tf32`: networks trained in it end where they end as printed, in float32.
+
+Small networks of each paper, on real digits, from the same seeds, TF32 emulated.  Accuracies over the seeds can't be
+told apart, neither as two distributions nor seed by seed, and two points between them would be.  Two trainings of one
+seed begin as one and part within an epoch, as trainings on two machines do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import mannwhitneyu, wilcoxon
+from sklearn.datasets import load_digits
+from torch import nn
+
+from stages.papers.brownian.vit import ViT
+from stages.papers.dac.resnet_v1 import DACResNetV1
+from stages.papers.hyperbf.hyperbf import HyperBF
+from stages.papers.ninformer.ninformer import NiNformer
+from stages.papers.nmn.aether_resnet import AetherResNet18
+from stages.run import OptimizerSpec, Precision, Protocol, Replicate
+from stages.training.images import ImageClassification, LabelledImages
+from stages.training.loop import fit, measure, seeded_model
+from tests.soak import write_soak_report
+
+SEEDS, ALPHA, NOTICEABLE = 10, 0.01, 0.02
+ADAM = OptimizerSpec(name="adam", lr=3e-3)
+CG_FAC = OptimizerSpec(name="cg_fac", lr=0.01, momentum=0.9, damping=0.003, rest="adam", rest_lr=0.003)
+DIGITS = {"image_size": 8, "in_channels": 1, "num_classes": 10}
+TOKENS = {**DIGITS, "patch_size": 2, "dim": 32, "depth": 2}
+MIXER = {"mlp_dim": 64, "token_dim": 32, "channel_dim": 64, "dropout": 0.1}
+RBF: dict[str, Any] = {"kernel": "gaussian", "attention_metric": "factored", "feedforward_metric": "euclidean"}
+RBF |= {"num_centers": 20, "feedforward_beta": 0.02, "feedforward_bias": False, "feedforward_normalised": False}
+YAT: dict[str, Any] = {"features": 32, "scale": "guide", "epsilon": 0.007}
+
+
+@dataclass(frozen=True)
+class Case:
+    build: Callable[[], nn.Module]
+    epochs: int
+    optimizer: OptimizerSpec = ADAM
+
+
+CASES = {
+    "NiNformer": Case(lambda: NiNformer(**TOKENS, **MIXER), 8),
+    "HyperBF": Case(lambda: HyperBF(**TOKENS, **RBF, num_heads=4), 10),
+    "NMN, AetherResNet-18": Case(lambda: AetherResNet18(**DIGITS, **YAT, width=8), 6),
+    "DAC, ResNet-8": Case(lambda: DACResNetV1(**DIGITS, depth=8, width=8), 8),
+    "Brownian motion, ViT by CG-FAC": Case(lambda: ViT(**TOKENS, num_heads=4, mlp_dim=64), 16, CG_FAC),
+}
+
+
+def tasks(protocol: Protocol) -> Iterator[ImageClassification]:
+    """Digits to train on, and the others."""
+    pixels, labels = load_digits(return_X_y=True)
+    images = torch.tensor(pixels * 15, dtype=torch.uint8).reshape(-1, 1, 8, 8)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(7))
+    for part in (order[:1200], order[1200:]):
+        yield ImageClassification(LabelledImages(images[part], torch.tensor(labels)[part]), protocol)
+
+
+def accuracies(name: str, precision: Precision) -> list[float]:
+    """Accuracy on digits that weren't trained on, by seed."""
+    case = CASES[name]
+    shared = {"batch_size": 64, "epochs": case.epochs, "mean": (0.5,), "std": (0.5,), "precision": precision}
+    protocol = Protocol(optimizer=case.optimizer, **shared)
+    training, test = tasks(protocol)
+    found = []
+    for replicate in [Replicate(seed=seed) for seed in range(SEEDS)]:
+        model = seeded_model(case.build, replicate)
+        fit(model, training, protocol, replicate)
+        found.append(round(measure(model, test)["accuracy"], 4))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_accuracies_over_seeds_cannot_be_told_apart() -> None:
+    report: dict[str, Any] = {"seeds": SEEDS}
+    report["data"] = "1,797 digits of 8 x 8, 1,200 to train on; TF32 emulated on a CPU"
+    for name in CASES:
+        tf32, float32 = accuracies(name, "tf32"), accuracies(name, "float32")
+        worse = [value - NOTICEABLE for value in float32]
+        report[name] = {
+            "epochs": CASES[name].epochs,
+            "tf32": tf32,
+            "float32": float32,
+            "mean_difference": round(fmean(tf32) - fmean(float32), 4),
+            "p": round(float(mannwhitneyu(tf32, float32).pvalue), 4),
+            "p_of_pairs": round(float(wilcoxon(tf32, float32, zero_method="zsplit").pvalue), 4),
+            "p_were_tf32_two_points_better": round(float(mannwhitneyu(tf32, worse).pvalue), 6),
+        }
+        write_soak_report("tf32-and-float32", report)
+    for name in CASES:
+        assert report[name]["tf32"] != report[name]["float32"], f"{name}: nothing was rounded"
+        assert min(report[name]["p"], report[name]["p_of_pairs"]) > ALPHA, name
+        assert report[name]["p_were_tf32_two_points_better"] < ALPHA, f"{name}: too noisy to tell two points"
