@@ -43,7 +43,9 @@ def test_a_result_says_in_which_precision_it_is(params: Params) -> None:
         if name in IN_BFLOAT16:
             assert (cut, said) == ("", "as printed in the paper, on official data (profile paper-tf32)")
         else:
-            label = "official data, in a run in another precision (tf32 instead of float32): a first look, not a verdict"
+            label = (
+                "official data, in a run in another precision (tf32 instead of float32): a first look, not a verdict"
+            )
             assert (cut, said) == ("tf32 instead of float32", label)
     assert kind_of_run("3 of 100 epochs, bfloat16 instead of float32") == "shortened run"
     assert kind_of_run("batches of 2 instead of 128") == "shortened run"
