@@ -50,14 +50,15 @@ class GraphRecorder:
         self.device, self.graph = device, torch.cuda.CUDAGraph()
 
     def record(self, work: Callable[[], Tensor]) -> Tensor:
-        side = torch.cuda.Stream(self.device)
-        side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UPS):
-                work()
-        torch.cuda.current_stream(self.device).wait_stream(side)
-        with torch.cuda.graph(self.graph):
-            return work()
+        with torch.cuda.device(self.device):
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(WARM_UPS):
+                    work()
+            torch.cuda.current_stream().wait_stream(side)
+            with torch.cuda.graph(self.graph):
+                return work()
 
     def replay(self) -> None:
         self.graph.replay()
