@@ -14,7 +14,18 @@ from jinja2 import Environment
 from service.database.observed import name_quantity
 from service.pages.formats import NONE, as_precise_as, exact, from_to, lower_first, percent, plain, points, value_in
 from service.pages.legend import SIDES, address_of, by_ground, meaning_of
-from stages.results import METRICS, Claim, ClaimRecord, JudgedClaim, Metric, Status, Tally, VerdictRow, error_of
+from stages.results import (
+    METRICS,
+    Claim,
+    ClaimRecord,
+    JudgedClaim,
+    Metric,
+    Status,
+    Tally,
+    VerdictRow,
+    error_of,
+    kind_of_run,
+)
 
 _WORDS = {
     "dataset.classes": "Classes",
@@ -84,6 +95,7 @@ def install(environment: Environment) -> None:
     environment.filters["metric_name"] = name_metric
     environment.filters["for_readers"] = for_readers
     environment.filters["meaning"] = meaning_of
+    environment.filters["kind_of_run"] = kind_of_run
     environment.filters["paper_address"] = address_of
     environment.globals.update(span_of=span_of, as_precise_as=as_precise_as)
 

@@ -52,6 +52,7 @@ from stages.results.estimates import (
     ExperimentComparison,
     describe_fidelity,
     fidelity_of,
+    kind_of_run,
     t_interval,
     wilson_interval,
 )
@@ -141,6 +142,7 @@ __all__ = [
     "fidelity_of",
     "find_judged",
     "insert_rows",
+    "kind_of_run",
     "list_decided",
     "list_families",
     "list_judged",

@@ -6,6 +6,7 @@ The service returns them as they are, so a field's description stands in its ref
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -283,8 +284,13 @@ def describe_fidelity(
     if excluded_test_images:
         data += f" without {excluded_test_images:,} of {test_images + excluded_test_images:,} test images"
     if cut:
-        return f"{data}, in a shortened run ({cut}): a first look, not a verdict"
+        return f"{data}, in a {kind_of_run(cut)} ({cut}): a first look, not a verdict"
     return f"as printed in the paper, on {data} (profile {profile})"
+
+
+def kind_of_run(cut: str) -> str:
+    """What a run is that departs from the printed protocol by `cut`, in the words of `describe_cut`."""
+    return "run in another precision" if re.fullmatch(r"\w+ instead of (float32|bfloat16)", cut) else "shortened run"
 
 
 class Scored(Protocol):
