@@ -202,7 +202,7 @@ class VerdictRunOut(Out):
     arm: str
     side: str = Field(description="proposed or baseline; a single value's arm is proposed")
     replicate: int
-    value: float | None = Field(description="null: the run diverged")
+    value: float | None = Field(description="null: the run diverged, or the claim counts how runs ended")
     profile: str
     provenance: str
     source: str = Field(description="evidence (published) or local")

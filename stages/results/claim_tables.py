@@ -60,7 +60,10 @@ class VerdictRow(Base):
 
 
 class VerdictRun(Base):
-    """One run behind a verdict: its side and arm, its replicate, and its value (None: it diverged)."""
+    """One run behind a verdict: its side and arm, its replicate, and its value.
+
+    None: it diverged, or the claim counts how runs ended; its result says how.
+    """
 
     __tablename__ = "verdict_runs"
     claim: Mapped[str] = mapped_column(ForeignKey("verdicts.claim"), primary_key=True)

@@ -212,3 +212,18 @@ def test_claims_print_a_percent_sign_only_where_their_unit_is_one(
             assert "%" not in value or is_share, f"{claim['id']}: {value}"
             seen.add((is_share, "%" in value))
     assert {(True, True), (False, False)} <= seen
+
+
+def test_no_page_says_diverged_of_a_run_that_finished(
+    client: TestClient, claims: list[dict[str, Any]], claim_pages: dict[str, str]
+) -> None:
+    """A claim about how trainings end has no number of a run, and none of them diverged."""
+    ended = {run["run_key"]: run["status"] for run in client.get("/api/v1/runs?limit=1000").json()}
+    seen = set()
+    for claim in claims:
+        for key, row in re.findall(
+            r'(?s)<tr><th scope="row"><a href="/runs/(\w+)">(.*?)</tr>', claim_pages[f"/claims/{claim['id']}"]
+        ):
+            assert ("diverged" in row) == (ended[key] == "diverged"), f"{claim['id']}: {key}"
+            seen |= {claim["kind"]}
+    assert {"failures", "difference"} <= seen
