@@ -334,10 +334,21 @@ def test_claims_that_fill_no_table_keep_their_order_beside_it() -> None:
     [
         (value_in("images")(60_000), "60,000 images"),
         (value_in("relative gain")(-0.0123456), "−1.235 % gain"),
-        (value_in("of the baseline")(2.0), "2 × the baseline"),
+        (value_in("of the baseline")(2.0), "2 times the baseline’s"),
+        (value_in("of the baseline")(1.0), "equal to the baseline’s"),
         (print_value(Claim(kind="value", unit="ns", value=141.62)), "141.62 ns"),
-        (print_value(Claim(kind="ratio", unit="relative reduction", value=0.112)), "11.2 % reduction"),
-        (print_value(Claim(kind="difference", unit="fraction", value=0.0065, stderr=0.0017)), "+0.65 pp ± 0.17 pp"),
+        (
+            print_value(Claim(kind="ratio", unit="relative reduction", value=0.112, metric="loss", better="lower")),
+            "11.2 % lower",
+        ),
+        (
+            print_value(
+                Claim(
+                    kind="difference", unit="fraction", value=0.0065, stderr=0.0017, metric="min_error", better="lower"
+                )
+            ),
+            "0.65 ± 0.17 pp lower",
+        ),
         (percent(0.5378), "53.78 %"),
         (percent(None), "–"),
         (points(-0.1345), "−13.45 pp"),
