@@ -28,7 +28,8 @@ MEANINGS: Mapping[Status, str] = {
     Status.DEVIATES: "A setting, not a result: we train with something else, and say why.",
     Status.SHOWN: "There is no number to test. Our results are drawn, and you judge.",
     Status.NOT_TESTED: "Neither a training nor a computation decides it yet.",
-    Status.OTHER_HARDWARE: "A time or a speed on a device that we don’t have.",
+    Status.OTHER_HARDWARE: "A time or a speed on a device that we don’t have. "
+    "Ours, and its ratio between two models, may stand beside it; neither decides.",
 }
 SIDES: Mapping[str, tuple[Status, ...]] = {
     "For the paper": FOR_THE_PAPER,

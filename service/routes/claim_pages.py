@@ -161,6 +161,7 @@ def show_claim(
             "paper": paper,
             "conclusion": conclude(record, titles),
             "tried": times_reproduced(record),
+            "look": first_looks(paper.name, [record], compare).get(claim_id),
             "cited": cited,
             "bibtex": bibtex(record, names[claim_id], paper, address),
             "json_ld": json_ld(record, names[claim_id], paper, address, side_of(record.verdict.status)),

@@ -227,3 +227,33 @@ def test_no_page_says_diverged_of_a_run_that_finished(
             assert ("diverged" in row) == (ended[key] == "diverged"), f"{claim['id']}: {key}"
             seen |= {claim["kind"]}
     assert {"failures", "difference"} <= seen
+
+
+def test_a_ratio_of_times_stands_beside_the_printed_one_and_is_said_to_decide_nothing(
+    client: TestClient, claim_pages: dict[str, str]
+) -> None:
+    (comparison,) = client.get("/compare?paper=ninformer&dataset=cifar10&metric=inference_time").json()["comparisons"]
+    (ratio,) = [arm["ratio"] for arm in comparison["arms"] if arm["arm"] == "ninformer"]
+    said = (
+        f"NiNformer takes {ratio['of_ours']:.2f} times as long as ViT (by the paper’s times: {ratio['of_printed']:.2f})"
+    )
+    of_claim = text_of(claim_pages["/claims/ninformer.text.c10.time_vs_vit"])
+    assert said in of_claim and "not tested (hardware)" in of_claim
+    assert "a ratio of times may stand beside another one but decides nothing" in of_claim
+    of_paper = text_of(client.get("/papers/ninformer").text)
+    assert (
+        said in of_paper and f"{1 - 1 / ratio['of_ours']:.0%}".replace("%", " % shorter on another device") in of_paper
+    )
+    of_times = text_of(client.get("/?dataset=cifar10&metric=inference_time").text)
+    assert "they depend on the machine, too, and decide nothing" in of_times
+
+
+def test_first_numbers_of_an_experiment_stand_on_the_paper_s_page_though_its_claims_have_none(
+    client: TestClient, claim_pages: dict[str, str]
+) -> None:
+    (comparison,) = client.get("/compare?paper=brownian").json()["comparisons"][:1]
+    numbers = [f"{arm['title']} {arm['ours']['value']:.2%}".replace("%", " %") for arm in comparison["arms"]]
+    assert len(numbers) == 4 and comparison["cut"]
+    for html in (client.get("/papers/brownian").text, claim_pages["/claims/brownian.second_order_accuracy"]):
+        (grey,) = [text_of(part) for part in re.findall(r'(?s)class="first-look">(Test accuracy.*?)</', html)]
+        assert all(number in grey for number in numbers) and comparison["cut"] in grey
