@@ -53,6 +53,12 @@ def address_of(paper: Paper) -> str | None:
     return f"https://arxiv.org/abs/{found[1]}" if found else None
 
 
+def date_of(paper: Paper) -> str:
+    """As ", 2024-03, arXiv 2403.02411", since such a number begins with year and month; "" without one."""
+    found = _ARXIV.search(paper.title)
+    return f", 20{found[1][:2]}-{found[1][2:4]}, arXiv {found[1]}" if found else ""
+
+
 def sum_up(tallies: Sequence[Tally]) -> str:
     """The state in a paragraph, the outcome first: how many claims hold, what decided them, how many wait for what."""
     claims, whole, grounds = sum(tally.claims for tally in tallies), add(tallies), by_ground(tallies)

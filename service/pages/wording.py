@@ -13,7 +13,7 @@ from service.database.observed import name_quantity
 from service.pages import amounts
 from service.pages.amounts import GAINS, SIDES_OF_A_SIZE, imply, in_its_way, in_terms_of, is_of_the_other, unit_of
 from service.pages.formats import as_precise_as, exact, from_to, lower_first, percent, plain, points, value_in
-from service.pages.legend import SIDES, address_of, meaning_of
+from service.pages.legend import SIDES, address_of, date_of, meaning_of
 from stages.results import METRICS, Claim, ClaimRecord, JudgedClaim, Metric, Status, Tally, VerdictRow
 
 _WORDS = {
@@ -81,6 +81,7 @@ def install(environment: Environment) -> None:
     environment.filters["for_readers"] = for_readers
     environment.filters["meaning"] = meaning_of
     environment.filters["paper_address"] = address_of
+    environment.filters["paper_date"] = date_of
     environment.globals.update(span_of=span_of, as_precise_as=as_precise_as)
 
 

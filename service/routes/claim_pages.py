@@ -14,11 +14,12 @@ from service.dependencies import Compare, ResultsSession, app_state_of
 from service.http.errors import declared
 from service.pages.citing import bibtex, claim_badge, json_ld, paper_badge, times_reproduced
 from service.pages.claim_charts import arms_charts, forest_chart, gain_chart, pairs_chart
+from service.pages.explained import first_places, tell_tests
 from service.pages.first_looks import first_looks
 from service.pages.legend import MEANINGS, SIDES, by_ground, sum_up
 from service.pages.names import name_claims, titles_of
 from service.pages.observed_charts import blocks_chart
-from service.pages.printed import lay_out
+from service.pages.printed import count_errors, lay_out, tell_errors
 from service.pages.shown import list_shown
 from service.pages.wording import conclude, group_by_place, highlights, name_claim, side_of, summarise
 from stages.results import (
@@ -69,9 +70,11 @@ def show_paper(
     """A paper's claims under the tables and sections where they stand, each with its verdict."""
     paper = queries.find_paper(session, name)
     counts = tally_of(session, name)
-    judged = list_judged(session, ClaimFilter(paper=name, verdict=verdict))
+    every = list_judged(session, ClaimFilter(paper=name))
+    judged = [row for row in every if verdict in (None, row.verdict.status)]
     groups = group_by_place(judged)
     titles, arms = titles_of(session)
+    deviations = list_deviations(session, name)
     names = {row.claim.id: name_claim(row, titles, arms) for rows in groups.values() for row in rows}
     return app_state_of(request).templates.TemplateResponse(
         request,
@@ -83,8 +86,12 @@ def show_paper(
             "families": list_families(session, paper=name),
             "groups": {place: lay_out(rows, titles, arms) for place, rows in groups.items()},
             "names": names,
+            "errors": {place: tell_errors(rows) for place, rows in groups.items()},
+            "error_counts": count_errors(every),
             "looks": first_looks(name, judged, compare),
-            "deviations": list_deviations(session, paper.name) if verdict is None else [],
+            "deviations": deviations if verdict is None else [],
+            "explained": first_places(session, deviations, groups),
+            "tests": tell_tests(deviations, arms, compare),
             "charts": {place: forest_chart(place, rows, names) for place, rows in groups.items()},
             "verdict": verdict,
         },
@@ -162,6 +169,7 @@ def show_claim(
             "conclusion": conclude(record, titles),
             "tried": times_reproduced(record),
             "look": first_looks(paper.name, [record], compare).get(claim_id),
+            "tests": tell_tests(record.deviations, titles_of(session)[1], compare),
             "cited": cited,
             "bibtex": bibtex(record, names[claim_id], paper, address),
             "json_ld": json_ld(record, names[claim_id], paper, address, side_of(record.verdict.status)),

@@ -119,7 +119,8 @@ class VerdictArm(Base):
 class Deviation(Base):
     """A recorded difference between what a paper says and what we ran.  `id` is `<paper>.<name>`.
 
-    `code`: what the authors' public code does, where there is any.
+    `code`: what the authors' public code does, where there is any.  `departs`: ours is another than the paper's.
+    `explains`: what it may explain of a comparison, as the arm `tested_by` shows.
     """
 
     __tablename__ = "deviations"
@@ -130,7 +131,10 @@ class Deviation(Base):
     says: Mapped[str]
     code: Mapped[str | None]
     ours: Mapped[str]
-    why: Mapped[str]
+    why: Mapped[str | None]
+    departs: Mapped[bool]
+    explains: Mapped[str | None]
+    tested_by: Mapped[str | None]
 
 
 class ClaimDeviation(Base):

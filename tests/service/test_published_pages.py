@@ -257,3 +257,66 @@ def test_first_numbers_of_an_experiment_stand_on_the_paper_s_page_though_its_cla
     for html in (client.get("/papers/brownian").text, claim_pages["/claims/brownian.second_order_accuracy"]):
         (grey,) = [text_of(part) for part in re.findall(r'(?s)class="first-look">(Test accuracy.*?)</', html)]
         assert all(number in grey for number in numbers) and comparison["cut"] in grey
+
+
+def test_a_table_without_a_number_of_ours_announces_none(client: TestClient) -> None:
+    html = client.get("/papers/ninformer").text
+    captions = {
+        place: html[html.index(f">{place}</h2>") :].partition("<caption>")[2] for place in ("Table 2", "Table 3")
+    }
+    assert captions["Table 2"].startswith(
+        "Test accuracy, last epoch: the paper’s number, ours below it where there is one<"
+    )
+    assert captions["Table 3"].startswith("Inference time per sample: the paper’s number<")
+
+
+def test_what_may_explain_a_comparison_stands_above_its_table_and_at_all_claims_of_it(
+    client: TestClient, claim_pages: dict[str, str]
+) -> None:
+    said = "The paper's ViT has no position embeddings"
+    html = client.get("/papers/ninformer").text
+    above = text_of(html[html.index(">Table 2</h2>") :].partition("<table")[0])
+    assert said in above and "ViT with learned positions was not trained yet." in above
+    assert html.count("no position embeddings, so it can") == 1, "once"
+    with_it = {address.rpartition("/")[2] for address, page in claim_pages.items() if said in text_of(page)}
+    assert with_it == {
+        "ninformer.rank",
+        "ninformer.text.c10.acc_vs_vit",
+        *(f"ninformer.{name}" for d in ("mnist", "c10", "c100") for name in (f"table2.{d}.vit", f"rank.{d}.mlpmixer")),
+    }
+
+
+def test_departures_come_first_and_nothing_is_because_of_nothing(client: TestClient) -> None:
+    for paper in client.get("/api/v1/papers").json():
+        html = client.get(f"/papers/{paper['name']}").text
+        section = html[html.index('id="deviations"') :].partition("</section>")[0]
+        assert section.index("<h3>Where we depart from the paper") < section.index("<h3>The rest of the set-up")
+        cells = re.findall(r'<th scope="row">([^<]+)</th><td>(.*?)</td>', section)
+        assert {name for name, _ in cells} <= {"the paper", "its authors’ code", "we", "because"}
+        for name, cell in cells:
+            assert re.fullmatch(r"(?s)\S.*[.?!]", text_of(cell)), f"{paper['name']}: {name} {cell!r}"
+
+
+def test_each_paper_leads_to_its_text_and_code_or_says_that_it_can_t(client: TestClient) -> None:
+    links = {}
+    for paper in client.get("/api/v1/papers").json():
+        html = client.get(f"/papers/{paper['name']}").text
+        (head,) = re.findall(r'(?s)</h1>\s*(<p class="note">.*?</p>)', html)
+        links[paper["name"]] = re.findall(r'href="([^"]+)"', head)
+        assert ("arXiv" in paper["title"]) == ("Read the paper" in head) == ("No public link" not in head)
+    assert links["ninformer"] == ["https://arxiv.org/abs/2403.02411", "https://github.com/Abdullah-88/NiNformer"]
+    assert links["dac"] == ["https://arxiv.org/abs/2301.00924v3"] and len(links["nmn"]) == len(links["hyperbf"]) == 1
+
+
+def test_files_are_links_where_the_repository_s_address_is_known(client: TestClient, published: str) -> None:
+    with sqlite3.connect(published) as database:
+        ((newest,),) = database.execute("SELECT substr(max(json_extract(origin, '$.published')), 1, 10) FROM results")
+    page = client.get("/method").text
+    assert "<code>params.yaml</code> in the repository" in page and "no public address here" in page
+    assert f"newest published result: {newest}" in page and "Apache-2.0" in page
+    home = "https://example.org/claimcheck"
+    with serving(Settings(root=REPOSITORY, database=published, repository=home)) as known:
+        linked = known.get("/method").text
+        assert f'<a href="{home}/blob/HEAD/params.yaml"><code>params.yaml</code></a>' in linked
+        assert f'<a href="{home}">Repository</a>' in linked and "no public address" not in linked
+        assert f'<a href="{home}/blob/HEAD/docs/decisions/README.md">decision 0008</a>' in known.get("/papers/dac").text

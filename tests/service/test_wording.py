@@ -10,6 +10,7 @@ import pytest
 
 from service.pages.amounts import imply, in_terms_of
 from service.pages.formats import span
+from service.pages.printed import count_errors, tell_errors
 from service.pages.wording import (
     _WORDS,
     agreement,
@@ -128,6 +129,15 @@ def test_a_number_says_what_it_is_of_and_none_stands_where_none_is_printed() -> 
     seen = Claim(id="x", kind="observed", metric="kernel_width_gap", value=0.0, better="higher")
     assert (print_value(seen), imply(seen)) == ("–", "ln σ(feed-forward) − ln σ(attention) above 0")
     assert imply(tally) is None
+
+
+def test_one_error_at_several_places_is_told_once_and_counted_once() -> None:
+    rows = [judge(name, "contradicted") for name in "abc"]
+    for row in rows[:2]:
+        row.claim.finding = {"error": "unit", "explanation": "The unit can't be right. By its peak."}
+    assert tell_errors(rows) == ["The unit can't be right. This is one error at 2 places, and counts once."]
+    assert count_errors([*rows, judge("d", "holds")]) == {"contradicted": (3, 2)}
+    assert tell_errors(rows[1:]) == [] and count_errors(rows[1:]) == {}
 
 
 def test_readers_see_no_word_that_only_the_project_uses() -> None:
