@@ -80,6 +80,15 @@ def print_value(claim: Claim, write: Callable[[float], str]) -> str:
     return value
 
 
+def by_reading(claim: Claim) -> list[tuple[str, str]]:
+    """(reading, our number) of a claim that holds under several readings with a number each; else none."""
+    finding = claim.finding or {}
+    if finding.get("status") != "holds":
+        return []
+    found = [(row["name"], in_its_way(row["ours"], claim)) for row in finding["readings"] if row["ours"] is not None]
+    return found if len({text for _, text in found}) > 1 else []
+
+
 def imply(claim: Claim) -> str | None:
     """What an observation would be if the paper's words are true, which print no number; None of other claims."""
     if claim.kind != "observed" or claim.value is None:

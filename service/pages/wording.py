@@ -74,7 +74,7 @@ def install(environment: Environment) -> None:
     """Register the functions that take one claim or verdict as filters."""
     for function in (
         *(side_of, in_terms_of, unit_of, as_run, print_value, print_ours, print_metric, name_quantity, agreement),
-        *(size_in_words, in_its_way, imply),
+        *(size_in_words, in_its_way, imply, amounts.by_reading),
     ):
         environment.filters[function.__name__] = function
     environment.filters["metric_name"] = name_metric
@@ -141,7 +141,9 @@ def print_value(claim: Claim) -> str:
 
 
 def print_ours(verdict: VerdictRow, claim: Claim) -> str:
-    """Our number, as precise as its interval where it has one."""
+    """Our number, as precise as its interval where it has one; of several readings that hold, the first to the last."""
+    if verdict.basis == "finding" and (found := amounts.by_reading(claim)):
+        return from_to(found[0][1], found[-1][1])
     return in_its_way(verdict.ours, claim, as_precise_as(verdict.low, verdict.high))
 
 

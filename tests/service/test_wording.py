@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from service.pages.amounts import imply, in_terms_of
+from service.pages.amounts import by_reading, imply, in_terms_of
 from service.pages.formats import span
 from service.pages.printed import count_errors, tell_errors
 from service.pages.wording import (
@@ -138,6 +138,17 @@ def test_one_error_at_several_places_is_told_once_and_counted_once() -> None:
     assert tell_errors(rows) == ["The unit can't be right. This is one error at 2 places, and counts once."]
     assert count_errors([*rows, judge("d", "holds")]) == {"contradicted": (3, 2)}
     assert tell_errors(rows[1:]) == [] and count_errors(rows[1:]) == {}
+
+
+def test_of_readings_that_all_hold_each_has_its_number() -> None:
+    readings = [{"name": "as all", "ours": 0.9997, "holds": True}, {"name": "as used", "ours": 1.0149, "holds": True}]
+    claim = Claim(id="x", kind="ratio", metric="parameters_ratio", value=1.0, unit="of the baseline")
+    claim.finding = {"status": "holds", "readings": readings}
+    verdict = VerdictRow(ours=1.0149, basis="finding")
+    assert by_reading(claim) == [("as all", "0.9997 times the baseline’s"), ("as used", "1.015 times the baseline’s")]
+    assert print_ours(verdict, claim) == "0.9997 to 1.015 times the baseline’s"
+    claim.finding = {"status": "holds under a reading", "readings": readings}
+    assert by_reading(claim) == [] and print_ours(verdict, claim) == "1.015 times the baseline’s"
 
 
 def test_readers_see_no_word_that_only_the_project_uses() -> None:
