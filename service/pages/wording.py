@@ -87,7 +87,7 @@ def install(environment: Environment) -> None:
 
 def for_readers(explanation: str) -> str:
     """An explanation or a note, whose words the verdict's digest covers, in the words of the pages."""
-    words = explanation.replace("stand-ins", "placeholder data")
+    words = explanation.replace("stand-ins", "placeholder data").replace("too short runs", "shortened runs")
     return re.sub(r"\barm(s?)\b", r"model\1", re.sub(r"\b([Aa])n arm\b", r"\1 model", words))
 
 
@@ -181,7 +181,7 @@ def summarise(tally: Tally) -> str:
         if favour + against:
             read = tally.by_basis[basis].get(Status.HOLDS_UNDER_READING, 0)
             how = f" ({read} of them under one reading only)" if read else ""
-            words.append(f"{favour} of {favour + against} statements {what} hold{how}")
+            words.append(f"{favour} of {favour + against} claims {what} hold{how}")
     words += [f"one error stands at {places} places of the paper and counts once" for places in tally.errors.values()]
     if tally.open:
         words.append(f"for {tally.open} the evidence is not enough yet")

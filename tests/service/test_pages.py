@@ -50,6 +50,7 @@ class Page(HTMLParser):
 
 
 PAPERS = "https://arxiv.org/abs/"
+ELSEWHERE = (PAPERS, "https://github.com/")  # papers, and their authors' code
 """Where a link leads out, which no page follows by itself."""
 
 PAGES = (
@@ -63,9 +64,9 @@ PAGES = (
 def test_pages_ask_no_other_host_and_run_nothing_inline(client: TestClient, path: str) -> None:
     page = Page(client.get(path).text)
     assert page.inline == []
-    assert [address for address in page.addresses if not address.startswith(("/", "#", PAPERS))] == []
+    assert [address for address in page.addresses if not address.startswith(("/", "#", *ELSEWHERE))] == []
     for address in {address.partition("#")[0] for address in page.addresses} - {"", "/predict"}:
-        if not address.startswith(("/static/vega.js", PAPERS)):
+        if not address.startswith(("/static/vega.js", *ELSEWHERE)):
             assert client.get(address).status_code == 200, address
 
 
@@ -382,4 +383,5 @@ def test_a_run_of_older_code_that_gives_the_same_says_which_line_shows_it(publis
         first, *more = lines = trail["code"]["equivalences"]
         assert (trail["code"]["changed_code"], first) == ([], 1) and more == sorted(more)
         said, plural = ", ".join(map(str, lines)), "s" if more else ""
-        assert f"without changing a number, as shown by data/evidence/equivalences.jsonl, line{plural} {said}." in page
+        file = "<code>data/evidence/equivalences.jsonl</code> in the repository"
+        assert f"without changing a number, as shown by {file}, line{plural} {said}." in page

@@ -320,3 +320,28 @@ def test_files_are_links_where_the_repository_s_address_is_known(client: TestCli
         assert f'<a href="{home}/blob/HEAD/params.yaml"><code>params.yaml</code></a>' in linked
         assert f'<a href="{home}">Repository</a>' in linked and "no public address" not in linked
         assert f'<a href="{home}/blob/HEAD/docs/decisions/README.md">decision 0008</a>' in known.get("/papers/dac").text
+
+
+def test_one_thing_has_one_word_on_all_pages_and_the_page_about_method_says_what_it_means(
+    client: TestClient, claim_pages: dict[str, str]
+) -> None:
+    """What changed since is told in the words of its time, and code is code."""
+    other_words = re.compile(r"\b(arms?|stand-ins?|too short runs|smoke|embedded|lottery)\b")
+    pages = claim_pages | {f"/papers/{row['name']}": "" for row in client.get("/api/v1/papers").json()} | {"/": ""}
+    for address, known in pages.items():
+        html = (known or client.get(address).text).partition('id="changes-title"')[0]
+        found = other_words.findall(text_of(re.sub("(?s)<code>.*?</code>", "", html)))
+        assert not found, f"{address}: {found}"
+    glossary = set(re.findall(r"<div><dt>([^<]+)</dt>", client.get("/method").text))
+    wanted = {
+        "claim",
+        "model",
+        "run, replicate",
+        "reading",
+        "look",
+        "size open",
+        "environment",
+        "digest",
+        "sensitivity",
+    }
+    assert wanted | {"calibration error"} <= glossary

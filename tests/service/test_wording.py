@@ -73,7 +73,7 @@ def test_a_sentence_says_what_holds_under_a_reading_and_that_an_error_counts_onc
     computed = {"finding": {"holds": 3, "holds under a reading": 1, "contradicted": 1}}
     sentence = summarise(Tally(paper="p", claims=16, **counts, **parts, by_basis=computed, errors={"unit": 12}))
     assert sentence == (
-        "4 of 5 statements decided by computing hold (1 of them under one reading only); "
+        "4 of 5 claims decided by computing hold (1 of them under one reading only); "
         "one error stands at 12 places of the paper and counts once."
     )
 
@@ -153,8 +153,8 @@ def test_of_readings_that_all_hold_each_has_its_number() -> None:
 
 def test_readers_see_no_word_that_only_the_project_uses() -> None:
     assert (
-        for_readers("Only stand-ins so far, a ratio between arms")
-        == "Only placeholder data so far, a ratio between models"
+        for_readers("Only stand-ins or too short runs so far, a ratio between arms")
+        == "Only placeholder data or shortened runs so far, a ratio between models"
     )
     assert for_readers("an arm of its own, no charm") == "a model of its own, no charm"
 
