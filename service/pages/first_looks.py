@@ -85,7 +85,7 @@ def _look_at_times(claim: Claim, comparison: ExperimentComparison) -> FirstLook 
     ours = _over(mine.ratio.of_ours if mine.ratio else None, theirs.ratio.of_ours if theirs.ratio else None)
     if ours is None or mine.ours is None or not comparison.is_real:
         return None
-    printed = _over(*(arm.printed and arm.printed.value for arm in (mine, theirs)))
+    printed = _over(*(arm.printed.value if arm.printed else None for arm in (mine, theirs)))
     sentence = f"On our {mine.cost.latency_device} {mine.title} takes {ours:.2f} times as long as {theirs.title}"
     sentence += f" (by the paper’s times: {printed:.2f})." if printed is not None else "."
     text = in_its_way(1 / ours - 1, claim, lambda number: f"{number:.0f}")
