@@ -8,6 +8,7 @@ from html import escape
 from typing import Any
 
 from service.pages.legend import address_of, meaning_of
+from service.pages.wording import say_claim, size_of
 from stages.results import ClaimRecord, ExperimentComparison, Paper, Result, Tally
 
 DIGITS = 12  # of a digest, as pages show it
@@ -29,8 +30,18 @@ def bibtex(record: ClaimRecord, name: str, paper: Paper, address: str) -> str:
     """
     digest = record.verdict.digest[:DIGITS]
     note = f"Claim {record.claim.id} of “{paper.title}”, {record.claim.place}; verdict {digest}"
-    title = f"{name}: {record.verdict.status}"
-    return _entry(record.claim.id, title, note, f"{address}?cited={digest}", published_on(_results(record)))
+    title = f"{name}: {_verdict(record)}"
+    return _entry(record.claim.id, title, note, f"{address}?cited={digest}", dated(record))
+
+
+def dated(record: ClaimRecord) -> str | None:
+    """The day of the newest result behind the verdict; without any, of the last change of the claim or its judging."""
+    return published_on(_results(record)) or max((change.date for change in record.changes), default=None)
+
+
+def _verdict(record: ClaimRecord) -> str:
+    """As "supported, size open"."""
+    return ", ".join(part for part in (record.verdict.status, size_of(record.verdict.size)) if part)
 
 
 def bibtex_table(comparison: ExperimentComparison, paper: Paper, address: str, content: str) -> str:
@@ -73,29 +84,33 @@ def json_ld(record: ClaimRecord, name: str, paper: Paper, address: str, side: st
     article = {"@type": "ScholarlyArticle", "name": paper.title}
     if link := address_of(paper):
         article["url"] = link
-    claim = {"@type": "Claim", "name": name, "appearance": article}
+    said = say_claim(name, record.claim)
+    claim = {"@type": "Claim", "name": said, "appearance": article}
     if side not in RATINGS:
         return {"@context": "https://schema.org", **claim, "url": address}
-    day = published_on(_results(record))
-    status = record.verdict.status
+    day = dated(record)
     rating = {"@type": "Rating", "ratingValue": RATINGS[side], "bestRating": 5, "worstRating": 1}
     return {
         "@context": "https://schema.org",
         "@type": "ClaimReview",
         "url": address,
-        "claimReviewed": name,
+        "claimReviewed": said,
         "itemReviewed": claim,
         "author": {"@type": "Organization", "name": "Claimcheck"},
-        "reviewRating": {**rating, "alternateName": status, "ratingExplanation": meaning_of(status)},
+        "reviewRating": {
+            **rating,
+            "alternateName": _verdict(record),
+            "ratingExplanation": meaning_of(record.verdict.status),
+        },
         "reviewBody": record.verdict.explanation,
         **({"datePublished": day} if day else {}),
     }
 
 
 def claim_badge(record: ClaimRecord, side: str) -> str:
-    """As "supported, n = 5, 2026-11"."""
+    """As "supported, size open, n = 5, 2026-11"."""
     day = published_on(_results(record))
-    parts = [record.verdict.status, f"n = {record.verdict.n}" if record.verdict.n else "", day[:7] if day else ""]
+    parts = [_verdict(record), f"n = {record.verdict.n}" if record.verdict.n else "", day[:7] if day else ""]
     return badge("claim", ", ".join(part for part in parts if part), COLOURS[side])
 
 

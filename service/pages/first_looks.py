@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from service.database.comparing import Question
@@ -60,6 +60,39 @@ def _finder(row: JudgedClaim) -> Callable[[Claim, ExperimentComparison], FirstLo
     return _look_at_all if row.claim.kind == "qualitative" else _look
 
 
+def timed_here(
+    record: JudgedClaim, titles: Mapping[str, str], compare: Callable[[Question], list[ExperimentComparison]]
+) -> str | None:
+    """How long the claim's model takes beside its baseline, by our stopwatch and by the paper's own times.
+
+    None of a claim on anything else, and where the two were not timed alike.
+    """
+    claim = record.claim
+    if claim.metric != "inference_time" or len(record.experiments) != 1:
+        return None
+    (comparison,) = (
+        item
+        for item in compare(Question(dataset=record.datasets[0], metric=claim.metric))
+        if item.experiment == record.experiments[0]
+    )
+    costs = {arm.arm: arm.cost for arm in comparison.arms}
+    mine = costs[claim.arm or ""]
+    against = claim.baseline_arm or mine.latency_baseline or ""
+    theirs = costs.get(against)
+    if theirs is None or against == claim.arm or not (mine.latency_ratio and theirs.latency_ratio):
+        return None
+    ours = mine.latency_ratio / theirs.latency_ratio
+    printed = (
+        f"; by the paper’s own times {mine.printed_latency_ratio / theirs.printed_latency_ratio:.2f} times"
+        if mine.printed_latency_ratio and theirs.printed_latency_ratio
+        else ""
+    )
+    who = f"{titles[claim.arm or '']} takes {ours:.2f} times as long as {titles[against]}"
+    return (
+        f"Here {who}{printed}. Ours: {mine.latency_method}. On other hardware that may differ, so it decides nothing."
+    )
+
+
 def _look(claim: Claim, comparison: ExperimentComparison) -> FirstLook | None:
     """The model's own number, or its gain over the other one with better positive; None of full-length runs."""
     if not (comparison.is_real and comparison.cut) or claim.unit != comparison.metric.unit:
@@ -87,7 +120,7 @@ def _look_at_times(claim: Claim, comparison: ExperimentComparison) -> FirstLook 
         return None
     printed = _over(*(arm.printed.value if arm.printed else None for arm in (mine, theirs)))
     sentence = f"On our {mine.cost.latency_device} {mine.title} takes {ours:.2f} times as long as {theirs.title}"
-    sentence += f" (by the paper’s times: {printed:.2f})." if printed is not None else "."
+    sentence += f"; by the paper’s own times {printed:.2f} times." if printed is not None else "."
     text = in_its_way(1 / ours - 1, claim, lambda number: f"{number:.0f}")
     return FirstLook(value=1 / ours - 1, n=mine.ours.n, device=mine.cost.latency_device, text=text, sentence=sentence)
 

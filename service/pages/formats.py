@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from jinja2 import Environment
 from markupsafe import Markup, escape
@@ -29,7 +29,7 @@ def count(number: float | None) -> str:
 
 def scaled(number: float, unit: str) -> str:
     """Three significant digits with a decimal prefix."""
-    for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+    for size, prefix in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= size:
             return f"{number / size:.3g} {prefix}{unit}".strip()
     return f"{number:.3g} {unit}".strip()
@@ -61,6 +61,12 @@ def duration(seconds: float | None) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
+def as_cost(number: float, column: str) -> str:
+    """A cost of a model, a field of `CostSummary`, in its unit."""
+    of_column = {"parameters": count, "flops_per_image": flops, "peak_memory_bytes": memory}
+    return of_column.get(column, duration)(number)
+
+
 def ratio(number: float | None) -> str:
     return NONE if number is None else f"{number:.2f} ×"
 
@@ -82,8 +88,8 @@ def exact(number: float) -> str:
 def value_in(unit: str, write: Callable[[float], str] = plain) -> Callable[[float | None], str]:
     """The formatter of a unit; `write` formats numbers whose unit has no formatter."""
     kind, _, of = unit.partition(" ")
-    if kind == "relative":  # relative gain
-        return lambda number: NONE if number is None else f"{write(100 * number)} % {of}"
+    if kind == "relative":  # relative gain, relative increase
+        return lambda number: NONE if number is None else _relative(number, of, write)
     if kind == "of":  # of the baseline
         return lambda number: _times(number, _OF.get(of, of), write)
     suffix = f" {unit}" if unit else ""
@@ -103,6 +109,12 @@ _OF = {"the baseline": "the baseline’s", "linear with ReLU": "a linear layer�
 def _times(number: float | None, of: str, write: Callable[[float], str]) -> str:
     """2 times the baseline’s; where the factor is 1, equal to it."""
     return NONE if number is None else f"equal to {of}" if number == 1 else f"{write(number)} times {of}"
+
+
+def _relative(share: float, of: str, write: Callable[[float], str]) -> str:
+    """36 % gain; a negative gain is a loss: 1 % loss"""
+    is_loss = of == "gain" and share < 0
+    return f"{write(-100 * share)} % loss" if is_loss else f"{write(100 * share)} % {of}"
 
 
 def span(low: float, high: float, unit: str) -> str:
@@ -142,12 +154,30 @@ def prose(text: str) -> Markup:
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
+def in_words(computed: Mapping[str, float]) -> list[tuple[str, str]]:
+    """What a finding computed as rows of a table: names without underscores, numbers as people write them."""
+    return [(name.replace("_", " "), plain(number)) for name, number in computed.items()]
+
+
 def install(environment: Environment) -> None:
     """Register all of the above as filters."""
-    for function in (percent, points, count, flops, memory, energy, duration, ratio, plain, prose, lower_first):
+    for function in (
+        percent,
+        points,
+        count,
+        flops,
+        memory,
+        energy,
+        duration,
+        ratio,
+        as_cost,
+        plain,
+        prose,
+        lower_first,
+    ):
         environment.filters[function.__name__] = function
     environment.filters["zip"] = zip
-    environment.filters["in_words"] = lambda facts: [(name.replace("_", " "), value) for name, value in facts.items()]
+    environment.filters["in_words"] = in_words
     environment.globals["span"] = span
     environment.globals["value_with"] = value_with
     environment.filters["in_unit"] = lambda number, unit: value_in(unit or "")(number)

@@ -55,19 +55,6 @@ def _table(metric: str, filled: Mapping[tuple[str, str], JudgedClaim]) -> Printe
     )
 
 
-def tell_errors(judged: Sequence[JudgedClaim]) -> list[str]:
-    """Of each error that stands at several of these places what is wrong, as the finding begins, and how many."""
-    places: dict[str, list[str]] = {}
-    for row in judged:
-        if (finding := row.claim.finding) and finding.get("error"):
-            places.setdefault(finding["error"], []).append(finding["explanation"])
-    return [
-        f"{found[0].partition('. ')[0]}. This is one error at {len(found)} places, and counts once."
-        for found in places.values()
-        if len(found) > 1
-    ]
-
-
 def count_errors(judged: Sequence[JudgedClaim]) -> dict[str, tuple[int, int]]:
     """`{verdict: (claims, errors)}` where fewer errors than claims stand behind a verdict; a paper counts errors."""
     found: dict[str, list[str]] = {}

@@ -6,6 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from math import isclose
+from typing import Any
 
 from jinja2 import Environment
 
@@ -13,8 +15,8 @@ from service.database.observed import name_quantity
 from service.pages import amounts
 from service.pages.amounts import GAINS, SIDES_OF_A_SIZE, imply, in_its_way, in_terms_of, is_of_the_other, unit_of
 from service.pages.formats import as_precise_as, exact, from_to, lower_first, percent, plain, points, value_in
-from service.pages.legend import SIDES, address_of, date_of, meaning_of
-from stages.results import METRICS, Claim, ClaimRecord, JudgedClaim, Metric, Status, Tally, VerdictRow
+from service.pages.legend import SIDES, address_of, by_ground, date_of, meaning_of
+from stages.results import METRICS, Claim, ClaimRecord, JudgedClaim, Metric, Status, Tally, VerdictRow, error_of
 
 _WORDS = {
     "dataset.classes": "Classes",
@@ -74,7 +76,7 @@ def install(environment: Environment) -> None:
     """Register the functions that take one claim or verdict as filters."""
     for function in (
         *(side_of, in_terms_of, unit_of, as_run, print_value, print_ours, print_metric, name_quantity, agreement),
-        *(size_in_words, in_its_way, imply, amounts.by_reading),
+        *(size_in_words, size_of, say_power, in_its_way, imply, amounts.by_reading),
     ):
         environment.filters[function.__name__] = function
     environment.filters["metric_name"] = name_metric
@@ -153,6 +155,23 @@ def span_of(low: float, high: float, claim: Claim) -> str:
     return from_to(in_terms_of(low, claim, write), in_terms_of(high, claim, write))
 
 
+def size_of(size: Mapping[str, Any] | None) -> str:
+    """What is said of a difference's size beside its verdict, as "size open"; nothing where it isn't judged."""
+    if size is None:
+        return ""
+    return "size open" if side_of(size["status"]) == "open" else f"size {size['status']}"
+
+
+def say_claim(name: str, claim: Claim) -> str:
+    """A claim by its name, with the paper's number unless the name holds it."""
+    if claim.value is None or claim.kind in ("observed", "equivalence"):
+        return name
+    same = (claim.value, 100 * claim.value)  # 0.11 is 11 %
+    told = (float(number) * (1000 if kilo else 1) for number, kilo in re.findall(r"(\d+(?:\.\d+)?)(k?)", name))
+    is_told = claim.statement and any(isclose(number, value) for number in told for value in same)
+    return name if is_told else f"{name}: {print_value(claim)}"
+
+
 def size_in_words(verdict: VerdictRow) -> str:
     """Whether a difference is as large as printed, which is judged apart from who is ahead."""
     side = side_of(verdict.size["status"]) if verdict.size else ""
@@ -173,22 +192,26 @@ def summarise(tally: Tally) -> str:
     """Summarise a paper's results in a sentence; claims decided by training are counted separately."""
     words = []
     for basis, what in (
+        ("results", "decided by training"),
         ("finding", "decided by computing"),
         ("params", "on sizes of data sets"),
-        ("results", "decided by training"),
     ):
         favour, against = (_count(tally, basis, side) for side in ("for", "against"))
         if favour + against:
             read = tally.by_basis[basis].get(Status.HOLDS_UNDER_READING, 0)
             how = f" ({read} of them under one reading only)" if read else ""
             words.append(f"{favour} of {favour + against} claims {what} hold{how}")
-    words += [f"one error stands at {places} places of the paper and counts once" for places in tally.errors.values()]
+    words += [
+        f"one error ({error}) stands at {places} places of the paper and counts once"
+        for error, places in tally.errors.items()
+    ]
     if tally.open:
         words.append(f"for {tally.open} the evidence is not enough yet")
-    if trained := tally.trained.waiting:
-        words.append(f"{trained} {'waits' if trained == 1 else 'wait'} for full-length training")
-    if computed := tally.waiting - trained:
-        words.append(f"{computed} {'is' if computed == 1 else 'are'} not computed here yet")
+    for ground in by_ground([tally]):
+        if number := ground.counts.waiting:
+            words.append(f"{number} {'is' if number == 1 else 'are'} {ground.waits}")
+    if tally.unconfirmable:
+        words.append(f"the planned runs can’t confirm {tally.unconfirmable} of these, even where the paper is right")
     return f"{'; '.join(words)}." if words else "Nothing here can decide its claims yet."
 
 
@@ -213,7 +236,8 @@ def conclude(record: ClaimRecord, titles: Mapping[str, str]) -> str | None:
     is_better = "better" if verdict.estimate >= 0 else "worse"
     if claim.kind in SIDES_OF_A_SIZE:
         ahead = f"the proposed ones are {is_better} than their baselines by {size}"
-        return f"Among networks of this size {ahead} ({interval})."
+        as_said = ", as the paper says" if verdict.status == Status.SUPPORTED else ""
+        return f"Among networks of this size {ahead}{as_said} ({interval})."
     if claim.kind == "uniform" and verdict.margin:
         alike = in_terms_of(verdict.margin, claim)
         over = f"Over {_among_planned(record, titles)} pairs the" if record.pairs else "The"
@@ -245,6 +269,43 @@ def _among_planned(record: ClaimRecord, arms: Iterable[str]) -> str:
     return f"{len(record.pairs)} of {planned}" if planned > len(record.pairs) else f"{len(record.pairs)}"
 
 
+def say_power(power: Mapping[str, Any]) -> str:
+    """What the planned runs can show, in chances; nothing where these depend on what nobody knows before a run."""
+    said = []
+    if power["supported"] is not None:
+        said.append(
+            f"If the paper is right, the planned runs support it with a chance of {_chance(power['supported'])}."
+        )
+    what = "the size that it prints" if said else "it"
+    if power["reproduced"] is not None:
+        if power["can_reproduce"]:
+            said.append(f"If the paper is right, they confirm {what} with a chance of {_chance(power['reproduced'])}.")
+        else:
+            said.append(f"The planned runs can’t confirm {what}, even if the paper is right.")
+    if said and power["not_reproduced"] is not None:
+        chance = _chance(power["not_reproduced"])
+        said.append(
+            f"If the truth is two margins away from the paper’s number, they show that with a chance of {chance}."
+        )
+    return " ".join(said)
+
+
+def _chance(probability: float) -> str:
+    if not 0.01 <= probability <= 0.99:
+        return "less than 1 %" if probability < 0.5 else "more than 99 %"
+    return percent(probability, 0)
+
+
+def of_a_part(record: ClaimRecord, arms: Iterable[str]) -> str | None:
+    """What a verdict on part of a grid leaves out, in a sentence; None of a whole one.  `arms` are all planned ones."""
+    ran, _, planned = _among_planned(record, arms).partition(" of ")
+    if not record.pairs or not planned:
+        return None
+    missing = int(planned) - int(ran)
+    have = "has" if missing == 1 else "have"
+    return f"{missing} of the {planned} pairs {have} not been trained; the verdict is on those that were."
+
+
 def highlights(judged: Iterable[JudgedClaim]) -> dict[str, JudgedClaim]:
     """The strongest finding against the paper and the strongest for it, by `side_of`.
 
@@ -259,6 +320,15 @@ def highlights(judged: Iterable[JudgedClaim]) -> dict[str, JudgedClaim]:
 def _weight(row: JudgedClaim) -> tuple[bool, bool, bool]:
     is_read = bool(row.claim.finding and row.claim.finding.get("readings"))
     return row.verdict.basis != "results", row.verdict.ours is None, not is_read
+
+
+def shared_errors(judged: Iterable[JudgedClaim], tally: Tally) -> dict[str, JudgedClaim]:
+    """The errors that stand at several places of a paper, each with the first of these claims that has it."""
+    found: dict[str, JudgedClaim] = {}
+    for row in judged:
+        if (error := error_of(row.claim, row.verdict)) in tally.errors:
+            found.setdefault(error, row)
+    return found
 
 
 def group_by_place(judged: Sequence[JudgedClaim]) -> dict[str, list[JudgedClaim]]:

@@ -15,13 +15,22 @@ from service.http.errors import declared
 from service.pages.citing import bibtex, claim_badge, json_ld, paper_badge, times_reproduced
 from service.pages.claim_charts import arms_charts, forest_chart, gain_chart, pairs_chart
 from service.pages.explained import first_places, tell_tests
-from service.pages.first_looks import first_looks
-from service.pages.legend import MEANINGS, SIDES, by_ground, sum_up
+from service.pages.first_looks import first_looks, timed_here
+from service.pages.legend import MEANINGS, SIDES, add_up, by_ground, sum_up
 from service.pages.names import name_claims, titles_of
 from service.pages.observed_charts import blocks_chart
-from service.pages.printed import count_errors, lay_out, tell_errors
+from service.pages.printed import count_errors, lay_out
 from service.pages.shown import list_shown
-from service.pages.wording import conclude, group_by_place, highlights, name_claim, side_of, summarise
+from service.pages.wording import (
+    conclude,
+    group_by_place,
+    highlights,
+    name_claim,
+    of_a_part,
+    shared_errors,
+    side_of,
+    summarise,
+)
 from stages.results import (
     ClaimFilter,
     JudgedClaim,
@@ -41,16 +50,21 @@ def show_papers(request: Request, session: ResultsSession, compare: Compare) -> 
     """The first page: what was tested and what came out, paper by paper, and the data sets of the comparisons."""
     tallies = {counts.paper: counts for counts in tally(session)}
     papers, decided = queries.list_papers(session), list_decided(session)
+    titles = {item.name: item.title for item in queries.list_datasets(session)}
+    trained_on = [
+        titles[name]
+        for name in dict.fromkeys(name for row in decided if row.verdict.basis == "results" for name in row.datasets)
+    ]
     of_paper = {paper.name: [row for row in decided if row.claim.paper == paper.name] for paper in papers}
     return app_state_of(request).templates.TemplateResponse(
         request,
         "front.html",
         {
             "papers": papers,
-            "tallies": tallies,
-            "sentence": sum_up(list(tallies.values())),
+            "sentence": sum_up(list(tallies.values()), trained_on),
+            "rest": add_up(list(tallies.values())),
             "grounds": by_ground(list(tallies.values())),
-            "sentences": {paper: summarise(counts) for paper, counts in tallies.items()},
+            "grounds_of": {paper: by_ground([counts]) for paper, counts in tallies.items()},
             "highlights": {paper: highlights(rows) for paper, rows in of_paper.items()},
             "names": name_claims(session, decided),
             "datasets": queries.list_datasets(session),
@@ -83,10 +97,11 @@ def show_paper(
             "paper": paper,
             "tally": counts,
             "sentence": summarise(counts) if counts else "",
+            "grounds": by_ground([counts]) if counts else [],
             "families": list_families(session, paper=name),
             "groups": {place: lay_out(rows, titles, arms) for place, rows in groups.items()},
+            "errors": {place: shared_errors(rows, counts) for place, rows in groups.items()} if counts else {},
             "names": names,
-            "errors": {place: tell_errors(rows) for place, rows in groups.items()},
             "error_counts": count_errors(every),
             "looks": first_looks(name, judged, compare),
             "deviations": deviations if verdict is None else [],
@@ -105,7 +120,10 @@ def search_claims(
     q: Annotated[str, Query(max_length=100)] = "",
     verdict: Annotated[Status | None, Query()] = None,
 ) -> Response:
-    """Claims of all papers that contain every word of `q`, in their name, place, note, id or paper's title."""
+    """Claims that contain every word of `q`, in their name, place, note, id or paper's title; else most of them.
+
+    In each paper those whose own name has them come first.
+    """
     judged = list_judged(session, ClaimFilter(verdict=verdict))
     names = name_claims(session, judged)
     papers = {paper.name: paper for paper in queries.list_papers(session)}
@@ -115,7 +133,11 @@ def search_claims(
         about = (names[claim.id], claim.place, claim.note, claim.id, row.verdict.status, papers[claim.paper].title)
         return " ".join(part for part in about if part).lower()
 
-    found = [row for row in judged if all(word in text(row) for word in q.lower().split())]
+    words = q.lower().split()
+    matches = {row.claim.id: sum(word in text(row) for word in words) for row in judged}
+    most = max(matches.values(), default=0)
+    found = [row for row in judged if matches[row.claim.id] == most] if most or not words else []
+    found.sort(key=lambda row: not all(word in names[row.claim.id].lower() for word in words))
     return app_state_of(request).templates.TemplateResponse(
         request,
         "claims.html",
@@ -123,6 +145,7 @@ def search_claims(
             "q": q,
             "verdict": verdict,
             "number": len(found),
+            "is_whole": most == len(words),
             "groups": {paper: [row for row in found[:MOST_FOUND] if row.claim.paper == paper] for paper in papers},
             "papers": papers,
             "names": names,
@@ -167,8 +190,10 @@ def show_claim(
             "name": names[claim_id],
             "paper": paper,
             "conclusion": conclude(record, titles),
-            "tried": times_reproduced(record),
             "look": first_looks(paper.name, [record], compare).get(claim_id),
+            "timed": timed_here(record, titles, compare),
+            "missing": of_a_part(record, titles),
+            "tried": times_reproduced(record),
             "tests": tell_tests(record.deviations, titles_of(session)[1], compare),
             "cited": cited,
             "bibtex": bibtex(record, names[claim_id], paper, address),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Literal
@@ -92,7 +92,8 @@ class Tally(Counts):
     """Verdict counts of a paper's claims: a badge.  Training, computing and facts of data are counted separately.
 
     An error that a finding shows in several places counts once, in the counts and in `by_basis`; `errors` are its
-    places, while `claims`, `by_verdict` and `by_kind` count all of them.
+    places, while `claims`, `by_verdict` and `by_kind` count all of them.  `unconfirmable`: waiting claims that the
+    planned runs can't show to be right, even if they are.
     """
 
     paper: str
@@ -104,6 +105,7 @@ class Tally(Counts):
     by_kind: dict[str, dict[str, int]] = field(default_factory=dict)
     by_basis: dict[str, dict[str, int]] = field(default_factory=dict)
     errors: dict[str, int] = field(default_factory=dict)
+    unconfirmable: int = 0
 
 
 _CLAIMS = select(Claim, VerdictRow).join(VerdictRow, VerdictRow.claim == Claim.id).order_by(Claim.position)
@@ -285,7 +287,18 @@ def _tally(paper: str, rows: Sequence[tuple[Claim, VerdictRow]]) -> Tally:
         by_kind={kind: dict(sorted(counts.items())) for kind, counts in kinds.items()},
         by_basis={basis: dict(sorted(counts.items())) for basis, counts in bases.items()},
         errors={error: number for error, number in places.items() if number > 1},
+        unconfirmable=sum(_is_unconfirmable(verdict) for _, verdict in once),
     )
+
+
+def _is_unconfirmable(verdict: VerdictRow) -> bool:
+    power = verdict.power
+    return bool(verdict.is_decidable and verdict.status in NOT_YET and power and not _can_confirm(power))
+
+
+def _can_confirm(power: Mapping[str, Any]) -> bool:
+    """A difference can be supported, whatever becomes of its size."""
+    return bool(power["can_reproduce"] or power["supported"] is not None)
 
 
 def ground_of(claim: Claim, verdict: VerdictRow) -> Ground:

@@ -36,12 +36,34 @@ def linked_data(client: TestClient, address: str) -> dict[str, Any]:
 def test_a_decided_claim_is_a_review_for_search_engines(client: TestClient) -> None:
     review, claim = linked_data(client, GAIN), client.get(f"/api/v1{GAIN}").json()
     assert (review["@context"], review["@type"]) == ("https://schema.org", "ClaimReview")
-    assert review["reviewRating"]["alternateName"] == claim["verdict"]["status"] == "supported"
+    assert (
+        review["reviewRating"]["alternateName"] == f"{claim['verdict']['status']}, size open" == "supported, size open"
+    )
     assert review["reviewRating"]["ratingValue"] == review["reviewRating"]["bestRating"] == 5
     assert review["itemReviewed"]["appearance"]["url"] == "https://arxiv.org/abs/2301.00924v3"
     assert review["url"] == f"http://127.0.0.1{GAIN}" and re.fullmatch(r"\d{4}-\d\d-\d\d", review["datePublished"])
     against = linked_data(client, "/claims/dac.sgemm.uniform")
     assert against["reviewRating"]["ratingValue"] == against["reviewRating"]["worstRating"] == 1
+
+
+def test_every_claim_is_cited_with_a_year_and_reviewed_with_a_day(client: TestClient) -> None:
+    """Also where no training is behind it: the day on which the claim or its judging was changed last."""
+    held = client.get("/api/v1/claims?verdict=holds").json()[0]
+    address = f"/claims/{held['id']}"
+    last = max(change["date"] for change in client.get(f"/api/v1{address}").json()["changes"])
+    assert linked_data(client, address)["datePublished"] == last
+    assert f"year = {{{last[:4]}}}" in client.get(address).text
+
+
+def test_a_claim_is_named_with_its_number_unless_its_words_hold_it(client: TestClient) -> None:
+    time = linked_data(client, "/claims/ninformer.table3.mnist.vit")
+    assert time["name"] == "ViT: inference time per sample (MNIST): 141.62 ns"
+    gain = linked_data(client, GAIN)
+    assert (
+        gain["claimReviewed"] == gain["itemReviewed"]["name"] == "At equal width the log of the test MSE falls by 0.25"
+    )
+    steps = linked_data(client, "/claims/dac.image.setup.steps_imagenette")
+    assert steps["name"] == "A training on Imagenette takes 64k steps"
 
 
 def test_what_nothing_decided_is_no_review(client: TestClient) -> None:
@@ -54,7 +76,9 @@ def test_a_claim_is_cited_with_verdict_and_digest(client: TestClient) -> None:
     assert found is not None
     entry, verdict = unescape(found[0]), client.get(f"/api/v1{GAIN}").json()["verdict"]
     assert entry.startswith("@misc{claimcheck-dac-sgemm-gain,")
-    assert "supported" in entry and verdict["digest"][:12] in entry and "year = {2026}" in entry
+    assert (
+        "falls by 0.25: supported, size open}" in entry and verdict["digest"][:12] in entry and "year = {2026}" in entry
+    )
     assert (
         entry.count("{") == entry.count("}")
         and f"url = {{http://127.0.0.1{GAIN}?cited={verdict['digest'][:12]}}}" in entry
@@ -101,7 +125,7 @@ def test_badges_say_the_verdict_and_are_well_formed(client: TestClient) -> None:
     answer = client.get(f"{GAIN}/badge.svg")
     assert answer.headers["content-type"] == "image/svg+xml"
     title = ElementTree.fromstring(answer.text).findtext("{http://www.w3.org/2000/svg}title")
-    assert title is not None and re.fullmatch(r"claim: supported, n = 5, 2026-\d\d", title)
+    assert title is not None and re.fullmatch(r"claim: supported, size open, n = 5, 2026-\d\d", title)
     (counts,) = client.get("/api/v1/verdicts?paper=dac").json()["papers"]
     paper = client.get("/papers/dac/badge.svg").text
     decided = counts["in_favour"] + counts["opposed"]

@@ -6,7 +6,7 @@ import re
 
 from fastapi.testclient import TestClient
 
-from service.pages.legend import MEANINGS, SIDES, address_of, sum_up
+from service.pages.legend import MEANINGS, SIDES, add_up, address_of, by_ground, sum_up
 from service.pages.wording import side_of
 from stages.results import Counts, Paper, Status, Tally
 
@@ -25,34 +25,47 @@ def test_the_method_s_page_explains_every_word(client: TestClient) -> None:
         assert f">{status}</span>" in html and MEANINGS[status] in html
 
 
-def tally(claims: int, trained: Counts, computed: Counts) -> Tally:
+def tally(claims: int, trained: Counts, computed: Counts, *, read: int = 0, unconfirmable: int = 0) -> Tally:
     none = Counts(decidable=0, in_favour=0, against=0, open=0, waiting=0)
     names = vars(none)
     whole = {name: getattr(trained, name) + getattr(computed, name) for name in names}
-    return Tally(paper="p", claims=claims, **whole, trained=trained, computed=computed, data=none)
+    bases = {"finding": {str(Status.HOLDS_UNDER_READING): read}}
+    parts = {"trained": trained, "computed": computed, "data": none}
+    return Tally(paper="p", claims=claims, **whole, **parts, by_basis=bases, unconfirmable=unconfirmable)
 
 
-def test_the_sentence_says_what_decided_how_many_and_what_the_others_wait_for() -> None:
+def test_the_paragraph_begins_with_trainings_and_says_where_they_decided_and_what_the_others_wait_for() -> None:
     trained = Counts(decidable=7, in_favour=1, against=2, open=1, waiting=3)
     computed = Counts(decidable=4, in_favour=4, against=0, open=0, waiting=0)
-    assert sum_up([tally(12, trained, computed)]) == (
-        "7 claims are decided: 5 hold, 2 do not. Training the models again decided 3 and computing without training 4. "
-        "3 wait for models trained as long as the paper’s. For 1 the evidence is not enough yet. "
+    found = [tally(12, trained, computed, unconfirmable=2)]
+    assert sum_up(found, ["SGEMM"]) == (
+        "Training the models again has decided 3 claims, all on SGEMM: 1 holds, 2 do not; "
+        "3 wait for models trained as long as the paper’s. Computing without training has decided 4: all hold."
+    )
+    assert add_up(found) == (
+        "For 1 claim the evidence is not enough yet. "
+        "Of those that wait, the planned runs can’t confirm 2, even where the paper is right. "
         "In all the paper makes 12 claims; 1 is a setting, repeats an error or can’t be tested here."
     )
     waiting = Counts(decidable=1, in_favour=0, against=0, open=0, waiting=1)
     against = Counts(decidable=2, in_favour=0, against=2, open=0, waiting=0)
     assert sum_up([tally(3, waiting, against)] * 2) == (
-        "4 claims are decided: 4 do not hold. Computing without training decided 4. "
-        "2 wait for models trained as long as the paper’s. In all the 2 papers make 6 claims."
+        "Training the models again has decided no claim yet; 2 wait for models trained as long as the paper’s. "
+        "Computing without training has decided 4: 4 do not hold."
     )
-    one = Counts(decidable=1, in_favour=1, against=0, open=0, waiting=0)
+    assert add_up([tally(3, waiting, against)] * 2) == "In all the 2 papers make 6 claims."
     none = Counts(decidable=0, in_favour=0, against=0, open=0, waiting=0)
-    assert sum_up([tally(1, one, none)]) == "One claim is decided: it holds. In all the paper makes 1 claim."
-    assert sum_up([tally(1, waiting, none)]).startswith("No claim is decided yet. 1 waits for models")
-    assert "yet. 1 waits to be computed, which make repro does without training a model." in sum_up(
-        [tally(1, none, waiting)]
+    assert sum_up([tally(1, none, waiting)]) == (
+        "Computing without training has decided no claim yet; "
+        "1 waits to be computed, which make repro does without training a model."
     )
+
+
+def test_what_holds_in_one_reading_alone_is_counted_beside_what_holds() -> None:
+    none = Counts(decidable=0, in_favour=0, against=0, open=0, waiting=0)
+    computed = Counts(decidable=4, in_favour=4, against=0, open=0, waiting=0)
+    grounds = by_ground([tally(4, none, computed, read=3)] * 2)
+    assert [ground.read for ground in grounds] == [0, 6, 0]
 
 
 def test_the_front_page_counts_what_the_api_counts(client: TestClient) -> None:
@@ -73,6 +86,11 @@ def test_claims_are_found_by_every_word_in_any_order(client: TestClient) -> None
     assert found("/claims?q=mnist+time&verdict=contradicted") == ["ninformer.table3.mnist.vit"]
     everything = client.get("/api/v1/claims?limit=1000").json()
     assert set(found("/claims")) == {claim["id"] for claim in everything}
+    assert found("/claims?q=mnist+time+zebra") == times, "those with most of the words"
+    assert "with most of the words of “mnist time zebra”" in client.get("/claims?q=mnist+time+zebra").text
+    vit = found("/claims?q=vit+mnist")
+    names = [row for row in vit if row.startswith("ninformer.")]
+    assert "vit" in names[0] and len(vit) > len(names[:1]), "whose own name has both words"
     nothing = client.get("/claims", params={"q": "<b>zebra"})
     assert "Nothing matches" in nothing.text and "<b>zebra" not in nothing.text
     assert client.get("/claims?verdict=maybe").status_code == 422

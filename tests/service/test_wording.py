@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from service.pages.amounts import by_reading, imply, in_terms_of
-from service.pages.formats import span
-from service.pages.printed import count_errors, tell_errors
+from service.pages.formats import flops, in_words, span
+from service.pages.printed import count_errors
 from service.pages.wording import (
     _WORDS,
     agreement,
@@ -22,6 +22,8 @@ from service.pages.wording import (
     name_metric,
     print_ours,
     print_value,
+    say_power,
+    shared_errors,
     size_in_words,
     span_of,
     summarise,
@@ -74,8 +76,49 @@ def test_a_sentence_says_what_holds_under_a_reading_and_that_an_error_counts_onc
     sentence = summarise(Tally(paper="p", claims=16, **counts, **parts, by_basis=computed, errors={"unit": 12}))
     assert sentence == (
         "4 of 5 claims decided by computing hold (1 of them under one reading only); "
-        "one error stands at 12 places of the paper and counts once."
+        "one error (unit) stands at 12 places of the paper and counts once."
     )
+
+
+def test_an_error_at_several_places_is_named_once_a_place_of_the_paper() -> None:
+    first, other, alone = (judge(name, "contradicted") for name in "abc")
+    for row, error in ((first, "unit"), (other, "unit"), (alone, "slip")):
+        row.claim.finding = {"error": error}
+    none = Counts(decidable=0, in_favour=0, against=0, open=0, waiting=0)
+    parts = {"trained": none, "computed": none, "data": none}
+    tally = Tally(paper="p", claims=3, **vars(none), **parts, errors={"unit": 2})
+    assert shared_errors([first, other, alone], tally) == {"unit": first}
+    assert shared_errors([alone], tally) == {}
+
+
+def test_large_numbers_have_a_prefix_and_no_exponent() -> None:
+    assert [flops(number) for number in (2.2e8, 1.52e15, 2.9e17, 3e18)] == [
+        "220 MFLOP",
+        "1.52 PFLOP",
+        "290 PFLOP",
+        "3 EFLOP",
+    ]
+
+
+def test_the_chances_of_a_plan_are_said_before_how_they_were_reckoned() -> None:
+    none = dict.fromkeys(("supported", "reproduced", "not_reproduced"))
+    assert say_power({**none, "can_reproduce": True}) == ""
+    gap = {**none, "reproduced": 0.0, "not_reproduced": 0.0545, "can_reproduce": False}
+    assert say_power(gap) == (
+        "The planned runs can’t confirm it, even if the paper is right. "
+        "If the truth is two margins away from the paper’s number, they show that with a chance of 5 %."
+    )
+    order = {"supported": 0.999, "reproduced": 0.46, "not_reproduced": 0.004, "can_reproduce": True}
+    assert say_power(order) == (
+        "If the paper is right, the planned runs support it with a chance of more than 99 %. "
+        "If the paper is right, they confirm the size that it prints with a chance of 46 %. "
+        "If the truth is two margins away from the paper’s number, they show that with a chance of less than 1 %."
+    )
+
+
+def test_what_was_computed_is_written_as_people_write_it() -> None:
+    computed = {"flops_per_image": 286790656.0, "times_peak": 149.5234, "share": 0.11329294}
+    assert in_words(computed) == [("flops per image", "286,790,656"), ("times peak", "149.5"), ("share", "0.1133")]
 
 
 def test_every_claim_is_named_in_words() -> None:
@@ -131,13 +174,12 @@ def test_a_number_says_what_it_is_of_and_none_stands_where_none_is_printed() -> 
     assert imply(tally) is None
 
 
-def test_one_error_at_several_places_is_told_once_and_counted_once() -> None:
+def test_one_error_at_several_places_counts_once() -> None:
     rows = [judge(name, "contradicted") for name in "abc"]
     for row in rows[:2]:
         row.claim.finding = {"error": "unit", "explanation": "The unit can't be right. By its peak."}
-    assert tell_errors(rows) == ["The unit can't be right. This is one error at 2 places, and counts once."]
     assert count_errors([*rows, judge("d", "holds")]) == {"contradicted": (3, 2)}
-    assert tell_errors(rows[1:]) == [] and count_errors(rows[1:]) == {}
+    assert count_errors(rows[1:]) == {}
 
 
 def test_of_readings_that_all_hold_each_has_its_number() -> None:
