@@ -49,7 +49,7 @@ from service.inference.decoding import Decoder
 from service.inference.engine import Engine
 from service.inference.models import Models
 from service.inference.workers import Worker, cores_here
-from service.pages import formats, wording
+from service.pages import formats, repository, wording
 from service.pages.scripts import ChartScripts
 from service.routes import (
     catalogue,
@@ -127,7 +127,8 @@ def _app_state(settings: Settings) -> AppState:
     templates = Jinja2Templates(HERE / "templates")
     formats.install(templates.env)
     wording.install(templates.env)
-    templates.env.globals["vega_version"] = scripts.version
+    repository.install(templates.env, settings.repository)
+    templates.env.globals |= {"vega_version": scripts.version, "version": _version()}
     return AppState(
         settings=settings,
         reading=reading,

@@ -66,6 +66,7 @@ def conditional(request: Request, session: ResultsSession) -> None:
         NotModified: as `tag_answer`.
     """
     tag_answer(request, queries.content_digest(session))
+    request.state.newest_result = queries.newest_result(session)
 
 
 def _answering(request: Request, session: ResultsSession) -> Callable[[Question], list[ExperimentComparison]]:

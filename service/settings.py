@@ -25,6 +25,12 @@ class Settings(BaseSettings):
     root: Path = Field(default=Path(), description="repository root; checkpoint paths are relative to it")
     database: str = Field(default="data/results.db", description="SQLite file below root, or a SQLAlchemy URL")
 
+    repository: str | None = Field(
+        default=None,
+        pattern='^https?://[^ "<>]+$',
+        description="address of the repository, for links of the pages to its files; unset: they only name them",
+    )
+
     device: str = Field(default="cpu", description="where models answer: auto, cpu, cuda, cuda:0; of several the first")
     workers: int | None = Field(
         default=None, ge=1, description="processes that run models; unset: one a core, at most 4, and on a GPU one"

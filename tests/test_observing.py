@@ -156,15 +156,15 @@ def test_a_stand_in_s_inside_is_shown_with_its_run_and_says_nothing_of_a_claim(r
         value for blocks in line.observed["trained"].values() for heads in blocks for value in heads
     ]
     drawn = client.get(f"/runs/{line.run_key}").text
-    assert "Inside the network" in drawn and "Numbers from placeholder data say nothing of the paper" in drawn
+    assert "Inside the model" in drawn and "Numbers from placeholder data say nothing of the paper" in drawn
     for claim in client.get("/api/v1/claims").json():
         detail = client.get(f"/api/v1/claims/{claim['id']}").json()
         assert (detail["verdict"]["status"], detail["verdict"]["ours"], detail["observations"]) == (
             *("not tested", None),
             [],
         )
-        assert "Inside the networks" not in client.get(f"/claims/{claim['id']}").text
-    assert "Inside the trained networks" not in client.get("/experiments/hyperbf-cifar10").text
+        assert "Inside the models" not in client.get(f"/claims/{claim['id']}").text
+    assert "Inside the trained models" not in client.get("/experiments/hyperbf-cifar10").text
     points = client.get("/api/v1/experiments/hyperbf-cifar10/observations?quantity=attention_sigma").json()
     assert [(point["arm"], point["moment"], point["block"]) for point in points] == [
         (arm, moment, block)

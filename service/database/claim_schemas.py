@@ -202,7 +202,7 @@ class VerdictRunOut(Out):
     arm: str
     side: str = Field(description="proposed or baseline; a single value's arm is proposed")
     replicate: int
-    value: float | None = Field(description="null: the run diverged")
+    value: float | None = Field(description="null: the run diverged, or the claim counts how runs ended")
     profile: str
     provenance: str
     source: str = Field(description="evidence (published) or local")
@@ -249,7 +249,8 @@ class DeviationOut(Out):
     says: str = Field(description="what the paper says")
     authors_code: str | None = Field(description="what its authors' public code does", validation_alias="code")
     done: str = Field(description="what we do", validation_alias="ours")
-    why: str
+    why: str | None
+    departs: bool = Field(description="ours is not the paper's or, where it is silent, not its authors' code's")
 
 
 class ObservedPointOut(Out):

@@ -34,6 +34,11 @@ IDS_AT_ONCE = 10_000
 FEWEST_DIGITS = 7  # of a run key, as pages show it
 
 
+def newest_result(session: Session) -> str | None:
+    """The day on which the newest published result was published, as 2026-11-23; None where there is none."""
+    return session.scalar(select(Meta.value).where(Meta.name == "newest_result"))
+
+
 def content_digest(session: Session) -> str:
     """Digest of everything in the database.
 

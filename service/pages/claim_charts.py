@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from service.pages import vega
-from service.pages.wording import GAINS, unit_of
+from service.pages.amounts import GAINS, unit_of
 from stages.results import Claim, ClaimRecord, JudgedClaim, PairGain
 
 IN_FAVOUR = "to the right in favour of the proposed model"

@@ -1,4 +1,4 @@
-"""Numbers of shortened runs on real data, beside claims that nothing has decided yet: they decide nothing either."""
+"""Numbers of shortened runs, or of another device, beside claims that nothing has decided yet: they don't either."""
 
 from __future__ import annotations
 
@@ -6,19 +6,28 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from service.database.comparing import Question
+from service.pages.amounts import in_its_way
+from service.pages.formats import value_in
 from stages.results import METRICS, Claim, ExperimentComparison, JudgedClaim, Status
 
 GAINS_OF_TWO = ("order", "difference", "gap")
-UNDECIDED = (Status.NOT_TESTED, Status.AGREES, Status.DISAGREES)
+UNDECIDED = (Status.NOT_TESTED, Status.AGREES, Status.DISAGREES, Status.OTHER_HARDWARE, Status.SHOWN)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FirstLook:
-    """The number that a shortened run gives where a claim has its own, in the claim's unit; `cut` says how short."""
+    """The number that a shortened run gives where a claim has its own, in the claim's unit; `cut` says how short.
+
+    Of a time, which no length of training changes, `device` is ours and `sentence` has both ratios.  Of a quality
+    without a number `sentence` is what all models of its experiment reach.  `text`: the number as written.
+    """
 
     value: float
     n: int
-    cut: str
+    cut: str | None = None
+    device: str | None = None
+    text: str | None = None
+    sentence: str | None = None
 
 
 def first_looks(
@@ -39,10 +48,16 @@ def first_looks(
     found = {}
     for row in waiting:
         comparison = compared.get((row.claim.metric, row.experiments[0]))
-        look = _look(row.claim, comparison) if comparison is not None else None
+        look = _finder(row)(row.claim, comparison) if comparison is not None else None
         if look is not None:
             found[row.claim.id] = look
     return found
+
+
+def _finder(row: JudgedClaim) -> Callable[[Claim, ExperimentComparison], FirstLook | None]:
+    if row.verdict.status == Status.OTHER_HARDWARE:
+        return _look_at_times
+    return _look_at_all if row.claim.kind == "qualitative" else _look
 
 
 def timed_here(
@@ -92,3 +107,36 @@ def _look(claim: Claim, comparison: ExperimentComparison) -> FirstLook | None:
         return None
     gain = mine.value - theirs.value if comparison.metric.better == "higher" else theirs.value - mine.value
     return FirstLook(value=gain, n=min(mine.n, theirs.n), cut=comparison.cut)
+
+
+def _look_at_times(claim: Claim, comparison: ExperimentComparison) -> FirstLook | None:
+    """The relative gain in time over another model on our device, where both were timed alike."""
+    arms = {arm.arm: arm for arm in comparison.arms}
+    mine, theirs = (arms.get(name or "") for name in (claim.arm, claim.baseline_arm))
+    if claim.unit != "relative gain" or claim.better != "lower" or mine is None or theirs is None:
+        return None
+    ours = _over(mine.ratio.of_ours if mine.ratio else None, theirs.ratio.of_ours if theirs.ratio else None)
+    if ours is None or mine.ours is None or not comparison.is_real:
+        return None
+    printed = _over(*(arm.printed.value if arm.printed else None for arm in (mine, theirs)))
+    sentence = f"On our {mine.cost.latency_device} {mine.title} takes {ours:.2f} times as long as {theirs.title}"
+    sentence += f"; by the paper’s own times {printed:.2f} times." if printed is not None else "."
+    text = in_its_way(1 / ours - 1, claim, lambda number: f"{number:.0f}")
+    return FirstLook(value=1 / ours - 1, n=mine.ours.n, device=mine.cost.latency_device, text=text, sentence=sentence)
+
+
+def _look_at_all(claim: Claim, comparison: ExperimentComparison) -> FirstLook | None:
+    """What every model of the experiment reaches, the best first; None of full-length runs."""
+    known = {arm.arm: (arm.title, arm.ours) for arm in comparison.arms if arm.ours is not None}
+    if not (comparison.is_real and comparison.cut) or claim.arm not in known:
+        return None
+    write, mine = value_in(comparison.metric.unit), known[claim.arm][1]
+    is_lower = comparison.metric.better == "lower"
+    ordered = sorted(known.values(), key=lambda item: item[1].value, reverse=not is_lower)
+    said = "; ".join(f"{title} {write(ours.value)}" for title, ours in ordered)
+    sentence = f"{comparison.metric.title} in shortened runs ({comparison.cut}), the best first: {said}."
+    return FirstLook(value=mine.value, n=mine.n, cut=comparison.cut, text=write(mine.value), sentence=sentence)
+
+
+def _over(one: float | None, other: float | None) -> float | None:
+    return one / other if one and other else None

@@ -91,7 +91,7 @@ def value_in(unit: str, write: Callable[[float], str] = plain) -> Callable[[floa
     if kind == "relative":  # relative gain, relative increase
         return lambda number: NONE if number is None else _relative(number, of, write)
     if kind == "of":  # of the baseline
-        return lambda number: NONE if number is None else f"{write(number)} × {of}"
+        return lambda number: _times(number, _OF.get(of, of), write)
     suffix = f" {unit}" if unit else ""
     known: dict[str, Callable[[float | None], str]] = {
         "fraction": percent,
@@ -101,6 +101,14 @@ def value_in(unit: str, write: Callable[[float], str] = plain) -> Callable[[floa
         "count": count,
     }
     return known.get(unit, lambda number: NONE if number is None else f"{write(number)}{suffix}")
+
+
+_OF = {"the baseline": "the baseline’s", "linear with ReLU": "a linear layer’s with ReLU"}
+
+
+def _times(number: float | None, of: str, write: Callable[[float], str]) -> str:
+    """2 times the baseline’s; where the factor is 1, equal to it."""
+    return NONE if number is None else f"equal to {of}" if number == 1 else f"{write(number)} times {of}"
 
 
 def _relative(share: float, of: str, write: Callable[[float], str]) -> str:

@@ -53,3 +53,11 @@ def _table(metric: str, filled: Mapping[tuple[str, str], JudgedClaim]) -> Printe
         columns=columns,
         rows=tuple((model, tuple(filled.get((model, dataset)) for dataset in columns)) for model in models),
     )
+
+
+def count_errors(judged: Sequence[JudgedClaim]) -> dict[str, tuple[int, int]]:
+    """`{verdict: (claims, errors)}` where fewer errors than claims stand behind a verdict; a paper counts errors."""
+    found: dict[str, list[str]] = {}
+    for row in judged:
+        found.setdefault(row.verdict.status, []).append((row.claim.finding or {}).get("error") or row.claim.id)
+    return {status: (len(names), len(set(names))) for status, names in found.items() if len(set(names)) < len(names)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from math import isclose
 from typing import Any
@@ -12,8 +12,10 @@ from typing import Any
 from jinja2 import Environment
 
 from service.database.observed import name_quantity
-from service.pages.formats import NONE, as_precise_as, exact, from_to, lower_first, percent, plain, points, value_in
-from service.pages.legend import SIDES, address_of, by_ground, meaning_of
+from service.pages import amounts
+from service.pages.amounts import GAINS, SIDES_OF_A_SIZE, imply, in_its_way, in_terms_of, is_of_the_other, unit_of
+from service.pages.formats import as_precise_as, exact, from_to, lower_first, percent, plain, points, value_in
+from service.pages.legend import SIDES, address_of, by_ground, date_of, meaning_of
 from stages.results import (
     METRICS,
     Claim,
@@ -73,10 +75,6 @@ _WORDS = {
 }
 """Metrics that are compared nowhere and whose own name is no phrase."""
 
-SIDES_OF_A_SIZE = ("ahead_from", "behind_up_to")
-GAINS = ("order", "difference", "gap", "equivalence")
-"""Kinds of claims whose number is a gain of one arm over another."""
-
 _SIDES = {
     "for": (*SIDES["For the paper"], Status.AS_PRINTED),
     "against": SIDES["Against it"],
@@ -89,7 +87,7 @@ def install(environment: Environment) -> None:
     """Register the functions that take one claim or verdict as filters."""
     for function in (
         *(side_of, in_terms_of, unit_of, as_run, print_value, print_ours, print_metric, name_quantity, agreement),
-        *(size_in_words, size_of, say_power),
+        *(size_in_words, size_of, say_power, in_its_way, imply, amounts.by_reading),
     ):
         environment.filters[function.__name__] = function
     environment.filters["metric_name"] = name_metric
@@ -97,12 +95,13 @@ def install(environment: Environment) -> None:
     environment.filters["meaning"] = meaning_of
     environment.filters["kind_of_run"] = kind_of_run
     environment.filters["paper_address"] = address_of
+    environment.filters["paper_date"] = date_of
     environment.globals.update(span_of=span_of, as_precise_as=as_precise_as)
 
 
 def for_readers(explanation: str) -> str:
     """An explanation or a note, whose words the verdict's digest covers, in the words of the pages."""
-    words = explanation.replace("stand-ins", "placeholder data")
+    words = explanation.replace("stand-ins", "placeholder data").replace("too short runs", "shortened runs")
     return re.sub(r"\barm(s?)\b", r"model\1", re.sub(r"\b([Aa])n arm\b", r"\1 model", words))
 
 
@@ -122,6 +121,8 @@ def name_claim(judged: JudgedClaim, titles: Mapping[str, str], arms: Mapping[tup
         return claim.statement[0].upper() + claim.statement[1:] if begins_with_a_word else claim.statement
     metric = name_metric(claim.metric)
     arm, baseline = (_title(name, judged.experiments, arms) for name in (claim.arm, claim.baseline_arm))
+    if is_of_the_other(claim):
+        arm, baseline = baseline, arm
     if arm:
         metric = lower_first(metric)
         phrase = f"{arm} against {baseline}: {metric}" if baseline else f"{arm}: {metric}"
@@ -143,53 +144,21 @@ def _title(arm: str | None, experiments: Sequence[str], arms: Mapping[tuple[str,
     return next((arms[name, arm] for name in experiments if arm and (name, arm) in arms), arm)
 
 
-def in_terms_of(value: float | None, claim: Claim, write: Callable[[float], str] = plain) -> str:
-    """A number in the terms of `claim`: a gain in a fraction becomes points, everything else is in the claim's unit."""
-    unit = unit_of(claim)
-    is_gain = claim.kind in GAINS and unit == "fraction"
-    return points(value) if is_gain else value_in(unit, write)(value)
-
-
-def unit_of(claim: Claim) -> str:
-    """The unit of the finding: a gain among networks of so many parameters is in the unit of its metric."""
-    return METRICS[claim.metric].unit if claim.kind in SIDES_OF_A_SIZE else claim.unit or ""
-
-
 def as_run(value: float, claim: Claim) -> str:
     """The claim as one run sees it: a number in its metric, whatever the claim derives from it."""
     return value_in(METRICS[claim.metric].unit if claim.metric in METRICS else claim.unit or "")(value)
 
 
 def print_value(claim: Claim) -> str:
-    """The paper's number as printed there: with its error, as a range, or as k of n."""
-    if claim.kind == "equivalence":
-        named = (
-            "" if claim.value is None else f", with losses up to {in_terms_of(claim.value, claim).removeprefix('+')}"
-        )
-        return f"comparable{named}"
-    if claim.value is None:
-        return NONE
-    value = in_terms_of(claim.value, claim, exact)
-    if claim.kind in SIDES_OF_A_SIZE:
-        value = value_in(claim.unit or "", exact)(claim.value)
-    if claim.kind == "uniform":
-        return f"{value} at every {claim.factor}"
-    if claim.qualifier:
-        return f"{value} {claim.qualifier}"
-    if claim.kind == "observed" and claim.better is not None:
-        return f"{'above' if claim.better == 'higher' else 'below'} {value}"
-    if claim.trials is not None:
-        return f"{claim.value:g} of {claim.trials:g}"
-    if claim.high is not None:
-        return f"{value} to {in_terms_of(claim.high, claim, exact)}"
-    if claim.stderr is not None:
-        return f"{value} ± {in_terms_of(claim.stderr, claim, exact).removeprefix('+')}"
-    return value
+    """The paper's number with all the digits that it prints, – where it prints none."""
+    return amounts.print_value(claim, exact)
 
 
 def print_ours(verdict: VerdictRow, claim: Claim) -> str:
-    """Our number, as precise as its interval where it has one."""
-    return in_terms_of(verdict.ours, claim, as_precise_as(verdict.low, verdict.high))
+    """Our number, as precise as its interval where it has one; of several readings that hold, the first to the last."""
+    if verdict.basis == "finding" and (found := amounts.by_reading(claim)):
+        return from_to(found[0][1], found[-1][1])
+    return in_its_way(verdict.ours, claim, as_precise_as(verdict.low, verdict.high))
 
 
 def span_of(low: float, high: float, claim: Claim) -> str:
@@ -243,7 +212,7 @@ def summarise(tally: Tally) -> str:
         if favour + against:
             read = tally.by_basis[basis].get(Status.HOLDS_UNDER_READING, 0)
             how = f" ({read} of them under one reading only)" if read else ""
-            words.append(f"{favour} of {favour + against} statements {what} hold{how}")
+            words.append(f"{favour} of {favour + against} claims {what} hold{how}")
     words += [
         f"one error ({error}) stands at {places} places of the paper and counts once"
         for error, places in tally.errors.items()

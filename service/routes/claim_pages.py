@@ -14,11 +14,12 @@ from service.dependencies import Compare, ResultsSession, app_state_of
 from service.http.errors import declared
 from service.pages.citing import bibtex, claim_badge, json_ld, paper_badge, times_reproduced
 from service.pages.claim_charts import arms_charts, forest_chart, gain_chart, pairs_chart
+from service.pages.explained import first_places, tell_tests
 from service.pages.first_looks import first_looks, timed_here
 from service.pages.legend import MEANINGS, SIDES, add_up, by_ground, sum_up
 from service.pages.names import name_claims, titles_of
 from service.pages.observed_charts import blocks_chart
-from service.pages.printed import lay_out
+from service.pages.printed import count_errors, lay_out
 from service.pages.shown import list_shown
 from service.pages.wording import (
     conclude,
@@ -83,9 +84,11 @@ def show_paper(
     """A paper's claims under the tables and sections where they stand, each with its verdict."""
     paper = queries.find_paper(session, name)
     counts = tally_of(session, name)
-    judged = list_judged(session, ClaimFilter(paper=name, verdict=verdict))
+    every = list_judged(session, ClaimFilter(paper=name))
+    judged = [row for row in every if verdict in (None, row.verdict.status)]
     groups = group_by_place(judged)
     titles, arms = titles_of(session)
+    deviations = list_deviations(session, name)
     names = {row.claim.id: name_claim(row, titles, arms) for rows in groups.values() for row in rows}
     return app_state_of(request).templates.TemplateResponse(
         request,
@@ -99,8 +102,11 @@ def show_paper(
             "groups": {place: lay_out(rows, titles, arms) for place, rows in groups.items()},
             "errors": {place: shared_errors(rows, counts) for place, rows in groups.items()} if counts else {},
             "names": names,
+            "error_counts": count_errors(every),
             "looks": first_looks(name, judged, compare),
-            "deviations": list_deviations(session, paper.name) if verdict is None else [],
+            "deviations": deviations if verdict is None else [],
+            "explained": first_places(session, deviations, groups),
+            "tests": tell_tests(deviations, arms, compare),
             "charts": {place: forest_chart(place, rows, names) for place, rows in groups.items()},
             "verdict": verdict,
         },
@@ -188,6 +194,7 @@ def show_claim(
             "timed": timed_here(record, titles, compare),
             "missing": of_a_part(record, titles),
             "tried": times_reproduced(record),
+            "tests": tell_tests(record.deviations, titles_of(session)[1], compare),
             "cited": cited,
             "bibtex": bibtex(record, names[claim_id], paper, address),
             "json_ld": json_ld(record, names[claim_id], paper, address, side_of(record.verdict.status)),

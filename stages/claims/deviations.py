@@ -25,8 +25,9 @@ HEADING = "## What the text leaves open, and what we do\n"
 class Deviation:
     """One deviation.  `claims` are patterns of the claim ids it touches; the rest are sentences for a reviewer.
 
-    `paper` is what the paper says ("silent" where it says nothing), `code` what its authors' public code does, `ours`
-    what we do, `why` the reason.
+    `paper` is what the paper says, `code` what its authors' public code does, `ours` what we do, `why` the reason.
+    `departs`: ours is not what the paper has or, where that is silent, its authors' code.  `explains` says what it may
+    explain of the paper's comparison, in a sentence; the arm `tested_by` shows whether it does.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -34,22 +35,30 @@ class Deviation:
     claims: tuple[str, ...]
     paper: str
     ours: str
-    why: str
+    why: str | None = None
     code: str | None = None
+    departs: bool = True
+    explains: str | None = None
+    tested_by: str | None = None
 
 
 class _File(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     device: str | None = None
+    repository: str | None = None
     deviations: dict[str, Deviation]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PaperDeviations:
-    """`device`: what the paper timed on, as part of the name that torch gives it; None where the paper doesn't say."""
+    """`device`: what the paper timed on, as part of the name that torch gives it; None where the paper doesn't say.
+
+    `repository`: the address of its authors' public code; None where there is none.
+    """
 
     paper: str
     device: str | None
+    repository: str | None = None
     deviations: Mapping[str, Deviation]
 
 
@@ -66,7 +75,9 @@ def read_deviations(papers: Collection[str]) -> list[PaperDeviations]:
         if path is None or not path.is_file():
             continue
         file = validate(TypeAdapter(_File), read_yaml(path), path)
-        found.append(PaperDeviations(paper=paper, device=file.device, deviations=file.deviations))
+        found.append(
+            PaperDeviations(paper=paper, device=file.device, repository=file.repository, deviations=file.deviations)
+        )
     return found
 
 
@@ -85,7 +96,10 @@ def tell(page: str, deviations: Iterable[Deviation]) -> str:
     while end < len(lines) and lines[end].startswith("|"):
         end += 1
     has_code = lines[head].count("|") == 6
-    rows = [[one.subject, one.paper, *([one.code or "–"] if has_code else []), one.ours, one.why] for one in deviations]
+    rows = [
+        [one.subject, one.paper, *([one.code or "–"] if has_code else []), one.ours, one.why or ""]
+        for one in deviations
+    ]
     lines[head + 2 : end] = [f"| {' | '.join(row)} |\n".replace("|  |", "| |") for row in rows]
     return "".join((before, heading, *lines, next_heading, after))
 

@@ -114,6 +114,9 @@ def deviation_rows(found: Sequence[PaperDeviations]) -> list[tables.Base]:
             code=deviation.code,
             ours=deviation.ours,
             why=deviation.why,
+            departs=deviation.departs,
+            explains=deviation.explains,
+            tested_by=deviation.tested_by,
         )
         for position, (paper, name, deviation) in enumerate(every)
     ]

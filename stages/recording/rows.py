@@ -105,6 +105,9 @@ class Rows:
             tables.insert_rows(session, table, values)
         session.add(tables.Meta(name="schema_version", value=str(tables.SCHEMA_VERSION)))
         session.add(tables.Meta(name="content", value=self.digest()))
+        days = [item.origin.published[:10] for item in self.found if item.origin]
+        if days:
+            session.add(tables.Meta(name="newest_result", value=max(days)))
 
     def digest(self) -> str:
         """sha256 over all inputs of the rows; which profile runs next is not part of it."""
@@ -134,9 +137,11 @@ class Rows:
 
     def named(self) -> list[tables.Base]:
         rows: list[tables.Base] = []
+        repositories = {found.paper: found.repository for found in self.deviations}
         for position, paper in enumerate(self.papers()):
             title, summary = _cite(paper)
-            rows.append(tables.Paper(name=paper, position=position, title=title, summary=summary))
+            code = repositories.get(paper)
+            rows.append(tables.Paper(name=paper, position=position, title=title, summary=summary, repository=code))
         for position, (name, profile) in enumerate(self.params.profiles.items()):
             rows.append(tables.Profile(name=name, rank=position, data=profile.data))
         for position, (name, source) in enumerate(self.params.datasets.items()):

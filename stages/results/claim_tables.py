@@ -60,7 +60,10 @@ class VerdictRow(Base):
 
 
 class VerdictRun(Base):
-    """One run behind a verdict: its side and arm, its replicate, and its value (None: it diverged)."""
+    """One run behind a verdict: its side and arm, its replicate, and its value.
+
+    None: it diverged, or the claim counts how runs ended; its result says how.
+    """
 
     __tablename__ = "verdict_runs"
     claim: Mapped[str] = mapped_column(ForeignKey("verdicts.claim"), primary_key=True)
@@ -116,7 +119,8 @@ class VerdictArm(Base):
 class Deviation(Base):
     """A recorded difference between what a paper says and what we ran.  `id` is `<paper>.<name>`.
 
-    `code`: what the authors' public code does, where there is any.
+    `code`: what the authors' public code does, where there is any.  `departs`: ours is another than the paper's.
+    `explains`: what it may explain of a comparison, as the arm `tested_by` shows.
     """
 
     __tablename__ = "deviations"
@@ -127,7 +131,10 @@ class Deviation(Base):
     says: Mapped[str]
     code: Mapped[str | None]
     ours: Mapped[str]
-    why: Mapped[str]
+    why: Mapped[str | None]
+    departs: Mapped[bool]
+    explains: Mapped[str | None]
+    tested_by: Mapped[str | None]
 
 
 class ClaimDeviation(Base):

@@ -14,7 +14,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
 from stages.results.damage import JSONOf
 
-SCHEMA_VERSION = 14
+SCHEMA_VERSION = 15
 
 
 class Base(DeclarativeBase):
@@ -36,13 +36,17 @@ class Meta(Base):
 
 
 class Paper(Base):
-    """`title` and `summary` are the first and the second paragraph of the docstring of the paper's package."""
+    """`title` and `summary` are the first and the second paragraph of the docstring of the paper's package.
+
+    `repository` is the address of its authors' public code, where there is any.
+    """
 
     __tablename__ = "papers"
     name: Mapped[str] = mapped_column(primary_key=True)
     position: Mapped[int]
     title: Mapped[str]
     summary: Mapped[str]
+    repository: Mapped[str | None]
 
 
 class Profile(Base):

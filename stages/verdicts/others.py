@@ -60,12 +60,13 @@ def not_tested(reason: str) -> Verdict:
 
 
 def judge_hardware(printed_device: str, our_device: str) -> Verdict | None:
-    """Refuse to compare times of different classes of device; None where they may be compared."""
+    """Refuse to judge times, or ratios of them, across classes of device; None where they may be compared."""
     if printed_device == our_device:
         return None
     return Verdict(
         status=Status.OTHER_HARDWARE,
-        explanation=f"Printed for {printed_device}, measured on {our_device}: such times don't compare.",
+        explanation=f"Printed for {printed_device}, measured on {our_device}: across devices times don't compare, and "
+        "a ratio of times may stand beside another one but decides nothing.",
     )
 
 

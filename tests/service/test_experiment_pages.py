@@ -179,8 +179,8 @@ def test_what_is_claimed_of_its_models_stands_with_its_verdict(tmp_path: Path) -
     assert verdict["size"]["status"] == "inconclusive"
     assert cells == [
         "NiNformer against LocalViT: test accuracy, last epoch (MNIST)",
-        "+0.82 pp",
-        ours,
+        "0.82 pp higher",
+        f"{ours.removeprefix('+')} higher",
         "n = 3",
         verdict["status"],
         "size open",

@@ -50,6 +50,7 @@ class Page(HTMLParser):
 
 
 PAPERS = "https://arxiv.org/abs/"
+ELSEWHERE = (PAPERS, "https://github.com/")  # papers, and their authors' code
 """Where a link leads out, which no page follows by itself."""
 
 PAGES = (
@@ -63,9 +64,9 @@ PAGES = (
 def test_pages_ask_no_other_host_and_run_nothing_inline(client: TestClient, path: str) -> None:
     page = Page(client.get(path).text)
     assert page.inline == []
-    assert [address for address in page.addresses if not address.startswith(("/", "#", PAPERS))] == []
+    assert [address for address in page.addresses if not address.startswith(("/", "#", *ELSEWHERE))] == []
     for address in {address.partition("#")[0] for address in page.addresses} - {"", "/predict"}:
-        if not address.startswith(("/static/vega.js", PAPERS)):
+        if not address.startswith(("/static/vega.js", *ELSEWHERE)):
             assert client.get(address).status_code == 200, address
 
 
@@ -347,10 +348,21 @@ def test_claims_that_fill_no_table_keep_their_order_beside_it() -> None:
     [
         (value_in("images")(60_000), "60,000 images"),
         (value_in("relative gain")(-0.0123456), "1.235 % loss"),
-        (value_in("of the baseline")(2.0), "2 × the baseline"),
+        (value_in("of the baseline")(2.0), "2 times the baseline’s"),
+        (value_in("of the baseline")(1.0), "equal to the baseline’s"),
         (print_value(Claim(kind="value", unit="ns", value=141.62)), "141.62 ns"),
-        (print_value(Claim(kind="ratio", unit="relative reduction", value=0.112)), "11.2 % reduction"),
-        (print_value(Claim(kind="difference", unit="fraction", value=0.0065, stderr=0.0017)), "+0.65 pp ± 0.17 pp"),
+        (
+            print_value(Claim(kind="ratio", unit="relative reduction", value=0.112, metric="loss", better="lower")),
+            "11.2 % lower",
+        ),
+        (
+            print_value(
+                Claim(
+                    kind="difference", unit="fraction", value=0.0065, stderr=0.0017, metric="min_error", better="lower"
+                )
+            ),
+            "0.65 ± 0.17 pp lower",
+        ),
         (percent(0.5378), "53.78 %"),
         (percent(None), "–"),
         (points(-0.1345), "−13.45 pp"),
@@ -384,4 +396,5 @@ def test_a_run_of_older_code_that_gives_the_same_says_which_line_shows_it(publis
         first, *more = lines = trail["code"]["equivalences"]
         assert (trail["code"]["changed_code"], first) == ([], 1) and more == sorted(more)
         said, plural = ", ".join(map(str, lines)), "s" if more else ""
-        assert f"without changing a number, as shown by data/evidence/equivalences.jsonl, line{plural} {said}." in page
+        file = "<code>data/evidence/equivalences.jsonl</code> in the repository"
+        assert f"without changing a number, as shown by {file}, line{plural} {said}." in page

@@ -186,7 +186,9 @@ def test_a_verdict_on_part_of_a_grid_and_by_rules_of_afterwards_says_so_in_its_b
 
 def test_a_waiting_claim_shows_its_first_look_and_a_time_its_ratio(client: TestClient) -> None:
     rank = text_of(client.get("/claims/ninformer.rank.c10.ninformer").text)
-    assert re.search(r"\+4\.74 pp in a shortened run\s*: 3 of 100 epochs, .*a first look and decides nothing", rank)
+    assert re.search(
+        r"4\.74 pp higher in a shortened run\s*: 3 of 100 epochs, .*a first look and decides nothing", rank
+    )
     time = text_of(client.get("/claims/ninformer.text.c10.time_vs_vit").text)
     assert re.search(r"NiNformer takes 2\.\d\d times as long as ViT; by the paper’s own times 0\.73 times\.", time)
 
@@ -204,7 +206,7 @@ def test_no_row_of_a_deviation_is_empty(claim_pages: dict[str, str]) -> None:
     found = [
         cell
         for html in claim_pages.values()
-        for table in re.findall(r'(?s)aria-label="Deviation: .*?</table>', html)
+        for table in re.findall(r'(?s)aria-label="Set-up: .*?</table>', html)
         for cell in re.findall(r"<td>(.*?)</td>", table)
     ]
     assert len(found) > 1000 and not {"", "–", "None"} & set(found)
@@ -267,3 +269,88 @@ def test_claims_print_a_percent_sign_only_where_their_unit_is_one(
             assert "%" not in value or is_share, f"{claim['id']}: {value}"
             seen.add((is_share, "%" in value))
     assert {(True, True), (False, False)} <= seen
+
+
+def test_no_page_says_diverged_of_a_run_that_finished(
+    client: TestClient, claims: list[dict[str, Any]], claim_pages: dict[str, str]
+) -> None:
+    """A claim about how trainings end has no number of a run, and none of them diverged."""
+    ended = {run["run_key"]: run["status"] for run in client.get("/api/v1/runs?limit=1000").json()}
+    seen = set()
+    for claim in claims:
+        for key, row in re.findall(
+            r'(?s)<tr><th scope="row"><a href="/runs/(\w+)">(.*?)</tr>', claim_pages[f"/claims/{claim['id']}"]
+        ):
+            assert ("diverged" in row) == (ended[key] == "diverged"), f"{claim['id']}: {key}"
+            seen |= {claim["kind"]}
+    assert {"failures", "difference"} <= seen
+
+
+def test_a_ratio_of_times_stands_beside_the_printed_one_and_is_said_to_decide_nothing(
+    client: TestClient, claim_pages: dict[str, str]
+) -> None:
+    (comparison,) = client.get("/compare?paper=ninformer&dataset=cifar10&metric=inference_time").json()["comparisons"]
+    (ratio,) = [arm["ratio"] for arm in comparison["arms"] if arm["arm"] == "ninformer"]
+    of_ours, of_printed = f"{ratio['of_ours']:.2f}", f"{ratio['of_printed']:.2f}"
+    said = f"NiNformer takes {of_ours} times as long as ViT; by the paper’s own times {of_printed}"
+    of_claim = text_of(claim_pages["/claims/ninformer.text.c10.time_vs_vit"])
+    assert said in of_claim and "not tested (hardware)" in of_claim
+    assert "a ratio of times may stand beside another one but decides nothing" in of_claim
+    of_paper = text_of(client.get("/papers/ninformer").text)
+    assert (
+        said in of_paper and f"{1 - 1 / ratio['of_ours']:.0%}".replace("%", " % shorter on another device") in of_paper
+    )
+    of_times = text_of(client.get("/?dataset=cifar10&metric=inference_time").text)
+    assert "they depend on the machine, too, and decide nothing" in of_times
+
+
+def test_first_numbers_of_an_experiment_stand_on_the_paper_s_page_though_its_claims_have_none(
+    client: TestClient, claim_pages: dict[str, str]
+) -> None:
+    (comparison,) = client.get("/compare?paper=brownian").json()["comparisons"][:1]
+    numbers = [f"{arm['title']} {arm['ours']['value']:.2%}".replace("%", " %") for arm in comparison["arms"]]
+    assert len(numbers) == 4 and comparison["cut"]
+    for html in (client.get("/papers/brownian").text, claim_pages["/claims/brownian.second_order_accuracy"]):
+        (grey,) = [text_of(part) for part in re.findall(r'(?s)class="first-look">(Test accuracy.*?)</', html)]
+        assert all(number in grey for number in numbers) and comparison["cut"] in grey
+
+
+def test_what_may_explain_a_comparison_stands_above_its_table_and_at_all_claims_of_it(
+    client: TestClient, claim_pages: dict[str, str]
+) -> None:
+    said = "The paper's ViT has no position embeddings"
+    html = client.get("/papers/ninformer").text
+    above = text_of(html[html.index(">Table 2</h2>") :].partition("<table")[0])
+    assert said in above and "ViT with learned positions was not trained yet." in above
+    assert html.count("no position embeddings, so it can") == 1, "once"
+    with_it = {address.rpartition("/")[2] for address, page in claim_pages.items() if said in text_of(page)}
+    assert with_it == {
+        "ninformer.rank",
+        "ninformer.text.c10.acc_vs_vit",
+        *(f"ninformer.{name}" for d in ("mnist", "c10", "c100") for name in (f"table2.{d}.vit", f"rank.{d}.mlpmixer")),
+    }
+
+
+def test_one_thing_has_one_word_on_all_pages_and_the_page_about_method_says_what_it_means(
+    client: TestClient, claim_pages: dict[str, str]
+) -> None:
+    """What changed since is told in the words of its time, and code is code."""
+    other_words = re.compile(r"\b(arms?|stand-ins?|too short runs|smoke|embedded|lottery)\b")
+    pages = claim_pages | {f"/papers/{row['name']}": "" for row in client.get("/api/v1/papers").json()} | {"/": ""}
+    for address, known in pages.items():
+        html = (known or client.get(address).text).partition('id="changes-title"')[0]
+        found = other_words.findall(text_of(re.sub("(?s)<code>.*?</code>", "", html)))
+        assert not found, f"{address}: {found}"
+    glossary = set(re.findall(r"<div><dt>([^<]+)</dt>", client.get("/method").text))
+    wanted = {
+        "claim",
+        "model",
+        "run, replicate",
+        "reading",
+        "look",
+        "size open",
+        "environment",
+        "digest",
+        "sensitivity",
+    }
+    assert wanted | {"calibration error"} <= glossary

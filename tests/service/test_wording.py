@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from service.pages.amounts import by_reading, imply, in_terms_of
 from service.pages.formats import flops, in_words, span
+from service.pages.printed import count_errors
 from service.pages.wording import (
     _WORDS,
     agreement,
@@ -16,7 +18,6 @@ from service.pages.wording import (
     conclude,
     for_readers,
     highlights,
-    in_terms_of,
     name_claim,
     name_metric,
     print_ours,
@@ -74,7 +75,7 @@ def test_a_sentence_says_what_holds_under_a_reading_and_that_an_error_counts_onc
     computed = {"finding": {"holds": 3, "holds under a reading": 1, "contradicted": 1}}
     sentence = summarise(Tally(paper="p", claims=16, **counts, **parts, by_basis=computed, errors={"unit": 12}))
     assert sentence == (
-        "4 of 5 statements decided by computing hold (1 of them under one reading only); "
+        "4 of 5 claims decided by computing hold (1 of them under one reading only); "
         "one error (unit) stands at 12 places of the paper and counts once."
     )
 
@@ -88,13 +89,6 @@ def test_an_error_at_several_places_is_named_once_a_place_of_the_paper() -> None
     tally = Tally(paper="p", claims=3, **vars(none), **parts, errors={"unit": 2})
     assert shared_errors([first, other, alone], tally) == {"unit": first}
     assert shared_errors([alone], tally) == {}
-
-
-def test_a_negative_gain_is_a_loss() -> None:
-    time = Claim(id="x", kind="ratio", metric="inference_time", unit="relative gain", value=-0.01)
-    assert print_value(time) == "1 % loss"
-    time.value = 0.36
-    assert print_value(time) == "36 % gain"
 
 
 def test_large_numbers_have_a_prefix_and_no_exponent() -> None:
@@ -141,17 +135,68 @@ def test_every_claim_is_named_in_words() -> None:
 def test_what_is_found_is_in_its_own_unit_and_no_number_of_parameters() -> None:
     by_size = Claim(id="x", kind="behind_up_to", metric="selected_log_mse", value=1e4, unit="parameters")
     by_width = Claim(id="x", kind="uniform", metric="selected_log_mse", value=0.25, unit="nats", factor="width")
-    assert (print_value(by_size), print_value(by_width)) == ("10,000 parameters or fewer", "0.25 nats at every width")
+    assert (print_value(by_size), print_value(by_width)) == (
+        "worse up to 10,000 parameters",
+        "the same 0.25 nats at every width",
+    )
     assert (in_terms_of(-0.153, by_size), in_terms_of(0.127, by_width)) == ("−0.153 nats", "0.127 nats")
     wins = Claim(id="x", kind="wins", metric="window_error", unit="orders")
     gain = Claim(id="x", kind="ratio", metric="accuracy", unit="relative gain")
     assert (as_run(0.07, wins), as_run(0.5, gain), as_run(-5.1, by_size)) == ("7.00 %", "50.00 %", "−5.1 nats")
 
 
+def test_a_difference_tells_its_way_whichever_way_is_better() -> None:
+    """A gain in error is fewer errors, a relative gain in time is what the other model takes longer."""
+
+    def printed(value: float, kind: str, metric: str, unit: str, better: str) -> str:
+        return print_value(Claim(id="x", kind=kind, metric=metric, value=value, unit=unit, better=better))
+
+    assert printed(0.0036, "order", "min_error", "fraction", "lower") == "0.36 pp lower"
+    assert printed(-0.0002, "order", "min_error", "fraction", "lower") == "0.02 pp higher"
+    assert printed(0.0388, "order", "accuracy", "fraction", "higher") == "3.88 pp higher"
+    assert printed(0.24, "ratio", "accuracy", "relative gain", "higher") == "24 % higher"
+    assert printed(-0.04, "ratio", "train_tokens_per_second", "relative gain", "higher") == "4 % lower"
+    assert printed(0.36, "ratio", "inference_time", "relative gain", "lower") == "36 % longer"
+    assert printed(-0.01, "ratio", "inference_time", "relative gain", "lower") == "1 % shorter"
+    span = Claim(id="x", kind="range", metric="loss", value=0.15, high=0.25, unit="relative reduction", better="lower")
+    assert print_value(span) == "15 to 25 % lower"
+    of_time = Claim(id="x", metric="inference_time", unit="relative gain", better="lower", arm="a", baseline_arm="b")
+    judged = JudgedClaim(claim=of_time, verdict=VerdictRow(), experiments=("e",), datasets=())
+    titles = {("e", "a"): "NiNformer", ("e", "b"): "ViT"}
+    assert name_claim(judged, {}, titles) == "ViT against NiNformer: inference time per sample"
+
+
+def test_a_number_says_what_it_is_of_and_none_stands_where_none_is_printed() -> None:
+    tally = Claim(id="x", kind="tally", metric="accuracy", value=9, trials=9, unit="orders")
+    assert print_value(tally) == "9 of 9 comparisons"
+    seen = Claim(id="x", kind="observed", metric="kernel_width_gap", value=0.0, better="higher")
+    assert (print_value(seen), imply(seen)) == ("–", "ln σ(feed-forward) − ln σ(attention) above 0")
+    assert imply(tally) is None
+
+
+def test_one_error_at_several_places_counts_once() -> None:
+    rows = [judge(name, "contradicted") for name in "abc"]
+    for row in rows[:2]:
+        row.claim.finding = {"error": "unit", "explanation": "The unit can't be right. By its peak."}
+    assert count_errors([*rows, judge("d", "holds")]) == {"contradicted": (3, 2)}
+    assert count_errors(rows[1:]) == {}
+
+
+def test_of_readings_that_all_hold_each_has_its_number() -> None:
+    readings = [{"name": "as all", "ours": 0.9997, "holds": True}, {"name": "as used", "ours": 1.0149, "holds": True}]
+    claim = Claim(id="x", kind="ratio", metric="parameters_ratio", value=1.0, unit="of the baseline")
+    claim.finding = {"status": "holds", "readings": readings}
+    verdict = VerdictRow(ours=1.0149, basis="finding")
+    assert by_reading(claim) == [("as all", "0.9997 times the baseline’s"), ("as used", "1.015 times the baseline’s")]
+    assert print_ours(verdict, claim) == "0.9997 to 1.015 times the baseline’s"
+    claim.finding = {"status": "holds under a reading", "readings": readings}
+    assert by_reading(claim) == [] and print_ours(verdict, claim) == "1.015 times the baseline’s"
+
+
 def test_readers_see_no_word_that_only_the_project_uses() -> None:
     assert (
-        for_readers("Only stand-ins so far, a ratio between arms")
-        == "Only placeholder data so far, a ratio between models"
+        for_readers("Only stand-ins or too short runs so far, a ratio between arms")
+        == "Only placeholder data or shortened runs so far, a ratio between models"
     )
     assert for_readers("an arm of its own, no charm") == "a model of its own, no charm"
 
@@ -187,8 +232,8 @@ def test_a_conclusion_says_which_way_and_by_how_much() -> None:
 def test_a_number_is_as_precise_as_its_interval() -> None:
     claim = Claim(id="x", kind="difference", metric="selected_log_mse", unit="nats")
     verdict = VerdictRow(ours=0.222512, low=0.205793, high=0.239232)
-    assert print_ours(verdict, claim) == "0.223 nats"
-    assert print_ours(VerdictRow(ours=0.222512), claim) == "0.2225 nats", "there is no interval"
+    assert print_ours(verdict, claim) == "0.223 nats higher"
+    assert print_ours(VerdictRow(ours=0.222512), claim) == "0.2225 nats higher", "there is no interval"
     assert span_of(-0.00159, 0.42686, claim) == "−0.002 to 0.427 nats"
     assert span(-4.225, -4.1061, "nats") == "−4.225 to −4.106 nats"
     assert span(60_000.0, 60_010.0, "") == "60,000 to 60,010"

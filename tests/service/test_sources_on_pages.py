@@ -1,0 +1,60 @@
+"""What pages say of a paper's text and code, of our set-up, and of the repository's files."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+
+from fastapi.testclient import TestClient
+
+from service.settings import Settings
+from tests.service.conftest import serving
+from tests.service.results_factory import REPOSITORY
+from tests.service.test_published_pages import text_of
+
+
+def test_a_table_without_a_number_of_ours_announces_none(published_client: TestClient) -> None:
+    html = published_client.get("/papers/ninformer").text
+    captions = {
+        place: html[html.index(f">{place}</h2>") :].partition("<caption>")[2] for place in ("Table 2", "Table 3")
+    }
+    assert captions["Table 2"].startswith(
+        "Test accuracy, last epoch: the paper’s number, ours below it where there is one<"
+    )
+    assert captions["Table 3"].startswith("Inference time per sample: the paper’s number<")
+
+
+def test_departures_come_first_and_nothing_is_because_of_nothing(published_client: TestClient) -> None:
+    for paper in published_client.get("/api/v1/papers").json():
+        html = published_client.get(f"/papers/{paper['name']}").text
+        section = html[html.index('id="deviations"') :].partition("</section>")[0]
+        assert section.index("<h3>Where we depart from the paper") < section.index("<h3>The rest of the set-up")
+        cells = re.findall(r'<th scope="row">([^<]+)</th><td>(.*?)</td>', section)
+        assert {name for name, _ in cells} <= {"the paper", "its authors’ code", "we", "because"}
+        for name, cell in cells:
+            assert re.fullmatch(r"(?s)\S.*[.?!]", text_of(cell).strip()), f"{paper['name']}: {name} {cell!r}"
+
+
+def test_each_paper_leads_to_its_text_and_code_or_says_that_it_can_t(published_client: TestClient) -> None:
+    links = {}
+    for paper in published_client.get("/api/v1/papers").json():
+        html = published_client.get(f"/papers/{paper['name']}").text
+        (head,) = re.findall(r'(?s)</h1>\s*(<p class="note">.*?</p>)', html)
+        links[paper["name"]] = re.findall(r'href="([^"]+)"', head)
+        assert ("arXiv" in paper["title"]) == ("Read the paper" in head) == ("No public link" not in head)
+    assert links["ninformer"] == ["https://arxiv.org/abs/2403.02411", "https://github.com/Abdullah-88/NiNformer"]
+    assert links["dac"] == ["https://arxiv.org/abs/2301.00924v3"] and len(links["nmn"]) == len(links["hyperbf"]) == 1
+
+
+def test_files_are_links_where_the_repository_s_address_is_known(published_client: TestClient, published: str) -> None:
+    with sqlite3.connect(published) as database:
+        ((newest,),) = database.execute("SELECT substr(max(json_extract(origin, '$.published')), 1, 10) FROM results")
+    page = published_client.get("/method").text
+    assert "<code>params.yaml</code> in the repository" in page and "no public address here" in page
+    assert f"newest published result: {newest}" in page and "Apache-2.0" in page
+    home = "https://example.org/claimcheck"
+    with serving(Settings(root=REPOSITORY, database=published, repository=home)) as known:
+        linked = known.get("/method").text
+        assert f'<a href="{home}/blob/HEAD/params.yaml"><code>params.yaml</code></a>' in linked
+        assert f'<a href="{home}">Repository</a>' in linked and "no public address" not in linked
+        assert f'<a href="{home}/blob/HEAD/docs/decisions/README.md">decision 0008</a>' in known.get("/papers/dac").text
