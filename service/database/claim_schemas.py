@@ -95,6 +95,23 @@ class PowerOut(Out):
     explanation: str
 
 
+class ScopeOut(Out):
+    """The part of a grid that a verdict is of."""
+
+    pairs: int = Field(description="of two models each, that ran")
+    planned_pairs: int | None = Field(description="of the whole grid; null where results tell which models are pairs")
+    factor: str | None = Field(examples=["depth"], description="what was varied, where whole slices of the grid ran")
+    ran: list[Any] = Field(examples=[[5, 8]], description="its levels that ran")
+    missing: list[Any] = Field(examples=[[6, 11, 16]], description="its levels that did not")
+    whole_low: float | None = Field(
+        description="interval of the whole grid's gain at the verdict's `confidence`, as if the levels that ran were "
+        "drawn from it"
+    )
+    whole_high: float | None
+    models: int | None = Field(description="of the grid that ran, where results tell which models are pairs")
+    planned_models: int | None
+
+
 class ClaimCostOut(Out):
     """Of all runs behind a verdict, each counted once."""
 
@@ -128,9 +145,16 @@ class ChangeOut(Out):
     """A change of a claim's row, or of the rules or the code that judge it."""
 
     date: str = Field(examples=["2026-11-22"])
-    part: str = Field(description="what was changed: claim (its row), rules or code", validation_alias="subject")
+    part: str = Field(
+        description="what was changed: claim (its row), rules (their numbers), rule (the way it is judged) or code",
+        validation_alias="subject",
+    )
     changed: dict[str, tuple[str | float | None, str | float | None]] = Field(description="old and new, by column")
     after_evidence: bool = Field(description="results of its experiments had been published")
+    alters: bool = Field(description="it touched a rule, a metric, a statement or a verdict")
+    seen: int | None = Field(
+        description="of a rule: how many of the claim's own results (pairs, where it is of pairs) had been seen before"
+    )
     why: str
 
 
@@ -157,6 +181,11 @@ class VerdictOut(Out):
     prediction_confidence: float | None = Field(examples=[0.95])
     is_predicted: bool | None = Field(description="whether the paper's number lies there")
     power: PowerOut | None
+    scope: ScopeOut | None = Field(description="null of a whole grid, and where there is none")
+    seen_before_rule: int | None = Field(
+        description="how many of the claim's own results (pairs, where it is of pairs) had been seen when the rule "
+        "that judges it was written; null: none had"
+    )
     holds_adjusted: bool | None = Field(description="after Holm's adjustment over the claim's family")
     rules: str = Field(description="sha256 of the numbers of the rules in params.yaml")
     digest: str = Field(description="sha256 of rules, the claim's row with its metric, judging code, and finding")
@@ -312,9 +341,20 @@ class CountsOut(Out):
 
     decidable: int
     in_favour: int = Field(description="reproduced, supported, holds, if only under a reading")
+    under_reading: int = Field(description="of those in favour: true only if the words are read in one way")
     opposed: int = Field(validation_alias="against", description="not reproduced, reversed, fails, contradicted")
     open: int = Field(description="there is evidence that doesn't decide yet")
     waiting: int = Field(description="not run yet")
+
+
+class OutlookOut(Out):
+    """What the planned trainings can show of the waiting claims, by the power of their plans."""
+
+    waiting: int = Field(description="claims that wait for training")
+    hopeless: int = Field(description="even if the paper is right, confirmed with probability below 5 %")
+    order_only: int = Field(description="the order can be confirmed, the size of the difference can't")
+    unlikely: int = Field(description="of the others, confirmed with probability below 50 % if the paper is right")
+    unknown: int = Field(description="no size is printed or no spread is known, so nothing can be reckoned")
 
 
 class TallyOut(CountsOut):
@@ -325,6 +365,7 @@ class TallyOut(CountsOut):
     trained: CountsOut = Field(description="those that trained models decide")
     computed: CountsOut = Field(description="those that are computed without training")
     data: CountsOut = Field(description="sizes and ranges of data sets")
+    outlook: OutlookOut = Field(description="of the claims that wait for training")
     by_verdict: dict[str, int]
     by_kind: dict[str, dict[str, int]]
     errors: dict[str, int] = Field(examples=[{"inference times in nanoseconds": 12}], description="places of each")

@@ -8,11 +8,20 @@ from html import escape
 from typing import Any
 
 from service.pages.legend import address_of, meaning_of
+from service.pages.opening import holds_in_its_order_only
+from service.pages.wording import verdict_in_words
 from stages.results import ClaimRecord, ExperimentComparison, Paper, Result, Tally
 
 DIGITS = 12  # of a digest, as pages show it
-RATINGS = {"for": 5, "against": 1}
-COLOURS = {"for": "#1f6b3a", "against": "#a11d2b", "open": "#2c4d86", "noted": "#6f4e00", "waiting": "#5d6361"}
+RATINGS = {"for": 5, "reading": 3, "against": 1}
+COLOURS = {
+    "for": "#1f6b3a",
+    "reading": "#4b6b1f",
+    "against": "#a11d2b",
+    "open": "#2c4d86",
+    "noted": "#6f4e00",
+    "waiting": "#5d6361",
+}
 _LETTER, _MARGIN, _HEIGHT = 6.6, 12, 22  # pixels
 
 
@@ -29,7 +38,7 @@ def bibtex(record: ClaimRecord, name: str, paper: Paper, address: str) -> str:
     """
     digest = record.verdict.digest[:DIGITS]
     note = f"Claim {record.claim.id} of “{paper.title}”, {record.claim.place}; verdict {digest}"
-    title = f"{name}: {record.verdict.status}"
+    title = f"{name}: {verdict_in_words(record.verdict)}"
     return _entry(record.claim.id, title, note, f"{address}?cited={digest}", published_on(_results(record)))
 
 
@@ -69,7 +78,10 @@ def _tex(text: str) -> str:
 
 
 def json_ld(record: ClaimRecord, name: str, paper: Paper, address: str, side: str) -> dict[str, Any]:
-    """A ClaimReview where something decided the claim, else the Claim alone."""
+    """A ClaimReview where something decided the claim, else the Claim alone.
+
+    Full marks are for a claim that holds whole: of an order whose size isn't as printed, or open, it is one less.
+    """
     article = {"@type": "ScholarlyArticle", "name": paper.title}
     if link := address_of(paper):
         article["url"] = link
@@ -78,7 +90,8 @@ def json_ld(record: ClaimRecord, name: str, paper: Paper, address: str, side: st
         return {"@context": "https://schema.org", **claim, "url": address}
     day = published_on(_results(record))
     status = record.verdict.status
-    rating = {"@type": "Rating", "ratingValue": RATINGS[side], "bestRating": 5, "worstRating": 1}
+    value = RATINGS[side] - holds_in_its_order_only(record.verdict)
+    rating = {"@type": "Rating", "ratingValue": value, "bestRating": 5, "worstRating": 1}
     return {
         "@context": "https://schema.org",
         "@type": "ClaimReview",
@@ -86,16 +99,24 @@ def json_ld(record: ClaimRecord, name: str, paper: Paper, address: str, side: st
         "claimReviewed": name,
         "itemReviewed": claim,
         "author": {"@type": "Organization", "name": "Claimcheck"},
-        "reviewRating": {**rating, "alternateName": status, "ratingExplanation": meaning_of(status)},
+        "reviewRating": {
+            **rating,
+            "alternateName": verdict_in_words(record.verdict),
+            "ratingExplanation": meaning_of(status),
+        },
         "reviewBody": record.verdict.explanation,
         **({"datePublished": day} if day else {}),
     }
 
 
 def claim_badge(record: ClaimRecord, side: str) -> str:
-    """As "supported, n = 5, 2026-11"."""
+    """As "order supported, size open, n = 5, 2026-11"."""
     day = published_on(_results(record))
-    parts = [record.verdict.status, f"n = {record.verdict.n}" if record.verdict.n else "", day[:7] if day else ""]
+    parts = [
+        verdict_in_words(record.verdict),
+        f"n = {record.verdict.n}" if record.verdict.n else "",
+        day[:7] if day else "",
+    ]
     return badge("claim", ", ".join(part for part in parts if part), COLOURS[side])
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
 
 from jinja2 import Environment
 
 from service.database.observed import name_quantity
-from service.pages.formats import NONE, as_precise_as, exact, from_to, lower_first, percent, plain, points, value_in
+from service.pages.formats import NONE, as_precise_as, exact, from_to, lower_first, plain, points, value_in
 from service.pages.legend import SIDES, address_of, meaning_of
-from stages.results import METRICS, Claim, ClaimRecord, JudgedClaim, Metric, Status, Tally, VerdictRow
+from service.pages.opening import prospects
+from stages.results import METRICS, Claim, JudgedClaim, Metric, Status, Tally, VerdictRow
 
 _WORDS = {
     "dataset.classes": "Classes",
@@ -66,6 +66,7 @@ GAINS = ("order", "difference", "gap", "equivalence")
 
 _SIDES = {
     "for": (*SIDES["For the paper"], Status.AS_PRINTED),
+    "reading": SIDES["True as read in one way"],
     "against": SIDES["Against it"],
     "open": SIDES["Open"],
     "noted": (Status.DEVIATES, Status.SHOWN),
@@ -76,7 +77,8 @@ def install(environment: Environment) -> None:
     """Register the functions that take one claim or verdict as filters."""
     for function in (
         *(side_of, in_terms_of, unit_of, as_run, print_value, print_ours, print_metric, name_quantity, agreement),
-        size_in_words,
+        verdict_in_words,
+        name_reading,
     ):
         environment.filters[function.__name__] = function
     environment.filters["metric_name"] = name_metric
@@ -93,7 +95,7 @@ def for_readers(explanation: str) -> str:
 
 
 def side_of(status: str) -> str:
-    """The side that colours a verdict: for, against, open, noted or waiting."""
+    """The side that colours a verdict: for, reading, against, open, noted or waiting."""
     return next((side for side, statuses in _SIDES.items() if status in statuses), "waiting")
 
 
@@ -182,35 +184,43 @@ def span_of(low: float, high: float, claim: Claim) -> str:
     return from_to(in_terms_of(low, claim, write), in_terms_of(high, claim, write))
 
 
-def size_in_words(verdict: VerdictRow) -> str:
-    """Whether a difference is as large as printed, which is judged apart from who is ahead."""
-    side = side_of(verdict.size["status"]) if verdict.size else ""
-    known = {
-        "for": "It is also as large as the paper prints, within the margin.",
-        "against": "It is not as large as the paper prints.",
-        "open": "Whether it is as large as the paper prints is still open.",
-    }
-    return known.get(side, "")
-
-
 def print_metric(row: Metric) -> str:
     """A result's number in its metric's unit."""
     return value_in(METRICS[row.metric].unit)(row.value) if row.metric in METRICS else plain(row.value)
+
+
+def verdict_in_words(verdict: VerdictRow) -> str:
+    """The verdict where it travels without its page: an order apart from the size of its difference."""
+    if not verdict.size:
+        return verdict.status
+    side = side_of(verdict.size["status"])
+    return f"order {verdict.status}, size {'open' if side == 'open' else verdict.size['status']}"
+
+
+def name_reading(judged: JudgedClaim) -> str | None:
+    """As what a statement is true, where it is only under a reading: "only if read as growth with the tokens"."""
+    if judged.verdict.status != Status.HOLDS_UNDER_READING:
+        return None
+    readings = (judged.claim.finding or {}).get("readings", [])
+    true, false = ([item["name"] for item in readings if item["holds"] == holds] for holds in (True, False))
+    if not true:
+        return None
+    also = f", not {' or '.join(false)}" if false else ""
+    return f"only if read {' or '.join(true)}{also}"
 
 
 def summarise(tally: Tally) -> str:
     """Summarise a paper's results in a sentence; claims decided by training are counted separately."""
     words = []
     for basis, what in (
+        ("results", "decided by training"),
         ("finding", "decided by computing"),
         ("params", "on sizes of data sets"),
-        ("results", "decided by training"),
     ):
-        favour, against = (_count(tally, basis, side) for side in ("for", "against"))
-        if favour + against:
-            read = tally.by_basis[basis].get(Status.HOLDS_UNDER_READING, 0)
-            how = f" ({read} of them under one reading only)" if read else ""
-            words.append(f"{favour} of {favour + against} statements {what} hold{how}")
+        favour, read, against = (_count(tally, basis, side) for side in ("for", "reading", "against"))
+        if favour + read + against:
+            also = f" and {read} more only as read in one way" if read else ""
+            words.append(f"{favour} of {favour + read + against} statements {what} hold{also}")
     words += [f"one error stands at {places} places of the paper and counts once" for places in tally.errors.values()]
     if tally.open:
         words.append(f"for {tally.open} the evidence is not enough yet")
@@ -218,7 +228,9 @@ def summarise(tally: Tally) -> str:
         words.append(f"{trained} {'waits' if trained == 1 else 'wait'} for full-length training")
     if computed := tally.waiting - trained:
         words.append(f"{computed} {'is' if computed == 1 else 'are'} not computed here yet")
-    return f"{'; '.join(words)}." if words else "Nothing here can decide its claims yet."
+    if not words:
+        return "Nothing here can decide its claims yet."
+    return " ".join(filter(None, [f"{'; '.join(words)}.", prospects(tally.outlook)]))
 
 
 def _count(tally: Tally, basis: str, side: str) -> int:
@@ -230,59 +242,17 @@ def _count(tally: Tally, basis: str, side: str) -> int:
     )
 
 
-def conclude(record: ClaimRecord, titles: Mapping[str, str]) -> str | None:
-    """The outcome in a sentence with its interval, None without one; `titles` are those of all planned arms."""
-    claim, verdict = record.claim, record.verdict
-    if verdict.basis != "results" or verdict.estimate is None or verdict.low is None or verdict.high is None:
-        return None
-    write = as_precise_as(verdict.low, verdict.high)
-    ends = [in_terms_of(end, claim, write).removeprefix("+") for end in (verdict.low, verdict.high)]
-    interval = f"{_confidence(verdict)} interval {from_to(*ends)}"
-    size = in_terms_of(abs(verdict.estimate), claim, write).removeprefix("+")
-    is_better = "better" if verdict.estimate >= 0 else "worse"
-    if claim.kind in SIDES_OF_A_SIZE:
-        ahead = f"the proposed ones are {is_better} than their baselines by {size}"
-        return f"Among networks of this size {ahead} ({interval})."
-    if claim.kind == "uniform" and verdict.margin:
-        alike = in_terms_of(verdict.margin, claim)
-        over = f"Over {_among_planned(record, titles)} pairs the" if record.pairs else "The"
-        apart = f"{over} largest and the smallest gain by {claim.factor} differ by {size}"
-        return f"{apart} ({interval}); up to {alike} would count as alike."
-    if claim.kind in GAINS:
-        who = titles.get(claim.arm or "", "The proposed model")
-        against = titles.get(claim.baseline_arm or "", "its baseline")
-        among = f"; mean of {_among_planned(record, titles)} pairs" if record.pairs else ""
-        return f"{who} is {is_better} than {against} by {size} ({interval}{among})."
-    if claim.kind == "value" and claim.value is not None and verdict.ours is not None:
-        way = "above" if verdict.estimate >= 0 else "below"
-        ours, printed = print_ours(verdict, claim), print_value(claim)
-        if unit_of(claim) == "fraction":
-            size = points(abs(verdict.estimate)).removeprefix("+")
-            interval = f"{_confidence(verdict)} interval {from_to(points(verdict.low), points(verdict.high))}"
-        return f"We find {ours}, {size} {way} the paper’s {printed} (of the difference: {interval})."
-    return None
-
-
-def _confidence(verdict: VerdictRow) -> str:
-    """95 %, 96.7 %"""
-    return percent(verdict.confidence, 1).replace(".0 %", " %")
-
-
-def _among_planned(record: ClaimRecord, arms: Iterable[str]) -> str:
-    """How many pairs of a grid ran, and of how many where that is not all: one pair for each proposed arm."""
-    planned = sum(fnmatchcase(arm, record.claim.arm or "") for arm in arms)
-    return f"{len(record.pairs)} of {planned}" if planned > len(record.pairs) else f"{len(record.pairs)}"
-
-
 def highlights(judged: Iterable[JudgedClaim]) -> dict[str, JudgedClaim]:
     """The strongest finding against the paper and the strongest for it, by `side_of`.
 
-    Trained before computed, those with a number of ours before those without, then those read in several ways.
+    Trained before computed, those with a number of ours before those without, then those read in several ways.  What
+    holds as read in one way only stands where nothing holds plainly.
     """
     found: dict[str, JudgedClaim] = {}
     for row in sorted(judged, key=_weight):
         found.setdefault(side_of(row.verdict.status), row)
-    return {side: found[side] for side in ("against", "for") if side in found}
+    sides = ("against", "for" if "for" in found else "reading")
+    return {side: found[side] for side in sides if side in found}
 
 
 def _weight(row: JudgedClaim) -> tuple[bool, bool, bool]:

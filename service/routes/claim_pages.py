@@ -14,13 +14,15 @@ from service.dependencies import Compare, ResultsSession, app_state_of
 from service.http.errors import declared
 from service.pages.citing import bibtex, claim_badge, json_ld, paper_badge, times_reproduced
 from service.pages.claim_charts import arms_charts, forest_chart, gain_chart, pairs_chart
+from service.pages.concluding import conclude, judged_later, qualify
 from service.pages.first_looks import first_looks
-from service.pages.legend import MEANINGS, SIDES, by_ground, sum_up
+from service.pages.legend import MEANINGS, SIDES
 from service.pages.names import name_claims, titles_of
 from service.pages.observed_charts import blocks_chart
+from service.pages.opening import by_ground, open_with, prospects
 from service.pages.printed import lay_out
 from service.pages.shown import list_shown
-from service.pages.wording import conclude, group_by_place, highlights, name_claim, side_of, summarise
+from service.pages.wording import group_by_place, highlights, name_claim, side_of, summarise
 from stages.results import (
     ClaimFilter,
     JudgedClaim,
@@ -29,6 +31,7 @@ from stages.results import (
     list_decided,
     list_families,
     list_judged,
+    rule_after,
     tally,
 )
 
@@ -41,18 +44,19 @@ def show_papers(request: Request, session: ResultsSession, compare: Compare) -> 
     tallies = {counts.paper: counts for counts in tally(session)}
     papers, decided = queries.list_papers(session), list_decided(session)
     of_paper = {paper.name: [row for row in decided if row.claim.paper == paper.name] for paper in papers}
+    datasets = queries.list_datasets(session)
     return app_state_of(request).templates.TemplateResponse(
         request,
         "front.html",
         {
             "papers": papers,
             "tallies": tallies,
-            "sentence": sum_up(list(tallies.values())),
+            "opening": open_with(list(tallies.values()), decided, {item.name: item.title for item in datasets}),
             "grounds": by_ground(list(tallies.values())),
-            "sentences": {paper: summarise(counts) for paper, counts in tallies.items()},
+            "prospects": {paper: prospects(counts.outlook) for paper, counts in tallies.items()},
             "highlights": {paper: highlights(rows) for paper, rows in of_paper.items()},
             "names": name_claims(session, decided),
-            "datasets": queries.list_datasets(session),
+            "datasets": datasets,
             "overview": first_of_each_dataset([item for item in compare(Question()) if item.provenance]),
         },
     )
@@ -128,8 +132,17 @@ def search_claims(
 @router.get("/method")
 def show_method(request: Request, session: ResultsSession) -> Response:
     """The page about method: how a verdict is reached, and what its words mean."""
+    later = judged_later(list_judged(session, ClaimFilter()))
     return app_state_of(request).templates.TemplateResponse(
-        request, "method.html", {"sides": SIDES, "meanings": MEANINGS, "papers": queries.list_papers(session)}
+        request,
+        "method.html",
+        {
+            "sides": SIDES,
+            "meanings": MEANINGS,
+            "papers": queries.list_papers(session),
+            "later": [(row, rule_after(row.claim, row.verdict)) for row in later],
+            "names": name_claims(session, later),
+        },
     )
 
 
@@ -160,6 +173,7 @@ def show_claim(
             "name": names[claim_id],
             "paper": paper,
             "conclusion": conclude(record, titles),
+            "qualifications": qualify(record),
             "tried": times_reproduced(record),
             "cited": cited,
             "bibtex": bibtex(record, names[claim_id], paper, address),

@@ -14,7 +14,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
 from stages.results.damage import JSONOf
 
-SCHEMA_VERSION = 14
+SCHEMA_VERSION = 15
 
 
 class Base(DeclarativeBase):

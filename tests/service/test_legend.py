@@ -1,4 +1,4 @@
-"""Every verdict word is explained once, and the front page says in a sentence what is so."""
+"""Every verdict word is explained once."""
 
 from __future__ import annotations
 
@@ -6,16 +6,22 @@ import re
 
 from fastapi.testclient import TestClient
 
-from service.pages.legend import MEANINGS, SIDES, address_of, sum_up
+from service.pages.legend import MEANINGS, SIDES, address_of
 from service.pages.wording import side_of
-from stages.results import Counts, Paper, Status, Tally
+from stages.results import Paper, Status
 
 
 def test_every_word_is_explained_once_and_stands_on_its_side() -> None:
     listed = [status for statuses in SIDES.values() for status in statuses]
     assert sorted(listed) == sorted(Status) and len(set(listed)) == len(listed)
     assert set(MEANINGS) == set(Status) and len(set(MEANINGS.values())) == len(MEANINGS)
-    for side, name in (("For the paper", "for"), ("Against it", "against"), ("Open", "open"), ("Waiting", "waiting")):
+    for side, name in (
+        ("For the paper", "for"),
+        ("True as read in one way", "reading"),
+        ("Against it", "against"),
+        ("Open", "open"),
+        ("Waiting", "waiting"),
+    ):
         assert {side_of(status) for status in SIDES[side]} == {name}
 
 
@@ -23,44 +29,6 @@ def test_the_method_s_page_explains_every_word(client: TestClient) -> None:
     html = client.get("/method").text
     for status in Status:
         assert f">{status}</span>" in html and MEANINGS[status] in html
-
-
-def tally(claims: int, trained: Counts, computed: Counts) -> Tally:
-    none = Counts(decidable=0, in_favour=0, against=0, open=0, waiting=0)
-    names = vars(none)
-    whole = {name: getattr(trained, name) + getattr(computed, name) for name in names}
-    return Tally(paper="p", claims=claims, **whole, trained=trained, computed=computed, data=none)
-
-
-def test_the_sentence_says_what_decided_how_many_and_what_the_others_wait_for() -> None:
-    trained = Counts(decidable=7, in_favour=1, against=2, open=1, waiting=3)
-    computed = Counts(decidable=4, in_favour=4, against=0, open=0, waiting=0)
-    assert sum_up([tally(12, trained, computed)]) == (
-        "7 claims are decided: 5 hold, 2 do not. Training the models again decided 3 and computing without training 4. "
-        "3 wait for models trained as long as the paper’s. For 1 the evidence is not enough yet. "
-        "In all the paper makes 12 claims; 1 is a setting, repeats an error or can’t be tested here."
-    )
-    waiting = Counts(decidable=1, in_favour=0, against=0, open=0, waiting=1)
-    against = Counts(decidable=2, in_favour=0, against=2, open=0, waiting=0)
-    assert sum_up([tally(3, waiting, against)] * 2) == (
-        "4 claims are decided: 4 do not hold. Computing without training decided 4. "
-        "2 wait for models trained as long as the paper’s. In all the 2 papers make 6 claims."
-    )
-    one = Counts(decidable=1, in_favour=1, against=0, open=0, waiting=0)
-    none = Counts(decidable=0, in_favour=0, against=0, open=0, waiting=0)
-    assert sum_up([tally(1, one, none)]) == "One claim is decided: it holds. In all the paper makes 1 claim."
-    assert sum_up([tally(1, waiting, none)]).startswith("No claim is decided yet. 1 waits for models")
-    assert "yet. 1 waits to be computed, which make repro does without training a model." in sum_up(
-        [tally(1, none, waiting)]
-    )
-
-
-def test_the_front_page_counts_what_the_api_counts(client: TestClient) -> None:
-    papers = client.get("/api/v1/verdicts").json()["papers"]
-    html = client.get("/").text
-    claims, waiting = (sum(paper[name] for paper in papers) for name in ("claims", "waiting"))
-    assert re.search(rf"the (paper makes|\d papers make) {claims} claims;", html)
-    assert re.search(rf"\b{waiting} waits? for models trained as long", html)
 
 
 def test_claims_are_found_by_every_word_in_any_order(client: TestClient) -> None:
