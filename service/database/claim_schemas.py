@@ -92,6 +92,9 @@ class PowerOut(Out):
     )
     needed_for_size: int | None = Field(description="that give 80 % of reproduced for a gain's size; null: none do")
     can_reproduce: bool = Field(description="false: no number of replicates can say reproduced")
+    margin: float | None = Field(description="of the printed number, or of a gain's size")
+    paper_error: float | None = Field(description="standard error of the paper's number, as printed or as of its runs")
+    most: float | None = Field(description="the chance of reproduced with any number of replicates")
     explanation: str
 
 

@@ -20,6 +20,7 @@ from service.pages.legend import MEANINGS, SIDES
 from service.pages.names import name_claims, titles_of
 from service.pages.observed_charts import blocks_chart
 from service.pages.opening import by_ground, open_with, prospects
+from service.pages.planning import plan_in_words
 from service.pages.printed import lay_out
 from service.pages.shown import list_shown
 from service.pages.wording import group_by_place, highlights, name_claim, side_of, summarise
@@ -174,6 +175,7 @@ def show_claim(
             "paper": paper,
             "conclusion": conclude(record, titles),
             "qualifications": qualify(record),
+            "planned": plan_in_words(record.claim, record.verdict),
             "tried": times_reproduced(record),
             "cited": cited,
             "bibtex": bibtex(record, names[claim_id], paper, address),
