@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from service.database.comparing import Question
+from service.pages.formats import listed
 from stages.results import METRICS, Claim, ExperimentComparison, JudgedClaim, Status
 
 GAINS_OF_TWO = ("order", "difference", "gap")
@@ -43,6 +44,17 @@ def first_looks(
         if look is not None:
             found[row.claim.id] = look
     return found
+
+
+def describe_looks(
+    looks: Mapping[str, FirstLook], judged: Iterable[JudgedClaim], datasets: Mapping[str, str]
+) -> list[str]:
+    """How short the runs behind the first looks are, each way once, with the titles of their data sets."""
+    found: dict[str, dict[str, None]] = {}
+    for row in judged:
+        if row.claim.id in looks:
+            found.setdefault(looks[row.claim.id].cut, {}).update(dict.fromkeys(datasets[name] for name in row.datasets))
+    return [f"{listed(list(titles))}: {cut}" for cut, titles in found.items()]
 
 
 def _look(claim: Claim, comparison: ExperimentComparison) -> FirstLook | None:

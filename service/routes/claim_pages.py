@@ -15,7 +15,7 @@ from service.http.errors import declared
 from service.pages.citing import bibtex, claim_badge, json_ld, paper_badge, times_reproduced
 from service.pages.claim_charts import arms_charts, forest_chart, gain_chart, pairs_chart
 from service.pages.concluding import conclude, judged_later, qualify
-from service.pages.first_looks import first_looks
+from service.pages.first_looks import describe_looks, first_looks
 from service.pages.legend import MEANINGS, SIDES
 from service.pages.names import name_claims, titles_of
 from service.pages.observed_charts import blocks_chart
@@ -75,7 +75,7 @@ def show_paper(
     paper = queries.find_paper(session, name)
     counts = tally_of(session, name)
     judged = list_judged(session, ClaimFilter(paper=name, verdict=verdict))
-    groups = group_by_place(judged)
+    groups, looks = group_by_place(judged), first_looks(name, judged, compare)
     titles, arms = titles_of(session)
     names = {row.claim.id: name_claim(row, titles, arms) for rows in groups.values() for row in rows}
     return app_state_of(request).templates.TemplateResponse(
@@ -88,7 +88,8 @@ def show_paper(
             "families": list_families(session, paper=name),
             "groups": {place: lay_out(rows, titles, arms) for place, rows in groups.items()},
             "names": names,
-            "looks": first_looks(name, judged, compare),
+            "looks": looks,
+            "shortened": describe_looks(looks, judged, titles),
             "deviations": list_deviations(session, paper.name) if verdict is None else [],
             "charts": {place: forest_chart(place, rows, names) for place, rows in groups.items()},
             "verdict": verdict,

@@ -191,7 +191,7 @@ def as_markdown(comparison: ExperimentComparison) -> str:
 
 
 def _order(comparison: ExperimentComparison) -> str:
-    if comparison.order.agrees is None:
+    if comparison.order.agrees is None or comparison.cut:
         return ""
     return f" The models finish in {'the paper’s' if comparison.order.agrees else 'another'} order."
 

@@ -101,7 +101,9 @@ def test_a_table_is_cited_with_the_digest_of_all_results(client: TestClient) -> 
     assert found is not None
     entry, content = unescape(found[0]), client.get("/health/ready").json()["detail"].rpartition(" ")[2]
     assert entry.startswith("@misc{claimcheck-dac-sgemm,") and f"results {content}" in entry
-    assert "as printed in the paper" in entry and "url = {http://127.0.0.1/experiments/dac-sgemm}" in entry
+    assert (
+        "full-length training on official data" in entry and "url = {http://127.0.0.1/experiments/dac-sgemm}" in entry
+    )
 
 
 def test_badges_say_the_verdict_and_are_well_formed(client: TestClient) -> None:
