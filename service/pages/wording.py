@@ -79,6 +79,7 @@ def install(environment: Environment) -> None:
         *(side_of, in_terms_of, unit_of, as_run, print_value, print_ours, print_metric, name_quantity, agreement),
         verdict_in_words,
         name_reading,
+        ours_is,
     ):
         environment.filters[function.__name__] = function
     environment.filters["metric_name"] = name_metric
@@ -187,6 +188,15 @@ def span_of(low: float, high: float, claim: Claim) -> str:
 def print_metric(row: Metric) -> str:
     """A result's number in its metric's unit."""
     return value_in(METRICS[row.metric].unit)(row.value) if row.metric in METRICS else plain(row.value)
+
+
+def ours_is(verdict: VerdictRow, claim: Claim) -> str:
+    """What our number is: found by training, counted, computed, or what the paper's other numbers say."""
+    if verdict.basis == "finding":
+        return "from its other numbers" if claim.kind == "inconsistent" else "we compute"
+    if verdict.basis == "params":
+        return "we count" if claim.kind == "count" else "we set"
+    return "we find"
 
 
 def verdict_in_words(verdict: VerdictRow) -> str:

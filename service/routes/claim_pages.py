@@ -12,6 +12,7 @@ from service.database.comparing import Question, first_of_each_dataset
 from service.database.observed import list_behind
 from service.dependencies import Compare, ResultsSession, app_state_of
 from service.http.errors import declared
+from service.pages.changes import sort_changes
 from service.pages.citing import bibtex, claim_badge, json_ld, paper_badge, times_reproduced
 from service.pages.claim_charts import arms_charts, forest_chart, gain_chart, pairs_chart
 from service.pages.concluding import conclude, judged_later, qualify
@@ -176,6 +177,7 @@ def show_claim(
             "paper": paper,
             "conclusion": conclude(record, titles),
             "qualifications": qualify(record),
+            "changes": sort_changes(record.changes),
             "planned": plan_in_words(record.claim, record.verdict),
             "tried": times_reproduced(record),
             "cited": cited,

@@ -207,7 +207,9 @@ def test_claims_print_a_percent_sign_only_where_their_unit_is_one(
     seen = set()
     for claim in claims:
         html = claim_pages[f"/claims/{claim['id']}"]
-        for _, value in re.findall(r"<dt>(The paper says|we find)</dt><dd>(.*?)</dd>", html):
+        for _, value in re.findall(
+            r"<dt>(The paper says|we find|we compute|we count|we set|from its other numbers)</dt><dd>(.*?)</dd>", html
+        ):
             is_share = claim["unit"] in ("fraction",) or (claim["unit"] or "").startswith("relative")
             assert "%" not in value or is_share, f"{claim['id']}: {value}"
             seen.add((is_share, "%" in value))
