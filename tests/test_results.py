@@ -263,7 +263,9 @@ def test_fidelity_is_said_in_one_sentence(provenance: str | None, cut: str | Non
 
 def test_test_images_that_are_left_out_are_said_with_the_result() -> None:
     cut = describe_fidelity("full", "quick", "3 of 100 epochs", 9977, 23)
-    assert cut.startswith("official data without 23 of 10,000 test images, in a shortened run (3 of 100 epochs)")
+    assert cut.startswith(
+        "official data without 23 of 10,000 test images, which our source lacks, in a shortened run (3 of 100 epochs)"
+    )
     assert describe_fidelity("full", "paper", "", 9977, 23).endswith(
         "without 23 of 10,000 test images, which our source lacks (profile paper)"
     )

@@ -13,7 +13,7 @@ ACCURACIES = ("accuracy", "best_epoch_accuracy")
 
 
 def tell_chance(comparison: ExperimentComparison, dataset: Dataset) -> list[str]:
-    """A sentence for each arm whose accuracy on real data can't be told from guessing among equally frequent classes."""
+    """A sentence for each arm whose accuracy on real data can't be told from guessing among equal classes."""
     if dataset.kind != "images" or comparison.metric.name not in ACCURACIES or not comparison.is_real:
         return []
     guess = 1 / dataset.classes
