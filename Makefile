@@ -66,11 +66,13 @@ endif
 	@echo "next: make serve, then open http://127.0.0.1:$(PORT)"
 
 # A process a core with one thread each: files in parallel are faster than threads in small tests.
-test: $(READY)  ## the tests, without those that take long
+LONG := long and not slow and not gpu and not network and not cluster
+
+test: $(READY)  ## the tests: every equation, rule, verdict, page and route, in three minutes on two cores
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder --durations 20
 
-test-long: $(READY)  ## those that train for long or stand in for a GPU: Triton interpreted, CUDA by fake tensors
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile -m long
+test-long: $(READY)  ## those with browsers, servers, trainings of several processes, and what stands in for a GPU
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder --durations 20 -m "$(LONG)"
 
 test-cluster: cluster  ## the tests with a Ray cluster on this machine: nodes killed, heads restarted
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "cluster and not slow" --durations 10 tests/cluster
@@ -89,7 +91,7 @@ lint: $(READY)  ## format, lint, types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-check: lint test  ## format, lint, types, tests
+check: lint test test-long  ## format, lint, types, tests
 
 format: $(READY)  ## rewrite the code in the house format
 	$(BIN)/ruff format .

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,9 @@ from tests.postgres import cluster, find_programs
 # `make test` hands down its own flags and variables, and a test's make is no part of it.
 for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MAKEFILES", "GNUMAKEFLAGS"):
     os.environ.pop(name, None)
+# A shell that starts tests in the background has them ignore Ctrl-C, and so would all that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # Before anything brings in torch: threads that wait for each other make small tests crawl on a busy machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 hypothesis.settings.register_profile("claimcheck", deadline=None)  # a busy machine is no fault of an example

@@ -14,6 +14,8 @@ from stages.scheduling.engine.endings import describe_failure, is_out_of_memory
 from stages.scheduling.engine.lease import LeaseTable
 from tests.project import EXPERIMENT, REPOSITORY, environment, make_project, outcomes
 
+pytestmark = pytest.mark.long
+
 # As torch raises it, the first `SHORT` times, in whichever process.
 HUNGRY = """
     import os

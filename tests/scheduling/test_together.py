@@ -15,6 +15,8 @@ from stages.runs.store import RunStore
 from stages.scheduling.together import line_up, longest_first
 from tests.project import EXPERIMENT, edit, environment, make_project
 
+pytestmark = pytest.mark.long
+
 OTHER = "tiny-other"
 
 

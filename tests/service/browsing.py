@@ -18,6 +18,7 @@ ARGUMENTS = (
 )
 IN_A_BROWSER = [
     pytest.mark.browser,
+    pytest.mark.long,
     pytest.mark.timeout(300),
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine (apt install chromium)"),
 ]

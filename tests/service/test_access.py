@@ -20,6 +20,8 @@ from tests.service.conftest import keys_file, png, serving
 from tests.service.running import running
 from tests.service.test_errors import VIT, assert_problem
 
+pytestmark = pytest.mark.long
+
 OIP = "/v2/models/ninformer-cifar100.vit/infer"
 
 

@@ -35,6 +35,8 @@ from tests.service.hostile_images import (
     within_png,
 )
 
+pytestmark = pytest.mark.long
+
 SHAPE, GREY = (3, 32, 32), (1, 28, 28)
 SMALL = Upload("small.png", png())
 TEXTS = ((b"zTXt", b"note\0\0"), (b"iTXt", b"note\0\1\0\0\0"), (b"iCCP", b"x\0\0"))  # what their data begin with

@@ -18,6 +18,8 @@ from tests.project import REPOSITORY
 from tests.service.conftest import keys_file
 from tests.service.running import running
 
+pytestmark = pytest.mark.long
+
 UNIT = REPOSITORY / "deploy" / "claimcheck.service"
 MANIFEST = REPOSITORY / "deploy" / "kubernetes.yaml"
 OBJECTS = {item["kind"]: item for item in yaml.safe_load_all(MANIFEST.read_text())}

@@ -20,6 +20,8 @@ import pytest
 from stages.recording import record
 from tests.service.running import Running, running
 
+pytestmark = pytest.mark.long
+
 ROWS = 200_000  # of curves: an export that no socket's buffers hold
 
 

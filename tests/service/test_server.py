@@ -22,6 +22,8 @@ from tests.service.conftest import png
 from tests.service.results_factory import make_root
 from tests.service.running import Running, running
 
+pytestmark = pytest.mark.long
+
 PATH = "/predict?checkpoint=ninformer-cifar100.vit.0"
 BOUNDARY = "x" * 20
 FORM = (

@@ -22,6 +22,8 @@ from service.inference.workers import NeverBegan, Worker
 from stages.checkpoint.contract import CheckpointError
 from stages.checkpoint.predictor import load_predictor
 
+pytestmark = pytest.mark.long
+
 MODELS = Path(__file__).resolve().parents[2] / "data" / "models"
 PATH = min(MODELS.glob("*.safetensors"))
 ORPHAN = """

@@ -20,6 +20,8 @@ from stages.training.loop import Outcome, TrainingStopped, fit, measure, seeded_
 from stages.training.stacked import StackState, files_of_stack, fit_stack
 from stages.training.tables import Regression, TableRows
 
+pytestmark = pytest.mark.long
+
 NETWORKS = pytest.mark.parametrize("network", [MLP, DACMLP])
 PROTOCOL = Protocol(
     optimizer=OptimizerSpec(name="adam", lr=0.01, weight_decay=0.01, decay="kernels"),

@@ -23,6 +23,8 @@ from stages.training.stacked import code_of_stack
 from stages.worker import Job, train_run, train_stack
 from tests.packed_table import pack_table
 
+pytestmark = pytest.mark.long
+
 PROTOCOL = Protocol(
     optimizer=OptimizerSpec(name="adam", lr=0.01),
     batch_size=64,

@@ -20,6 +20,8 @@ from stages.training.session import Session
 from stages.training.tokens import NextToken, TokenWindows
 from tests.small_gpt import CONTEXT, MODELS, PROTOCOL, VOCABULARY, WINDOWS, spec_of
 
+pytestmark = pytest.mark.long
+
 
 def task_of(protocol: Protocol) -> NextToken:
     draw = torch.Generator().manual_seed(0)

@@ -25,6 +25,8 @@ from stages.scheduling.engine.opening import open_leases
 from stages.worker import Job, Trained, TrainingStopped, can_stack, train_run
 from tests.small_gpt import CONTEXT, MODELS, PROTOCOL, VOCABULARY, WINDOWS, spec_of
 
+pytestmark = pytest.mark.long
+
 TOGETHER = "cpu+cpu"
 SPEC = replace(spec_of(MODELS[1]), data_digest="d")
 
