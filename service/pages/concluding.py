@@ -69,7 +69,7 @@ def in_terms_of_size(claim: Claim) -> str:
 
 def _shared(titles: Mapping[str, str], pattern: str | None) -> str | None:
     """The title of the arm, or what the titles of a grid's arms begin with: DAC, of "DAC, 5 layers of 18 units"."""
-    if pattern in titles:
+    if pattern is not None and pattern in titles:
         return titles[pattern]
     own = [title for name, title in titles.items() if fnmatchcase(name, pattern or "")]
     begun = {title.partition(", ")[0] for title in own}
