@@ -33,9 +33,13 @@ class Ground:
 
 @dataclass(frozen=True)
 class Opening:
-    """The front page's sentences: `first` of what needs trained models, `then` of all else; `named` are decided."""
+    """The front page's sentences: `first` of what training decided, `waiting` of what it didn't, `then` of all else.
+
+    `named` are claims that it decided, first those that do not hold.
+    """
 
     first: str
+    waiting: str
     then: str
     named: tuple[JudgedClaim, ...]
 
@@ -44,12 +48,12 @@ def open_with(tallies: Sequence[Tally], decided: Sequence[JudgedClaim], datasets
     """Sum up all papers; `decided` are claims that hold or don't, `datasets` the titles of the data sets."""
     trained, computed, data = (ground.counts for ground in by_ground(tallies))
     by_training = [row for row in decided if ground_of(row.claim, row.verdict) == "trained"]
-    first = [_trained(trained, by_training, datasets)]
+    left = []
     if trained.open:
-        first.append(f"For {trained.open} the runs so far leave either answer possible.")
+        left.append(f"For {trained.open} the runs so far leave either answer possible.")
     if waiting := trained.waiting:
-        first.append(f"{_count(waiting, 'waits', 'wait')} for models trained as long as the paper’s.")
-        first.append(prospects(sum_outlooks([tally.outlook for tally in tallies])))
+        left.append(f"{_count(waiting, 'waits', 'wait')} for models trained as long as the paper’s.")
+        left.append(prospects(sum_outlooks([tally.outlook for tally in tallies])))
     then = [_decided("Computing, without training, has", computed), _decided("Counting in the data has", data)]
     if computed.waiting:
         then.append(f"{_count(computed.waiting, 'waits', 'wait')} to be computed, which make repro does.")
@@ -58,7 +62,12 @@ def open_with(tallies: Sequence[Tally], decided: Sequence[JudgedClaim], datasets
     then.append(_others(tallies))
     is_against = [row for row in by_training if row.verdict.status in AGAINST_THE_PAPER]
     named = [*is_against, *(row for row in by_training if row not in is_against)]
-    return Opening(" ".join(filter(None, first)), " ".join(filter(None, then)), tuple(named[:MOST_NAMED]))
+    return Opening(
+        first=_trained(trained, by_training, datasets),
+        waiting=" ".join(filter(None, left)),
+        then=" ".join(filter(None, then)),
+        named=tuple(named[:MOST_NAMED]),
+    )
 
 
 def _trained(counts: Counts, decided: Sequence[JudgedClaim], datasets: Mapping[str, str]) -> str:
@@ -87,12 +96,12 @@ def holds_in_its_order_only(verdict: VerdictRow) -> bool:
 def prospects(outlook: Outlook) -> str:
     """How many waiting claims the planned runs can't confirm, or not whole; empty where they can confirm all."""
     parts = [
-        f"{outlook.hopeless} can’t be confirmed at all" if outlook.hopeless else "",
-        f"{outlook.order_only} only in their order, not in their size" if outlook.order_only else "",
-        f"{outlook.unlikely} with a chance below one half" if outlook.unlikely else "",
+        f"can’t confirm {outlook.hopeless} at all" if outlook.hopeless else "",
+        f"can confirm {outlook.order_only} only in their order, not in their size" if outlook.order_only else "",
+        f"have less than an even chance with {outlook.unlikely}" if outlook.unlikely else "",
     ]
     told = "; ".join(part for part in parts if part)
-    return f"By the runs planned for these, even if the paper is right, {told}." if told else ""
+    return f"Even if the paper is right, the runs planned for these {told}." if told else ""
 
 
 def sum_outlooks(outlooks: Sequence[Outlook]) -> Outlook:

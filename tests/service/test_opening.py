@@ -43,8 +43,11 @@ def test_what_needs_training_comes_first_with_how_much_is_decided_and_on_which_d
     opening = open_with([whole], decided, {"sgemm": "SGEMM"})
     assert opening.first == (
         "Of the 6 claims that need trained models, 2 are decided, all on SGEMM: "
-        "1 holds (in the order alone, not in the size) and 1 does not hold. No accuracy and no error rate is among "
-        "them. For 1 the runs so far leave either answer possible. 3 wait for models trained as long as the paper’s."
+        "1 holds (in the order alone, not in the size) and 1 does not hold. "
+        "No accuracy and no error rate is among them."
+    )
+    assert opening.waiting == (
+        "For 1 the runs so far leave either answer possible. 3 wait for models trained as long as the paper’s."
     )
     assert opening.then == (
         "Computing, without training, has decided 5: 3 hold, 1 holds only if its words are read in one way "
@@ -56,7 +59,8 @@ def test_what_needs_training_comes_first_with_how_much_is_decided_and_on_which_d
 
 def test_nothing_decided_is_said_first() -> None:
     opening = open_with([tally(counts(waiting=2), data=counts(in_favour=5))], [], {})
-    assert opening.first.startswith("None of the 2 claims that need trained models is decided yet. 2 wait for models")
+    assert opening.first == "None of the 2 claims that need trained models is decided yet."
+    assert opening.waiting == "2 wait for models trained as long as the paper’s."
     assert opening.then.startswith("Counting in the data has decided 5: 5 hold. ")
     assert open_with([tally(computed=counts(waiting=1))], [], {}).then.startswith("1 waits to be computed, which make")
 
@@ -78,8 +82,8 @@ def test_the_outcome_counts_what_holds_in_one_way_apart() -> None:
 def test_what_the_plans_can_not_confirm_is_said() -> None:
     assert prospects(ALL_CLEAR) == ""
     assert prospects(Outlook(waiting=9, hopeless=2, order_only=3, unlikely=1, unknown=3)) == (
-        "By the runs planned for these, even if the paper is right, 2 can’t be confirmed at all; "
-        "3 only in their order, not in their size; 1 with a chance below one half."
+        "Even if the paper is right, the runs planned for these can’t confirm 2 at all; "
+        "can confirm 3 only in their order, not in their size; have less than an even chance with 1."
     )
 
 
@@ -106,7 +110,7 @@ def test_the_front_page_s_sentences_are_the_verdicts_of_the_database(client: Tes
         if claim["verdict"]["status"] not in ("inconclusive", "unresolved")
     ]
     assert sorted(named) == sorted(trained) and len(trained) == favour + against
-    assert f"{waiting} wait for models trained as long as the paper’s." in lead
+    assert f"{waiting} wait for models trained as long as the paper’s." in html
     for ground in ("computed", "data"):
         plain, read = (sum(paper[ground][name] for paper in papers) for name in ("in_favour", "under_reading"))
         assert not plain or f": {plain - read} hold" in html, "what holds in one way only is none of them"

@@ -78,7 +78,7 @@ def test_a_sentence_says_what_holds_under_a_reading_and_that_an_error_counts_onc
     assert sentence == (
         "3 of 5 statements decided by computing hold and 1 more only as read in one way; "
         "one error stands at 12 places of the paper and counts once. "
-        "By the runs planned for these, even if the paper is right, 2 can’t be confirmed at all."
+        "Even if the paper is right, the runs planned for these can’t confirm 2 at all."
     )
 
 
