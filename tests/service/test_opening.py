@@ -111,6 +111,9 @@ def test_the_front_page_s_sentences_are_the_verdicts_of_the_database(client: Tes
     ]
     assert sorted(named) == sorted(trained) and len(trained) == favour + against
     assert f"{waiting} wait for models trained as long as the paper’s." in html
+    is_read = [claim["verdict"]["status"] == "holds under a reading" for claim in claims]
+    grounds = ("trained", "computed", "data")
+    assert sum(is_read) == sum(paper[ground]["under_reading"] for paper in papers for ground in grounds) > 0
     for ground in ("computed", "data"):
         plain, read = (sum(paper[ground][name] for paper in papers) for name in ("in_favour", "under_reading"))
         assert not plain or f": {plain - read} hold" in html, "what holds in one way only is none of them"
