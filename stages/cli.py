@@ -251,7 +251,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     """The parser of the whole command line, and that of each command."""
     parser = Parser(
         prog="claimcheck",
-        description="Claimcheck tells whether the numbers of five papers are so: run it in the root of a clone.",
+        description="Claimcheck tells whether the numbers that papers print hold: run it in the root of a clone.",
         example="claimcheck status",
         codes=CODES,
     )

@@ -240,7 +240,48 @@ def test_a_shell_completes_commands_options_and_names(project: Path) -> None:
     assert completed("claimcheck", "history", "dac.sgemm.g") == {"dac.sgemm.gain"}
     assert completed("claimcheck", "status", "n") == {"ninformer", "nmn"}
     assert completed("claimcheck", "profile", "q") == {"quick", "quick-bfloat16"}
-    assert "zsh" in claimcheck("completion", "zsh").stdout
+
+
+ZSH = r"""
+zmodload zsh/zpty
+zpty shell zsh -f -i
+zpty -w shell "PS1=@''@ ZDOTDIR=$PWD; eval \"\$(<completion.zsh)\"; print rea''dy"
+zpty -r shell seen '*ready*@@*'
+for typed in "$@"; do
+    zpty -n -w shell $typed$'\t\x15'"print do''ne"$'\n'
+    zpty -r shell seen '*done*@@*' && print -r -- $seen
+done
+"""
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh on this machine (apt install zsh)")
+def test_zsh_completes_them_too_and_every_further_name(project: Path) -> None:
+    """A real zsh on a terminal, which has not set up its completion yet."""
+    (project / "completion.zsh").write_text(claimcheck("completion", "zsh").stdout)
+    typed = {
+        "claimcheck st": "claimcheck status ",
+        "claimcheck plan --j": "claimcheck plan --json ",
+        "claimcheck plan nmn-g": "claimcheck plan nmn-gpt ",
+        "claimcheck plan dac-sgemm nmn-g": "claimcheck plan dac-sgemm nmn-gpt ",
+        "claimcheck show ninformer-mnist dac.sgemm.g": "claimcheck show ninformer-mnist dac.sgemm.gain ",
+        "claimcheck history dac.sgemm.g": "claimcheck history dac.sgemm.gain ",
+    }
+    done = subprocess.run(
+        ["zsh", "-f", "-c", ZSH, "zsh", *typed],
+        cwd=project,
+        env=environment() | {"TERM": "dumb", "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert [whole for whole in typed.values() if whole not in done.stdout] == []
+
+
+def test_zsh_is_told_whole_sentences() -> None:
+    written = claimcheck("completion", "zsh").stdout
+    for command in COMMANDS.values():
+        assert command.does.replace("'", "'\"'\"'") in written
 
 
 def test_show_prints_the_whole_of_an_experiment(

@@ -146,8 +146,8 @@ def test_plan_says_what_it_counts(params: Params) -> None:
     (cost,) = plan_costs(params, params.profiles["paper"], ["dac-sgemm"], one_flop).values()
     said = list(what_counts(cost, params.rates))
     hours = f"{cost.hours('cuda'):.2g}"
-    assert said[0].startswith("As printed, of ") and said[1].endswith("are counted as if each trained alone")
-    assert said[4].startswith(f"As printed, of {hours} hours on cuda, {hours} start steps")
+    assert said[0].startswith("As printed it takes ") and said[1].endswith("are counted as if each trained alone")
+    assert said[4].startswith(f"As printed it takes {hours} hours on cuda: ") and f", {hours} to start" in said[4]
     assert said[5] == (
         f"  {cost.runs:,} trainings of stacks share the steps of their stack; if each trained alone, all would take "
         f"{cost.alone_seconds['cuda'] / 3600:.0f} hours"

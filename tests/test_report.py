@@ -104,7 +104,7 @@ def test_docs_are_the_same_bytes_under_another_locale_zone_and_hash_seed(root: P
 
 def test_a_report_without_a_database_says_how_to_get_one(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert report.main([]) == 1
-    assert "`dvc repro` builds it" in capsys.readouterr().err
+    assert "`make serve` makes it of the evidence in git" in capsys.readouterr().err
 
 
 def test_verdicts_are_a_table_a_paper(root: Path) -> None:

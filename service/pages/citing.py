@@ -9,7 +9,7 @@ from typing import Any
 
 from service.pages.legend import address_of, meaning_of
 from service.pages.opening import holds_in_its_order_only
-from service.pages.wording import verdict_in_words
+from service.pages.wording import say_claim, verdict_in_words
 from stages.results import ClaimRecord, ExperimentComparison, Paper, Result, Tally
 
 DIGITS = 12  # of a digest, as pages show it
@@ -39,7 +39,12 @@ def bibtex(record: ClaimRecord, name: str, paper: Paper, address: str) -> str:
     digest = record.verdict.digest[:DIGITS]
     note = f"Claim {record.claim.id} of “{paper.title}”, {record.claim.place}; verdict {digest}"
     title = f"{name}: {verdict_in_words(record.verdict)}"
-    return _entry(record.claim.id, title, note, f"{address}?cited={digest}", published_on(_results(record)))
+    return _entry(record.claim.id, title, note, f"{address}?cited={digest}", dated(record))
+
+
+def dated(record: ClaimRecord) -> str | None:
+    """The day of the newest result behind the verdict; without any, of the last change of the claim or its judging."""
+    return published_on(_results(record)) or max((change.date for change in record.changes), default=None)
 
 
 def bibtex_table(comparison: ExperimentComparison, paper: Paper, address: str, content: str) -> str:
@@ -85,10 +90,11 @@ def json_ld(record: ClaimRecord, name: str, paper: Paper, address: str, side: st
     article = {"@type": "ScholarlyArticle", "name": paper.title}
     if link := address_of(paper):
         article["url"] = link
-    claim = {"@type": "Claim", "name": name, "appearance": article}
+    said = say_claim(name, record.claim)
+    claim = {"@type": "Claim", "name": said, "appearance": article}
     if side not in RATINGS:
         return {"@context": "https://schema.org", **claim, "url": address}
-    day = published_on(_results(record))
+    day = dated(record)
     status = record.verdict.status
     value = RATINGS[side] - holds_in_its_order_only(record.verdict)
     rating = {"@type": "Rating", "ratingValue": value, "bestRating": 5, "worstRating": 1}
@@ -96,7 +102,7 @@ def json_ld(record: ClaimRecord, name: str, paper: Paper, address: str, side: st
         "@context": "https://schema.org",
         "@type": "ClaimReview",
         "url": address,
-        "claimReviewed": name,
+        "claimReviewed": said,
         "itemReviewed": claim,
         "author": {"@type": "Organization", "name": "Claimcheck"},
         "reviewRating": {

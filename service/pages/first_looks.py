@@ -57,6 +57,39 @@ def describe_looks(
     return [f"{listed(list(titles))}: {cut}" for cut, titles in found.items()]
 
 
+def timed_here(
+    record: JudgedClaim, titles: Mapping[str, str], compare: Callable[[Question], list[ExperimentComparison]]
+) -> str | None:
+    """How long the claim's model takes beside its baseline, by our stopwatch and by the paper's own times.
+
+    None of a claim on anything else, and where the two were not timed alike.
+    """
+    claim = record.claim
+    if claim.metric != "inference_time" or len(record.experiments) != 1:
+        return None
+    (comparison,) = (
+        item
+        for item in compare(Question(dataset=record.datasets[0], metric=claim.metric))
+        if item.experiment == record.experiments[0]
+    )
+    costs = {arm.arm: arm.cost for arm in comparison.arms}
+    mine = costs[claim.arm or ""]
+    against = claim.baseline_arm or mine.latency_baseline or ""
+    theirs = costs.get(against)
+    if theirs is None or against == claim.arm or not (mine.latency_ratio and theirs.latency_ratio):
+        return None
+    ours = mine.latency_ratio / theirs.latency_ratio
+    printed = (
+        f"; by the paper’s own times {mine.printed_latency_ratio / theirs.printed_latency_ratio:.2f} times"
+        if mine.printed_latency_ratio and theirs.printed_latency_ratio
+        else ""
+    )
+    who = f"{titles[claim.arm or '']} takes {ours:.2f} times as long as {titles[against]}"
+    return (
+        f"Here {who}{printed}. Ours: {mine.latency_method}. On other hardware that may differ, so it decides nothing."
+    )
+
+
 def _look(claim: Claim, comparison: ExperimentComparison) -> FirstLook | None:
     """The model's own number, or its gain over the other one with better positive; None of full-length runs."""
     if not (comparison.is_real and comparison.cut) or claim.unit != comparison.metric.unit:

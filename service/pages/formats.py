@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from jinja2 import Environment
 from markupsafe import Markup, escape
@@ -29,7 +29,7 @@ def count(number: float | None) -> str:
 
 def scaled(number: float, unit: str) -> str:
     """Three significant digits with a decimal prefix."""
-    for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+    for size, prefix in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= size:
             return f"{number / size:.3g} {prefix}{unit}".strip()
     return f"{number:.3g} {unit}".strip()
@@ -61,6 +61,12 @@ def duration(seconds: float | None) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
+def as_cost(number: float, column: str) -> str:
+    """A cost of a model, a field of `CostSummary`, in its unit."""
+    of_column = {"parameters": count, "flops_per_image": flops, "peak_memory_bytes": memory}
+    return of_column.get(column, duration)(number)
+
+
 def ratio(number: float | None) -> str:
     return NONE if number is None else f"{number:.2f} ×"
 
@@ -82,8 +88,8 @@ def exact(number: float) -> str:
 def value_in(unit: str, write: Callable[[float], str] = plain) -> Callable[[float | None], str]:
     """The formatter of a unit; `write` formats numbers whose unit has no formatter."""
     kind, _, of = unit.partition(" ")
-    if kind == "relative":  # relative gain
-        return lambda number: NONE if number is None else f"{write(100 * number)} % {of}"
+    if kind == "relative":  # relative gain, relative increase
+        return lambda number: NONE if number is None else _relative(number, of, write)
     if kind == "of":  # of the baseline
         return lambda number: NONE if number is None else f"{write(number)} × {of}"
     suffix = f" {unit}" if unit else ""
@@ -95,6 +101,12 @@ def value_in(unit: str, write: Callable[[float], str] = plain) -> Callable[[floa
         "count": count,
     }
     return known.get(unit, lambda number: NONE if number is None else f"{write(number)}{suffix}")
+
+
+def _relative(share: float, of: str, write: Callable[[float], str]) -> str:
+    """36 % gain; a negative gain is a loss: 1 % loss"""
+    is_loss = of == "gain" and share < 0
+    return f"{write(-100 * share)} % loss" if is_loss else f"{write(100 * share)} % {of}"
 
 
 def span(low: float, high: float, unit: str) -> str:
@@ -142,12 +154,30 @@ def prose(text: str) -> Markup:
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
+def in_words(computed: Mapping[str, float]) -> list[tuple[str, str]]:
+    """What a finding computed as rows of a table: names without underscores, numbers as people write them."""
+    return [(name.replace("_", " "), plain(number)) for name, number in computed.items()]
+
+
 def install(environment: Environment) -> None:
     """Register all of the above as filters."""
-    for function in (percent, points, count, flops, memory, energy, duration, ratio, plain, prose, lower_first):
+    for function in (
+        percent,
+        points,
+        count,
+        flops,
+        memory,
+        energy,
+        duration,
+        ratio,
+        as_cost,
+        plain,
+        prose,
+        lower_first,
+    ):
         environment.filters[function.__name__] = function
     environment.filters["zip"] = zip
-    environment.filters["in_words"] = lambda facts: [(name.replace("_", " "), value) for name, value in facts.items()]
+    environment.filters["in_words"] = in_words
     environment.globals["span"] = span
     environment.globals["value_with"] = value_with
     environment.filters["in_unit"] = lambda number, unit: value_in(unit or "")(number)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import isclose
+from typing import Any
 
 from jinja2 import Environment
 
 from service.database.observed import name_quantity
 from service.pages.formats import NONE, as_precise_as, exact, from_to, lower_first, plain, points, value_in
 from service.pages.legend import SIDES, address_of, meaning_of
-from service.pages.opening import prospects
-from stages.results import METRICS, Claim, JudgedClaim, Metric, Status, Tally, VerdictRow
+from service.pages.opening import by_ground, prospects
+from stages.results import METRICS, Claim, JudgedClaim, Metric, Status, Tally, VerdictRow, error_of
 
 _WORDS = {
     "dataset.classes": "Classes",
@@ -77,6 +79,7 @@ def install(environment: Environment) -> None:
     """Register the functions that take one claim or verdict as filters."""
     for function in (
         *(side_of, in_terms_of, unit_of, as_run, print_value, print_ours, print_metric, name_quantity, agreement),
+        size_of,
         verdict_in_words,
         name_reading,
         ours_is,
@@ -161,6 +164,8 @@ def print_value(claim: Claim) -> str:
     value = in_terms_of(claim.value, claim, exact)
     if claim.kind in SIDES_OF_A_SIZE:
         value = value_in(claim.unit or "", exact)(claim.value)
+    if claim.kind == "uniform":
+        return f"{value} at every {claim.factor}"
     if claim.qualifier:
         return f"{value} {claim.qualifier}"
     if claim.kind == "observed" and claim.better is not None:
@@ -185,6 +190,23 @@ def span_of(low: float, high: float, claim: Claim) -> str:
     return from_to(in_terms_of(low, claim, write), in_terms_of(high, claim, write))
 
 
+def size_of(size: Mapping[str, Any] | None) -> str:
+    """What is said of a difference's size beside its verdict, as "size open"; nothing where it isn't judged."""
+    if size is None:
+        return ""
+    return "size open" if side_of(size["status"]) == "open" else f"size {size['status']}"
+
+
+def say_claim(name: str, claim: Claim) -> str:
+    """A claim by its name, with the paper's number unless the name holds it."""
+    if claim.value is None or claim.kind in ("observed", "equivalence"):
+        return name
+    same = (claim.value, 100 * claim.value)  # 0.11 is 11 %
+    told = (float(number) * (1000 if kilo else 1) for number, kilo in re.findall(r"(\d+(?:\.\d+)?)(k?)", name))
+    is_told = claim.statement and any(isclose(number, value) for number in told for value in same)
+    return name if is_told else f"{name}: {print_value(claim)}"
+
+
 def print_metric(row: Metric) -> str:
     """A result's number in its metric's unit."""
     return value_in(METRICS[row.metric].unit)(row.value) if row.metric in METRICS else plain(row.value)
@@ -201,10 +223,7 @@ def ours_is(verdict: VerdictRow, claim: Claim) -> str:
 
 def verdict_in_words(verdict: VerdictRow) -> str:
     """The verdict where it travels without its page: an order apart from the size of its difference."""
-    if not verdict.size:
-        return verdict.status
-    side = side_of(verdict.size["status"])
-    return f"order {verdict.status}, size {'open' if side == 'open' else verdict.size['status']}"
+    return f"order {verdict.status}, {size_of(verdict.size)}" if verdict.size else verdict.status
 
 
 def name_reading(judged: JudgedClaim) -> str | None:
@@ -231,13 +250,15 @@ def summarise(tally: Tally) -> str:
         if favour + read + against:
             also = f" and {read} more only as read in one way" if read else ""
             words.append(f"{favour} of {favour + read + against} statements {what} hold{also}")
-    words += [f"one error stands at {places} places of the paper and counts once" for places in tally.errors.values()]
+    words += [
+        f"one error ({error}) stands at {places} places of the paper and counts once"
+        for error, places in tally.errors.items()
+    ]
     if tally.open:
         words.append(f"for {tally.open} the evidence is not enough yet")
-    if trained := tally.trained.waiting:
-        words.append(f"{trained} {'waits' if trained == 1 else 'wait'} for full-length training")
-    if computed := tally.waiting - trained:
-        words.append(f"{computed} {'is' if computed == 1 else 'are'} not computed here yet")
+    for ground in by_ground([tally]):
+        if number := ground.counts.waiting:
+            words.append(f"{number} {'is' if number == 1 else 'are'} {ground.waits}")
     if not words:
         return "Nothing here can decide its claims yet."
     return " ".join(filter(None, [f"{'; '.join(words)}.", prospects(tally.outlook)]))
@@ -268,6 +289,15 @@ def highlights(judged: Iterable[JudgedClaim]) -> dict[str, JudgedClaim]:
 def _weight(row: JudgedClaim) -> tuple[bool, bool, bool]:
     is_read = bool(row.claim.finding and row.claim.finding.get("readings"))
     return row.verdict.basis != "results", row.verdict.ours is None, not is_read
+
+
+def shared_errors(judged: Iterable[JudgedClaim], tally: Tally) -> dict[str, JudgedClaim]:
+    """The errors that stand at several places of a paper, each with the first of these claims that has it."""
+    found: dict[str, JudgedClaim] = {}
+    for row in judged:
+        if (error := error_of(row.claim, row.verdict)) in tally.errors:
+            found.setdefault(error, row)
+    return found
 
 
 def group_by_place(judged: Sequence[JudgedClaim]) -> dict[str, list[JudgedClaim]]:

@@ -16,7 +16,7 @@ from service.pages.changes import sort_changes
 from service.pages.citing import bibtex, claim_badge, json_ld, paper_badge, times_reproduced
 from service.pages.claim_charts import arms_charts, forest_chart, gain_chart, pairs_chart
 from service.pages.concluding import conclude, judged_later, qualify
-from service.pages.first_looks import describe_looks, first_looks
+from service.pages.first_looks import describe_looks, first_looks, timed_here
 from service.pages.legend import MEANINGS, SIDES
 from service.pages.names import name_claims, titles_of
 from service.pages.observed_charts import blocks_chart
@@ -24,7 +24,7 @@ from service.pages.opening import by_ground, open_with, prospects
 from service.pages.planning import plan_in_words
 from service.pages.printed import lay_out
 from service.pages.shown import list_shown
-from service.pages.wording import group_by_place, highlights, name_claim, side_of, summarise
+from service.pages.wording import group_by_place, highlights, name_claim, shared_errors, side_of, summarise
 from stages.results import (
     ClaimFilter,
     JudgedClaim,
@@ -45,16 +45,17 @@ def show_papers(request: Request, session: ResultsSession, compare: Compare) -> 
     """The first page: what was tested and what came out, paper by paper, and the data sets of the comparisons."""
     tallies = {counts.paper: counts for counts in tally(session)}
     papers, decided = queries.list_papers(session), list_decided(session)
-    of_paper = {paper.name: [row for row in decided if row.claim.paper == paper.name] for paper in papers}
     datasets = queries.list_datasets(session)
+    titles = {item.name: item.title for item in datasets}
+    of_paper = {paper.name: [row for row in decided if row.claim.paper == paper.name] for paper in papers}
     return app_state_of(request).templates.TemplateResponse(
         request,
         "front.html",
         {
             "papers": papers,
-            "tallies": tallies,
-            "opening": open_with(list(tallies.values()), decided, {item.name: item.title for item in datasets}),
+            "opening": open_with(list(tallies.values()), decided, titles),
             "grounds": by_ground(list(tallies.values())),
+            "grounds_of": {paper: by_ground([counts]) for paper, counts in tallies.items()},
             "prospects": {paper: prospects(counts.outlook) for paper, counts in tallies.items()},
             "highlights": {paper: highlights(rows) for paper, rows in of_paper.items()},
             "names": name_claims(session, decided),
@@ -86,8 +87,10 @@ def show_paper(
             "paper": paper,
             "tally": counts,
             "sentence": summarise(counts) if counts else "",
+            "grounds": by_ground([counts]) if counts else [],
             "families": list_families(session, paper=name),
             "groups": {place: lay_out(rows, titles, arms) for place, rows in groups.items()},
+            "errors": {place: shared_errors(rows, counts) for place, rows in groups.items()} if counts else {},
             "names": names,
             "looks": looks,
             "shortened": describe_looks(looks, judged, titles),
@@ -105,7 +108,10 @@ def search_claims(
     q: Annotated[str, Query(max_length=100)] = "",
     verdict: Annotated[Status | None, Query()] = None,
 ) -> Response:
-    """Claims of all papers that contain every word of `q`, in their name, place, note, id or paper's title."""
+    """Claims that contain every word of `q`, in their name, place, note, id or paper's title; else most of them.
+
+    In each paper those whose own name has them come first.
+    """
     judged = list_judged(session, ClaimFilter(verdict=verdict))
     names = name_claims(session, judged)
     papers = {paper.name: paper for paper in queries.list_papers(session)}
@@ -115,7 +121,11 @@ def search_claims(
         about = (names[claim.id], claim.place, claim.note, claim.id, row.verdict.status, papers[claim.paper].title)
         return " ".join(part for part in about if part).lower()
 
-    found = [row for row in judged if all(word in text(row) for word in q.lower().split())]
+    words = q.lower().split()
+    matches = {row.claim.id: sum(word in text(row) for word in words) for row in judged}
+    most = max(matches.values(), default=0)
+    found = [row for row in judged if matches[row.claim.id] == most] if most or not words else []
+    found.sort(key=lambda row: not all(word in names[row.claim.id].lower() for word in words))
     return app_state_of(request).templates.TemplateResponse(
         request,
         "claims.html",
@@ -123,6 +133,7 @@ def search_claims(
             "q": q,
             "verdict": verdict,
             "number": len(found),
+            "is_whole": most == len(words),
             "groups": {paper: [row for row in found[:MOST_FOUND] if row.claim.paper == paper] for paper in papers},
             "papers": papers,
             "names": names,
@@ -179,6 +190,8 @@ def show_claim(
             "qualifications": qualify(record),
             "changes": sort_changes(record.changes),
             "planned": plan_in_words(record.claim, record.verdict),
+            "look": first_looks(paper.name, [record], compare).get(claim_id),
+            "timed": timed_here(record, titles, compare),
             "tried": times_reproduced(record),
             "cited": cited,
             "bibtex": bibtex(record, names[claim_id], paper, address),

@@ -26,6 +26,8 @@ from stages.results import METRICS, SHOWN_METRICS, Arm, ClaimFilter, Experiment,
 
 router = APIRouter(include_in_schema=False)
 PROVENANCES = {"full": "all official data", "subset": "part of the official data"}
+FIRST_LINES = 4  # of a grid whose lines would lie over each other
+MANY_EPOCHS, LONG_MEAN = 200, 15  # beyond so many, each epoch's scatter hides the lines
 ELSEWHERE = ("value", "setup", "count")  # kinds of claims: beside the data set's table, and on the paper's page
 
 
@@ -38,7 +40,7 @@ def show_experiment(
     profile: str | None = None,
     arm: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006
     curve: Curve | None = None,
-    smooth: Smooth = 1,
+    smooth: Smooth | None = None,
     metric: str | None = None,
     cost: str | None = None,
     quantity: str | None = None,
@@ -62,6 +64,8 @@ def show_experiment(
     quantities = known_quantities(session, comparison) if trained else []
     looked_at = quantity if quantity in quantities else next(iter(quantities), "")
     observed = list_observed(session, comparison, quantities=[looked_at], arms=shown) if looked_at else []
+    epochs = len({point.epoch for point in points})
+    running = smooth or (LONG_MEAN if epochs > MANY_EPOCHS else 1)
     titles = {item.name: item.title for item in experiment.arms}
     pairs = {item.name: item.against for item in experiment.arms if item.role == "proposed" and item.against}
     spent = {key: {getattr(item.cost, key) for item in comparison.arms} - {None} for key in COSTS}
@@ -91,13 +95,13 @@ def show_experiment(
             "curves": {name: name_curve(name, kind) for name in curves},
             "curve": chosen,
             "curves_chart": (
-                band_chart(experiment.title, titles, points, chosen, kind, pairs=pairs, smooth=smooth)
+                band_chart(experiment.title, titles, points, chosen, kind, pairs=pairs, smooth=running)
                 if chosen and points
                 else None
             ),
-            "smooth": smooth,
+            "smooth": running,
             "most_lines": MOST_LINES,
-            "epochs": len({point.epoch for point in points}),
+            "epochs": epochs,
             "replicates": max((point.replicates for point in points), default=0),
             "quantities": quantities,
             "quantity": looked_at,
@@ -158,9 +162,10 @@ def show_leaderboard(
 
 
 def _first_shown(experiment: Experiment, trained: Sequence[str]) -> list[str]:
-    """As many arms as can be told apart, each proposed one beside what it stands against."""
+    """The arms if they can be told apart, else the first pairs: each proposed one beside what it stands against."""
     pairs = [name for item in experiment.arms if item.role == "proposed" for name in (item.against or "", item.name)]
-    first = [name for name in dict.fromkeys((*pairs, *trained)) if name in trained][:MOST_LINES]
+    first = [name for name in dict.fromkeys((*pairs, *trained)) if name in trained]
+    first = first[: MOST_LINES if len(trained) <= MOST_LINES else FIRST_LINES]
     return [name for name in trained if name in first]
 
 

@@ -14,6 +14,7 @@ from fastapi.responses import RedirectResponse
 from service.database import queries
 from service.database.comparing import Question, first_of_each_dataset, metrics_of, real_first
 from service.database.curves import CURVES, name_curve, unit_of_curve
+from service.database.leaderboard import COSTS, TITLES
 from service.database.samples import NoSample, Samples
 from service.database.schemas import SampleOut
 from service.database.specs import flatten
@@ -72,6 +73,7 @@ def show_comparison(
             "profile": profile,
             "metric": metric,
             "shown": [item for item in described if item[0].is_real],
+            "costs": {cost: TITLES[cost] for cost in COSTS},
             "folded": [item for item in described if not item[0].is_real],
             "names": name_claims(session, judged),
             "decided": {item.experiment: _decided(judged, item.experiment) for item in comparisons},

@@ -48,7 +48,14 @@ def show_reference(request: Request) -> Response:
     for operation in operations:
         groups.setdefault(operation["tag"], []).append(operation)
     return app_state_of(request).templates.TemplateResponse(
-        request, "reference.html", {"document": document, "groups": groups, "problems": PROBLEMS}
+        request,
+        "reference.html",
+        {
+            "document": document,
+            "groups": groups,
+            "problems": PROBLEMS,
+            "address": f"{request.url.scheme}://{request.url.netloc}",
+        },
     )
 
 

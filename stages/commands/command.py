@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -44,6 +43,13 @@ class Command:
     has_json: bool = True
 
 
+class Layout(argparse.HelpFormatter):
+    """Fills a sentence to the width of the terminal; leaves the lines of the epilog as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if "\n" in text else super()._fill_text(text, width, indent)
+
+
 class Parser(argparse.ArgumentParser):
     """Answers a mistake with one line and the nearest name; prints an example and the exit codes below its help."""
 
@@ -51,9 +57,9 @@ class Parser(argparse.ArgumentParser):
         lines = [f"  {code}  {meaning}" for code, meaning in sorted(codes.items())]
         super().__init__(
             prog=prog,
-            description=textwrap.fill(description, 80),
+            description=description,
             epilog="\n".join(["example:", f"  {example}", "", "exit codes:", *lines]),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=Layout,
         )
 
     def error(self, message: str) -> NoReturn:

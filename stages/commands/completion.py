@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 
 import shtab
 
@@ -28,6 +29,7 @@ _claimcheck_profiles() {
 }
 """,
     "zsh": r"""
+(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }
 _claimcheck_experiments() { compadd -- params/*.yaml(N:t:r) }
 _claimcheck_shown() {
   compadd -- params/*.yaml(N:t:r) ${${(f)"$(sed '1d; s/,.*//' data/claims.csv 2>/dev/null)"}}
@@ -49,4 +51,9 @@ def names(action: argparse.Action, kind: str) -> None:
 
 def script(parser: argparse.ArgumentParser, shell: str) -> Answer:
     """The script that a shell sources."""
-    return Answer(document=None, shown=[shtab.complete(parser, shell=shell, preamble=_NAMES[shell])])
+    written = shtab.complete(parser, shell=shell, preamble=_NAMES[shell])
+    if (
+        shell == "zsh"
+    ):  # shtab 1.13.0 writes "(*)" for arguments that repeat: zsh reads that as one, and excludes others
+        written = re.sub(r'^( +")\(\*\)::?', r"\1*:", written, flags=re.MULTILINE)
+    return Answer(document=None, shown=[written])

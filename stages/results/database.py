@@ -118,7 +118,9 @@ def _unopened(path: Path) -> ResultsUnavailable:
     try:
         path.open("rb").close()
     except FileNotFoundError:
-        return ResultsUnavailable("there is no results database yet; `dvc repro` builds it")
+        return ResultsUnavailable(
+            "there is no results database yet: `make serve` makes it of the evidence in git, `make repro` by training"
+        )
     except OSError as fault:
         return ResultsUnavailable(f"the results database can't be opened: {fault.strerror}")
     return ResultsUnavailable("the results database can't be opened at the moment")

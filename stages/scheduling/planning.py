@@ -157,10 +157,8 @@ def what_counts(total: Cost, rates: Mapping[str, Rate]) -> Iterator[str]:
     """For each device, what the hours as printed are made of, and what would change them."""
     for kind, rate in rates.items():
         whole, starting = total.hours(kind), total.starting_seconds[kind] / 3600
-        text = (
-            f"As printed, of {two_digits(whole)} hours on {kind}, {two_digits(starting)} start steps of small networks"
-        )
-        yield f"{text} (fewer kernels a step would save there) and {two_digits(whole - starting)} compute"
+        text = f"As printed it takes {two_digits(whole)} hours on {kind}: {two_digits(whole - starting)} to compute"
+        yield f"{text}, {two_digits(starting)} to start the short steps of small networks (fewer kernels a step help)"
         if not total.stacked:
             continue
         words = "are counted as if each trained alone"

@@ -47,6 +47,26 @@ def test_a_decided_claim_is_a_review_for_search_engines(client: TestClient) -> N
     assert against["reviewRating"]["ratingValue"] == against["reviewRating"]["worstRating"] == 1
 
 
+def test_every_claim_is_cited_with_a_year_and_reviewed_with_a_day(client: TestClient) -> None:
+    """Also where no training is behind it: the day on which the claim or its judging was changed last."""
+    held = client.get("/api/v1/claims?verdict=holds").json()[0]
+    address = f"/claims/{held['id']}"
+    last = max(change["date"] for change in client.get(f"/api/v1{address}").json()["changes"])
+    assert linked_data(client, address)["datePublished"] == last
+    assert f"year = {{{last[:4]}}}" in client.get(address).text
+
+
+def test_a_claim_is_named_with_its_number_unless_its_words_hold_it(client: TestClient) -> None:
+    time = linked_data(client, "/claims/ninformer.table3.mnist.vit")
+    assert time["name"] == "ViT: inference time per sample (MNIST): 141.62 ns"
+    gain = linked_data(client, GAIN)
+    assert (
+        gain["claimReviewed"] == gain["itemReviewed"]["name"] == "At equal width the log of the test MSE falls by 0.25"
+    )
+    steps = linked_data(client, "/claims/dac.image.setup.steps_imagenette")
+    assert steps["name"] == "A training on Imagenette takes 64k steps"
+
+
 def test_what_nothing_decided_is_no_review(client: TestClient) -> None:
     claim = linked_data(client, "/claims/ninformer.table2.mnist.vit")
     assert claim["@type"] == "Claim" and "reviewRating" not in claim

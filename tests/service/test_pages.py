@@ -174,6 +174,19 @@ def test_times_are_shown_with_how_they_were_taken_and_compared_by_ratio(client: 
     assert "10 batches of 128 after 3 uncounted ones, the device synchronised before and after each" in html
 
 
+def test_the_order_of_models_is_a_headline_of_full_runs_alone(client: TestClient) -> None:
+    assert "<strong>The models finish in" in client.get("/?dataset=mnist").text
+    short = client.get("/?dataset=cifar100").text
+    assert "<strong>The models finish in" not in short and "So far the models stand in" in short
+    assert "which one run each can’t tell from chance" in short
+
+
+def test_a_page_that_is_not_there_offers_the_search(client: TestClient) -> None:
+    missing = client.get("/papers/nothing", headers={"accept": "text/html"})
+    assert missing.status_code == 404 and 'role="search"' in missing.text
+    assert 'role="search"' not in client.get("/?dataset=mnist&metric=x", headers={"accept": "text/html"}).text
+
+
 def test_a_run_on_part_of_the_images_says_how_many(client: TestClient) -> None:
     href = re.search(r'href="(/runs/[0-9a-f]{64})"', client.get("/?dataset=cifar100").text)
     assert href is not None
@@ -333,7 +346,7 @@ def test_claims_that_fill_no_table_keep_their_order_beside_it() -> None:
     ("text", "expected"),
     [
         (value_in("images")(60_000), "60,000 images"),
-        (value_in("relative gain")(-0.0123456), "−1.235 % gain"),
+        (value_in("relative gain")(-0.0123456), "1.235 % loss"),
         (value_in("of the baseline")(2.0), "2 × the baseline"),
         (print_value(Claim(kind="value", unit="ns", value=141.62)), "141.62 ns"),
         (print_value(Claim(kind="ratio", unit="relative reduction", value=0.112)), "11.2 % reduction"),

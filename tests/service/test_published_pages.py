@@ -164,6 +164,60 @@ def test_a_claim_that_is_only_shown_shows_its_results(client: TestClient) -> Non
     assert len(models) == 15 and not [model for model in models if "DAC" in model], "only the arms that it names"
 
 
+def test_a_run_is_called_diverged_only_where_it_did(client: TestClient) -> None:
+    """Also on a claim that counts failures, whose runs have no value of their own."""
+    address = "/claims/dac.sgemm.fail.dac"
+    record, html = client.get(f"/api/v1{address}").json(), client.get(address).text
+    assert record["verdict"]["n_diverged"] == 0 and len(record["runs"]) > 50
+    assert html.count(">finished</td>") == len(record["runs"]) and ">diverged</td>" not in html
+
+
+def test_a_verdict_on_part_of_a_grid_and_by_rules_of_afterwards_says_so_in_its_box(client: TestClient) -> None:
+    html = client.get("/claims/dac.sgemm.uniform").text
+    box = text_of(html[html.index('<div class="fidelity') :].partition("</div>")[0])
+    assert "14 of 35 pairs" in box and "6, 11 and 16 layers were not trained" in box
+    assert "Judged by a rule written after 14 pairs had been seen" in box and 'id="changes-title"' in html
+    assert "had been seen" not in client.get("/claims/ninformer.table2.mnist.vit").text
+    worse = text_of(client.get("/claims/dac.sgemm.crossover_low").text)
+    assert re.search(r"DAC is worse than its baseline by 0\.1\d* nats, as the paper says", worse)
+    assert "mean of 4 pairs of equal size" in worse and "4 of 13 pairs" in worse
+
+
+def test_a_waiting_claim_shows_its_first_look_and_a_time_its_ratio(client: TestClient) -> None:
+    rank = text_of(client.get("/claims/ninformer.rank.c10.ninformer").text)
+    assert re.search(r"\+4\.74 pp in a shortened run\s*: 3 of 100 epochs, .*a first look and decides nothing", rank)
+    time = text_of(client.get("/claims/ninformer.text.c10.time_vs_vit").text)
+    assert re.search(r"NiNformer takes 2\.\d\d times as long as ViT; by the paper’s own times 0\.73 times\.", time)
+
+
+def test_costs_have_columns_for_what_was_measured_alone_and_a_label_each(client: TestClient) -> None:
+    html = client.get("/?dataset=sgemm").text
+    table = html[html.index('aria-label="Cost of ') :].partition("</table>")[0]
+    assert "Training time" in table and "FLOP" not in table and "Paper’s ratio" not in table and "–" not in table
+    for dataset in ("cifar10", "mnist"):
+        regions = re.findall(r'role="region" aria-label="([^"]+)"', client.get(f"/?dataset={dataset}").text)
+        assert len(set(regions)) == len(regions) > 1
+
+
+def test_no_row_of_a_deviation_is_empty(claim_pages: dict[str, str]) -> None:
+    found = [
+        cell
+        for html in claim_pages.values()
+        for table in re.findall(r'(?s)aria-label="Deviation: .*?</table>', html)
+        for cell in re.findall(r"<td>(.*?)</td>", table)
+    ]
+    assert len(found) > 1000 and not {"", "–", "None"} & set(found)
+
+
+def test_a_long_grid_begins_with_two_pairs_whose_lines_can_be_told_apart(client: TestClient) -> None:
+    html = client.get("/experiments/dac-sgemm").text
+    chosen = re.findall(r'name="arm" value="([^"]+)" checked', html)
+    assert len(chosen) == 4 and sum(name.startswith("dac-") for name in chosen) == 2
+    assert "4 of 29 models are drawn; choose others" in html
+    assert '<option value="15" selected>' in html, "hundreds of epochs scatter"
+    assert '<option value="1" selected>' in client.get("/experiments/dac-sgemm?smooth=1").text
+
+
 def test_a_paper_s_page_has_its_contents_its_experiments_and_every_departure(client: TestClient) -> None:
     html = client.get("/papers/ninformer").text
     places = re.findall(r'<li><a href="#(place-\d+)">', html)

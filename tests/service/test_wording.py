@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from service.pages.formats import span
+from service.pages.formats import flops, in_words, span
 from service.pages.wording import (
     _WORDS,
     agreement,
@@ -20,6 +20,7 @@ from service.pages.wording import (
     name_reading,
     print_ours,
     print_value,
+    shared_errors,
     span_of,
     summarise,
     verdict_in_words,
@@ -77,9 +78,41 @@ def test_a_sentence_says_what_holds_under_a_reading_and_that_an_error_counts_onc
     )
     assert sentence == (
         "3 of 5 statements decided by computing hold and 1 more only as read in one way; "
-        "one error stands at 12 places of the paper and counts once. "
+        "one error (unit) stands at 12 places of the paper and counts once. "
         "Even if the paper is right, the runs planned for these can’t confirm 2 at all."
     )
+
+
+def test_an_error_at_several_places_is_named_once_a_place_of_the_paper() -> None:
+    first, other, alone = (judge(name, "contradicted") for name in "abc")
+    for row, error in ((first, "unit"), (other, "unit"), (alone, "slip")):
+        row.claim.finding = {"error": error}
+    none = Counts(decidable=0, in_favour=0, against=0, open=0, waiting=0)
+    parts = {"trained": none, "computed": none, "data": none}
+    tally = Tally(paper="p", claims=3, **vars(none), **parts, errors={"unit": 2})
+    assert shared_errors([first, other, alone], tally) == {"unit": first}
+    assert shared_errors([alone], tally) == {}
+
+
+def test_a_negative_gain_is_a_loss() -> None:
+    time = Claim(id="x", kind="ratio", metric="inference_time", unit="relative gain", value=-0.01)
+    assert print_value(time) == "1 % loss"
+    time.value = 0.36
+    assert print_value(time) == "36 % gain"
+
+
+def test_large_numbers_have_a_prefix_and_no_exponent() -> None:
+    assert [flops(number) for number in (2.2e8, 1.52e15, 2.9e17, 3e18)] == [
+        "220 MFLOP",
+        "1.52 PFLOP",
+        "290 PFLOP",
+        "3 EFLOP",
+    ]
+
+
+def test_what_was_computed_is_written_as_people_write_it() -> None:
+    computed = {"flops_per_image": 286790656.0, "times_peak": 149.5234, "share": 0.11329294}
+    assert in_words(computed) == [("flops per image", "286,790,656"), ("times peak", "149.5"), ("share", "0.1133")]
 
 
 def test_every_claim_is_named_in_words() -> None:
@@ -96,7 +129,7 @@ def test_every_claim_is_named_in_words() -> None:
 def test_what_is_found_is_in_its_own_unit_and_no_number_of_parameters() -> None:
     by_size = Claim(id="x", kind="behind_up_to", metric="selected_log_mse", value=1e4, unit="parameters")
     by_width = Claim(id="x", kind="uniform", metric="selected_log_mse", value=0.25, unit="nats", factor="width")
-    assert (print_value(by_size), print_value(by_width)) == ("10,000 parameters or fewer", "0.25 nats by width")
+    assert (print_value(by_size), print_value(by_width)) == ("10,000 parameters or fewer", "0.25 nats at every width")
     assert (in_terms_of(-0.153, by_size), in_terms_of(0.127, by_width)) == ("−0.153 nats", "0.127 nats")
     wins = Claim(id="x", kind="wins", metric="window_error", unit="orders")
     gain = Claim(id="x", kind="ratio", metric="accuracy", unit="relative gain")
