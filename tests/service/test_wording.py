@@ -87,8 +87,9 @@ def test_an_error_at_several_places_is_named_once_a_place_of_the_paper() -> None
     first, other, alone = (judge(name, "contradicted") for name in "abc")
     for row, error in ((first, "unit"), (other, "unit"), (alone, "slip")):
         row.claim.finding = {"error": error}
-    none = Counts(decidable=0, in_favour=0, against=0, open=0, waiting=0)
-    parts = {"trained": none, "computed": none, "data": none}
+    none = Counts(decidable=0, in_favour=0, under_reading=0, against=0, open=0, waiting=0)
+    outlook = Outlook(waiting=0, hopeless=0, order_only=0, unlikely=0, unknown=0)
+    parts = {"trained": none, "computed": none, "data": none, "outlook": outlook, "settings": 0, "untestable": 0}
     tally = Tally(paper="p", claims=3, **vars(none), **parts, errors={"unit": 2})
     assert shared_errors([first, other, alone], tally) == {"unit": first}
     assert shared_errors([alone], tally) == {}
