@@ -26,7 +26,8 @@ from stages.training.images import ImageClassification
 from stages.training.loop import fit
 from stages.training.optimizer import build_optimizer
 
-BATCH, STEPS, ROUNDS = 32, 2, 5
+# Steps enough that what a training does once hardly counts: an epoch of CIFAR has some 1,500.
+BATCH, STEPS, ROUNDS = 32, 8, 5
 # Goals for networks as their papers ran them on CIFAR-100.
 GOALS = {
     "ninformer-cifar100.vit": 1.0,

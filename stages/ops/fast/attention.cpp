@@ -17,10 +17,12 @@
 
 namespace {
 
-#ifdef __AVX512F__
+#if defined(__AVX512F__)
 constexpr long LANES = 16;
-#else
+#elif defined(__AVX__)
 constexpr long LANES = 8;
+#else
+constexpr long LANES = 4;
 #endif
 typedef float Vector __attribute__((vector_size(4 * LANES)));
 typedef float Unaligned __attribute__((vector_size(4 * LANES), aligned(4)));
@@ -87,6 +89,7 @@ inline YatGradient yat_gradient(Vector dot, Vector norms, Vector back, float sca
 }
 
 constexpr long MOST_ROWS = 64;
+constexpr long PEAK = 2;  // numbers that are kept of a query for the way back, unless its weights are
 
 inline long padded(long count) { return (count + LANES - 1) / LANES * LANES; }
 
@@ -94,7 +97,7 @@ inline long padded(long count) { return (count + LANES - 1) / LANES * LANES; }
 inline long rows_at_once(long queries, long wide) { return std::min({queries, MOST_ROWS, std::max(8L, 16384 / wide)}); }
 
 struct Sizes {
-    long heads, queries, keys, width, depth;
+    long heads, queries, keys, width, depth, keep_row;
 };
 
 class Buffer {
@@ -195,19 +198,23 @@ void scale_row(float factor, const float* __restrict from, Number* __restrict to
     for (long e = 0; e < width; ++e) put(factor * from[e], &to[e]);
 }
 
-template <typename Number>
-void add_row(const float* __restrict from, float factor, const float* __restrict other, Number* __restrict to, long width) {
-    for (long e = 0; e < width; ++e) put(from[e] + factor * other[e], &to[e]);
+inline void scale_in_place(float factor, float* row, long count) {
+    for (long p = 0; p < count; p += LANES) store(row + p, factor * load(row + p, LANES), LANES);
 }
 
-float energy(const float* row, long width) {
+template <typename Number>
+void mix_rows(float share, const float* __restrict from, float factor, const float* __restrict other,
+              Number* __restrict to, long width) {
+    for (long e = 0; e < width; ++e) put(factor * other[e] + share * from[e], &to[e]);
+}
+
+float inner(const float* a, const float* b, long width) {
     Vector total = {};
-    for (long e = 0; e < width; e += LANES) {
-        const Vector x = load(row + e, width - e);
-        total += x * x;
-    }
+    for (long e = 0; e < width; e += LANES) total += load(a + e, width - e) * load(b + e, width - e);
     return sum(total);
 }
+
+float energy(const float* row, long width) { return inner(row, row, width); }
 
 void fill_terms(float* terms, const float* column, const Rows<const float>& k, long map, long keys, long width) {
     for (long s = 0; s < keys; ++s) terms[s] = column ? column[map * keys + s] : energy(k[s], width);
@@ -292,34 +299,42 @@ float exponentials(float* row, long count, float greatest) {
     return sum(total);
 }
 
-// Weights from inner products, gradients of those in place of the weights' (`back`), and that of the query's norm.
-float score_gradients(const float* dot, float* weights, float* back, const float* terms, float* of_terms, long count,
-                      const Score& score, float greatest, float share, double* totals) {
+// Weights again, from inner products; returns the mean of `back`, the weights' gradients.
+float weights_again(const float* dot, float* weights, const float* back, const float* terms, long count,
+                    const Score& score, const float* peak) {
     Vector mean = {};
     for (long p = 0; p < count; p += LANES) {
-        const Vector weight = share * exponential(score(load(dot + p, LANES), load(terms + p, LANES)) - greatest);
+        const Vector weight = peak[1] * exponential(score(load(dot + p, LANES), load(terms + p, LANES)) - peak[0]);
         store(weights + p, count - p < LANES ? kept(weight, count - p) : weight, LANES);
         mean += load(weights + p, LANES) * load(back + p, LANES);
     }
-    const float middle = sum(mean);
+    return sum(mean);
+}
+
+// HyperBF: in place of the weights' gradients those of the scores, which the caller multiplies by the scale.
+void score_gradients(const float* weights, float* back, float* of_terms, long count, float mean) {
+    for (long p = 0; p < count; p += LANES) {
+        const Vector to_score = load(weights + p, LANES) * (load(back + p, LANES) - mean);
+        store(back + p, to_score, LANES);
+        store(of_terms + p, load(of_terms + p, LANES) + to_score, LANES);
+    }
+}
+
+// Yat: in place of the weights' gradients those of the inner products; returns that of the query's squared norm.
+float yat_gradients(const float* dot, const float* weights, float* back, const float* terms, float* of_terms, long count,
+                    const Score& score, float mean, double* totals) {
     Vector of_row = {}, of_scale = {}, of_epsilon = {};
     for (long p = 0; p < count; p += LANES) {
-        const Vector t = load(dot + p, LANES), term = load(terms + p, LANES);
-        const Vector to_score = load(weights + p, LANES) * (load(back + p, LANES) - middle);
-        Vector to_dot = 2.0f * score.scale * to_score, to_term = -score.scale * to_score;
-        if (score.is_yat) {
-            YatGradient g = yat_gradient(t, term + score.row, to_score, score.scale, score.epsilon);
-            if (count - p < LANES) {  // what stands behind the last may be a NaN
-                g.distance = kept(g.distance, count - p);
-                g.scale = kept(g.scale, count - p), g.epsilon = kept(g.epsilon, count - p);
-            }
-            to_dot = g.dot, to_term = g.distance;
-            of_scale += g.scale, of_epsilon += g.epsilon, of_row += to_term;
-        } else {
-            of_scale += to_score * (2.0f * t - term);
+        const Vector to_score = load(weights + p, LANES) * (load(back + p, LANES) - mean);
+        const Vector norms = load(terms + p, LANES) + score.row;
+        YatGradient g = yat_gradient(load(dot + p, LANES), norms, to_score, score.scale, score.epsilon);
+        if (count - p < LANES) {  // what stands behind the last may be a NaN
+            g.distance = kept(g.distance, count - p);
+            g.scale = kept(g.scale, count - p), g.epsilon = kept(g.epsilon, count - p);
         }
-        store(back + p, to_dot, LANES);
-        store(of_terms + p, load(of_terms + p, LANES) + to_term, LANES);
+        of_scale += g.scale, of_epsilon += g.epsilon, of_row += g.distance;
+        store(back + p, g.dot, LANES);
+        store(of_terms + p, load(of_terms + p, LANES) + g.distance, LANES);
     }
     totals[0] += sum(of_scale);
     totals[1] += sum(of_epsilon);
@@ -327,16 +342,18 @@ float score_gradients(const float* dot, float* weights, float* back, const float
 }
 
 // Attention of maps `first` to `last`; a map is a head of a sample.  sizes: heads, queries, keys, their width, that of
-// values; strides: of a sample, a head and a row, for query, key, value and `out`; the numbers of a row stand side by
-// side.  column [maps, keys], or none: the squared norms of the keys.  peaks [maps, queries, 2], for the backward pass:
-// the greatest score, and one over the sum of exponentials; their logarithm would lose the sum beside a large score.
+// values, numbers kept of a query for the backward pass; strides: of a sample, a head and a row, for query, key,
+// value and `out`; the numbers of a row stand side by side.  column [maps, keys], or none: the squared norms of the keys.
+// keep [maps, queries, keep_row]: the greatest score, and one over the sum of exponentials (their logarithm would lose the
+// sum beside a large score); or the weights, with room for whole vectors.
 template <typename Number>
-void attend(const Number* query, const Number* key, const Number* value, const float* column, Number* out, float* peaks,
+void attend(const Number* query, const Number* key, const Number* value, const float* column, Number* out, float* keep,
             const long* sizes, const long* strides, float scale, float epsilon, bool is_causal, bool is_yat, long first,
             long last) {
-    const auto [heads, queries, keys, width, depth] = *reinterpret_cast<const Sizes*>(sizes);
+    const auto [heads, queries, keys, width, depth, keep_row] = *reinterpret_cast<const Sizes*>(sizes);
     const long wide = padded(keys), deep = padded(depth), block = rows_at_once(queries, wide);
-    Buffer turned(width * wide), terms(wide), weights(block * wide), mixed(block * deep);
+    const bool are_weights = keep_row != PEAK;
+    Buffer turned(width * wide), terms(wide), own_weights(are_weights ? 0 : block * wide), mixed(block * deep);
     Buffer values(broadened_size(keys, depth, deep));
     Buffer wide_queries(widened_size<Number>(queries * width)), wide_keys(widened_size<Number>(keys * width));
     Buffer wide_values(widened_size<Number>(keys * depth));
@@ -350,20 +367,28 @@ void attend(const Number* query, const Number* key, const Number* value, const f
         const auto rows = broadened(v, keys, depth, values, deep);
         for (long start = 0; start < queries; start += block) {
             const long count = std::min(block, queries - start), seen = is_causal ? std::min(keys, start + count) : keys;
-            product<false>(count, padded(seen), width, q[start], q.stride, 1, turned, wide, weights, wide);
+            float* keep_here = keep + (map * queries + start) * keep_row;
+            float* weights = are_weights ? keep_here : own_weights;
+            const long apart = are_weights ? keep_row : wide;
+            product<false>(count, padded(seen), width, q[start], q.stride, 1, turned, wide, weights, apart);
             float shares[MOST_ROWS];
             for (long i = 0; i < count; ++i) {
-                float* row = weights + i * wide;
+                float* row = weights + i * apart;
                 const long own = is_causal ? std::min(keys, start + i + 1) : keys;
                 const Score score{scale, epsilon, is_yat ? energy(q[start + i], width) : 0.0f, is_yat};
                 const float greatest = greatest_score(row, terms, own, score);
                 const float total = exponentials(row, own, greatest);
-                std::fill(row + own, row + seen, 0.0f);
+                std::fill(row + own, row + (are_weights ? keep_row : seen), 0.0f);
                 shares[i] = 1.0f / total;
-                peaks[2 * (map * queries + start + i)] = greatest;
-                peaks[2 * (map * queries + start + i) + 1] = shares[i];
+                if (are_weights) {
+                    scale_in_place(shares[i], row, own);
+                    shares[i] = 1.0f;
+                } else {
+                    keep_here[i * PEAK] = greatest;
+                    keep_here[i * PEAK + 1] = shares[i];
+                }
             }
-            product<false>(count, deep, seen, weights, wide, 1, rows[0], rows.stride, mixed, deep);
+            product<false>(count, deep, seen, weights, apart, 1, rows[0], rows.stride, mixed, deep);
             for (long i = 0; i < count; ++i)
                 scale_row(shares[i], mixed + i * deep, to[start + i], depth);
         }
@@ -371,26 +396,29 @@ void attend(const Number* query, const Number* key, const Number* value, const f
 }
 
 // Gradients, written to contiguous tensors; `to_column` where a column came; totals [maps, 2]: of scale and epsilon, added to.
-// The scores are made again: that takes less than to write them down and read them.
+// Weights that aren't kept are made again: with large maps that takes less than to write them down and read them.
 template <typename Number>
 void attend_back(const Number* query, const Number* key, const Number* value, const float* column, const Number* grad,
-                 const float* peaks, Number* to_query, Number* to_key, Number* to_value, float* to_column,
+                 const float* keep, Number* to_query, Number* to_key, Number* to_value, float* to_column,
                  double* totals, const long* sizes, const long* strides, float scale, float epsilon, bool is_causal,
                  bool is_yat, long first, long last) {
-    const auto [heads, queries, keys, width, depth] = *reinterpret_cast<const Sizes*>(sizes);
+    const auto [heads, queries, keys, width, depth, keep_row] = *reinterpret_cast<const Sizes*>(sizes);
     const long wide = padded(keys), broad = padded(width), deep = padded(depth), block = rows_at_once(queries, wide);
-    Buffer turned(width * wide), turned_values(depth * wide), terms(wide), own_keys(broadened_size(keys, width, broad));
-    Buffer dots(block * wide), weights(block * wide), backs(block * wide), of_terms(wide);
-    Buffer of_queries(block * broad), of_keys(keys * broad), of_values(keys * deep);
+    const bool are_weights = keep_row != PEAK;
+    const long again = are_weights ? 0 : block * wide, apart = are_weights ? keep_row : wide;
+    Buffer turned(are_weights ? 0 : width * wide), dots(again), own_weights(again);
+    Buffer turned_values(depth * wide), terms(wide), own_keys(broadened_size(keys, width, broad));
+    Buffer backs(block * wide), of_terms(wide), of_queries(block * broad), of_keys(keys * broad), of_values(keys * deep);
     Buffer own_queries(broadened_size(block, width, broad)), own_grads(broadened_size(block, depth, deep));
     Buffer wide_queries(widened_size<Number>(queries * width)), wide_keys(widened_size<Number>(keys * width));
     Buffer wide_values(widened_size<Number>(keys * depth)), wide_grads(widened_size<Number>(queries * depth));
+    const float share = is_yat ? 1.0f : 2.0f * scale;  // of what is multiplied by queries and keys
     for (long map = first; map < last; ++map) {
         const auto q = floats<Number>({query, strides, map, heads}, queries, width, wide_queries);
         const auto k = floats<Number>({key, strides + 3, map, heads}, keys, width, wide_keys);
         const auto v = floats<Number>({value, strides + 6, map, heads}, keys, depth, wide_values);
         const auto g = floats<Number>({grad, strides + 9, map, heads}, queries, depth, wide_grads);
-        transpose(k, keys, width, turned, wide);
+        if (!are_weights) transpose(k, keys, width, turned, wide);
         transpose(v, keys, depth, turned_values, wide);
         fill_terms(terms, column, k, map, keys, width);
         const auto k_rows = broadened(k, keys, width, own_keys, broad);
@@ -399,28 +427,47 @@ void attend_back(const Number* query, const Number* key, const Number* value, co
             const long count = std::min(block, queries - start), seen = is_causal ? std::min(keys, start + count) : keys;
             const auto q_rows = broadened(q.from(start), count, width, own_queries, broad);
             const auto g_rows = broadened(g.from(start), count, depth, own_grads, deep);
-            product<false>(count, padded(seen), width, q_rows[0], q_rows.stride, 1, turned, wide, dots, wide);
+            const float* keep_here = keep + (map * queries + start) * keep_row;
+            const float* weights = are_weights ? keep_here : own_weights;
+            if (!are_weights)
+                product<false>(count, padded(seen), width, q_rows[0], q_rows.stride, 1, turned, wide, dots, wide);
             product<false>(count, padded(seen), depth, g_rows[0], g_rows.stride, 1, turned_values, wide, backs, wide);
-            float of_rows[MOST_ROWS];
+            float of_rows[MOST_ROWS] = {};
             for (long i = 0; i < count; ++i) {
                 const long own = is_causal ? std::min(keys, start + i + 1) : keys;
                 const Score score{scale, epsilon, is_yat ? energy(q[start + i], width) : 0.0f, is_yat};
-                const float* peak = peaks + 2 * (map * queries + start + i);
-                of_rows[i] = score_gradients(dots + i * wide, weights + i * wide, backs + i * wide, terms, of_terms, own,
-                                             score, peak[0], peak[1], totals + 2 * map);
-                std::fill(weights + i * wide + own, weights + i * wide + seen, 0.0f);
-                std::fill(backs + i * wide + own, backs + i * wide + seen, 0.0f);
+                const float *dot = dots + i * wide, *row = weights + i * apart;
+                float* back = backs + i * wide;
+                float mean;
+                if (are_weights) {
+                    mean = inner(row, back, own);
+                } else {
+                    mean = weights_again(dot, own_weights + i * wide, back, terms, own, score, keep_here + i * PEAK);
+                    std::fill(own_weights + i * wide + own, own_weights + i * wide + seen, 0.0f);
+                }
+                if (is_yat)
+                    of_rows[i] = yat_gradients(dot, row, back, terms, of_terms, own, score, mean, totals + 2 * map);
+                else
+                    score_gradients(row, back, of_terms, own, mean);
+                std::fill(back + own, back + seen, 0.0f);
             }
-            product<true>(seen, deep, count, weights, 1, wide, g_rows[0], g_rows.stride, of_values, deep);
+            product<true>(seen, deep, count, weights, 1, apart, g_rows[0], g_rows.stride, of_values, deep);
             product<true>(seen, broad, count, backs, 1, wide, q_rows[0], q_rows.stride, of_keys, broad);
             product<false>(count, broad, seen, backs, wide, 1, k_rows[0], k_rows.stride, of_queries, broad);
             Number* to = to_query + (map * queries + start) * width;
-            for (long i = 0; i < count; ++i)
-                add_row(of_queries + i * broad, 2.0f * of_rows[i], q_rows[i], to + i * width, width);
+            for (long i = 0; i < count; ++i) {
+                const float* of_query = of_queries + i * broad;
+                if (!is_yat) totals[2 * map] += 2.0f * inner(of_query, q_rows[i], width);
+                mix_rows(share, of_query, 2.0f * of_rows[i], q_rows[i], to + i * width, width);
+            }
         }
         for (long s = 0; s < keys; ++s) {
+            if (!is_yat) {
+                totals[2 * map] -= terms[s] * of_terms[s];
+                of_terms[s] *= -scale;
+            }
             const float of_norm = column ? 0.0f : 2.0f * of_terms[s];
-            add_row(of_keys + s * broad, of_norm, k_rows[s], to_key + (map * keys + s) * width, width);
+            mix_rows(share, of_keys + s * broad, of_norm, k_rows[s], to_key + (map * keys + s) * width, width);
             scale_row(1.0f, of_values + s * deep, to_value + (map * keys + s) * depth, depth);
             if (column) to_column[map * keys + s] = of_terms[s];
         }
@@ -432,30 +479,30 @@ void attend_back(const Number* query, const Number* key, const Number* value, co
 extern "C" {
 
 void attention_forward(const float* query, const float* key, const float* value, const float* column, float* out,
-                       float* peaks, const long* sizes, const long* strides, float scale, float epsilon, long is_causal,
+                       float* keep, const long* sizes, const long* strides, float scale, float epsilon, long is_causal,
                        long is_yat, long first, long last) {
-    attend(query, key, value, column, out, peaks, sizes, strides, scale, epsilon, is_causal, is_yat, first, last);
+    attend(query, key, value, column, out, keep, sizes, strides, scale, epsilon, is_causal, is_yat, first, last);
 }
 
 void attention_forward_half(const Half* query, const Half* key, const Half* value, const float* column, Half* out,
-                            float* peaks, const long* sizes, const long* strides, float scale, float epsilon,
+                            float* keep, const long* sizes, const long* strides, float scale, float epsilon,
                             long is_causal, long is_yat, long first, long last) {
-    attend(query, key, value, column, out, peaks, sizes, strides, scale, epsilon, is_causal, is_yat, first, last);
+    attend(query, key, value, column, out, keep, sizes, strides, scale, epsilon, is_causal, is_yat, first, last);
 }
 
 void attention_backward(const float* query, const float* key, const float* value, const float* column,
-                        const float* grad, const float* peaks, float* to_query, float* to_key, float* to_value,
+                        const float* grad, const float* keep, float* to_query, float* to_key, float* to_value,
                         float* to_column, double* totals, const long* sizes, const long* strides, float scale,
                         float epsilon, long is_causal, long is_yat, long first, long last) {
-    attend_back(query, key, value, column, grad, peaks, to_query, to_key, to_value, to_column, totals, sizes, strides,
+    attend_back(query, key, value, column, grad, keep, to_query, to_key, to_value, to_column, totals, sizes, strides,
                 scale, epsilon, is_causal, is_yat, first, last);
 }
 
 void attention_backward_half(const Half* query, const Half* key, const Half* value, const float* column,
-                             const Half* grad, const float* peaks, Half* to_query, Half* to_key, Half* to_value,
+                             const Half* grad, const float* keep, Half* to_query, Half* to_key, Half* to_value,
                              float* to_column, double* totals, const long* sizes, const long* strides, float scale,
                              float epsilon, long is_causal, long is_yat, long first, long last) {
-    attend_back(query, key, value, column, grad, peaks, to_query, to_key, to_value, to_column, totals, sizes, strides,
+    attend_back(query, key, value, column, grad, keep, to_query, to_key, to_value, to_column, totals, sizes, strides,
                 scale, epsilon, is_causal, is_yat, first, last);
 }
 

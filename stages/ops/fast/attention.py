@@ -17,6 +17,8 @@ Factor = Tensor | float
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 _NAMES = {torch.float32: "attention_{}", torch.bfloat16: "attention_{}_half"}
+_PEAK = 2  # numbers that are kept of a query for the way back, unless its weights are
+_VECTOR = 16  # floats in the largest of vectors, of which a row of weights is a multiple
 
 
 def attention(
@@ -50,7 +52,9 @@ def attention(
             return None
         mixed = yat_triton.attention(queries, keys, values, scale, epsilon, is_causal)
     elif _can_attend(query, key, value) and is_plain(scale, epsilon, *tensors[3:], compiled=True):
-        mixed = _Attention.apply(queries, keys, values, key_terms, scale, epsilon, is_causal, is_yat)
+        is_trained = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (*tensors, scale, epsilon))
+        keeps_weights = is_trained and not is_yat and _is_small(query, value)
+        mixed = _Attention.apply(queries, keys, values, key_terms, scale, epsilon, is_causal, is_yat, keeps_weights)
     else:
         return None
     return mixed if len(outer) == 2 else mixed.reshape(*outer, *mixed.shape[-2:])
@@ -67,6 +71,11 @@ def _fit(query: Tensor, key: Tensor, value: Tensor, key_terms: Tensor | None = N
     """
     is_one = query.ndim > 1 and query.shape[:-2] == key.shape[:-2] and query.shape[-1] == key.shape[-1]
     return is_one and key.shape[:-1] == value.shape[:-1] and (key_terms is None or key_terms.shape == key.shape[:-1])
+
+
+def _is_small(query: Tensor, value: Tensor) -> bool:
+    """True if a map of weights takes no more memory than keys and values."""
+    return query.shape[-2] <= query.shape[-1] + value.shape[-1]
 
 
 def _can_attend(*tensors: Tensor) -> bool:
@@ -101,10 +110,11 @@ class _Attention(torch.autograd.Function):
         epsilon: Tensor,
         is_causal: bool,
         is_yat: bool,
+        keeps_weights: bool,
     ) -> Tensor:
         attend = _forward_operator if torch.compiler.is_compiling() else _forward
-        out, peaks = attend(query, key, value, key_terms, scale, epsilon, is_causal, is_yat)
-        ctx.save_for_backward(query, key, value, key_terms, scale, epsilon, peaks)
+        out, kept = attend(query, key, value, key_terms, scale, epsilon, is_causal, is_yat, keeps_weights)
+        ctx.save_for_backward(query, key, value, key_terms, scale, epsilon, kept)
         ctx.options = is_causal, is_yat
         result: Tensor = out
         return result
@@ -113,10 +123,11 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         differentiate = _backward_operator if torch.compiler.is_compiling() else _backward
-        query, key, value, key_terms, scale, epsilon, peaks = ctx.saved_tensors
-        gradients = differentiate(query, key, value, key_terms, scale, epsilon, peaks, grad, *ctx.options)
+        query, key, value, key_terms, scale, epsilon, kept = ctx.saved_tensors
+        gradients = differentiate(query, key, value, key_terms, scale, epsilon, kept, grad, *ctx.options)
         to_query, to_key, to_value, to_terms, (to_scale, to_epsilon) = gradients
-        return to_query, to_key, to_value, None if key_terms is None else to_terms, to_scale, to_epsilon, None, None
+        to_terms = None if key_terms is None else to_terms
+        return to_query, to_key, to_value, to_terms, to_scale, to_epsilon, None, None, None
 
 
 def _forward(
@@ -128,19 +139,22 @@ def _forward(
     epsilon: Tensor,
     is_causal: bool,
     is_yat: bool,
+    keeps_weights: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The result, and each query's greatest score and sum for the way back, [B H, T, 2]."""
+    """The result, and for the way back the weights, [B H, T, S and more], or each query's greatest score and sum,
+    [B H, T, 2].
+    """
     query, key, value = map(in_rows, (query, key, value))
     key_terms = None if key_terms is None else key_terms.contiguous()
-    out, peaks = _empty(query, value)
-    options = _sizes(query, key, value), head_strides(query, key, value, out), scale.item(), epsilon.item()
+    out, kept = _empty(query, key, value, keeps_weights)
+    options = _sizes(query, key, value, kept), head_strides(query, key, value, out), scale.item(), epsilon.item()
 
     def work(maps: slice) -> None:
-        tensors = query, key, value, key_terms, out, peaks
+        tensors = query, key, value, key_terms, out, kept
         _call(_NAMES[query.dtype].format("forward"), *tensors, *options, is_causal, is_yat, maps.start, maps.stop)
 
-    in_parts(len(peaks), work)
-    return out, peaks
+    in_parts(len(kept), work)
+    return out, kept
 
 
 def _backward(
@@ -150,7 +164,7 @@ def _backward(
     key_terms: Tensor | None,
     scale: Tensor,
     epsilon: Tensor,
-    peaks: Tensor,
+    kept: Tensor,
     grad: Tensor,
     is_causal: bool,
     is_yat: bool,
@@ -160,28 +174,29 @@ def _backward(
     terms = None if key_terms is None else key_terms.contiguous()
     to_query, to_key, to_value = (tensor.new_empty(tensor.shape) for tensor in (query, key, value))
     to_terms = _gradient_of(terms, query)
-    totals = peaks.new_zeros(len(peaks), 2, dtype=torch.float64)
-    options = _sizes(query, key, value), head_strides(query, key, value, grad), scale.item(), epsilon.item()
+    totals = kept.new_zeros(len(kept), 2, dtype=torch.float64)
+    options = _sizes(query, key, value, kept), head_strides(query, key, value, grad), scale.item(), epsilon.item()
 
     def work(maps: slice) -> None:
         gradients = to_query, to_key, to_value, None if terms is None else to_terms, totals
-        tensors = query, key, value, terms, grad, peaks, *gradients
+        tensors = query, key, value, terms, grad, kept, *gradients
         _call(_NAMES[query.dtype].format("backward"), *tensors, *options, is_causal, is_yat, maps.start, maps.stop)
 
-    in_parts(len(peaks), work)
+    in_parts(len(kept), work)
     return to_query, to_key, to_value, to_terms, totals.sum(0).float()
 
 
-def _sizes(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]:
+def _sizes(query: Tensor, key: Tensor, value: Tensor, kept: Tensor) -> tuple[int, ...]:
     _, heads, queries, width = query.shape
-    return heads, queries, key.shape[2], width, value.shape[3]
+    return heads, queries, key.shape[2], width, value.shape[3], kept.shape[2]
 
 
-def _empty(query: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+def _empty(query: Tensor, key: Tensor, value: Tensor, keeps_weights: bool) -> tuple[Tensor, Tensor]:
     """Memory for what `_forward` returns."""
     samples, heads, queries, _ = query.shape
     out = query.new_empty(samples, queries, heads, value.shape[3]).transpose(1, 2)
-    return out, query.new_empty(samples * heads, queries, 2, dtype=torch.float32)
+    row = -(-key.shape[2] // _VECTOR) * _VECTOR if keeps_weights else _PEAK
+    return out, query.new_empty(samples * heads, queries, row, dtype=torch.float32)
 
 
 def _gradient_of(key_terms: Tensor | None, query: Tensor) -> Tensor:
@@ -209,8 +224,9 @@ def _(
     epsilon: Tensor,
     is_causal: bool,
     is_yat: bool,
+    keeps_weights: bool,
 ) -> tuple[Tensor, Tensor]:
-    return _empty(query, value)
+    return _empty(query, key, value, keeps_weights)
 
 
 @_backward_operator.register_fake
@@ -221,11 +237,11 @@ def _(
     key_terms: Tensor | None,
     scale: Tensor,
     epsilon: Tensor,
-    peaks: Tensor,
+    kept: Tensor,
     grad: Tensor,
     is_causal: bool,
     is_yat: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     to_query, to_key, to_value = (tensor.new_empty(tensor.shape) for tensor in (query, key, value))
     terms = None if key_terms is None else key_terms.contiguous()
-    return to_query, to_key, to_value, _gradient_of(terms, query), peaks.new_empty(2)
+    return to_query, to_key, to_value, _gradient_of(terms, query), kept.new_empty(2)

@@ -22,7 +22,11 @@ constexpr float EMPTY = -1e30f;
 constexpr long POINT_PIXELS = 256;   // all maps of so many, and their gradients, fit a core's caches
 constexpr long GROUP_PIXELS = 1024;  // of several images at a time, so that sums over lanes are rare
 
+#ifdef __AVX__
 typedef float Narrow __attribute__((vector_size(32)));  // for maps up to eight pixels wide
+#else
+typedef float Narrow __attribute__((vector_size(16)));
+#endif
 #ifdef __AVX512F__
 typedef float Wide __attribute__((vector_size(64)));
 #else
@@ -36,6 +40,14 @@ template <typename Vector>
 inline Vector load(const float* from) {
     Vector value;
     std::memcpy(&value, from, sizeof value);
+    return value;
+}
+// For what is used more than once: the compiler may else read it again for each use.
+template <typename Vector>
+inline Vector in_register(Vector value) {
+#ifdef __AVX__
+    asm("" : "+v"(value));
+#endif
     return value;
 }
 template <typename Vector>
@@ -66,19 +78,30 @@ inline float sum(Vector value) {
     return total;
 }
 
-// Adds to `to` the sum of each of four vectors.
+// Adds to `to` the sum of each of eight vectors.
 template <typename Vector>
 inline void add_sums(const Vector* values, float* to) {
-    for (long k = 0; k < 4; ++k) to[k] += sum(values[k]);
+    for (long k = 0; k < 8; ++k) to[k] += sum(values[k]);
+}
+
+// Adds what one point gives: the gradient of its output, where t is positive, to that of z, and sums of it.
+template <typename Vector>
+inline void differentiate_point(Vector t, Vector grad, Vector tap, Vector& to_tap, Vector& to_bias, Vector& back) {
+    const Vector passed = where_positive(t, grad);
+    to_tap += passed * t;
+    to_bias += passed;
+    back += tap * passed;
 }
 
 #ifdef __AVX__
 inline Narrow relu(Narrow t) { return _mm256_max_ps(Narrow{}, t); }  // of 0 and NaN it takes the second
 
 inline void add_sums(const Narrow* values, float* to) {
-    const __m256 pairs = _mm256_hadd_ps(_mm256_hadd_ps(values[0], values[1]), _mm256_hadd_ps(values[2], values[3]));
-    const __m128 sums = _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1));
-    _mm_storeu_ps(to, _mm_add_ps(_mm_loadu_ps(to), sums));
+    Narrow fours[2];
+    for (long k = 0; k < 2; ++k, values += 4)
+        fours[k] = _mm256_hadd_ps(_mm256_hadd_ps(values[0], values[1]), _mm256_hadd_ps(values[2], values[3]));
+    const Narrow sums = _mm256_permute2f128_ps(fours[0], fours[1], 0x20) + _mm256_permute2f128_ps(fours[0], fours[1], 0x31);
+    store(to, load<Narrow>(to) + sums);
 }
 #endif
 
@@ -89,11 +112,22 @@ inline Wide where_positive(Wide t, Wide value) {
 }
 
 inline void add_sums(const Wide* values, float* to) {
-    Narrow halves[4];
-    for (long k = 0; k < 4; ++k)
-        halves[k] = _mm256_add_ps(_mm512_castps512_ps256(values[k]),
-                                  _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(values[k]), 1)));
-    add_sums(halves, to);
+    Wide v[4];
+    for (long k = 0; k < 4; ++k)  // halves: of the k-th, and of the k + 4-th
+        v[k] = _mm512_shuffle_f32x4(values[k], values[k + 4], 0x44) + _mm512_shuffle_f32x4(values[k], values[k + 4], 0xee);
+    for (long count = 4; count > 1; count /= 2)  // neighbours
+        for (long k = 0; k < count / 2; ++k)
+            v[k] = _mm512_shuffle_ps(v[2 * k], v[2 * k + 1], 0x88) + _mm512_shuffle_ps(v[2 * k], v[2 * k + 1], 0xdd);
+    const Wide sums = v[0] + _mm512_shuffle_f32x4(v[0], v[0], 0xb1);
+    store(to, load<Narrow>(to) + _mm512_castps512_ps256(_mm512_shuffle_f32x4(sums, sums, 0x08)));
+}
+
+inline void differentiate_point(Wide t, Wide grad, Wide tap, Wide& to_tap, Wide& to_bias, Wide& back) {
+    grad = in_register(grad);
+    const __mmask16 passes = _mm512_cmp_ps_mask(t, Wide{}, _CMP_NLE_UQ);
+    to_tap = _mm512_mask3_fmadd_ps(grad, t, to_tap, passes);
+    to_bias = _mm512_mask_add_ps(to_bias, passes, to_bias, grad);
+    back = _mm512_mask3_fmadd_ps(grad, tap, back, passes);
 }
 #endif
 
@@ -111,6 +145,26 @@ struct OnLines {
     bool operator!=(const OnLines&) const { return false; }
 };
 typedef std::vector<float, OnLines<float>> Floats;
+
+// 0 times a number is 0, and NaN of what is none.
+inline bool are_finite(const float* from, long count) {
+    constexpr long LANES = ::LANES<Wide>, STEP = 4 * LANES;
+    Wide totals[4] = {};
+    long p = 0;
+    for (; p + STEP <= count; p += STEP)
+        for (long k = 0; k < 4; ++k) totals[k] += 0.0f * load<Wide>(from + p + k * LANES);
+    float rest = sum(totals[0] + totals[1] + totals[2] + totals[3]);
+    for (; p < count; ++p) rest += 0.0f * from[p];
+    return rest == 0.0f;
+}
+
+// relu of what is no NaN: as an integer a negative number is negative, too, and its maximum takes any of the pipes.
+template <bool IS_FINITE, typename Vector>
+inline Vector rectified(Vector t) {
+    typedef int Integers __attribute__((vector_size(sizeof(Vector))));
+    const Integers bits = (Integers)t;
+    return IS_FINITE ? (Vector)(bits > 0 ? bits : Integers{}) : relu(t);
+}
 
 struct Sizes {
     long images, inputs, outputs, height, width, top, left, out_height, out_width, is_rows;
@@ -222,30 +276,46 @@ void scatter(const float* from, long stride, float* image, long maps, long pixel
         for (long j = 0; j < maps; ++j) std::memcpy(image + j * pixels + start, from + j * stride, 4 * count);
 }
 
-// One kernel position: nothing to keep but the sums of four vectors of pixels.
+// One kernel position, PART pixels: two outputs at a time share what is read of z, and no sum leaves the registers.
+constexpr long POINTS = 4, PART = POINTS * LANES<Wide>;
+
+template <bool IS_FINITE>
+void sum_points(const float* z, const float* w, const float* bias, float* f, long inputs, long outputs) {
+    constexpr long PAIR = 2;
+    for (long i = 0; i < outputs; i += PAIR) {
+        const float *b[PAIR], *tap[PAIR];
+        for (long o = 0; o < PAIR; ++o) {
+            const long row = std::min(i + o, outputs - 1) * inputs;
+            b[o] = bias + row, tap[o] = w + row;
+        }
+        Wide total[PAIR][POINTS] = {};
+        for (long j = 0; j < inputs; ++j)
+            for (long k = 0; k < POINTS; ++k) {
+                const Wide here = load<Wide>(&z[j * PART + k * LANES<Wide>]);
+                for (long o = 0; o < PAIR; ++o)
+                    total[o][k] += all<Wide>(tap[o][j]) * rectified<IS_FINITE>(here + all<Wide>(b[o][j]));
+            }
+        for (long o = 0; o < PAIR; ++o)
+            for (long k = 0; k < POINTS; ++k) store(&f[(i + o) * PART + k * LANES<Wide>], total[o][k]);
+    }
+}
+
 void forward_point(const float* x, const float* w, const float* bias, float* out, const Sizes& s) {
-    using Vector = Wide;
-    constexpr long BLOCK = 4, LANES = ::LANES<Vector>, PART = BLOCK * LANES;
     const long pixels = s.out_height * s.out_width;
-    Floats z(s.inputs * PART), f(s.outputs * PART);
+    const bool is_finite = are_finite(bias, s.inputs * s.outputs);
+    Floats z(s.inputs * PART), f((s.outputs + 1) * PART);
     for (long image = 0; image < s.images; ++image)
         for (long start = 0; start < pixels; start += PART) {
             const long count = std::min(PART, pixels - start);
             gather(x + image * s.inputs * pixels, s.inputs, pixels, s.is_rows, start, count, z.data(), PART);
-            for (long i = 0; i < s.outputs; ++i) {
-                Vector total[BLOCK] = {};
-                for (long j = 0; j < s.inputs; ++j) {
-                    const Vector b = all<Vector>(bias[i * s.inputs + j]), tap = all<Vector>(w[i * s.inputs + j]);
-                    for (long k = 0; k < BLOCK; ++k) total[k] += tap * relu(load<Vector>(&z[j * PART + k * LANES]) + b);
-                }
-                for (long k = 0; k < BLOCK; ++k) store(&f[i * PART + k * LANES], total[k]);
-            }
+            const bool is_number = is_finite && are_finite(z.data(), s.inputs * PART);
+            (is_number ? sum_points<true> : sum_points<false>)(z.data(), w, bias, f.data(), s.inputs, s.outputs);
             scatter(f.data(), PART, out + image * s.outputs * pixels, s.outputs, pixels, s.is_rows, start, count);
         }
 }
 
 // What one map of outputs' gradient g [height + A - 1, stride] gives one input map z [height, columns] and its weights:
-// adds to to_x, to_taps and to_bias.  Each row of g is read once, for the A rows of z that meet it.
+// adds to to_x, to_taps and to_bias.  Each row of g is read once, for the A rows of z that meet it; that takes 32 registers.
 template <typename Vector, long A, long B>
 inline void differentiate_map(const float* g, const float* z, float* to_x, Vector bias, const Vector* taps,
                               Vector* to_taps, Vector* to_bias, long height, long columns, long stride) {
@@ -277,6 +347,35 @@ inline void differentiate_map(const float* g, const float* z, float* to_x, Vecto
     *to_bias = bias_sum;
 }
 
+// The same with 16 registers: each row of z reads what it needs of g, and only the sums for weights stay.
+template <long A, long B>
+inline void differentiate_narrow_map(const float* g, const float* z, float* to_x, Narrow bias, const Narrow* taps,
+                                     Narrow* to_taps, Narrow* to_bias, long height, long columns, long stride) {
+    Narrow sums[A * B], bias_sum = *to_bias;
+    for (long t = 0; t < A * B; ++t) sums[t] = to_taps[t];
+    for (long column = 0; column < columns; column += LANES<Narrow>)
+        for (long row = 0; row < height; ++row) {
+            const Narrow active = relu(load<Narrow>(&z[row * columns + column]) + bias);
+            Narrow back = {};
+            for (long a = 0; a < A; ++a) {
+                const Narrow *weights = &taps[(A - 1 - a) * B];
+                Narrow added = {}, *to = &sums[(A - 1 - a) * B];
+                for (long b = 0; b < B; ++b) {
+                    const Narrow shifted = in_register(load<Narrow>(&g[(row + a) * stride + column + B - 1 - b]));
+                    added = b ? added + weights[b] * shifted : weights[b] * shifted;
+                    to[b] += active * shifted;
+                }
+                back += added;
+            }
+            const Narrow passed = where_positive(active, back);
+            float* to = &to_x[row * columns + column];
+            bias_sum += passed;
+            store(to, load<Narrow>(to) + passed);
+        }
+    for (long t = 0; t < A * B; ++t) to_taps[t] = sums[t];
+    *to_bias = bias_sum;
+}
+
 // Gradients; those of w and bias are added to what stands there, that of x is written.
 template <typename Vector, long A, long B>
 void backward(const float* x, const float* w, const float* bias, const float* grad, float* grad_x, float* grad_w,
@@ -302,9 +401,14 @@ void backward(const float* x, const float* w, const float* bias, const float* gr
                 const Vector b = all<Vector>(bias[i * s.inputs + j]);
                 Vector taps[A * B], to_taps[A * B] = {}, to_bias{};
                 for (long t = 0; t < A * B; ++t) taps[t] = all<Vector>(w[(i * s.inputs + j) * A * B + t]);
-                for (long image = 0; image < images; ++image)
-                    differentiate_map<Vector, A, B>(&g[(i * group + image) * size], &z[image * map], &to_x[image * map],
-                                                    b, taps, to_taps, &to_bias, s.height, columns, stride);
+                for (long image = 0; image < images; ++image) {
+                    const float* of_map = &g[(i * group + image) * size];
+                    float *from = &z[image * map], *to = &to_x[image * map];
+                    if constexpr (LANES<Vector> == 8)
+                        differentiate_narrow_map<A, B>(of_map, from, to, b, taps, to_taps, &to_bias, s.height, columns, stride);
+                    else
+                        differentiate_map<Vector, A, B>(of_map, from, to, b, taps, to_taps, &to_bias, s.height, columns, stride);
+                }
                 for (long t = 0; t < A * B; ++t) grad_w[(i * s.inputs + j) * A * B + t] += sum(to_taps[t]);
                 grad_bias[i * s.inputs + j] += sum(to_bias);
             }
@@ -316,7 +420,8 @@ void backward(const float* x, const float* w, const float* bias, const float* gr
     }
 }
 
-// One kernel position: four outputs at a time share what is read of z and written of its gradient.
+// One kernel position: four outputs at a time share what is read of z and written of its gradient.  Their own gradients
+// are read for one input after the other, and stay in the first-level cache.
 void backward_point(const float* x, const float* w, const float* bias, const float* grad, float* grad_x, float* grad_w,
                     float* grad_bias, const Sizes& s) {
     using Vector = Wide;
@@ -324,7 +429,10 @@ void backward_point(const float* x, const float* w, const float* bias, const flo
     const long pixels = s.height * s.width, part = std::min(POINT_PIXELS, whole_vectors<Vector>(pixels));
     const long outputs = (s.outputs + BLOCK - 1) / BLOCK * BLOCK, stride = part + LANES;
     Floats g(outputs * stride), z(s.inputs * stride), to_x(s.inputs * stride);
-    Floats to_w(s.inputs * outputs), to_b(s.inputs * outputs);  // [inputs, outputs]
+    Floats taps(s.inputs * outputs), biases(s.inputs * outputs);  // [inputs, outputs]
+    Floats sums(2 * s.inputs * outputs);                          // [inputs, blocks, of w and of b, BLOCK]
+    transpose(w, s.outputs, s.inputs, s.inputs, taps.data(), outputs);
+    transpose(bias, s.outputs, s.inputs, s.inputs, biases.data(), outputs);
     for (long image = 0; image < s.images; ++image)
         for (long start = 0; start < pixels; start += part) {
             const long count = std::min(part, pixels - start), filled = whole_vectors<Vector>(count);
@@ -333,36 +441,30 @@ void backward_point(const float* x, const float* w, const float* bias, const flo
             std::fill(to_x.begin(), to_x.end(), 0.0f);
             gather(grad + image * s.outputs * pixels, s.outputs, pixels, s.is_rows, start, count, g.data(), stride);
             gather(x + image * s.inputs * pixels, s.inputs, pixels, s.is_rows, start, count, z.data(), stride);
-            for (long j = 0; j < s.inputs; ++j) {
-                for (long first = 0; first < s.outputs; first += BLOCK) {
-                    Vector b[BLOCK] = {}, tap[BLOCK] = {}, to_tap[BLOCK] = {}, to_bias[BLOCK] = {};
-                    const long block = std::min(BLOCK, s.outputs - first);
-                    for (long k = 0; k < block; ++k) {
-                        b[k] = all<Vector>(bias[(first + k) * s.inputs + j]);
-                        tap[k] = all<Vector>(w[(first + k) * s.inputs + j]);
+            for (long i = 0; i < outputs; i += BLOCK)
+                for (long j = 0; j < s.inputs; ++j) {
+                    Vector b[BLOCK], tap[BLOCK], to[2 * BLOCK] = {};
+                    for (long k = 0; k < BLOCK; ++k) {
+                        b[k] = all<Vector>(biases[j * outputs + i + k]);
+                        tap[k] = all<Vector>(taps[j * outputs + i + k]);
                     }
                     for (long p = 0; p < filled; p += LANES) {
                         const Vector here = load<Vector>(&z[j * stride + p]);
                         Vector back = load<Vector>(&to_x[j * stride + p]);
-                        for (long k = 0; k < BLOCK; ++k) {
-                            const Vector t = here + b[k];
-                            const Vector passed = where_positive(t, load<Vector>(&g[(first + k) * stride + p]));
-                            to_tap[k] += passed * t;
-                            to_bias[k] += passed;
-                            back += tap[k] * passed;
-                        }
+                        for (long k = 0; k < BLOCK; ++k)
+                            differentiate_point(here + b[k], load<Vector>(&g[(i + k) * stride + p]), tap[k], to[k],
+                                                to[BLOCK + k], back);
                         store(&to_x[j * stride + p], back);
                     }
-                    add_sums(to_tap, &to_w[j * outputs + first]);
-                    add_sums(to_bias, &to_b[j * outputs + first]);
+                    add_sums(to, &sums[2 * (j * outputs + i)]);
                 }
-            }
             scatter(to_x.data(), stride, grad_x + image * s.inputs * pixels, s.inputs, pixels, s.is_rows, start, count);
         }
     for (long i = 0; i < s.outputs; ++i)
         for (long j = 0; j < s.inputs; ++j) {
-            grad_w[i * s.inputs + j] += to_w[j * outputs + i];
-            grad_bias[i * s.inputs + j] += to_b[j * outputs + i] * w[i * s.inputs + j];
+            const float* of = &sums[2 * (j * outputs + i / BLOCK * BLOCK) + i % BLOCK];
+            grad_w[i * s.inputs + j] += of[0];
+            grad_bias[i * s.inputs + j] += of[BLOCK] * w[i * s.inputs + j];
         }
 }
 

@@ -59,7 +59,9 @@ def test_causal_yat_attention(count: int, calls: list[str]) -> None:
     assert set(calls) == {"attention_forward", "attention_backward"}
 
 
-@pytest.mark.parametrize(("queries", "keys", "width", "sigma"), [(9, 11, 5, 0.8), (70, 65, 64, 64.0)])
+@pytest.mark.parametrize(
+    ("queries", "keys", "width", "sigma"), [(9, 11, 5, 0.8), (70, 65, 64, 64.0), (97, 35, 96, 96.0)]
+)
 def test_gaussian_attention(queries: int, keys: int, width: int, sigma: float, calls: list[str]) -> None:
     shapes = (2, 3, queries, width), (2, 3, keys, width), (2, 3, keys, 4), (width, width)
     tensors = [*leaves(*shapes), *positive(sigma)]
@@ -86,6 +88,45 @@ def test_gaussian_attention_with_a_free_metric(calls: list[str]) -> None:
 
     assert_alike(fast, reference, tensors)
     assert set(calls) == {"attention_forward", "attention_backward"}
+
+
+@pytest.mark.parametrize("keeps_weights", [True, False])
+@pytest.mark.parametrize("count", [1, 9, 67])
+def test_causal_gaussian_attention_with_weights_kept_or_made_again(
+    count: int, keeps_weights: bool, calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "_is_small", lambda query, value: keeps_weights)
+    tensors = [*leaves((2, count, 6), (2, count, 6), (2, count, 3), (2, count)), *positive(0.4)]
+    hidden = torch.ones(count, count, dtype=torch.bool).triu(1)
+
+    def fast(q: Tensor, k: Tensor, v: Tensor, terms: Tensor, scale: Tensor) -> Tensor:
+        return attention.attention(q, k, v, scale, None, key_terms=terms, is_causal=True)
+
+    def reference(q: Tensor, k: Tensor, v: Tensor, terms: Tensor, scale: Tensor) -> Tensor:
+        scores = scale * (2 * q @ k.mT - terms[:, None, :])
+        return scores.masked_fill(hidden, -math.inf).softmax(-1) @ v
+
+    assert_alike(fast, reference, tensors)
+    assert calls == ["attention_forward", "attention_backward"]
+
+
+@pytest.mark.parametrize(
+    ("queries", "epsilon", "trains", "row"),
+    [(12, None, True, 32), (13, None, True, 2), (12, 0.05, True, 2), (12, None, False, 2)],
+    ids=["small", "larger than keys and values", "yat", "inference"],
+)
+def test_weights_are_kept_for_gradients_of_small_gaussian_attention(
+    queries: int, epsilon: float | None, trains: bool, row: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[Tensor] = []
+    real = attention._empty
+    monkeypatch.setattr(attention, "_empty", lambda *given: kept.append((memory := real(*given))[1]) or memory)
+    q, k, v = leaves((2, 3, queries, 8), (2, 3, 17, 8), (2, 3, 17, 4))
+    with torch.set_grad_enabled(trains):
+        attention.attention(q, k, v, 0.3, epsilon)
+    assert [[*memory.shape] for memory in kept] == [[6, queries, row]]
+    if row > 2:
+        torch.testing.assert_close(kept[0][..., :17].sum(-1), torch.ones(6, queries))
 
 
 @pytest.mark.parametrize("width", [5, 16, 17, 33])
@@ -301,9 +342,10 @@ def test_compiled_attention_keeps_its_kernels(name: str, dtype: torch.dtype, cal
 def test_operators_hold_to_what_compilers_are_told() -> None:
     query, key, value = (x.detach().transpose(1, 2) for x in leaves(*[(2, 9, 3, 16)] * 3))
     scale, epsilon = torch.tensor(0.4), torch.tensor(0.1)
-    for terms in (None, key.square().sum(-1)):
-        operands = query, key, value, terms, scale, epsilon
-        torch.library.opcheck(attention._forward_operator, (*operands, True, terms is None))
-        _, peaks = attention._forward(*operands, True, terms is None)
+    norms = key.square().sum(-1)
+    for terms, keeps_weights in ((None, False), (norms, False), (norms, True)):
+        operands, is_yat = (query, key, value, terms, scale, epsilon), terms is None
+        torch.library.opcheck(attention._forward_operator, (*operands, True, is_yat, keeps_weights))
+        _, kept = attention._forward(*operands, True, is_yat, keeps_weights)
         grad = torch.ones(2, 9, 3, 16).transpose(1, 2)
-        torch.library.opcheck(attention._backward_operator, (*operands, peaks, grad, True, terms is None))
+        torch.library.opcheck(attention._backward_operator, (*operands, kept, grad, True, is_yat))

@@ -1,5 +1,7 @@
 """The C++ sums of DAC equal those of PyTorch."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -86,7 +88,9 @@ def test_threads_share_the_images(threads: int) -> None:
     together = run(threads)
     assert all(torch.equal(*pair) for pair in zip(together, run(threads), strict=True))
     for got, wanted in zip(together, run(1), strict=True):
-        torch.testing.assert_close(got, wanted)
+        # Sums in another order, of which some cancel: the rounding is that of the largest numbers.
+        units = 4 * torch.finfo(torch.float32).eps * float(wanted.abs().max())
+        torch.testing.assert_close(got, wanted, rtol=1.3e-6, atol=units)
 
 
 def test_derivative_at_the_kink_is_zero() -> None:
@@ -96,13 +100,24 @@ def test_derivative_at_the_kink_is_zero() -> None:
     assert all(torch.count_nonzero(tensor.grad) == 0 for tensor in (x, weight, bias))
 
 
+@pytest.mark.parametrize("bits", [0x7FC00000, -0x400000], ids=["nan", "negative nan"])
 @pytest.mark.parametrize("place", ["x", "weight", "bias"])
 @pytest.mark.parametrize("kernel", [1, 3])
-def test_nan_stays_nan(place: str, kernel: int) -> None:
+def test_nan_stays_nan(place: str, kernel: int, bits: int) -> None:
     tensors = dict(zip(("x", "weight", "bias"), leaves((2, 3, 9, 9), (4, 3, kernel, kernel), (4, 3)), strict=True))
     with torch.no_grad():
-        tensors[place].view(-1)[0] = float("nan")
-    assert dac_conv2d(**tensors, padding=kernel // 2).isnan().any()
+        tensors[place].view(-1).view(torch.int32)[0] = bits
+    found = value_and_gradients(lambda x, w, b: dac_conv2d(x, w, b, padding=kernel // 2), list(tensors.values()))
+    assert found[0].isnan().any() and found[1 if place == "weight" else 2].isnan().any()
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_infinities_that_cancel_are_nan(kernel: int) -> None:
+    x, weight, bias = leaves((2, 3, 9, 9), (4, 3, kernel, kernel), (4, 3))
+    with torch.no_grad():
+        x[1], bias[2, 1] = math.inf, -math.inf
+    out = dac_conv2d(x, weight, bias, padding=kernel // 2)
+    assert out[1, 2].isnan().all() and not out[1, [0, 1, 3]].isfinite().any() and out[0].isfinite().all()
 
 
 def test_layouts_other_than_contiguous_are_read_right() -> None:
