@@ -2,7 +2,7 @@
 
 # cpu: a small install without CUDA.  Unset: what .venv was made for, else the wheels as locked.
 TORCH_BACKEND ?= $(or $(patsubst .venv/ready-%,%,$(firstword $(wildcard .venv/ready-*))),locked)
-# PROFILE=smoke|quick-bfloat16|quick|paper: written into params.yaml before a repro.  Unset: params.yaml decides.
+# PROFILE=smoke|quick-bfloat16|quick|paper-tf32|paper: written into params.yaml before a repro.  Unset: params.yaml decides.
 PROFILE ?=
 # EXPERIMENTS="a b": only these are trained and evaluated, and only their data fetched.  Unset: all.
 EXPERIMENTS ?=
@@ -42,7 +42,7 @@ FAST_PATHS := tests/ops/fast
 help:  ## this list
 	@awk -F ':.*##' '/^[a-z-]+:.*##/ {printf "  make %-12s%s\n", $$1, $$2}' Makefile
 	@echo
-	@echo '  PROFILE=smoke|quick-bfloat16|quick|paper   EXPERIMENTS="a b"   DEVICE=cpu|cuda   TORCH_BACKEND=cpu   PYTHON=python3.12'
+	@echo '  PROFILE=smoke|quick-bfloat16|quick|paper-tf32|paper   EXPERIMENTS="a b"   DEVICE=cpu|cuda   TORCH_BACKEND=cpu   PYTHON=python3.12'
 
 setup: $(READY)  ## .venv with everything in it; the other targets call it themselves
 

@@ -12,7 +12,7 @@ from torch import nn
 from benchmarks.timing import Line, compare, setting, training_step
 from stages.ops.fast.dropout import with_fast_dropout
 from stages.papers import build_model, model_paths
-from stages.run import AugmentationSpec, ModelSpec, OptimizerSpec, Protocol, Replicate
+from stages.run import AugmentationSpec, ModelSpec, OptimizerSpec, Precision, Protocol, Replicate
 from stages.training.images import ImageClassification, LabelledImages
 from stages.training.loop import fit
 from stages.training.optimizer import build_optimizer
@@ -34,7 +34,7 @@ def build(name: str) -> nn.Module:
     return build_model(ModelSpec(path=path, arguments={**_SHARED, **ARMS[name], "dropout": 0.5}))
 
 
-def protocol_for(batch_size: int, steps: int, *, precision: str = "float32", compiled: bool = False) -> Protocol:
+def protocol_for(batch_size: int, steps: int, *, precision: Precision = "float32", compiled: bool = False) -> Protocol:
     """One epoch of `steps` steps of the printed protocol."""
     return Protocol(
         optimizer=OptimizerSpec(name="adam", lr=1e-3),
@@ -43,7 +43,7 @@ def protocol_for(batch_size: int, steps: int, *, precision: str = "float32", com
         steps_per_epoch=steps,
         mean=(0.5, 0.5, 0.5),
         std=(0.5, 0.5, 0.5),
-        precision="bfloat16" if precision == "bfloat16" else "float32",
+        precision=precision,
         augmentation=AugmentationSpec(crop_padding=4, horizontal_flip=True),
         compile=compiled,
     )

@@ -3,9 +3,10 @@
     python -m benchmarks.gpu_check [--data data/processed/cifar100] [--out results.jsonl]
 
 Needs torch (2.11 at least), numpy and safetensors only.  First, within a minute, every network takes a step in every
-precision that is planned; then operators against float64, ten steps of each arm of the NiNformer paper against the
-CPU's, stacks, and last what is only measured: times of steps, images/s in float32, bfloat16 and compiled, peak memory.
-With `--data`, trains the ViT ten epochs on real data.
+precision that is planned; then operators against float64, products in TF32 against their emulation, ten steps of each
+arm of the NiNformer paper against the CPU's, passes recorded as CUDA graphs against eager ones, stacks, and last what
+is only measured: times of steps, images/s in float32, TF32, bfloat16 and compiled, peak memory.  With `--data`, trains
+the ViT ten epochs on real data.
 
 Writes a JSON line a measurement.  What fails holds up nothing else: all failures are named at the end, and the status
 is 1.  On a CPU (`--device cpu`) all sizes are small: a rehearsal, whose times say nothing.  Only an error that spoils
@@ -26,12 +27,12 @@ from typing import Any
 
 import torch
 
-from benchmarks import gpu_operators, gpu_steps, gpu_training, planned
+from benchmarks import gpu_graphs, gpu_operators, gpu_steps, gpu_tf32, gpu_training, planned
 from benchmarks.attempt import Lines, attempt, guarded
 from benchmarks.bench_loop import ARMS, build, protocol_for, random_images
 from stages.datasets.packed import read_images
 from stages.device import pick_device
-from stages.run import AugmentationSpec, Protocol, Replicate
+from stages.run import AugmentationSpec, Precision, Protocol, Replicate
 from stages.training.environment import describe_environment, peak_memory_bytes, reset_peak_memory
 from stages.training.images import ImageClassification, LabelledImages
 from stages.training.loop import fit, measure, seeded_model
@@ -39,14 +40,16 @@ from stages.training.loop import fit, measure, seeded_model
 TOLERANCE = 2e-2  # relative, on the mean loss of ten steps: dropout draws differ between devices
 REPLICATE = Replicate(seed=0)
 CPU = torch.device("cpu")
+PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "bfloat16")
 Part = tuple[str, Callable[[], Lines]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """The amount that is measured; `batch` and `texts` None: as printed, or as each part has them."""
+    """The amount that is measured; None: all that is planned, as printed."""
 
     step: int | None = None
+    recorded: int | None = None
     batch: int = 128
     texts: int = 16
     tokens: int = 1024
@@ -57,7 +60,7 @@ class Sizes:
     epochs: int = 10
 
 
-REHEARSAL = Sizes(step=2, batch=2, texts=1, tokens=64, repeats=1, stacked=2, rows=3000, steps=1, epochs=1)
+REHEARSAL = Sizes(step=2, recorded=2, batch=2, texts=1, tokens=64, repeats=1, stacked=2, rows=3000, steps=1, epochs=1)
 
 
 def train_loss(name: str, data: LabelledImages, protocol: Protocol, device: torch.device) -> float:
@@ -80,7 +83,9 @@ def losses(device: torch.device) -> Lines:
         yield attempt({"check": "loss follows the CPU's", "arm": name}, partial(follows_the_cpu, name, device))
 
 
-def images_per_second(name: str, device: torch.device, precision: str, compiled: bool, sizes: Sizes) -> dict[str, Any]:
+def images_per_second(
+    name: str, device: torch.device, precision: Precision, compiled: bool, sizes: Sizes
+) -> dict[str, Any]:
     """Images per second in the second of two epochs, so that compiling and warming up are not counted."""
     batch, steps = sizes.batch, sizes.steps
     data = random_images(batch * steps, device)
@@ -97,7 +102,7 @@ def images_per_second(name: str, device: torch.device, precision: str, compiled:
 
 def rates(device: torch.device, sizes: Sizes) -> Lines:
     for name in ARMS:
-        for precision in ("float32", "bfloat16"):
+        for precision in PRECISIONS:
             for way in ("eager", "compiled"):
                 line = {"measurement": "training images/s", "arm": name, "precision": precision, "way": way}
                 yield attempt(
@@ -136,7 +141,9 @@ def parts(device: torch.device, sizes: Sizes, steps: Sequence[planned.Planned], 
         ("environment", lambda: iter([{"environment": describe_environment(device)}])),
         ("planned steps", lambda: gpu_steps.every_step(device, steps, batch=sizes.step)),
         ("operators", lambda: gpu_operators.correctness(device)),
+        ("tf32", lambda: gpu_tf32.products(device)),
         ("losses", lambda: losses(device)),
+        ("graphs", lambda: gpu_graphs.recorded_steps(device, steps[: sizes.recorded], batch=sizes.step)),
         ("stacks", lambda: gpu_training.stacks(device, count=sizes.stacked, repeats=sizes.repeats)),
         ("trained stacks", lambda: gpu_training.trained_stacks(device, rows=sizes.rows)),
         (

@@ -20,7 +20,7 @@ from stages.training.tables import Regression, TableRows
 from stages.training.tokens import NextToken, TokenWindows
 
 PATH = Path(__file__).with_suffix(".json")
-PROFILES = ("paper", "quick-bfloat16")
+PROFILES = ("paper", "paper-tf32", "quick-bfloat16")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,9 @@
 """Forks stages from one process that has loaded torch and the other libraries, so that a `dvc repro` loads them once.
 
 `claimcheck repro` starts it, as a file: of our code it imports nothing, so each stage loads what is on the disk.  It
-takes one call at a connection: a line of JSON, sent with the caller's standard input, output and error.  It answers
-with lines too, the child's pid and its exit code; a connection that closes before is a caller that is gone, and ends
-its child.  Standard library only, one thread (a fork lacks the others), and Linux alone.
+takes one call at a connection (`ask`): a line of JSON, sent with the child's standard input, output and error.  It
+answers with lines too, the child's pid and its exit code; a connection that closes before is a caller that is gone, and
+ends its child.  Standard library only, one thread (a fork lacks the others), and Linux alone.
 """
 
 from __future__ import annotations
@@ -56,20 +56,50 @@ def read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name.startswith(_READ_AT_START)}
 
 
+def ask(
+    address: str,
+    module: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    files: Sequence[int] = (0, 1, 2),
+) -> socket.socket:
+    """A connection on which such a process was sent a call; `files` become the child's input, output and error.
+
+    Raises:
+        OSError: nobody takes calls there.
+    """
+    call = {"module": module, "arguments": list(arguments), "cwd": os.getcwd(), "environment": dict(environment)}
+    content = json.dumps(call).encode() + b"\n"
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        server.connect(address)
+        sent = socket.send_fds(server, [content], files)
+        server.sendall(content[sent:])
+    except OSError:
+        server.close()
+        raise
+    return server
+
+
 def serve(address: str) -> None:
-    """Load the libraries, then take calls at `address` until standard input ends and every child has ended."""
+    """Load the libraries, then take calls at `address` until standard input ends and every child has ended.
+
+    Who calls while they load waits, which takes less time than to load them once more.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a whole foreground: each stage answers it in its own way
+    read = read_at_start(os.environ)  # later it holds what libraries put there, as Inductor does its cache
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the stages themselves want it
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(f"{address}.new")
+    listener.listen()
+    os.rename(f"{address}.new", address)  # nobody finds it before it listens
     for library in LIBRARIES:
         with suppress(ImportError):  # a stage that needs it says so
             importlib.import_module(library)
     if threading.active_count() > 1:
+        os.unlink(address)
         return  # its locks would be copied as it holds them; those of OpenBLAS and jemalloc end before a fork
     gc.freeze()
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(f"{address}.new")
-    listener.listen()
-    os.rename(f"{address}.new", address)  # nobody finds it before it answers
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ, None)
         selector.register(sys.stdin, selectors.EVENT_READ, None)
@@ -84,15 +114,18 @@ def serve(address: str) -> None:
                     os.unlink(address)
                     open_for_calls = False
                 elif key.fileobj is listener:
-                    _take_call(listener.accept()[0], selector, children)
+                    _take_call(listener.accept()[0], read, selector, children)
                 else:
                     child, caller = key.data
                     _look_after(child, caller, selector, children)
 
 
-def _take_call(caller: socket.socket, selector: selectors.BaseSelector, children: set[socket.socket]) -> None:
+def _take_call(
+    caller: socket.socket, read: Mapping[str, str], selector: selectors.BaseSelector, children: set[socket.socket]
+) -> None:
+    """Fork for a caller whose variables are those that were `read` when the libraries were loaded."""
     call, files = _read_call(caller)
-    if call is None or read_at_start(call["environment"]) != read_at_start(os.environ):
+    if call is None or read_at_start(call["environment"]) != read:
         _close(files)
         caller.close()  # without a pid: the caller goes on by itself
         return
@@ -100,7 +133,8 @@ def _take_call(caller: socket.socket, selector: selectors.BaseSelector, children
     child = multiprocessing.get_context("fork").Process(target=_run, args=(ours, files), kwargs=call)
     child.start()
     _close(files)
-    caller.sendall(f"{child.pid}\n".encode())
+    with suppress(OSError):  # a caller that is gone already, which the selector tells
+        caller.sendall(f"{child.pid}\n".encode())
     children.add(caller)
     selector.register(child.sentinel, selectors.EVENT_READ, (child, caller))
     selector.register(caller, selectors.EVENT_READ, (child, caller))

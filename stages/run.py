@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal
 
 STRICT = {"extra": "forbid"}
 
-Precision = Literal["float32", "bfloat16"]
+Precision = Literal["float32", "tf32", "bfloat16"]
 
 
 @dataclass(frozen=True, kw_only=True)

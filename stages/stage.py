@@ -6,15 +6,13 @@ dvc.yaml names its commands so.  Where `claimcheck repro` keeps a process that h
 
 from __future__ import annotations
 
-import json
 import os
 import runpy
 import signal
-import socket
 import sys
 from collections.abc import Sequence
 
-from stages.preloaded import ADDRESS
+from stages.preloaded import ADDRESS, ask
 from stages.scheduling.engine.orphan import WATCHED, OrphanedStage, dvc_and_shells, end_with
 
 
@@ -42,19 +40,17 @@ def run_preloaded(address: str, module: str, arguments: Sequence[str]) -> int | 
     """The exit code of the module in a fork of the process at `address`; None where it doesn't take the call."""
     environment = os.environ | {WATCHED: "1"}
     del environment[ADDRESS]
-    call = {"module": module, "arguments": arguments, "cwd": os.getcwd(), "environment": environment}
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
-        try:
-            server.connect(address)
-            content = json.dumps(call).encode() + b"\n"
-            sent = socket.send_fds(server, [content], [0, 1, 2])
-            server.sendall(content[sent:])
-            answers = server.makefile("rb")
-            pid = answers.readline()
-        except OSError:
-            return None
-        if not pid:
-            return None
+    on_interrupt = signal.signal(signal.SIGINT, signal.SIG_DFL)  # while it loads, there is nothing to stop but this
+    try:
+        server = ask(address, module, arguments, environment)
+        answers = server.makefile("rb")
+        pid = answers.readline()
+    except OSError:
+        pid = b""
+    if not pid:
+        signal.signal(signal.SIGINT, on_interrupt)
+        return None
+    with server, answers:
         signal.signal(signal.SIGTERM, lambda *_: os.kill(int(pid), signal.SIGTERM))
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches the fork as it reaches this one
         code = answers.readline()

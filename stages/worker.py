@@ -28,6 +28,7 @@ from stages.device import devices_of, pick_device
 from stages.evaluation.flops import FlopCounts
 from stages.memory import keep_freed_memory
 from stages.ops.fast.cpp import keep_compiled_steps_apart
+from stages.ops.fast.replay import describe_graphs
 from stages.run import RunSpec, canonical_json
 from stages.runs.fingerprint import is_pinned, unlike_loaded
 from stages.runs.outcome import seal
@@ -47,6 +48,7 @@ from stages.training.resuming import ResumeState, first_line
 from stages.training.session import Session, flushing_denormals, open_session, plain_network, task_of
 from stages.training.stacked import StackState, code_of_stack, fit_stack, mode_of, stack_class
 from stages.training.tables import Regression
+from stages.training.tf32 import describe_products
 
 __all__ = ["Job", "Trained", "TrainingStopped", "can_stack", "count_flops", "train_run", "train_stack"]
 
@@ -145,7 +147,7 @@ def _open(job: Job, scratch: Scratch, devices: Sequence[str], should_stop: Calla
     session = open_session(job.spec, job.data, info, device)
     _refuse_other_code(job)
     _refuse_unkeyed_layers(job, session.model)
-    environment = describe_environment(device)
+    environment = describe_environment(device) | describe_products(job.spec.protocol, device) | describe_graphs(device)
     if len(devices) > 1:
         environment |= describe_ranks(len(devices), device, job.spec.protocol)
     energy = EnergyMeter(lambda: sum_known(energy_joules(torch.device(name)) for name in devices))
@@ -265,7 +267,8 @@ def train_stack(
     protocol = job.spec.protocol
     info, device = _prepare(job)
     stamp = stamp_of(job.data)
-    environment = describe_environment(device) | {"stacked": code_of_stack(job.spec.model)}
+    environment = describe_environment(device) | describe_products(protocol, device)
+    environment |= {"stacked": code_of_stack(job.spec.model)}
     energy = EnergyMeter(lambda: energy_joules(device))
     remember(specs, scratch)
     resume = ResumeState(
@@ -369,12 +372,12 @@ def _sealed_files(
         "spec.json": canonical_json(job.spec.to_dict()).encode(),
         "history.jsonl": "".join(canonical_json(_finite(row)) + "\n" for row in outcome.history).encode(),
     }
+    known = {}
     if divergence is None:
-        weights = dump_checkpoint(model, _contract(job.spec, info))
-        result["weights_sha256"] = hashlib.sha256(weights).hexdigest()
-        files["weights.safetensors"] = weights
+        weights = files["weights.safetensors"] = dump_checkpoint(model, _contract(job.spec, info))
+        known["weights.safetensors"] = result["weights_sha256"] = hashlib.sha256(weights).hexdigest()
     files["result.json"] = canonical_json(result).encode()
-    return seal(files)
+    return seal(files, known)
 
 
 def _contract(spec: RunSpec, info: PackedInfo) -> InputContract:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import subprocess
@@ -11,11 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from benchmarks import gpu_check, gpu_steps, planned
+from benchmarks import gpu_check, gpu_graphs, gpu_steps, gpu_tf32, planned
 from benchmarks.attempt import Lines, attempt, guarded
 from benchmarks.planned import Planned
 from stages.run import ModelSpec
+from stages.training.tf32 import RoundedOperands, products_of
 from tests.project import REPOSITORY
 
 pytestmark = pytest.mark.long
@@ -56,10 +59,10 @@ def test_every_network_of_the_papers_takes_a_step_in_each_precision_it_is_planne
     kinds = [one.kind_of_run for one in planned.read()]
     assert len(kinds) == len(set(kinds))
     assert ("stages.papers.nmn.gpt2:GPT2", "adamw", "bfloat16") in kinds
-    assert {("stages.papers.brownian.vit:ViT", "cg_fac", precision) for precision in ("float32", "bfloat16")} <= {
-        *kinds
-    }
-    assert {kind[2] for kind in kinds if kind[0].endswith(":DACResNetV1")} == {"float32", "bfloat16"}
+    assert {
+        ("stages.papers.brownian.vit:ViT", "cg_fac", precision) for precision in ("float32", "tf32", "bfloat16")
+    } <= {*kinds}
+    assert {kind[2] for kind in kinds if kind[0].endswith(":DACResNetV1")} == {"float32", "tf32", "bfloat16"}
 
 
 def test_a_rehearsal_goes_on_after_a_failure_and_names_it_at_the_end(tmp_path: Path) -> None:
@@ -106,7 +109,7 @@ def test_a_part_that_breaks_off_holds_up_no_other(
 
 def test_every_part_is_attempted_and_what_has_to_hold_comes_first() -> None:
     names = [name for name, _ in gpu_check.parts(CPU, gpu_check.REHEARSAL, [], None)]
-    assert names[:4] == ["environment", "planned steps", "operators", "losses"]
+    assert names[:6] == ["environment", "planned steps", "operators", "tf32", "losses", "graphs"]
 
     def fails() -> dict[str, Any]:
         raise ValueError("no")
@@ -121,3 +124,47 @@ def test_a_loss_that_is_not_the_cpus_is_a_failure(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(gpu_steps, "measure", lambda model, task: next(answers))
     (line, _) = gpu_steps.every_step(CPU, chosen()[:1], batch=2)
     assert (line["cpu"], line["ours"], line["ok"]) == (1.0, 1.1, False)
+
+
+class Cut(RoundedOperands):
+    """A device that cuts digits off."""
+
+    def round(self, x: Tensor) -> Tensor:
+        return (x.view(torch.int32) & -(2**13)).view(torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("block", "rounding", "ok"),
+    [
+        (RoundedOperands, "to nearest, ties to even", True),
+        (Cut, "cut", True),
+        (contextlib.nullcontext, "unknown", False),
+    ],
+)
+def test_a_devices_tf32_is_held_against_the_emulation(
+    monkeypatch: pytest.MonkeyPatch, block: Any, rounding: str, ok: bool
+) -> None:
+    device = torch.device("cpu:0")  # not the one that emulates
+    monkeypatch.setattr(
+        gpu_tf32, "products_of", lambda protocol, place: block if place == device else products_of(protocol, place)
+    )
+    first, *others = gpu_tf32.products(device)
+    assert (first["rounding"], first["ok"], {line["ok"] for line in others}) == (rounding, ok, {ok})
+    if block is Cut:
+        assert all(0 < max(line["differences"]) < line["allowed"] for line in others)
+
+
+def test_a_recorded_training_has_to_end_where_eager_ones_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    adam, _, _, text = chosen()
+    assert [line["ok"] for line in gpu_graphs.recorded_steps(CPU, [adam, adam, text], batch=2)] == [True, True]
+    train = gpu_graphs.train
+
+    def other(one: Planned, device: torch.device, batch: int, *, is_recorded: bool) -> Any:
+        weights, seconds, _ = train(one, device, batch, is_recorded=is_recorded)
+        return [weights[0] + 1e-3 * is_recorded, *weights[1:]], seconds, "steps stay eager" * is_recorded
+
+    monkeypatch.setattr(gpu_graphs, "train", other)
+    (line,) = gpu_graphs.recorded_steps(CPU, [adam], batch=2)
+    assert (
+        not line["ok"] and line["stayed_eager"] == "steps stay eager" and line["apart"] == pytest.approx(1e-3, rel=1e-3)
+    )

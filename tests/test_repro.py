@@ -118,5 +118,5 @@ def test_ctrl_c_stops_the_training_and_the_next_one_goes_on(tmp_path: Path) -> N
     code, written = on_terminal(REPRO, folder, pythons(), columns=100, look=press)
     assert pressed and code != 0
     assert "the next dvc repro goes on from here" in written, written
-    assert re.search(r", train@[\w-]+, stopped \(exit code \d+\); every line: data/logs/", written)
+    assert re.search(r", train@[\w-]+, stopped \(exit code \d+\); every line: data/logs/", " ".join(written.split()))
     assert "Traceback" not in written and trainings_in(folder) == []

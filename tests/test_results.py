@@ -207,7 +207,7 @@ def test_a_diverged_replicate_is_counted_and_not_averaged(tmp_path: Path) -> Non
     [
         ({"dataset": "cifar1000"}, UnknownDataset, "known: mnist, cifar10, cifar100"),
         ({"paper": "resnet"}, UnknownPaper, "known: ninformer"),
-        ({"profile": "slow"}, UnknownProfile, "known: smoke, quick-bfloat16, quick, paper"),
+        ({"profile": "slow"}, UnknownProfile, "known: smoke, quick-bfloat16, quick, paper-tf32, paper"),
         ({"metric": "acc"}, UnknownMetric, "known: accuracy, best_epoch_accuracy"),
     ],
 )

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from stages.params.experiment import ParamsError, load_params
-from stages.runs.outcome import seal
+from stages.runs.outcome import outcome_digest, seal
 from stages.runs.runlist import read_run_list
 from stages.runs.store import RunStore
 from stages.scheduling.engine.groups import Event
@@ -186,6 +186,10 @@ def test_the_list_has_a_digest_of_each_outcomes_files(project: Path) -> None:
     before = path.read_bytes()
     assert run()
     assert path.read_bytes() == before
+    rows = json.loads(before)["runs"]
+    assert all(row["digest"] == outcome_digest(path.parent / row["run_key"]) for row in rows), (
+        "though it read no weights"
+    )
     key = listed("vit")
     stored = Path("data/store/runs") / key
     files = {file.name: file.read_bytes() for file in stored.iterdir()}

@@ -14,7 +14,7 @@ from service.database.observed import name_quantity
 from service.pages.formats import NONE, as_precise_as, exact, from_to, lower_first, plain, points, value_in
 from service.pages.legend import SIDES, address_of, meaning_of
 from service.pages.opening import by_ground, prospects
-from stages.results import METRICS, Claim, JudgedClaim, Metric, Status, Tally, VerdictRow, error_of
+from stages.results import METRICS, Claim, JudgedClaim, Metric, Status, Tally, VerdictRow, error_of, kind_of_run
 
 _WORDS = {
     "dataset.classes": "Classes",
@@ -88,6 +88,7 @@ def install(environment: Environment) -> None:
     environment.filters["metric_name"] = name_metric
     environment.filters["for_readers"] = for_readers
     environment.filters["meaning"] = meaning_of
+    environment.filters["kind_of_run"] = kind_of_run
     environment.filters["paper_address"] = address_of
     environment.globals.update(span_of=span_of, as_precise_as=as_precise_as)
 

@@ -102,6 +102,8 @@ def _why_it_indicates(group: ResultGroup) -> str:
         return NO_NUMBER_OF.format("Real data, but a part of them")
     if group.share >= 1 and not group.follows_plan:
         return NO_NUMBER_OF.format("Real data under another protocol than params/ prints today")
+    if group.share >= 1 and group.other_precision:
+        return NO_NUMBER_OF.format(f"Real data in {group.other_precision}")
     return NO_NUMBER_OF.format(f"Real data on a cut budget, {group.share:.0%} of the printed epochs")
 
 
@@ -191,7 +193,9 @@ def _judge_order(
 ) -> VerdictAndOurs:
     gain, baseline = _gain_claim(claim, params.verdicts), _baseline(claim, sides)
     if group.evidence_level is EvidenceLevel.INDICATES:
-        return _with_gain(indicate_order(gain, sides.proposed, baseline, epochs_share=group.share))
+        precision = group.other_precision
+        verdict = indicate_order(gain, sides.proposed, baseline, epochs_share=group.share, precision=precision)
+        return _with_gain(verdict)
     verdict = judge_gain(
         gain,
         sides.proposed,

@@ -49,6 +49,13 @@ class ResultGroup:
         return any(trial.result.data.provenance == "subset" for trials in self.arms.values() for trial in trials)
 
     @property
+    def other_precision(self) -> str:
+        """The precision of these results where it isn't the printed one, for a reader; else empty."""
+        found = {trial.result.spec["protocol"]["precision"] for trials in self.arms.values() for trial in trials}
+        others = sorted(found - {self.experiment.printed.precision})
+        return f"{' and '.join(others)} instead of {self.experiment.printed.precision}" if others else ""
+
+    @property
     def follows_plan(self) -> bool:
         return all(trial.follows_plan for trials in self.arms.values() for trial in trials)
 

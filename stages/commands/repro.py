@@ -25,6 +25,7 @@ from rich.live import Live
 from rich.text import Text
 
 from stages import preloaded
+from stages.commands.ahead import Ahead
 from stages.commands.command import Answer
 from stages.commands.terminal import Terminal, in_words
 from stages.interruption import on_signal
@@ -121,13 +122,15 @@ def _repro(options: argparse.Namespace) -> Answer:
         old.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="claimcheck-") as folder, log.open("wb") as written:
         count = Path(folder) / "count.json"
+        address = str(Path(folder) / "preloaded")
         view = View(log, count, _stages(params, experiments))
-        environment = _environment() | {COUNT_FILE: str(count), ADDRESS: str(Path(folder) / "preloaded")}
-        with _libraries_loaded(environment, written.fileno()):
+        environment = _environment() | {COUNT_FILE: str(count), ADDRESS: address}
+        loaded = _libraries_loaded(environment, written.fileno(), view)
+        with loaded, Ahead(address, _environment(), params.profile) as ahead:
             for stage, words in commands.items():
                 if stage:
                     view.start(stage)
-                code = _run([sys.executable, "-m", *words], environment, written.fileno(), view)
+                code = _run([sys.executable, "-m", *words], environment, written.fileno(), view, ahead)
                 if code:
                     return Answer(document=None, shown=view.failure(code), code=code)
     return Answer(document=None, shown=view.success())
@@ -155,8 +158,11 @@ def _environment() -> dict[str, str]:
 
 
 @contextmanager
-def _libraries_loaded(environment: dict[str, str], output: int) -> Iterator[None]:
-    """A process that has loaded torch, of which stages are forks; it ends after the last of them."""
+def _libraries_loaded(environment: dict[str, str], output: int, view: View) -> Iterator[None]:
+    """A process that has loaded torch, of which stages are forks; it ends after the last of them.
+
+    Where no stage ran it may still be loading, and nobody waits for that.
+    """
     if sys.platform != "linux":
         yield
         return
@@ -167,6 +173,8 @@ def _libraries_loaded(environment: dict[str, str], output: int) -> Iterator[None
         yield
     finally:
         server.stdin.close()
+        if not view.ran:
+            server.kill()
         try:
             server.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
@@ -174,7 +182,7 @@ def _libraries_loaded(environment: dict[str, str], output: int) -> Iterator[None
             server.wait()
 
 
-def _run(words: Sequence[str], environment: dict[str, str], output: int, view: View) -> int:
+def _run(words: Sequence[str], environment: dict[str, str], output: int, view: View, ahead: Ahead) -> int:
     """The exit code of a command whose output goes to the file; 128 and its number for a signal, as shells have it.
 
     Ctrl-C reaches it from the terminal, which sends it to all of the foreground's processes: it ends in its own way.
@@ -183,6 +191,8 @@ def _run(words: Sequence[str], environment: dict[str, str], output: int, view: V
     with on_signal(signal.SIGINT, view.interrupt), on_signal(signal.SIGTERM, process.terminate), view.shown():
         while process.poll() is None:
             view.look()
+            if not view.is_interrupted:
+                ahead.look(view.stage, view.ended)
             time.sleep(_POLL_SECONDS)
         view.look()
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
@@ -197,6 +207,7 @@ class View:
         self.started = time.monotonic()
         self.stage, self.seen, self.ran = "", 0, 0
         self.is_interrupted = False
+        self.ended: list[str] = []
         self._read = self._stage_from = 0
         self._stage_started, self._is_open = self.started, False
         self._terminal = Terminal()
@@ -256,6 +267,7 @@ class View:
         """End the line that the stage's start began: its runs and how long it took."""
         if self._is_open:
             self._times.end(time.monotonic() - self._stage_started)
+            self.ended.append(self.stage)
         if self._is_open and not self._terminal.is_terminal:
             count = read_count(self.count, self.stage)
             runs = f"{count.done} of {count.runs} runs, " if count else ""

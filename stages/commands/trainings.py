@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,10 @@ from stages.params.nearest import nearest
 from stages.runs.equivalence import read_equivalences
 from stages.runs.store import write_atomically
 from stages.runs.stores import open_store
-from stages.scheduling.planning import Cost, add_up, plan_costs, two_digits, what_counts
+from stages.scheduling.planning import Cost, add_up, in_other_profile, plan_costs, two_digits, what_counts
 from stages.scheduling.runner import assignments, find_experiment, find_outcome, ways_to
+
+PRINTED, IN_TF32 = "paper", "paper-tf32"
 
 
 def plan(options: argparse.Namespace) -> Answer:
@@ -47,13 +49,13 @@ def plan(options: argparse.Namespace) -> Answer:
         profiles.append({"profile": profile_name, "paper": None, **_told(totals[profile_name], params.rates)})
     counts.save()
     goals = []
-    if "paper" in totals and names == list(params.experiments):
+    if PRINTED in totals and names == list(params.experiments):
         goals = [
             {
                 "device": kind,
                 "hours": rate.goal_hours,
-                "planned_hours": totals["paper"].hours(kind),
-                "limit_hours": totals["paper"].limit_hours(kind),
+                "planned_hours": totals[PRINTED].hours(kind),
+                "limit_hours": totals[PRINTED].limit_hours(kind),
             }
             for kind, rate in params.rates.items()
             if rate.goal_hours
@@ -63,12 +65,21 @@ def plan(options: argparse.Namespace) -> Answer:
         "experiments": experiments,
         "profiles": profiles,
         "devices": {
-            kind: {"device": rate.device, "usd_per_hour": rate.usd_per_hour} for kind, rate in params.rates.items()
+            kind: {"device": rate.device, "usd_per_hour": rate.usd_per_hour, "source": rate.source}
+            for kind, rate in params.rates.items()
         },
         "goals": goals,
-        "as_printed": list(what_counts(totals["paper"], params.rates)) if "paper" in totals else [],
+        "as_printed": list(_say_what_counts(totals, params.rates)),
     }
     return Answer(document=document, shown=list(_show_plan(document)))
+
+
+def _say_what_counts(totals: Mapping[str, Cost], rates: Mapping[str, Rate]) -> Iterator[str]:
+    """What the hours as printed are made of, and how many there would be where products are in TF32."""
+    if PRINTED in totals:
+        yield from what_counts(totals[PRINTED], rates)
+        if IN_TF32 in totals:
+            yield from in_other_profile(IN_TF32, totals[IN_TF32], totals[PRINTED], rates)
 
 
 def _told(cost: Cost, rates: Mapping[str, Rate]) -> dict[str, Any]:
@@ -135,7 +146,8 @@ def _show_plan(plan: Mapping[str, Any]) -> Iterable[RenderableType]:
         "A training that two experiments share is counted with the first.  One group trains at a time on its device:"
     )
     for kind, rate in plan["devices"].items():
-        yield Text(f"  {kind}: {rate['device']}, {rate['usd_per_hour']:.2f} USD an hour (params.yaml, rates)")
+        price = f"{rate['usd_per_hour']:.2f} USD an hour"
+        yield Text(f"  {kind}: {rate['device']}, {price}; its speed is {rate['source']} (params.yaml, rates)")
     yield Text("A limit is the hours of the FLOPs alone at the peak of the device.")
     yield from map(Text, plan["as_printed"])
     for goal in plan["goals"]:

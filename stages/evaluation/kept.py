@@ -5,8 +5,11 @@ DVC removes a stage's outputs before it runs: without this, a new replicate woul
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,19 @@ class Kept:
 
     def __init__(self, kind: str, root: Path | None = None) -> None:
         self.folder = (root or home() / "store") / kind
+
+    @contextmanager
+    def held(self, name: str, *, is_patient: bool = True) -> Iterator[bool]:
+        """Measure what this name stands for alone: others wait, or get False at once where they aren't patient."""
+        path = self.folder / f"{name}.lock"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | (0 if is_patient else fcntl.LOCK_NB))
+            except BlockingIOError:
+                yield False
+                return
+            yield True
 
     def read(self, name: str, stands_on: str) -> Any:
         """The measurement, or None if there is none, its dependencies have changed, or its file is damaged."""

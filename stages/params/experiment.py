@@ -90,7 +90,8 @@ class Profile:
 
     `roles` are those of the arms that it trains (None: all).  `slots`: how many train at once if one device is named;
     on a CPU they share its threads.  `test_rows`: how many `evaluate` scores, for a text in windows (None: all); with
-    fewer than all there are no test curves, since these use all rows.
+    fewer than all there are no test curves, since these use all rows.  `float32_as`: the precision of trainings that
+    are printed in float32; those of another precision keep it (None: all do).
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -101,6 +102,7 @@ class Profile:
     roles: tuple[Role, ...] | None = None
     slots: Annotated[int, Field(ge=1)] = 1
     test_rows: Annotated[int, Field(ge=1)] | None = None
+    float32_as: Precision | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,11 +149,13 @@ class Experiment:
 class Rate:
     """The hourly price of a device, its speed over whole steps, and its peak.  `goal_hours`: for all as printed.
 
+    `source`: where the speeds come from, for a reader: measured, or estimated from what.
     `stack_step_seconds`: a step of a stack, however many networks; not set where stacking doesn't make steps free.
     """
 
     __pydantic_config__: ClassVar = STRICT
     device: str
+    source: str
     usd_per_hour: Annotated[float, Field(ge=0)]
     flops_per_second: Mapping[Precision, float]
     peak_flops_per_second: Mapping[Precision, float]
@@ -378,11 +382,13 @@ def _check_overrides(overrides: Mapping[str, Any], path: Path, key_path: str) ->
 
 
 def resolve_protocol(experiment: Experiment, profile: Profile, arm: Arm | None = None) -> Protocol:
-    """The printed protocol with the arm's own fields (if an arm is given) and the profile's overrides.
+    """The printed protocol with the arm's own fields (if an arm is given), and the profile's overrides and precision.
 
     Raises:
         ParamsError: an override has the wrong type or a value that doesn't allow training.
     """
     own = dict(arm.protocol) if arm is not None else {}
     fields = _protocol_schema().dump_python(experiment.printed) | own | dict(profile.overrides)
+    if profile.float32_as is not None and fields["precision"] == "float32":
+        fields["precision"] = profile.float32_as
     return _read_protocol(fields, Path("params.yaml"), "profiles.overrides")

@@ -55,6 +55,7 @@ from stages.results.estimates import (
     ExperimentComparison,
     describe_fidelity,
     fidelity_of,
+    kind_of_run,
     t_interval,
     wilson_interval,
 )
@@ -146,6 +147,7 @@ __all__ = [
     "find_judged",
     "ground_of",
     "insert_rows",
+    "kind_of_run",
     "list_decided",
     "list_families",
     "list_judged",

@@ -6,6 +6,7 @@ The service returns them as they are, so a field's description stands in its ref
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -286,8 +287,13 @@ def describe_fidelity(
         lacking = f"{excluded_test_images:,} of {test_images + excluded_test_images:,} test images"
         data += f" without {lacking}, which our source lacks"
     if cut:
-        return f"{data}, in a shortened run ({cut}): a first look, not a verdict"
+        return f"{data}, in a {kind_of_run(cut)} ({cut}): a first look, not a verdict"
     return f"full-length training on {data} (profile {profile})"
+
+
+def kind_of_run(cut: str) -> str:
+    """What a run is that departs from the printed protocol by `cut`, in the words of `describe_cut`."""
+    return "run in another precision" if re.fullmatch(r"\w+ instead of (float32|bfloat16)", cut) else "shortened run"
 
 
 class Scored(Protocol):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,17 @@ _DIGESTS: dict[tuple[int, ...], str] = {}
 """By the identity of a file as the system tells it, with its last change."""
 
 
-def seal(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """`files` of an outcome, with their joint digest written into `result.json`."""
+def seal(files: Mapping[str, bytes], known: Mapping[str, str] | None = None) -> dict[str, bytes]:
+    """`files` of an outcome, with their joint digest written into `result.json`.
+
+    `known`: the sha256 of large files that the caller has taken already.
+    """
     result = json.loads(files[RESULT])
     result.pop(_DIGEST, None)
-    digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items() if name != RESULT}
+    digests = dict(known or {})
+    for name, content in files.items():
+        if name not in {RESULT, *digests}:
+            digests[name] = hashlib.sha256(content).hexdigest()
     return {**files, RESULT: _canonical(result | {_DIGEST: _combine(digests, result)})}
 
 
@@ -59,16 +65,23 @@ def find_fault(outcome: Path | Mapping[str, bytes], run_key: str) -> str | None:
     return None
 
 
-def outcome_digest(folder: Path) -> str:
-    """sha256 over the names and contents of an outcome's files."""
-    lines = "".join(f"{name} {digest}\n" for name, digest in sorted(file_digests(folder).items()))
+def outcome_digest(folder: Path, *, is_whole: bool = False) -> str:
+    """sha256 over the names and contents of an outcome's files.
+
+    `is_whole`: it was found so, or published, a moment ago; its weights aren't read then, as `result.json` has their
+    digest, and whoever evaluates the outcome compares the two.
+    """
+    digests = file_digests(folder, FILES[:-1] if is_whole else FILES)
+    if is_whole and (weights := json.loads((folder / RESULT).read_bytes())["weights_sha256"]):
+        digests[FILES[-1]] = weights
+    lines = "".join(f"{name} {digest}\n" for name, digest in sorted(digests.items()))
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def file_digests(folder: Path) -> dict[str, str]:
+def file_digests(folder: Path, names: Iterable[str] = FILES) -> dict[str, str]:
     """sha256 of each file of the outcome in `folder`; a file is read once per process, under all its names."""
     found = {}
-    for name in FILES:
+    for name in names:
         path = folder / name
         if path.is_file():
             status = path.stat()

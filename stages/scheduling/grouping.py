@@ -23,7 +23,7 @@ MIN_STEPS = 10_000  # a step alone takes 6 to 40 ms; compiling takes up to 20 s,
 def is_worth_stacking(spec: RunSpec, rows: int) -> bool:
     """True if the run is faster in a stack, even alone in it; `rows` are those of the data set's training part."""
     protocol = spec.protocol
-    is_plain = protocol.precision == "float32" and not protocol.compile
+    is_plain = protocol.precision in ("float32", "tf32") and not protocol.compile
     has_known_parts = protocol.optimizer.name in ("adam", "adamw") and protocol.split.kind != "folds"
     is_narrow = spec.model.path in STACKED and spec.model.arguments.get("width", math.inf) <= WIDEST
     return is_plain and has_known_parts and is_narrow and _least_steps(spec, rows) >= MIN_STEPS

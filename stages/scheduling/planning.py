@@ -168,6 +168,15 @@ def what_counts(total: Cost, rates: Mapping[str, Rate]) -> Iterator[str]:
         yield f"  {total.stacked:,} trainings of stacks {words}"
 
 
+def in_other_profile(name: str, other: Cost, printed: Cost, rates: Mapping[str, Rate]) -> Iterator[str]:
+    """For each device that is faster under the profile `name`, its hours and limit beside those as printed."""
+    for kind in rates:
+        if other.hours(kind) < printed.hours(kind):
+            hours, limit = two_digits(other.hours(kind)), two_digits(other.limit_hours(kind))
+            as_printed = f"as printed {two_digits(printed.hours(kind))} and {two_digits(printed.limit_hours(kind))}"
+            yield f"Under {name} all would take {hours} hours on {kind}, {limit} at its peak; {as_printed}"
+
+
 def two_digits(value: float) -> str:
     """Format an estimate: at least two digits, and no meaningless decimals."""
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"

@@ -342,7 +342,7 @@ def _write_folder(
                 role=experiment.arms[a.planned.arm].role,
                 replicate=a.planned.replicate_index,
                 run_key=taken[a.spec.run_key],
-                digest=outcome_digest(folder / taken[a.spec.run_key]),
+                digest=outcome_digest(folder / taken[a.spec.run_key], is_whole=True),
             )
             for a in wanted
             if folders[taken[a.spec.run_key]]

@@ -20,12 +20,14 @@ from typing import Protocol as Interface
 import torch
 from torch import Tensor, nn
 
+from stages.ops.fast.replay import replayed
 from stages.run import Protocol, Replicate
 from stages.training.optimizer import build_optimizer
 from stages.training.schedule import learning_rate
 from stages.training.seeding import derive_seed, generator_for
 from stages.training.split import training_rows
 from stages.training.stopping import stops_early
+from stages.training.tf32 import products_of
 
 _CUDA_CHECK_STEPS = 50  # checking the loss for finiteness waits for the device
 _SAVE_SECONDS = 60.0
@@ -182,7 +184,9 @@ class _Training:
         train_rows, validation_rows = training_rows(len(task), protocol, replicate)
         self.rows, self.validation = train_rows.to(self.device), validation_rows.to(self.device)
         self.optimizer = build_optimizer(model, protocol.optimizer)
+        self.products = products_of(protocol, self.device)
         self.forward: Callable[[Tensor], Tensor] = torch.compile(model) if protocol.compile else model
+        self.gradients = self._gradients if protocol.compile else replayed(self._gradients, model, self.device)
         full = math.ceil(len(self.rows) / protocol.batch_size)
         self.steps_per_epoch = min(full, protocol.steps_per_epoch or full)
         self.total_steps = self.steps_per_epoch * protocol.epochs
@@ -268,12 +272,18 @@ class _Training:
             group["lr"] = rate
         generator = generator_for(self.replicate, "augment", epoch, index, device=self.device)
         inputs, targets = self.task.training_batch(rows, generator)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.protocol.precision == "bfloat16"):
-            outputs = self.forward(inputs)
-        loss = self.task.loss(outputs, targets)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        sums = self.gradients(inputs, targets)
         self.optimizer.step()
+        return sums
+
+    def _gradients(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Leave the gradients of the batch's loss in the parameters; returns the task's sums over the batch."""
+        with self.products():
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.protocol.precision == "bfloat16"):
+                outputs = self.forward(inputs)
+            loss = self.task.loss(outputs, targets)
+            self.optimizer.zero_grad(set_to_none=True)
+            loss.backward()
         return self.task.sums(outputs.detach(), targets, loss.detach())
 
     def _close_epoch(self, state: TrainingState, means: _Means, seconds: float) -> None:

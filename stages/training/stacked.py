@@ -29,6 +29,7 @@ from stages.training.seeding import generator_for
 from stages.training.split import training_rows
 from stages.training.stopping import stops_early
 from stages.training.tables import Regression
+from stages.training.tf32 import is_emulated, products_of
 
 Step = Callable[[Tensor, Tensor], Tensor]
 _CUDA_REPORT_STEPS = 50  # a loss waits for the device
@@ -161,7 +162,9 @@ class _StackTraining:
     ) -> None:
         self.networks, self.make_stack, self.replicates = networks, make_stack, replicates
         self.task, self.protocol, self.test = task, protocol, test
-        self.is_compiled, self.device = is_compiled, task.device
+        self.device = task.device
+        self.is_compiled = is_compiled and not is_emulated(protocol, self.device)
+        self.products = products_of(protocol, self.device)
         self.save, self.progress, self.should_stop = save, progress, should_stop
         train_rows, validation_rows = training_rows(len(task), protocol, replicates[0])  # the same for every seed
         self.rows, self.validation = train_rows.to(self.device), validation_rows.to(self.device)
@@ -277,9 +280,10 @@ class _StackTraining:
         features, targets = data.features.index_select(0, chosen), data.targets.index_select(0, chosen)
         # what is left over at the end of an epoch is too little to be worth compiling for
         losses_of = self.losses if rows.shape[1] == self.protocol.batch_size else self.stack.losses
-        losses = losses_of(features.view(*rows.shape, -1), targets.view(rows.shape))
-        self.optimizer.zero_grad(set_to_none=True)
-        losses.sum().backward()
+        with self.products():
+            losses = losses_of(features.view(*rows.shape, -1), targets.view(rows.shape))
+            self.optimizer.zero_grad(set_to_none=True)
+            losses.sum().backward()
         self.optimizer.step()
         return losses.detach()
 

@@ -37,8 +37,13 @@ def evidence_level_of(
     return EvidenceLevel.INDICATES if share >= rules.indicative_share else EvidenceLevel.SILENT
 
 
-def indicate_order(claim: GainClaim, proposed: Sample, baseline: Sample, *, epochs_share: float) -> Verdict:
-    """Compare the means of short runs with the claimed order: a direction, not a test, whatever n."""
+def indicate_order(
+    claim: GainClaim, proposed: Sample, baseline: Sample, *, epochs_share: float, precision: str = ""
+) -> Verdict:
+    """Compare the means of short runs with the claimed order: a direction, not a test, whatever n.
+
+    `precision`: "tf32 instead of float32", where it isn't the printed one.
+    """
     if not proposed.values or not baseline.values or not claim.gain:
         return Verdict(
             status=Status.NOT_TESTED, explanation="No finished replicates of both arms, or no order claimed."
@@ -51,11 +56,12 @@ def indicate_order(claim: GainClaim, proposed: Sample, baseline: Sample, *, epoc
     if gain == 0:
         return Verdict(status=Status.NOT_TESTED, explanation="The two arms are equal: no order.", estimate=gain, n=n)
     status = Status.AGREES if gain * claim.gain > 0 else Status.DISAGREES
+    note = f", in {precision}," if precision else ""
     lost = f" {diverged} replicates diverged." if diverged else ""
     return Verdict(
         status=status,
-        explanation=f"At {epochs_share:.0%} of the printed epochs the gain is {signed(gain)} (n = {n}); the paper's is "
-        f"{signed(claim.gain)}. A direction, no test.{lost}",
+        explanation=f"At {epochs_share:.0%} of the printed epochs{note} the gain is {signed(gain)} (n = {n}); "
+        f"the paper's is {signed(claim.gain)}. A direction, no test.{lost}",
         estimate=gain,
         n=n,
         n_diverged=diverged,

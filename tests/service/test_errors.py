@@ -87,7 +87,7 @@ def test_predict_answers_a_wrong_method_with_a_problem_and_says_which_is_right(c
         ("/?dataset=mnist&metric=acc", 422, "known: accuracy"),
         ("/compare?dataset=imagenet", 404, "known: mnist, cifar10, cifar100"),
         ("/compare?paper=resnet", 404, "known: ninformer"),
-        ("/compare?profile=slow", 422, "known: smoke, quick-bfloat16, quick, paper"),
+        ("/compare?profile=slow", 422, "known: smoke, quick-bfloat16, quick, paper-tf32, paper"),
         ("/compare?metric=acc", 422, "known: accuracy"),
         ("/compare?format=xml", 422, "query.format"),
         ("/runs/0000", 404, "unknown run '0000'; /api/v1/runs lists them"),

@@ -1,0 +1,222 @@
+"""Products in TF32: what is rounded, by how much, on a CPU by emulation; and what refuses it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from stages.ops.dac_layers import DACConv2d, DACLinear
+from stages.papers.dac.mlp import MLP
+from stages.papers.dac.mlp_stack import Stack
+from stages.run import OptimizerSpec, Protocol, Replicate, SplitSpec
+from stages.training import loop
+from stages.training.images import ImageClassification, LabelledImages
+from stages.training.loop import Outcome, TrainingState, TrainingStopped, fit, measure, seeded_model
+from stages.training.stacked import fit_stack
+from stages.training.tables import Regression, TableRows
+from stages.training.tf32 import RoundedOperands, is_emulated, products_of, round_to_tf32
+
+CPU = torch.device("cpu")
+REPLICATE = Replicate(seed=3)
+TF32 = Protocol(optimizer=OptimizerSpec(name="adam", lr=1e-3), batch_size=8, epochs=2, mean=(0.5,) * 3, std=(0.2,) * 3)
+TF32 = dataclasses.replace(TF32, precision="tf32", steps_per_epoch=3)
+FLOAT32 = dataclasses.replace(TF32, precision="float32")
+
+
+@pytest.mark.parametrize(
+    ("x", "rounded"),
+    [
+        (1 + 2**-12, 1.0),
+        (1 + 2**-11, 1.0),
+        (1 + 3 * 2**-11, 1 + 2**-9),
+        (-1 - 2**-11 - 2**-20, -1 - 2**-10),
+        (2 - 2**-20, 2.0),
+        (2.0**-130, 2.0**-130),
+        (3.4028235e38, math.inf),
+        (-math.inf, -math.inf),
+        (0.0, 0.0),
+    ],
+)
+def test_ten_bits_of_mantissa_are_left_and_of_two_as_near_the_even_one(x: float, rounded: float) -> None:
+    assert round_to_tf32(torch.tensor([x])).item() == rounded
+
+
+def test_rounding_agrees_with_half_precision_where_that_has_the_same_ten_bits() -> None:
+    x = torch.randn(10_000, generator=torch.Generator().manual_seed(0)).clamp(-60000, 60000)
+    x = x[x.abs() > 2**-14]
+    assert torch.equal(round_to_tf32(x), x.half().float())
+
+
+def test_every_nan_stays_one() -> None:
+    nans = torch.tensor([0x7F800001, 0x7FFFFFFF, -1], dtype=torch.int32).view(torch.float32)
+    assert round_to_tf32(nans).isnan().all()
+
+
+def rounded_product(f: Callable[..., Tensor], *operands: Tensor) -> list[Tensor]:
+    """A product of rounded operands, and its gradients by the chain rule with rounded operands, in float64."""
+    doubles = [round_to_tf32(one).double().requires_grad_() for one in operands]
+    out = f(*doubles)
+    back = round_to_tf32(torch.ones_like(out).float().mul(1 + 2**-12)).double()
+    return [out.detach(), *torch.autograd.grad(out, doubles, back)]
+
+
+CONVOLUTION = (torch.Size([2, 6, 7, 7]), torch.Size([4, 3, 3, 3]))
+PRODUCTS: dict[str, tuple[Callable[..., Tensor], torch.Size, torch.Size]] = {
+    "mm": (torch.mm, torch.Size([5, 7]), torch.Size([7, 3])),
+    "linear": (F.linear, torch.Size([2, 5, 7]), torch.Size([3, 7])),
+    "bmm": (torch.bmm, torch.Size([2, 5, 7]), torch.Size([2, 7, 3])),
+    "einsum": (lambda a, b: torch.einsum("nk,mk->nm", a, b), torch.Size([5, 7]), torch.Size([3, 7])),
+    "convolution": (lambda a, b: F.conv2d(a, b, None, 2, 1, groups=2), *CONVOLUTION),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_operands_of_a_product_are_rounded_forwards_and_backwards_and_sums_are_not(name: str) -> None:
+    f, *shapes = PRODUCTS[name]
+    random = torch.Generator().manual_seed(1)
+    leaves = [torch.randn(shape, generator=random, requires_grad=True) for shape in shapes]
+    with RoundedOperands():
+        out = f(*leaves)
+        found = [out.detach(), *torch.autograd.grad(out, leaves, torch.full_like(out, 1 + 2**-12))]
+    for ours, expected in zip(found, rounded_product(f, *leaves), strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(found[0], f(*leaves), rtol=1e-5, atol=1e-5), "float32 is another product"
+
+
+@pytest.mark.parametrize(
+    ("name", "f"),
+    [
+        ("what is added to a product", lambda x: torch.addmm(x, torch.zeros(4, 4), torch.zeros(4, 4))),
+        ("sums and products of numbers", lambda x: (x * x).sum(0) + x.exp()),
+        ("a depthwise convolution", lambda x: F.conv2d(x.view(1, 4, 2, 2), x.view(4, 1, 2, 2), groups=4)),
+        ("other types of number", lambda x: x.double() @ x.double()),
+        ("DAC's sums", DACLinear(4, 4)),
+        ("DAC's convolution", lambda x: DACConv2d(1, 2, 3, padding=1)(x.view(1, 1, 4, 4))),
+    ],
+    ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else "",
+)
+def test_nothing_else_is_rounded(name: str, f: Callable[[Tensor], Tensor]) -> None:
+    x = torch.randn(4, 4, generator=torch.Generator().manual_seed(2))
+    torch.manual_seed(0)
+    plain = f(x)
+    torch.manual_seed(0)
+    with RoundedOperands():
+        assert torch.equal(f(x), plain)
+
+
+def small() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3, stride=4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.1), nn.Linear(256, 5))
+
+
+def task(protocol: Protocol) -> ImageClassification:
+    random = torch.Generator().manual_seed(4)
+    images = torch.randint(0, 256, (24, 3, 32, 32), dtype=torch.uint8, generator=random)
+    return ImageClassification(LabelledImages(images, torch.randint(0, 5, (24,), generator=random)), protocol)
+
+
+def trained(
+    protocol: Protocol, *, stop_after: int | None = None, state: TrainingState | None = None
+) -> tuple[nn.Module, Outcome | TrainingState]:
+    images = task(protocol)
+    model, asked, saved = seeded_model(small, REPLICATE), iter(range(1000)), list[TrainingState]()
+
+    def should_stop() -> bool:
+        return stop_after is not None and next(asked) >= stop_after
+
+    try:
+        return model, fit(model, images, protocol, REPLICATE, state=state, save=saved.append, should_stop=should_stop)
+    except TrainingStopped:
+        return model, saved[-1]
+
+
+def weights(model: nn.Module) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def test_a_training_in_tf32_is_near_float32_and_not_equal() -> None:
+    (plain, in_float32), (rounded, in_tf32) = trained(FLOAT32), trained(TF32)
+    assert isinstance(in_float32, Outcome) and isinstance(in_tf32, Outcome)
+    losses = [[row["train_loss"] for row in outcome.history] for outcome in (in_float32, in_tf32)]
+    assert losses[0] != losses[1]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=5e-3)
+    assert not torch.equal(weights(plain), weights(rounded))
+
+
+def test_networks_are_trained_in_tf32_and_measured_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, is_inside, seen = seeded_model(small, REPLICATE), [False], set[tuple[bool, bool]]()
+
+    @contextmanager
+    def products() -> Iterator[None]:
+        is_inside[0] = True
+        yield
+        is_inside[0] = False
+
+    monkeypatch.setattr(loop, "products_of", lambda protocol, device: products)
+    model.register_forward_hook(lambda *call: seen.add((model.training, is_inside[0])))
+    protocol = dataclasses.replace(TF32, split=SplitSpec(kind="fraction", fraction=0.25))
+    fit(model, task(protocol), protocol, REPLICATE, observe=lambda model: measure(model, task(TF32)))
+    assert seen == {(True, True), (False, False)}, "in training inside, at validation and for curves outside"
+
+
+def test_a_training_that_was_stopped_goes_on_bit_by_bit() -> None:
+    whole, _ = trained(TF32)
+    _, state = trained(TF32, stop_after=1)
+    assert isinstance(state, TrainingState) and state.step_in_epoch == 2
+    resumed, _ = trained(TF32, state=state)
+    assert torch.equal(weights(whole), weights(resumed))
+
+
+def test_a_stack_in_tf32_follows_its_networks_alone() -> None:
+    protocol = dataclasses.replace(TF32, mean=(), std=(), batch_size=32, epochs=3, steps_per_epoch=None)
+    features = torch.randn(256, 6, generator=torch.Generator().manual_seed(0))
+    rows = Regression(TableRows(features, features.sum(1).sin()))
+    replicates = [Replicate(seed=seed) for seed in range(2)]
+
+    def networks() -> list[nn.Module]:
+        return [seeded_model(lambda: MLP(in_features=6, depth=3, width=12), one) for one in replicates]
+
+    def losses(protocol: Protocol, *, is_compiled: bool) -> list[float]:
+        stacked = fit_stack(networks(), Stack, rows, protocol, replicates, is_compiled=is_compiled)
+        return [row["train_loss"] for outcome, _ in stacked for row in outcome.history]
+
+    alone = [
+        row["train_loss"]
+        for network, one in zip(networks(), replicates, strict=True)
+        for row in fit(network, rows, protocol, one).history
+    ]
+    rounded = losses(protocol, is_compiled=True)  # emulation isn't compiled, whatever is asked for
+    np.testing.assert_allclose(rounded, alone, rtol=1e-2)
+    assert rounded != losses(dataclasses.replace(protocol, precision="float32"), is_compiled=False)
+
+
+def test_compiled_code_is_refused_where_tf32_is_emulated() -> None:
+    with pytest.raises(ValueError, match="set compile: false"):
+        products_of(dataclasses.replace(TF32, compile=True), CPU)
+
+
+@pytest.mark.parametrize(("capability", "ok"), [((7, 5), False), ((8, 0), True), ((9, 0), True)])
+def test_a_gpu_without_tf32_is_refused_and_one_with_it_is_allowed_to(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], ok: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    gpu, matmul, cudnn = torch.device("cuda"), torch.backends.cuda.matmul, torch.backends.cudnn
+    assert not is_emulated(TF32, gpu) and is_emulated(TF32, CPU) and not is_emulated(FLOAT32, CPU)
+    if not ok:
+        with pytest.raises(ValueError, match=r"a GPU \(compute capability 7.5\) has none; expected 8.0 at least"):
+            products_of(TF32, gpu)
+        return
+    monkeypatch.setattr(cudnn, "allow_tf32", False)
+    with products_of(TF32, gpu)():
+        assert matmul.allow_tf32 and cudnn.allow_tf32
+    assert not matmul.allow_tf32 and not cudnn.allow_tf32
+    with products_of(FLOAT32, gpu)():
+        assert not matmul.allow_tf32 and not cudnn.allow_tf32
