@@ -93,6 +93,11 @@ def add_papers(parser: argparse.ArgumentParser) -> None:
 def add_history(parser: argparse.ArgumentParser) -> None:
     names(parser.add_argument("claims", nargs="?", default="*", help="pattern of claim ids"), "claims")
     parser.add_argument("--why", help="write down, with this reason, what changed since the last line")
+    parser.add_argument(
+        "--alters-nothing",
+        action="store_true",
+        help="with --why: changed code touched no rule, metric, statement or verdict",
+    )
 
 
 def add_sample(parser: argparse.ArgumentParser) -> None:

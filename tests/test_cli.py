@@ -150,7 +150,9 @@ SHAPES = {
         *("run", "run_key", "profile", "model", "replicate", "reason", "outcome", "published", "against", "changed"),
         *("equivalences", "claims", "attempts"),
     },
-    "history dac.*": {"date", "subject", "claims", "before", "after", "changed", "after_evidence", "why"},
+    "history dac.*": {
+        *("date", "subject", "claims", "before", "after", "changed", "after_evidence", "alters", "seen", "why"),
+    },
     "verify": {"record", "checkpoints", "totals"},
     "du": {"bytes"},
     "gc": {"removed"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 
 from fastapi.testclient import TestClient
@@ -30,15 +31,18 @@ def test_the_table_of_papers_is_what_the_verdicts_say(published: str) -> None:
     claims = {claim.id: claim for claim in read_claims(REPOSITORY / "data" / "claims.csv")}
     for paper, counts in trained.items():
         (said,) = re.findall(rf"^## \[{paper}\]\(papers/{paper}\.md\): ([^;\n]*)", findings, re.MULTILINE)
-        held, against = 0, 0
+        held, against = Counter[str](), 0
         for number, status in re.findall(r"(\d+) ([a-z ]+)", said):  # one error at several places is one
-            held += int(number) * status.startswith("holds")
+            held[status] += int(number)
             against += int(number) * (status in ("fails", "contradicted"))
         for name, status in re.findall(rf"^\| `({paper}\.[^`]+)` \| ([a-z ]+) \|", findings, re.MULTILINE):
             is_to_be_trained = claims[name].experiment is not None and claims[name].kind not in (*EXACT, "count")
-            held -= is_to_be_trained and status.startswith("holds")
+            held[status] -= is_to_be_trained
         waiting = counts.waiting - (paper == "ninformer")  # a gain that is contradicted whatever is trained
-        cells = f"| {counts.in_favour}, {counts.against}, {counts.open}, {waiting} | {held}, {against} |"
+        read = f" + {held['holds under a reading']}" if held["holds under a reading"] else ""
+        computed = f"{held['holds']}{read}, {against}"
+        assert not counts.under_reading, "by training the table has no + so far"
+        cells = f"| {counts.in_favour}, {counts.against}, {counts.open}, {waiting} | {computed} |"
         (row,) = re.findall(rf"^\| \[[^]]+\]\(docs/papers/{paper}\.md\) .*$", README, re.MULTILINE)
         assert cells in row, paper
 

@@ -83,7 +83,7 @@ def test_docs_say_which_times_are_not_divided_and_which_test_images_are_left_out
     table = text[text.index("MNIST") : text.index("CIFAR-100")]
     assert [cells(table, model)[9] for model in ("ViT", "LocalViT", "NiNformer")] == ["1.00", "1.29", "–"]
     assert "No time ratio for NiNformer: times published at another revision" in table
-    assert "on official data without 23 of 10,000 test images (profile paper)." in table
+    assert "on official data without 23 of 10,000 test images, which our source lacks (profile paper)." in table
     assert "Time ratios to another model" not in text and text.count("No time ratio") == 1
 
 

@@ -72,7 +72,7 @@ def test_three_replicates_have_mean_interval_and_difference(root: Path) -> None:
     assert (vit.rank_ours, vit.rank_printed) == (4, 4)
     assert comparison.order.of_ours == ("ninformer", "local-vit", "mlp-mixer", "vit")
     assert comparison.order.agrees is True
-    assert comparison.label == "as printed in the paper, on official data (profile paper)"
+    assert comparison.label == "full-length training on official data (profile paper)"
 
 
 def test_one_replicate_has_no_interval_and_says_why(root: Path) -> None:
@@ -252,8 +252,8 @@ def test_comparisons_find_their_results_by_index(root: Path) -> None:
         ("embedded", "2 steps an epoch", "placeholder data"),
         ("subset", "3 of 100 epochs", "in a shortened run (3 of 100 epochs)"),
         ("full", "12,500 of 50,000 training images", "official data, in a shortened run (12,500 of 50,000 training"),
-        ("subset", "", "as printed in the paper, on part of the official data"),
-        ("full", "", "as printed in the paper, on official data"),
+        ("subset", "", "full-length training on part of the official data"),
+        ("full", "", "full-length training on official data"),
         (None, None, "not run yet"),
     ],
 )
@@ -263,5 +263,9 @@ def test_fidelity_is_said_in_one_sentence(provenance: str | None, cut: str | Non
 
 def test_test_images_that_are_left_out_are_said_with_the_result() -> None:
     cut = describe_fidelity("full", "quick", "3 of 100 epochs", 9977, 23)
-    assert cut.startswith("official data without 23 of 10,000 test images, in a shortened run (3 of 100 epochs)")
-    assert describe_fidelity("full", "paper", "", 9977, 23).endswith("without 23 of 10,000 test images (profile paper)")
+    assert cut.startswith(
+        "official data without 23 of 10,000 test images, which our source lacks, in a shortened run (3 of 100 epochs)"
+    )
+    assert describe_fidelity("full", "paper", "", 9977, 23).endswith(
+        "without 23 of 10,000 test images, which our source lacks (profile paper)"
+    )

@@ -92,7 +92,27 @@ class PowerOut(Out):
     )
     needed_for_size: int | None = Field(description="that give 80 % of reproduced for a gain's size; null: none do")
     can_reproduce: bool = Field(description="false: no number of replicates can say reproduced")
+    margin: float | None = Field(description="of the printed number, or of a gain's size")
+    paper_error: float | None = Field(description="standard error of the paper's number, as printed or as of its runs")
+    most: float | None = Field(description="the chance of reproduced with any number of replicates")
     explanation: str
+
+
+class ScopeOut(Out):
+    """The part of a grid that a verdict is of."""
+
+    pairs: int = Field(description="of two models each, that ran")
+    planned_pairs: int | None = Field(description="of the whole grid; null where results tell which models are pairs")
+    factor: str | None = Field(examples=["depth"], description="what was varied, where whole slices of the grid ran")
+    ran: list[Any] = Field(examples=[[5, 8]], description="its levels that ran")
+    missing: list[Any] = Field(examples=[[6, 11, 16]], description="its levels that did not")
+    whole_low: float | None = Field(
+        description="interval of the whole grid's gain at the verdict's `confidence`, as if the levels that ran were "
+        "drawn from it"
+    )
+    whole_high: float | None
+    models: int | None = Field(description="of the grid that ran, where results tell which models are pairs")
+    planned_models: int | None
 
 
 class ClaimCostOut(Out):
@@ -128,9 +148,16 @@ class ChangeOut(Out):
     """A change of a claim's row, or of the rules or the code that judge it."""
 
     date: str = Field(examples=["2026-11-22"])
-    part: str = Field(description="what was changed: claim (its row), rules or code", validation_alias="subject")
+    part: str = Field(
+        description="what was changed: claim (its row), rules (their numbers), rule (the way it is judged) or code",
+        validation_alias="subject",
+    )
     changed: dict[str, tuple[str | float | None, str | float | None]] = Field(description="old and new, by column")
     after_evidence: bool = Field(description="results of its experiments had been published")
+    alters: bool = Field(description="it touched a rule, a metric, a statement or a verdict")
+    seen: int | None = Field(
+        description="of a rule: how many of the claim's own results (pairs, where it is of pairs) had been seen before"
+    )
     why: str
 
 
@@ -157,6 +184,11 @@ class VerdictOut(Out):
     prediction_confidence: float | None = Field(examples=[0.95])
     is_predicted: bool | None = Field(description="whether the paper's number lies there")
     power: PowerOut | None
+    scope: ScopeOut | None = Field(description="null of a whole grid, and where there is none")
+    seen_before_rule: int | None = Field(
+        description="how many of the claim's own results (pairs, where it is of pairs) had been seen when the rule "
+        "that judges it was written; null: none had"
+    )
     holds_adjusted: bool | None = Field(description="after Holm's adjustment over the claim's family")
     rules: str = Field(description="sha256 of the numbers of the rules in params.yaml")
     digest: str = Field(description="sha256 of rules, the claim's row with its metric, judging code, and finding")
@@ -306,34 +338,6 @@ class ClaimDetailOut(ClaimOut):
     changes: list[ChangeOut] = Field(description="how the claim and its judging came to be, oldest first")
     table: FamilyOut | None = Field(description="the sentence of the claim's family")
     same_error: list[str] = Field(description="other claims that are wrong by the same error, which counts once")
-
-
-class CountsOut(Out):
-    """Verdicts of claims that can be decided here, now or later."""
-
-    decidable: int
-    in_favour: int = Field(description="reproduced, supported, holds, if only under a reading")
-    opposed: int = Field(validation_alias="against", description="not reproduced, reversed, fails, contradicted")
-    open: int = Field(description="there is evidence that doesn't decide yet")
-    waiting: int = Field(description="not run yet")
-
-
-class TallyOut(CountsOut):
-    """Verdicts of a paper's claims; the badge is in_favour of decidable.  An error at several places counts once."""
-
-    paper: str
-    claims: int
-    trained: CountsOut = Field(description="those that trained models decide")
-    computed: CountsOut = Field(description="those that are computed without training")
-    data: CountsOut = Field(description="sizes and ranges of data sets")
-    by_verdict: dict[str, int]
-    by_kind: dict[str, dict[str, int]]
-    errors: dict[str, int] = Field(examples=[{"inference times in nanoseconds": 12}], description="places of each")
-
-
-class VerdictsOut(Out):
-    papers: list[TallyOut]
-    tables: list[FamilyOut]
 
 
 def describe_claim(judged: JudgedClaim) -> ClaimOut:

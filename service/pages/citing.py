@@ -8,12 +8,20 @@ from html import escape
 from typing import Any
 
 from service.pages.legend import address_of, meaning_of
-from service.pages.wording import say_claim, size_of
+from service.pages.opening import holds_in_its_order_only
+from service.pages.wording import say_claim, verdict_in_words
 from stages.results import ClaimRecord, ExperimentComparison, Paper, Result, Tally
 
 DIGITS = 12  # of a digest, as pages show it
-RATINGS = {"for": 5, "against": 1}
-COLOURS = {"for": "#1f6b3a", "against": "#a11d2b", "open": "#2c4d86", "noted": "#6f4e00", "waiting": "#5d6361"}
+RATINGS = {"for": 5, "reading": 3, "against": 1}
+COLOURS = {
+    "for": "#1f6b3a",
+    "reading": "#4b6b1f",
+    "against": "#a11d2b",
+    "open": "#2c4d86",
+    "noted": "#6f4e00",
+    "waiting": "#5d6361",
+}
 _LETTER, _MARGIN, _HEIGHT = 6.6, 12, 22  # pixels
 
 
@@ -30,18 +38,13 @@ def bibtex(record: ClaimRecord, name: str, paper: Paper, address: str) -> str:
     """
     digest = record.verdict.digest[:DIGITS]
     note = f"Claim {record.claim.id} of “{paper.title}”, {record.claim.place}; verdict {digest}"
-    title = f"{name}: {_verdict(record)}"
+    title = f"{name}: {verdict_in_words(record.verdict)}"
     return _entry(record.claim.id, title, note, f"{address}?cited={digest}", dated(record))
 
 
 def dated(record: ClaimRecord) -> str | None:
     """The day of the newest result behind the verdict; without any, of the last change of the claim or its judging."""
     return published_on(_results(record)) or max((change.date for change in record.changes), default=None)
-
-
-def _verdict(record: ClaimRecord) -> str:
-    """As "supported, size open"."""
-    return ", ".join(part for part in (record.verdict.status, size_of(record.verdict.size)) if part)
 
 
 def bibtex_table(comparison: ExperimentComparison, paper: Paper, address: str, content: str) -> str:
@@ -80,7 +83,10 @@ def _tex(text: str) -> str:
 
 
 def json_ld(record: ClaimRecord, name: str, paper: Paper, address: str, side: str) -> dict[str, Any]:
-    """A ClaimReview where something decided the claim, else the Claim alone."""
+    """A ClaimReview where something decided the claim, else the Claim alone.
+
+    Full marks are for a claim that holds whole: of an order whose size isn't as printed, or open, it is one less.
+    """
     article = {"@type": "ScholarlyArticle", "name": paper.title}
     if link := address_of(paper):
         article["url"] = link
@@ -89,7 +95,9 @@ def json_ld(record: ClaimRecord, name: str, paper: Paper, address: str, side: st
     if side not in RATINGS:
         return {"@context": "https://schema.org", **claim, "url": address}
     day = dated(record)
-    rating = {"@type": "Rating", "ratingValue": RATINGS[side], "bestRating": 5, "worstRating": 1}
+    status = record.verdict.status
+    value = RATINGS[side] - holds_in_its_order_only(record.verdict)
+    rating = {"@type": "Rating", "ratingValue": value, "bestRating": 5, "worstRating": 1}
     return {
         "@context": "https://schema.org",
         "@type": "ClaimReview",
@@ -99,8 +107,8 @@ def json_ld(record: ClaimRecord, name: str, paper: Paper, address: str, side: st
         "author": {"@type": "Organization", "name": "Claimcheck"},
         "reviewRating": {
             **rating,
-            "alternateName": _verdict(record),
-            "ratingExplanation": meaning_of(record.verdict.status),
+            "alternateName": verdict_in_words(record.verdict),
+            "ratingExplanation": meaning_of(status),
         },
         "reviewBody": record.verdict.explanation,
         **({"datePublished": day} if day else {}),
@@ -108,9 +116,13 @@ def json_ld(record: ClaimRecord, name: str, paper: Paper, address: str, side: st
 
 
 def claim_badge(record: ClaimRecord, side: str) -> str:
-    """As "supported, size open, n = 5, 2026-11"."""
+    """As "order supported, size open, n = 5, 2026-11"."""
     day = published_on(_results(record))
-    parts = [_verdict(record), f"n = {record.verdict.n}" if record.verdict.n else "", day[:7] if day else ""]
+    parts = [
+        verdict_in_words(record.verdict),
+        f"n = {record.verdict.n}" if record.verdict.n else "",
+        day[:7] if day else "",
+    ]
     return badge("claim", ", ".join(part for part in parts if part), COLOURS[side])
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from service.database.comparing import Question
 from service.pages.amounts import in_its_way
-from service.pages.formats import value_in
+from service.pages.formats import listed, value_in
 from stages.results import METRICS, Claim, ExperimentComparison, JudgedClaim, Status
 
 GAINS_OF_TWO = ("order", "difference", "gap")
@@ -58,6 +58,18 @@ def _finder(row: JudgedClaim) -> Callable[[Claim, ExperimentComparison], FirstLo
     if row.verdict.status == Status.OTHER_HARDWARE:
         return _look_at_times
     return _look_at_all if row.claim.kind == "qualitative" else _look
+
+
+def describe_looks(
+    looks: Mapping[str, FirstLook], judged: Iterable[JudgedClaim], datasets: Mapping[str, str]
+) -> list[str]:
+    """How short the runs behind the first looks are, each way once, with the titles of their data sets."""
+    found: dict[str, dict[str, None]] = {}
+    for row in judged:
+        look = looks.get(row.claim.id)
+        if look is not None and look.cut:
+            found.setdefault(look.cut, {}).update(dict.fromkeys(datasets[name] for name in row.datasets))
+    return [f"{listed(list(titles))}: {cut}" for cut, titles in found.items()]
 
 
 def timed_here(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from jinja2 import Environment
 from markupsafe import Markup, escape
@@ -142,6 +142,14 @@ def from_to(first: str, last: str) -> str:
     """Two numbers as written, with a unit that both have only once."""
     number, _, unit = first.partition(" ")
     return f"{number if unit and last.endswith(f' {unit}') else first} to {last}"
+
+
+def listed(parts: Sequence[str]) -> str:
+    """Empty; a; a and b; a, b and c"""
+    if not parts:
+        return ""
+    *most, last = parts
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def lower_first(text: str) -> str:

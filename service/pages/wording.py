@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from math import isclose
 from typing import Any
 
@@ -13,13 +12,13 @@ from jinja2 import Environment
 
 from service.database.observed import name_quantity
 from service.pages import amounts
-from service.pages.amounts import GAINS, SIDES_OF_A_SIZE, imply, in_its_way, in_terms_of, is_of_the_other, unit_of
-from service.pages.formats import as_precise_as, exact, from_to, lower_first, percent, plain, points, value_in
-from service.pages.legend import SIDES, address_of, by_ground, date_of, meaning_of
+from service.pages.amounts import imply, in_its_way, in_terms_of, is_of_the_other, unit_of
+from service.pages.formats import as_precise_as, exact, from_to, lower_first, plain, value_in
+from service.pages.legend import SIDES, address_of, date_of, meaning_of
+from service.pages.opening import by_ground, prospects
 from stages.results import (
     METRICS,
     Claim,
-    ClaimRecord,
     JudgedClaim,
     Metric,
     Status,
@@ -77,6 +76,7 @@ _WORDS = {
 
 _SIDES = {
     "for": (*SIDES["For the paper"], Status.AS_PRINTED),
+    "reading": SIDES["True as read in one way"],
     "against": SIDES["Against it"],
     "open": SIDES["Open"],
     "noted": (Status.DEVIATES, Status.SHOWN),
@@ -87,7 +87,7 @@ def install(environment: Environment) -> None:
     """Register the functions that take one claim or verdict as filters."""
     for function in (
         *(side_of, in_terms_of, unit_of, as_run, print_value, print_ours, print_metric, name_quantity, agreement),
-        *(size_in_words, size_of, say_power, in_its_way, imply, amounts.by_reading),
+        *(size_of, in_its_way, imply, amounts.by_reading, verdict_in_words, name_reading, ours_is),
     ):
         environment.filters[function.__name__] = function
     environment.filters["metric_name"] = name_metric
@@ -106,7 +106,7 @@ def for_readers(explanation: str) -> str:
 
 
 def side_of(status: str) -> str:
-    """The side that colours a verdict: for, against, open, noted or waiting."""
+    """The side that colours a verdict: for, reading, against, open, noted or waiting."""
     return next((side for side, statuses in _SIDES.items() if status in statuses), "waiting")
 
 
@@ -184,20 +184,35 @@ def say_claim(name: str, claim: Claim) -> str:
     return name if is_told else f"{name}: {print_value(claim)}"
 
 
-def size_in_words(verdict: VerdictRow) -> str:
-    """Whether a difference is as large as printed, which is judged apart from who is ahead."""
-    side = side_of(verdict.size["status"]) if verdict.size else ""
-    known = {
-        "for": "It is also as large as the paper prints, within the margin.",
-        "against": "It is not as large as the paper prints.",
-        "open": "Whether it is as large as the paper prints is still open.",
-    }
-    return known.get(side, "")
-
-
 def print_metric(row: Metric) -> str:
     """A result's number in its metric's unit."""
     return value_in(METRICS[row.metric].unit)(row.value) if row.metric in METRICS else plain(row.value)
+
+
+def ours_is(verdict: VerdictRow, claim: Claim) -> str:
+    """What our number is: found by training, counted, computed, or what the paper's other numbers say."""
+    if verdict.basis == "finding":
+        return "from its other numbers" if claim.kind == "inconsistent" else "we compute"
+    if verdict.basis == "params":
+        return "we count" if claim.kind == "count" else "we set"
+    return "we find"
+
+
+def verdict_in_words(verdict: VerdictRow) -> str:
+    """The verdict where it travels without its page: an order apart from the size of its difference."""
+    return f"order {verdict.status}, {size_of(verdict.size)}" if verdict.size else verdict.status
+
+
+def name_reading(judged: JudgedClaim) -> str | None:
+    """As what a statement is true, where it is only under a reading: "only if read as growth with the tokens"."""
+    if judged.verdict.status != Status.HOLDS_UNDER_READING:
+        return None
+    readings = (judged.claim.finding or {}).get("readings", [])
+    true, false = ([item["name"] for item in readings if item["holds"] == holds] for holds in (True, False))
+    if not true:
+        return None
+    also = f", not {' or '.join(false)}" if false else ""
+    return f"only if read {' or '.join(true)}{also}"
 
 
 def summarise(tally: Tally) -> str:
@@ -208,11 +223,10 @@ def summarise(tally: Tally) -> str:
         ("finding", "decided by computing"),
         ("params", "on sizes of data sets"),
     ):
-        favour, against = (_count(tally, basis, side) for side in ("for", "against"))
-        if favour + against:
-            read = tally.by_basis[basis].get(Status.HOLDS_UNDER_READING, 0)
-            how = f" ({read} of them under one reading only)" if read else ""
-            words.append(f"{favour} of {favour + against} claims {what} hold{how}")
+        favour, read, against = (_count(tally, basis, side) for side in ("for", "reading", "against"))
+        if favour + read + against:
+            also = f" and {read} more only as read in one way" if read else ""
+            words.append(f"{favour} of {favour + read + against} claims {what} hold{also}")
     words += [
         f"one error ({error}) stands at {places} places of the paper and counts once"
         for error, places in tally.errors.items()
@@ -222,9 +236,9 @@ def summarise(tally: Tally) -> str:
     for ground in by_ground([tally]):
         if number := ground.counts.waiting:
             words.append(f"{number} {'is' if number == 1 else 'are'} {ground.waits}")
-    if tally.unconfirmable:
-        words.append(f"the planned runs can’t confirm {tally.unconfirmable} of these, even where the paper is right")
-    return f"{'; '.join(words)}." if words else "Nothing here can decide its claims yet."
+    if not words:
+        return "Nothing here can decide its claims yet."
+    return " ".join(filter(None, [f"{'; '.join(words)}.", prospects(tally.outlook)]))
 
 
 def _count(tally: Tally, basis: str, side: str) -> int:
@@ -236,97 +250,17 @@ def _count(tally: Tally, basis: str, side: str) -> int:
     )
 
 
-def conclude(record: ClaimRecord, titles: Mapping[str, str]) -> str | None:
-    """The outcome in a sentence with its interval, None without one; `titles` are those of all planned arms."""
-    claim, verdict = record.claim, record.verdict
-    if verdict.basis != "results" or verdict.estimate is None or verdict.low is None or verdict.high is None:
-        return None
-    write = as_precise_as(verdict.low, verdict.high)
-    ends = [in_terms_of(end, claim, write).removeprefix("+") for end in (verdict.low, verdict.high)]
-    interval = f"{_confidence(verdict)} interval {from_to(*ends)}"
-    size = in_terms_of(abs(verdict.estimate), claim, write).removeprefix("+")
-    is_better = "better" if verdict.estimate >= 0 else "worse"
-    if claim.kind in SIDES_OF_A_SIZE:
-        ahead = f"the proposed ones are {is_better} than their baselines by {size}"
-        as_said = ", as the paper says" if verdict.status == Status.SUPPORTED else ""
-        return f"Among networks of this size {ahead}{as_said} ({interval})."
-    if claim.kind == "uniform" and verdict.margin:
-        alike = in_terms_of(verdict.margin, claim)
-        over = f"Over {_among_planned(record, titles)} pairs the" if record.pairs else "The"
-        apart = f"{over} largest and the smallest gain by {claim.factor} differ by {size}"
-        return f"{apart} ({interval}); up to {alike} would count as alike."
-    if claim.kind in GAINS:
-        who = titles.get(claim.arm or "", "The proposed model")
-        against = titles.get(claim.baseline_arm or "", "its baseline")
-        among = f"; mean of {_among_planned(record, titles)} pairs" if record.pairs else ""
-        return f"{who} is {is_better} than {against} by {size} ({interval}{among})."
-    if claim.kind == "value" and claim.value is not None and verdict.ours is not None:
-        way = "above" if verdict.estimate >= 0 else "below"
-        ours, printed = print_ours(verdict, claim), print_value(claim)
-        if unit_of(claim) == "fraction":
-            size = points(abs(verdict.estimate)).removeprefix("+")
-            interval = f"{_confidence(verdict)} interval {from_to(points(verdict.low), points(verdict.high))}"
-        return f"We find {ours}, {size} {way} the paper’s {printed} (of the difference: {interval})."
-    return None
-
-
-def _confidence(verdict: VerdictRow) -> str:
-    """95 %, 96.7 %"""
-    return percent(verdict.confidence, 1).replace(".0 %", " %")
-
-
-def _among_planned(record: ClaimRecord, arms: Iterable[str]) -> str:
-    """How many pairs of a grid ran, and of how many where that is not all: one pair for each proposed arm."""
-    planned = sum(fnmatchcase(arm, record.claim.arm or "") for arm in arms)
-    return f"{len(record.pairs)} of {planned}" if planned > len(record.pairs) else f"{len(record.pairs)}"
-
-
-def say_power(power: Mapping[str, Any]) -> str:
-    """What the planned runs can show, in chances; nothing where these depend on what nobody knows before a run."""
-    said = []
-    if power["supported"] is not None:
-        said.append(
-            f"If the paper is right, the planned runs support it with a chance of {_chance(power['supported'])}."
-        )
-    what = "the size that it prints" if said else "it"
-    if power["reproduced"] is not None:
-        if power["can_reproduce"]:
-            said.append(f"If the paper is right, they confirm {what} with a chance of {_chance(power['reproduced'])}.")
-        else:
-            said.append(f"The planned runs can’t confirm {what}, even if the paper is right.")
-    if said and power["not_reproduced"] is not None:
-        chance = _chance(power["not_reproduced"])
-        said.append(
-            f"If the truth is two margins away from the paper’s number, they show that with a chance of {chance}."
-        )
-    return " ".join(said)
-
-
-def _chance(probability: float) -> str:
-    if not 0.01 <= probability <= 0.99:
-        return "less than 1 %" if probability < 0.5 else "more than 99 %"
-    return percent(probability, 0)
-
-
-def of_a_part(record: ClaimRecord, arms: Iterable[str]) -> str | None:
-    """What a verdict on part of a grid leaves out, in a sentence; None of a whole one.  `arms` are all planned ones."""
-    ran, _, planned = _among_planned(record, arms).partition(" of ")
-    if not record.pairs or not planned:
-        return None
-    missing = int(planned) - int(ran)
-    have = "has" if missing == 1 else "have"
-    return f"{missing} of the {planned} pairs {have} not been trained; the verdict is on those that were."
-
-
 def highlights(judged: Iterable[JudgedClaim]) -> dict[str, JudgedClaim]:
     """The strongest finding against the paper and the strongest for it, by `side_of`.
 
-    Trained before computed, those with a number of ours before those without, then those read in several ways.
+    Trained before computed, those with a number of ours before those without, then those read in several ways.  What
+    holds as read in one way only stands where nothing holds plainly.
     """
     found: dict[str, JudgedClaim] = {}
     for row in sorted(judged, key=_weight):
         found.setdefault(side_of(row.verdict.status), row)
-    return {side: found[side] for side in ("against", "for") if side in found}
+    sides = ("against", "for" if "for" in found else "reading")
+    return {side: found[side] for side in sides if side in found}
 
 
 def _weight(row: JudgedClaim) -> tuple[bool, bool, bool]:

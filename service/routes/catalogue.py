@@ -13,8 +13,6 @@ from service.database.claim_schemas import (
     ClaimOut,
     FamilyOut,
     ObservedPointOut,
-    TallyOut,
-    VerdictsOut,
     describe_claim,
     describe_record,
 )
@@ -23,6 +21,7 @@ from service.database.curves import Curve, list_curves
 from service.database.observed import known_quantities, list_behind, list_observed
 from service.database.samples import PNG, Samples
 from service.database.schemas import CurvePointOut, DatasetOut, ExperimentOut, PaperOut, SampleOut
+from service.database.tally_schemas import TallyOut, VerdictsOut
 from service.dependencies import Compare, ResultsSession, app_state_of
 from service.http.errors import declared
 from service.http.paging import Paging, list_responses

@@ -12,25 +12,20 @@ from service.database.comparing import Question, first_of_each_dataset
 from service.database.observed import list_behind
 from service.dependencies import Compare, ResultsSession, app_state_of
 from service.http.errors import declared
+from service.pages.changes import sort_changes
 from service.pages.citing import bibtex, claim_badge, json_ld, paper_badge, times_reproduced
 from service.pages.claim_charts import arms_charts, forest_chart, gain_chart, pairs_chart
+from service.pages.concluding import conclude, judged_later, qualify
 from service.pages.explained import first_places, tell_tests
-from service.pages.first_looks import first_looks, timed_here
-from service.pages.legend import MEANINGS, SIDES, add_up, by_ground, sum_up
+from service.pages.first_looks import describe_looks, first_looks, timed_here
+from service.pages.legend import MEANINGS, SIDES
 from service.pages.names import name_claims, titles_of
 from service.pages.observed_charts import blocks_chart
+from service.pages.opening import by_ground, open_with, prospects
+from service.pages.planning import plan_in_words
 from service.pages.printed import count_errors, lay_out
 from service.pages.shown import list_shown
-from service.pages.wording import (
-    conclude,
-    group_by_place,
-    highlights,
-    name_claim,
-    of_a_part,
-    shared_errors,
-    side_of,
-    summarise,
-)
+from service.pages.wording import group_by_place, highlights, name_claim, shared_errors, side_of, summarise
 from stages.results import (
     ClaimFilter,
     JudgedClaim,
@@ -39,6 +34,7 @@ from stages.results import (
     list_decided,
     list_families,
     list_judged,
+    rule_after,
     tally,
 )
 
@@ -50,24 +46,21 @@ def show_papers(request: Request, session: ResultsSession, compare: Compare) -> 
     """The first page: what was tested and what came out, paper by paper, and the data sets of the comparisons."""
     tallies = {counts.paper: counts for counts in tally(session)}
     papers, decided = queries.list_papers(session), list_decided(session)
-    titles = {item.name: item.title for item in queries.list_datasets(session)}
-    trained_on = [
-        titles[name]
-        for name in dict.fromkeys(name for row in decided if row.verdict.basis == "results" for name in row.datasets)
-    ]
+    datasets = queries.list_datasets(session)
+    titles = {item.name: item.title for item in datasets}
     of_paper = {paper.name: [row for row in decided if row.claim.paper == paper.name] for paper in papers}
     return app_state_of(request).templates.TemplateResponse(
         request,
         "front.html",
         {
             "papers": papers,
-            "sentence": sum_up(list(tallies.values()), trained_on),
-            "rest": add_up(list(tallies.values())),
+            "opening": open_with(list(tallies.values()), decided, titles),
             "grounds": by_ground(list(tallies.values())),
             "grounds_of": {paper: by_ground([counts]) for paper, counts in tallies.items()},
+            "prospects": {paper: prospects(counts.outlook) for paper, counts in tallies.items()},
             "highlights": {paper: highlights(rows) for paper, rows in of_paper.items()},
             "names": name_claims(session, decided),
-            "datasets": queries.list_datasets(session),
+            "datasets": datasets,
             "overview": first_of_each_dataset([item for item in compare(Question()) if item.provenance]),
         },
     )
@@ -87,6 +80,7 @@ def show_paper(
     every = list_judged(session, ClaimFilter(paper=name))
     judged = [row for row in every if verdict in (None, row.verdict.status)]
     groups = group_by_place(judged)
+    looks = first_looks(name, judged, compare)
     titles, arms = titles_of(session)
     deviations = list_deviations(session, name)
     names = {row.claim.id: name_claim(row, titles, arms) for rows in groups.values() for row in rows}
@@ -103,7 +97,8 @@ def show_paper(
             "errors": {place: shared_errors(rows, counts) for place, rows in groups.items()} if counts else {},
             "names": names,
             "error_counts": count_errors(every),
-            "looks": first_looks(name, judged, compare),
+            "looks": looks,
+            "shortened": describe_looks(looks, judged, titles),
             "deviations": deviations if verdict is None else [],
             "explained": first_places(session, deviations, groups),
             "tests": tell_tests(deviations, arms, compare),
@@ -158,8 +153,17 @@ def search_claims(
 @router.get("/method")
 def show_method(request: Request, session: ResultsSession) -> Response:
     """The page about method: how a verdict is reached, and what its words mean."""
+    later = judged_later(list_judged(session, ClaimFilter()))
     return app_state_of(request).templates.TemplateResponse(
-        request, "method.html", {"sides": SIDES, "meanings": MEANINGS, "papers": queries.list_papers(session)}
+        request,
+        "method.html",
+        {
+            "sides": SIDES,
+            "meanings": MEANINGS,
+            "papers": queries.list_papers(session),
+            "later": [(row, rule_after(row.claim, row.verdict)) for row in later],
+            "names": name_claims(session, later),
+        },
     )
 
 
@@ -190,9 +194,11 @@ def show_claim(
             "name": names[claim_id],
             "paper": paper,
             "conclusion": conclude(record, titles),
+            "qualifications": qualify(record),
+            "changes": sort_changes(record.changes),
+            "planned": plan_in_words(record.claim, record.verdict),
             "look": first_looks(paper.name, [record], compare).get(claim_id),
             "timed": timed_here(record, titles, compare),
-            "missing": of_a_part(record, titles),
             "tried": times_reproduced(record),
             "tests": tell_tests(record.deviations, titles_of(session)[1], compare),
             "cited": cited,

@@ -20,6 +20,7 @@ from service.database.schemas import SampleOut
 from service.database.specs import flatten
 from service.dependencies import Compare, ResultsSession, app_state_of
 from service.http.errors import declared
+from service.pages.chance import tell_chance
 from service.pages.charts import comparison_chart
 from service.pages.curve_charts import run_charts
 from service.pages.names import name_claims
@@ -76,6 +77,7 @@ def show_comparison(
             "folded": [item for item in described if not item[0].is_real],
             "names": name_claims(session, judged),
             "decided": {item.experiment: _decided(judged, item.experiment) for item in comparisons},
+            "guessing": {item.experiment: tell_chance(item, chosen) for item in comparisons},
             "papers": {paper.name: paper for paper in queries.list_papers(session)},
             "to_try": _to_try(
                 queries.strongest(queries.list_checkpoints(session, dataset=chosen.name)), comparisons, checkpoint

@@ -15,7 +15,7 @@ from stages.claims.measures import NotMeasured, measure
 from stages.claims.sides import Pairs, better_of, gather_samples
 from stages.claims.trials import ResultGroup, price
 from stages.params.experiment import Params
-from stages.verdicts import GainClaim, Sample, UniformClaim, judge_gain, judge_uniform
+from stages.verdicts import GainClaim, Sample, Scope, UniformClaim, judge_gain, judge_uniform
 from stages.verdicts.grid_part import factors_of
 
 MOST_APART = 1.1
@@ -44,7 +44,8 @@ def judge_levels(claim: ClaimLine, pairs: Pairs, group: ResultGroup, params: Par
     )
     verdict = judge_uniform(asked, levels, rules=params.verdicts, replicates=group.experiment.replicates)
     if sides.part is not None:
-        verdict = dataclasses.replace(verdict, explanation=f"{verdict.explanation} {sides.part.tell()}{sides.note}")
+        said = f"{verdict.explanation} {sides.part.tell()}{sides.note}"
+        verdict = dataclasses.replace(verdict, explanation=said, scope=sides.part.scope())
     return Judgement(
         claim=claim,
         verdict=verdict,
@@ -87,10 +88,13 @@ def judge_crossover(claim: ClaimLine, pairs: Pairs, group: ResultGroup, params: 
     said = f"The mean over the {len(there)} of {len(couples)} pairs of one depth and size that ran with"
     said += f" {claim.value:,.0f} parameters {side}: {', '.join(f'{size:,.0f}' for size in counted)}."
     planned = len(group.experiment.arms)
-    said += f" {len(group.arms)} of the {planned} models of the grid ran." if len(group.arms) < planned else ""
+    scope = Scope(pairs=len(there))
+    if len(group.arms) < planned:
+        said += f" {len(group.arms)} of the {planned} models of the grid ran."
+        scope = dataclasses.replace(scope, models=len(group.arms), planned_models=planned)
     return Judgement(
         claim=claim,
-        verdict=dataclasses.replace(verdict, explanation=f"{verdict.explanation} {said}"),
+        verdict=dataclasses.replace(verdict, explanation=f"{verdict.explanation} {said}", scope=scope),
         basis="results",
         is_decidable=True,
         entries=sides.entries,

@@ -3,6 +3,9 @@
 Rules are fixed before the data.  Whoever changes a row, a rule or the judging code afterwards gives the reason in a
 line that the claim's page shows.  Replaying the lines gives the current state of the repository, so no change can go
 unmentioned: `pending` lists the changes that no line records, and a test requires that there are none.
+
+A line of the subject `rule` records what no digest tells: the rule that judges these claims was written when `seen` of
+their own results had been seen.  Verdicts by such a rule say so wherever they stand.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from stages.run import STRICT, canonical_json
 from stages.runs.fingerprint import module_digest, source_path
 
 PATH = Path("data/claims-history.jsonl")
-Subject = Literal["claim", "rules", "code"]
+Subject = Literal["claim", "rules", "code", "rule"]
 EVERY_CLAIM = "*"
 
 
@@ -36,6 +39,8 @@ class Change:
     `before` and `after` are digests of what changed, None where it didn't exist (or, for old code, is unknown);
     `changed` has old and new values by column of the row or number of the rules.  `after_evidence`: results of the
     claim's experiments (for rules and code, of any experiment) were already published when the change was made.
+    `alters`: False of code that touched no rule, metric, statement or verdict.  `seen`, of a rule: how many of the
+    claim's own results (pairs, where it is of pairs) had been seen when it was written.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -47,6 +52,12 @@ class Change:
     changed: Mapping[str, tuple[Any, Any]]
     after_evidence: bool
     why: str
+    alters: bool = True
+    seen: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.subject == "rule") != (self.seen is not None):
+            raise ValueError(f"a line on a {self.subject} has seen = {self.seen}; a rule's line says it, and no other")
 
     @property
     def key(self) -> tuple[Subject, str]:
@@ -109,6 +120,11 @@ def read_history(path: Path) -> list[Change]:
     return changes
 
 
+def seen_before_rule(claim: str, history: Iterable[Change]) -> int | None:
+    """How many of the claim's own results had been seen when the rule that judges it was written; None: none had."""
+    return max((change.seen for change in history if change.seen is not None and change.concerns(claim)), default=None)
+
+
 def pending(
     claims: Sequence[ClaimLine],
     rules: Rules,
@@ -163,11 +179,30 @@ def committed_claims(root: Path) -> dict[str, ClaimLine]:
         return {}
 
 
-def append(path: Path, changes: Iterable[Change], *, date: str, why: str, claims: str = EVERY_CLAIM) -> None:
-    """Append the changes with their reason; `claims`: the ids whose verdicts changed rules or code may affect."""
+def append(
+    path: Path,
+    changes: Iterable[Change],
+    *,
+    date: str,
+    why: str,
+    claims: str = EVERY_CLAIM,
+    alters: bool = True,
+) -> None:
+    """Append the changes with their reason; `claims`: the ids whose verdicts changed rules or code may affect.
+
+    `alters`: whether changed code touched a rule, a metric, a statement or a verdict.
+    """
     lines = [
-        replace(change, date=date, why=why, claims=change.claims if change.subject == "claim" else claims)
+        replace(change, date=date, why=why)
+        if change.subject == "claim"
+        else replace(change, date=date, why=why, claims=claims, alters=alters or change.subject != "code")
         for change in changes
     ]
     with named(path), path.open("a") as file:
-        file.writelines(canonical_json(asdict(line)) + "\n" for line in lines)
+        file.writelines(canonical_json(_written(line)) + "\n" for line in lines)
+
+
+def _written(change: Change) -> dict[str, Any]:
+    """The fields of a line: those that say what every line says by default stay away."""
+    fields = asdict(change)
+    return {name: value for name, value in fields.items() if (name, value) not in (("alters", True), ("seen", None))}

@@ -100,7 +100,14 @@ def history(options: argparse.Namespace) -> Answer:
         published = {file.stem for file in evidence_files(Path("data/evidence"))}
         known = committed_claims(Path())
         changes = pending(rows, params.verdicts, read_history(path), known=known, published=published)
-        append(path, changes, date=f"{date.today()}", why=options.why, claims=options.claims)
+        append(
+            path,
+            changes,
+            date=f"{date.today()}",
+            why=options.why,
+            claims=options.claims,
+            alters=not options.alters_nothing,
+        )
         document = {"path": str(path), "changes": len(changes)}
         return Answer(document=document, shown=[f"{path}: {len(changes)} changes; commit it"])
     changes = [
@@ -111,6 +118,7 @@ def history(options: argparse.Namespace) -> Answer:
     shown = []
     for change in changes:
         after = ", after results were published" if change.after_evidence else ""
+        after = after if change.seen is None else f", after {change.seen} of its results had been seen"
         values = "".join(f" {name}: {old} -> {new}." for name, (old, new) in change.changed.items())
         shown.append(f"{change.date}{after}: {change.claims} ({change.subject}).{values} {change.why}")
     return Answer(document=[dataclasses.asdict(change) for change in changes], shown=shown)

@@ -9,13 +9,15 @@ from typing import Any
 
 from stages import results as tables
 from stages.claims import Change, ClaimLine, Judgement, PaperDeviations, Table, touched
-from stages.claims.history import digest_code, digest_findings, digest_verdict
+from stages.claims.history import digest_code, digest_findings, digest_verdict, seen_before_rule
 from stages.params.experiment import Params
 from stages.rules import Rules
 
 
-def verdict_rows(judgements: Sequence[Judgement], sentences: Sequence[Table], rules: Rules) -> list[tables.Base]:
-    """One verdict per judgement, with the digest of its claim, rules and code."""
+def verdict_rows(
+    judgements: Sequence[Judgement], sentences: Sequence[Table], rules: Rules, history: Sequence[Change]
+) -> list[tables.Base]:
+    """One verdict per judgement, with the digest of its claim, rules and code, and what was seen before its rule."""
     code, numbers = digest_code(), rules.digest()
     adjusted = {
         claim: holds for table in sentences for claim, holds in zip(table.claims, table.sentence.holds, strict=True)
@@ -26,6 +28,7 @@ def verdict_rows(judgements: Sequence[Judgement], sentences: Sequence[Table], ru
         row = _verdict(judgement, adjusted.get(claim.id))
         judging = digest_findings(claim.paper) if judgement.basis == "finding" else code
         row.rules, row.digest = numbers, digest_verdict(claim, rules, judging)
+        row.seen_before_rule = seen_before_rule(claim.id, history) if judgement.basis == "results" else None
         rows.append(row)
     return rows
 
@@ -44,7 +47,7 @@ def change_rows(history: Sequence[Change], judgements: Sequence[Judgement]) -> l
     rows: list[tables.Base] = []
     for judgement in judgements:
         mine = [change for change in history if change.concerns(judgement.claim.id)]
-        told = [change for change in mine if change.subject == "claim" or judgement.basis == "results"]
+        told = [change for change in mine if change.subject in ("claim", "rule") or judgement.basis == "results"]
         rows += [
             tables.ClaimChange(
                 claim=judgement.claim.id,
@@ -53,6 +56,8 @@ def change_rows(history: Sequence[Change], judgements: Sequence[Judgement]) -> l
                 subject=change.subject,
                 changed=dict(change.changed),
                 after_evidence=change.after_evidence,
+                alters=change.alters,
+                seen=change.seen,
                 why=change.why,
             )
             for position, change in enumerate(told)
@@ -73,6 +78,7 @@ def _verdict(judgement: Judgement, holds_adjusted: bool | None) -> tables.Verdic
         replicates_expected=verdict.replicates_expected,
         size=_size(judgement),
         power=None if judgement.power is None else dataclasses.asdict(judgement.power),
+        scope=None if verdict.scope is None else dataclasses.asdict(verdict.scope),
         prediction_low=prediction.low if prediction else None,
         prediction_high=prediction.high if prediction else None,
         prediction_confidence=prediction.confidence if prediction else None,

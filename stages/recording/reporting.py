@@ -24,6 +24,7 @@ from stages.results import (
     list_families,
     list_judged,
     open_results,
+    rule_after,
     tally,
 )
 from stages.runs.store import write_atomically
@@ -147,6 +148,8 @@ def verdict_table(paper: str, judged: Sequence[JudgedClaim], families: Sequence[
             said = verdict.explanation
             if verdict.size:
                 said += f" Its size: {verdict.size['status']}. {verdict.size['explanation']}"
+            if told := rule_after(claim, verdict):
+                said += f" {told}."
             said = said.replace("|", "\\|")
             ours = in_unit(verdict.ours, claim.unit)
             printed = f"{in_unit(claim.value, claim.unit)} {claim.qualifier}".rstrip()
@@ -188,7 +191,7 @@ def as_markdown(comparison: ExperimentComparison) -> str:
 
 
 def _order(comparison: ExperimentComparison) -> str:
-    if comparison.order.agrees is None:
+    if comparison.order.agrees is None or comparison.cut:
         return ""
     return f" The models finish in {'the paper’s' if comparison.order.agrees else 'another'} order."
 

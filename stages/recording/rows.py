@@ -86,7 +86,7 @@ class Rows:
             arm_metric_rows(item for item in self.found if item.identity in self.selected),
             self.checkpoints(),
             [self.claim(number, claim) for number, claim in enumerate(self.claims)],
-            verdict_rows(self.judgements, self.sentences, self.params.verdicts),
+            verdict_rows(self.judgements, self.sentences, self.params.verdicts, self.history),
             change_rows(self.history, self.judgements),
             deviation_rows(self.deviations),
             deviation_links(self.deviations, self.claims),

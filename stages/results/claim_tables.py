@@ -21,7 +21,9 @@ class VerdictRow(Base):
     the rules; `digest` those, the claim's row with its metric, and the code that judged it.  `variants`: what other
     defensible metrics would say.  `prediction_…`: the interval in which the paper's own rerun would lie, by our
     replicates, in the claim's unit; `is_predicted`: its number does.  `power`: that of the plan before anything runs
-    (`stages.verdicts.Power`).  The cost is that of all runs behind it, each counted once.
+    (`stages.verdicts.Power`).  `scope`: the part of a grid that it is of (`stages.verdicts.Scope`).
+    `seen_before_rule`: how many of the claim's own results (pairs, where it is of pairs) had been seen when the rule
+    was written; None: none had.  The cost is that of all runs behind it, each counted once.
     """
 
     __tablename__ = "verdicts"
@@ -46,6 +48,8 @@ class VerdictRow(Base):
     prediction_confidence: Mapped[float | None]
     is_predicted: Mapped[bool | None]
     power: Mapped[dict[str, Any] | None] = mapped_column(JSONOf(dict, or_none=True))
+    scope: Mapped[dict[str, Any] | None] = mapped_column(JSONOf(dict, or_none=True))
+    seen_before_rule: Mapped[int | None]
     holds_adjusted: Mapped[bool | None]
     rules: Mapped[str]
     digest: Mapped[str]
@@ -80,6 +84,8 @@ class ClaimChange(Base):
     """A change of a claim's row, or of the rules or the code that judge it, from `data/claims-history.jsonl`.
 
     `changed`: old and new values by name.  `after_evidence`: results of its experiments were published before it.
+    `alters`: it touched a rule, a metric, a statement or a verdict.  `seen`: of a rule, how many of the claim's own
+    results (pairs, where it is of pairs) had been seen when the rule was written.
     """
 
     __tablename__ = "claim_changes"
@@ -89,6 +95,8 @@ class ClaimChange(Base):
     subject: Mapped[str]
     changed: Mapped[dict[str, Any]]
     after_evidence: Mapped[bool]
+    alters: Mapped[bool]
+    seen: Mapped[int | None]
     why: Mapped[str]
 
 

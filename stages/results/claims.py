@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Literal
@@ -30,6 +30,9 @@ from stages.verdicts import Status
 FOR_THE_PAPER = (Status.REPRODUCED, Status.SUPPORTED, Status.HOLDS, Status.HOLDS_UNDER_READING)
 AGAINST_THE_PAPER = (Status.NOT_REPRODUCED, Status.REVERSED, Status.FAILS, Status.CONTRADICTED)
 NOT_YET = (Status.NOT_TESTED,)
+NO_BETTER_THAN_CHANCE = 0.05
+"""A plan that confirms a right number no more often than its test may confirm a wrong one shows nothing."""
+EVEN = 0.5
 Ground = Literal["trained", "computed", "data"]
 
 
@@ -76,15 +79,40 @@ class ClaimRecord(JudgedClaim):
 class Counts:
     """Claims that can be decided, now or later: `decidable`.
 
-    `in_favour`: reproduced, supported, holds.  `against`: not reproduced, reversed, fails, contradicted.  `open`: there
-    is evidence that doesn't decide yet.  `waiting`: not run yet.
+    `in_favour`: reproduced, supported, holds; `under_reading` of them only if their words are read in one way, the
+    others `plainly`.  `against`: not reproduced, reversed, fails, contradicted.  `open`: there is evidence that doesn't
+    decide yet.  `waiting`: not run yet.
     """
 
     decidable: int
     in_favour: int
+    under_reading: int
     against: int
     open: int
     waiting: int
+
+    @property
+    def plainly(self) -> int:
+        return self.in_favour - self.under_reading
+
+    @property
+    def decided(self) -> int:
+        return self.in_favour + self.against
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outlook:
+    """What the planned trainings can show of the `waiting` claims that training decides, if the paper is right.
+
+    `hopeless`: confirmed with a chance below 5 %; `order_only`: the order may be, the size of the difference not;
+    `unlikely`: of all others, confirmed with a chance below 50 %.  `unknown`: no size is printed or no spread is known.
+    """
+
+    waiting: int
+    hopeless: int
+    order_only: int
+    unlikely: int
+    unknown: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +120,8 @@ class Tally(Counts):
     """Verdict counts of a paper's claims: a badge.  Training, computing and facts of data are counted separately.
 
     An error that a finding shows in several places counts once, in the counts and in `by_basis`; `errors` are its
-    places, while `claims`, `by_verdict` and `by_kind` count all of them.  `unconfirmable`: waiting claims that the
-    planned runs can't show to be right, even if they are.
+    places, while `claims`, `by_verdict` and `by_kind` count all of them.  `settings` can't hold or fail, `untestable`
+    are other claims that nothing here can decide.
     """
 
     paper: str
@@ -101,11 +129,13 @@ class Tally(Counts):
     trained: Counts
     computed: Counts
     data: Counts
+    outlook: Outlook
+    settings: int
+    untestable: int
     by_verdict: dict[str, int] = field(default_factory=dict)
     by_kind: dict[str, dict[str, int]] = field(default_factory=dict)
     by_basis: dict[str, dict[str, int]] = field(default_factory=dict)
     errors: dict[str, int] = field(default_factory=dict)
-    unconfirmable: int = 0
 
 
 _CLAIMS = select(Claim, VerdictRow).join(VerdictRow, VerdictRow.claim == Claim.id).order_by(Claim.position)
@@ -212,6 +242,15 @@ def error_of(claim: Claim, verdict: VerdictRow) -> str | None:
     return claim.finding.get("error") if claim.finding and verdict.basis == "finding" else None
 
 
+def rule_after(claim: Claim, verdict: VerdictRow) -> str | None:
+    """As "Judged by a rule written after 14 pairs had been seen"; None where none of the claim's results had been."""
+    seen = verdict.seen_before_rule
+    if seen is None:
+        return None
+    what = "pair" if claim.baseline_arm and "*" in (claim.arm or "") else "result"
+    return f"Judged by a rule written after {seen} {what}{'s' if seen != 1 else ''} had been seen"
+
+
 def _same_error(session: Session, claim: Claim, verdict: VerdictRow) -> tuple[str, ...]:
     error = error_of(claim, verdict)
     if error is None:
@@ -283,22 +322,14 @@ def _tally(paper: str, rows: Sequence[tuple[Claim, VerdictRow]]) -> Tally:
         trained=_count(grounds["trained"]),
         computed=_count(grounds["computed"]),
         data=_count(grounds["data"]),
+        outlook=_foresee([verdict.power for _, verdict in grounds["trained"] if _waits(verdict)]),
+        settings=sum(claim.kind == "setup" for claim, _ in once),
+        untestable=sum(claim.kind != "setup" and not verdict.is_decidable for claim, verdict in once),
         by_verdict=dict(sorted(Counter(verdict.status for _, verdict in rows).items())),
         by_kind={kind: dict(sorted(counts.items())) for kind, counts in kinds.items()},
         by_basis={basis: dict(sorted(counts.items())) for basis, counts in bases.items()},
         errors={error: number for error, number in places.items() if number > 1},
-        unconfirmable=sum(_is_unconfirmable(verdict) for _, verdict in once),
     )
-
-
-def _is_unconfirmable(verdict: VerdictRow) -> bool:
-    power = verdict.power
-    return bool(verdict.is_decidable and verdict.status in NOT_YET and power and not _can_confirm(power))
-
-
-def _can_confirm(power: Mapping[str, Any]) -> bool:
-    """A difference can be supported, whatever becomes of its size."""
-    return bool(power["can_reproduce"] or power["supported"] is not None)
 
 
 def ground_of(claim: Claim, verdict: VerdictRow) -> Ground:
@@ -318,10 +349,36 @@ def _count(rows: Sequence[tuple[Claim, VerdictRow]]) -> Counts:
     return Counts(
         decidable=len(decidable),
         in_favour=favour,
+        under_reading=decidable.count(Status.HOLDS_UNDER_READING),
         against=against,
         open=len(decidable) - favour - against - waiting,
         waiting=waiting,
     )
+
+
+def _waits(verdict: VerdictRow) -> bool:
+    return verdict.is_decidable and verdict.status in NOT_YET
+
+
+def _foresee(powers: Sequence[dict[str, Any] | None]) -> Outlook:
+    """Sort waiting claims by the chance that the plan confirms them, an order apart from its size."""
+    counts = Counter(map(_prospect, powers))
+    kinds = ("hopeless", "order_only", "unlikely", "unknown")
+    return Outlook(waiting=len(powers), **{kind: counts[kind] for kind in kinds})
+
+
+def _prospect(power: dict[str, Any] | None) -> str:
+    if power is None:
+        return "unknown"
+    size = power["reproduced"] if power["can_reproduce"] else 0.0
+    chance = size if power["supported"] is None else power["supported"]
+    if chance is None:
+        return "unknown"
+    if chance < NO_BETTER_THAN_CHANCE:
+        return "hopeless"
+    if power["supported"] is not None and size is not None and size < NO_BETTER_THAN_CHANCE:
+        return "order_only"
+    return "unlikely" if chance < EVEN else "likely"
 
 
 def _count_once(rows: Sequence[tuple[Claim, VerdictRow]]) -> list[tuple[Claim, VerdictRow]]:

@@ -149,6 +149,8 @@ def _compare_experiment(
         provenance=first.provenance if first else None,
         conditions=first.conditions if first else None,
         label=label,
+        trained_models=trained,
+        planned_models=len(compared),
         reason=_reason(arms),
         profiles=profiles,
         arms=tuple(arms),

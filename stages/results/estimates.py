@@ -212,6 +212,8 @@ class ExperimentComparison:
     provenance: str | None
     conditions: Annotated[str | None, Field(description="digest of protocol and data, equal for all arms shown")]
     label: str
+    trained_models: Annotated[int, Field(description="baseline and proposed models with results")]
+    planned_models: Annotated[int, Field(description="baseline and proposed models of the experiment")]
     reason: Annotated[str | None, Field(description="why no arm has a number of ours; null where one has")]
     profiles: Annotated[tuple[str, ...], Field(description="profiles with results, the best first")]
     arms: tuple[ArmComparison, ...]
@@ -282,10 +284,11 @@ def describe_fidelity(
         return "placeholder data: shows that the pipeline runs, says nothing about the claim"
     data = "official data" if provenance == "full" else "part of the official data"
     if excluded_test_images:
-        data += f" without {excluded_test_images:,} of {test_images + excluded_test_images:,} test images"
+        lacking = f"{excluded_test_images:,} of {test_images + excluded_test_images:,} test images"
+        data += f" without {lacking}, which our source lacks"
     if cut:
         return f"{data}, in a {kind_of_run(cut)} ({cut}): a first look, not a verdict"
-    return f"as printed in the paper, on {data} (profile {profile})"
+    return f"full-length training on {data} (profile {profile})"
 
 
 def kind_of_run(cut: str) -> str:

@@ -37,7 +37,7 @@ from stages.verdicts.power import Design, Power, power_of_comparable, power_of_g
 from stages.verdicts.side import judge_side
 from stages.verdicts.uniform import UniformClaim, judge_uniform
 from stages.verdicts.value import ValueClaim, judge_value
-from stages.verdicts.verdict import DuplicateObservation, Observation, Prediction, Sample, Status, Verdict
+from stages.verdicts.verdict import DuplicateObservation, Observation, Prediction, Sample, Scope, Status, Verdict
 
 __all__ = [
     "ARM_METRICS",
@@ -56,6 +56,7 @@ __all__ = [
     "Prediction",
     "Rules",
     "Sample",
+    "Scope",
     "Status",
     "TableSentence",
     "UniformClaim",

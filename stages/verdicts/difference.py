@@ -116,7 +116,7 @@ def judge_gain(
     design = "shared folds" if pairing == "fold" else "independent replicates"
     sign = tell(sign, f"Gain of the proposed model (n = {n} {design})", proposed, baseline)
     if part is not None:
-        sign = dataclasses.replace(sign, explanation=f"{sign.explanation} {_of_part(part, gain, sign)}")
+        sign = _of_part(part, gain, sign)
     return dataclasses.replace(sign, size=size, stderr=stderr)
 
 
@@ -131,13 +131,17 @@ def _leave_open(size: Verdict) -> Verdict:
     return dataclasses.replace(size, status=status, explanation=needed, replicates_expected=None, prediction=None)
 
 
-def _of_part(part: GridPart, gain: Gain, sign: Verdict) -> str:
+def _of_part(part: GridPart, gain: Gain, sign: Verdict) -> Verdict:
+    """The verdict with its scope: the pairs that it is of, and the interval for the whole grid."""
     assert sign.confidence is not None, "a sign has an interval"
     half = part.half_width_of_whole(gain.at(gain.n), sign.n, (1 - sign.confidence) / 2)
-    if not math.isfinite(half):
-        return f"{part.tell()} They may differ by any amount, so nothing is said of the whole grid."
-    whole = with_interval(gain.mean, gain.mean - half, gain.mean + half, sign.confidence)
-    return f"{part.tell()} Of the whole grid, as if these were drawn from it: {whole}."
+    scope, of_whole = part.scope(), "They may differ by any amount, so nothing is said of the whole grid."
+    if math.isfinite(half):
+        low, high = gain.mean - half, gain.mean + half
+        scope = dataclasses.replace(scope, whole_low=low, whole_high=high)
+        whole = with_interval(gain.mean, low, high, sign.confidence)
+        of_whole = f"Of the whole grid, as if these were drawn from it: {whole}."
+    return dataclasses.replace(sign, scope=scope, explanation=f"{sign.explanation} {part.tell()} {of_whole}")
 
 
 def judge_gap(

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from stages.verdicts.intervals import half_width, variance_of
-from stages.verdicts.verdict import Sample
+from stages.verdicts.verdict import Sample, Scope
 
 Cell = Mapping[str, Any]
 """Where a pair is: its level of each factor of the grid, `{"width": 18, "depth": 5}`."""
@@ -91,17 +91,25 @@ class GridPart:
         there = {cell[factor] for cell in self.cells}
         return [level for level in self._factors[factor] if level in there]
 
+    def scope(self) -> Scope:
+        """The pairs that ran and, where these are whole slices, the levels that ran and those that didn't."""
+        pairs, planned = len(self.pairs), len(self.planned)
+        for factor, levels in self._factors.items():
+            ran = tuple(self._ran(factor))
+            if len(ran) < len(levels) and self.is_sliced:
+                missing = tuple(level for level in levels if level not in ran)
+                return Scope(pairs=pairs, planned_pairs=planned, factor=factor, ran=ran, missing=missing)
+        return Scope(pairs=pairs, planned_pairs=planned)
+
     def tell(self) -> str:
         """Say which pairs a verdict covers, and which are missing."""
-        for factor, levels in self._factors.items():
-            ran = self._ran(factor)
-            others = [name for name in self._factors if name != factor]
-            if len(ran) < len(levels) and self.is_sliced:
-                missing = [level for level in levels if level not in ran]
-                every = " and ".join(f"every {name}" for name in others) or "alone"
-                return f"It is of {factor} {_listed(ran)} with {every}; {factor} {_listed(missing)} didn't run."
-        names = " or ".join(self._factors) or "slice"
-        return f"Of no {names} has every pair run, so nothing is said of the grid."
+        scope = self.scope()
+        if scope.factor is None:
+            names = " or ".join(self._factors) or "slice"
+            return f"Of no {names} has every pair run, so nothing is said of the grid."
+        every = " and ".join(f"every {name}" for name in self._factors if name != scope.factor) or "alone"
+        ran, missing = _listed(scope.ran), _listed(scope.missing)
+        return f"It is of {scope.factor} {ran} with {every}; {scope.factor} {missing} didn't run."
 
 
 def _of_finite(draws: Sequence[float], population: int) -> tuple[float, float]:

@@ -70,7 +70,9 @@ class Power:
     None if it isn't asked.  `needed`: the replicates, the planned ones or more, that give `supported` for a gain or
     `reproduced` for a value with 80 %, and `needed_for_size` a gain's `reproduced`; None if no number does.
     `can_reproduce`: whether any number of replicates gives `reproduced` more often if the paper is right than its
-    level allows if it is wrong.  If no spread is known, the explanation is in spreads.
+    level allows if it is wrong.  If no spread is known, the explanation is in spreads.  `margin`, `paper_error` (the
+    standard error of the paper's number) and `most` (the chance of `reproduced` with any number of replicates): of a
+    printed number or a gain's size.
     """
 
     planned: int
@@ -83,6 +85,9 @@ class Power:
     needed: int | None = None
     needed_for_size: int | None = None
     can_reproduce: bool = True
+    margin: float | None = None
+    paper_error: float | None = None
+    most: float | None = None
 
 
 def power_of_value(design: Design, margin: float, rules: Rules, *, can_reproduce: bool = True) -> Power:
@@ -171,6 +176,9 @@ def _size(design: Design, margin: float, rules: Rules, *, can_reproduce: bool, t
         not_reproduced=off,
         needed=needed,
         can_reproduce=can_reproduce and most > rules.alpha_within,
+        margin=margin,
+        paper_error=design.paper_error,
+        most=most if can_reproduce else None,
     )
 
 
@@ -197,7 +205,10 @@ def _forbidden(design: Design, margin: float, most: float, thing: str, rules: Ru
     runs = ""
     if design.stderr is None:
         runs = f", as of {max(math.ceil((design.spread / error) ** 2), ran + 1)} runs instead of {ran}"
-    return f"{start}: the paper's own error, {design.paper_error:.2g}, would have to be below {error:.2g}{runs}."
+    own, allowed = f"{design.paper_error:.2g}", f"{error:.2g}"
+    if own == allowed:
+        own, allowed = f"{design.paper_error:.3g}", f"{error:.3g}"
+    return f"{start}: the paper's own error, {own}, would have to be below {allowed}{runs}."
 
 
 def in_percent(chance: float) -> str:

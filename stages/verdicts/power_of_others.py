@@ -49,7 +49,7 @@ def power_of_sign(design: Design, rules: Rules, *, is_known: bool) -> Power:
     least = float(scipy.optimize.brentq(short_by, 0.0, 1e6))
     told = f"No size is printed. The side is told with probability {in_percent(WANTED)} where the truth is at least "
     if not is_known:
-        text = f"{start}; nobody says how far they spread. {told}{least:.2g} standard deviations of a replicate away."
+        text = f"{start}; how far they spread isn't known. {told}{least:.2g} standard deviations of a replicate away."
         return Power(planned=design.planned, spread=None, source=None, explanation=text)
     return Power(
         planned=design.planned,
@@ -66,7 +66,7 @@ def power_of_nearness(design: Design, margin: float, rules: Rules) -> Power:
     def chance(spread: float) -> float:
         return power_of_value(dataclasses.replace(design, spread=spread), margin, rules).reproduced or 0.0
 
-    start = f"Planned are {design.planned} replicates; nobody says how far they spread."
+    start = f"Planned are {design.planned} replicates; how far they spread isn't known."
     if chance(margin * 1e-6) < WANTED:
         text = f"{start} However little it is, nothing is judged before {rules.minimum_with_error} replicates."
         return Power(planned=design.planned, spread=None, source=None, explanation=text, can_reproduce=False)
@@ -130,7 +130,7 @@ def power_of_range(planned: int, width: float, margin: float, rules: Rules) -> P
     """
     n = min(planned, max(rules.looks))
     largest = margin * n**0.5 / float(scipy.special.ndtri(WANTED))
-    text = f"Planned are {planned} replicates; nobody says how far they spread. A truth at an end of the range holds, "
+    text = f"Planned are {planned} replicates; how far they spread isn't known. A truth at an end of the range holds, "
     text += f"and one two margins outside fails, with probability {in_percent(WANTED)} or more while replicates spread "
     text += f"by at most {largest:.2g}; in the middle, by at most {largest * (1 + width / 2 / margin):.2g}."
     return Power(planned=planned, spread=None, source=None, explanation=text)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 
 class Status(StrEnum):
@@ -120,6 +121,26 @@ class Prediction:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Scope:
+    """What a verdict on part of a grid is of: `pairs` of the `planned_pairs`, whose number some claims leave open.
+
+    Where they are whole slices, `factor` names what was varied, with its levels that `ran` and those `missing`.
+    `whole_low` to `whole_high` is the interval of the whole grid's gain, as if these levels were drawn from it, at the
+    verdict's confidence.  `models` of the `planned_models` of the grid ran, where results tell which are pairs.
+    """
+
+    pairs: int
+    planned_pairs: int | None = None
+    factor: str | None = None
+    ran: tuple[Any, ...] = ()
+    missing: tuple[Any, ...] = ()
+    whole_low: float | None = None
+    whole_high: float | None = None
+    models: int | None = None
+    planned_models: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Verdict:
     """The verdict on one claim and the numbers behind it.
 
@@ -128,7 +149,7 @@ class Verdict:
     the number at which the present estimate would decide.  `size` judges how large a difference is, apart from its
     sign.  `p_value` is two-sided and not adjusted for other claims.  `spread` is the standard deviation of one
     replicate that went in, of one difference for a gain; `stderr` is that of a gain.  `share` is the part of α that
-    this look spends.
+    this look spends.  `scope`: the part of a grid that it is of; None of a whole one, and where there is no grid.
     """
 
     status: Status
@@ -147,3 +168,4 @@ class Verdict:
     prediction: Prediction | None = None
     spread: float | None = None
     share: float | None = None
+    scope: Scope | None = None

@@ -13,8 +13,17 @@ from fastapi.testclient import TestClient
 from service.app import create_app
 from service.settings import Settings
 from stages.claims import ClaimsError, read_claims, read_history
-from stages.claims.history import PATH, append, digest_code, digest_row, digest_verdict, pending
+from stages.claims.history import (
+    PATH,
+    append,
+    digest_code,
+    digest_row,
+    digest_verdict,
+    pending,
+    seen_before_rule,
+)
 from stages.recording import record
+from stages.results import ClaimFilter, list_judged, open_results
 from tests.claims.lines import ROOT, claims, copy_project, params
 from tests.preloaded import python
 from tests.project import environment
@@ -74,6 +83,8 @@ def test_a_swapped_metric_shows_on_the_claims_page_in_words(tmp_path: Path) -> N
         "part": "claim",
         "changed": {"metric": ["selected_log_mse", "log_mse"]},
         "after_evidence": True,
+        "alters": True,
+        "seen": None,
         "why": "The last epoch looked better.",
     }
     narrowed = next(change["changed"]["statement"] for change in told if "statement" in change["changed"])
@@ -102,3 +113,42 @@ def test_a_line_that_is_no_change_is_refused_with_its_number(tmp_path: Path) -> 
     (tmp_path / "history.jsonl").write_text('{"date": "2026-11-24"}\n')
     with pytest.raises(ClaimsError, match="line 1"):
         read_history(tmp_path / "history.jsonl")
+
+
+def test_a_verdict_by_a_rule_written_after_its_results_says_after_how_many(published: str) -> None:
+    """Whoever changes what judges a claim, once results of its experiments are public, writes a rule's line."""
+    history = read_history(ROOT / PATH)
+    with open_results(published)() as session:
+        judged = [row for row in list_judged(session, ClaimFilter()) if row.verdict.estimate is not None]
+    by_results = {row.claim.id: row.verdict for row in judged if row.verdict.basis == "results"}
+    touched = {
+        change.claims
+        for change in history
+        if change.subject == "claim" and change.after_evidence and {"kind", "metric"} & change.changed.keys()
+    }
+    lines = {change.claims for change in history if change.subject == "rule"}
+    assert touched & by_results.keys() and touched & by_results.keys() <= lines <= by_results.keys()
+    for name in lines:
+        seen = by_results[name].seen_before_rule
+        assert seen == seen_before_rule(name, history) and seen <= by_results[name].scope["pairs"]
+
+
+def test_a_rule_s_line_changes_no_state_and_has_what_was_seen() -> None:
+    history = read_history(ROOT / PATH)
+    listed, rules = list(claims().values()), params().verdicts
+    without = [change for change in history if change.subject != "rule"]
+    assert without != history
+    one, other = (pending(listed, rules, lines, known=claims(), published=()) for lines in (history, without))
+    assert one == other
+    (rule, *_) = (change for change in history if change.subject == "rule")
+    with pytest.raises(ValueError, match="a rule's line says it, and no other"):
+        dataclasses.replace(rule, seen=None)
+
+
+def test_code_that_altered_nothing_says_so_in_its_line(tmp_path: Path) -> None:
+    (code,) = (change for change in read_history(ROOT / PATH)[-1:] if change.subject == "code")
+    for alters in (True, False):
+        append(tmp_path / "history.jsonl", [code], date="2026-11-24", why="Names.", alters=alters)
+    told = read_history(tmp_path / "history.jsonl")
+    assert [change.alters for change in told] == [True, False]
+    assert "seen" not in (tmp_path / "history.jsonl").read_text(), "a line says what it must"

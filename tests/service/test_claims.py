@@ -56,7 +56,10 @@ def test_a_claim_shows_what_its_plan_can_tell_before_anything_has_run(client: Te
         None,
     )
     page = client.get(f"/claims/{claim}").text
-    assert "What the planned runs can show" in page and "Reckoned before anything ran. Planned are 3 replicates" in page
+    assert (
+        "What the planned runs can show" in page and "Worked out before anything ran. Planned are 3 replicates" in page
+    )
+    assert "the 3 planned runs will confirm its number with a chance of less than 1 %." in page
     assert "Nothing is judged before 5 replicates: the plan is too short." in page
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import re
-from typing import Any
 
 import pytest
 
@@ -15,21 +14,20 @@ from service.pages.wording import (
     _WORDS,
     agreement,
     as_run,
-    conclude,
     for_readers,
     highlights,
     name_claim,
     name_metric,
+    name_reading,
     print_ours,
     print_value,
-    say_power,
     shared_errors,
-    size_in_words,
     span_of,
     summarise,
+    verdict_in_words,
 )
 from stages.claims.sensitivity import DEFENSIBLE
-from stages.results import Claim, ClaimRecord, Counts, JudgedClaim, Tally, VerdictRow
+from stages.results import Claim, Counts, JudgedClaim, Outlook, Tally, VerdictRow
 from tests.service.results_factory import REPOSITORY
 
 
@@ -62,21 +60,27 @@ def test_the_strongest_finding_on_each_side_is_trained_before_computed_and_has_a
     assert highlights([]) == {}
 
 
-def test_of_two_findings_that_which_was_read_in_several_ways_is_shown() -> None:
-    plain, read = judge("a", "holds"), judge("b", "holds under a reading")
+def test_what_holds_as_read_in_one_way_is_a_paper_s_for_only_where_nothing_holds_plainly() -> None:
+    plain, read = judge("a", "holds"), judge("b", "holds under a reading", ours=2.0)
     read.claim.finding = {"readings": [{"name": "one way", "holds": True, "text": ""}]}
-    assert highlights([plain, read])["for"].claim.id == "b"
+    assert {side: row.claim.id for side, row in highlights([read, plain]).items()} == {"for": "a"}
+    assert {side: row.claim.id for side, row in highlights([read]).items()} == {"reading": "b"}
 
 
 def test_a_sentence_says_what_holds_under_a_reading_and_that_an_error_counts_once() -> None:
-    counts = {"decidable": 5, "in_favour": 4, "against": 1, "open": 0, "waiting": 0}
+    counts = {"decidable": 5, "in_favour": 4, "under_reading": 1, "against": 1, "open": 0, "waiting": 0}
     none = Counts(**dict.fromkeys(counts, 0))
     parts = {"trained": none, "computed": Counts(**counts), "data": none}
     computed = {"finding": {"holds": 3, "holds under a reading": 1, "contradicted": 1}}
-    sentence = summarise(Tally(paper="p", claims=16, **counts, **parts, by_basis=computed, errors={"unit": 12}))
+    outlook = Outlook(waiting=2, hopeless=2, order_only=0, unlikely=0, unknown=0)
+    others = {"outlook": outlook, "settings": 0, "untestable": 0}
+    sentence = summarise(
+        Tally(paper="p", claims=16, **counts, **parts, **others, by_basis=computed, errors={"unit": 12})
+    )
     assert sentence == (
-        "4 of 5 claims decided by computing hold (1 of them under one reading only); "
-        "one error (unit) stands at 12 places of the paper and counts once."
+        "3 of 5 claims decided by computing hold and 1 more only as read in one way; "
+        "one error (unit) stands at 12 places of the paper and counts once. "
+        "Even if the paper is right, the runs planned for these can’t confirm 2 at all."
     )
 
 
@@ -84,8 +88,9 @@ def test_an_error_at_several_places_is_named_once_a_place_of_the_paper() -> None
     first, other, alone = (judge(name, "contradicted") for name in "abc")
     for row, error in ((first, "unit"), (other, "unit"), (alone, "slip")):
         row.claim.finding = {"error": error}
-    none = Counts(decidable=0, in_favour=0, against=0, open=0, waiting=0)
-    parts = {"trained": none, "computed": none, "data": none}
+    none = Counts(decidable=0, in_favour=0, under_reading=0, against=0, open=0, waiting=0)
+    outlook = Outlook(waiting=0, hopeless=0, order_only=0, unlikely=0, unknown=0)
+    parts = {"trained": none, "computed": none, "data": none, "outlook": outlook, "settings": 0, "untestable": 0}
     tally = Tally(paper="p", claims=3, **vars(none), **parts, errors={"unit": 2})
     assert shared_errors([first, other, alone], tally) == {"unit": first}
     assert shared_errors([alone], tally) == {}
@@ -98,22 +103,6 @@ def test_large_numbers_have_a_prefix_and_no_exponent() -> None:
         "290 PFLOP",
         "3 EFLOP",
     ]
-
-
-def test_the_chances_of_a_plan_are_said_before_how_they_were_reckoned() -> None:
-    none = dict.fromkeys(("supported", "reproduced", "not_reproduced"))
-    assert say_power({**none, "can_reproduce": True}) == ""
-    gap = {**none, "reproduced": 0.0, "not_reproduced": 0.0545, "can_reproduce": False}
-    assert say_power(gap) == (
-        "The planned runs can’t confirm it, even if the paper is right. "
-        "If the truth is two margins away from the paper’s number, they show that with a chance of 5 %."
-    )
-    order = {"supported": 0.999, "reproduced": 0.46, "not_reproduced": 0.004, "can_reproduce": True}
-    assert say_power(order) == (
-        "If the paper is right, the planned runs support it with a chance of more than 99 %. "
-        "If the paper is right, they confirm the size that it prints with a chance of 46 %. "
-        "If the truth is two margins away from the paper’s number, they show that with a chance of less than 1 %."
-    )
 
 
 def test_what_was_computed_is_written_as_people_write_it() -> None:
@@ -201,34 +190,6 @@ def test_readers_see_no_word_that_only_the_project_uses() -> None:
     assert for_readers("an arm of its own, no charm") == "a model of its own, no charm"
 
 
-def test_a_conclusion_says_which_way_and_by_how_much() -> None:
-    def record(claim: Claim, **numbers: float) -> ClaimRecord:
-        verdict = VerdictRow(claim="x", status="unresolved", basis="results", confidence=0.967, **numbers)
-        none: dict[str, Any] = dict.fromkeys(("runs", "arms", "pairs", "deviations", "changes", "same_error"), ())
-        return ClaimRecord(claim=claim, verdict=verdict, experiments=(), datasets=(), family=None, **none)
-
-    order = Claim(id="x", kind="order", metric="accuracy", unit="fraction", arm="a", baseline_arm="b")
-    titles = {"a": "NiNformer", "b": "ViT"}
-    assert conclude(record(order, estimate=-0.0123, low=-0.03, high=0.01), titles) == (
-        "NiNformer is worse than ViT by 1.23 pp (96.7 % interval −3.00 to 1.00 pp)."
-    )
-    value = Claim(id="x", kind="value", metric="accuracy", unit="fraction", value=0.9712, arm="a")
-    assert conclude(record(value, estimate=-0.001, low=-0.006, high=0.004, ours=0.9702), titles) == (
-        "We find 97.02 %, 0.10 pp below the paper’s 97.12 % (of the difference: 96.7 % interval −0.60 to +0.40 pp)."
-    )
-    assert conclude(record(value), titles) is None, "nothing was measured"
-    of_a_size = Claim(id="x", kind="behind_up_to", metric="selected_log_mse", value=1e4, unit="parameters")
-    assert conclude(record(of_a_size, estimate=-0.15339, low=-0.19124, high=-0.11555), titles) == (
-        "Among networks of this size the proposed ones are worse than their baselines by 0.153 nats "
-        "(96.7 % interval −0.191 to −0.116 nats)."
-    )
-    by_width = Claim(id="x", kind="uniform", metric="selected_log_mse", value=0.25, unit="nats", factor="width")
-    assert conclude(record(by_width, estimate=0.18179, low=0.0989, high=0.3158, margin=0.0625), titles) == (
-        "The largest and the smallest gain by width differ by 0.18 nats (96.7 % interval 0.10 to 0.32 nats); "
-        "up to 0.0625 nats would count as alike."
-    )
-
-
 def test_a_number_is_as_precise_as_its_interval() -> None:
     claim = Claim(id="x", kind="difference", metric="selected_log_mse", unit="nats")
     verdict = VerdictRow(ours=0.222512, low=0.205793, high=0.239232)
@@ -241,15 +202,19 @@ def test_a_number_is_as_precise_as_its_interval() -> None:
     assert print_ours(VerdictRow(ours=0.97123, low=0.9705, high=0.9719), fraction) == "97.12 %"
 
 
-def test_a_difference_says_whether_it_is_as_large_as_printed() -> None:
-    def told(status: str) -> str:
-        return size_in_words(VerdictRow(size={"status": status}))
+def test_a_verdict_that_travels_says_that_its_size_is_open() -> None:
+    def told(status: str | None) -> str:
+        return verdict_in_words(VerdictRow(status="supported", size={"status": status} if status else None))
 
-    assert told("reproduced") == "It is also as large as the paper prints, within the margin."
-    assert told("not reproduced") == "It is not as large as the paper prints."
-    assert (
-        told("undecidable at this margin")
-        == told("inconclusive")
-        == ("Whether it is as large as the paper prints is still open.")
-    )
-    assert size_in_words(VerdictRow(size=None)) == ""
+    assert told("inconclusive") == told("undecidable at this margin") == "order supported, size open"
+    assert told("not reproduced") == "order supported, size not reproduced"
+    assert told(None) == "supported"
+
+
+def test_what_holds_as_read_in_one_way_says_which() -> None:
+    row = judge("a", "holds under a reading")
+    readings = [("as growth", True), ("at the paper's sizes", False), ("with one product", False)]
+    row.claim.finding = {"readings": [{"name": name, "holds": holds} for name, holds in readings]}
+    assert name_reading(row) == "only if read as growth, not at the paper's sizes or with one product"
+    assert name_reading(judge("a", "holds")) is None
+    assert name_reading(judge("a", "holds under a reading")) is None, "comparable arms have no named reading"

@@ -315,8 +315,8 @@ def _imagenette() -> list[Finding]:
     (steps, play), (printed_epochs, unit) = (
         PRINTED[f"dac.image.setup.{name}_imagenette"] for name in ("steps", "epochs")
     )
-    fitting = printed_epochs * IMAGENETTE_TRAIN / steps
-    looped = printed_epochs * math.ceil(IMAGENETTE_TRAIN / BATCH_SIZE)
+    fitting, per_epoch = printed_epochs * IMAGENETTE_TRAIN / steps, IMAGENETTE_TRAIN / BATCH_SIZE
+    divided, looped = (printed_epochs * passes for passes in (per_epoch, math.ceil(per_epoch)))
     return [
         Finding(
             claim=f"dac.image.setup.{name}_imagenette",
@@ -329,7 +329,8 @@ def _imagenette() -> list[Finding]:
             },
             explanation="With the printed batch size of 128 the steps are about four times the epochs, so the three "
             f"numbers aren't of one training. Steps and epochs fit batches of about {fitting:.0f}; {printed_epochs:g} "
-            f"epochs of batches of {BATCH_SIZE} are {looped:,.0f} steps.",
+            f"epochs of batches of {BATCH_SIZE} are {divided:,.0f} steps, or {looped:,.0f} with each epoch's last "
+            "batch, which is smaller, counted whole.",
             ours=readings[0].ours,
             readings=readings,
             error="64k steps and 259 epochs of Imagenette",

@@ -1,0 +1,151 @@
+"""The box on a claim's page: what came out, for which part of a grid, what is open and why, by which rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from service.pages.formats import as_precise_as, from_to, listed, lower_first, percent, points
+from service.pages.wording import GAINS, SIDES_OF_A_SIZE, in_terms_of, print_ours, print_value, side_of, unit_of
+from stages.results import Claim, ClaimRecord, JudgedClaim, Status, VerdictRow, rule_after
+
+_LEVELS = {"depth": "layers", "width": "units"}
+"""What the levels of a grid's factor count."""
+
+
+def conclude(record: ClaimRecord, titles: Mapping[str, str]) -> str | None:
+    """The outcome in a sentence with its interval, for the part of the grid that ran; None without an interval.
+
+    `titles` are those of all planned arms.
+    """
+    claim, verdict = record.claim, record.verdict
+    if verdict.basis != "results" or verdict.estimate is None or verdict.low is None or verdict.high is None:
+        return None
+    write = as_precise_as(verdict.low, verdict.high)
+    ends = [in_terms_of(end, claim, write).removeprefix("+") for end in (verdict.low, verdict.high)]
+    interval = f"{confidence(verdict)} interval {from_to(*ends)}"
+    size = in_terms_of(abs(verdict.estimate), claim, write).removeprefix("+")
+    is_better = "better" if verdict.estimate >= 0 else "worse"
+    who = _shared(titles, claim.arm) or "The proposed model"
+    against = titles.get(claim.baseline_arm or "", "its baseline")
+    where, pairs = _where(verdict.scope), _pairs(record)
+    if claim.kind in SIDES_OF_A_SIZE:
+        bound = in_terms_of_size(claim)
+        said = ", as the paper says" if verdict.status == Status.SUPPORTED else ""
+        return f"{bound} {who} is {is_better} than its baseline by {size}{said} ({interval}{pairs})."
+    if claim.kind == "uniform" and verdict.margin:
+        alike = in_terms_of(verdict.margin, claim)
+        apart = f"{where + ' the' if where else 'The'} largest and the smallest gain by {claim.factor} differ by {size}"
+        return f"{apart} ({interval}{pairs}); up to {alike} would count as alike."
+    if claim.kind in GAINS:
+        start = f"{where} {who}" if where else who
+        return f"{start} is {is_better} than {against} by {size} ({interval}{pairs})."
+    if claim.kind == "value" and claim.value is not None and verdict.ours is not None:
+        way = "above" if verdict.estimate >= 0 else "below"
+        ours, printed = print_ours(verdict, claim), print_value(claim)
+        if unit_of(claim) == "fraction":
+            size = points(abs(verdict.estimate)).removeprefix("+")
+            interval = f"{confidence(verdict)} interval {from_to(points(verdict.low), points(verdict.high))}"
+        return f"We find {ours}, {size} {way} the paper’s {printed} (of the difference: {interval})."
+    return None
+
+
+def qualify(record: ClaimRecord) -> list[str]:
+    """What the outcome leaves open and why, the interval for the whole grid, and when the rule was written."""
+    return [*_rest_of_grid(record), *_size(record), *_rule(record)]
+
+
+def confidence(verdict: VerdictRow) -> str:
+    """95 %, 96.7 %"""
+    return percent(verdict.confidence, 1).replace(".0 %", " %")
+
+
+def in_terms_of_size(claim: Claim) -> str:
+    """Up to 10,000 parameters; from 100,000 parameters on"""
+    value = print_value(claim).replace(f" {claim.qualifier}", "") if claim.qualifier else print_value(claim)
+    return f"From {value} on" if claim.kind == "ahead_from" else f"Up to {value}"
+
+
+def _shared(titles: Mapping[str, str], pattern: str | None) -> str | None:
+    """The title of the arm, or what the titles of a grid's arms begin with: DAC, of "DAC, 5 layers of 18 units"."""
+    if pattern is not None and pattern in titles:
+        return titles[pattern]
+    own = [title for name, title in titles.items() if fnmatchcase(name, pattern or "")]
+    begun = {title.partition(", ")[0] for title in own}
+    return begun.pop() if len(begun) == 1 and len(own) > 1 else None
+
+
+def _where(scope: Mapping[str, Any] | None) -> str:
+    """At 5 and 8 layers"""
+    return f"At {levels(scope['factor'], scope['ran'])}" if scope and scope["factor"] else ""
+
+
+def levels(factor: str, values: Iterable[Any]) -> str:
+    """5 and 8 layers; of a factor without a word of its own: depth 5 and 8"""
+    told = listed([f"{value}" for value in values])
+    return f"{told} {_LEVELS[factor]}" if factor in _LEVELS else f"{factor} {told}"
+
+
+def _pairs(record: ClaimRecord) -> str:
+    scope = record.verdict.scope
+    if scope is None:
+        return f"; mean of {len(record.pairs)} pairs" if record.pairs else ""
+    if scope["planned_pairs"] is not None:
+        return f"; {scope['pairs']} of {scope['planned_pairs']} pairs"
+    ran = f"; {scope['models']} of the {scope['planned_models']} models of the grid ran" if scope["models"] else ""
+    return f"; mean of {scope['pairs']} pair{'s' if scope['pairs'] != 1 else ''} of equal size{ran}"
+
+
+def _rest_of_grid(record: ClaimRecord) -> list[str]:
+    """The levels that didn't run, and what may be said of the whole grid."""
+    claim, verdict, scope = record.claim, record.verdict, record.verdict.scope
+    if not scope or not scope["factor"]:
+        return []
+    missing = f"{levels(scope['factor'], scope['missing'])} were not trained"
+    if scope["whole_low"] is None:
+        return [f"{missing}."]
+    low, high = scope["whole_low"], scope["whole_high"]
+    write = as_precise_as(low, high)
+    ends = [in_terms_of(end, claim, write).removeprefix("+") for end in (low, high)]
+    zero = ", so no gain at all is still possible" if low <= 0 <= high else ""
+    interval = f"the {confidence(verdict)} interval is {from_to(*ends)}"
+    return [f"{missing}: for the whole grid {interval}{zero}."]
+
+
+def _size(record: ClaimRecord) -> list[str]:
+    """Whether a number is as large as printed, where that is judged apart from the verdict; if open, why."""
+    claim, verdict = record.claim, record.verdict
+    if verdict.size:
+        side = side_of(verdict.size["status"])
+        if side == "for":
+            return ["It is also as large as the paper prints, within the margin."]
+        if side == "against":
+            return ["It is not as large as the paper prints."]
+        low, high, margin = (verdict.size[name] for name in ("low", "high", "margin"))
+        what = f"Whether it is as large as the paper’s {print_value(claim)} is open"
+        is_within = None not in (low, high, margin) and -margin <= low and high <= margin
+    elif claim.kind == "uniform" and verdict.status == Status.INCONCLUSIVE and verdict.margin:
+        what, is_within = "Whether it is alike at all is open", (verdict.high or 0.0) <= verdict.margin
+    else:
+        return []
+    scope = verdict.scope
+    missing = (scope["planned_pairs"] or 0) - scope["pairs"] if scope else 0
+    if missing > 0:
+        start = "within the margin so far, but " if is_within else ""
+        return [f"{what}: {start}{missing} of {scope['planned_pairs']} pairs have not run." if scope else f"{what}."]
+    return [f"{what}: the interval lies neither within the margin nor wholly outside."]
+
+
+def _rule(record: ClaimRecord) -> list[str]:
+    """That the rule was written after results of the claim had been seen, where it was, and which rule."""
+    told = rule_after(record.claim, record.verdict)
+    if told is None:
+        return []
+    whys = [change.why for change in record.changes if change.seen == record.verdict.seen_before_rule]
+    return [f"{told} ({lower_first(whys[-1]).rstrip('.')})." if whys else f"{told}."]
+
+
+def judged_later(judged: Iterable[JudgedClaim]) -> list[JudgedClaim]:
+    """Those that a rule judges which was written after results of theirs had been seen."""
+    return [row for row in judged if row.verdict.seen_before_rule is not None]

@@ -1,0 +1,158 @@
+"""What came out of all papers in a few sentences: what training decided first, then computing, then facts of data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from service.pages.formats import listed
+from stages.results import (
+    AGAINST_THE_PAPER,
+    FOR_THE_PAPER,
+    METRICS,
+    Counts,
+    JudgedClaim,
+    Outlook,
+    Tally,
+    VerdictRow,
+    ground_of,
+)
+
+MOST_NAMED = 6
+"""Decided claims that the front page names; a longer list is a page of its own."""
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What decides claims, how many over all papers, and what the others wait for, as a label."""
+
+    what: str
+    counts: Counts
+    waits: str
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The front page's sentences: `first` of what training decided, `waiting` of what it didn't, `then` of all else.
+
+    `named` are claims that it decided, first those that do not hold.
+    """
+
+    first: str
+    waiting: str
+    then: str
+    named: tuple[JudgedClaim, ...]
+
+
+def open_with(tallies: Sequence[Tally], decided: Sequence[JudgedClaim], datasets: Mapping[str, str]) -> Opening:
+    """Sum up all papers; `decided` are claims that hold or don't, `datasets` the titles of the data sets."""
+    trained, computed, data = (ground.counts for ground in by_ground(tallies))
+    by_training = [row for row in decided if ground_of(row.claim, row.verdict) == "trained"]
+    left = []
+    if trained.open:
+        left.append(f"For {trained.open} the runs so far leave either answer possible.")
+    if waiting := trained.waiting:
+        left.append(f"{_count(waiting, 'waits', 'wait')} for models trained as long as the paper’s.")
+        left.append(prospects(sum_outlooks([tally.outlook for tally in tallies])))
+    then = [_decided("Computing, without training, has", computed), _decided("Counting in the data has", data)]
+    if computed.waiting:
+        then.append(f"{_count(computed.waiting, 'waits', 'wait')} to be computed, which make repro does.")
+    if data.waiting:
+        then.append(f"{_count(data.waiting, 'waits', 'wait')} to be counted.")
+    then.append(_others(tallies))
+    is_against = [row for row in by_training if row.verdict.status in AGAINST_THE_PAPER]
+    named = [*is_against, *(row for row in by_training if row not in is_against)]
+    return Opening(
+        first=_trained(trained, by_training, datasets),
+        waiting=" ".join(filter(None, left)),
+        then=" ".join(filter(None, then)),
+        named=tuple(named[:MOST_NAMED]),
+    )
+
+
+def _trained(counts: Counts, decided: Sequence[JudgedClaim], datasets: Mapping[str, str]) -> str:
+    if not counts.decidable:
+        return "No claim needs trained models."
+    if not counts.decided:
+        return f"None of the {counts.decidable} claims that need trained models is decided yet."
+    names = list(dict.fromkeys(datasets[name] for row in decided for name in row.datasets))
+    where = (
+        f", all on {names[0]}" if len(names) == 1 and counts.decided > 1 else f", on {listed(names)}" if names else ""
+    )
+    said = f"Of the {counts.decidable} claims that need trained models, "
+    said += f"{_count(counts.decided, 'is', 'are')} decided{where}: "
+    said += f"{outcome(counts, sum(holds_in_its_order_only(row.verdict) for row in decided))}."
+    if not any(row.claim.metric in METRICS and METRICS[row.claim.metric].unit == "fraction" for row in decided):
+        said += " No accuracy and no error rate is among them."
+    return said
+
+
+def holds_in_its_order_only(verdict: VerdictRow) -> bool:
+    """True if a difference is on the printed side and its size isn't known to be as printed."""
+    is_for = verdict.status in FOR_THE_PAPER
+    return is_for and bool(verdict.size) and (verdict.size or {})["status"] not in FOR_THE_PAPER
+
+
+def prospects(outlook: Outlook) -> str:
+    """How many waiting claims the planned runs can't confirm, or not whole; empty where they can confirm all."""
+    parts = [
+        f"can’t confirm {outlook.hopeless} at all" if outlook.hopeless else "",
+        f"can confirm {outlook.order_only} only in their order, not in their size" if outlook.order_only else "",
+        f"have less than an even chance with {outlook.unlikely}" if outlook.unlikely else "",
+    ]
+    told = "; ".join(part for part in parts if part)
+    return f"Even if the paper is right, the runs planned for these {told}." if told else ""
+
+
+def sum_outlooks(outlooks: Sequence[Outlook]) -> Outlook:
+    return Outlook(**{field.name: sum(getattr(item, field.name) for item in outlooks) for field in fields(Outlook)})
+
+
+def _decided(what: str, counts: Counts) -> str:
+    return f"{what} decided {counts.decided}: {outcome(counts)}." if counts.decided else ""
+
+
+def outcome(counts: Counts, in_order_only: int = 0) -> str:
+    """As "50 hold, 10 hold only if their words are read in one way and 4 do not hold"; some `in_order_only`."""
+    read = "only if {} words are read in one way".format("its" if counts.under_reading == 1 else "their")
+    some = f"{in_order_only} of them " if counts.plainly > 1 else ""
+    order = f" ({some}in the order alone, not in the size)" if in_order_only else ""
+    parts = [
+        _count(counts.plainly, "holds", "hold") + order if counts.plainly else "",
+        f"{_count(counts.under_reading, 'holds', 'hold')} {read}" if counts.under_reading else "",
+        _count(counts.against, "does not hold", "do not hold") if counts.against else "",
+    ]
+    return listed([part for part in parts if part])
+
+
+def _others(tallies: Sequence[Tally]) -> str:
+    """The number of all claims, and why the rest can't be decided."""
+    claims, decidable = (sum(getattr(tally, name) for tally in tallies) for name in ("claims", "decidable"))
+    settings, untestable = (sum(getattr(tally, name) for tally in tallies) for name in ("settings", "untestable"))
+    papers = f"the {len(tallies)} papers make" if len(tallies) != 1 else "the paper makes"
+    said = f"In all {papers} {_count(claims, 'claim', 'claims')}"
+    repeated = claims - decidable - settings - untestable
+    parts = [
+        _count(settings, "is a setting of a training", "are settings of a training") if settings else "",
+        _count(repeated, "repeats an error", "repeat an error") if repeated else "",
+        _count(untestable, "can’t be tested here", "can’t be tested here") if untestable else "",
+    ]
+    rest = [part for part in parts if part]
+    return f"{said}; of the others {listed(rest)}." if rest else f"{said}."
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
+
+
+def by_ground(tallies: Sequence[Tally]) -> list[Ground]:
+    """Training, computing and counting, in this order."""
+    return [
+        Ground("Needs trained models", add([tally.trained for tally in tallies]), "waiting for full-length training"),
+        Ground("Computed without training", add([tally.computed for tally in tallies]), "not computed here yet"),
+        Ground("Counted in the data", add([tally.data for tally in tallies]), "not counted here yet"),
+    ]
+
+
+def add(counts: Sequence[Counts]) -> Counts:
+    return Counts(**{field.name: sum(getattr(item, field.name) for item in counts) for field in fields(Counts)})

@@ -1,0 +1,161 @@
+"""A claim's box says for which part of a grid it holds, what is open and why, and when its rule was written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html import unescape
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.pages.concluding import conclude, qualify
+from service.settings import Settings
+from stages.results import Claim, ClaimChange, ClaimRecord, VerdictRow
+from stages.verdicts import Scope
+from tests.service.conftest import serving
+from tests.service.results_factory import REPOSITORY
+
+TITLES = {"a-5": "NiNformer, 5 layers", "a-8": "NiNformer, 8 layers", "b": "ViT"}
+GRID = {"id": "x", "metric": "selected_log_mse", "arm": "a-*", "baseline_arm": "b-*", "unit": "nats", "value": 0.25}
+NUMBERS = {"estimate": 0.223, "low": 0.206, "high": 0.239}
+PART = vars(Scope(pairs=14, planned_pairs=35, factor="depth", ran=(5, 8), missing=(6, 11, 16)))
+
+
+def record(claim: Claim, status: str = "unresolved", changes: tuple[ClaimChange, ...] = (), **own: Any) -> ClaimRecord:
+    verdict = VerdictRow(claim="x", status=status, basis="results", confidence=0.967, **own)
+    none: dict[str, Any] = dict.fromkeys(("runs", "arms", "pairs", "deviations", "same_error"), ())
+    places: dict[str, Any] = {"experiments": (), "datasets": (), "family": None, "changes": changes}
+    return ClaimRecord(claim=claim, verdict=verdict, **places, **none)
+
+
+def test_a_conclusion_says_which_way_and_by_how_much() -> None:
+    titles = {"a": "NiNformer", "b": "ViT"}
+    order = Claim(id="x", kind="order", metric="accuracy", unit="fraction", arm="a", baseline_arm="b")
+    assert conclude(record(order, estimate=-0.0123, low=-0.03, high=0.01), titles) == (
+        "NiNformer is worse than ViT by 1.23 pp (96.7 % interval −3.00 to 1.00 pp)."
+    )
+    value = Claim(id="x", kind="value", metric="accuracy", unit="fraction", value=0.9712, arm="a")
+    assert conclude(record(value, estimate=-0.001, low=-0.006, high=0.004, ours=0.9702), titles) == (
+        "We find 97.02 %, 0.10 pp below the paper’s 97.12 % (of the difference: 96.7 % interval −0.60 to +0.40 pp)."
+    )
+    assert conclude(record(value), titles) is None, "nothing was measured"
+    by_width = Claim(id="x", kind="uniform", metric="selected_log_mse", value=0.25, unit="nats", factor="width")
+    assert conclude(record(by_width, estimate=0.18179, low=0.0989, high=0.3158, margin=0.0625), titles) == (
+        "The largest and the smallest gain by width differ by 0.18 nats (96.7 % interval 0.10 to 0.32 nats); "
+        "up to 0.0625 nats would count as alike."
+    )
+
+
+def test_a_conclusion_on_part_of_a_grid_names_the_part() -> None:
+    gain = Claim(kind="difference", **GRID)
+    assert conclude(record(gain, "supported", scope=PART, **NUMBERS), TITLES) == (
+        "At 5 and 8 layers NiNformer is better than its baseline by 0.223 nats "
+        "(96.7 % interval 0.206 to 0.239 nats; 14 of 35 pairs)."
+    )
+    by_batch = {**PART, "factor": "batch", "ran": [32], "planned_pairs": 21}
+    assert conclude(record(gain, scope=by_batch, **NUMBERS), TITLES).startswith("At batch 32 NiNformer is better")
+    low = Claim(kind="behind_up_to", **{**GRID, "value": 1e4, "unit": "parameters"})
+    few = vars(Scope(pairs=4, models=29, planned_models=111))
+    numbers = {"estimate": -0.15339, "low": -0.19124, "high": -0.11555}
+    assert conclude(record(low, "supported", scope=few, **numbers), TITLES) == (
+        "Up to 10,000 parameters NiNformer is worse than its baseline by 0.153 nats, as the paper says (96.7 % "
+        "interval −0.191 to −0.116 nats; mean of 4 pairs of equal size; 29 of the 111 models of the grid ran)."
+    )
+    high = Claim(kind="ahead_from", **{**GRID, "value": 1e5, "unit": "parameters"})
+    one = vars(Scope(pairs=1))
+    said = conclude(record(high, "unresolved", scope=one, **NUMBERS), TITLES)
+    assert said is not None and said.startswith("From 100,000 parameters on NiNformer is better than its baseline by")
+    assert "as the paper says" not in said and said.endswith("; mean of 1 pair of equal size).")
+
+
+def test_the_box_says_what_is_open_and_why_and_the_interval_of_the_whole_grid() -> None:
+    gain = Claim(kind="difference", **GRID)
+    size = {"status": "inconclusive", "low": -0.055, "high": 0.0, "margin": 0.0625}
+    whole = {**PART, "whole_low": -0.05, "whole_high": 0.49}
+    assert qualify(record(gain, "supported", scope=whole, size=size, **NUMBERS)) == [
+        "6, 11 and 16 layers were not trained: for the whole grid the 96.7 % interval is −0.05 to 0.49 nats, "
+        "so no gain at all is still possible.",
+        "Whether it is as large as the paper’s 0.25 nats is open: within the margin so far, but 21 of 35 pairs have "
+        "not run.",
+    ]
+    wide = {**size, "low": -0.1}
+    assert qualify(record(gain, "supported", scope=PART, size=wide, **NUMBERS)) == [
+        "6, 11 and 16 layers were not trained.",
+        "Whether it is as large as the paper’s 0.25 nats is open: 21 of 35 pairs have not run.",
+    ]
+    assert qualify(record(gain, "supported", size=wide, **NUMBERS)) == [
+        "Whether it is as large as the paper’s 0.25 nats is open: the interval lies neither within the margin nor "
+        "wholly outside."
+    ]
+    alike = Claim(kind="uniform", factor="depth", **GRID)
+    inside = {"estimate": 0.036, "low": 0.011, "high": 0.061, "margin": 0.0625}
+    assert qualify(record(alike, "inconclusive", scope=PART, **inside))[-1] == (
+        "Whether it is alike at all is open: within the margin so far, but 21 of 35 pairs have not run."
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        ("reproduced", ["It is also as large as the paper prints, within the margin."]),
+        ("not reproduced", ["It is not as large as the paper prints."]),
+        (None, []),
+    ],
+)
+def test_a_difference_says_whether_it_is_as_large_as_printed(status: str | None, told: list[str]) -> None:
+    size = None if status is None else {"status": status}
+    assert qualify(record(Claim(kind="difference", **GRID), "supported", size=size, **NUMBERS)) == told
+
+
+def test_a_rule_written_after_results_had_been_seen_is_said_in_the_box() -> None:
+    gain = Claim(kind="difference", **GRID)
+    changes = tuple(
+        ClaimChange(subject="rule", seen=seen, why=why) for seen, why in ((8, "The metric."), (14, "The part."))
+    )
+    seen = record(gain, "supported", changes, seen_before_rule=14, **NUMBERS)
+    assert qualify(seen) == ["Judged by a rule written after 14 pairs had been seen (the part)."]
+    value = Claim(id="x", kind="value", metric="accuracy", arm="a")
+    assert qualify(record(value, seen_before_rule=1)) == ["Judged by a rule written after 1 result had been seen."]
+
+
+@pytest.fixture(scope="module")
+def client(published: str) -> Iterator[TestClient]:
+    with serving(Settings(root=REPOSITORY, database=published)) as client:
+        yield client
+
+
+def test_a_claim_s_page_begins_with_what_came_out_for_the_part_that_ran(client: TestClient) -> None:
+    html = client.get("/claims/dac.sgemm.gain").text
+    box = unescape(html[html.index('<div class="fidelity') :].partition("</div>")[0])
+    verdict = client.get("/api/v1/claims/dac.sgemm.gain").json()["verdict"]
+    scope = verdict["scope"]
+    assert (scope["ran"], scope["missing"], scope["pairs"], scope["planned_pairs"]) == ([5, 8], [6, 11, 16], 14, 35)
+    assert scope["whole_low"] < 0 < verdict["low"] < verdict["high"] < scope["whole_high"]
+    sentence = re.search(r"<strong>(.*?)</strong>", box)
+    assert sentence is not None
+    assert re.fullmatch(
+        r"At 5 and 8 layers DAC is better than its baseline by 0\.22\d* nats "
+        r"\(96\.7 % interval 0\.20\d* to 0\.23\d* nats; 14 of 35 pairs\)\.",
+        sentence[1],
+    )
+    assert "so no gain at all is still possible. Whether it is as large as the paper’s 0.25 nats is open: within" in box
+    assert "We trained both models again" in box and verdict["explanation"] not in box
+
+
+def test_no_page_calls_a_rule_fixed_beforehand_that_was_not(client: TestClient) -> None:
+    claims = client.get("/api/v1/claims?limit=1000").json()
+    later = {claim["id"]: claim["verdict"]["seen_before_rule"] for claim in claims}
+    later = {name: seen for name, seen in later.items() if seen is not None}
+    assert {"dac.sgemm.uniform", "dac.sgemm.crossover_low", "dac.sgemm.crossover_high"} <= set(later)
+    method = unescape(client.get("/method").text)
+    for name, seen in later.items():
+        told = f"Judged by a rule written after {seen} pairs had been seen"
+        box = unescape(client.get(f"/claims/{name}").text).partition('<dl class="tiles">')[0]
+        assert told in box and "beforehand" not in box, name
+        assert re.search(rf'{told}: <a href="/claims/{name}">', method), name
+    assert "beforehand" not in method
+    results = (REPOSITORY / "docs" / "results.md").read_text()
+    rows = dict(re.findall(r"(?m)^\| `([^`]+)` \|(.*)$", results))
+    assert {name for name, row in rows.items() if "Judged by a rule written after" in row} == set(later)

@@ -1,0 +1,145 @@
+"""The front page begins with what training decided, and counts nothing as plainly true that holds in one way only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html import unescape
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.pages.opening import open_with, outcome, prospects
+from service.settings import Settings
+from stages.results import Claim, Counts, JudgedClaim, Outlook, Tally, VerdictRow
+from tests.service.conftest import serving
+from tests.service.results_factory import REPOSITORY
+
+NOTHING = Counts(decidable=0, in_favour=0, under_reading=0, against=0, open=0, waiting=0)
+ALL_CLEAR = Outlook(waiting=0, hopeless=0, order_only=0, unlikely=0, unknown=0)
+
+
+def counts(**numbers: int) -> Counts:
+    found = {**vars(NOTHING), **numbers}
+    return Counts(**{**found, "decidable": sum(found[name] for name in ("in_favour", "against", "open", "waiting"))})
+
+
+def tally(trained: Counts = NOTHING, computed: Counts = NOTHING, data: Counts = NOTHING, **others: Any) -> Tally:
+    whole = {name: sum(getattr(part, name) for part in (trained, computed, data)) for name in vars(NOTHING)}
+    rest = {"claims": whole["decidable"], "settings": 0, "untestable": 0, "outlook": ALL_CLEAR, **others}
+    return Tally(paper="p", **whole, trained=trained, computed=computed, data=data, **rest)
+
+
+def by_training(name: str, status: str, metric: str, size: str | None = None) -> JudgedClaim:
+    claim = Claim(id=name, kind="difference", experiment="e", metric=metric)
+    verdict = VerdictRow(status=status, basis="results", size={"status": size} if size else None)
+    return JudgedClaim(claim=claim, verdict=verdict, experiments=("e",), datasets=("sgemm",))
+
+
+def test_what_needs_training_comes_first_with_how_much_is_decided_and_on_which_data() -> None:
+    decided = [by_training("a", "supported", "log_mse", "inconclusive"), by_training("b", "not reproduced", "log_mse")]
+    whole = tally(counts(in_favour=1, against=1, open=1, waiting=3), counts(in_favour=4, under_reading=1, against=1))
+    opening = open_with([whole], decided, {"sgemm": "SGEMM"})
+    assert opening.first == (
+        "Of the 6 claims that need trained models, 2 are decided, all on SGEMM: "
+        "1 holds (in the order alone, not in the size) and 1 does not hold. "
+        "No accuracy and no error rate is among them."
+    )
+    assert opening.waiting == (
+        "For 1 the runs so far leave either answer possible. 3 wait for models trained as long as the paper’s."
+    )
+    assert opening.then == (
+        "Computing, without training, has decided 5: 3 hold, 1 holds only if its words are read in one way "
+        "and 1 does not hold. In all the paper makes 11 claims."
+    )
+    assert [row.claim.id for row in opening.named] == ["b", "a"], "what doesn't hold stands first"
+    assert "No accuracy" not in open_with([whole], [by_training("a", "reversed", "accuracy")], {"sgemm": "S"}).first
+
+
+def test_nothing_decided_is_said_first() -> None:
+    opening = open_with([tally(counts(waiting=2), data=counts(in_favour=5))], [], {})
+    assert opening.first == "None of the 2 claims that need trained models is decided yet."
+    assert opening.waiting == "2 wait for models trained as long as the paper’s."
+    assert opening.then.startswith("Counting in the data has decided 5: 5 hold. ")
+    assert open_with([tally(computed=counts(waiting=1))], [], {}).then.startswith("1 waits to be computed, which make")
+
+
+def test_the_other_claims_are_told_apart() -> None:
+    whole = tally(computed=counts(in_favour=1), claims=10, settings=4, untestable=2)
+    assert open_with([whole], [], {}).then.endswith(
+        "In all the paper makes 10 claims; of the others 4 are settings of a training, 3 repeat an error "
+        "and 2 can’t be tested here."
+    )
+
+
+def test_the_outcome_counts_what_holds_in_one_way_apart() -> None:
+    assert outcome(counts(in_favour=3, under_reading=3)) == "3 hold only if their words are read in one way"
+    assert outcome(counts(in_favour=2, against=1)) == "2 hold and 1 does not hold"
+    assert outcome(counts(in_favour=3), 1) == "3 hold (1 of them in the order alone, not in the size)"
+
+
+def test_what_the_plans_can_not_confirm_is_said() -> None:
+    assert prospects(ALL_CLEAR) == ""
+    assert prospects(Outlook(waiting=9, hopeless=2, order_only=3, unlikely=1, unknown=3)) == (
+        "Even if the paper is right, the runs planned for these can’t confirm 2 at all; "
+        "can confirm 3 only in their order, not in their size; have less than an even chance with 1."
+    )
+
+
+@pytest.fixture(scope="module")
+def client(published: str) -> Iterator[TestClient]:
+    with serving(Settings(root=REPOSITORY, database=published)) as client:
+        yield client
+
+
+def test_the_front_page_s_sentences_are_the_verdicts_of_the_database(client: TestClient) -> None:
+    html = unescape(client.get("/").text)
+    claims = client.get("/api/v1/claims?limit=1000").json()
+    papers = client.get("/api/v1/verdicts").json()["papers"]
+    (lead,) = re.findall(r'(?s)<p class="lead">(.*?)</p>', html)
+    needed, favour, against, waiting = (
+        sum(paper["trained"][name] for paper in papers) for name in ("decidable", "in_favour", "opposed", "waiting")
+    )
+    assert lead.startswith(f"Of the {needed} claims that need trained models, {favour + against} are decided")
+    named = re.findall(r'href="/claims/([^"]+)"', html[: html.index('id="papers-title"')])
+    trained = [
+        claim["id"]
+        for claim in claims
+        if claim["verdict"]["basis"] == "results" and claim["verdict"]["is_decidable"] and claim["verdict"]["low"]
+        if claim["verdict"]["status"] not in ("inconclusive", "unresolved")
+    ]
+    assert sorted(named) == sorted(trained) and len(trained) == favour + against
+    assert f"{waiting} wait for models trained as long as the paper’s." in html
+    is_read = [claim["verdict"]["status"] == "holds under a reading" for claim in claims]
+    grounds = ("trained", "computed", "data")
+    assert sum(is_read) == sum(paper[ground]["under_reading"] for paper in papers for ground in grounds) > 0
+    for ground in ("computed", "data"):
+        plain, read = (sum(paper[ground][name] for paper in papers) for name in ("in_favour", "under_reading"))
+        assert not plain or f": {plain - read} hold" in html, "what holds in one way only is none of them"
+        assert not read or re.search(rf"\b{read} holds? only if (its|their) words are read in one way", html)
+
+
+def test_waiting_claims_are_sorted_by_what_their_plan_can_show(client: TestClient) -> None:
+    """Told again from the power of each claim."""
+    claims = client.get("/api/v1/claims?limit=1000").json()
+    for paper in client.get("/api/v1/verdicts").json()["papers"]:
+        told = paper["outlook"]
+        waiting = [
+            claim["verdict"]["power"]
+            for claim in claims
+            if claim["paper"] == paper["paper"] and claim["verdict"]["is_decidable"]
+            if claim["verdict"]["status"] == "not tested" and (claim["experiment"] or claim["family"])
+        ]
+        assert told["waiting"] == paper["trained"]["waiting"] == len(waiting)
+        orders = [power for power in waiting if power and power["supported"] is not None]
+        values = [power for power in waiting if power and power["supported"] is None]
+        lost = [power for power in values if not power["can_reproduce"] or lacks(power)]
+        assert told["hopeless"] == len(lost) + sum(power["supported"] < 0.05 for power in orders)
+        sure = [power for power in orders if power["supported"] >= 0.05]
+        assert told["order_only"] == sum(not power["can_reproduce"] or lacks(power) for power in sure)
+
+
+def lacks(power: dict[str, Any]) -> bool:
+    """True if the plan confirms the number in less than 5 % of the cases in which it is right."""
+    return power["reproduced"] is not None and power["reproduced"] < 0.05

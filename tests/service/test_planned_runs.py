@@ -1,0 +1,69 @@
+"""What the planned runs can show is said conclusion first, in the claim's own units."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from service.pages.planning import plan_in_words
+from stages.results import Claim, VerdictRow
+
+VALUE = {"kind": "value", "metric": "accuracy", "unit": "fraction", "value": 0.75, "arm": "a"}
+GAIN = {**VALUE, "kind": "order", "baseline_arm": "b"}
+
+
+def tell(claim: dict[str, Any], **power: Any) -> str | None:
+    names = ("supported", "reproduced", "not_reproduced", "needed", "needed_for_size", "margin", "paper_error", "most")
+    whole = {**dict.fromkeys(names), "planned": 5, "can_reproduce": True, **power}
+    told = plan_in_words(Claim(id="x", **claim), VerdictRow(power=whole))
+    return None if told is None else " ".join([told[0], *told[1]])
+
+
+def test_a_number_s_chance_comes_first_and_then_what_more_runs_would_bring() -> None:
+    chances = {"reproduced": 0.57, "not_reproduced": 0.67, "most": 0.66, "margin": 0.01, "paper_error": 0.0034}
+    assert tell(VALUE, **chances) == (
+        "If the paper is right, the 5 planned runs will confirm its number with a chance of 57 %. "
+        "More runs would raise that to 66 % at most, since the paper’s own number, of 1 run, is itself uncertain by "
+        "0.34 pp. The margin is ± 1.00 pp. "
+        "If the truth is two margins away from the paper’s number, the runs refute it with a chance of 67 %."
+    )
+    needed = tell(VALUE, **{**chances, "needed": 9})
+    assert needed is not None and "A chance of 80 % takes 9 runs." in needed and "at most" not in needed
+
+
+def test_a_number_that_no_plan_confirms_is_said_to_be_one() -> None:
+    lost = {"reproduced": 0.001, "not_reproduced": 0.05, "margin": 0.0024, "paper_error": 0.0049, "most": 0.002}
+    assert tell({**VALUE, "n": 3}, can_reproduce=False, **lost) == (
+        "However many runs are made, this number can’t be confirmed. "
+        "The paper’s own number, of 3 runs, is itself uncertain by 0.49 pp, and the margin is 0.24 pp. "
+        "If the truth is two margins away from the paper’s number, the runs refute it with a chance of 5 %."
+    )
+
+
+def test_an_order_is_told_apart_from_its_size() -> None:
+    assert tell(GAIN, can_reproduce=False, supported=0.17, needed=23, margin=0.001, not_reproduced=0.03) == (
+        "If the gain is as printed, the 5 planned runs of each model will confirm which model is better with a chance "
+        "of 17 %. A chance of 80 % takes 23 runs. Its size can’t be confirmed, however many runs are made. "
+        "It is no larger than the margin of 0.10 pp, so no gain at all would count as this gain, too. "
+        "If the truth is two margins away from the paper’s number, the runs refute it with a chance of 3 %."
+    )
+    size = tell(GAIN, supported=0.999, reproduced=0.44, most=0.53, margin=0.0134, paper_error=0.005)
+    assert size is not None and "a chance of more than 99 %. Its size they confirm with a chance of 44 %." in size
+
+
+@pytest.mark.parametrize(
+    ("kind", "power", "told"),
+    [
+        ("equivalence", {"supported": 0.56, "needed": 10}, "If the models are alike, the 5 planned runs of each model"),
+        ("failures", {"supported": 0.39}, "will confirm which model fails less often with a chance of 39 %."),
+        ("uniform", {"reproduced": 0.69}, "If the gains are alike, the 5 planned runs of each model will confirm it"),
+    ],
+)
+def test_other_kinds_say_what_would_be_confirmed(kind: str, power: dict[str, Any], told: str) -> None:
+    assert told in (tell({**GAIN, "kind": kind}, **power) or "")
+
+
+def test_where_no_spread_is_known_no_chance_is_told() -> None:
+    assert tell({**VALUE, "kind": "observed"}) is None
+    assert plan_in_words(Claim(id="x", **VALUE), VerdictRow(power=None)) is None
