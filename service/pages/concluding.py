@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
+from service.pages.amounts import GAINS, SIDES_OF_A_SIZE, in_terms_of, unit_of
 from service.pages.formats import as_precise_as, from_to, listed, lower_first, percent, points
-from service.pages.wording import GAINS, SIDES_OF_A_SIZE, in_terms_of, print_ours, print_value, side_of, unit_of
+from service.pages.wording import print_ours, print_value, side_of
 from stages.results import Claim, ClaimRecord, JudgedClaim, Status, VerdictRow, rule_after
 
 _LEVELS = {"depth": "layers", "width": "units"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from service.pages.amounts import in_terms_of, unit_of
 from service.pages.formats import percent
-from service.pages.wording import in_terms_of, unit_of
 from stages.results import Claim, VerdictRow
 
 WANTED = 0.8
