@@ -41,7 +41,7 @@ def test_a_result_says_in_which_precision_it_is(params: Params) -> None:
         cut = describe_cut(experiment, params.profiles["paper-tf32"], params.datasets[experiment.dataset])
         said = describe_fidelity("full", "paper-tf32", cut)
         if name in IN_BFLOAT16:
-            assert (cut, said) == ("", "as printed in the paper, on official data (profile paper-tf32)")
+            assert (cut, said) == ("", "full-length training on official data (profile paper-tf32)")
         else:
             label = (
                 "official data, in a run in another precision (tf32 instead of float32): a first look, not a verdict"

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from service.pages.amounts import GAINS, SIDES_OF_A_SIZE, in_terms_of, unit_of
-from service.pages.formats import as_precise_as, from_to, listed, lower_first, percent, points
+from service.pages.formats import as_precise_as, exact, from_to, listed, lower_first, percent, points, value_in
 from service.pages.wording import print_ours, print_value, side_of
 from stages.results import Claim, ClaimRecord, JudgedClaim, Status, VerdictRow, rule_after
 
@@ -64,8 +64,13 @@ def confidence(verdict: VerdictRow) -> str:
 
 def in_terms_of_size(claim: Claim) -> str:
     """Up to 10,000 parameters; from 100,000 parameters on"""
-    value = print_value(claim).replace(f" {claim.qualifier}", "") if claim.qualifier else print_value(claim)
+    value = value_in(claim.unit or "", exact)(claim.value)
     return f"From {value} on" if claim.kind == "ahead_from" else f"Up to {value}"
+
+
+def _printed_size(claim: Claim) -> str:
+    """The printed gain without its direction, which is judged apart: 0.25 nats, of "0.25 nats higher"."""
+    return in_terms_of(claim.value, claim, exact).removeprefix("+")
 
 
 def _shared(titles: Mapping[str, str], pattern: str | None) -> str | None:
@@ -124,7 +129,7 @@ def _size(record: ClaimRecord) -> list[str]:
         if side == "against":
             return ["It is not as large as the paper prints."]
         low, high, margin = (verdict.size[name] for name in ("low", "high", "margin"))
-        what = f"Whether it is as large as the paper’s {print_value(claim)} is open"
+        what = f"Whether it is as large as the paper’s {_printed_size(claim)} is open"
         is_within = None not in (low, high, margin) and -margin <= low and high <= margin
     elif claim.kind == "uniform" and verdict.status == Status.INCONCLUSIVE and verdict.margin:
         what, is_within = "Whether it is alike at all is open", (verdict.high or 0.0) <= verdict.margin

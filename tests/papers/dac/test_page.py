@@ -71,7 +71,7 @@ def test_epochs_and_steps_of_the_larger_images_are_those_of_the_params() -> None
     names = ["dac-imagenette", "dac-imagewoof", "dac-isic2019"]
     costs = plan_costs(params, params.profiles["paper"], names, lambda model, shape, vocabulary: 1)
     epochs, steps = ([getattr(cost, name) // cost.runs for cost in costs.values()] for name in ("epochs", "steps"))
-    assert f"| {epochs[0]} epochs, of {steps[0]:,} and {steps[1]:,} steps, " in PAGE
+    assert f"{epochs[0]} epochs, which are {steps[0]:,} and {steps[1]:,} steps, " in PAGE
     assert epochs[2] == epochs[0] and "five folds, the epochs of Imagenette" in PAGE
 
 
