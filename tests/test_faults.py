@@ -17,6 +17,8 @@ from tests.hardship import obey_modes, write_little
 from tests.preloaded import python
 from tests.project import EXPERIMENT, REPOSITORY, environment, make_project
 
+pytestmark = pytest.mark.long
+
 VERBS = {
     "inputs": ["stages.inputs"],
     "fetch": ["stages.fetch", "mnist"],

@@ -17,6 +17,8 @@ import pytest
 from stages import preloaded
 from stages.preloaded import ADDRESS, LIBRARIES
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parent.parent
 CALL = f"""
 import os, sys

@@ -22,6 +22,8 @@ from stages.datasets.packed import ImageSet, read_images, read_info
 from stages.recording import record
 from tests.project import REPOSITORY
 
+pytestmark = pytest.mark.long
+
 MODELS = REPOSITORY / "data" / "models"
 COUNT, BATCH = 100, 10
 

@@ -26,6 +26,8 @@ from tests.preloaded import python
 from tests.project import REPOSITORY, environment
 from tests.story import Block, differences, is_printed, read_story
 
+pytestmark = pytest.mark.long
+
 STORY = read_story(REPOSITORY / "docs" / "add-a-paper.md")
 BIN = Path(sys.executable).parent
 # This environment instead of one that make sets up.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,9 @@ from stages.results import Claim, ClaimRecord, JudgedClaim, PairGain
 IN_FAVOUR = "to the right in favour of the proposed model"
 """A line of its own: one with the unit before it is wider than a telephone."""
 
+SHADED_IS_THE_SAME = "shaded: counts as the same"
+NAME_CHARACTERS = 26
+"""As many stand in a line of `LONGEST_NAME`."""
 LONGEST_NAME = 180  # pixels: "DAC, 5 layers of 100 units" fits, as numbers at its end tell the arms of a grid apart
 
 
@@ -26,18 +30,24 @@ def forest_chart(title: str, judged: Sequence[JudgedClaim], names: Mapping[str, 
         if verdict.estimate is None or verdict.low is None or verdict.high is None or not verdict.margin:
             continue
         numbers = {name: getattr(verdict, name) / verdict.margin for name in ("estimate", "low", "high")}
-        rows.append({"claim": names[row.claim.id], "verdict": verdict.status, **numbers})
+        lines = textwrap.wrap(names[row.claim.id], NAME_CHARACTERS)
+        rows.append({"claim": "\n".join(lines), "lines": len(lines), "verdict": verdict.status, **numbers})
     if not rows:
         return None
-    x = {"type": "quantitative", "title": "ours − paper, in margins", "scale": {"zero": True}}
+    x = {"type": "quantitative", "title": ["ours − paper, in margins", SHADED_IS_THE_SAME], "scale": {"zero": True}}
+    axis = {"labelExpr": r"split(datum.label, '\n')", "labelLimit": LONGEST_NAME}
+    y = {"field": "claim", "type": "nominal", "sort": None, "title": None, "axis": axis}
     same = {"low": -1, "high": 1}
+    height = max(70, sum(34 + 12 * (row["lines"] - 1) for row in rows))
     return {
-        **vega.frame(f"{title}: differences from the paper with intervals, in margins", height=max(70, 34 * len(rows))),
+        **vega.frame(f"{title}: differences from the paper with intervals, in margins", height=height),
         "layer": [
             vega.band(same, x),
             {
                 "data": {"values": rows},
-                "encoding": {"y": {"field": "claim", "type": "nominal", "sort": None, "title": None}},
+                "encoding": {
+                    "y": {**y, "axis": {"labelExpr": r"split(datum.label, '\n')", "labelLimit": LONGEST_NAME}}
+                },
                 "layer": [
                     {
                         "mark": {"type": "rule", "strokeWidth": 2},
@@ -55,6 +65,34 @@ def forest_chart(title: str, judged: Sequence[JudgedClaim], names: Mapping[str, 
                         },
                     },
                 ],
+            },
+        ],
+    }
+
+
+def difference_chart(title: str, judged: JudgedClaim) -> dict[str, Any] | None:
+    """One claim's estimate with its interval, in the claim's unit, and the margin around 0 within which it is the same.
+
+    The estimate is our difference from the paper's number; of a gain that is to be uniform, the difference of the
+    largest and the smallest.  None without an interval or a margin.
+    """
+    claim, verdict = judged.claim, judged.verdict
+    if verdict.estimate is None or verdict.low is None or verdict.high is None or not verdict.margin:
+        return None
+    unit, scale = _gain_unit(claim)
+    what = f"largest − smallest gain by {claim.factor}" if claim.kind == "uniform" else "ours − paper"
+    x = {"type": "quantitative", "title": [f"{what} ({unit})", SHADED_IS_THE_SAME], "scale": {"zero": True}}
+    least = 0.0 if claim.kind == "uniform" else -scale * verdict.margin
+    numbers = {"value": verdict.estimate, "low": verdict.low, "high": verdict.high}
+    ours = {"side": "ours", **{name: scale * number for name, number in numbers.items()}}
+    return {
+        **vega.frame(f"{title}: {what} with its interval, in {unit}", height=70),
+        "data": {"values": [ours]},
+        "layer": [
+            vega.band({"low": least, "high": scale * verdict.margin}, x),
+            {
+                "encoding": {"y": {"field": "side", "type": "nominal", "title": None}},
+                "layer": [vega.intervals(x), vega.points(x, shown=["ours"])],
             },
         ],
     }

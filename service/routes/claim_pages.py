@@ -14,7 +14,7 @@ from service.dependencies import Compare, ResultsSession, app_state_of
 from service.http.errors import declared
 from service.pages.changes import sort_changes
 from service.pages.citing import bibtex, claim_badge, json_ld, paper_badge, times_reproduced
-from service.pages.claim_charts import arms_charts, forest_chart, gain_chart, pairs_chart
+from service.pages.claim_charts import arms_charts, difference_chart, forest_chart, gain_chart, pairs_chart
 from service.pages.concluding import conclude, judged_later, qualify
 from service.pages.explained import first_places, tell_tests
 from service.pages.first_looks import describe_looks, first_looks, timed_here
@@ -204,7 +204,7 @@ def show_claim(
             "cited": cited,
             "bibtex": bibtex(record, names[claim_id], paper, address),
             "json_ld": json_ld(record, names[claim_id], paper, address, side_of(record.verdict.status)),
-            "chart": gain_chart(names[claim_id], record) or forest_chart(record.claim.place, [record], names),
+            "chart": gain_chart(names[claim_id], record) or difference_chart(names[claim_id], record),
             "pairs_chart": pairs_chart(names[claim_id], record.pairs, titles, record.claim),
             "observed_chart": blocks_chart(names[claim_id], observed, titles),
             "observed": observed,

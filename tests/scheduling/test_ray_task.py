@@ -24,6 +24,8 @@ from stages.scheduling.engine.ray_task import Ask, ToldScratch, train_group
 from stages.scheduling.runner import compare, find_experiment
 from tests.project import EXPERIMENT, edit, make_project
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

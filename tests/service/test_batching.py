@@ -25,6 +25,8 @@ from stages.checkpoint.contract import InputContract
 from stages.checkpoint.predictor import Predictor, load_predictor
 from stages.run import ModelSpec
 
+pytestmark = pytest.mark.long
+
 MODELS = Path(__file__).resolve().parents[2] / "data" / "models"
 POISON, NOT_A_NUMBER, SLOW, DEADLY, MEETING, DEADLY_MEETING = 255, 254, 253, 252, 251, 250
 TOLERANCE = 1e-5

@@ -9,7 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.pages import vega
-from service.pages.claim_charts import arms_charts, forest_chart, gain_chart, pairs_chart
+from service.pages.claim_charts import arms_charts, difference_chart, forest_chart, gain_chart, pairs_chart
 from service.pages.curve_charts import MOST_TICKS, _epochs
 from stages.params.experiment import load_params
 from stages.params.grid import Role
@@ -36,6 +36,30 @@ def test_the_forest_is_drawn_in_margins() -> None:
     (row,) = chart["layer"][1]["data"]["values"]
     assert (row["claim"], row["estimate"], row["low"], row["high"]) == ("A", 1.0, 0.5, 1.5)
     assert forest_chart("Table 1", judged[1:], {"b": "B"}) is None, "no margin, nothing to hold it against"
+
+
+def test_one_claim_is_drawn_in_its_own_unit_against_what_counts_as_the_same() -> None:
+    uniform = judge("a", 0.18, 0.1, 0.32, margin=0.0625)
+    uniform.claim.kind, uniform.claim.unit, uniform.claim.factor = "uniform", "nats", "width"
+    chart = difference_chart("A", uniform)
+    assert chart is not None and chart["data"]["values"] == [{"side": "ours", "value": 0.18, "low": 0.1, "high": 0.32}]
+    assert chart["layer"][0]["data"]["values"] == [{"low": 0.0, "high": 0.0625}]
+    title = chart["layer"][1]["layer"][0]["encoding"]["x"]["title"]
+    assert title == ["largest − smallest gain by width (nats)", "shaded: counts as the same"]
+    value = judge("b", -0.002, -0.006, 0.002, margin=0.01)
+    value.claim.kind, value.claim.unit = "value", "fraction"
+    chart = difference_chart("B", value)
+    assert chart is not None and chart["layer"][0]["data"]["values"] == [{"low": -1.0, "high": 1.0}]
+    assert chart["data"]["values"][0]["value"] == -0.2
+    assert difference_chart("B", judge("b", 0.5, 0.4, 0.6, margin=None)) is None
+
+
+def test_a_long_name_stands_in_lines_of_its_row() -> None:
+    names = {"a": "A claim whose name is longer than a row of the chart has room for"}
+    chart = forest_chart("Table 1", [judge("a", 0.1, 0.0, 0.2, margin=0.1)], names)
+    assert chart is not None
+    (row,) = chart["layer"][1]["data"]["values"]
+    assert row["claim"].replace("\n", " ") == names["a"] and row["lines"] == 3
 
 
 def test_a_gain_is_drawn_beside_the_paper_s_and_no_gain() -> None:

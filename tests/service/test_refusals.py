@@ -30,6 +30,8 @@ from tests.service.test_hostile import NAME_FILTERS, NAMES, RESOURCES
 from tests.service.test_problems import is_problem
 from tests.service.test_server import FORM, HEADERS, exchange, head, request
 
+pytestmark = pytest.mark.long
+
 LIST = "/api/v1/papers"
 
 
