@@ -71,7 +71,7 @@ LONG := long and not slow and not gpu and not network and not cluster
 test: $(READY)  ## the tests: every equation, rule, verdict, page and route, in three minutes on two cores
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder --durations 20
 
-test-long: $(READY)  ## those with browsers, servers, trainings of several processes, and what stands in for a GPU
+test-long: $(READY)  ## those with browsers, servers, whole projects, simulations, and what stands in for a GPU
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder --durations 20 -m "$(LONG)"
 
 test-cluster: cluster  ## the tests with a Ray cluster on this machine: nodes killed, heads restarted

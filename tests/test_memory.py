@@ -2,8 +2,12 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 from tests.preloaded import python
 from tests.project import REPOSITORY
+
+pytestmark = pytest.mark.long
 
 SCRIPT = """
 import numpy, resource

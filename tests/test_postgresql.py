@@ -30,6 +30,8 @@ from stages.results import (
 )
 from tests.service.results_factory import make_root
 
+pytestmark = pytest.mark.long
+
 Create = Callable[[], str]
 
 

@@ -13,6 +13,8 @@ from stages.scheduling.planning import add_up, plan_costs
 from stages.training import loop
 from tests.project import REPOSITORY
 
+pytestmark = pytest.mark.long
+
 
 def some_flops(model: ModelSpec, shape: tuple[int, ...], vocabulary: int | None) -> int:
     return 10**9

@@ -25,6 +25,8 @@ from stages.upkeep.recomputing import compare, compare_released, recompute, spot
 from stages.upkeep.verifying import REMEDIES, Link, Trail, check_data, find_trails, verify
 from tests.packed_table import pack_table
 
+pytestmark = pytest.mark.long
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 NAME = "ninformer-mnist.ninformer.0"
 EVIDENCE = "data/evidence/ninformer-mnist.jsonl"

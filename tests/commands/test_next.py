@@ -11,6 +11,8 @@ from stages.runs.store import RunStore
 from tests.commands.waiting import ORDER, VALUE, claimcheck, claimcheck_alone, make_waiting
 from tests.project import EXPERIMENT, edit
 
+pytestmark = pytest.mark.long
+
 CHOSEN = [
     [f"{EXPERIMENT}.ninformer.{n}" for n in range(5)],
     [f"{EXPERIMENT}.vit.{n}" for n in range(3)],

@@ -30,6 +30,8 @@ from tests.service.conftest import serving
 from tests.service.results_factory import REPOSITORY
 from tests.service.running import running
 
+pytestmark = pytest.mark.long
+
 FIRST_LINES = REPOSITORY / "service" / "templates" / "first_lines.py.txt"
 
 

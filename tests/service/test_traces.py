@@ -9,11 +9,14 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from urllib.request import Request, urlopen
 
+import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tests.service.conftest import png
 from tests.service.mixed_load import upload
 from tests.service.running import running
+
+pytestmark = pytest.mark.long
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 

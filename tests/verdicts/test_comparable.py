@@ -98,6 +98,7 @@ def test_a_better_arm_never_fares_worse(gain: float, lift: float) -> None:
     assert before <= after
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("gain", "wrong", "alpha"),
     [(-0.005, (Status.SUPPORTED,), 0.05), (-0.016, (Status.REVERSED,), 0.025)],

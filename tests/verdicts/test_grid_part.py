@@ -113,6 +113,7 @@ def pooled_half(arms: np.ndarray, alpha: float) -> float:
     return float(special.stdtrit(df, 1 - alpha) * np.sqrt(variance))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("spread", "pooled_covers"), [(0.0, 1.00), (0.05, 0.91), (0.10, 0.72)])
 def test_intervals_cover_as_often_as_they_say_whatever_depths_do(spread: float, pooled_covers: float) -> None:
     """Grids whose gain is nothing on average, with widths and pairs that differ as SGEMM's do.

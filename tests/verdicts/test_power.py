@@ -40,6 +40,7 @@ def test_the_power_at_three_spreads_is_that_of_the_simulation_of_the_plan() -> N
     assert power_of_value(VALUE, 3.0, RULES).reproduced == pytest.approx(0.57, abs=0.01)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("margin", [2.0, 3.0, 4.5])
 @pytest.mark.parametrize(("peers", "paper_n"), [(0, 1), (3, 1), (11, 5)])
 def test_the_power_of_a_value_is_the_share_of_simulated_experiments(margin: float, peers: int, paper_n: int) -> None:
@@ -51,6 +52,7 @@ def test_the_power_of_a_value_is_the_share_of_simulated_experiments(margin: floa
     assert power.not_reproduced == pytest.approx(simulated(off, seed=2)[1], abs=0.012)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pairing", ["fold", "none"])
 @pytest.mark.parametrize("stderr", [None, 0.4])
 def test_the_power_of_a_gain_is_the_share_of_simulated_experiments(pairing: str, stderr: float | None) -> None:
@@ -104,6 +106,7 @@ def test_a_gain_no_larger_than_its_margin_has_no_size_to_reproduce() -> None:
     assert power.needed is not None, "its sign can be"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pairing", ["fold", "none"])
 def test_the_power_of_comparable_arms_is_the_share_of_simulated_experiments(pairing: str) -> None:
     """With margins of 1.2 and 3 spreads of a difference; the paper's own error plays no part."""

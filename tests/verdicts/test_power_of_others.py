@@ -45,6 +45,7 @@ def share(statuses: Iterable[Status], status: Status) -> float:
     return sum(one is status for one in found) / len(found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("planned", [3, 5, 10])
 def test_a_side_is_told_as_often_as_is_said_at_the_least_distance(planned: int) -> None:
     design = dataclasses.replace(SIGN, planned=planned)
@@ -68,6 +69,7 @@ def test_a_plan_that_reaches_no_look_says_so() -> None:
     assert not power.can_reproduce and "too few for a look, the first is at 3" in power.explanation
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("apart", "status"), [(0.0, Status.REPRODUCED), (2.0, Status.NOT_REPRODUCED)])
 @pytest.mark.parametrize("spread", [0.04, 0.07])
 def test_a_gain_alike_everywhere_is_seen_as_often_as_is_said(apart: float, status: Status, spread: float) -> None:
@@ -107,6 +109,7 @@ def test_a_range_holds_at_its_ends_as_often_as_is_said() -> None:
         assert share(found, status) == pytest.approx(WANTED, abs=0.03)
 
 
+@pytest.mark.long
 def test_a_number_near_another_is_reproduced_up_to_the_spread_that_is_said() -> None:
     design = dataclasses.replace(SIGN, planned=5)
     largest = number_after("that is at most ", power_of_nearness(design, 0.1, RULES).explanation)
@@ -130,6 +133,7 @@ def test_shares_of_failed_trainings_are_told_as_often_as_is_said() -> None:
         assert said == pytest.approx(share((judged[one] for one in counts.tolist()), status), abs=0.04)
 
 
+@pytest.mark.long
 def test_fewer_failures_are_told_as_often_as_is_said() -> None:
     rng, planned = np.random.default_rng(5), (400, 550)
     power = power_of_proportions(planned, 5, ((2, 449), (15, 576)), RULES)

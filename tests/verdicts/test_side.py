@@ -40,6 +40,7 @@ def test_the_sentence_says_how_far_and_from_what() -> None:
     assert verdict.p_value is not None and verdict.p_value < 0.001
 
 
+@pytest.mark.long
 def test_where_nothing_is_on_either_side_it_errs_no_more_often_than_its_level() -> None:
     """All looks together: supported or reversed in at most alpha_outside of the cases."""
     trials, wrong = 1000, 0
