@@ -24,7 +24,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from service import openapi
 from service.database import queries
 from service.database.comparing import Comparisons
-from service.dependencies import AppState, conditional
+from service.dependencies import AppState, conditional, dated
 from service.http.access import Gate, KeyFile
 from service.http.caching import NotModified, not_modified
 from service.http.counts import Counts
@@ -105,8 +105,10 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.add_exception_handler(NotModified, not_modified)
     _add_middleware(app, parts)
     app.include_router(inference.router)  # searched in this order, and images are requested most often
-    for module in (comparisons, catalogue, runs, pages, claim_pages, experiment_pages, curve_pages):
+    for module in (comparisons, catalogue, runs):
         app.include_router(module.router, dependencies=[Depends(conditional)])
+    for module in (pages, claim_pages, experiment_pages, curve_pages):
+        app.include_router(module.router, dependencies=[Depends(conditional), Depends(dated)])
     for module in (export, oip, health, reference):
         app.include_router(module.router)
     app.openapi = lambda: openapi.describe(app)  # type: ignore[method-assign]

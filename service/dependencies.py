@@ -66,6 +66,10 @@ def conditional(request: Request, session: ResultsSession) -> None:
         NotModified: as `tag_answer`.
     """
     tag_answer(request, queries.content_digest(session))
+
+
+def dated(request: Request, session: ResultsSession) -> None:
+    """The day of the newest result, which a page's foot tells."""
     request.state.newest_result = queries.newest_result(session)
 
 
