@@ -22,10 +22,11 @@ from service.pages.legend import MEANINGS, SIDES
 from service.pages.names import name_claims, titles_of
 from service.pages.observed_charts import blocks_chart
 from service.pages.opening import by_ground, open_with, prospects
+from service.pages.places import take_apart
 from service.pages.planning import plan_in_words
 from service.pages.printed import count_errors, lay_out
 from service.pages.shown import list_shown
-from service.pages.wording import group_by_place, highlights, name_claim, shared_errors, side_of, summarise
+from service.pages.wording import count_verdicts, highlights, name_claim, shared_errors, side_of, tell_verdicts
 from stages.results import (
     ClaimFilter,
     JudgedClaim,
@@ -40,6 +41,7 @@ from stages.results import (
 
 router = APIRouter(include_in_schema=False)
 MOST_FOUND = 200
+COMPUTED = "Computed without training"
 
 
 def show_papers(request: Request, session: ResultsSession, compare: Compare) -> Response:
@@ -79,21 +81,28 @@ def show_paper(
     counts = tally_of(session, name)
     every = list_judged(session, ClaimFilter(paper=name))
     judged = [row for row in every if verdict in (None, row.verdict.status)]
-    groups = group_by_place(judged)
+    decided = [row for row in list_decided(session) if row.claim.paper == name]
+    parts = take_apart(judged)
+    groups = {**parts.results, COMPUTED: parts.computed, "counted": parts.counted, "settings": parts.settings}
     looks = first_looks(name, judged, compare)
     titles, arms = titles_of(session)
     deviations = list_deviations(session, name)
-    names = {row.claim.id: name_claim(row, titles, arms) for rows in groups.values() for row in rows}
+    names = {row.claim.id: name_claim(row, titles, arms) for row in judged}
     return app_state_of(request).templates.TemplateResponse(
         request,
         "paper.html",
         {
             "paper": paper,
             "tally": counts,
-            "sentence": summarise(counts) if counts else "",
+            "prospects": prospects(counts.outlook) if counts else "",
             "grounds": by_ground([counts]) if counts else [],
+            "highlights": highlights(decided) if verdict is None else {},
             "families": list_families(session, paper=name),
-            "groups": {place: lay_out(rows, titles, arms) for place, rows in groups.items()},
+            "parts_of": parts,
+            "groups": {place: lay_out(rows, titles, arms) for place, rows in parts.results.items()},
+            "told": {place: tell_verdicts(rows, looks) for place, rows in groups.items()},
+            "counts": {"counted": count_verdicts(parts.counted), "settings": count_verdicts(parts.settings)},
+            "computed": COMPUTED,
             "errors": {place: shared_errors(rows, counts) for place, rows in groups.items()} if counts else {},
             "names": names,
             "error_counts": count_errors(every),
@@ -102,7 +111,7 @@ def show_paper(
             "deviations": deviations if verdict is None else [],
             "explained": first_places(session, deviations, groups),
             "tests": tell_tests(deviations, arms, compare),
-            "charts": {place: forest_chart(place, rows, names) for place, rows in groups.items()},
+            "charts": {place: forest_chart(place, rows, names) for place, rows in parts.results.items()},
             "verdict": verdict,
         },
     )
