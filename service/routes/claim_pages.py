@@ -25,6 +25,7 @@ from service.pages.opening import by_ground, open_with, prospects
 from service.pages.places import take_apart
 from service.pages.planning import plan_in_words
 from service.pages.printed import count_errors, lay_out
+from service.pages.searching import Found, search
 from service.pages.shown import list_shown
 from service.pages.wording import count_verdicts, highlights, name_claim, shared_errors, side_of, tell_verdicts
 from stages.results import (
@@ -121,38 +122,37 @@ def show_paper(
 def search_claims(
     request: Request,
     session: ResultsSession,
+    compare: Compare,
     q: Annotated[str, Query(max_length=100)] = "",
     verdict: Annotated[Status | None, Query()] = None,
 ) -> Response:
-    """Claims that contain every word of `q`, in their name, place, note, id or paper's title; else most of them.
-
-    In each paper those whose own name has them come first.
-    """
+    """The claims that answer `q`, paper by paper, the best first; all of them without a word."""
     judged = list_judged(session, ClaimFilter(verdict=verdict))
-    names = name_claims(session, judged)
+    titles, arms = titles_of(session)
+    names = {row.claim.id: name_claim(row, titles, arms) for row in judged}
     papers = {paper.name: paper for paper in queries.list_papers(session)}
-
-    def text(row: JudgedClaim) -> str:
-        claim = row.claim
-        about = (names[claim.id], claim.place, claim.note, claim.id, row.verdict.status, papers[claim.paper].title)
-        return " ".join(part for part in about if part).lower()
-
-    words = q.lower().split()
-    matches = {row.claim.id: sum(word in text(row) for word in words) for row in judged}
-    most = max(matches.values(), default=0)
-    found = [row for row in judged if matches[row.claim.id] == most] if most or not words else []
-    found.sort(key=lambda row: not all(word in names[row.claim.id].lower() for word in words))
+    of_papers = {name: paper.title for name, paper in papers.items()}
+    found = search(q, judged, names, arms, of_papers) if q.strip() else Found(judged, True, [], [])
+    groups: dict[str, list[JudgedClaim]] = {}
+    for row in found.claims[:MOST_FOUND]:
+        groups.setdefault(row.claim.paper, []).append(row)
+    looks = {
+        claim: look
+        for paper, rows in (groups if q.strip() else {}).items()
+        for claim, look in first_looks(paper, rows, compare).items()
+    }
     return app_state_of(request).templates.TemplateResponse(
         request,
         "claims.html",
         {
             "q": q,
             "verdict": verdict,
-            "number": len(found),
-            "is_whole": most == len(words),
-            "groups": {paper: [row for row in found[:MOST_FOUND] if row.claim.paper == paper] for paper in papers},
+            "found": found,
+            "groups": groups,
             "papers": papers,
             "names": names,
+            "looks": looks,
+            "shortened": describe_looks(looks, found.claims, titles),
             "sides": SIDES,
             "most": MOST_FOUND,
         },
