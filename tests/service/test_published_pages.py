@@ -222,8 +222,11 @@ def test_a_long_grid_begins_with_two_pairs_whose_lines_can_be_told_apart(client:
 
 def test_a_paper_s_page_has_its_contents_its_experiments_and_every_departure(client: TestClient) -> None:
     html = client.get("/papers/ninformer").text
-    places = re.findall(r'<li><a href="#(place-\d+)">', html)
+    contents = html[html.index('aria-label="On this page"') :].partition("</nav>")[0]
+    places = re.findall(r'<a href="#([^"]+)">', contents)
     assert len(places) > 5 and all(f'id="{place}"' in html for place in places)
+    assert html.index(">Table 2</h2>") < html.index(">Figure 3</h2>") < html.index(">Section 4</h2>")
+    assert html.index(">Section 4</h2>") < html.index('id="settings"') < html.index('id="deviations"')
     for dataset in ("mnist", "cifar10", "cifar100"):
         assert f'<th scope="col" class="number"><a href="/experiments/ninformer-{dataset}">' in html
     departures = html[html.index('id="deviations"') :]
