@@ -27,7 +27,8 @@ class Deviation:
 
     `paper` is what the paper says, `code` what its authors' public code does, `ours` what we do, `why` the reason.
     `departs`: ours is not what the paper has or, where that is silent, its authors' code.  `explains` says what it may
-    explain of the paper's comparison, in a sentence; the arm `tested_by` shows whether it does.
+    explain of the paper's comparison, in a sentence; the arm `tested_by` shows whether it does.  `in_titles`: a choice
+    of ours that the titles of these claims name, in a few words that say so.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -40,12 +41,15 @@ class Deviation:
     departs: bool = True
     explains: str | None = None
     tested_by: str | None = None
+    in_titles: str | None = None
 
 
 class _File(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     device: str | None = None
     repository: str | None = None
+    before_use: tuple[str, ...] = ()
+    argument: tuple[str, ...] = ()
     deviations: dict[str, Deviation]
 
 
@@ -53,12 +57,16 @@ class _File(BaseModel):
 class PaperDeviations:
     """`device`: what the paper timed on, as part of the name that torch gives it; None where the paper doesn't say.
 
-    `repository`: the address of its authors' public code; None where there is none.
+    `repository`: the address of its authors' public code; None where there is none.  `before_use`: what whoever uses
+    the paper's comparison must know first, in sentences.  `argument`: patterns of the ids of those claims that are about
+    what the paper proposes, the weightiest first.
     """
 
     paper: str
     device: str | None
     repository: str | None = None
+    before_use: tuple[str, ...] = ()
+    argument: tuple[str, ...] = ()
     deviations: Mapping[str, Deviation]
 
 
@@ -76,7 +84,14 @@ def read_deviations(papers: Collection[str]) -> list[PaperDeviations]:
             continue
         file = validate(TypeAdapter(_File), read_yaml(path), path)
         found.append(
-            PaperDeviations(paper=paper, device=file.device, repository=file.repository, deviations=file.deviations)
+            PaperDeviations(
+                paper=paper,
+                device=file.device,
+                repository=file.repository,
+                before_use=file.before_use,
+                argument=file.argument,
+                deviations=file.deviations,
+            )
         )
     return found
 

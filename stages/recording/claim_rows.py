@@ -123,6 +123,7 @@ def deviation_rows(found: Sequence[PaperDeviations]) -> list[tables.Base]:
             departs=deviation.departs,
             explains=deviation.explains,
             tested_by=deviation.tested_by,
+            in_titles=deviation.in_titles,
         )
         for position, (paper, name, deviation) in enumerate(every)
     ]

@@ -137,11 +137,21 @@ class Rows:
 
     def named(self) -> list[tables.Base]:
         rows: list[tables.Base] = []
-        repositories = {found.paper: found.repository for found in self.deviations}
+        recorded = {found.paper: found for found in self.deviations}
         for position, paper in enumerate(self.papers()):
             title, summary = _cite(paper)
-            code = repositories.get(paper)
-            rows.append(tables.Paper(name=paper, position=position, title=title, summary=summary, repository=code))
+            found = recorded.get(paper)
+            rows.append(
+                tables.Paper(
+                    name=paper,
+                    position=position,
+                    title=title,
+                    summary=summary,
+                    repository=found.repository if found else None,
+                    before_use=list(found.before_use) if found else [],
+                    argument=list(found.argument) if found else [],
+                )
+            )
         for position, (name, profile) in enumerate(self.params.profiles.items()):
             rows.append(tables.Profile(name=name, rank=position, data=profile.data))
         for position, (name, source) in enumerate(self.params.datasets.items()):

@@ -128,7 +128,8 @@ class Deviation(Base):
     """A recorded difference between what a paper says and what we ran.  `id` is `<paper>.<name>`.
 
     `code`: what the authors' public code does, where there is any.  `departs`: ours is another than the paper's.
-    `explains`: what it may explain of a comparison, as the arm `tested_by` shows.
+    `explains`: what it may explain of a comparison, as the arm `tested_by` shows.  `in_titles`: how the titles of the
+    claims that it touches name it, as a choice of ours.
     """
 
     __tablename__ = "deviations"
@@ -143,6 +144,7 @@ class Deviation(Base):
     departs: Mapped[bool]
     explains: Mapped[str | None]
     tested_by: Mapped[str | None]
+    in_titles: Mapped[str | None]
 
 
 class ClaimDeviation(Base):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Literal
 
-from sqlalchemy import Select, select
+from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.orm import Session, joinedload, selectinload
 
 from stages.results.claim_tables import (
@@ -34,6 +34,7 @@ NO_BETTER_THAN_CHANCE = 0.05
 """A plan that confirms a right number no more often than its test may confirm a wrong one shows nothing."""
 EVEN = 0.5
 Ground = Literal["trained", "computed", "data"]
+Standing = Literal["decided", "open", "waiting", "untestable", "setting"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,17 +46,31 @@ class ClaimFilter:
     experiment: str | None = None
     kind: str | None = None
     verdict: Status | None = None
+    standing: Standing | None = None
     family: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedClaim:
-    """A claim, its verdict, and where it is tested."""
+    """A claim, its verdict, and where it is tested; `choices` of ours that its title names."""
 
     claim: Claim
     verdict: VerdictRow
     experiments: tuple[str, ...]
     datasets: tuple[str, ...]
+    choices: tuple[str, ...] = ()
+
+    @property
+    def standing(self) -> Standing:
+        """Whether something has decided the claim, may yet, or never can here: a setting of a training can't hold."""
+        status = Status(self.verdict.status)
+        if self.claim.kind == "setup":
+            return "setting"
+        if not self.verdict.is_decidable:
+            return "untestable"
+        if status in NOT_YET:
+            return "waiting"
+        return "decided" if status in (*FOR_THE_PAPER, *AGAINST_THE_PAPER) else "open"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,8 +172,15 @@ def list_decided(session: Session) -> list[JudgedClaim]:
 def _judged(session: Session, query: Select[Claim, VerdictRow]) -> list[JudgedClaim]:
     rows = session.execute(query).all()
     places = _places(session, [row.Claim.id for row in rows])
+    choices = _choices(session, [row.Claim.id for row in rows])
     return [
-        JudgedClaim(claim=row.Claim, verdict=row.VerdictRow, experiments=names, datasets=datasets)
+        JudgedClaim(
+            claim=row.Claim,
+            verdict=row.VerdictRow,
+            experiments=names,
+            datasets=datasets,
+            choices=choices.get(row.Claim.id, ()),
+        )
         for row in rows
         for names, datasets in [places.get(row.Claim.id, ((), ()))]
     ]
@@ -173,6 +195,8 @@ def _cut(query: Any, wanted: ClaimFilter) -> Any:
         query = query.where(Claim.family == wanted.family)
     if wanted.verdict is not None:
         query = query.where(VerdictRow.status == str(wanted.verdict))
+    if wanted.standing is not None:
+        query = query.where(*_standing(wanted.standing))
     if wanted.dataset is not None or wanted.experiment is not None:
         inside = select(ClaimExperiment.claim).join(Experiment, Experiment.name == ClaimExperiment.experiment)
         if wanted.dataset is not None:
@@ -181,6 +205,35 @@ def _cut(query: Any, wanted: ClaimFilter) -> Any:
             inside = inside.where(Experiment.name == wanted.experiment)
         query = query.where(Claim.id.in_(inside))
     return query
+
+
+def _standing(wanted: Standing) -> list[ColumnElement[bool]]:
+    """The conditions of `JudgedClaim.standing`."""
+    is_setting = Claim.kind == "setup"
+    if wanted == "setting":
+        return [is_setting]
+    if wanted == "untestable":
+        return [~is_setting, ~VerdictRow.is_decidable]
+    waiting, decided = (
+        VerdictRow.status.in_([str(status) for status in group])
+        for group in (NOT_YET, (*FOR_THE_PAPER, *AGAINST_THE_PAPER))
+    )
+    own = {"waiting": waiting, "decided": decided, "open": ~waiting & ~decided}
+    return [~is_setting, VerdictRow.is_decidable, own[wanted]]
+
+
+def _choices(session: Session, claims: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """`{claim: choices of ours that its title names}`, in the order of the deviations."""
+    query = (
+        select(ClaimDeviation.claim, Deviation.in_titles)
+        .join(Deviation, Deviation.id == ClaimDeviation.deviation)
+        .where(ClaimDeviation.claim.in_(claims), Deviation.in_titles.is_not(None))
+        .order_by(Deviation.position)
+    )
+    found: dict[str, list[str]] = {}
+    for row in session.execute(query):
+        found.setdefault(row.claim, []).append(row.in_titles)
+    return {claim: tuple(choices) for claim, choices in found.items()}
 
 
 def _places(session: Session, claims: Sequence[str]) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
@@ -227,6 +280,7 @@ def find_judged(session: Session, claim_id: str) -> ClaimRecord:
         verdict=verdict,
         experiments=names,
         datasets=datasets,
+        choices=_choices(session, [claim_id]).get(claim_id, ()),
         runs=tuple(verdict.runs),
         arms=tuple(verdict.arms),
         pairs=pair_gains(claim, verdict, session.scalars(arms)) if claim.baseline_arm else (),

@@ -14,7 +14,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
 from stages.results.damage import JSONOf
 
-SCHEMA_VERSION = 15
+SCHEMA_VERSION = 16
 
 
 class Base(DeclarativeBase):
@@ -38,7 +38,8 @@ class Meta(Base):
 class Paper(Base):
     """`title` and `summary` are the first and the second paragraph of the docstring of the paper's package.
 
-    `repository` is the address of its authors' public code, where there is any.
+    `repository` is the address of its authors' public code, where there is any.  `before_use`: what whoever uses its
+    comparison must know first.  `argument`: patterns of the ids of the claims about what it proposes.
     """
 
     __tablename__ = "papers"
@@ -47,6 +48,8 @@ class Paper(Base):
     title: Mapped[str]
     summary: Mapped[str]
     repository: Mapped[str | None]
+    before_use: Mapped[list[Any]]
+    argument: Mapped[list[Any]]
 
 
 class Profile(Base):
