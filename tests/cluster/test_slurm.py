@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
 from tests.cluster.nodes import HOST, wait_for
 from tests.cluster.runs import attempts, saved_states
 from tests.cluster.slurm import missing, slurm
