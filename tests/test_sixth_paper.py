@@ -15,7 +15,9 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
@@ -121,10 +123,19 @@ def test_the_paper_goes_from_data_to_an_answer(project: Path, tmp_path: Path) ->
         ("softmax-regression", 1, None),
         ("perceptron", 1, None),
     ]
+    for address, shown in answers_shown().items():
+        assert list(differences(shown, client.get(address).json())) == [], address
     claims = client.get("/api/v1/claims", params={"paper": "toy"}).json()
     assert {claim["id"]: claim["verdict"]["status"] for claim in claims} == dict.fromkeys(toy_claims(), "not tested")
     paper = client.get("/api/v1/papers/toy").json()
     assert paper["title"].startswith("A toy paper, invented to show how one is added")
+
+
+def answers_shown() -> dict[str, Any]:
+    """The page's answers by the address that is asked, without those that rest on findings."""
+    pairs = [(asked.text, json.loads(answer.text)) for asked, answer in pairwise(STORY) if answer.language == "json"]
+    by_address = {shlex.split(asked)[1].removeprefix(PRINTED_PLACE): shown for asked, shown in pairs}
+    return {address: shown for address, shown in by_address.items() if "finding" not in shown}
 
 
 def toy_claims() -> list[str]:
