@@ -9,10 +9,8 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from itertools import pairwise
@@ -22,8 +20,10 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from benchmarks.server import free_port
 from service.app import create_app
 from service.settings import Settings
+from tests.polling import wait_until
 from tests.preloaded import python
 from tests.project import REPOSITORY, environment
 from tests.story import Block, differences, is_printed, read_story
@@ -146,9 +146,7 @@ def toy_claims() -> list[str]:
 @pytest.fixture(scope="module")
 def served(project: Path) -> Iterator[str]:
     """The service of the copy, as `make serve` starts it; its host and port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        place = f"127.0.0.1:{free.getsockname()[1]}"
+    place = f"127.0.0.1:{free_port()}"
     server = subprocess.Popen(
         [*MAKE, "serve", f"PORT={place.rpartition(':')[2]}"],
         cwd=project,
@@ -157,11 +155,8 @@ def served(project: Path) -> Iterator[str]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    deadline = time.monotonic() + 120
     try:
-        while not answers(place):
-            assert server.poll() is None and time.monotonic() < deadline, "the service doesn't answer"
-            time.sleep(0.2)
+        wait_until(lambda: answers(place), 120)
         yield place
     finally:
         os.killpg(server.pid, signal.SIGTERM)

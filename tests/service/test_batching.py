@@ -24,6 +24,7 @@ from service.inference.workers import PassFailed, Worker
 from stages.checkpoint.contract import InputContract
 from stages.checkpoint.predictor import Predictor, load_predictor
 from stages.run import ModelSpec
+from tests.polling import wait_until
 
 pytestmark = pytest.mark.long
 
@@ -261,10 +262,8 @@ def test_a_worker_that_dies_while_idle_is_replaced_without_a_request() -> None:
     worker = Here()
     with started(worker) as batcher:
         worker.is_alive = False
-        until = time.monotonic() + 10
-        while not batcher.is_alive and time.monotonic() < until:
-            time.sleep(0.02)
-        assert batcher.is_alive and worker.restarts == 1
+        wait_until(lambda: batcher.is_alive)
+        assert worker.restarts == 1
 
 
 def test_where_no_worker_can_be_started_nothing_waits_until_one_can() -> None:
@@ -282,9 +281,7 @@ def test_where_no_worker_can_be_started_nothing_waits_until_one_can() -> None:
             asyncio.run(batcher.probabilities(model, image(1)))
         assert not batcher.is_alive
         worker.can_restart = True
-        until = time.monotonic() + 20
-        while not batcher.is_alive and time.monotonic() < until:
-            time.sleep(0.02)
+        wait_until(lambda: batcher.is_alive)
         (found,) = asyncio.run(asyncio.wait_for(ask(batcher, model, 1), 10))
         assert isinstance(found, np.ndarray)
 
