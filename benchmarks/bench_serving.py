@@ -2,22 +2,20 @@
 times LitServe; at one connection at most 2 ms more than decoding and model.  What these can be at best is in
 docs/decisions/0055-what-a-lone-request-pays.md.
 
-A released MNIST model answers PNG uploads over kept-alive connections.  Model alone and peers take turns with the
-service, round by round, all on the same cores with the single client thread.  LitServe takes part where it is installed
-(`pip install litserve`), as it is no dependency of ours, with the same model: as its documentation starts it, and with
-what makes it faster: a worker a core with one thread each, and besides a process a core that speaks HTTP.
+Each released model answers PNG uploads over kept-alive connections; the first alone is asked over one connection, too.
+Model alone and peers take turns with the service, round by round, all on the same cores with the single client thread.
+LitServe takes part where it is installed (`pip install litserve`), as it is no dependency of ours, with the same model:
+as its documentation starts it, and with what makes it faster: a worker a core with one thread each, and besides a
+process a core that speaks HTTP.
 Run: python -m benchmarks serving
 """
 
 from __future__ import annotations
 
 import importlib.util
-import io
 import multiprocessing
 import os
-import selectors
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -30,10 +28,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
-import psutil
 import torch
-from PIL import Image
 
+from benchmarks.asking import Load, form, load, pngs
 from benchmarks.server import free_port, server
 from benchmarks.timing import Line, milliseconds
 from service.inference.workers import cores_here
@@ -42,10 +39,14 @@ from stages.images import decode_image
 from stages.memory import keep_freed_memory
 from stages.recording import record
 
-ARM = "ninformer"
-MODEL = Path(f"data/models/ninformer-mnist.{ARM}.0.safetensors")
-CONNECTIONS = (1, 32)
-BOUNDARY = "b" * 24
+MODELS = (
+    "ninformer-mnist.ninformer.0",
+    "ninformer-mnist.local-vit.0",
+    "dac-resnet-cifar10.resnet20-v1.0",
+    "dac-resnet-cifar10.dac-resnet20-v1.0",
+)
+MANY = 32
+"""Connections at once."""
 PEERS = {
     "LitServe": ("", "", {}),
     "LitServe, a worker a core": (f", workers_per_device={cores_here()}", "", {"OMP_NUM_THREADS": "1"}),
@@ -56,96 +57,10 @@ PEERS = {
     ),
 }
 """By name: options of the server and of its start, and its environment."""
-CONTENT_TYPE = f"multipart/form-data; boundary={BOUNDARY}"
 
 
-@dataclass(frozen=True)
-class Load:
-    """Measured by clients: answers per second, and seconds per answer; by the server: processor time per answer."""
-
-    per_second: float
-    seconds: Sequence[float]
-    processor_seconds: float
-
-    def quantile(self, share: float) -> float:
-        return float(np.quantile(self.seconds, share))
-
-
-def pngs(count: int) -> list[bytes]:
-    """MNIST-shaped noise: time doesn't depend on the content of the images."""
-    pixels = np.random.default_rng(0).integers(0, 256, (count, 28, 28), dtype=np.uint8)
-    buffers = [io.BytesIO() for _ in pixels]
-    for image, buffer in zip(pixels, buffers, strict=True):
-        Image.fromarray(image).save(buffer, "PNG")
-    return [buffer.getvalue() for buffer in buffers]
-
-
-def form(field: str, content: bytes) -> bytes:
-    head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{field}"; filename="a.png"\r\n\r\n'
-    return head.encode() + content + f"\r\n--{BOUNDARY}--\r\n".encode()
-
-
-def processor_seconds(pid: int) -> float:
-    """Processor seconds so far of a process and those that it started."""
-    server = psutil.Process(pid)
-    return sum(sum(member.cpu_times()[:2]) for member in (server, *server.children(recursive=True)))
-
-
-class Asker:
-    """One kept-alive connection that sends the next request as soon as it is answered."""
-
-    def __init__(self, port: int, requests: Sequence[bytes], first: int) -> None:
-        self.requests, self.number, self.answer, self.asked = requests, first, b"", 0.0
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=60)
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-    def ask(self) -> None:
-        self.answer, self.asked = b"", time.perf_counter()
-        self.socket.sendall(self.requests[self.number % len(self.requests)])
-        self.number += 1
-
-    def is_answered(self) -> bool:
-        """Read the bytes that have arrived."""
-        received = self.socket.recv(1 << 16)
-        assert received, "the server closed the connection"
-        self.answer += received
-        head, end, body = self.answer.partition(b"\r\n\r\n")
-        if not end:
-            return False
-        status, *fields = head.lower().split(b"\r\n")
-        assert status.split()[1] == b"200", head
-        length = next(field for field in fields if field.startswith(b"content-length:"))
-        return len(body) >= int(length.partition(b":")[2])
-
-
-def load(pid: int, port: int, path: str, bodies: Sequence[bytes], connections: int, seconds: float) -> Load:
-    """Send requests over this many connections at once, each waiting for its answer before the next request.
-
-    One thread and ready-made requests: clients share the server's cores, so they should take little of them.
-    """
-    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: {CONTENT_TYPE}\r\nContent-Length: "
-    requests = [f"{head}{len(body)}\r\n\r\n".encode() + body for body in bodies]
-    taken: list[float] = []
-    with selectors.DefaultSelector() as selector:
-        askers = [Asker(port, requests, place) for place in range(connections)]
-        for asker in askers:
-            selector.register(asker.socket, selectors.EVENT_READ, asker)
-        started, worked = time.perf_counter(), processor_seconds(pid)
-        for asker in askers:
-            asker.ask()
-        while selector.get_map():
-            for key, _ in selector.select():
-                if not key.data.is_answered():
-                    continue
-                now = time.perf_counter()
-                taken.append(now - key.data.asked)
-                if now < started + seconds:
-                    key.data.ask()
-                else:
-                    selector.unregister(key.data.socket)
-                    key.data.socket.close()
-    per_second = len(taken) / (time.perf_counter() - started)
-    return Load(per_second, taken, (processor_seconds(pid) - worked) / len(taken))
+def file_of(model: str) -> Path:
+    return Path(f"data/models/{model}.safetensors")
 
 
 def raw(predictor: Predictor, images: Sequence[bytes], batch: int, seconds: float, threads: int) -> float:
@@ -161,11 +76,13 @@ def raw(predictor: Predictor, images: Sequence[bytes], batch: int, seconds: floa
 
 ALONE = """
 import sys
-from benchmarks.bench_serving import MODEL, pngs, raw
+from benchmarks.asking import pngs
+from benchmarks.bench_serving import file_of, raw
 from stages.checkpoint.predictor import load_predictor
 from stages.memory import keep_freed_memory
 keep_freed_memory()
-images, predictor = pngs(64), load_predictor(MODEL)
+predictor = load_predictor(file_of(sys.argv[1]))
+images = pngs(64, predictor.contract.shape)
 raw(predictor, images, 16, 1.0, 1)
 print("ready", flush=True)
 for line in sys.stdin:
@@ -176,9 +93,9 @@ for line in sys.stdin:
 class AloneTogether:
     """Decoding and model in as many single-threaded processes as there are cores: the best these cores can give."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: str) -> None:
         cores = cores_here()
-        command = [sys.executable, "-c", ALONE]
+        command = [sys.executable, "-c", ALONE, model]
         self.processes = [
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(cores)
         ]
@@ -202,11 +119,11 @@ class AloneTogether:
             process.communicate()
 
 
-def answer_until_closed(connection: Connection) -> None:
+def answer_until_closed(connection: Connection, model: str) -> None:
     """Decoding and model, an image at a time, for another process: the least that a server has around them."""
     keep_freed_memory()
     torch.set_num_threads(1)
-    predictor = load_predictor(MODEL)
+    predictor = load_predictor(file_of(model))
     with suppress(EOFError):
         while True:
             images = np.stack([decode_image(connection.recv_bytes(), predictor.contract.shape)])
@@ -214,10 +131,10 @@ def answer_until_closed(connection: Connection) -> None:
 
 
 @contextmanager
-def by_pipe() -> Iterator[Connection]:
+def by_pipe(model: str) -> Iterator[Connection]:
     context = multiprocessing.get_context("spawn")
     connection, theirs = context.Pipe()
-    process = context.Process(target=answer_until_closed, args=(theirs,), daemon=True)
+    process = context.Process(target=answer_until_closed, args=(theirs, model), daemon=True)
     process.start()
     theirs.close()
     try:
@@ -249,9 +166,9 @@ class Side:
     bodies: Sequence[bytes]
     found: dict[int, list[Load]]
 
-    def measure(self, seconds: float) -> None:
+    def measure(self, seconds: float, at_once: Sequence[int]) -> None:
         os.killpg(self.pid, signal.SIGCONT)
-        for connections in CONNECTIONS:
+        for connections in at_once:
             seen = load(self.pid, self.port, self.path, self.bodies, connections, seconds)
             self.found.setdefault(connections, []).append(seen)
         os.killpg(self.pid, signal.SIGSTOP)
@@ -267,9 +184,9 @@ class Side:
 
 
 @contextmanager
-def ours(images: Sequence[bytes], folder: Path) -> Iterator[Side]:
+def ours(model: str, images: Sequence[bytes], folder: Path) -> Iterator[Side]:
     port, database = free_port(), folder / "results.db"
-    path = f"/predict?checkpoint=ninformer-mnist.{ARM}.0&top_k=1"
+    path = f"/predict?checkpoint={model}&top_k=1"
     record(Path(), str(database), evidence_only=True)
     command = [sys.executable, "-m", "service", "--port", str(port)]
     with server(command, port, "/health/ready", CLAIMCHECK_DATABASE=f"sqlite:///{database}") as pid:
@@ -277,7 +194,7 @@ def ours(images: Sequence[bytes], folder: Path) -> Iterator[Side]:
 
 
 def warm(side: Side) -> Side:
-    load(side.pid, side.port, side.path, side.bodies, 32, 1.0)
+    load(side.pid, side.port, side.path, side.bodies, MANY, 1.0)
     os.killpg(side.pid, signal.SIGSTOP)
     return side
 
@@ -309,29 +226,29 @@ if __name__ == "__main__":
 
 
 @contextmanager
-def litserve(images: Sequence[bytes], folder: Path, name: str) -> Iterator[Side]:
+def litserve(model: str, images: Sequence[bytes], folder: Path, name: str) -> Iterator[Side]:
     port = free_port()
     script = folder / f"{port}.py"
     of_server, of_start, environment = PEERS[name]
     script.write_text(LITSERVE.replace("SERVER)", f"{of_server})").replace("START)", f"{of_start})"))
-    command = [sys.executable, str(script), str(MODEL.resolve()), str(port)]
+    command = [sys.executable, str(script), str(file_of(model).resolve()), str(port)]
     with server(command, port, "/health", PYTHONPATH=str(Path().resolve()), **environment) as pid:
         yield warm(Side(name, pid, port, "/predict", [form("request", image) for image in images], {}))
 
 
 def show(side: Side) -> None:
-    for connections in CONNECTIONS:
+    for connections in side.found:
         seen = side.middle(connections)
         times = ", ".join(f"p{round(100 * share)} {1000 * seen.quantile(share):.1f}" for share in (0.5, 0.95, 0.99))
         print(f"  {side.name}, {connections:2} connections: {seen.per_second:7.1f} requests/s; {times} ms")
         print(f"    processor time of a request: {milliseconds(seen.processor_seconds)}")
 
 
-def faster(beside: str, peers: Mapping[str, float], ours: float, goal: float) -> Line:
+def faster(model: str, beside: str, peers: Mapping[str, float], ours: float, goal: float) -> Line:
     """Against the fastest of `peers` (answers per second by name), which comes first."""
     best_first = sorted(peers.items(), key=lambda peer: -peer[1])
     return Line(
-        what=f"PNG uploads, 32 connections, beside {beside}, wall",
+        what=f"PNG uploads to {model}, {MANY} connections, beside {beside}, wall",
         peer="; ".join(f"{name}: {rate:.0f}/s" for name, rate in best_first),
         ours=f"{ours:.0f}/s",
         value=ours / best_first[0][1],
@@ -340,54 +257,64 @@ def faster(beside: str, peers: Mapping[str, float], ours: float, goal: float) ->
 
 
 def measure(seconds: float = 3.0, rounds: int = 5) -> list[Line]:
-    images, predictor = pngs(64), load_predictor(MODEL)
-    raw(predictor, images, 32, 1.0, cores_here())
-    alone: dict[int, list[float]] = {connections: [] for connections in CONNECTIONS}
+    if importlib.util.find_spec("litserve") is None:
+        print("  LitServe is not installed: not compared")
+    found = [asked_at_once(model, seconds, rounds, (1, MANY) if model == MODELS[0] else (MANY,)) for model in MODELS]
+    return [line for lines in found for line in lines]
+
+
+def asked_at_once(model: str, seconds: float, rounds: int, at_once: Sequence[int]) -> list[Line]:
+    """One model over each of these numbers of connections."""
+    predictor = load_predictor(file_of(model))
+    images = pngs(64, predictor.contract.shape)
+    raw(predictor, images, MANY, 1.0, cores_here())
+    alone: dict[int, list[float]] = {connections: [] for connections in at_once}
     together: list[float] = []
     piped: list[float] = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        processes = AloneTogether()
+        processes = AloneTogether(model)
         stack.callback(processes.end)
-        pipe = stack.enter_context(by_pipe())
+        pipe = stack.enter_context(by_pipe(model))
         asked(pipe, images, 1.0)
-        sides = [stack.enter_context(ours(images, folder))]
-        if importlib.util.find_spec("litserve") is None:
-            print("  LitServe is not installed: not compared")
-        else:
-            sides += [stack.enter_context(litserve(images, folder, name)) for name in PEERS]
+        sides = [stack.enter_context(ours(model, images, folder))]
+        if importlib.util.find_spec("litserve") is not None:
+            sides += [stack.enter_context(litserve(model, images, folder, name)) for name in PEERS]
         for _ in range(rounds):
-            for batch, found in alone.items():
+            for batch, rates in alone.items():
                 threads = 1 if batch == 1 else cores_here()  # one image is answered sooner by one
-                found.append(raw(predictor, images, batch, seconds, threads))
+                rates.append(raw(predictor, images, batch, seconds, threads))
             together.append(processes.per_second(seconds))
-            piped += asked(pipe, images, seconds)
+            if 1 in at_once:
+                piped += asked(pipe, images, seconds)
             for side in sides:
-                side.measure(seconds)
+                side.measure(seconds, at_once)
         for side in sides:
             os.killpg(side.pid, signal.SIGCONT)
             show(side)
-    return lines(
-        sides,
-        {batch: statistics.median(found) for batch, found in alone.items()},
-        statistics.median(together),
-        statistics.median(piped),
+    rates_alone = {batch: statistics.median(rates) for batch, rates in alone.items()}
+    lines = at_many(model, sides, rates_alone[MANY], statistics.median(together))
+    return [*lines, lone(model, sides[0], rates_alone[1], statistics.median(piped))] if 1 in at_once else lines
+
+
+def at_many(model: str, sides: Sequence[Side], alone: float, together: float) -> list[Line]:
+    """Beside no server, and beside LitServe if it took part; rates per second."""
+    busy = sides[0].middle(MANY).per_second
+    others = {side.name: side.middle(MANY).per_second for side in sides[1:]}
+    bare = {"decoding and model alone": alone, "a process a core": together}
+    found = [faster(model, "no server", bare, busy, 0.7)]
+    return [*found, faster(model, "LitServe", others, busy, 1.3)] if others else found
+
+
+def lone(model: str, ours: Side, alone: float, piped: float) -> Line:
+    """One connection beside the model `alone` (images per second) and seconds of an answer that is `piped`."""
+    one = statistics.median(ours.middle(1).seconds)
+    return Line(
+        what=f"PNG uploads to {model}, 1 connection, wall",
+        peer=f"decoding and model alone: {1000 / alone:.2f} ms; asked by a pipe: {1000 * piped:.2f} ms",
+        ours=f"{1000 * one:.2f} ms",
+        value=1000 * (one - 1 / alone),
+        goal=2.0,
+        at_most=True,
+        unit="ms more",
     )
-
-
-def lines(sides: Sequence[Side], alone: Mapping[int, float], together: float, piped: float) -> list[Line]:
-    busy, one = sides[0].middle(32).per_second, statistics.median(sides[0].middle(1).seconds)
-    others = {side.name: side.middle(32).per_second for side in sides[1:]}
-    found = [
-        faster("no server", {"decoding and model alone": alone[32], "a process a core": together}, busy, 0.7),
-        Line(
-            what="PNG uploads, 1 connection, wall",
-            peer=f"decoding and model alone: {1000 / alone[1]:.2f} ms; asked by a pipe: {1000 * piped:.2f} ms",
-            ours=f"{1000 * one:.2f} ms",
-            value=1000 * (one - 1 / alone[1]),
-            goal=2.0,
-            at_most=True,
-            unit="ms more",
-        ),
-    ]
-    return [*found, faster("LitServe", others, busy, 1.3)] if others else found

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import psutil
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -145,11 +144,6 @@ def race(
     ]
     mine, theirs = (taken[side, _fastest(named)] for side, named in enumerate(medians))
     return Race(*medians, statistics.median(peer / own for own, peer in zip(mine, theirs, strict=True)))
-
-
-def with_workers() -> float:
-    """Processor seconds of this process and of those that it started, theirs to a hundredth."""
-    return time.process_time() + sum(sum(one.cpu_times()[:2]) for one in psutil.Process().children(recursive=True))
 
 
 def _fastest(seconds: Mapping[str, float]) -> str:

@@ -2,27 +2,61 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from collections.abc import Sequence
+from functools import cache
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from types import ModuleType
 
-UNKNOWN = {"yaml", "pydantic", "sqlalchemy", "dvc", "fastapi", "rich", "scipy", "PIL"}
+KNOWN = ("torch", "numpy", "safetensors")
+OURS = "claimcheck"
 QUESTIONS = 3  # whether a slice is over: before its group, and after each step
+
+
+def _in_one_spelling(distribution: str) -> str:
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+def _with_requirements(distributions: Sequence[str]) -> set[str]:
+    """These and what they can't be without."""
+    found, left = set[str](), [*distributions]
+    while left:
+        if (name := _in_one_spelling(left.pop())) in found:
+            continue
+        found.add(name)
+        try:
+            needed = requires(name) or []
+        except PackageNotFoundError:  # of another system
+            continue
+        left += [re.split(r"[^\w.-]", text, maxsplit=1)[0] for text in needed if "extra ==" not in text]
+    return found
+
+
+@cache
+def unknown() -> frozenset[str]:
+    """What is installed here, by the names that are imported, and isn't there."""
+    there = _with_requirements(KNOWN) | {OURS}
+    return frozenset(
+        module
+        for module, distributions in packages_distributions().items()
+        if not there & {_in_one_spelling(name) for name in distributions}
+    )
 
 
 class _Nothing(MetaPathFinder):
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name.partition(".")[0] in UNKNOWN:
+        if name.partition(".")[0] in unknown():
             raise ModuleNotFoundError(f"this machine has no {name}")
         return None
 
 
 def know_torch_alone() -> None:
     """From now on importing anything else fails, whether it was loaded or not."""
-    for name in [name for name in sys.modules if name.partition(".")[0] in UNKNOWN]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in unknown()]:
         del sys.modules[name]
     sys.meta_path.insert(0, _Nothing())
 

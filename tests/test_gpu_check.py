@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,9 @@ from benchmarks.attempt import Lines, attempt, guarded
 from benchmarks.planned import Planned
 from stages.run import ModelSpec
 from stages.training.tf32 import RoundedOperands, products_of
-from tests.project import REPOSITORY
+from tests.borrowed import know_torch_alone
+from tests.preloaded import python
+from tests.project import REPOSITORY, environment
 
 pytestmark = pytest.mark.long
 
@@ -66,11 +66,22 @@ def test_every_network_of_the_papers_takes_a_step_in_each_precision_it_is_planne
 
 
 def test_a_rehearsal_goes_on_after_a_failure_and_names_it_at_the_end(tmp_path: Path) -> None:
+    """On a machine that knows torch, numpy and safetensors alone."""
     steps, out = tmp_path / "steps.json", tmp_path / "lines.jsonl"
     steps.write_text(planned.dump(iter(chosen())))
-    command = [sys.executable, "-m", "benchmarks.gpu_check", "--device", "cpu", "--steps", str(steps)]
-    command += ["--out", str(out), "--parts", "environment", "planned", "operators"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    options = [
+        "--device",
+        "cpu",
+        "--steps",
+        str(steps),
+        "--out",
+        str(out),
+        "--parts",
+        "environment",
+        "planned",
+        "operators",
+    ]
+    done = python("-m", "benchmarks.gpu_check", *options, cwd=REPOSITORY, env=environment(), before=know_torch_alone)
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     taken = [line for line in lines if line.get("check") == "takes a step"]
     assert [line["ok"] for line in taken] == [True, False, True, True]

@@ -22,6 +22,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from stages.ops.fast import dac
+from stages.ops.precision import has_autocast
 
 # Numbers in activated maps that exist at a time: about what a core's cache holds.
 _BLOCK = 2**20
@@ -41,7 +42,7 @@ def dac_taps(x: Tensor, weight: Tensor, bias: Tensor, before: tuple[int, int], s
         ]
         return reduce(torch.add, parts)
     device = x.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+    if has_autocast(device) and torch.is_autocast_enabled(device):
         with torch.autocast(device, enabled=False):
             return _Taps.apply(x, weight, bias, before, size).to(torch.get_autocast_dtype(device))
     return _Taps.apply(x, weight, bias, before, size)

@@ -10,10 +10,13 @@ from torch import Tensor
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Switch autocast off, which would round the operands of a product; some devices, such as meta, have none."""
-    if torch.amp.is_autocast_available(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return nullcontext()
+    """Switch autocast off, which would round the operands of a product."""
+    return torch.autocast(device.type, enabled=False) if has_autocast(device.type) else nullcontext()
+
+
+def has_autocast(device: str) -> bool:
+    """All devices that anything here is computed on have it.  PyTorch's own question breaks 2.11's compiled graphs."""
+    return device != "meta"
 
 
 def at_least_float32(x: Tensor) -> Tensor:

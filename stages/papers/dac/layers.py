@@ -7,6 +7,7 @@ Weights are He normal, biases zero (section 5).  B batch, C channels, S image si
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,8 @@ from torch.nn import functional as F
 
 from stages.ops.dac_layers import DACConv2d
 from stages.ops.mba import MBA
+
+Norm = TypeVar("Norm", nn.BatchNorm1d, nn.BatchNorm2d)
 
 Connect = Callable[[int, int, int], nn.Module]
 """(input channels, output channels, stride) -> a 3 x 3 connection."""
@@ -59,7 +62,14 @@ def mba3x3(copies: int) -> Connect:
 
 def batch_norm(channels: int, *, has_shift: bool) -> nn.BatchNorm2d:
     """BN, or the paper's BN′ without a shift: the biases of the connection behind it take its place (section 4)."""
-    return nn.BatchNorm2d(channels, bias=has_shift)
+    norm = nn.BatchNorm2d(channels)
+    return norm if has_shift else without_shift(norm)
+
+
+def without_shift(norm: Norm) -> Norm:
+    """BN′: the same normalisation with its scale alone, as `bias=False` makes it in newer releases of PyTorch."""
+    norm.register_parameter("bias", None)
+    return norm
 
 
 class Shortcut(nn.Module):

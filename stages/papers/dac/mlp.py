@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.ops.dac_layers import DACLinear
+from stages.papers.dac.layers import without_shift
 
 
 def matched_width(width: int) -> int:
@@ -77,7 +78,7 @@ class DACMLP(nn.Module):
         sizes = [in_features, *hidden_widths(depth, width, last_width)]
         layers: list[nn.Module] = []
         for inputs, units in pairwise(sizes):
-            layers += [DACLinear(inputs, units), nn.BatchNorm1d(units, bias=False)]
+            layers += [DACLinear(inputs, units), without_shift(nn.BatchNorm1d(units))]
         self.layers = nn.Sequential(*layers)
         self.head = DACLinear(sizes[-1], 1)
         self.output_bias = nn.Parameter(torch.zeros(1))
