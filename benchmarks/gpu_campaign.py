@@ -4,7 +4,7 @@ Here, where params and packed data are; it takes in what came back, and lays out
 
     python -m benchmarks.gpu_campaign prepare --budget 1800 [--back FOLDER] [--fresh] [EXPERIMENT …]
 
-There, with the code and data/campaign/carry beside it (torch 2.15 at least, numpy and safetensors, nothing else):
+There, with the code and data/campaign/carry beside it (torch 2.11 at least, numpy and safetensors, nothing else):
 
     python -m benchmarks.gpu_campaign run data/campaign/carry --work FOLDER --out BACK
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu_check [--data data/processed/cifar100] [--out results.jsonl]
 
-Needs torch (2.15 at least), numpy and safetensors only.  First, within a minute, every network takes a step in every
+Needs torch (2.11 at least), numpy and safetensors only.  First, within a minute, every network takes a step in every
 precision that is planned; then operators against float64, products in TF32 against their emulation, ten steps of each
 arm of the NiNformer paper against the CPU's, passes recorded as CUDA graphs against eager ones, stacks, and last what
 is only measured: times of steps, images/s in float32, TF32, bfloat16 and compiled, peak memory.  With `--data`, trains

@@ -15,8 +15,7 @@ from stages.claims import read_claims
 from stages.claims.judging import EXACT
 from stages.cli import COMMANDS
 from stages.recording.reporting import write_docs
-from stages.results import open_results
-from stages.results.claims import tally
+from stages.results import open_results, tally
 from tests.project import REPOSITORY
 from tests.story import differences, read_story
 
