@@ -112,7 +112,7 @@ def test_an_answer_in_between_speaks_for_a_checkpoint(settings: Settings) -> Non
         for _ in range(3):
             assert kill_within_a_pass(client, VIT).status_code == 503
             assert ask(client).status_code == 200
-        assert engine_of(client).batcher.set_aside == []
+        assert engine_of(client).batcher.suspects.set_aside == []
 
 
 def tensor() -> dict[str, Any]:
@@ -194,7 +194,7 @@ def test_workers_killed_again_and_again_under_load_lose_nothing_but_their_passes
         right = [pytest.approx(seen, abs=1e-5) for seen in probabilities(expected)]  # batches round in their own ways
         assert all(probabilities(answer.json()["images"]) == right for answer in answers if answer.status_code == 200)
         assert sum(answer.status_code == 503 for answer in answers) <= 4 * 6
-        assert engine_of(client).batcher.set_aside == []
+        assert engine_of(client).batcher.suspects.set_aside == []
         wait_until(lambda: engine_of(client).batcher.serving == 2)
         assert ask(client).json()["images"] == expected
 
