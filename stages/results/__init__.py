@@ -53,6 +53,7 @@ from stages.results.database import (
 from stages.results.estimates import (
     ArmComparison,
     ExperimentComparison,
+    cut_of_each,
     describe_fidelity,
     fidelity_of,
     kind_of_run,
@@ -139,6 +140,7 @@ __all__ = [
     "as_csv",
     "compare",
     "create_results",
+    "cut_of_each",
     "damaged",
     "database_url",
     "describe_fidelity",
