@@ -51,6 +51,7 @@ from stages.results import (
 
 router = APIRouter(include_in_schema=False)
 MOST_FOUND = 100  # on one page
+GROUNDS = ("results", "finding", "params", "none")  # a list of all claims begins with what training decided
 COMPUTED = "Computed without training"
 
 
@@ -143,8 +144,8 @@ def search_claims(
     names = {row.claim.id: name_claim(row, titles, arms) for row in judged}
     papers = {paper.name: paper for paper in queries.list_papers(session)}
     of_papers = {name: paper.title for name, paper in papers.items()}
-    decided_first = sorted(judged, key=lambda row: not is_decided(row.verdict.status))
-    found = search(q, judged, names, arms, of_papers) if q.strip() else Found(decided_first, True, [], [])
+    ordered = sorted(judged, key=lambda row: GROUNDS.index(row.verdict.basis) if is_decided(row.verdict.status) else 9)
+    found = search(q, judged, names, arms, of_papers) if q.strip() else Found(ordered, True, [], [])
     groups: dict[str, list[JudgedClaim]] = {}
     for row in found.claims[MOST_FOUND * (page - 1) : MOST_FOUND * page]:
         groups.setdefault(row.claim.paper, []).append(row)
