@@ -81,8 +81,10 @@ def difference_chart(title: str, judged: JudgedClaim) -> dict[str, Any] | None:
         return None
     unit, scale = _gain_unit(claim)
     what = f"largest − smallest gain by {claim.factor}" if claim.kind == "uniform" else "ours − paper"
-    x = {"type": "quantitative", "title": [f"{what} ({unit})", SHADED_IS_THE_SAME], "scale": {"zero": True}}
-    least = 0.0 if claim.kind == "uniform" else -scale * verdict.margin
+    is_range = claim.kind == "uniform"  # which is never below 0
+    ends = {"domainMin": 0, "nice": True} if is_range else {"zero": True}
+    x = {"type": "quantitative", "title": [f"{what} ({unit})", SHADED_IS_THE_SAME], "scale": ends}
+    least = 0.0 if is_range else -scale * verdict.margin
     numbers = {"value": verdict.estimate, "low": verdict.low, "high": verdict.high}
     ours = {"side": "ours", **{name: scale * number for name, number in numbers.items()}}
     return {

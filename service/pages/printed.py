@@ -63,9 +63,8 @@ def lay_out(
         place, other = _place(row, titles, arms), _other(row, arms)
         if not place or not other:
             continue
-        cell = values.get(row.claim.metric, {}).get(place)
-        if cell is not None:
-            cell.gains.append((other, row))
+        if (own := values.get(row.claim.metric, {}).get(place)) is not None:
+            own.gains.append((other, row))
         else:
             model, dataset = place
             pair = pairs.setdefault(row.claim.metric, {}).setdefault((f"{model} against {other}", dataset), Cell())

@@ -16,6 +16,8 @@ from service.pages.amounts import imply, in_its_way, in_terms_of, is_of_the_othe
 from service.pages.formats import as_precise_as, exact, from_to, lower_first, plain, value_in
 from service.pages.legend import SIDES, address_of, date_of, meaning_of
 from stages.results import (
+    AGAINST_THE_PAPER,
+    FOR_THE_PAPER,
     METRICS,
     Claim,
     JudgedClaim,
@@ -107,6 +109,11 @@ def for_readers(explanation: str) -> str:
 def side_of(status: str) -> str:
     """The side that colours a verdict: for, reading, against, open, noted or waiting."""
     return next((side for side, statuses in _SIDES.items() if status in statuses), "waiting")
+
+
+def is_decided(status: str) -> bool:
+    """True of a verdict that says of a claim whether it holds; how a training is set up is not a claim."""
+    return status in (*FOR_THE_PAPER, *AGAINST_THE_PAPER)
 
 
 def name_claim(judged: JudgedClaim, titles: Mapping[str, str], arms: Mapping[tuple[str, str], str]) -> str:
@@ -217,7 +224,7 @@ def name_reading(judged: JudgedClaim) -> str | None:
 def tell_verdicts(judged: Sequence[JudgedClaim], looks: Container[str] = ()) -> str:
     """How many of the claims of one place are decided, by verdict; `looks` are claims with a first number of ours."""
     counts = Counter(row.verdict.status for row in judged)
-    decided = {status: number for status, number in counts.items() if side_of(status) in ("for", "reading", "against")}
+    decided = {status: number for status, number in counts.items() if is_decided(status)}
     others = {status: number for status, number in counts.items() if status not in decided}
     seen = sum(row.claim.id in looks for row in judged)
     of_looks = f" {seen} {'has' if seen == 1 else 'have'} a first look of ours, which decides nothing." if seen else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
@@ -27,7 +28,15 @@ from service.pages.planning import plan_in_words
 from service.pages.printed import count_errors, lay_out
 from service.pages.searching import Found, search
 from service.pages.shown import list_shown
-from service.pages.wording import count_verdicts, highlights, name_claim, shared_errors, side_of, tell_verdicts
+from service.pages.wording import (
+    count_verdicts,
+    highlights,
+    is_decided,
+    name_claim,
+    shared_errors,
+    side_of,
+    tell_verdicts,
+)
 from stages.results import (
     ClaimFilter,
     JudgedClaim,
@@ -41,7 +50,8 @@ from stages.results import (
 )
 
 router = APIRouter(include_in_schema=False)
-MOST_FOUND = 200
+MOST_FOUND = 100  # on one page
+GROUNDS = ("results", "finding", "params", "none")  # a list of all claims begins with what training decided
 COMPUTED = "Computed without training"
 
 
@@ -125,16 +135,19 @@ def search_claims(
     compare: Compare,
     q: Annotated[str, Query(max_length=100)] = "",
     verdict: Annotated[Status | None, Query()] = None,
+    page: Annotated[int, Query(ge=1, le=1000)] = 1,
 ) -> Response:
-    """The claims that answer `q`, paper by paper, the best first; all of them without a word."""
-    judged = list_judged(session, ClaimFilter(verdict=verdict))
+    """The claims that answer `q`, paper by paper, the best first; without a word all, decided ones first."""
+    everything = list_judged(session, ClaimFilter())
+    judged = [row for row in everything if verdict in (None, row.verdict.status)]
     titles, arms = titles_of(session)
     names = {row.claim.id: name_claim(row, titles, arms) for row in judged}
     papers = {paper.name: paper for paper in queries.list_papers(session)}
     of_papers = {name: paper.title for name, paper in papers.items()}
-    found = search(q, judged, names, arms, of_papers) if q.strip() else Found(judged, True, [], [])
+    ordered = sorted(judged, key=lambda row: GROUNDS.index(row.verdict.basis) if is_decided(row.verdict.status) else 9)
+    found = search(q, judged, names, arms, of_papers) if q.strip() else Found(ordered, True, [], [])
     groups: dict[str, list[JudgedClaim]] = {}
-    for row in found.claims[:MOST_FOUND]:
+    for row in found.claims[MOST_FOUND * (page - 1) : MOST_FOUND * page]:
         groups.setdefault(row.claim.paper, []).append(row)
     looks = {
         claim: look
@@ -153,8 +166,10 @@ def search_claims(
             "names": names,
             "looks": looks,
             "shortened": describe_looks(looks, found.claims, titles),
+            "statuses": Counter(row.verdict.status for row in everything),
             "sides": SIDES,
-            "most": MOST_FOUND,
+            "page": page,
+            "pages": -(-len(found.claims) // MOST_FOUND),
         },
     )
 

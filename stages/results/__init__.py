@@ -18,21 +18,17 @@ from stages.results.claims import (
     FOR_THE_PAPER,
     ClaimFilter,
     ClaimRecord,
-    Counts,
     JudgedClaim,
-    Outlook,
     Standing,
-    Tally,
     error_of,
     find_judged,
-    ground_of,
     list_decided,
     list_families,
     list_judged,
     rule_after,
-    tally,
 )
 from stages.results.comparison import compare
+from stages.results.counts import Counts, Outlook, Tally, ground_of, tally
 from stages.results.damage import JSONOf, ResultsUnavailable, damaged
 from stages.results.database import (
     Sessions,
@@ -51,17 +47,11 @@ from stages.results.database import (
     insert_rows,
     open_results,
 )
-from stages.results.estimates import (
-    ArmComparison,
-    ExperimentComparison,
-    describe_fidelity,
-    fidelity_of,
-    kind_of_run,
-    t_interval,
-    wilson_interval,
-)
+from stages.results.estimates import ArmComparison, ExperimentComparison
+from stages.results.fidelity import cut_of_each, describe_fidelity, fidelity_of, kind_of_run
 from stages.results.metrics import METRICS, SHOWN_METRICS
 from stages.results.pairs import PairGain
+from stages.results.sampling import t_interval, wilson_interval
 from stages.results.table import as_csv, no_formula
 from stages.results.tables import (
     SCHEMA_VERSION,
@@ -141,6 +131,7 @@ __all__ = [
     "as_csv",
     "compare",
     "create_results",
+    "cut_of_each",
     "damaged",
     "database_url",
     "describe_fidelity",

@@ -30,10 +30,9 @@ from stages.results.estimates import (
     Order,
     Printed,
     Ratio,
-    cut_of_all,
-    describe_fidelity,
     describe_stopwatch,
 )
+from stages.results.fidelity import cut_of_all, describe_fidelity
 from stages.results.metrics import FIRST_METRICS, METRICS, MetricInfo
 from stages.results.pairs import gain_between
 from stages.results.sampling import estimate, values_of, why_none

@@ -47,7 +47,9 @@ def test_one_claim_is_drawn_in_its_own_unit_against_what_counts_as_the_same() ->
     chart = difference_chart("A", uniform)
     assert chart is not None and chart["data"]["values"] == [{"side": "ours", "value": 0.18, "low": 0.1, "high": 0.32}]
     assert chart["layer"][0]["data"]["values"] == [{"low": 0.0, "high": 0.0625}]
-    title = chart["layer"][1]["layer"][0]["encoding"]["x"]["title"]
+    axes = [layer["encoding"]["x"] for layer in (chart["layer"][0], *chart["layer"][1]["layer"])]
+    assert all(axis["scale"]["domainMin"] == 0 for axis in axes), "a range is never below 0"
+    title = axes[1]["title"]
     assert title == ["largest − smallest gain by width (nats)", "shaded: counts as the same"]
     value = judge("b", -0.002, -0.006, 0.002, margin=0.01)
     value.claim.kind, value.claim.unit = "value", "fraction"

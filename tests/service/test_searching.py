@@ -69,3 +69,19 @@ def test_plurals_hyphens_and_words_of_one_meaning_are_one_word() -> None:
     assert words_of("Errors on CIFAR-10, MLP-Mixer's speeds: 0.25") == [
         *("error", "on", "cifar10", "mlp", "mixer", "s", "time", "0.25"),
     ]
+
+
+def test_a_list_of_all_claims_has_pages_and_begins_with_what_training_decided(published_client: TestClient) -> None:
+    everything = {row["id"]: row["verdict"] for row in published_client.get("/api/v1/claims?limit=1000").json()}
+    found: list[str] = []
+    for number in range(1, 6):
+        html = published_client.get(f"/claims?page={number}").text
+        found += re.findall(r'<th scope="row"><a href="/claims/([^"]+)"', html)
+    assert sorted(found) == sorted(everything)
+    assert {everything[name]["status"] for name in found[:4]} == {"supported", "not reproduced"}
+    assert "There is no such page" in html and "page 4 of 4" in published_client.get("/claims?page=4").text
+
+
+def test_only_verdicts_that_occur_can_be_chosen(published_client: TestClient) -> None:
+    html = published_client.get("/claims").text
+    assert ">supported 3</a>" in html and ">undecidable" not in html
