@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Any
@@ -105,6 +106,7 @@ class Rows:
             tables.insert_rows(session, table, values)
         session.add(tables.Meta(name="schema_version", value=str(tables.SCHEMA_VERSION)))
         session.add(tables.Meta(name="content", value=self.digest()))
+        session.add(tables.Meta(name="rules", value=json.dumps(dataclasses.asdict(self.params.verdicts))))
         days = [item.origin.published[:10] for item in self.found if item.origin]
         if days:
             session.add(tables.Meta(name="newest_result", value=max(days)))

@@ -20,7 +20,6 @@ from stages.results.claims import (
     ClaimRecord,
     Counts,
     JudgedClaim,
-    Outlook,
     Tally,
     error_of,
     find_judged,
@@ -59,7 +58,9 @@ from stages.results.estimates import (
     t_interval,
     wilson_interval,
 )
+from stages.results.levels import Levels, levels_of, read_rules
 from stages.results.metrics import METRICS, SHOWN_METRICS
+from stages.results.outlook import Outlook
 from stages.results.pairs import PairGain
 from stages.results.table import as_csv, no_formula
 from stages.results.tables import (
@@ -81,6 +82,7 @@ from stages.results.tables import (
     Profile,
     Result,
 )
+from stages.rules import Rules
 from stages.verdicts import Status
 
 __all__ = [
@@ -111,6 +113,7 @@ __all__ = [
     "Family",
     "JSONOf",
     "JudgedClaim",
+    "Levels",
     "Meta",
     "Metric",
     "ObservationRow",
@@ -120,6 +123,7 @@ __all__ = [
     "Profile",
     "Result",
     "ResultsUnavailable",
+    "Rules",
     "Sessions",
     "Status",
     "Tally",
@@ -148,11 +152,13 @@ __all__ = [
     "ground_of",
     "insert_rows",
     "kind_of_run",
+    "levels_of",
     "list_decided",
     "list_families",
     "list_judged",
     "no_formula",
     "open_results",
+    "read_rules",
     "rule_after",
     "t_interval",
     "tally",

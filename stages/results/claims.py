@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Literal
@@ -23,16 +23,14 @@ from stages.results.claim_tables import (
 )
 from stages.results.database import UnknownClaim
 from stages.results.estimates import ArmVerdict
+from stages.results.outlook import Outlook, foresee_waiting
 from stages.results.pairs import PairGain, pair_gains
-from stages.results.tables import Arm, Claim, Experiment, Paper
+from stages.results.tables import Arm, Claim, Experiment, Metric, Paper
 from stages.verdicts import Status
 
 FOR_THE_PAPER = (Status.REPRODUCED, Status.SUPPORTED, Status.HOLDS, Status.HOLDS_UNDER_READING)
 AGAINST_THE_PAPER = (Status.NOT_REPRODUCED, Status.REVERSED, Status.FAILS, Status.CONTRADICTED)
 NOT_YET = (Status.NOT_TESTED,)
-NO_BETTER_THAN_CHANCE = 0.05
-"""A plan that confirms a right number no more often than its test may confirm a wrong one shows nothing."""
-EVEN = 0.5
 Ground = Literal["trained", "computed", "data"]
 
 
@@ -50,12 +48,16 @@ class ClaimFilter:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedClaim:
-    """A claim, its verdict, and where it is tested."""
+    """A claim, its verdict, and where it is tested.
+
+    `sizes`: where networks of equal size were paired, the numbers of parameters of the proposed ones, rising.
+    """
 
     claim: Claim
     verdict: VerdictRow
     experiments: tuple[str, ...]
     datasets: tuple[str, ...]
+    sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,21 +103,6 @@ class Counts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outlook:
-    """What the planned trainings can show of the `waiting` claims that training decides, if the paper is right.
-
-    `hopeless`: confirmed with a chance below 5 %; `order_only`: the order may be, the size of the difference not;
-    `unlikely`: of all others, confirmed with a chance below 50 %.  `unknown`: no size is printed or no spread is known.
-    """
-
-    waiting: int
-    hopeless: int
-    order_only: int
-    unlikely: int
-    unknown: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Tally(Counts):
     """Verdict counts of a paper's claims: a badge.  Training, computing and facts of data are counted separately.
 
@@ -157,11 +144,36 @@ def list_decided(session: Session) -> list[JudgedClaim]:
 def _judged(session: Session, query: Select[Claim, VerdictRow]) -> list[JudgedClaim]:
     rows = session.execute(query).all()
     places = _places(session, [row.Claim.id for row in rows])
+    sizes = _sizes(session, [row.VerdictRow for row in rows])
     return [
-        JudgedClaim(claim=row.Claim, verdict=row.VerdictRow, experiments=names, datasets=datasets)
+        JudgedClaim(
+            claim=row.Claim,
+            verdict=row.VerdictRow,
+            experiments=names,
+            datasets=datasets,
+            sizes=sizes.get(row.Claim.id, ()),
+        )
         for row in rows
         for names, datasets in [places.get(row.Claim.id, ((), ()))]
     ]
+
+
+def _sizes(session: Session, verdicts: Iterable[VerdictRow]) -> dict[str, tuple[int, ...]]:
+    """`{claim: numbers of parameters}` of those whose results told which networks are pairs."""
+    paired = [verdict.claim for verdict in verdicts if verdict.scope and verdict.scope["planned_pairs"] is None]
+    if not paired:
+        return {}
+    query = (
+        select(VerdictRun.claim, Metric.value)
+        .join(Metric, Metric.result_id == VerdictRun.result_id)
+        .where(VerdictRun.claim.in_(paired), VerdictRun.side == "proposed", Metric.metric == "parameters")
+        .distinct()
+        .order_by(VerdictRun.claim, Metric.value)
+    )
+    found: dict[str, tuple[int, ...]] = {}
+    for row in session.execute(query):
+        found[row.claim] = (*found.get(row.claim, ()), round(row.value))
+    return found
 
 
 def _cut(query: Any, wanted: ClaimFilter) -> Any:
@@ -227,6 +239,7 @@ def find_judged(session: Session, claim_id: str) -> ClaimRecord:
         verdict=verdict,
         experiments=names,
         datasets=datasets,
+        sizes=_sizes(session, [verdict]).get(claim_id, ()),
         runs=tuple(verdict.runs),
         arms=tuple(verdict.arms),
         pairs=pair_gains(claim, verdict, session.scalars(arms)) if claim.baseline_arm else (),
@@ -322,7 +335,7 @@ def _tally(paper: str, rows: Sequence[tuple[Claim, VerdictRow]]) -> Tally:
         trained=_count(grounds["trained"]),
         computed=_count(grounds["computed"]),
         data=_count(grounds["data"]),
-        outlook=_foresee([verdict.power for _, verdict in grounds["trained"] if _waits(verdict)]),
+        outlook=foresee_waiting([verdict.power for _, verdict in grounds["trained"] if _waits(verdict)]),
         settings=sum(claim.kind == "setup" for claim, _ in once),
         untestable=sum(claim.kind != "setup" and not verdict.is_decidable for claim, verdict in once),
         by_verdict=dict(sorted(Counter(verdict.status for _, verdict in rows).items())),
@@ -358,27 +371,6 @@ def _count(rows: Sequence[tuple[Claim, VerdictRow]]) -> Counts:
 
 def _waits(verdict: VerdictRow) -> bool:
     return verdict.is_decidable and verdict.status in NOT_YET
-
-
-def _foresee(powers: Sequence[dict[str, Any] | None]) -> Outlook:
-    """Sort waiting claims by the chance that the plan confirms them, an order apart from its size."""
-    counts = Counter(map(_prospect, powers))
-    kinds = ("hopeless", "order_only", "unlikely", "unknown")
-    return Outlook(waiting=len(powers), **{kind: counts[kind] for kind in kinds})
-
-
-def _prospect(power: dict[str, Any] | None) -> str:
-    if power is None:
-        return "unknown"
-    size = power["reproduced"] if power["can_reproduce"] else 0.0
-    chance = size if power["supported"] is None else power["supported"]
-    if chance is None:
-        return "unknown"
-    if chance < NO_BETTER_THAN_CHANCE:
-        return "hopeless"
-    if power["supported"] is not None and size is not None and size < NO_BETTER_THAN_CHANCE:
-        return "order_only"
-    return "unlikely" if chance < EVEN else "likely"
 
 
 def _count_once(rows: Sequence[tuple[Claim, VerdictRow]]) -> list[tuple[Claim, VerdictRow]]:

@@ -19,6 +19,7 @@ from service.pages.wording import (
     name_claim,
     name_metric,
     name_reading,
+    ours_in_words,
     print_ours,
     print_value,
     shared_errors,
@@ -72,7 +73,7 @@ def test_a_sentence_says_what_holds_under_a_reading_and_that_an_error_counts_onc
     none = Counts(**dict.fromkeys(counts, 0))
     parts = {"trained": none, "computed": Counts(**counts), "data": none}
     computed = {"finding": {"holds": 3, "holds under a reading": 1, "contradicted": 1}}
-    outlook = Outlook(waiting=2, hopeless=2, order_only=0, unlikely=0, unknown=0)
+    outlook = Outlook(waiting=2, hopeless=2, order_only=0, unlikely=0, unknown=0, assumed=0)
     others = {"outlook": outlook, "settings": 0, "untestable": 0}
     sentence = summarise(
         Tally(paper="p", claims=16, **counts, **parts, **others, by_basis=computed, errors={"unit": 12})
@@ -80,7 +81,7 @@ def test_a_sentence_says_what_holds_under_a_reading_and_that_an_error_counts_onc
     assert sentence == (
         "3 of 5 claims decided by computing hold and 1 more only as read in one way; "
         "one error (unit) stands at 12 places of the paper and counts once. "
-        "Even if the paper is right, the runs planned for these can’t confirm 2 at all."
+        "Even if the paper is right and our set-up is the paper’s, the runs planned for these can’t confirm 2 at all."
     )
 
 
@@ -89,7 +90,7 @@ def test_an_error_at_several_places_is_named_once_a_place_of_the_paper() -> None
     for row, error in ((first, "unit"), (other, "unit"), (alone, "slip")):
         row.claim.finding = {"error": error}
     none = Counts(decidable=0, in_favour=0, under_reading=0, against=0, open=0, waiting=0)
-    outlook = Outlook(waiting=0, hopeless=0, order_only=0, unlikely=0, unknown=0)
+    outlook = Outlook(waiting=0, hopeless=0, order_only=0, unlikely=0, unknown=0, assumed=0)
     parts = {"trained": none, "computed": none, "data": none, "outlook": outlook, "settings": 0, "untestable": 0}
     tally = Tally(paper="p", claims=3, **vars(none), **parts, errors={"unit": 2})
     assert shared_errors([first, other, alone], tally) == {"unit": first}
@@ -179,7 +180,12 @@ def test_of_readings_that_all_hold_each_has_its_number() -> None:
     assert by_reading(claim) == [("as all", "0.9997 times the baseline’s"), ("as used", "1.015 times the baseline’s")]
     assert print_ours(verdict, claim) == "0.9997 to 1.015 times the baseline’s"
     claim.finding = {"status": "holds under a reading", "readings": readings}
-    assert by_reading(claim) == [] and print_ours(verdict, claim) == "1.015 times the baseline’s"
+    assert len(by_reading(claim)) == 2 and print_ours(verdict, claim) == "1.015 times the baseline’s"
+    verdict.status = "holds under a reading"
+    judged = JudgedClaim(claim=claim, verdict=verdict, experiments=(), datasets=())
+    assert ours_in_words(judged) == "0.9997 times the baseline’s as all; 1.015 times the baseline’s as used"
+    readings[1] |= {"ours": None, "brief": "less from 7 tokens on"}
+    assert ours_in_words(judged) == "0.9997 times the baseline’s as all; less from 7 tokens on as used"
 
 
 def test_readers_see_no_word_that_only_the_project_uses() -> None:
