@@ -60,7 +60,8 @@ def tell_margins(rules: Rules) -> list[MarginRow]:
         ),
         MarginRow(
             kind="operations (FLOPs); memory",
-            margin=f"{name_share(margins.flops_share)}; {name_share(margins.memory_share)} of the paper’s number",
+            margin=" and ".join(dict.fromkeys(map(name_share, (margins.flops_share, margins.memory_share))))
+            + " of the paper’s number",
             why="Conventions of counting differ by a few percent.",
         ),
     ]

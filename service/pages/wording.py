@@ -227,9 +227,11 @@ def ours_is(verdict: VerdictRow, claim: Claim) -> str:
     return "we find"
 
 
-def verdict_in_words(verdict: VerdictRow) -> str:
-    """The verdict where it travels without its page: an order apart from the size of its difference."""
-    return f"order {verdict.status}, {size_of(verdict.size)}" if verdict.size else verdict.status
+def verdict_in_words(judged: JudgedClaim) -> str:
+    """The verdict where it travels without its page: an order apart from the size of its difference, and its part."""
+    verdict = judged.verdict
+    told = f"order {verdict.status}, {size_of(verdict.size)}" if verdict.size else verdict.status
+    return ", ".join(filter(None, (told, part_of(judged))))
 
 
 def name_reading(judged: JudgedClaim) -> str | None:

@@ -29,6 +29,7 @@ from service.pages.wording import (
 )
 from stages.claims.sensitivity import DEFENSIBLE
 from stages.results import Claim, Counts, JudgedClaim, Outlook, Tally, VerdictRow
+from stages.verdicts import Scope
 from tests.service.results_factory import REPOSITORY
 
 
@@ -209,12 +210,16 @@ def test_a_number_is_as_precise_as_its_interval() -> None:
 
 
 def test_a_verdict_that_travels_says_that_its_size_is_open() -> None:
-    def told(status: str | None) -> str:
-        return verdict_in_words(VerdictRow(status="supported", size={"status": status} if status else None))
+    def told(status: str | None, scope: Scope | None = None) -> str:
+        size, part = {"status": status} if status else None, vars(scope) if scope else None
+        verdict = VerdictRow(status="supported", size=size, scope=part)
+        return verdict_in_words(JudgedClaim(claim=Claim(id="x"), verdict=verdict, experiments=(), datasets=()))
 
     assert told("inconclusive") == told("undecidable at this margin") == "order supported, size open"
     assert told("not reproduced") == "order supported, size not reproduced"
     assert told(None) == "supported"
+    part = Scope(pairs=2, planned_pairs=4, factor="depth", ran=(5,), missing=(8,))
+    assert told("inconclusive", part) == "order supported, size open, at 5 layers"
 
 
 def test_what_holds_as_read_in_one_way_says_which() -> None:
