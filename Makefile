@@ -37,7 +37,7 @@ FAST_PATHS := tests/ops/fast
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup cluster repro test test-long test-cluster capabilities lint check format serve bench soak report mirror lock sbom audit clean clean-data
+.PHONY: help setup cluster repro test test-long test-cluster capabilities lint check format serve bench soak oldest report mirror lock sbom audit clean clean-data
 
 help:  ## this list
 	@awk -F ':.*##' '/^[a-z-]+:.*##/ {printf "  make %-12s%s\n", $$1, $$2}' Makefile
@@ -111,6 +111,13 @@ bench: $(READY)  ## every benchmark into a table, docs/performance.md (NAMES="da
 
 soak: $(READY)  ## the long tests: resume after kill, long trainings
 	CLAIMCHECK_SOAK_REPORTS=docs/soak $(BIN)/pytest -m "slow and not gpu and not network" --timeout 1800
+
+# A machine with a GPU has the PyTorch that it has, and nothing of what we install.
+OLDEST := torch==2.11.0
+oldest: $(READY)  ## the check for GPUs on this CPU, with the oldest PyTorch that it may meet there, numpy and safetensors alone
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-oldest
+	$(BIN)/uv pip install --quiet --python .venv-oldest $(OLDEST) numpy safetensors
+	.venv-oldest/bin/python -m benchmarks.gpu_check --device cpu --parts environment planned operators tf32 losses --out /dev/null
 
 report: $(READY)  ## docs/results.md from the published evidence alone, docs/findings.md
 	$(BIN)/python -m stages.report --docs

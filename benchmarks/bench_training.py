@@ -26,8 +26,10 @@ from stages.training.images import ImageClassification
 from stages.training.loop import fit
 from stages.training.optimizer import build_optimizer
 
+BATCH, ROUNDS = 32, 5
 # Steps enough that what a training does once hardly counts: an epoch of CIFAR has some 1,500.
-BATCH, STEPS, ROUNDS = 32, 8, 5
+STEPS, STEPS_OF_SMALL = 8, 32
+SMALL = ("dac-resnet-cifar100.resnet20-v1",)
 # Goals for networks as their papers ran them on CIFAR-100.
 GOALS = {
     "ninformer-cifar100.vit": 1.0,
@@ -52,17 +54,22 @@ def network(name: str) -> nn.Module:
     return build_model(next(run.model for run in runs if run.arm == arm))
 
 
+def steps_of(name: str) -> int:
+    return STEPS_OF_SMALL if name in SMALL else STEPS
+
+
 def as_trained(name: str, dtype: str, way: str) -> Step:
     """Some steps of a training, with all that belongs to one."""
-    protocol = protocol_for(BATCH, STEPS, precision=dtype, compiled=way == "compiled")
-    task = ImageClassification(random_images(BATCH * STEPS, torch.device("cpu")), protocol)
+    steps = steps_of(name)
+    protocol = protocol_for(BATCH, steps, precision=dtype, compiled=way == "compiled")
+    task = ImageClassification(random_images(BATCH * steps, torch.device("cpu")), protocol)
     return partial(fit, with_fast_dropout(network(name)), task, protocol, Replicate(seed=0))
 
 
 def as_a_script(name: str, dtype: str, way: str, memory_format: torch.memory_format) -> Step:
     """As many steps by PyTorch alone, each on the same batch."""
     model = network(name).to(memory_format=memory_format)
-    adam = fused(build_optimizer(model, protocol_for(BATCH, STEPS).optimizer))
+    adam = fused(build_optimizer(model, protocol_for(BATCH, steps_of(name)).optimizer))
     step = training_step(
         compiled_apart(model) if way == "compiled" else model,
         adam,
@@ -73,7 +80,7 @@ def as_a_script(name: str, dtype: str, way: str, memory_format: torch.memory_for
     )
 
     def steps() -> None:
-        for _ in range(STEPS):
+        for _ in range(steps_of(name)):
             step()
 
     return without_cpp(steps)
@@ -95,4 +102,4 @@ def beside_scripts(name: str, dtype: str) -> Line:
     }
     goal = GOALS[name] if dtype == "float32" else 1.0
     result = race(ours, peers, rounds=ROUNDS)
-    return result.line(f"training {name}, batches of {BATCH}", goal, dtype=dtype, images=BATCH * STEPS)
+    return result.line(f"training {name}, batches of {BATCH}", goal, dtype=dtype, images=BATCH * steps_of(name))

@@ -120,6 +120,11 @@ def main() -> None:
     if arguments.examples:
         print(json.dumps(_ask_examples(app), indent=1, ensure_ascii=False))
         return
+    serve(app, settings, arguments.host, arguments.port)
+
+
+def serve(app: FastAPI, settings: Settings, host: str, port: int) -> None:
+    """Answer until a signal ends it."""
     gc.collect()
     gc.freeze()  # imported objects stay, so the garbage collector need not scan them again and again
     patience = Patience(
@@ -131,8 +136,8 @@ def main() -> None:
     make_room(settings.max_connections)
     config = uvicorn.Config(
         app,
-        host=arguments.host,
-        port=arguments.port,
+        host=host,
+        port=port,
         server_header=False,
         access_log=False,
         log_config=logs.configuration(),
@@ -143,7 +148,7 @@ def main() -> None:
         ws="none",
         timeout_graceful_shutdown=30,
     )
-    warn_where_open(arguments.host, settings)
+    warn_where_open(host, settings)
     DrainingServer(config, app.state.claimcheck.readiness, settings.drain_seconds).run()
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from benchmarks.server import free_port
 
 USER = "claimcheck"
 
@@ -57,10 +58,7 @@ def cluster(programs: Path) -> Iterator[Cluster]:
     folder = Path(tempfile.mkdtemp(prefix="claimcheck-postgres-"))
     if owner is not None:
         os.chown(folder, pwd.getpwnam(owner).pw_uid, -1)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = Cluster(programs, folder, owner, port)
+    server = Cluster(programs, folder, owner, free_port())
     try:
         locale = ("--locale=C.UTF-8", "--locale-provider=icu", "--icu-locale=en")
         server.run("initdb", "-U", USER, "--auth=trust", "--encoding=UTF8", "--no-sync", *locale)

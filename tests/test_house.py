@@ -69,6 +69,12 @@ def test_a_lock_has_no_index_and_a_hash_for_every_package(group: str) -> None:
     assert [text.split("==")[0] for text in packages if "--hash=sha256:" not in text] == []
 
 
+def test_every_decision_is_in_the_list_once() -> None:
+    folder = ROOT / "docs" / "decisions"
+    listed = re.findall(r"\]\((\d{4}-[^)]+)\)", (folder / "README.md").read_text())
+    assert sorted(listed) == sorted(path.name for path in folder.glob("[0-9]*.md"))
+
+
 def test_tracked_files_are_small() -> None:
     models = [path for path in tracked_files() if path.suffix == ".safetensors"]
     evidence = [path for path in tracked_files() if path.parent == ROOT / "data" / "evidence"]

@@ -10,7 +10,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from service.app import create_app
 from service.settings import Settings
 from stages.evaluate import INCOMPLETE
 from tests.checkout import DVC, make_checkout, repro, run, stages_run
+from tests.polling import wait_until
 from tests.project import EXPERIMENT, edit, environment, outcomes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -143,16 +143,10 @@ def test_kill_of_dvc_leaves_no_orphan_and_the_next_repro_goes_on(finished: Path,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    deadline = time.monotonic() + 300
-    while not list((folder / "data").glob("store/work/*/resume.pt")):
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.01)
+    wait_until(lambda: list((folder / "data").glob("store/work/*/resume.pt")), 300)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    deadline = time.monotonic() + 15
-    while trainings_in(folder):
-        assert time.monotonic() < deadline, "a training outlived dvc"
-        time.sleep(0.1)
+    wait_until(lambda: not trainings_in(folder), 15)  # no training outlives dvc
     repro(folder)
     assert outcomes(folder) == outcomes(reference)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import BigInteger, Integer, select, text
 from sqlalchemy.orm import Session
 
+from benchmarks.server import free_port
 from service.app import create_app
 from service.settings import Settings
 from stages import record as verb
@@ -54,13 +54,6 @@ def opened() -> Iterator[Callable[[str], Sessions]]:
     yield open_place
     for sessions in made:
         sessions.kw["bind"].dispose()
-
-
-@pytest.fixture
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def open_client(root: Path, place: str) -> TestClient:
@@ -190,8 +183,8 @@ def test_nobody_writes_through_the_service(root: Path, postgresql: Create, opene
         session.execute(text("DELETE FROM meta"))
 
 
-def test_an_unreachable_server_is_named_without_its_password(root: Path, free_port: int) -> None:
-    url = f"postgresql://reader:hunter2@127.0.0.1:{free_port}/results"
+def test_an_unreachable_server_is_named_without_its_password(root: Path) -> None:
+    url = f"postgresql://reader:hunter2@127.0.0.1:{free_port()}/results"
     with pytest.raises(ResultsUnavailable, match=r"can't write postgresql://reader:\*\*\*@127") as failure:
         record(root, url)
     assert "hunter2" not in str(failure.value)

@@ -16,6 +16,7 @@ import pytest
 
 from stages import preloaded
 from stages.preloaded import ADDRESS, LIBRARIES
+from tests.polling import wait_until
 
 pytestmark = pytest.mark.long
 
@@ -56,14 +57,6 @@ def server(
             yield process
         finally:
             process.kill()
-
-
-def wait_until(holds: object, seconds: float = 20) -> None:
-    assert callable(holds)
-    until = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < until, "it doesn't come"
-        time.sleep(0.02)
 
 
 def catches(number: signal.Signals, process: subprocess.Popen[str]) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from fastapi.testclient import TestClient
@@ -14,9 +16,9 @@ from service.settings import Settings
 from stages.claims import read_claims
 from stages.claims.judging import EXACT
 from stages.cli import COMMANDS
+from stages.params.experiment import load_params
 from stages.recording.reporting import write_docs
-from stages.results import open_results
-from stages.results.claims import tally
+from stages.results import open_results, tally
 from tests.project import REPOSITORY
 from tests.story import differences, read_story
 
@@ -49,6 +51,20 @@ def test_the_table_of_papers_is_what_the_verdicts_say(published: str) -> None:
 
 def test_a_person_reads_the_readme_in_minutes() -> None:
     assert len(README.splitlines()) <= 90
+
+
+def test_the_experiment_of_the_readme_is_accepted_and_differs_in_its_rate_alone(tmp_path: Path) -> None:
+    shutil.copytree(REPOSITORY / "params", tmp_path / "params")
+    (block,) = (block for block in read_story(REPOSITORY / "README.md") if block.file)
+    (line,) = re.findall(r"`(half-rate: [^`]+)`", README)
+    (tmp_path / block.file).write_text(block.text)
+    index = (REPOSITORY / "params.yaml").read_text()
+    (tmp_path / "params.yaml").write_text(index.replace("\nexperiments:\n", f"\nexperiments:\n  {line}\n"))
+    experiments = load_params(tmp_path).experiments
+    ours, other = experiments["half-rate"], experiments["ninformer-cifar10"]
+    assert ours.printed.optimizer.lr == other.printed.optimizer.lr / 2
+    assert replace(ours.printed, optimizer=other.printed.optimizer) == other.printed
+    assert list(ours.arms) == list(other.arms)
 
 
 def test_results_page_is_what_make_report_writes(tmp_path: Path) -> None:

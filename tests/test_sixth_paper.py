@@ -9,19 +9,21 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
+from benchmarks.server import free_port
 from service.app import create_app
 from service.settings import Settings
+from tests.polling import wait_until
 from tests.preloaded import python
 from tests.project import REPOSITORY, environment
 from tests.story import Block, differences, is_printed, read_story
@@ -121,10 +123,19 @@ def test_the_paper_goes_from_data_to_an_answer(project: Path, tmp_path: Path) ->
         ("softmax-regression", 1, None),
         ("perceptron", 1, None),
     ]
+    for address, shown in answers_shown().items():
+        assert list(differences(shown, client.get(address).json())) == [], address
     claims = client.get("/api/v1/claims", params={"paper": "toy"}).json()
     assert {claim["id"]: claim["verdict"]["status"] for claim in claims} == dict.fromkeys(toy_claims(), "not tested")
     paper = client.get("/api/v1/papers/toy").json()
     assert paper["title"].startswith("A toy paper, invented to show how one is added")
+
+
+def answers_shown() -> dict[str, Any]:
+    """The page's answers by the address that is asked, without those that rest on findings."""
+    pairs = [(asked.text, json.loads(answer.text)) for asked, answer in pairwise(STORY) if answer.language == "json"]
+    by_address = {shlex.split(asked)[1].removeprefix(PRINTED_PLACE): shown for asked, shown in pairs}
+    return {address: shown for address, shown in by_address.items() if "finding" not in shown}
 
 
 def toy_claims() -> list[str]:
@@ -135,9 +146,7 @@ def toy_claims() -> list[str]:
 @pytest.fixture(scope="module")
 def served(project: Path) -> Iterator[str]:
     """The service of the copy, as `make serve` starts it; its host and port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        place = f"127.0.0.1:{free.getsockname()[1]}"
+    place = f"127.0.0.1:{free_port()}"
     server = subprocess.Popen(
         [*MAKE, "serve", f"PORT={place.rpartition(':')[2]}"],
         cwd=project,
@@ -146,11 +155,8 @@ def served(project: Path) -> Iterator[str]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    deadline = time.monotonic() + 120
     try:
-        while not answers(place):
-            assert server.poll() is None and time.monotonic() < deadline, "the service doesn't answer"
-            time.sleep(0.2)
+        wait_until(lambda: answers(place), 120)
         yield place
     finally:
         os.killpg(server.pid, signal.SIGTERM)

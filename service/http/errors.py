@@ -24,9 +24,10 @@ from starlette.exceptions import HTTPException
 from service.database.queries import AmbiguousCheckpoint, NoRealCheckpoint
 from service.database.samples import NoSample
 from service.http.negotiation import NotAcceptable, weight
-from service.inference.batching import AnswerFailed, InferenceStopped, QueueFull, SetAside
+from service.inference.batching import AnswerFailed, InferenceStopped, QueueFull
 from service.inference.engine import TooManyAnswers
 from service.inference.model_names import UnknownModel
+from service.inference.suspects import SetAside
 from service.inference.tensors import TensorError
 from service.slots import Busy
 from stages.checkpoint.contract import CheckpointError

@@ -4,8 +4,8 @@ Requests wait in a bounded queue and take turns: the next images are those of th
 since it came.  A pass takes images of one model, up to `max_batch`, or up to its share when other workers are idle.  It
 waits for more only while announced requests are still being decoded, so a single request is answered at once.
 
-A worker that ends is replaced, and the requests of its pass are told to come again.  A model at which two workers in a
-row end, with no answer in between, is set aside for a while.
+A worker that ends is replaced, and the requests of its pass are told to come again (`suspects`: what becomes of a model
+at which workers end).
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ import numpy as np
 from service.inference.models import Model
 from service.inference.pending import PendingRequest, answers, withdraw
 from service.inference.processes import ProcessGone
+from service.inference.suspects import SetAside, Suspects
 from service.inference.workers import NeverBegan, PassFailed
 from stages.checkpoint.contract import CheckpointError
 
-DEATHS = 2  # of workers, at which a model is set aside
-ASIDE_SECONDS = 600.0  # then it is asked again, and set aside at the next death
 LOOK_SECONDS = 0.5  # between two looks at whether an idle worker is still there
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # before another start of a worker that ends again and again
 logger = logging.getLogger("claimcheck")
@@ -41,10 +40,6 @@ class QueueFull(RuntimeError):
 
 class InferenceStopped(RuntimeError):
     """The worker that was to answer is gone, or the service ends; a later request may be answered."""
-
-
-class SetAside(RuntimeError):
-    """Workers end at this model, so it isn't asked for `ASIDE_SECONDS`."""
 
 
 class AnswerFailed(RuntimeError):
@@ -92,8 +87,7 @@ class Batcher:
         self._announced = self._idle = 0
         self._stopping = threading.Event()
         self._given_up: set[Runner] = set()  # for now: they end again and again
-        self._deaths: dict[str, tuple[int, float]] = {}  # of a model: how many in a row, when the last one was
-        self._set_aside: dict[str, tuple[Model, float]] = {}  # until when
+        self.suspects = Suspects()
         self._threads = [
             threading.Thread(target=self._run, args=(worker,), name="inference", daemon=True) for worker in workers
         ]
@@ -121,19 +115,6 @@ class Batcher:
     def serving(self) -> int:
         """Number of workers that run."""
         return sum(worker.is_alive for worker in self.workers)
-
-    @property
-    def set_aside(self) -> list[Model]:
-        """The models that aren't asked for now."""
-        return [model for model, until in list(self._set_aside.values()) if time.monotonic() < until]
-
-    def require_fit(self, model: Model) -> None:
-        """Raises:
-        SetAside: workers end at this model.
-        """
-        _, until = self._set_aside.get(model.sha256, (None, 0.0))
-        if time.monotonic() < until:
-            raise _set_aside(model)
 
     @property
     def waiting(self) -> int:
@@ -165,7 +146,7 @@ class Batcher:
         with self._changed:
             if self._stopping.is_set() or len(self._given_up) == len(self.workers):
                 raise InferenceStopped("inference isn't running at the moment")
-            self.require_fit(model)
+            self.suspects.require_fit(model)
             if self._count() + len(images) > self.max_waiting:
                 raise QueueFull(f"{self._count()} images are waiting already; at most {self.max_waiting} may")
             jobs = [
@@ -258,7 +239,7 @@ class Batcher:
         model, started = batch[0].model, time.monotonic()
         try:
             self._answer(batch, worker)
-            self._deaths.pop(model.sha256, None)
+            self.suspects.clear(model)
         except ProcessGone as error:
             logger.error("%s, at %s (run %s)", error, model.path, model.contract.run_key)
             if not isinstance(error, NeverBegan):
@@ -277,21 +258,14 @@ class Batcher:
                 job.future.set_exception(error)
 
     def _blame(self, model: Model, started: float) -> None:
-        """Count the death of a worker at this model, once for passes that ran at the same time."""
+        """Count the death; where the model is set aside by it, refuse what waits for it."""
         with self._changed:
-            deaths, last = self._deaths.get(model.sha256, (0, -math.inf))
-            if started < last:
+            if not self.suspects.blame(model, started):
                 return
-            self._deaths[model.sha256] = deaths + 1, time.monotonic()
-            if deaths + 1 < DEATHS:
-                return
-            logger.error("%s (run %s) is set aside", model.path, model.contract.run_key)
-            self._set_aside[model.sha256] = model, time.monotonic() + ASIDE_SECONDS
             waiting = [job for job in self._jobs if job.model.sha256 == model.sha256]
-            for job in waiting:
-                self._jobs.remove(job)
+            self._jobs = [job for job in self._jobs if job.model.sha256 != model.sha256]
         started_jobs = [job for job in waiting if job.future.set_running_or_notify_cancel()]
-        self._fail(started_jobs, _set_aside(model))
+        self._fail(started_jobs, SetAside.at(model))
 
     def _next_batch(self, worker: Runner) -> list[PendingRequest] | None:
         """The next jobs of one model that run together; empty where the worker is gone, or after a while without jobs,
@@ -374,10 +348,3 @@ class Batcher:
                 job.future.set_result(rows)
             else:
                 job.future.set_exception(AnswerFailed("the model's answer to this image is not a number"))
-
-
-def _set_aside(model: Model) -> SetAside:
-    return SetAside(
-        f"inference processes ended at the model of run {model.contract.run_key[:12]}, {DEATHS} in a row; "
-        f"it is set aside for {ASIDE_SECONDS / 60:g} minutes"
-    )

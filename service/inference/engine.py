@@ -14,10 +14,11 @@ import numpy as np
 
 from service.database.queries import ServedCheckpoint
 from service.database.schemas import AnswerOut, ClassOut, ImageAnswersOut, ModelOut, PredictionOut
-from service.inference.batching import AnswerFailed, Batcher, InferenceStopped, QueueFull, SetAside
+from service.inference.batching import AnswerFailed, Batcher, InferenceStopped, QueueFull
 from service.inference.decoding import Decoder, Upload
 from service.inference.models import Model, Models
 from service.inference.pending import PendingRequest, answers, withdraw
+from service.inference.suspects import SetAside
 from service.inference.together import all_or_none
 from service.inference.workers import Worker
 from stages.checkpoint.contract import CheckpointError, InputContract
@@ -71,7 +72,7 @@ class Engine:
         if found is None:
             found = await self.in_thread(lambda: self.models.get(path, sha256))
         try:
-            self.batcher.require_fit(found)
+            self.batcher.suspects.require_fit(found)
         except SetAside as error:
             raise SetAside(f"{served_checkpoint.id}: {error}") from None
         return found

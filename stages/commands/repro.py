@@ -1,6 +1,6 @@
-"""`dvc repro` as a person wants to see it: one live line on a terminal, one line a stage elsewhere, all of it in a log.
+"""`dvc repro`, or what some experiments need of it: one at a time in a folder, its stages forks of one process.
 
-The log is a file that dvc and its stages write themselves, and this process only reads: whatever happens to it, they
+What it writes goes to a log that this process only reads (`following.py`): whatever happens to it, dvc and its stages
 go on or end as they would without it.
 """
 
@@ -15,35 +15,29 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
 import yaml
-from rich.live import Live
-from rich.text import Text
 
 from stages import preloaded
 from stages.commands.ahead import Ahead
 from stages.commands.command import Answer
-from stages.commands.terminal import Terminal, in_words
+from stages.commands.following import LogView
 from stages.interruption import on_signal
 from stages.params.budget import plan_runs
 from stages.params.experiment import Params, load_params
 from stages.params.stage_inputs import stage_inputs
 from stages.preloaded import ADDRESS
-from stages.scheduling.counting import COUNT_FILE, StageTimes, read_count
+from stages.scheduling.counting import COUNT_FILE
 from stages.scheduling.runner import find_experiment
 
 LOGS = Path("data/logs")
 _KEPT_LOGS = 10
 _END_SECONDS = 10
 _POLL_SECONDS = 0.1
-_STARTS = re.compile(rb"Running stage '(.+)':")
-_SKIPPED = re.compile(rb"(?:Stage )?'(.+)' (?:didn't change, skipping|is cached - skipping run, checking out outputs)")
-_LAST_LINES = 20
-"""Of a stage that was interrupted."""
 
 
 class BrokenLock(ValueError):
@@ -123,7 +117,7 @@ def _repro(options: argparse.Namespace) -> Answer:
     with tempfile.TemporaryDirectory(prefix="claimcheck-") as folder, log.open("wb") as written:
         count = Path(folder) / "count.json"
         address = str(Path(folder) / "preloaded")
-        view = View(log, count, _stages(params, experiments))
+        view = LogView(log, count, _stages(params, experiments))
         environment = _environment() | {COUNT_FILE: str(count), ADDRESS: address}
         loaded = _libraries_loaded(environment, written.fileno(), view)
         with loaded, Ahead(address, _environment(), params.profile) as ahead:
@@ -158,7 +152,7 @@ def _environment() -> dict[str, str]:
 
 
 @contextmanager
-def _libraries_loaded(environment: dict[str, str], output: int, view: View) -> Iterator[None]:
+def _libraries_loaded(environment: dict[str, str], output: int, view: LogView) -> Iterator[None]:
     """A process that has loaded torch, of which stages are forks; it ends after the last of them.
 
     Where no stage ran it may still be loading, and nobody waits for that.
@@ -182,7 +176,7 @@ def _libraries_loaded(environment: dict[str, str], output: int, view: View) -> I
             server.wait()
 
 
-def _run(words: Sequence[str], environment: dict[str, str], output: int, view: View, ahead: Ahead) -> int:
+def _run(words: Sequence[str], environment: dict[str, str], output: int, view: LogView, ahead: Ahead) -> int:
     """The exit code of a command whose output goes to the file; 128 and its number for a signal, as shells have it.
 
     Ctrl-C reaches it from the terminal, which sends it to all of the foreground's processes: it ends in its own way.
@@ -196,117 +190,3 @@ def _run(words: Sequence[str], environment: dict[str, str], output: int, view: V
             time.sleep(_POLL_SECONDS)
         view.look()
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
-
-
-class View:
-    """Reads the log as it grows; `stages` are expected, each with its weight."""
-
-    def __init__(self, log: Path, count: Path, stages: Mapping[str, float]) -> None:
-        self.log, self.count, self.total = log, count, len(stages)
-        self._times = StageTimes(stages)
-        self.started = time.monotonic()
-        self.stage, self.seen, self.ran = "", 0, 0
-        self.is_interrupted = False
-        self.ended: list[str] = []
-        self._read = self._stage_from = 0
-        self._stage_started, self._is_open = self.started, False
-        self._terminal = Terminal()
-
-    def interrupt(self) -> None:
-        self.is_interrupted = True
-
-    @contextmanager
-    def shown(self) -> Iterator[None]:
-        """A live line while this is open, on a terminal."""
-        if not self._terminal.is_terminal:
-            yield
-            return
-        line = Live(
-            console=self._terminal,
-            get_renderable=self._line,
-            transient=True,
-            refresh_per_second=4,
-            redirect_stderr=False,
-        )
-        with line:
-            yield
-
-    def look(self) -> None:
-        """Read what has been written since, by whole lines."""
-        with self.log.open("rb") as file:
-            file.seek(self._read)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                self._take(line.rstrip(), self._read)
-                self._read += len(line)
-
-    def _take(self, line: bytes, place: int) -> None:
-        if match := _STARTS.fullmatch(line):
-            self.start(match[1].decode(), place)
-        elif match := _SKIPPED.fullmatch(line):
-            self._end()
-            self._times.skip(match[1].decode())
-            self.seen += 1
-            self._stage_from = place + len(line) + 1
-        elif line.startswith(b"Updating lock file"):
-            self._end()
-
-    def start(self, stage: str, place: int | None = None) -> None:
-        """A stage begins, whose output begins at `place` of the log (default: where it ends now)."""
-        self._end()
-        self._stage_from = self._read if place is None else place
-        self.stage, self._stage_started, self._is_open = stage, time.monotonic(), True
-        self._times.start(stage)
-        self.seen += 1
-        self.ran += 1
-        if not self._terminal.is_terminal:
-            print(self._position(), end="", flush=True)
-
-    def _end(self) -> None:
-        """End the line that the stage's start began: its runs and how long it took."""
-        if self._is_open:
-            self._times.end(time.monotonic() - self._stage_started)
-            self.ended.append(self.stage)
-        if self._is_open and not self._terminal.is_terminal:
-            count = read_count(self.count, self.stage)
-            runs = f"{count.done} of {count.runs} runs, " if count else ""
-            print(f": {runs}{in_words(time.monotonic() - self._stage_started)}", flush=True)
-        self._is_open = False
-
-    def _position(self) -> str:
-        return f"stage {self.seen} of {self.total}, {self.stage}"
-
-    def _line(self) -> Text:
-        if not self.stage:
-            words = "looking for what has changed"
-        else:
-            words = self._position()
-            count = read_count(self.count, self.stage) if self._is_open else None
-            if count:
-                words += f", {count.done} of {count.runs} runs"
-            own = count.left_seconds if count else None
-            left = self._times.left(time.monotonic() - self._stage_started, own)
-            if left is not None:
-                words += f", about {in_words(left)} left"
-        return Text(f"{words} ({in_words(time.monotonic() - self.started)} so far)", no_wrap=True, overflow="ellipsis")
-
-    def success(self) -> list[str]:
-        self._end()
-        if not self.ran:
-            return [f"all {self.seen} stages are up to date"]
-        unchanged = f", {self.seen - self.ran} unchanged" if self.seen > self.ran else ""
-        took = in_words(time.monotonic() - self.started)
-        return [f"{self.ran} stages run{unchanged}, in {took}; every line of theirs: {self.log}"]
-
-    def failure(self, code: int) -> list[str]:
-        """The output of the stage that failed, whole, and what dvc says of it."""
-        self._end()
-        with self.log.open("rb") as file:
-            file.seek(self._stage_from)
-            lines = file.read().decode(errors="replace").splitlines()
-        if self.is_interrupted:
-            lines = lines[-_LAST_LINES:]
-        what = "stopped" if self.is_interrupted else "failed"
-        where = f"{self._position()}, {what}" if self.stage else f"dvc {what}"
-        return [*lines, f"{where} (exit code {code}); every line: {self.log}; the next `make repro` goes on from here"]

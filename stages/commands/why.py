@@ -20,7 +20,7 @@ from stages.datasets.packed import PackedDataError, read_info
 from stages.params.budget import PlannedRun, plan_runs
 from stages.params.experiment import Params, ParamsError, load_params
 from stages.params.nearest import nearest
-from stages.priorities.looks import NextLook, RunName, judge_today, judgements_about, next_looks
+from stages.priorities.looks import NextLook, RunName, judgements_about, next_looks, standing_today
 from stages.priorities.trainings import all_trainings, as_printed, trained_runs
 from stages.run import RunSpec, changed_parts
 from stages.runs.equivalence import PATH as EQUIVALENCES
@@ -267,7 +267,7 @@ def _lines(equivalences: Equivalences, ways: Sequence[Way]) -> list[dict[str, An
 def _claims(name: RunName, params: Params, root: Path) -> list[dict[str, Any]]:
     """Every claim about the run's arm: its verdict, and where the run is for its next look, how many trainings lack."""
     printed = as_printed(params)
-    trainings, standing = all_trainings(printed), judge_today(root, printed)
+    trainings, standing = all_trainings(printed), standing_today(root, printed)
     trained = trainings.with_same(standing.decided_by | trained_runs(printed, root))
     looks = {look.claim.id: look for look in next_looks(standing, printed, trained)}
     return [
@@ -316,7 +316,9 @@ def _in_words(attempt: Mapping[str, Any]) -> str:
 
 def _says(claim: Mapping[str, Any]) -> str:
     look = claim["look"]
-    lacking = f"{look['lacking']} of {look['runs']} trainings lack" if look["lacking"] else "trained, not yet judged"
+    lacking = (
+        f"{look['lacking']} of {look['runs']} trainings are missing" if look["lacking"] else "trained, not yet judged"
+    )
     return f"{claim['verdict']}; its look at {look['at']} of {look['planned']}: {lacking}"
 
 

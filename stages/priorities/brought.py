@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stages.params.experiment import Params
-from stages.priorities.looks import NextLook, RunName, judge_today, judgements_about, next_looks
+from stages.priorities.looks import NextLook, RunName, judgements_about, next_looks, standing_today
 from stages.priorities.trainings import all_trainings, as_printed, trained_runs
 
 
@@ -52,7 +52,7 @@ def brought_by(labels: Collection[str], root: Path, params: Params) -> list[Brou
         ClaimsError, EvidenceError, ParamsError, RecordError: a file can't be read or contradicts another.
     """
     printed = as_printed(params)
-    trainings, standing = all_trainings(printed), judge_today(root, printed)
+    trainings, standing = all_trainings(printed), standing_today(root, printed)
     finished = trainings.with_same(run for run in runs_named(labels, printed) if run in trainings.first)
     trained = trainings.with_same(standing.decided_by | trained_runs(printed, root) | finished)
     looks = {look.claim.id: look for look in next_looks(standing, printed, trained)}

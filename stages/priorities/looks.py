@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from stages.claims import ClaimLine, Judgement, gather, judge_claims, place_claims, read_claims, read_deviations
+from stages.claims import ClaimLine, Judgement
 from stages.claims.lines import CROSSOVERS
 from stages.claims.sides import arms_of
 from stages.claims.trained import JUDGES
 from stages.claims.trials import ResultGroup
 from stages.params.experiment import Experiment, Params
-from stages.recording.sources import find_results, read_findings
+from stages.recording.judged import judge_today
 from stages.results import AGAINST_THE_PAPER, FOR_THE_PAPER
 from stages.verdicts import EvidenceLevel, Power, Verdict
 from stages.verdicts.looks import Looks, looks_from, looks_of_plan
@@ -67,25 +67,14 @@ class Standing:
     decided_by: frozenset[RunName]
 
 
-def judge_today(root: Path, params: Params) -> Standing:
-    """Judge all claims by evidence and local results, as `record` does.
+def standing_today(root: Path, params: Params) -> Standing:
+    """What evidence and local results say as they are now, judged as `record` does.
 
     Raises:
         ClaimsError, EvidenceError, RecordError: a file can't be read or contradicts another.
     """
-    listed = root / "data" / "claims.csv"
-    claims = place_claims(listed, read_claims(listed), params)
-    found, _ = find_results(root, params)
-    groups = gather(params, found)
-    deviations = read_deviations({experiment.paper for experiment in params.experiments.values()})
-    judgements, _ = judge_claims(
-        claims,
-        params,
-        findings=read_findings(root / "data" / "findings.jsonl", claims),
-        groups=groups,
-        devices={paper.paper: paper.device for paper in deviations if paper.device},
-    )
-    return Standing(judgements=judgements, decided_by=_deciding(groups))
+    judged = judge_today(root, params)
+    return Standing(judgements=judged.judgements, decided_by=_deciding(judged.groups))
 
 
 def _deciding(groups: Mapping[str, Sequence[ResultGroup]]) -> frozenset[RunName]:

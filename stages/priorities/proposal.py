@@ -10,7 +10,7 @@ from pathlib import Path
 from stages.evaluation.flops import FlopCounts
 from stages.params.experiment import Params
 from stages.priorities.choice import Step, choose
-from stages.priorities.looks import NextLook, RunName, judge_today, next_looks
+from stages.priorities.looks import NextLook, RunName, next_looks, standing_today
 from stages.priorities.trainings import Trainings, all_trainings, as_printed, seconds_each, trained_runs
 
 
@@ -43,7 +43,7 @@ def propose(
         ClaimsError, EvidenceError, RecordError: a file can't be read or contradicts another.
     """
     printed = as_printed(params)
-    trainings, standing, counts = all_trainings(printed), judge_today(root, printed), FlopCounts()
+    trainings, standing, counts = all_trainings(printed), standing_today(root, printed), FlopCounts()
     trained = trainings.with_same(standing.decided_by | trained_runs(printed, root))
     looks = {
         look.claim.id: look

@@ -59,10 +59,7 @@ def show_equivalent(
         scratch = Path(folder)
         older, newer = _sides(root, revision, scratch)
         affected, left_out = find_affected(made, equivalences, older.fingerprints, newer.fingerprints, again=again)
-        for item in affected:
-            if code_today(item.made.spec) != item.after:
-                changed = ", ".join(_unlike(item.after, code_today(item.made.spec) or {}))
-                raise EquivalenceError(f"HEAD doesn't hold the code of this tree ({changed}); commit it first")
+        _refuse_uncommitted(affected)
         here = DataHere(root, params, scratch)
         paths: list[_Path] = []
         for item in affected:
@@ -73,26 +70,7 @@ def show_equivalent(
         if not paths:
             return Shown(None, (), tuple(left_out))
         say(f"{len(paths)} paths with {older.revision[:12]} and {newer.revision[:12]}, on {_in_words(THREADS)} threads")
-        trainings = [(path, cut) for path in paths for cut in path.cuts]
-        machine: Mapping[str, Any] = {}
-        both = []
-        for side, code in ((older, "before"), (newer, "after")):
-            both.append(_train(side, [_training(path.item, cut, code) for path, cut in trainings], plain=plain))
-            for found in both[-1]:
-                _refuse_errors(trainings, found, side)
-        for threads, *pair in zip(THREADS, *both, strict=True):
-            for (path, cut), before, after in zip(trainings, *pair, strict=True):
-                if difference := first_difference(before, after):
-                    raise EquivalenceError(
-                        f"{path.item.made.label} ({_describe(path.item)}, {_in_words([threads])}, batches of "
-                        f"{cut.specs[0].protocol.batch_size}) is another run with the code of {newer.revision[:12]}: "
-                        f"{difference}; nothing is written"
-                    )
-                if not any(after["tensors"]):
-                    raise EquivalenceError(f"{path.item.made.label}: no step was taken; nothing is written")
-                path.keep(cut, threads, after)
-                machine = after["outcomes"][0]["environment"]
-            say(f"  {_in_words([threads])}: the same, bit by bit")
+        machine = _compare(paths, older, newer, plain=plain, say=say)
         line = EquivalenceLine(
             before=older.revision,
             after=newer.revision,
@@ -105,6 +83,44 @@ def show_equivalent(
     if not again:
         append_line(root, line)
     return Shown(line, tuple(f"{path.item.made.label}: {_describe(path.item)}" for path in paths), tuple(left_out))
+
+
+def _refuse_uncommitted(affected: Iterable[Affected]) -> None:
+    for item in affected:
+        if code_today(item.made.spec) != item.after:
+            changed = ", ".join(_unlike(item.after, code_today(item.made.spec) or {}))
+            raise EquivalenceError(f"HEAD doesn't hold the code of this tree ({changed}); commit it first")
+
+
+def _compare(
+    paths: Sequence[_Path], older: Side, newer: Side, *, plain: bool, say: Callable[[str], None]
+) -> Mapping[str, Any]:
+    """Train every path with both codes and keep what came; returns the environment of the last training.
+
+    Raises:
+        EquivalenceError: a code can't train a path, or the two give different numbers (the first is named).
+    """
+    trainings = [(path, cut) for path in paths for cut in path.cuts]
+    machine: Mapping[str, Any] = {}
+    both = []
+    for side, code in ((older, "before"), (newer, "after")):
+        both.append(_train(side, [_training(path.item, cut, code) for path, cut in trainings], plain=plain))
+        for found in both[-1]:
+            _refuse_errors(trainings, found, side)
+    for threads, *pair in zip(THREADS, *both, strict=True):
+        for (path, cut), before, after in zip(trainings, *pair, strict=True):
+            if difference := first_difference(before, after):
+                raise EquivalenceError(
+                    f"{path.item.made.label} ({_describe(path.item)}, {_in_words([threads])}, batches of "
+                    f"{cut.specs[0].protocol.batch_size}) is another run with the code of {newer.revision[:12]}: "
+                    f"{difference}; nothing is written"
+                )
+            if not any(after["tensors"]):
+                raise EquivalenceError(f"{path.item.made.label}: no step was taken; nothing is written")
+            path.keep(cut, threads, after)
+            machine = after["outcomes"][0]["environment"]
+        say(f"  {_in_words([threads])}: the same, bit by bit")
+    return machine
 
 
 def _train(side: Side, trainings: Sequence[Mapping[str, Any]], *, plain: bool) -> list[list[dict[str, Any]]]:

@@ -15,12 +15,13 @@ from pathlib import Path
 
 from sqlalchemy.engine import make_url
 
-from stages import results as tables
-from stages.claims import ClaimsError, place_claims, read_claims, read_deviations, read_history
+from stages.claims import ClaimsError, read_history
 from stages.claims.history import PATH as HISTORY
 from stages.params.experiment import load_params
+from stages.recording.judged import read_paper_deviations, read_placed_claims
 from stages.recording.rows import Rows
 from stages.recording.sources import RecordError, find_results, find_weights, read_findings
+from stages.results import create_results, database_url
 from stages.runs.store import put_in_place
 
 __all__ = ["ClaimsError", "RecordError", "Summary", "record"]
@@ -68,29 +69,28 @@ def _nothing_collected() -> Iterator[None]:
 
 def _record(root: Path, database: str, *, evidence_only: bool) -> Summary:
     params = load_params(root)
-    listed = root / "data" / "claims.csv"
-    claims = place_claims(listed, read_claims(listed), params)
+    claims = read_placed_claims(root, params)
     findings = read_findings(root / "data" / "findings.jsonl", claims) if not evidence_only else {}
     found, left_out = find_results(root, params, evidence_only=evidence_only)
     weights, notes = find_weights(root, found)
-    deviations = read_deviations({experiment.paper for experiment in params.experiments.values()})
+    deviations = read_paper_deviations(params)
     history = read_history(root / HISTORY)
     rows = Rows(params, found, weights, claims, findings, deviations, history)
-    url = make_url(tables.database_url(database))
+    url = make_url(database_url(database))
     if url.get_backend_name() != "sqlite":
-        tables.create_results(url.render_as_string(hide_password=False), rows.fill)
+        create_results(url.render_as_string(hide_password=False), rows.fill)
     else:
         target = root / (url.database or "")
         partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            tables.create_results(f"sqlite:///{partial}", rows.fill)
+            create_results(f"sqlite:///{partial}", rows.fill)
             put_in_place(partial, target)
         finally:
             partial.unlink(missing_ok=True)
     return Summary(
         results=len(found),
-        selected=len(rows.selected),
+        selected=len(rows.speaking),
         checkpoints=len(rows.checkpoints()),
         claims=len(claims),
         findings=len(findings),

@@ -7,22 +7,22 @@ import fnmatch
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from stages import results as tables
 from stages.claims import Change, ClaimLine, Judgement, PaperDeviations, Table, touched
 from stages.claims.history import digest_code, digest_findings, digest_verdict, seen_before_rule
 from stages.params.experiment import Params
+from stages.results import Base, ClaimChange, ClaimDeviation, ClaimExperiment, Deviation, Family, VerdictArm, VerdictRow
 from stages.rules import Rules
 
 
 def verdict_rows(
     judgements: Sequence[Judgement], sentences: Sequence[Table], rules: Rules, history: Sequence[Change]
-) -> list[tables.Base]:
+) -> list[Base]:
     """One verdict per judgement, with the digest of its claim, rules and code, and what was seen before its rule."""
     code, numbers = digest_code(), rules.digest()
     adjusted = {
         claim: holds for table in sentences for claim, holds in zip(table.claims, table.sentence.holds, strict=True)
     }
-    rows: list[tables.Base] = []
+    rows: list[Base] = []
     for judgement in judgements:
         claim = judgement.claim
         row = _verdict(judgement, adjusted.get(claim.id))
@@ -42,14 +42,14 @@ def verdict_run_values(judgements: Iterable[Judgement]) -> Iterator[tuple[Any, .
     )
 
 
-def change_rows(history: Sequence[Change], judgements: Sequence[Judgement]) -> list[tables.Base]:
+def change_rows(history: Sequence[Change], judgements: Sequence[Judgement]) -> list[Base]:
     """The history on a claim's page: changes of its row, and of rules and code if results judge it."""
-    rows: list[tables.Base] = []
+    rows: list[Base] = []
     for judgement in judgements:
         mine = [change for change in history if change.concerns(judgement.claim.id)]
         told = [change for change in mine if change.subject in ("claim", "rule") or judgement.basis == "results"]
         rows += [
-            tables.ClaimChange(
+            ClaimChange(
                 claim=judgement.claim.id,
                 position=position,
                 date=change.date,
@@ -65,11 +65,11 @@ def change_rows(history: Sequence[Change], judgements: Sequence[Judgement]) -> l
     return rows
 
 
-def _verdict(judgement: Judgement, holds_adjusted: bool | None) -> tables.VerdictRow:
+def _verdict(judgement: Judgement, holds_adjusted: bool | None) -> VerdictRow:
     verdict, cost = judgement.verdict, judgement.cost
     prediction = (verdict.size or verdict).prediction
     names = ("explanation", "estimate", "low", "high", "confidence", "margin", "n", "n_diverged", "p_value")
-    return tables.VerdictRow(
+    return VerdictRow(
         claim=judgement.claim.id,
         status=str(verdict.status),
         basis=judgement.basis,
@@ -90,10 +90,7 @@ def _verdict(judgement: Judgement, holds_adjusted: bool | None) -> tables.Verdic
         peak_memory_bytes=cost.peak_memory_bytes if cost else None,
         energy_joules=cost.energy_joules if cost else None,
         usd=cost.usd if cost else None,
-        arms=[
-            tables.VerdictArm(position=position, **dataclasses.asdict(arm))
-            for position, arm in enumerate(judgement.arms)
-        ],
+        arms=[VerdictArm(position=position, **dataclasses.asdict(arm)) for position, arm in enumerate(judgement.arms)],
         **{name: getattr(verdict, name) for name in names},
     )
 
@@ -107,11 +104,11 @@ def _size(judgement: Judgement) -> dict[str, Any] | None:
     return {"status": str(size.status)} | {name: getattr(size, name) for name in names}
 
 
-def deviation_rows(found: Sequence[PaperDeviations]) -> list[tables.Base]:
+def deviation_rows(found: Sequence[PaperDeviations]) -> list[Base]:
     """Every deviation."""
     every = [(paper.paper, name, deviation) for paper in found for name, deviation in paper.deviations.items()]
     return [
-        tables.Deviation(
+        Deviation(
             id=f"{paper}.{name}",
             position=position,
             paper=paper,
@@ -128,20 +125,20 @@ def deviation_rows(found: Sequence[PaperDeviations]) -> list[tables.Base]:
     ]
 
 
-def deviation_links(found: Sequence[PaperDeviations], claims: Sequence[ClaimLine]) -> list[tables.Base]:
+def deviation_links(found: Sequence[PaperDeviations], claims: Sequence[ClaimLine]) -> list[Base]:
     """For each deviation, the claims of its paper that it touches."""
     return [
-        tables.ClaimDeviation(claim=claim, deviation=f"{paper.paper}.{name}")
+        ClaimDeviation(claim=claim, deviation=f"{paper.paper}.{name}")
         for paper in found
         for name, deviation in paper.deviations.items()
         for claim in touched(deviation, [claim for claim in claims if claim.paper == paper.paper])
     ]
 
 
-def place_rows(claims: Iterable[ClaimLine], params: Params) -> list[tables.Base]:
+def place_rows(claims: Iterable[ClaimLine], params: Params) -> list[Base]:
     """The experiments of each claim."""
     return [
-        tables.ClaimExperiment(claim=claim.id, experiment=name)
+        ClaimExperiment(claim=claim.id, experiment=name)
         for claim in claims
         if claim.experiment
         for name in fnmatch.filter(params.experiments, claim.experiment)
@@ -154,10 +151,10 @@ _SYNTHESIS = (
 )
 
 
-def family_rows(sentences: Sequence[Table], judgements: Sequence[Judgement]) -> list[tables.Base]:
+def family_rows(sentences: Sequence[Table], judgements: Sequence[Judgement]) -> list[Base]:
     papers = {judgement.claim.family: judgement.claim.paper for judgement in judgements}
     return [
-        tables.Family(
+        Family(
             name=table.family,
             position=position,
             paper=papers[table.family],

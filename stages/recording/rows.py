@@ -14,8 +14,7 @@ from pydantic import TypeAdapter
 from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
-from stages import results as tables
-from stages.claims import Change, ClaimLine, PaperDeviations, gather, judge_claims
+from stages.claims import Change, ClaimLine, PaperDeviations
 from stages.params.experiment import Params
 from stages.recording.arm_metrics import arm_metric_rows
 from stages.recording.claim_rows import (
@@ -28,7 +27,28 @@ from stages.recording.claim_rows import (
     verdict_rows,
     verdict_run_values,
 )
+from stages.recording.judged import group_of, judge, precedence
 from stages.recording.sources import FindingLine, Weights
+from stages.results import (
+    SCHEMA_VERSION,
+    Arm,
+    Array,
+    Base,
+    Checkpoint,
+    Claim,
+    Cost,
+    Dataset,
+    Epoch,
+    Experiment,
+    Meta,
+    Metric,
+    ObservationRow,
+    Paper,
+    Profile,
+    Result,
+    VerdictRun,
+    insert_rows,
+)
 from stages.run import canonical_json
 from stages.runs.curves import COLUMNS, as_curves
 from stages.runs.evidence import CostLine, list_observed, write_lines
@@ -53,21 +73,14 @@ class Rows:
     ) -> None:
         self.params, self.weights, self.claims, self.findings = params, weights, claims, findings
         self.found = [dataclasses.replace(item, row=number) for number, item in enumerate(found, start=1)]
-        self.selected = _select(found)
         self.deviations, self.history = deviations, history
-        groups = gather(params, [item for item in self.found if item.identity in self.selected])
+        judged = judge(claims, params, self.found, findings=findings, deviations=deviations)
+        self.speaking, self.judgements, self.sentences = judged.speaking, judged.judgements, judged.sentences
         self.group_positions = {
             (name, group.profile, group.conditions): position
-            for name, of_it in groups.items()
+            for name, of_it in judged.groups.items()
             for position, group in enumerate(of_it)
         }
-        self.judgements, self.sentences = judge_claims(
-            claims,
-            params,
-            findings=findings,
-            groups=groups,
-            devices={paper.paper: paper.device for paper in deviations if paper.device},
-        )
 
     def fill(self, session: Session) -> None:
         """Fill the tables in the order of their foreign keys."""
@@ -80,11 +93,11 @@ class Rows:
             session.flush()
         # Plain values instead of objects for tables with many rows.
         if results := self.results():
-            session.execute(insert(tables.Result), results)
+            session.execute(insert(Result), results)
         if costs := self.costs():
-            session.execute(insert(tables.Cost), costs)
+            session.execute(insert(Cost), costs)
         for rows in (
-            arm_metric_rows(item for item in self.found if item.identity in self.selected),
+            arm_metric_rows(self.speaking),
             self.checkpoints(),
             [self.claim(number, claim) for number, claim in enumerate(self.claims)],
             verdict_rows(self.judgements, self.sentences, self.params.verdicts, self.history),
@@ -97,19 +110,19 @@ class Rows:
             session.add_all(rows)
             session.flush()
         for table, values in (
-            (tables.Metric, self.metrics()),
-            (tables.Array, self.arrays()),
-            (tables.Epoch, self.epochs()),
-            (tables.ObservationRow, self.observations()),
-            (tables.VerdictRun, verdict_run_values(self.judgements)),
+            (Metric, self.metrics()),
+            (Array, self.arrays()),
+            (Epoch, self.epochs()),
+            (ObservationRow, self.observations()),
+            (VerdictRun, verdict_run_values(self.judgements)),
         ):
-            tables.insert_rows(session, table, values)
-        session.add(tables.Meta(name="schema_version", value=str(tables.SCHEMA_VERSION)))
-        session.add(tables.Meta(name="content", value=self.digest()))
-        session.add(tables.Meta(name="rules", value=json.dumps(dataclasses.asdict(self.params.verdicts))))
+            insert_rows(session, table, values)
+        session.add(Meta(name="schema_version", value=str(SCHEMA_VERSION)))
+        session.add(Meta(name="content", value=self.digest()))
+        session.add(Meta(name="rules", value=json.dumps(dataclasses.asdict(self.params.verdicts))))
         days = [item.origin.published[:10] for item in self.found if item.origin]
         if days:
-            session.add(tables.Meta(name="newest_result", value=max(days)))
+            session.add(Meta(name="newest_result", value=max(days)))
 
     def digest(self) -> str:
         """sha256 over all inputs of the rows; which profile runs next is not part of it."""
@@ -127,28 +140,28 @@ class Rows:
         ]
         return hashlib.sha256(canonical_json(parts).encode()).hexdigest()
 
-    def claim(self, position: int, claim: ClaimLine) -> tables.Base:
+    def claim(self, position: int, claim: ClaimLine) -> Base:
         names, found = ("status", "computed", "explanation", "error"), self.findings.get(claim.id)
         shown: dict[str, Any] | None = None
         if found:
             shown = {name: getattr(found, name) for name in names} | {"readings": list(map(vars, found.readings))}
-        return tables.Claim(position=position, finding=shown, **vars(claim))
+        return Claim(position=position, finding=shown, **vars(claim))
 
     def papers(self) -> list[str]:
         return list(dict.fromkeys(experiment.paper for experiment in self.params.experiments.values()))
 
-    def named(self) -> list[tables.Base]:
-        rows: list[tables.Base] = []
+    def named(self) -> list[Base]:
+        rows: list[Base] = []
         repositories = {found.paper: found.repository for found in self.deviations}
         for position, paper in enumerate(self.papers()):
             title, summary = _cite(paper)
             code = repositories.get(paper)
-            rows.append(tables.Paper(name=paper, position=position, title=title, summary=summary, repository=code))
+            rows.append(Paper(name=paper, position=position, title=title, summary=summary, repository=code))
         for position, (name, profile) in enumerate(self.params.profiles.items()):
-            rows.append(tables.Profile(name=name, rank=position, data=profile.data))
+            rows.append(Profile(name=name, rank=position, data=profile.data))
         for position, (name, source) in enumerate(self.params.datasets.items()):
             rows.append(
-                tables.Dataset(
+                Dataset(
                     name=name,
                     position=position,
                     title=source.title,
@@ -163,9 +176,9 @@ class Rows:
             )
         return rows
 
-    def experiments(self) -> list[tables.Base]:
+    def experiments(self) -> list[Base]:
         return [
-            tables.Experiment(
+            Experiment(
                 name=name,
                 position=position,
                 title=experiment.title,
@@ -177,9 +190,9 @@ class Rows:
             for position, (name, experiment) in enumerate(self.params.experiments.items())
         ]
 
-    def arms(self) -> list[tables.Base]:
+    def arms(self) -> list[Base]:
         return [
-            tables.Arm(
+            Arm(
                 experiment=experiment.name,
                 name=arm.name,
                 position=position,
@@ -195,11 +208,12 @@ class Rows:
 
     def results(self) -> list[dict[str, Any]]:
         """Rows of results, with the position of their group; what isn't planned any more is in none."""
+        speaking = {item.identity for item in self.speaking}
         return [
             _result_row(
                 item,
-                is_selected=item.identity in self.selected,
-                group_position=self.group_positions[_group_of(item)] if item.is_planned else None,
+                is_selected=item.identity in speaking,
+                group_position=self.group_positions[group_of(item)] if item.is_planned else None,
             )
             for item in self.found
         ]
@@ -236,7 +250,7 @@ class Rows:
             for position, row in enumerate(list_observed(item.result.observed or {}))
         )
 
-    def checkpoints(self) -> list[tables.Base]:
+    def checkpoints(self) -> list[Base]:
         """For each `<experiment>.<arm>.<replicate>`, the result of the strongest group whose weights are here."""
         best: dict[str, Trial] = {}
         for item in self.found:
@@ -249,18 +263,18 @@ class Rows:
         return [self._checkpoint(position, name, item) for position, (name, item) in enumerate(best.items())]
 
     def _group_precedence(self, item: Trial) -> tuple[int, bool, bool, str]:
-        return -self.group_positions[_group_of(item)], *_precedence(item)
+        return -self.group_positions[group_of(item)], *precedence(item)
 
     def _digest_here(self, item: Trial) -> str | None:
         """Digest of the weights as trained, otherwise of the released ones, otherwise None."""
         candidates = (item.result.weights_sha256, item.release.sha256 if item.release else None)
         return next((digest for digest in candidates if digest in self.weights), None)
 
-    def _checkpoint(self, position: int, name: str, item: Trial) -> tables.Checkpoint:
+    def _checkpoint(self, position: int, name: str, item: Trial) -> Checkpoint:
         digest = self._digest_here(item)
         assert digest is not None, "only results with weights have a checkpoint"
         release = item.release if digest != item.result.weights_sha256 else None
-        return tables.Checkpoint(
+        return Checkpoint(
             id=name,
             position=position,
             experiment=item.result.experiment,
@@ -271,31 +285,6 @@ class Rows:
             accuracy=release.accuracy if release else None,
             result_id=item.row,
         )
-
-
-def _group_of(item: Trial) -> tuple[str, str, str]:
-    return item.result.experiment, item.result.profile, item.conditions
-
-
-def _precedence(item: Trial) -> tuple[bool, bool, str]:
-    """Sort key of results of one replicate under equal conditions: current code, then evidence, then the newest."""
-    return not item.changed_code, item.origin is not None, item.origin.published if item.origin else ""
-
-
-def _select(found: Sequence[Trial]) -> set[tuple[str, str, str, str, int]]:
-    """One result per replicate and conditions, of the arm's current model: unchanged code first, then evidence.
-
-    A result of another model (the arm's arguments were edited since) stays in the database but enters no comparison.
-    """
-    best: dict[tuple[Any, ...], Trial] = {}
-    for item in found:
-        if not item.is_planned:
-            continue
-        line = item.result
-        cell = line.arm, line.replicate, *_group_of(item)
-        if cell not in best or _precedence(best[cell]) < _precedence(item):
-            best[cell] = item
-    return {item.identity for item in best.values()}
 
 
 def _cite(paper: str) -> tuple[str, str]:

@@ -18,19 +18,16 @@ from stages.results.claims import (
     FOR_THE_PAPER,
     ClaimFilter,
     ClaimRecord,
-    Counts,
     JudgedClaim,
-    Tally,
     error_of,
     find_judged,
-    ground_of,
     list_decided,
     list_families,
     list_judged,
     rule_after,
-    tally,
 )
 from stages.results.comparison import compare
+from stages.results.counts import Counts, Outlook, Tally, ground_of, tally
 from stages.results.damage import JSONOf, ResultsUnavailable, damaged
 from stages.results.database import (
     Sessions,
@@ -49,19 +46,12 @@ from stages.results.database import (
     insert_rows,
     open_results,
 )
-from stages.results.estimates import (
-    ArmComparison,
-    ExperimentComparison,
-    describe_fidelity,
-    fidelity_of,
-    kind_of_run,
-    t_interval,
-    wilson_interval,
-)
+from stages.results.estimates import ArmComparison, ExperimentComparison
+from stages.results.fidelity import describe_fidelity, fidelity_of, kind_of_run
 from stages.results.levels import Levels, levels_of, read_rules
 from stages.results.metrics import METRICS, SHOWN_METRICS
-from stages.results.outlook import Outlook
 from stages.results.pairs import PairGain
+from stages.results.sampling import t_interval, wilson_interval
 from stages.results.table import as_csv, no_formula
 from stages.results.tables import (
     SCHEMA_VERSION,

@@ -1,12 +1,11 @@
-"""Claims with their verdicts: lists, a single claim with everything behind it, and counts for a badge."""
+"""Claims with their verdicts: lists, and a single claim with everything behind it."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, Literal
+from typing import Any
 
 from sqlalchemy import Select, select
 from sqlalchemy.orm import Session, joinedload, selectinload
@@ -23,15 +22,12 @@ from stages.results.claim_tables import (
 )
 from stages.results.database import UnknownClaim
 from stages.results.estimates import ArmVerdict
-from stages.results.outlook import Outlook, foresee_waiting
 from stages.results.pairs import PairGain, pair_gains
-from stages.results.tables import Arm, Claim, Experiment, Metric, Paper
+from stages.results.tables import Arm, Claim, Experiment, Metric
 from stages.verdicts import Status
 
 FOR_THE_PAPER = (Status.REPRODUCED, Status.SUPPORTED, Status.HOLDS, Status.HOLDS_UNDER_READING)
 AGAINST_THE_PAPER = (Status.NOT_REPRODUCED, Status.REVERSED, Status.FAILS, Status.CONTRADICTED)
-NOT_YET = (Status.NOT_TESTED,)
-Ground = Literal["trained", "computed", "data"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,68 +73,20 @@ class ClaimRecord(JudgedClaim):
     same_error: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Counts:
-    """Claims that can be decided, now or later: `decidable`.
-
-    `in_favour`: reproduced, supported, holds; `under_reading` of them only if their words are read in one way, the
-    others `plainly`.  `against`: not reproduced, reversed, fails, contradicted.  `open`: there is evidence that doesn't
-    decide yet.  `waiting`: not run yet.
-    """
-
-    decidable: int
-    in_favour: int
-    under_reading: int
-    against: int
-    open: int
-    waiting: int
-
-    @property
-    def plainly(self) -> int:
-        return self.in_favour - self.under_reading
-
-    @property
-    def decided(self) -> int:
-        return self.in_favour + self.against
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tally(Counts):
-    """Verdict counts of a paper's claims: a badge.  Training, computing and facts of data are counted separately.
-
-    An error that a finding shows in several places counts once, in the counts and in `by_basis`; `errors` are its
-    places, while `claims`, `by_verdict` and `by_kind` count all of them.  `settings` can't hold or fail, `untestable`
-    are other claims that nothing here can decide.
-    """
-
-    paper: str
-    claims: int
-    trained: Counts
-    computed: Counts
-    data: Counts
-    outlook: Outlook
-    settings: int
-    untestable: int
-    by_verdict: dict[str, int] = field(default_factory=dict)
-    by_kind: dict[str, dict[str, int]] = field(default_factory=dict)
-    by_basis: dict[str, dict[str, int]] = field(default_factory=dict)
-    errors: dict[str, int] = field(default_factory=dict)
-
-
-_CLAIMS = select(Claim, VerdictRow).join(VerdictRow, VerdictRow.claim == Claim.id).order_by(Claim.position)
+CLAIMS = select(Claim, VerdictRow).join(VerdictRow, VerdictRow.claim == Claim.id).order_by(Claim.position)
 
 
 def list_judged(
     session: Session, wanted: ClaimFilter, *, limit: int | None = None, offset: int = 0
 ) -> list[JudgedClaim]:
     """Claims that match the filter, in their order."""
-    return _judged(session, _cut(_CLAIMS, wanted).limit(limit).offset(offset))
+    return _judged(session, narrowed(CLAIMS, wanted).limit(limit).offset(offset))
 
 
 def list_decided(session: Session) -> list[JudgedClaim]:
     """Claims that hold or don't, by what was computed or trained; counts of data sets are left out."""
     is_decided = VerdictRow.status.in_([str(status) for status in (*FOR_THE_PAPER, *AGAINST_THE_PAPER)])
-    return _judged(session, _CLAIMS.where(is_decided, VerdictRow.basis.in_(["finding", "results"])))
+    return _judged(session, CLAIMS.where(is_decided, VerdictRow.basis.in_(["finding", "results"])))
 
 
 def _judged(session: Session, query: Select[Claim, VerdictRow]) -> list[JudgedClaim]:
@@ -176,7 +124,8 @@ def _sizes(session: Session, verdicts: Iterable[VerdictRow]) -> dict[str, tuple[
     return found
 
 
-def _cut(query: Any, wanted: ClaimFilter) -> Any:
+def narrowed(query: Any, wanted: ClaimFilter) -> Any:
+    """The query of claims with these filters."""
     if wanted.paper is not None:
         query = query.where(Claim.paper == wanted.paper)
     if wanted.kind is not None:
@@ -268,7 +217,7 @@ def _same_error(session: Session, claim: Claim, verdict: VerdictRow) -> tuple[st
     error = error_of(claim, verdict)
     if error is None:
         return ()
-    of_paper = session.execute(_CLAIMS.where(Claim.paper == claim.paper, Claim.id != claim.id)).all()
+    of_paper = session.execute(CLAIMS.where(Claim.paper == claim.paper, Claim.id != claim.id)).all()
     return tuple(row.Claim.id for row in of_paper if error_of(row.Claim, row.VerdictRow) == error)
 
 
@@ -305,78 +254,3 @@ def list_families(session: Session, *, paper: str | None = None) -> Sequence[Fam
     """The sentences of the tables, in the order of the rules."""
     query = select(Family).order_by(Family.position)
     return session.scalars(query if paper is None else query.where(Family.paper == paper)).all()
-
-
-def tally(session: Session, wanted: ClaimFilter | None = None) -> list[Tally]:
-    """Counts by verdict for each paper that has claims, in the order of the params file; other papers follow."""
-    rows = session.execute(_cut(_CLAIMS, wanted or ClaimFilter())).all()
-    judged = [(row.Claim, row.VerdictRow) for row in rows]
-    order = list(session.scalars(select(Paper.name).order_by(Paper.position)))
-    papers = [*order, *(paper for paper in dict.fromkeys(claim.paper for claim, _ in judged) if paper not in order)]
-    return [_tally(paper, [row for row in judged if row[0].paper == paper]) for paper in papers]
-
-
-def _tally(paper: str, rows: Sequence[tuple[Claim, VerdictRow]]) -> Tally:
-    places = Counter(error for row in rows if (error := error_of(*row)))
-    once = _count_once(rows)
-    kinds: dict[str, Counter[str]] = {}
-    bases: dict[str, Counter[str]] = {}
-    for claim, verdict in rows:
-        kinds.setdefault(claim.kind, Counter())[verdict.status] += 1
-    for _, verdict in once:
-        bases.setdefault(verdict.basis, Counter())[verdict.status] += 1
-    grounds: dict[Ground, list[tuple[Claim, VerdictRow]]] = {"trained": [], "computed": [], "data": []}
-    for row in once:
-        grounds[ground_of(*row)].append(row)
-    return Tally(
-        paper=paper,
-        claims=len(rows),
-        **vars(_count(once)),
-        trained=_count(grounds["trained"]),
-        computed=_count(grounds["computed"]),
-        data=_count(grounds["data"]),
-        outlook=foresee_waiting([verdict.power for _, verdict in grounds["trained"] if _waits(verdict)]),
-        settings=sum(claim.kind == "setup" for claim, _ in once),
-        untestable=sum(claim.kind != "setup" and not verdict.is_decidable for claim, verdict in once),
-        by_verdict=dict(sorted(Counter(verdict.status for _, verdict in rows).items())),
-        by_kind={kind: dict(sorted(counts.items())) for kind, counts in kinds.items()},
-        by_basis={basis: dict(sorted(counts.items())) for basis, counts in bases.items()},
-        errors={error: number for error, number in places.items() if number > 1},
-    )
-
-
-def ground_of(claim: Claim, verdict: VerdictRow) -> Ground:
-    """The kind of evidence that decides a claim: trained models, a computation, or facts about the data."""
-    if verdict.basis == "params" or (claim.kind == "count" and claim.experiment):
-        return "data"
-    if verdict.basis == "finding" or (claim.experiment is None and claim.family is None):
-        return "computed"
-    return "trained"
-
-
-def _count(rows: Sequence[tuple[Claim, VerdictRow]]) -> Counts:
-    decidable = [verdict.status for _, verdict in rows if verdict.is_decidable]
-    favour, against, waiting = (
-        sum(status in words for status in decidable) for words in (FOR_THE_PAPER, AGAINST_THE_PAPER, NOT_YET)
-    )
-    return Counts(
-        decidable=len(decidable),
-        in_favour=favour,
-        under_reading=decidable.count(Status.HOLDS_UNDER_READING),
-        against=against,
-        open=len(decidable) - favour - against - waiting,
-        waiting=waiting,
-    )
-
-
-def _waits(verdict: VerdictRow) -> bool:
-    return verdict.is_decidable and verdict.status in NOT_YET
-
-
-def _count_once(rows: Sequence[tuple[Claim, VerdictRow]]) -> list[tuple[Claim, VerdictRow]]:
-    """The rows without the further places of an error."""
-    first: dict[tuple[str, str], tuple[Claim, VerdictRow]] = {}
-    for row in rows:
-        error = error_of(*row)
-        first.setdefault(("error", error) if error else ("claim", row[0].id), row)
-    return list(first.values())

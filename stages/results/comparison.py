@@ -31,8 +31,8 @@ from stages.results.estimates import (
     Printed,
     Ratio,
     describe_stopwatch,
-    fidelity_of,
 )
+from stages.results.fidelity import fidelity_of
 from stages.results.metrics import FIRST_METRICS, METRICS, MetricInfo
 from stages.results.pairs import gain_between
 from stages.results.sampling import estimate, values_of, why_none

@@ -1,22 +1,16 @@
-"""The parts of a comparison (estimates, differences, gains, costs), and two interval formulas as pure functions.
+"""The parts of a comparison: estimates, differences, gains, costs.
 
 The service returns them as they are, so a field's description stands in its reference.  Fractions are in [0, 1].
 """
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from statistics import fmean, stdev
-from typing import Annotated, Protocol
+from typing import Annotated
 
 from pydantic import Field
 
 from stages.results.metrics import MetricInfo
-from stages.verdicts.intervals import t_quantile, wilson
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,69 +246,3 @@ def describe_stopwatch(
     counted = f"median of {repeats} batches of {batch_size} after {warmup} uncounted ones"
     place = f"{device}, {threads} threads" if threads else f"{device}"
     return f"{counted}, the device synchronised before and after each, on {place}"
-
-
-_ALPHA = 0.025  # on each side of a 95 % interval
-
-
-@cache
-def _t_quantile(freedom: int) -> float:
-    return float(t_quantile(freedom, _ALPHA))
-
-
-def t_interval(values: Sequence[float], *, std: float | None = None) -> tuple[float, float]:
-    """Student's 95 % interval of the mean; needs two values.  `std` is their standard deviation, where it is known."""
-    spread = stdev(values) if std is None else std
-    half = _t_quantile(len(values) - 1) * spread / math.sqrt(len(values))
-    return fmean(values) - half, fmean(values) + half
-
-
-def wilson_interval(fraction: float, n: int) -> tuple[float, float]:
-    """Wilson's 95 % score interval of a fraction seen in n draws."""
-    return wilson(fraction, n, _ALPHA)
-
-
-def describe_fidelity(
-    provenance: str | None, profile: str | None, cut: str | None, test_images: int = 0, excluded_test_images: int = 0
-) -> str:
-    """One plain sentence on how faithful a result is; scored on `test_images`, without the excluded ones."""
-    if provenance is None:
-        return "not run yet"
-    if provenance == "embedded":
-        return "placeholder data: shows that the pipeline runs, says nothing about the claim"
-    data = "official data" if provenance == "full" else "part of the official data"
-    if excluded_test_images:
-        lacking = f"{excluded_test_images:,} of {test_images + excluded_test_images:,} test images"
-        data += f" without {lacking}, which our source lacks"
-    if cut:
-        return f"{data}, in a {kind_of_run(cut)} ({cut}): a first look, not a verdict"
-    return f"full-length training on {data} (profile {profile})"
-
-
-def kind_of_run(cut: str) -> str:
-    """What a run is that departs from the printed protocol by `cut`, in the words of `describe_cut`."""
-    return "run in another precision" if re.fullmatch(r"\w+ instead of (float32|bfloat16)", cut) else "shortened run"
-
-
-class Scored(Protocol):
-    """The fields of a result that its label is made of."""
-
-    @property
-    def provenance(self) -> str: ...
-    @property
-    def profile(self) -> str: ...
-    @property
-    def cut(self) -> str: ...
-    @property
-    def test_images(self) -> int: ...
-    @property
-    def excluded_test_images(self) -> int: ...
-
-
-def fidelity_of(result: Scored | None) -> str:
-    """`describe_fidelity` of a result, or of none."""
-    if result is None:
-        return describe_fidelity(None, None, None)
-    return describe_fidelity(
-        result.provenance, result.profile, result.cut, result.test_images, result.excluded_test_images
-    )

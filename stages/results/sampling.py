@@ -4,18 +4,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 from statistics import fmean, stdev
 
 from stages.results import tables
 from stages.results.comparison_rows import ComparedRun, ComparisonRows
-from stages.results.estimates import Estimate, Population, t_interval, wilson_interval
+from stages.results.estimates import Estimate, Population
 from stages.results.metrics import COST_COLUMNS, MetricInfo
+from stages.verdicts.intervals import t_quantile, wilson
 
 STAND_IN = "placeholder data: its number says nothing about the claim"
 _TAKES = {
     "min_error": "test errors of every epoch",
     "window_error": "validation and test errors of five epochs or more",
 }
+
+
+_ALPHA = 0.025  # on each side of a 95 % interval
+
+
+@cache
+def _t_quantile(freedom: int) -> float:
+    return float(t_quantile(freedom, _ALPHA))
+
+
+def t_interval(values: Sequence[float], *, std: float | None = None) -> tuple[float, float]:
+    """Student's 95 % interval of the mean; needs two values.  `std` is their standard deviation, where it is known."""
+    spread = stdev(values) if std is None else std
+    half = _t_quantile(len(values) - 1) * spread / math.sqrt(len(values))
+    return fmean(values) - half, fmean(values) + half
+
+
+def wilson_interval(fraction: float, n: int) -> tuple[float, float]:
+    """Wilson's 95 % score interval of a fraction seen in n draws."""
+    return wilson(fraction, n, _ALPHA)
 
 
 def values_of(results: Sequence[ComparedRun], metric: MetricInfo, facts: ComparisonRows) -> dict[int, float]:

@@ -13,6 +13,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from stages.recording import record
+from stages.recording.judged import judge_today
 from stages.results import (
     Claim,
     ClaimFilter,
@@ -83,6 +84,13 @@ def test_published_evidence_speaks_and_not_what_ran_later(session: Session) -> N
     assert [run.value for run in claim.runs] == pytest.approx(MNIST["vit"], abs=1e-12)
     assert {run.result.source for run in claim.runs} == {"evidence"}
     assert claim.verdict.n == 5
+
+
+def test_what_is_asked_between_two_records_is_what_the_database_says(root: Path, session: Session) -> None:
+    """Of a run that is published and was evaluated again elsewhere one result speaks, here as there."""
+    today = {one.claim.id: (str(one.verdict.status), one.verdict.n) for one in judge_today(root, params()).judgements}
+    recorded = list_judged(session, ClaimFilter())
+    assert today == {row.claim.id: (row.verdict.status, row.verdict.n) for row in recorded}
 
 
 def test_a_stand_in_decides_nothing_though_its_numbers_agree(session: Session) -> None:

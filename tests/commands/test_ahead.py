@@ -13,8 +13,9 @@ import pytest
 from stages.commands.ahead import Ahead
 from stages.params.experiment import Profile, load_params
 from stages.preloaded import ADDRESS
+from tests.polling import wait_until
 from tests.project import REPOSITORY
-from tests.test_preloaded_stages import server, wait_until
+from tests.test_preloaded_stages import server
 
 VERB = """
 import os, pathlib, sys, time

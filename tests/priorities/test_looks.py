@@ -10,7 +10,7 @@ import pytest
 
 from stages.claims import Judgement, Trial
 from stages.claims.trained import JUDGES
-from stages.priorities.looks import RunName, Standing, judge_today, looks_of, next_looks
+from stages.priorities.looks import RunName, Standing, looks_of, next_looks, standing_today
 from stages.priorities.trainings import all_trainings, as_printed
 from stages.verdicts import Status
 from tests.claims.lines import ROOT, claims, judge, params, trials
@@ -79,7 +79,7 @@ def test_no_claim_that_is_settled_or_at_its_plans_end_wants_more() -> None:
 
 
 def test_what_is_said_today_rests_on_the_published_results() -> None:
-    today = judge_today(ROOT, params())
+    today = standing_today(ROOT, params())
     assert {run.experiment for run in today.decided_by} == {"dac-sgemm"}
     looks = {look.claim.id: look for look in next_looks(today, params(), ())}
     assert "dac.sgemm.gain" not in looks or looks["dac.sgemm.gain"].lacking

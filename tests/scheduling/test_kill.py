@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,19 +17,12 @@ import pytest
 from stages.runs.store import RunStore
 from stages.scheduling.journal import PREFIX
 from stages.train import KILLED
+from tests.polling import wait_until
 from tests.project import EXPERIMENT, environment, make_project, outcomes, start_training, train
 from tests.soak import write_soak_report
 
 # Real processes, killed and waited for: minutes on a busy machine.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 90.0) -> None:
-    """Poll until `condition()` holds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.005)
 
 
 def saved_states(project: Path) -> list[Path]:
@@ -55,7 +48,7 @@ def test_killed_between_epochs_and_resumed_gives_the_same_numbers(
 ) -> None:
     project = make_project(tmp_path, epochs=40)
     process = start_training(project)
-    wait_for(lambda: saved_states(project))
+    wait_until(lambda: saved_states(project))
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     assert saved_states(project), "the resume state survives"
@@ -66,7 +59,7 @@ def test_killed_between_epochs_and_resumed_gives_the_same_numbers(
 def test_asked_to_stop_it_saves_and_goes_on_later(tmp_path: Path, undisturbed: dict[str, tuple[bytes, bytes]]) -> None:
     project = make_project(tmp_path, epochs=40)
     process = start_training(project)
-    wait_for(lambda: saved_states(project))
+    wait_until(lambda: saved_states(project))
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 1
@@ -99,10 +92,10 @@ def test_training_ends_when_dvc_is_killed(tmp_path: Path) -> None:
     """Here with a stand-in of that name; tests/test_pipeline.py kills the real one."""
     project = make_project(tmp_path, epochs=4000)
     parent, child = start_below(project, "dvc")
-    wait_for(lambda: saved_states(project))
+    wait_until(lambda: saved_states(project))
     parent.kill()
     parent.communicate()
-    wait_for(lambda: not running(child), seconds=30)
+    wait_until(lambda: not running(child), seconds=30)
 
 
 def test_stage_whose_dvc_is_gone_before_it_can_watch_trains_nothing(tmp_path: Path) -> None:
@@ -123,7 +116,7 @@ def test_training_started_by_hand_goes_on_without_its_starter(tmp_path: Path) ->
     project = make_project(tmp_path, epochs=4000)
     parent, child = start_below(project, "terminal")
     try:
-        wait_for(lambda: saved_states(project))
+        wait_until(lambda: saved_states(project))
         os.kill(parent.pid, signal.SIGKILL)
         parent.wait()
         time.sleep(2)
@@ -137,7 +130,7 @@ def test_killed_slot_is_followed_by_the_other(tmp_path: Path, undisturbed: dict[
     """Two slots, one is killed while it trains: the other takes over its run from the saved state."""
     project = make_project(tmp_path, epochs=40)
     process = start_training(project, "--device", "cpu,cpu")
-    wait_for(lambda: len(saved_states(project)) == 2)
+    wait_until(lambda: len(saved_states(project)) == 2)
     os.kill(slots_of(process.pid)[0], signal.SIGKILL)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
@@ -147,7 +140,7 @@ def test_killed_slot_is_followed_by_the_other(tmp_path: Path, undisturbed: dict[
 def test_all_slots_killed_is_said_with_an_exit_code_of_its_own(tmp_path: Path) -> None:
     project = make_project(tmp_path, epochs=40)
     process = start_training(project, "--device", "cpu,cpu")
-    wait_for(lambda: len(saved_states(project)) == 2)
+    wait_until(lambda: len(saved_states(project)) == 2)
     for slot in slots_of(process.pid):
         os.kill(slot, signal.SIGKILL)
     output, _ = process.communicate(timeout=120)
@@ -174,7 +167,7 @@ def test_several_slots_train_each_run_once(tmp_path: Path, slots: int, devices: 
     """As many as the command names devices, or as the profile says, but no more than there are runs."""
     project = make_project(tmp_path, slots=slots)
     process = start_training(project, "--device", devices)
-    wait_for(lambda: len(slots_of(process.pid)) == 2)
+    wait_until(lambda: len(slots_of(process.pid)) == 2)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
     assert output.count(": trained\n") == 2
@@ -187,7 +180,7 @@ def test_damaged_resume_state_starts_over_and_says_so(
 ) -> None:
     project = make_project(tmp_path, epochs=40)
     process = start_training(project)
-    wait_for(lambda: saved_states(project))
+    wait_until(lambda: saved_states(project))
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     state = saved_states(project)[0]
@@ -203,7 +196,7 @@ def pace(tmp_path_factory: pytest.TempPathFactory) -> tuple[float, float]:
     project = make_project(tmp_path_factory.mktemp("pace"), epochs=40)
     started = time.monotonic()
     process = start_training(project)
-    wait_for(lambda: saved_states(project))
+    wait_until(lambda: saved_states(project))
     saved = time.monotonic()
     process.communicate()
     return time.monotonic() - started, time.monotonic() - saved
@@ -256,7 +249,7 @@ def kill_sometime(
     """
     started = time.time()
     if random_.random() < 0.7:  # well into its work: most of the time before is spent on imports
-        wait_for(lambda: process.poll() is not None or any(changed_since(started, project)), seconds=400)
+        wait_until(lambda: process.poll() is not None or any(changed_since(started, project)), seconds=400)
         moment = random_.uniform(0.0, working)
     else:
         moment = random_.uniform(0.0, whole)
@@ -271,7 +264,7 @@ def kill_sometime(
         elif victim == "parent":
             process.kill()
             process.wait()
-            wait_for(lambda: not any(running(pid) for pid in slots), seconds=30)
+            wait_until(lambda: not any(running(pid) for pid in slots), seconds=30)
         else:
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()

@@ -19,6 +19,7 @@ from stages.scheduling.engine.opening import open_leases
 from stages.scheduling.engine.owner import process_identity
 from stages.scheduling.journal import PREFIX, Journal, read_sessions
 from stages.scheduling.watching import Row, Watched, watch
+from tests.polling import wait_until
 from tests.project import EXPERIMENT, make_project, start_training, train
 
 PRICES = {"cpu": 0.36}
@@ -207,10 +208,7 @@ def test_a_killed_training_is_lost_and_its_successor_is_done(tmp_path: Path) -> 
     store = RunStore(project / "data" / "store")
     first = start_training(project)
     try:
-        deadline = time.monotonic() + 60
-        while not any(row.runs["running"] for row in watch(store, PRICES, time.time()).rows):
-            assert time.monotonic() < deadline and first.poll() is None
-            time.sleep(0.2)
+        wait_until(lambda: any(row.runs["running"] for row in watch(store, PRICES, time.time()).rows))
     finally:
         os.killpg(first.pid, signal.SIGKILL)
         first.communicate()

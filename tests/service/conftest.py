@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = make_root(tmp_path_factory.mktemp("service"))
     record(root, "data/results.db")
     return root
+
+
+@pytest.fixture
+def own_root(root: Path, tmp_path: Path) -> Path:
+    """A copy of it that a test may change."""
+    return Path(shutil.copytree(root, tmp_path / "root"))
 
 
 @pytest.fixture(scope="session")

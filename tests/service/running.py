@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.request import urlopen
+
+from benchmarks.server import free_port
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,7 @@ def running(
 
     `environment` names settings; `code` is a copy of this repository to use in its place, `python` an interpreter.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     log = folder / "service.log"
     settings = {"CLAIMCHECK_ROOT": str(root), "CLAIMCHECK_DRAIN_SECONDS": "0", **environment}
     with log.open("wb") as file:

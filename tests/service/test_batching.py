@@ -16,14 +16,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from service.inference import batching
-from service.inference.batching import AnswerFailed, Batcher, InferenceStopped, QueueFull, Runner, SetAside
+from service.inference.batching import AnswerFailed, Batcher, InferenceStopped, QueueFull, Runner
 from service.inference.models import Model, Models
 from service.inference.processes import ProcessGone
+from service.inference.suspects import ASIDE_SECONDS, SetAside
 from service.inference.workers import PassFailed, Worker
 from stages.checkpoint.contract import InputContract
 from stages.checkpoint.predictor import Predictor, load_predictor
 from stages.run import ModelSpec
+from tests.polling import wait_until
 
 pytestmark = pytest.mark.long
 
@@ -261,10 +262,8 @@ def test_a_worker_that_dies_while_idle_is_replaced_without_a_request() -> None:
     worker = Here()
     with started(worker) as batcher:
         worker.is_alive = False
-        until = time.monotonic() + 10
-        while not batcher.is_alive and time.monotonic() < until:
-            time.sleep(0.02)
-        assert batcher.is_alive and worker.restarts == 1
+        wait_until(lambda: batcher.is_alive)
+        assert worker.restarts == 1
 
 
 def test_where_no_worker_can_be_started_nothing_waits_until_one_can() -> None:
@@ -282,9 +281,7 @@ def test_where_no_worker_can_be_started_nothing_waits_until_one_can() -> None:
             asyncio.run(batcher.probabilities(model, image(1)))
         assert not batcher.is_alive
         worker.can_restart = True
-        until = time.monotonic() + 20
-        while not batcher.is_alive and time.monotonic() < until:
-            time.sleep(0.02)
+        wait_until(lambda: batcher.is_alive)
         (found,) = asyncio.run(asyncio.wait_for(ask(batcher, model, 1), 10))
         assert isinstance(found, np.ndarray)
 
@@ -301,12 +298,12 @@ def test_a_model_that_ends_two_workers_in_a_row_is_set_aside(monkeypatch: pytest
         assert answer_to(deadly, 1) is np.ndarray, "an answer in between: something else may have ended the worker"
         assert answer_to(deadly, DEADLY) is InferenceStopped
         assert answer_to(other, 1) is np.ndarray
-        assert batcher.set_aside == []
+        assert batcher.suspects.set_aside == []
         assert answer_to(deadly, DEADLY) is InferenceStopped
-        assert answer_to(deadly, 1) is SetAside and batcher.set_aside == [deadly]
+        assert answer_to(deadly, 1) is SetAside and batcher.suspects.set_aside == [deadly]
         assert answer_to(other, 1) is np.ndarray
-        monkeypatch.setattr(time, "monotonic", lambda real=time.monotonic: real() + batching.ASIDE_SECONDS)
-        assert batcher.set_aside == [] and answer_to(deadly, DEADLY) is InferenceStopped
+        monkeypatch.setattr(time, "monotonic", lambda real=time.monotonic: real() + ASIDE_SECONDS)
+        assert batcher.suspects.set_aside == [] and answer_to(deadly, DEADLY) is InferenceStopped
         assert answer_to(deadly, 1) is SetAside, "one more death is enough now"
 
 
@@ -316,7 +313,7 @@ def test_two_workers_that_end_at_once_speak_once_against_a_model() -> None:
     with started(Here(), Here(), max_batch=1) as batcher, batcher.announce():
         found = asyncio.run(asyncio.wait_for(ask(batcher, model, DEADLY_MEETING, DEADLY_MEETING), 10))
         assert [type(item) for item in found] == [InferenceStopped] * 2
-        assert batcher.set_aside == []
+        assert batcher.suspects.set_aside == []
 
 
 def test_none_of_a_pass_waits_for_ever_where_its_worker_dies_at_one_image() -> None:

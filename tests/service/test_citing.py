@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from html import unescape
 from typing import Any
 from xml.etree import ElementTree
@@ -13,17 +12,13 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.pages.citing import badge
-from service.settings import Settings
-from tests.service.conftest import serving
-from tests.service.results_factory import REPOSITORY
 
 GAIN = "/claims/dac.sgemm.gain"
 
 
 @pytest.fixture(scope="module")
-def client(published: str) -> Iterator[TestClient]:
-    with serving(Settings(root=REPOSITORY, database=published)) as client:
-        yield client
+def client(published_client: TestClient) -> TestClient:
+    return published_client
 
 
 def linked_data(client: TestClient, address: str) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from html import unescape
 from typing import Any
@@ -14,10 +13,8 @@ from fastapi.testclient import TestClient
 from service.pages.concluding import conclude, qualify
 from service.pages.scope import A_PART, part_of
 from service.pages.trend import Trend, range_of, tell_other_reading, tell_trend
-from service.settings import Settings
 from stages.results import Claim, ClaimChange, ClaimRecord, PairGain, VerdictRow
 from stages.verdicts import Scope
-from tests.service.conftest import serving
 from tests.service.results_factory import REPOSITORY
 
 TITLES = {"a-5": "NiNformer, 5 layers", "a-8": "NiNformer, 8 layers", "b": "ViT"}
@@ -197,9 +194,8 @@ def test_a_rule_written_after_results_had_been_seen_is_said_in_the_box() -> None
 
 
 @pytest.fixture(scope="module")
-def client(published: str) -> Iterator[TestClient]:
-    with serving(Settings(root=REPOSITORY, database=published)) as client:
-        yield client
+def client(published_client: TestClient) -> TestClient:
+    return published_client
 
 
 def test_a_claim_s_page_begins_with_what_came_out_for_the_part_that_ran(client: TestClient) -> None:

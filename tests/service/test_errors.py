@@ -278,12 +278,6 @@ def test_a_data_set_without_weights_says_why_nothing_answers(tmp_path: Path, mon
             assert_problem(client.post(f"/predict?dataset={dataset}", files={"file": png()}), 409, detail)
 
 
-@pytest.fixture
-def own_root(root: Path, tmp_path: Path) -> Path:
-    shutil.copytree(root, tmp_path / "root")
-    return tmp_path / "root"
-
-
 def test_weights_that_are_gone_or_changed_are_unavailable(own_root: Path) -> None:
     with sqlite3.connect(own_root / "data" / "results.db") as connection:
         (path,) = connection.execute("SELECT path FROM checkpoints WHERE id = 'ninformer-cifar100.vit.0'").fetchone()

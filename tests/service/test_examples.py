@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -25,8 +24,6 @@ from service.examples import (
     load_examples,
     tensor_of,
 )
-from service.settings import Settings
-from tests.service.conftest import serving
 from tests.service.results_factory import REPOSITORY
 from tests.service.running import running
 
@@ -36,9 +33,8 @@ FIRST_LINES = REPOSITORY / "service" / "templates" / "first_lines.py.txt"
 
 
 @pytest.fixture(scope="module")
-def client(published: str) -> Iterator[TestClient]:
-    with serving(Settings(root=REPOSITORY, database=published)) as client:
-        yield client
+def client(published_client: TestClient) -> TestClient:
+    return published_client
 
 
 def shape(value: Any) -> Any:

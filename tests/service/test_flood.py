@@ -18,6 +18,7 @@ import psycopg
 import pytest
 
 from stages.recording import record
+from tests.polling import wait_until
 from tests.service.running import Running, running
 
 pytestmark = pytest.mark.long
@@ -84,10 +85,7 @@ def test_clients_that_do_not_read_hold_up_nobody(service: Running, path: str) ->
 def test_an_answer_that_is_not_read_ends(service: Running) -> None:
     """The connection is dropped, not closed, which would wait for the client; the log says so."""
     with ask_and_read_nothing(service, "/api/v1/export/epochs.parquet") as connection:
-        until = time.monotonic() + 20
-        while "an answer was not read in time" not in service.log.read_text() and time.monotonic() < until:
-            time.sleep(0.1)
-        assert time.monotonic() < until
+        wait_until(lambda: "an answer was not read in time" in service.log.read_text(), 20)
         assert len(b"".join(iter(lambda: connection.recv(1 << 20), b""))) < 2_000_000
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from html import unescape
 from typing import Any
 
@@ -11,11 +10,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.pages.opening import open_with, outcome, prospects
-from service.settings import Settings
 from stages.results import Claim, Counts, JudgedClaim, Outlook, Tally, VerdictRow
 from stages.verdicts import Scope
-from tests.service.conftest import serving
-from tests.service.results_factory import REPOSITORY
 
 NOTHING = Counts(decidable=0, in_favour=0, under_reading=0, against=0, open=0, waiting=0)
 ALL_CLEAR = Outlook(waiting=0, hopeless=0, order_only=0, unlikely=0, unknown=0, assumed=0)
@@ -108,9 +104,8 @@ def test_what_limits_the_decided_ones_is_said_with_them() -> None:
 
 
 @pytest.fixture(scope="module")
-def client(published: str) -> Iterator[TestClient]:
-    with serving(Settings(root=REPOSITORY, database=published)) as client:
-        yield client
+def client(published_client: TestClient) -> TestClient:
+    return published_client
 
 
 def test_the_front_page_s_sentences_are_the_verdicts_of_the_database(client: TestClient) -> None:

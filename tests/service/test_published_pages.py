@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import sqlite3
-from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -15,19 +14,15 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.database.queries import full_run_key
-from service.settings import Settings
 from stages.results import METRICS, SHOWN_METRICS, UnknownRun, open_results
-from tests.service.conftest import serving
-from tests.service.results_factory import REPOSITORY
 
 NO_NUMBER = re.compile(r"\b(undefined|NaN|nan|inf|Infinity|None|null)\b")
 UNITS = {info.title: info.unit for info in METRICS.values()}
 
 
 @pytest.fixture(scope="module")
-def client(published: str) -> Iterator[TestClient]:
-    with serving(Settings(root=REPOSITORY, database=published)) as client:
-        yield client
+def client(published_client: TestClient) -> TestClient:
+    return published_client
 
 
 @pytest.fixture(scope="module")

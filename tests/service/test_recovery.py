@@ -20,6 +20,7 @@ from PIL import Image
 
 from service.inference.engine import Engine
 from service.settings import Settings
+from tests.polling import wait_until
 from tests.service.conftest import png, serving
 from tests.service.hostile_images import encode
 from tests.service.test_errors import assert_problem
@@ -36,13 +37,6 @@ def engine_of(client: TestClient) -> Engine:
 
 def ask(client: TestClient, checkpoint: str = VIT, content: bytes = b"") -> Any:
     return client.post(f"/predict?checkpoint={checkpoint}", files={"file": content or png()})
-
-
-def happens(what: Callable[[], bool], seconds: float = 60.0) -> bool:
-    until = time.monotonic() + seconds
-    while not what() and time.monotonic() < until:
-        time.sleep(0.02)
-    return what()
 
 
 def pids_of(client: TestClient) -> list[int]:
@@ -75,10 +69,10 @@ def kill_within_a_pass(client: TestClient, checkpoint: str) -> Any:
     os.kill(pid, signal.SIGSTOP)
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(ask, client, checkpoint)
-        assert happens(lambda: batcher._idle == 0), "the pass is under way"
+        wait_until(lambda: batcher._idle == 0)  # the pass is under way
         time.sleep(0.1)
         os.kill(pid, signal.SIGKILL)
-        assert happens(lambda: worker.restarts > before and worker.pid != pid and batcher._idle == 1)
+        wait_until(lambda: worker.restarts > before and worker.pid != pid and batcher._idle == 1)
         return answer.result(60)
 
 
@@ -118,7 +112,7 @@ def test_an_answer_in_between_speaks_for_a_checkpoint(settings: Settings) -> Non
         for _ in range(3):
             assert kill_within_a_pass(client, VIT).status_code == 503
             assert ask(client).status_code == 200
-        assert engine_of(client).batcher.set_aside == []
+        assert engine_of(client).batcher.suspects.set_aside == []
 
 
 def tensor() -> dict[str, Any]:
@@ -136,7 +130,7 @@ def test_a_worker_that_is_killed_while_idle_is_replaced_and_the_service_stays_re
             asked.append(ask(client).status_code)
         assert set(ready) == {200}
         assert set(asked) <= {200, 503} and asked.count(503) <= 1, "one may reach it while the kernel ends it"
-        assert happens(lambda: engine_of(client).batcher.serving == 2)
+        wait_until(lambda: engine_of(client).batcher.serving == 2)
         assert "claimcheck_workers 2.0" in client.get("/metrics").text
 
 
@@ -153,13 +147,13 @@ def test_readiness_is_false_while_no_worker_serves_and_comes_back_by_itself(sett
             worker.start = wait_and_start  # type: ignore[method-assign]
         for pid in pids_of(client):
             os.kill(pid, signal.SIGKILL)
-        assert happens(lambda: client.get("/health/ready").status_code == 503)
+        wait_until(lambda: client.get("/health/ready").status_code == 503)
         assert_problem(client.get("/health/ready"), 503, "no inference process runs at the moment")
         assert client.get("/v2/health/ready").status_code == 503
         assert client.get("/health/live").status_code == 200
         assert "claimcheck_inference_alive 0.0" in client.get("/metrics").text
         replaced.set()
-        assert happens(lambda: client.get("/health/ready").status_code == 200), "without any request"
+        wait_until(lambda: client.get("/health/ready").status_code == 200)  # without any request
         assert ask(client).status_code == 200
 
 
@@ -192,7 +186,7 @@ def test_workers_killed_again_and_again_under_load_lose_nothing_but_their_passes
                 for number in range(6):
                     time.sleep(0.1)
                     os.kill(pids_of(client)[number % 2], signal.SIGKILL)
-                    assert happens(lambda: all_again(number + 1))  # noqa: B023
+                    wait_until(lambda: all_again(number + 1))  # noqa: B023
             finally:
                 stop.set()
             answers = [answer for work_done in clients for answer in work_done.result(60)]
@@ -200,8 +194,8 @@ def test_workers_killed_again_and_again_under_load_lose_nothing_but_their_passes
         right = [pytest.approx(seen, abs=1e-5) for seen in probabilities(expected)]  # batches round in their own ways
         assert all(probabilities(answer.json()["images"]) == right for answer in answers if answer.status_code == 200)
         assert sum(answer.status_code == 503 for answer in answers) <= 4 * 6
-        assert engine_of(client).batcher.set_aside == []
-        assert happens(lambda: engine_of(client).batcher.serving == 2)
+        assert engine_of(client).batcher.suspects.set_aside == []
+        wait_until(lambda: engine_of(client).batcher.serving == 2)
         assert ask(client).json()["images"] == expected
 
 

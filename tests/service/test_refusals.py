@@ -6,7 +6,6 @@ import itertools
 import json
 import logging
 import re
-import shutil
 import socket
 import sqlite3
 import time
@@ -39,11 +38,6 @@ LIST = "/api/v1/papers"
 def service(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     with running(root, tmp_path_factory.mktemp("refusals")) as service:
         yield service
-
-
-@pytest.fixture
-def own_root(root: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(root, tmp_path / "root"))
 
 
 def change(root: Path, *statements: str) -> None:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,6 @@ from service.settings import Settings
 from stages.recording import record
 from stages.run import canonical_json
 from tests.service.conftest import png, serving
-
-
-@pytest.fixture
-def own_root(root: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(root, tmp_path / "root")
 
 
 def test_papers_come_from_their_packages(client: TestClient) -> None:

@@ -12,9 +12,6 @@ from fastapi.testclient import TestClient
 
 from service.database.schemas import PaperOut
 from service.http.tabular import rows_as_csv
-from service.settings import Settings
-from tests.service.conftest import serving
-from tests.service.results_factory import REPOSITORY
 from tests.service.test_resources import parse_links
 
 LISTS = ("papers", "datasets", "experiments", "claims", "runs", "checkpoints")
@@ -83,16 +80,15 @@ def test_pages_of_csv_are_walked_by_link_headers(client: TestClient) -> None:
     assert rows == whole
 
 
-def test_csv_is_whole_without_being_asked(published: str) -> None:
-    with serving(Settings(root=REPOSITORY, database=published)) as client:
-        for name in ("claims", "runs"):
-            answer = client.get(f"/api/v1/{name}?format=csv")
-            rest = client.get(f"/api/v1/{name}?limit=1000").json()
-            assert len(read_csv(answer.text)) == len(rest) > 100, name
-            assert "next" not in parse_links(answer.headers["link"])
-            assert len(client.get(f"/api/v1/{name}").json()) == 100
-        curves = client.get("/api/v1/experiments/dac-sgemm/curves?curve=test_loss&format=csv")
-        assert len(read_csv(curves.text)) > 5000
+def test_csv_is_whole_without_being_asked(published_client: TestClient) -> None:
+    for name in ("claims", "runs"):
+        answer = published_client.get(f"/api/v1/{name}?format=csv")
+        rest = published_client.get(f"/api/v1/{name}?limit=1000").json()
+        assert len(read_csv(answer.text)) == len(rest) > 100, name
+        assert "next" not in parse_links(answer.headers["link"])
+        assert len(published_client.get(f"/api/v1/{name}").json()) == 100
+    curves = published_client.get("/api/v1/experiments/dac-sgemm/curves?curve=test_loss&format=csv")
+    assert len(read_csv(curves.text)) > 5000
 
 
 def test_csv_has_a_tag_of_its_own(client: TestClient) -> None:

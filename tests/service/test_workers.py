@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from service.inference.processes import Process, ProcessGone, ProcessSlow
 from service.inference.workers import NeverBegan, Worker
 from stages.checkpoint.contract import CheckpointError
 from stages.checkpoint.predictor import load_predictor
+from tests.polling import wait_until
 
 pytestmark = pytest.mark.long
 
@@ -53,13 +54,6 @@ def model() -> Model:
 
 def images(model: Model, count: int) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (count, *model.contract.shape), dtype=np.uint8)
-
-
-def happens(what: Callable[[], bool], seconds: float = 30.0) -> bool:
-    until = time.monotonic() + seconds
-    while not what() and time.monotonic() < until:
-        time.sleep(0.02)
-    return what()
 
 
 def is_running(pid: int) -> bool:
@@ -96,7 +90,7 @@ def test_a_worker_killed_within_a_pass_is_noticed(worker: Worker, model: Model) 
     killer.start()
     with pytest.raises(ProcessGone):
         worker.probabilities(model, images(model, 4000))
-    assert happens(lambda: not worker.is_alive)
+    wait_until(lambda: not worker.is_alive)
     with pytest.raises(ProcessGone):
         worker.probabilities(model, images(model, 1))
     lost = worker.pid
@@ -171,4 +165,4 @@ def test_no_worker_outlives_its_server(tmp_path: Path, end: str) -> None:
         server.kill()
     server.wait(30)
     server.stdout.close()
-    assert happens(lambda: not is_running(pid))
+    wait_until(lambda: not is_running(pid))

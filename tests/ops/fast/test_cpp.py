@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import pytest
 import torch
 
 from stages.ops.fast import attention, cpp
+from tests.polling import wait_until
 from tests.preloaded import python
 from tests.project import REPOSITORY
 
@@ -75,10 +75,7 @@ def test_a_process_that_is_killed_while_it_compiles_holds_up_no_other(
     with subprocess.Popen(
         [sys.executable, "-c", script], cwd=REPOSITORY, env=environment, start_new_session=True
     ) as one:
-        until = time.monotonic() + 60
-        while not started.exists():
-            assert one.poll() is None and time.monotonic() < until, "it began to compile"
-            time.sleep(0.01)
+        wait_until(started.exists)
         one.kill()  # its compiler goes on
         one.wait()
         try:

@@ -8,17 +8,14 @@ from itertools import pairwise
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from stages.papers.brownian import ViT
 from stages.papers.brownian.probe import POWERS, depth_rows, head_rows, power_rows, spectrum_rows
 from stages.papers.brownian.walk import attention_transition, on_sphere, squared_distances
+from tests.papers.properties import draw_images
 
 Build = Callable[..., ViT]
-
-
-def draw_images() -> Tensor:
-    return torch.randn(4, 3, 12, 12, generator=torch.Generator().manual_seed(1))
 
 
 def identity_vit(small_vit: Build) -> ViT:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from stages.optim.capture import select_layers
 from stages.optim.cg_fac import CGFAC
@@ -20,6 +20,7 @@ from stages.papers import build_model
 from stages.papers.brownian import ViT
 from stages.papers.brownian.walk import attention_transition
 from stages.run import ModelSpec
+from tests.papers.properties import draw_images, moved_by_the_second, without_gradient
 
 Build = Callable[..., ViT]
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -65,10 +66,6 @@ def timm_twin(timm_vectors: dict[str, np.ndarray]) -> ViT:
             weights[ours] = torch.from_numpy(array[0] if ours == "positions" else array)
     model.load_state_dict(weights)
     return model
-
-
-def draw_images(n: int = 4) -> Tensor:
-    return torch.randn(n, 3, 12, 12, generator=torch.Generator().manual_seed(1))
 
 
 def test_equals_timm_in_logits_and_image_gradients(timm_twin: ViT, timm_vectors: dict[str, np.ndarray]) -> None:
@@ -159,14 +156,12 @@ def test_every_arm_overfits_one_batch(name: str, small_vit: Build) -> None:
 def test_every_parameter_gets_a_gradient(small_vit: Build) -> None:
     model = small_vit()
     F.cross_entropy(model(draw_images()), torch.arange(4)).backward()
-    assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0] == []
+    assert without_gradient(model) == []
 
 
 def test_a_sample_changes_only_its_own_logits(small_vit: Build) -> None:
     model, images = small_vit().double(), draw_images().double()
-    changed = images.clone()
-    changed[1] += 1
-    moved = (model(images) - model(changed)).abs().amax(dim=1)
+    moved = moved_by_the_second(model, images)
     assert moved[1] > 1e-3
     assert moved[[0, 2, 3]].max() < 1e-12
 

@@ -26,6 +26,7 @@ from stages.papers.dac import (
     SharedBiasResNetV2,
 )
 from stages.papers.dac.layers import SharedBiasConv2d
+from tests.papers.properties import draw_images, moved_by_the_second, without_gradient
 
 Build = Callable[..., nn.Module]
 
@@ -41,10 +42,6 @@ PER_CLASS = {16: 65, 32: 129}
 
 def count(kind: type[nn.Module], *, num_classes: int = 10, image_size: int = 32, **own: int) -> int:
     return count_parameters(kind(image_size=image_size, in_channels=3, num_classes=num_classes, **own))
-
-
-def draw_images(n: int = 4) -> Tensor:
-    return torch.randn(n, 3, 12, 12, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize("depth", RESNET)
@@ -159,17 +156,12 @@ def test_only_kernels_are_called_weight_and_have_more_than_one_axis(small_model:
 def test_every_parameter_gets_a_gradient(small_model: Build) -> None:
     model = small_model()
     F.cross_entropy(model(draw_images(8)), torch.arange(8) % 5).backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None and parameter.grad.abs().max() > 0, name
+    assert without_gradient(model) == []
 
 
 def test_in_evaluation_a_sample_affects_only_its_own_output(small_model: Build) -> None:
     model = small_model().eval()
-    images = draw_images()
-    changed = images.clone()
-    changed[1] += 1
-    with torch.no_grad():
-        moved = (model(images) - model(changed)).abs().amax(1)
+    moved = moved_by_the_second(model, draw_images())
     assert moved[1] > 0
     assert moved[[0, 2, 3]].max() == 0
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from stages.evaluation.cost import flops_per_sample
 from stages.papers.hyperbf import HyperBF, ViT
 from stages.papers.hyperbf.findings import COMMON, HYPERBF, LAST_COMMIT_HYPERBF, LAST_COMMIT_VIT, VIT
 from tests.papers.hyperbf.conftest import SMALL, Build
+from tests.papers.properties import draw_images, loss_of_one_batch, moved_by_the_second, without_gradient
 
 TABLE_OF_224: dict[str, Any] = {"position_image_size": 224}
 # Image size, arguments of ViT and of HyperBF, and the counts for 10, 100 and 200 classes: computed from shapes, and
@@ -32,10 +33,6 @@ COUNTS = {
         (14_486_842, 14_556_052, 14_632_952),
     ),
 }
-
-
-def draw_images(n: int = 4, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(n, 3, 12, 12, generator=torch.Generator().manual_seed(1)).to(dtype)
 
 
 def count(model_class: type[nn.Module], **arguments: Any) -> int:
@@ -94,12 +91,7 @@ def test_loss_at_init_is_that_of_guessing(small_model: Build) -> None:
 def test_one_batch_is_overfitted(small_model: Build) -> None:
     model = small_model()
     images, labels = draw_images(5), torch.arange(5)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    for _ in range(60):
-        optimizer.zero_grad()
-        F.cross_entropy(model(images), labels).backward()
-        optimizer.step()
-    assert F.cross_entropy(model(images), labels).item() < 0.05
+    assert loss_of_one_batch(model, images, labels, torch.optim.Adam(model.parameters(), lr=0.01)) < 0.05
 
 
 def test_every_parameter_but_the_unused_gets_a_gradient(small_model: Build) -> None:
@@ -109,17 +101,14 @@ def test_every_parameter_but_the_unused_gets_a_gradient(small_model: Build) -> N
         for parameter in model.parameters():
             parameter += 0.05 * torch.randn_like(parameter)
     F.cross_entropy(model(draw_images()), torch.arange(4)).backward()
-    without = {name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0}
-    assert {name for name in without if not name.endswith(".unused")} == set()
+    assert [name for name in without_gradient(model) if not name.endswith(".unused")] == []
     assert all(p.grad is None for name, p in model.named_parameters() if name.endswith(".unused"))
 
 
 def test_a_sample_changes_only_its_own_logits(small_model: Build) -> None:
     model = small_model().double()
     images = draw_images(dtype=torch.float64)
-    changed = images.clone()
-    changed[1] += 1
-    moved = (model(images) - model(changed)).abs().amax(dim=1)
+    moved = moved_by_the_second(model, images)
     assert moved[1] > 1e-4
     assert moved[[0, 2, 3]].max() < 1e-12
 

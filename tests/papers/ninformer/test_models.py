@@ -7,11 +7,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from stages.params.experiment import Params
 from stages.run import ModelSpec
+from tests.papers.properties import draw_images, loss_of_one_batch, moved_by_the_second, without_gradient
 
 Build = Callable[..., nn.Module]
 
@@ -41,10 +42,6 @@ PARAMETERS_OF_CLASSES = {
     "SharedNormNiNformer": (2_582_478, 2_643_978, 2_652_170, 2_675_300),
 }
 """MNIST at 28 and at 32 pixels, CIFAR-10, CIFAR-100; computed as above."""
-
-
-def draw_images(n: int = 4) -> Tensor:
-    return torch.randn(n, 3, 12, 12, generator=torch.Generator().manual_seed(1))
 
 
 def test_parameter_counts_equal_the_hand_computed_ones(
@@ -126,27 +123,19 @@ def test_loss_of_a_small_model_at_init_is_that_of_guessing(small_model: Build) -
 def test_one_batch_is_overfitted(small_model: Build) -> None:
     model = small_model()
     images, labels = draw_images(5), torch.arange(5)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    for _ in range(60):
-        optimizer.zero_grad()
-        F.cross_entropy(model(images), labels).backward()
-        optimizer.step()
-    assert F.cross_entropy(model(images), labels).item() < 0.05
+    assert loss_of_one_batch(model, images, labels, torch.optim.Adam(model.parameters(), lr=0.01)) < 0.05
 
 
 def test_every_parameter_gets_a_gradient(small_model: Build) -> None:
     model = small_model(dropout=0.5).train()
     F.cross_entropy(model(draw_images()), torch.arange(4)).backward()
-    without = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
-    assert without == []
+    assert without_gradient(model) == []
 
 
 def test_a_sample_changes_only_its_own_logits_in_evaluation(small_model: Build) -> None:
     model = small_model(dropout=0.5).double().eval()
     images = draw_images().double()
-    changed = images.clone()
-    changed[1] += 1
-    moved = (model(images) - model(changed)).abs().amax(dim=1)
+    moved = moved_by_the_second(model, images)
     assert moved[1] > 1e-3
     assert moved[[0, 2, 3]].max() < 1e-12
 

@@ -15,6 +15,7 @@ import stages.papers.nmn
 from stages.evaluation.cost import count_parameters, flops_per_sample
 from stages.papers.nmn import GPT2, AetherGPT, AetherResNet18, PostNormGPT, ResNet18, YatGPT
 from tests.papers.nmn.conftest import SMALL, SmallModel
+from tests.papers.properties import without_gradient
 
 SMALL_CORPUS = {"vocabulary_size": 4096, "context": 256, "width": 256, "depth": 6, "num_heads": 8, "dropout": 0.2}
 GPT2_SMALL = {
@@ -129,8 +130,7 @@ def test_one_batch_is_overfitted(small_model: SmallModel) -> None:
 def test_every_parameter_gets_a_gradient(small_model: SmallModel) -> None:
     model = small_model.build()
     mean_loss(model(small_model.inputs(4)), small_model.targets(4)).backward()
-    without = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
-    assert without == []
+    assert without_gradient(model) == []
 
 
 def test_a_sample_changes_only_its_own_logits_in_evaluation(small_model: SmallModel) -> None:
