@@ -183,7 +183,7 @@ def ours_in_words(judged: JudgedClaim) -> str:
     """What came out, for the column of a table: our number, or what stands in its place; "" where there is nothing."""
     claim, verdict = judged.claim, judged.verdict
     if verdict.status == Status.HOLDS_UNDER_READING and (found := amounts.by_reading(claim)):
-        return "; ".join(f"{text} {name}" for name, text in found)
+        return "; ".join(f"{text} ({name})" for name, text in found)
     if verdict.ours is not None:
         return print_ours(verdict, claim)
     if verdict.basis == "results" and verdict.estimate is not None:

@@ -180,9 +180,9 @@ def test_of_readings_that_all_hold_each_has_its_number() -> None:
     assert len(by_reading(claim)) == 2 and print_ours(verdict, claim) == "1.015 times the baseline’s"
     verdict.status = "holds under a reading"
     judged = JudgedClaim(claim=claim, verdict=verdict, experiments=(), datasets=())
-    assert ours_in_words(judged) == "0.9997 times the baseline’s as all; 1.015 times the baseline’s as used"
+    assert ours_in_words(judged) == "0.9997 times the baseline’s (as all); 1.015 times the baseline’s (as used)"
     readings[1] |= {"ours": None, "brief": "less from 7 tokens on"}
-    assert ours_in_words(judged) == "0.9997 times the baseline’s as all; less from 7 tokens on as used"
+    assert ours_in_words(judged) == "0.9997 times the baseline’s (as all); less from 7 tokens on (as used)"
 
 
 def test_readers_see_no_word_that_only_the_project_uses() -> None:
