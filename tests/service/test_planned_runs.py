@@ -54,6 +54,8 @@ def test_a_chance_by_an_assumed_spread_says_so_and_is_never_near_certainty(claim
     assert guessed is not None and known is not None
     assert "more than 95 %, by an assumed spread of the runs." in guessed and "99 %" not in guessed
     assert "more than 99 %." in known and "assumed" not in known
+    close = tell(claim, source="assumed", **{name: value and 0.97 for name, value in sure.items() if name != "margin"})
+    assert close is not None and "more than 95 %, by an assumed" in close and "97 %" not in close
 
 
 def test_no_page_tells_a_chance_by_an_assumed_spread_without_saying_so(published_client: TestClient) -> None:
