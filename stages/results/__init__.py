@@ -49,6 +49,7 @@ from stages.results.database import (
 )
 from stages.results.estimates import ArmComparison, ExperimentComparison
 from stages.results.fidelity import cut_of_each, describe_fidelity, fidelity_of, kind_of_run
+from stages.results.levels import Levels, levels_of, read_rules
 from stages.results.metrics import METRICS, SHOWN_METRICS
 from stages.results.pairs import PairGain
 from stages.results.sampling import t_interval, wilson_interval
@@ -72,6 +73,7 @@ from stages.results.tables import (
     Profile,
     Result,
 )
+from stages.rules import Rules
 from stages.verdicts import Status
 
 __all__ = [
@@ -102,17 +104,19 @@ __all__ = [
     "Family",
     "JSONOf",
     "JudgedClaim",
+    "Levels",
     "Meta",
     "Metric",
     "ObservationRow",
     "Outlook",
-    "Standing",
     "PairGain",
     "Paper",
     "Profile",
     "Result",
     "ResultsUnavailable",
+    "Rules",
     "Sessions",
+    "Standing",
     "Status",
     "Tally",
     "UnknownArm",
@@ -141,11 +145,13 @@ __all__ = [
     "ground_of",
     "insert_rows",
     "kind_of_run",
+    "levels_of",
     "list_decided",
     "list_families",
     "list_judged",
     "no_formula",
     "open_results",
+    "read_rules",
     "rule_after",
     "t_interval",
     "tally",

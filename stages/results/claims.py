@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal
@@ -23,7 +23,7 @@ from stages.results.claim_tables import (
 from stages.results.database import UnknownClaim
 from stages.results.estimates import ArmVerdict
 from stages.results.pairs import PairGain, pair_gains
-from stages.results.tables import Arm, Claim, Experiment
+from stages.results.tables import Arm, Claim, Experiment, Metric
 from stages.verdicts import Status
 
 FOR_THE_PAPER = (Status.REPRODUCED, Status.SUPPORTED, Status.HOLDS, Status.HOLDS_UNDER_READING)
@@ -47,13 +47,17 @@ class ClaimFilter:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedClaim:
-    """A claim, its verdict, and where it is tested; `choices` of ours that its title names."""
+    """A claim, its verdict, and where it is tested; `choices` of ours that its title names.
+
+    `sizes`: where networks of equal size were paired, the numbers of parameters of the proposed ones, rising.
+    """
 
     claim: Claim
     verdict: VerdictRow
     experiments: tuple[str, ...]
     datasets: tuple[str, ...]
     choices: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
 
     @property
     def standing(self) -> Standing:
@@ -105,6 +109,7 @@ def _judged(session: Session, query: Select[Claim, VerdictRow]) -> list[JudgedCl
     rows = session.execute(query).all()
     places = _places(session, [row.Claim.id for row in rows])
     choices = _choices(session, [row.Claim.id for row in rows])
+    sizes = _sizes(session, [row.VerdictRow for row in rows])
     return [
         JudgedClaim(
             claim=row.Claim,
@@ -112,10 +117,29 @@ def _judged(session: Session, query: Select[Claim, VerdictRow]) -> list[JudgedCl
             experiments=names,
             datasets=datasets,
             choices=choices.get(row.Claim.id, ()),
+            sizes=sizes.get(row.Claim.id, ()),
         )
         for row in rows
         for names, datasets in [places.get(row.Claim.id, ((), ()))]
     ]
+
+
+def _sizes(session: Session, verdicts: Iterable[VerdictRow]) -> dict[str, tuple[int, ...]]:
+    """`{claim: numbers of parameters}` of those whose results told which networks are pairs."""
+    paired = [verdict.claim for verdict in verdicts if verdict.scope and verdict.scope["planned_pairs"] is None]
+    if not paired:
+        return {}
+    query = (
+        select(VerdictRun.claim, Metric.value)
+        .join(Metric, Metric.result_id == VerdictRun.result_id)
+        .where(VerdictRun.claim.in_(paired), VerdictRun.side == "proposed", Metric.metric == "parameters")
+        .distinct()
+        .order_by(VerdictRun.claim, Metric.value)
+    )
+    found: dict[str, tuple[int, ...]] = {}
+    for row in session.execute(query):
+        found[row.claim] = (*found.get(row.claim, ()), round(row.value))
+    return found
 
 
 def narrowed(query: Any, wanted: ClaimFilter) -> Any:
@@ -214,6 +238,7 @@ def find_judged(session: Session, claim_id: str) -> ClaimRecord:
         experiments=names,
         datasets=datasets,
         choices=_choices(session, [claim_id]).get(claim_id, ()),
+        sizes=_sizes(session, [verdict]).get(claim_id, ()),
         runs=tuple(verdict.runs),
         arms=tuple(verdict.arms),
         pairs=pair_gains(claim, verdict, session.scalars(arms)) if claim.baseline_arm else (),
