@@ -129,7 +129,8 @@ def _app_state(settings: Settings) -> AppState:
     templates = Jinja2Templates(HERE / "templates")
     formats.install(templates.env)
     wording.install(templates.env)
-    repository.install(templates.env, settings.repository)
+    files = repository.files_below(settings.root)
+    repository.install(templates.env, settings.repository, settings.contact, files)
     templates.env.globals |= {"vega_version": scripts.version, "version": _version()}
     return AppState(
         settings=settings,
@@ -148,6 +149,7 @@ def _app_state(settings: Settings) -> AppState:
         scripts=scripts,
         engine=_engine(settings, metrics),
         templates=templates,
+        files=files,
     )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -28,7 +29,8 @@ from stages.results import ExperimentComparison
 class AppState:
     """The parts of one application, each made once.
 
-    `reading` is for answers made of the database; `asking` for short questions, which wait for none of those.
+    `reading` is for answers made of the database; `asking` for short questions, which wait for none of those.  `files`
+    of the repository may be shown.
     """
 
     settings: Settings
@@ -42,6 +44,7 @@ class AppState:
     scripts: ChartScripts
     engine: Engine
     templates: Jinja2Templates
+    files: Mapping[str, Path]
 
 
 def app_state_of(request: Request) -> AppState:

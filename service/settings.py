@@ -31,6 +31,12 @@ class Settings(BaseSettings):
         description="address of the repository, for links of the pages to its files; unset: they only name them",
     )
 
+    contact: str | None = Field(
+        default=None,
+        pattern=r'^(https?://[^ "<>]+|[^ @"<>]+@[^ @"<>]+)$',
+        description="where objections go: an e-mail address or a page's; unset: pages say that there is none",
+    )
+
     device: str = Field(default="cpu", description="where models answer: auto, cpu, cuda, cuda:0; of several the first")
     workers: int | None = Field(
         default=None, ge=1, description="processes that run models; unset: one a core, at most 4, and on a GPU one"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from service.database.queries import find_dataset, find_paper, require_experiment
-from stages.results import ClaimFilter, Deviation, JudgedClaim, Tally, list_judged, tally
+from stages.results import Claim, ClaimFilter, Deviation, Experiment, JudgedClaim, Result, Tally, list_judged, tally
 
 
 def list_claims(session: Session, wanted: ClaimFilter, *, limit: int, offset: int) -> list[JudgedClaim]:
@@ -36,6 +37,25 @@ def tally_of(session: Session, paper: str) -> Tally | None:
 def list_deviations(session: Session, paper: str) -> Sequence[Deviation]:
     """Everything in which we depart from a paper, in the order of its records."""
     return session.scalars(select(Deviation).where(Deviation.paper == paper).order_by(Deviation.position)).all()
+
+
+def list_mentioned(session: Session, claim: Claim) -> list[JudgedClaim]:
+    """The claims of the same paper whose ids its note names: what bears on it."""
+    named = set(re.findall(r"\w+(?:\.\w+)+", claim.note or ""))
+    if not named:
+        return []
+    return [row for row in list_judged(session, ClaimFilter(paper=claim.paper)) if row.claim.id in named]
+
+
+def lacking_test_images(session: Session) -> dict[str, tuple[int, int]]:
+    """`{data set: (official test images, those that no result here is scored on)}` where our source lacks some."""
+    query = (
+        select(Experiment.dataset, Result.test_images, Result.excluded_test_images)
+        .join(Experiment, Experiment.name == Result.experiment)
+        .where(Result.excluded_test_images > 0, Result.is_selected)
+        .distinct()
+    )
+    return {row[0]: (row[1] + row[2], row[2]) for row in session.execute(query)}
 
 
 def check_filter(session: Session, wanted: ClaimFilter) -> None:

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from service.database.observed import ObservedPoint
 from service.database.schemas import Out
-from stages.results import ClaimRecord, Family, JudgedClaim, PairGain, Status, VerdictRun
+from stages.results import ClaimRecord, Family, JudgedClaim, PairGain, Standing, Status, VerdictRun
 
 
 class MeasuredOut(Out):
@@ -168,6 +168,11 @@ class VerdictOut(Out):
     status: Status = Field(examples=["reproduced"])
     explanation: str = Field(description="the verdict as a sentence, with its numbers, or why there is none")
     basis: str = Field(examples=["results"], description="results, finding, params or none")
+    standing: Standing = Field(
+        description="decided, open (there is evidence that doesn't decide), waiting (nothing has decided it yet), "
+        "untestable (nothing planned here can) or setting (of a training, which can't hold or fail)"
+    )
+    unit: str | None = Field(description="of `estimate`, its interval and `margin`; null: a number without a unit")
     is_decidable: bool = Field(description="something here can decide the claim, now or later; a badge counts these")
     ours: MeasuredOut | None = Field(description="our number, in the claim's unit")
     estimate: float | None = Field(description="ours − paper, or proposed − baseline with better positive")
@@ -201,6 +206,7 @@ class ClaimOut(Out):
     """A statement of a paper, with its verdict."""
 
     id: str = Field(examples=["ninformer.table2.c100.vit"])
+    title: str = Field(description="what is claimed, as on the pages")
     paper: str
     place: str
     experiment: str | None = Field(description="where it is tested; * stands for any text")
@@ -341,11 +347,12 @@ class ClaimDetailOut(ClaimOut):
     same_error: list[str] = Field(description="other claims that are wrong by the same error, which counts once")
 
 
-def describe_claim(judged: JudgedClaim) -> ClaimOut:
-    return ClaimOut.model_validate(_claim(judged))
+def describe_claim(judged: JudgedClaim, title: str, unit: str) -> ClaimOut:
+    """`title` and `unit` are those of the pages."""
+    return ClaimOut.model_validate(_claim(judged, title, unit))
 
 
-def describe_record(record: ClaimRecord, observed: Sequence[ObservedPoint]) -> ClaimDetailOut:
+def describe_record(record: ClaimRecord, observed: Sequence[ObservedPoint], title: str, unit: str) -> ClaimDetailOut:
     own = {
         "runs": [_run(run) for run in record.runs],
         "arms": [VerdictArmOut.model_validate(arm) for arm in record.arms],
@@ -356,18 +363,20 @@ def describe_record(record: ClaimRecord, observed: Sequence[ObservedPoint]) -> C
         "table": FamilyOut.model_validate(record.family) if record.family else None,
         "same_error": record.same_error,
     }
-    return ClaimDetailOut.model_validate(_claim(record) | own)
+    return ClaimDetailOut.model_validate(_claim(record, title, unit) | own)
 
 
-def _claim(judged: JudgedClaim) -> dict[str, object]:
+def _claim(judged: JudgedClaim, title: str, unit: str) -> dict[str, object]:
     verdict = judged.verdict
     cost = ClaimCostOut.model_validate(verdict)
-    own = {name: getattr(verdict, name) for name in VerdictOut.model_fields.keys() - {"cost", "ours"}}
-    names = ClaimOut.model_fields.keys() - {"experiments", "datasets", "verdict"}
+    derived = {"cost", "ours", "standing", "unit"}
+    own = {name: getattr(verdict, name) for name in VerdictOut.model_fields.keys() - derived}
+    names = ClaimOut.model_fields.keys() - {"title", "experiments", "datasets", "verdict"}
     return {name: getattr(judged.claim, name) for name in names} | {
+        "title": title,
         "experiments": judged.experiments,
         "datasets": judged.datasets,
-        "verdict": own | {"cost": cost, "ours": _ours(judged)},
+        "verdict": own | {"cost": cost, "ours": _ours(judged), "standing": judged.standing, "unit": unit or None},
     }
 
 

@@ -13,6 +13,7 @@ class CountsOut(Out):
 
     decidable: int
     in_favour: int = Field(description="reproduced, supported, holds, if only under a reading")
+    plainly: int = Field(description="of those in favour: without a reading; the pages say of these that they hold")
     under_reading: int = Field(description="of those in favour: true only if the words are read in one way")
     opposed: int = Field(validation_alias="against", description="not reproduced, reversed, fails, contradicted")
     open: int = Field(description="there is evidence that doesn't decide yet")
@@ -39,6 +40,8 @@ class TallyOut(CountsOut):
     computed: CountsOut = Field(description="those that are computed without training")
     data: CountsOut = Field(description="sizes and ranges of data sets")
     outlook: OutlookOut = Field(description="of the claims that wait for training")
+    settings: int = Field(description="settings of trainings, which can't hold or fail")
+    untestable: int = Field(description="other claims that nothing planned here can decide")
     by_verdict: dict[str, int]
     by_kind: dict[str, dict[str, int]]
     errors: dict[str, int] = Field(examples=[{"inference times in nanoseconds": 12}], description="places of each")

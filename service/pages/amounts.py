@@ -68,8 +68,6 @@ def print_value(claim: Claim, write: Callable[[float], str]) -> str:
     if claim.kind in SIDES_OF_A_SIZE:
         return SIDES_OF_A_SIZE[claim.kind].format(value_in(claim.unit or "", write)(claim.value))
     value = in_its_way(claim.value, claim, write)
-    if claim.factor:
-        return f"the same {value} at every {claim.factor}"
     if claim.trials is not None:
         return f"{claim.value:g} of {claim.trials:g} {_TALLIED.get(claim.unit or '', claim.unit or '')}".rstrip()
     if claim.high is not None:

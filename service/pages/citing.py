@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any
 
-from service.pages.legend import address_of, meaning_of
+from service.pages.legend import address_of, meaning_of, word_of
 from service.pages.opening import holds_in_its_order_only
 from service.pages.wording import say_claim, verdict_in_words
 from stages.results import ClaimRecord, ExperimentComparison, Paper, Result, Tally
@@ -95,7 +95,6 @@ def json_ld(record: ClaimRecord, name: str, paper: Paper, address: str, side: st
     if side not in RATINGS:
         return {"@context": "https://schema.org", **claim, "url": address}
     day = dated(record)
-    status = record.verdict.status
     value = RATINGS[side] - holds_in_its_order_only(record.verdict)
     rating = {"@type": "Rating", "ratingValue": value, "bestRating": 5, "worstRating": 1}
     return {
@@ -108,7 +107,7 @@ def json_ld(record: ClaimRecord, name: str, paper: Paper, address: str, side: st
         "reviewRating": {
             **rating,
             "alternateName": verdict_in_words(record),
-            "ratingExplanation": meaning_of(status),
+            "ratingExplanation": meaning_of(word_of(record.verdict)),
         },
         "reviewBody": record.verdict.explanation,
         **({"datePublished": day} if day else {}),
@@ -127,12 +126,19 @@ def claim_badge(record: ClaimRecord, side: str) -> str:
 
 
 def paper_badge(tally: Tally | None) -> str:
-    """As "95 of 277 decided, 3 against"."""
-    if tally is None or not tally.decidable:
+    """As "5 of 126 by training, 34 of 37 by computing, 3 against, 3 in one reading only"; facts of data don't count."""
+    grounds = [(tally.trained, "training"), (tally.computed, "computing")] if tally else []
+    known = [(counts, how) for counts, how in grounds if counts.decidable]
+    if not known:
         return badge("claims", "none can be decided here", COLOURS["waiting"])
-    decided = tally.in_favour + tally.against
-    text = f"{decided} of {tally.decidable} decided, {tally.against} against"
-    return badge("claims", text, COLOURS["against" if tally.against else "for" if decided else "waiting"])
+    decided, against, plainly, read = (
+        sum(getattr(counts, name) for counts, _ in known) for name in ("decided", "against", "plainly", "under_reading")
+    )
+    parts = [f"{counts.decided} of {counts.decidable} by {how}" for counts, how in known]
+    parts += [f"{against} against"] if decided else []
+    parts += [f"{read} in one reading only"] if read else []
+    colour = "against" if against else "for" if plainly else "reading" if read else "waiting"
+    return badge("claims decided", ", ".join(parts), COLOURS[colour])
 
 
 def badge(label: str, text: str, colour: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -125,10 +126,11 @@ def timed_here(
         if mine.printed_latency_ratio and theirs.printed_latency_ratio
         else ""
     )
-    who = f"{titles[claim.arm or '']} takes {ours:.2f} times as long as {titles[against]}"
-    return (
-        f"Here {who}{printed}. Ours: {mine.latency_method}. On other hardware that may differ, so it decides nothing."
+    who = f"{titles[claim.arm or '']} takes about {ours:.2g} times as long as {titles[against]}"
+    method = (
+        f"{mine.latency_method}, in {precision}" if (precision := precision_of(comparison)) else mine.latency_method
     )
+    return f"Here {who}{printed}. Ours: {method}. On other hardware that may differ, so it decides nothing."
 
 
 def _look(claim: Claim, comparison: ExperimentComparison) -> FirstLook | None:
@@ -157,9 +159,12 @@ def _look_at_times(claim: Claim, comparison: ExperimentComparison) -> FirstLook 
     if ours is None or mine.ours is None or not comparison.is_real:
         return None
     printed = _over(*(arm.printed.value if arm.printed else None for arm in (mine, theirs)))
-    sentence = f"On our {mine.cost.latency_device} {mine.title} takes {ours:.2f} times as long as {theirs.title}"
+    threads = f"{mine.cost.latency_threads} thread{'s' if mine.cost.latency_threads != 1 else ''}"
+    how = listed([part for part in (threads, precision_of(comparison)) if part])
+    sentence = f"On our {mine.cost.latency_device} ({how}) {mine.title} takes about {ours:.2g} times as long as "
+    sentence += theirs.title
     sentence += f"; by the paper’s own times {printed:.2f} times." if printed is not None else "."
-    text = in_its_way(1 / ours - 1, claim, lambda number: f"{number:.0f}")
+    text = f"about {in_its_way(1 / ours - 1, claim, _in_one_digit)}"
     return FirstLook(value=1 / ours - 1, n=mine.ours.n, device=mine.cost.latency_device, text=text, sentence=sentence)
 
 
@@ -174,6 +179,16 @@ def _look_at_all(claim: Claim, comparison: ExperimentComparison) -> FirstLook | 
     said = "; ".join(f"{title} {write(ours.value)}" for title, ours in ordered)
     sentence = f"{comparison.metric.title} in shortened runs ({comparison.cut}), the best first: {said}."
     return FirstLook(value=mine.value, n=mine.n, cut=comparison.cut, text=write(mine.value), sentence=sentence)
+
+
+def _in_one_digit(number: float) -> str:
+    return f"{float(f'{number:.1g}'):.0f}"
+
+
+def precision_of(comparison: ExperimentComparison) -> str | None:
+    """The numbers that shortened runs take instead of the printed ones, as bfloat16; None of the printed ones."""
+    found = re.search(r"(\w+) instead of \w+", comparison.cut or "")
+    return found[1] if found else None
 
 
 def _over(one: float | None, other: float | None) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from jinja2 import Environment
 from markupsafe import Markup, escape
@@ -52,15 +52,15 @@ def energy(joules: float | None) -> str:
     return NONE if joules is None else scaled(joules, "J")
 
 
-def duration(seconds: float | None) -> str:
-    """842.5 → 14 min 2 s"""
+def duration(seconds: float | None, digits: int = 3) -> str:
+    """842.5 → 14 min 2 s; below a minute with so many significant digits"""
     if seconds is None:
         return NONE
     if seconds == 0:
         return "0 s"
     for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")):
         if size <= seconds < 60:
-            return f"{seconds / size:.3g} {unit}"
+            return f"{seconds / size:.{digits}g} {unit}"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
@@ -69,6 +69,8 @@ def duration(seconds: float | None) -> str:
 def as_cost(number: float, column: str) -> str:
     """A cost of a model, a field of `CostSummary`, in its unit."""
     of_column = {"parameters": count, "flops_per_image": flops, "peak_memory_bytes": memory}
+    if column == "latency_seconds_per_sample":
+        return duration(number, 2)  # one machine's median at one hour deserves no third
     return of_column.get(column, duration)(number)
 
 
@@ -167,11 +169,6 @@ def prose(text: str) -> Markup:
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
-def in_words(computed: Mapping[str, float]) -> list[tuple[str, str]]:
-    """What a finding computed as rows of a table: names without underscores, numbers as people write them."""
-    return [(name.replace("_", " "), plain(number)) for name, number in computed.items()]
-
-
 def install(environment: Environment) -> None:
     """Register all of the above as filters."""
     for function in (
@@ -190,7 +187,6 @@ def install(environment: Environment) -> None:
     ):
         environment.filters[function.__name__] = function
     environment.filters["zip"] = zip
-    environment.filters["in_words"] = in_words
     environment.globals["span"] = span
     environment.globals["value_with"] = value_with
     environment.filters["in_unit"] = lambda number, unit: value_in(unit or "")(number)

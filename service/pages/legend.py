@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from urllib.parse import urlencode
 
-from stages.results import AGAINST_THE_PAPER, FOR_THE_PAPER, Paper, Status
+from stages.results import AGAINST_THE_PAPER, FOR_THE_PAPER, ArmVerdict, Paper, Status, VerdictRow
 
-MEANINGS: Mapping[Status, str] = {
+WAITING = "waiting"
+NEVER = "can’t be tested here"
+NEVER_ON_HARDWARE = "can’t be tested here (hardware)"
+
+MEANINGS: Mapping[str, str] = {
     Status.REPRODUCED: "We trained the model again, and its number is the paper’s, within the margin.",
     Status.SUPPORTED: "We trained both models again, and the better one is the one that the paper says.",
     Status.HOLDS: "We computed or counted it: the claim is true.",
@@ -25,25 +30,54 @@ MEANINGS: Mapping[Status, str] = {
     Status.AS_PRINTED: "A setting, not a result: we train with what the paper prints.",
     Status.DEVIATES: "A setting, not a result: we train with something else, and say why.",
     Status.SHOWN: "There is no number to test. Our results are drawn, and you judge.",
-    Status.NOT_TESTED: "Neither a training nor a computation decides it yet.",
-    Status.OTHER_HARDWARE: "A time or a speed on a device that we don’t have. "
+    WAITING: "A training or a computation can decide it, and has not run to its end yet.",
+    NEVER: "Nothing planned here can decide it; its page says why.",
+    NEVER_ON_HARDWARE: "A time or a speed on a device that we don’t have. "
     "Ours, and its ratio between two models, may stand beside it; neither decides.",
 }
-SIDES: Mapping[str, tuple[Status, ...]] = {
+SIDES: Mapping[str, tuple[str, ...]] = {
     "For the paper": tuple(status for status in FOR_THE_PAPER if status is not Status.HOLDS_UNDER_READING),
     "True as read in one way": (Status.HOLDS_UNDER_READING,),
     "Against it": AGAINST_THE_PAPER,
     "Open": (Status.INCONCLUSIVE, Status.UNRESOLVED, Status.UNDECIDABLE, Status.AGREES, Status.DISAGREES),
-    "No test": (Status.AS_PRINTED, Status.DEVIATES, Status.SHOWN),
-    "Waiting": (Status.NOT_TESTED, Status.OTHER_HARDWARE),
+    "Waiting": (WAITING,),
+    "No test": (Status.AS_PRINTED, Status.DEVIATES, Status.SHOWN, NEVER, NEVER_ON_HARDWARE),
 }
 """Every word once, in the order of the legend."""
+WORDS = tuple(word for several in SIDES.values() for word in several)
 
 _ARXIV = re.compile(r"arXiv[: ]\s*(\d{4}\.\d{4,5}(?:v\d+)?)")
 
 
-def meaning_of(status: str) -> str:
-    return MEANINGS[Status(status)]
+def word_of(verdict: VerdictRow | ArmVerdict) -> str:
+    """The verdict's word on pages: its status, but of "not tested" one for what waits and one for what never can be."""
+    if verdict.status == Status.OTHER_HARDWARE:
+        return NEVER_ON_HARDWARE
+    if verdict.status == Status.NOT_TESTED:
+        return WAITING if verdict.is_decidable else NEVER
+    return verdict.status
+
+
+def known_word(text: str) -> str:
+    """Check that pages have this word.
+
+    Raises:
+        ValueError: they have others.
+    """
+    if text not in WORDS:
+        raise ValueError(f"expected one of {', '.join(WORDS)}")
+    return text
+
+
+def data_query(word: str) -> str:
+    """The word as filters of `/api/v1/claims`, by the names there."""
+    status = {WAITING: Status.NOT_TESTED, NEVER: Status.NOT_TESTED, NEVER_ON_HARDWARE: Status.OTHER_HARDWARE}.get(word)
+    of_some = {WAITING: "waiting", NEVER: "untestable"}.get(word)
+    return urlencode({"verdict": str(status or word)} | ({"standing": of_some} if of_some else {}))
+
+
+def meaning_of(word: str) -> str:
+    return MEANINGS[word]
 
 
 def address_of(paper: Paper) -> str | None:

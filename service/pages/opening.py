@@ -30,6 +30,7 @@ class Ground:
     what: str
     counts: Counts
     waits: str
+    is_of_data: bool = False
 
 
 @dataclass(frozen=True)
@@ -196,9 +197,23 @@ def by_ground(tallies: Sequence[Tally]) -> list[Ground]:
     return [
         Ground("Needs trained models", add([tally.trained for tally in tallies]), "waiting for full-length training"),
         Ground("Computed without training", add([tally.computed for tally in tallies]), "not computed here yet"),
-        Ground("Counted in the data", add([tally.data for tally in tallies]), "not counted here yet"),
+        Ground("Facts of data, no results", add([tally.data for tally in tallies]), "not counted here yet", True),
     ]
 
 
 def add(counts: Sequence[Counts]) -> Counts:
     return Counts(**{field.name: sum(getattr(item, field.name) for item in counts) for field in fields(Counts)})
+
+
+def tell_open(tally: Tally) -> str:
+    """How many of the claims that need trained models are decided; "" where none needs any."""
+    trained = tally.trained
+    if not trained.decidable:
+        return ""
+    if trained.decided:
+        are = _count(trained.decided, "is", "are")
+        return f"Of the {trained.decidable} claims that need trained models, {are} decided."
+    none = f"None of the {trained.decidable} claims that need trained models is decided yet"
+    if trained.decidable == 1:
+        none = "The one claim that needs trained models is not decided yet"
+    return f"{none}: how good the models are, nothing here can say."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from math import isclose
 from typing import Any
 
@@ -13,9 +14,11 @@ from jinja2 import Environment
 from service.database.observed import name_quantity
 from service.pages import amounts
 from service.pages.amounts import imply, in_its_way, in_terms_of, is_of_the_other, unit_of
+from service.pages.captions import caption_all
 from service.pages.formats import as_precise_as, exact, from_to, lower_first, plain, value_in
-from service.pages.legend import SIDES, address_of, date_of, meaning_of
+from service.pages.legend import SIDES, address_of, data_query, date_of, meaning_of, word_of
 from service.pages.scope import part_of
+from service.pages.times import threads
 from stages.results import (
     AGAINST_THE_PAPER,
     FOR_THE_PAPER,
@@ -76,6 +79,9 @@ _WORDS = {
 }
 """Metrics that are compared nowhere and whose own name is no phrase."""
 
+_WEB_PAGES = "authors' web pages"
+"""The place of what a paper's authors print outside it."""
+
 _SIDES = {
     "for": (*SIDES["For the paper"], Status.AS_PRINTED),
     "reading": SIDES["True as read in one way"],
@@ -105,6 +111,11 @@ def install(environment: Environment) -> None:
     environment.filters["metric_name"] = name_metric
     environment.filters["for_readers"] = for_readers
     environment.filters["meaning"] = meaning_of
+    environment.filters["word_of"] = word_of
+    environment.filters["speaker"] = speaker
+    environment.filters["threads"] = threads
+    environment.filters["caption_all"] = caption_all
+    environment.filters["data_query"] = data_query
     environment.filters["kind_of_run"] = kind_of_run
     environment.filters["paper_address"] = address_of
     environment.filters["paper_date"] = date_of
@@ -128,7 +139,7 @@ def is_decided(status: str) -> bool:
 
 
 def name_claim(judged: JudgedClaim, titles: Mapping[str, str], arms: Mapping[tuple[str, str], str]) -> str:
-    """A claim as a short phrase: its own words if it has any.
+    """A claim as a short phrase: its own words if it has any; what is our choice is said to be ours.
 
     `titles` are the names of the data sets, `arms` those of each (experiment, arm).
     """
@@ -147,7 +158,8 @@ def name_claim(judged: JudgedClaim, titles: Mapping[str, str], arms: Mapping[tup
         phrase = metric
     many = len(judged.datasets) > 3
     places = f"{len(judged.datasets)} data sets" if many else ", ".join(titles[name] for name in judged.datasets)
-    return f"{phrase} ({places})" if places else phrase
+    told = "; ".join(filter(None, (places, *judged.choices)))
+    return f"{phrase} ({told})" if told else phrase
 
 
 def name_metric(metric: str) -> str:
@@ -169,6 +181,11 @@ def as_run(value: float, claim: Claim) -> str:
 def print_value(claim: Claim) -> str:
     """The paper's number with all the digits that it prints, – where it prints none."""
     return amounts.print_value(claim, exact)
+
+
+def speaker(claim: Claim) -> str:
+    """Who prints the claim: the paper, or its authors elsewhere."""
+    return "the authors’ web pages" if claim.place == _WEB_PAGES else "the paper"
 
 
 def print_ours(verdict: VerdictRow, claim: Claim) -> str:
@@ -236,7 +253,7 @@ def ours_is(verdict: VerdictRow, claim: Claim) -> str:
 def verdict_in_words(judged: JudgedClaim) -> str:
     """The verdict where it travels without its page: an order apart from the size of its difference, and its part."""
     verdict = judged.verdict
-    told = f"order {verdict.status}, {size_of(verdict.size)}" if verdict.size else verdict.status
+    told = f"order {verdict.status}, {size_of(verdict.size)}" if verdict.size else word_of(verdict)
     return ", ".join(filter(None, (told, part_of(judged))))
 
 
@@ -254,7 +271,7 @@ def name_reading(judged: JudgedClaim) -> str | None:
 
 def tell_verdicts(judged: Sequence[JudgedClaim], looks: Container[str] = ()) -> str:
     """How many of the claims of one place are decided, by verdict; `looks` are claims with a first number of ours."""
-    counts = Counter(row.verdict.status for row in judged)
+    counts = Counter(word_of(row.verdict) for row in judged)
     decided = {status: number for status, number in counts.items() if is_decided(status)}
     others = {status: number for status, number in counts.items() if status not in decided}
     seen = sum(row.claim.id in looks for row in judged)
@@ -271,30 +288,40 @@ def tell_verdicts(judged: Sequence[JudgedClaim], looks: Container[str] = ()) -> 
 
 
 def count_verdicts(judged: Sequence[JudgedClaim]) -> str:
-    """As "as printed: 26, not tested: 2"."""
-    return _tell(Counter(row.verdict.status for row in judged))
+    """As "as printed: 26, waiting: 2"."""
+    return _tell(Counter(word_of(row.verdict) for row in judged))
 
 
 def _tell(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{status}: {number}" for status, number in counts.items())
 
 
-def highlights(judged: Iterable[JudgedClaim]) -> dict[str, JudgedClaim]:
+def highlights(judged: Iterable[JudgedClaim], argument: Sequence[str] = ("*",)) -> dict[str, JudgedClaim]:
     """The strongest finding against the paper and the strongest for it, by `side_of`.
 
-    Trained before computed, those with a number of ours before those without, then those read in several ways.  What
-    holds as read in one way only stands where nothing holds plainly.
+    For it speaks only what is about its proposal: the claims whose ids match a pattern of `argument`, in its order.
+    Trained before computed, then in that order, those with a number of ours before those without, then those read in
+    several ways.  What holds as read in one way only stands where nothing holds plainly.
     """
     found: dict[str, JudgedClaim] = {}
-    for row in sorted(judged, key=_weight):
-        found.setdefault(side_of(row.verdict.status), row)
+    for row in sorted(judged, key=lambda row: _weight(row, argument)):
+        side = side_of(row.verdict.status)
+        if side == "against" or _place_in(row, argument) < len(argument):
+            found.setdefault(side, row)
     sides = ("against", "for" if "for" in found else "reading")
     return {side: found[side] for side in sides if side in found}
 
 
-def _weight(row: JudgedClaim) -> tuple[bool, bool, bool]:
+def _weight(row: JudgedClaim, argument: Sequence[str]) -> tuple[bool, int, bool, bool]:
     is_read = bool(row.claim.finding and row.claim.finding.get("readings"))
-    return row.verdict.basis != "results", row.verdict.ours is None, not is_read
+    is_for = side_of(row.verdict.status) != "against"
+    place = _place_in(row, argument) if is_for else 0
+    return row.verdict.basis != "results", place, row.verdict.ours is None, not is_read
+
+
+def _place_in(row: JudgedClaim, argument: Sequence[str]) -> int:
+    """The place of the first pattern that the claim's id matches; their number where none does."""
+    return next((place for place, one in enumerate(argument) if fnmatchcase(row.claim.id, one)), len(argument))
 
 
 def shared_errors(judged: Iterable[JudgedClaim], tally: Tally) -> dict[str, JudgedClaim]:

@@ -26,7 +26,9 @@ from service.dependencies import Compare, ResultsSession, app_state_of
 from service.http.errors import declared
 from service.http.paging import Paging, list_responses
 from service.http.strict import StrictRoute
-from stages.results import ClaimFilter, Status, find_judged, list_families
+from service.pages.amounts import unit_of
+from service.pages.names import name_claims
+from stages.results import ClaimFilter, Standing, Status, find_judged, list_families
 
 router = APIRouter(prefix="/api/v1", route_class=StrictRoute)
 PaperFilter = Annotated[str | None, Query(description="name of a paper", examples=["ninformer"])]
@@ -189,19 +191,32 @@ def list_claims(
     experiment: ExperimentFilter = None,
     kind: Annotated[str | None, Query(examples=["value"])] = None,
     verdict: VerdictFilter = None,
+    standing: Annotated[
+        Standing | None, Query(description="whether it is decided, may yet be, or never can here", examples=["waiting"])
+    ] = None,
     family: Annotated[str | None, Query(description="a table's orders", examples=["ninformer.table2"])] = None,
 ) -> Sequence[ClaimOut] | Response:
     """The papers' claims in their order, each with its verdict."""
-    wanted = ClaimFilter(paper=paper, dataset=dataset, experiment=experiment, kind=kind, verdict=verdict, family=family)
-    found = claim_queries.list_claims(session, wanted, limit=page.limit + 1, offset=page.offset)
-    return page.answer(ClaimOut, [describe_claim(row) for row in page.cut(found)])
+    wanted = ClaimFilter(
+        paper=paper,
+        dataset=dataset,
+        experiment=experiment,
+        kind=kind,
+        verdict=verdict,
+        standing=standing,
+        family=family,
+    )
+    found = page.cut(claim_queries.list_claims(session, wanted, limit=page.limit + 1, offset=page.offset))
+    names = name_claims(session, found)
+    return page.answer(ClaimOut, [describe_claim(row, names[row.claim.id], unit_of(row.claim)) for row in found])
 
 
 @router.get("/claims/{claim_id}", tags=["claims"], operation_id="getClaim", responses=declared(404))
 def read_claim(claim_id: str, session: ResultsSession, compare: Compare) -> ClaimDetailOut:
     """One claim: its verdict, the runs behind it, the deviations that touch it, its cost."""
     record = find_judged(session, claim_id)
-    return describe_record(record, list_behind(session, record, queries.arms_of(session, record.experiments), compare))
+    observed = list_behind(session, record, queries.arms_of(session, record.experiments), compare)
+    return describe_record(record, observed, name_claims(session, [record])[claim_id], unit_of(record.claim))
 
 
 @router.get("/verdicts", tags=["claims"], operation_id="listVerdicts", responses=declared(404, 422))

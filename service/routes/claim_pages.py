@@ -6,9 +6,10 @@ from collections import Counter
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
+from pydantic import AfterValidator
 
 from service.database import queries
-from service.database.claim_queries import list_deviations, tally_of
+from service.database.claim_queries import lacking_test_images, list_deviations, list_mentioned, tally_of
 from service.database.comparing import Question, first_of_each_dataset
 from service.database.observed import list_behind
 from service.dependencies import Compare, ResultsSession, app_state_of
@@ -17,12 +18,13 @@ from service.pages.changes import sort_changes
 from service.pages.citing import bibtex, claim_badge, json_ld, paper_badge, times_reproduced
 from service.pages.claim_charts import arms_charts, difference_chart, forest_chart, gain_chart, pairs_chart, trend_chart
 from service.pages.concluding import conclude, judged_later, qualify
+from service.pages.counting import tell_counted, tell_whole
 from service.pages.explained import first_places, tell_tests
 from service.pages.first_looks import describe_looks, first_looks, timed_here, told_chances
-from service.pages.legend import MEANINGS, SIDES
+from service.pages.legend import MEANINGS, SIDES, known_word, word_of
 from service.pages.names import name_claims, titles_of
 from service.pages.observed_charts import blocks_chart
-from service.pages.opening import by_ground, open_with, prospects
+from service.pages.opening import by_ground, open_with, prospects, tell_open
 from service.pages.places import take_apart
 from service.pages.planning import plan_in_words
 from service.pages.printed import count_errors, lay_out
@@ -44,7 +46,6 @@ from service.pages.wording import (
 from stages.results import (
     ClaimFilter,
     JudgedClaim,
-    Status,
     find_judged,
     list_decided,
     list_families,
@@ -55,6 +56,7 @@ from stages.results import (
 )
 
 router = APIRouter(include_in_schema=False)
+Word = Annotated[str | None, AfterValidator(lambda word: word and known_word(word)), Query(max_length=64)]
 MOST_FOUND = 100  # on one page
 GROUNDS = ("results", "finding", "params", "none")  # a list of all claims begins with what training decided
 COMPUTED = "Computed without training"
@@ -76,7 +78,7 @@ def show_papers(request: Request, session: ResultsSession, compare: Compare) -> 
             "grounds": by_ground(list(tallies.values())),
             "grounds_of": {paper: by_ground([counts]) for paper, counts in tallies.items()},
             "prospects": {paper: prospects(counts.outlook) for paper, counts in tallies.items()},
-            "highlights": {paper: highlights(rows) for paper, rows in of_paper.items()},
+            "highlights": {paper.name: highlights(of_paper[paper.name], paper.argument or ["*"]) for paper in papers},
             "names": name_claims(session, decided),
             "datasets": datasets,
             "overview": first_of_each_dataset([item for item in compare(Question()) if item.provenance]),
@@ -90,13 +92,13 @@ def show_paper(
     request: Request,
     session: ResultsSession,
     compare: Compare,
-    verdict: Annotated[Status | None, Query()] = None,
+    verdict: Word = None,
 ) -> Response:
     """A paper's claims under the tables and sections where they stand, each with its verdict."""
     paper = queries.find_paper(session, name)
     counts = tally_of(session, name)
     every = list_judged(session, ClaimFilter(paper=name))
-    judged = [row for row in every if verdict in (None, row.verdict.status)]
+    judged = [row for row in every if verdict in (None, word_of(row.verdict))]
     decided = [row for row in list_decided(session) if row.claim.paper == name]
     parts = take_apart(judged)
     groups = {**parts.results, COMPUTED: parts.computed, "counted": parts.counted, "settings": parts.settings}
@@ -110,9 +112,12 @@ def show_paper(
         {
             "paper": paper,
             "tally": counts,
+            "before_use": [*paper.before_use, *(filter(None, [tell_open(counts)]) if counts else [])],
+            "words": Counter(word_of(row.verdict) for row in every),
+            "sides": SIDES,
             "prospects": prospects(counts.outlook) if counts else "",
             "grounds": by_ground([counts]) if counts else [],
-            "highlights": highlights(decided) if verdict is None else {},
+            "highlights": highlights(decided, paper.argument or ["*"]) if verdict is None else {},
             "families": list_families(session, paper=name),
             "parts_of": parts,
             "groups": {place: lay_out(rows, titles, arms) for place, rows in parts.results.items()},
@@ -140,12 +145,12 @@ def search_claims(
     session: ResultsSession,
     compare: Compare,
     q: Annotated[str, Query(max_length=100)] = "",
-    verdict: Annotated[Status | None, Query()] = None,
+    verdict: Word = None,
     page: Annotated[int, Query(ge=1, le=1000)] = 1,
 ) -> Response:
     """The claims that answer `q`, paper by paper, the best first; without a word all, decided ones first."""
     everything = list_judged(session, ClaimFilter())
-    judged = [row for row in everything if verdict in (None, row.verdict.status)]
+    judged = [row for row in everything if verdict in (None, word_of(row.verdict))]
     titles, arms = titles_of(session)
     names = {row.claim.id: name_claim(row, titles, arms) for row in judged}
     papers = {paper.name: paper for paper in queries.list_papers(session)}
@@ -172,7 +177,7 @@ def search_claims(
             "names": names,
             "looks": looks,
             "shortened": describe_looks(looks, found.claims, titles),
-            "statuses": Counter(row.verdict.status for row in everything),
+            "words": Counter(word_of(row.verdict) for row in everything),
             "sides": SIDES,
             "page": page,
             "pages": -(-len(found.claims) // MOST_FOUND),
@@ -196,6 +201,7 @@ def show_method(request: Request, session: ResultsSession) -> Response:
             "levels": tell_levels(rules, plans),
             "plans": plans,
             "a_part": A_PART,
+            "whole": tell_whole(lacking_test_images(session), titles_of(session)[0]),
             "papers": queries.list_papers(session),
             "later": [(row, rule_after(row.claim, row.verdict)) for row in later],
             "names": name_claims(session, later),
@@ -222,6 +228,7 @@ def show_claim(
     titles = {arm.name: arm.title for arm in arms}
     paper, address = queries.find_paper(session, record.claim.paper), str(request.url.replace(query=""))
     observed = list_behind(session, record, arms, compare)
+    related = list_mentioned(session, record.claim)
     trend = find_trend(record, arms)
     return app_state_of(request).templates.TemplateResponse(
         request,
@@ -240,6 +247,9 @@ def show_claim(
             "departing": sum(deviation.departs for deviation in record.deviations),
             "look": first_looks(paper.name, [record], compare, queries.list_datasets(session)).get(claim_id),
             "timed": timed_here(record, titles, compare),
+            "counted": tell_counted(record, lacking_test_images(session)),
+            "related": related,
+            "names": name_claims(session, related),
             "tried": times_reproduced(record),
             "tests": tell_tests(record.deviations, titles_of(session)[1], compare),
             "cited": cited,

@@ -23,6 +23,7 @@ from service.pages.curve_charts import MOST_LINES, Smooth, band_chart
 from service.pages.first_looks import first_looks
 from service.pages.names import name_claims
 from service.pages.observed_charts import blocks_chart
+from service.pages.times import tell_twins
 from stages.results import METRICS, SHOWN_METRICS, Arm, ClaimFilter, Experiment, UnknownArm, list_judged
 
 router = APIRouter(include_in_schema=False)
@@ -155,6 +156,7 @@ def show_leaderboard(
             "provenances": PROVENANCES,
             "provenance": provenance,
             "entries": entries,
+            "twins": tell_twins(entries),
             "most_lines": MOST_LINES,
             "columns": {column: title for column, title in TITLES.items() if has(entries, column)},
             "sort": sort,

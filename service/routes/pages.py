@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from service.database.samples import NoSample, Samples
 from service.database.schemas import SampleOut
 from service.database.specs import flatten
 from service.dependencies import Compare, ResultsSession, app_state_of
-from service.http.errors import declared
+from service.http.errors import Problem, declared
 from service.pages.chance import tell_chance
 from service.pages.charts import comparison_chart
 from service.pages.curve_charts import run_charts
@@ -195,6 +196,18 @@ def show_run(run_key: str, request: Request, session: ResultsSession) -> Respons
             "flatten": flatten,
         },
     )
+
+
+@router.get("/files/{path:path}", responses=declared(404))
+def show_file(path: str, request: Request) -> Response:
+    """A document of the repository that pages speak of, as it lies beside the service."""
+    parts = app_state_of(request)
+    if path not in parts.files:
+        raise Problem(404, f"no file {path[:120]!r} is shown here")
+    content = parts.files[path].read_text(errors="replace")
+    heading = re.match(r"# (.+)", content)
+    title = heading[1] if heading and path.endswith(".md") else path
+    return parts.templates.TemplateResponse(request, "file.html", {"path": path, "title": title, "content": content})
 
 
 @router.get("/static/vega.js")

@@ -58,7 +58,7 @@ class PaperDeviations:
     """`device`: what the paper timed on, as part of the name that torch gives it; None where the paper doesn't say.
 
     `repository`: the address of its authors' public code; None where there is none.  `before_use`: what whoever uses
-    the paper's comparison must know first, in sentences.  `argument`: patterns of the ids of those claims that are about
+    the paper's comparison must know first, in sentences.  `argument`: patterns of the ids of the claims that are about
     what the paper proposes, the weightiest first.
     """
 

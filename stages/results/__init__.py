@@ -47,7 +47,7 @@ from stages.results.database import (
     insert_rows,
     open_results,
 )
-from stages.results.estimates import ArmComparison, ExperimentComparison
+from stages.results.estimates import ArmComparison, ArmVerdict, ExperimentComparison
 from stages.results.fidelity import cut_of_each, describe_fidelity, fidelity_of, kind_of_run
 from stages.results.levels import Levels, levels_of, read_rules
 from stages.results.metrics import METRICS, SHOWN_METRICS
@@ -74,17 +74,20 @@ from stages.results.tables import (
     Result,
 )
 from stages.rules import Rules
+from stages.runs.evidence import INEXACT_SHARE
 from stages.verdicts import Status
 
 __all__ = [
     "AGAINST_THE_PAPER",
     "FOR_THE_PAPER",
+    "INEXACT_SHARE",
     "METRICS",
     "SCHEMA_VERSION",
     "SHOWN_METRICS",
     "Arm",
     "ArmComparison",
     "ArmMetric",
+    "ArmVerdict",
     "Array",
     "Base",
     "Checkpoint",

@@ -164,7 +164,7 @@ def narrowed(query: Any, wanted: ClaimFilter) -> Any:
     return query
 
 
-def _standing(wanted: Standing) -> list[ColumnElement[bool]]:
+def _standing(wanted: Standing) -> Sequence[ColumnElement[bool]]:
     """The conditions of `JudgedClaim.standing`."""
     is_setting = Claim.kind == "setup"
     if wanted == "setting":
@@ -176,7 +176,7 @@ def _standing(wanted: Standing) -> list[ColumnElement[bool]]:
         for group in (NOT_YET, (*FOR_THE_PAPER, *AGAINST_THE_PAPER))
     )
     own = {"waiting": waiting, "decided": decided, "open": ~waiting & ~decided}
-    return [~is_setting, VerdictRow.is_decidable, own[wanted]]
+    return [~is_setting, VerdictRow.is_decidable.is_(True), own[wanted]]
 
 
 def _choices(session: Session, claims: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -274,7 +274,7 @@ def _same_error(session: Session, claim: Claim, verdict: VerdictRow) -> tuple[st
 def arm_verdicts(session: Session, experiments: Sequence[str]) -> dict[tuple[str, str], tuple[ArmVerdict, ...]]:
     """`{(experiment, arm): verdicts}` of the claims that name one arm, in the claims' order."""
     query = (
-        select(ClaimExperiment.experiment, Claim, VerdictRow.status, VerdictRow.explanation)
+        select(ClaimExperiment.experiment, Claim, VerdictRow.status, VerdictRow.explanation, VerdictRow.is_decidable)
         .join(Claim, Claim.id == ClaimExperiment.claim)
         .join(VerdictRow, VerdictRow.claim == Claim.id)
         .where(ClaimExperiment.experiment.in_(experiments), Claim.arm.is_not(None))
@@ -284,7 +284,12 @@ def arm_verdicts(session: Session, experiments: Sequence[str]) -> dict[tuple[str
     for row in session.execute(query):
         claim = row.Claim
         verdict = ArmVerdict(
-            claim=claim.id, kind=claim.kind, metric=claim.metric, status=row.status, explanation=row.explanation
+            claim=claim.id,
+            kind=claim.kind,
+            metric=claim.metric,
+            status=row.status,
+            is_decidable=row.is_decidable,
+            explanation=row.explanation,
         )
         found.setdefault((row.experiment, claim.arm), []).append(verdict)
     return {place: tuple(verdicts) for place, verdicts in found.items()}
