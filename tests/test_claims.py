@@ -24,7 +24,7 @@ from tests.project import MARGINS
 ROOT = Path(__file__).resolve().parent.parent
 CLAIMS = ROOT / "data" / "claims.csv"
 COMPARED = ("order", "difference", "gap", "equivalence")
-FIVE = {"hyperbf": 42, "ninformer": 55, "nmn": 47, "brownian": 17, "dac": 176}
+FIVE = {"hyperbf": 42, "ninformer": 55, "nmn": 48, "brownian": 17, "dac": 176}
 # Experiments that claims wait for; one that params.yaml has is taken off this list.
 TO_BE_BUILT: set[str] = set()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -47,12 +47,12 @@ def list_mentioned(session: Session, claim: Claim) -> list[JudgedClaim]:
     return [row for row in list_judged(session, ClaimFilter(paper=claim.paper)) if row.claim.id in named]
 
 
-def lacking_test_images(session: Session) -> dict[str, tuple[int, int]]:
+def lacking_test_images(session: Session, experiments: Iterable[str]) -> dict[str, tuple[int, int]]:
     """`{data set: (official test images, those that no result here is scored on)}` where our source lacks some."""
     query = (
         select(Experiment.dataset, Result.test_images, Result.excluded_test_images)
-        .join(Experiment, Experiment.name == Result.experiment)
-        .where(Result.excluded_test_images > 0, Result.is_selected)
+        .join(Result, Result.experiment == Experiment.name)
+        .where(Experiment.name.in_(list(experiments)), Result.is_selected, Result.excluded_test_images > 0)
         .distinct()
     )
     return {row[0]: (row[1] + row[2], row[2]) for row in session.execute(query)}

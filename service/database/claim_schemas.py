@@ -169,8 +169,7 @@ class VerdictOut(Out):
     explanation: str = Field(description="the verdict as a sentence, with its numbers, or why there is none")
     basis: str = Field(examples=["results"], description="results, finding, params or none")
     standing: Standing = Field(
-        description="decided, open (there is evidence that doesn't decide), waiting (nothing has decided it yet), "
-        "untestable (nothing planned here can) or setting (of a training, which can't hold or fail)"
+        description="decided, open (evidence, and no decision), waiting, untestable here, or a training's setting"
     )
     unit: str | None = Field(description="of `estimate`, its interval and `margin`; null: a number without a unit")
     is_decidable: bool = Field(description="something here can decide the claim, now or later; a badge counts these")

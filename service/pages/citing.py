@@ -107,7 +107,7 @@ def json_ld(record: ClaimRecord, name: str, paper: Paper, address: str, side: st
         "reviewRating": {
             **rating,
             "alternateName": verdict_in_words(record),
-            "ratingExplanation": meaning_of(word_of(record.verdict)),
+            "ratingExplanation": meaning_of(word_of(record)),
         },
         "reviewBody": record.verdict.explanation,
         **({"datePublished": day} if day else {}),

@@ -6,9 +6,10 @@ import re
 from collections.abc import Mapping
 from urllib.parse import urlencode
 
-from stages.results import AGAINST_THE_PAPER, FOR_THE_PAPER, ArmVerdict, Paper, Status, VerdictRow
+from stages.results import AGAINST_THE_PAPER, FOR_THE_PAPER, ArmVerdict, JudgedClaim, Paper, Status
 
 WAITING = "waiting"
+TO_BE_SHOWN = "waiting to be shown"
 NEVER = "can’t be tested here"
 NEVER_ON_HARDWARE = "can’t be tested here (hardware)"
 
@@ -31,6 +32,7 @@ MEANINGS: Mapping[str, str] = {
     Status.DEVIATES: "A setting, not a result: we train with something else, and say why.",
     Status.SHOWN: "There is no number to test. Our results are drawn, and you judge.",
     WAITING: "A training or a computation can decide it, and has not run to its end yet.",
+    TO_BE_SHOWN: "There is no number to test. Our results will be drawn once a training has run to its end.",
     NEVER: "Nothing planned here can decide it; its page says why.",
     NEVER_ON_HARDWARE: "A time or a speed on a device that we don’t have. "
     "Ours, and its ratio between two models, may stand beside it; neither decides.",
@@ -40,40 +42,56 @@ SIDES: Mapping[str, tuple[str, ...]] = {
     "True as read in one way": (Status.HOLDS_UNDER_READING,),
     "Against it": AGAINST_THE_PAPER,
     "Open": (Status.INCONCLUSIVE, Status.UNRESOLVED, Status.UNDECIDABLE, Status.AGREES, Status.DISAGREES),
-    "Waiting": (WAITING,),
+    "Waiting": (WAITING, TO_BE_SHOWN),
     "No test": (Status.AS_PRINTED, Status.DEVIATES, Status.SHOWN, NEVER, NEVER_ON_HARDWARE),
 }
 """Every word once, in the order of the legend."""
 WORDS = tuple(word for several in SIDES.values() for word in several)
 
+_DRAWN = ("figure", "qualitative")
+"""Kinds of claims that nothing decides: our results are drawn."""
+
 _ARXIV = re.compile(r"arXiv[: ]\s*(\d{4}\.\d{4,5}(?:v\d+)?)")
 
 
-def word_of(verdict: VerdictRow | ArmVerdict) -> str:
+def word_of(judged: JudgedClaim | ArmVerdict) -> str:
     """The verdict's word on pages: its status, but of "not tested" one for what waits and one for what never can be."""
+    verdict, claim = (judged.verdict, judged.claim) if isinstance(judged, JudgedClaim) else (judged, judged)
     if verdict.status == Status.OTHER_HARDWARE:
         return NEVER_ON_HARDWARE
-    if verdict.status == Status.NOT_TESTED:
-        return WAITING if verdict.is_decidable else NEVER
-    return verdict.status
+    if verdict.status != Status.NOT_TESTED:
+        return verdict.status
+    if verdict.is_decidable:
+        return WAITING
+    is_run = isinstance(judged, ArmVerdict) or bool(judged.experiments)
+    return TO_BE_SHOWN if claim.kind in _DRAWN and is_run else NEVER
+
+
+def has_word(judged: JudgedClaim, word: str | None) -> bool:
+    """True if the verdict has the word or the status; None: any."""
+    return word in (None, word_of(judged), judged.verdict.status)
 
 
 def known_word(text: str) -> str:
-    """Check that pages have this word.
+    """Check that pages have this word, or had it before what waits and what never can be had words of their own.
 
     Raises:
         ValueError: they have others.
     """
-    if text not in WORDS:
+    if text not in WORDS and text not in list(Status):
         raise ValueError(f"expected one of {', '.join(WORDS)}")
     return text
 
 
 def data_query(word: str) -> str:
     """The word as filters of `/api/v1/claims`, by the names there."""
-    status = {WAITING: Status.NOT_TESTED, NEVER: Status.NOT_TESTED, NEVER_ON_HARDWARE: Status.OTHER_HARDWARE}.get(word)
-    of_some = {WAITING: "waiting", NEVER: "untestable"}.get(word)
-    return urlencode({"verdict": str(status or word)} | ({"standing": of_some} if of_some else {}))
+    if word == NEVER_ON_HARDWARE:
+        return urlencode({"verdict": str(Status.OTHER_HARDWARE)})
+    if word in (WAITING, TO_BE_SHOWN, NEVER):
+        return urlencode(
+            {"verdict": str(Status.NOT_TESTED), "standing": "waiting" if word == WAITING else "untestable"}
+        )
+    return urlencode({"verdict": word})
 
 
 def meaning_of(word: str) -> str:

@@ -38,6 +38,6 @@ def _tell(twins: Sequence[Entry]) -> str:
         told = [
             f"{duration(time, 2)} with {threads(cost.latency_threads)}" for time, cost in zip(times, costs, strict=True)
         ]
-        return f"{names} are one network: {listed(told)}. Compare times with equal threads only."
+        return f"{names} are one network: {listed(told)}."
     far = f"{duration(min(times), 2)} to {duration(max(times), 2)}"
     return f"{names} are one network, timed alike at different hours: {far}. A smaller difference says nothing."

@@ -253,7 +253,7 @@ def ours_is(verdict: VerdictRow, claim: Claim) -> str:
 def verdict_in_words(judged: JudgedClaim) -> str:
     """The verdict where it travels without its page: an order apart from the size of its difference, and its part."""
     verdict = judged.verdict
-    told = f"order {verdict.status}, {size_of(verdict.size)}" if verdict.size else word_of(verdict)
+    told = f"order {verdict.status}, {size_of(verdict.size)}" if verdict.size else word_of(judged)
     return ", ".join(filter(None, (told, part_of(judged))))
 
 
@@ -271,7 +271,7 @@ def name_reading(judged: JudgedClaim) -> str | None:
 
 def tell_verdicts(judged: Sequence[JudgedClaim], looks: Container[str] = ()) -> str:
     """How many of the claims of one place are decided, by verdict; `looks` are claims with a first number of ours."""
-    counts = Counter(word_of(row.verdict) for row in judged)
+    counts = Counter(word_of(row) for row in judged)
     decided = {status: number for status, number in counts.items() if is_decided(status)}
     others = {status: number for status, number in counts.items() if status not in decided}
     seen = sum(row.claim.id in looks for row in judged)
@@ -289,7 +289,7 @@ def tell_verdicts(judged: Sequence[JudgedClaim], looks: Container[str] = ()) -> 
 
 def count_verdicts(judged: Sequence[JudgedClaim]) -> str:
     """As "as printed: 26, waiting: 2"."""
-    return _tell(Counter(word_of(row.verdict) for row in judged))
+    return _tell(Counter(word_of(row) for row in judged))
 
 
 def _tell(counts: Mapping[str, int]) -> str:

@@ -21,7 +21,7 @@ from service.pages.concluding import conclude, judged_later, qualify
 from service.pages.counting import tell_counted, tell_whole
 from service.pages.explained import first_places, tell_tests
 from service.pages.first_looks import describe_looks, first_looks, timed_here, told_chances
-from service.pages.legend import MEANINGS, SIDES, known_word, word_of
+from service.pages.legend import MEANINGS, SIDES, has_word, known_word, word_of
 from service.pages.names import name_claims, titles_of
 from service.pages.observed_charts import blocks_chart
 from service.pages.opening import by_ground, open_with, prospects, tell_open
@@ -98,7 +98,7 @@ def show_paper(
     paper = queries.find_paper(session, name)
     counts = tally_of(session, name)
     every = list_judged(session, ClaimFilter(paper=name))
-    judged = [row for row in every if verdict in (None, word_of(row.verdict))]
+    judged = [row for row in every if has_word(row, verdict)]
     decided = [row for row in list_decided(session) if row.claim.paper == name]
     parts = take_apart(judged)
     groups = {**parts.results, COMPUTED: parts.computed, "counted": parts.counted, "settings": parts.settings}
@@ -113,7 +113,7 @@ def show_paper(
             "paper": paper,
             "tally": counts,
             "before_use": [*paper.before_use, *(filter(None, [tell_open(counts)]) if counts else [])],
-            "words": Counter(word_of(row.verdict) for row in every),
+            "words": Counter(word_of(row) for row in every),
             "sides": SIDES,
             "prospects": prospects(counts.outlook) if counts else "",
             "grounds": by_ground([counts]) if counts else [],
@@ -150,7 +150,7 @@ def search_claims(
 ) -> Response:
     """The claims that answer `q`, paper by paper, the best first; without a word all, decided ones first."""
     everything = list_judged(session, ClaimFilter())
-    judged = [row for row in everything if verdict in (None, word_of(row.verdict))]
+    judged = [row for row in everything if has_word(row, verdict)]
     titles, arms = titles_of(session)
     names = {row.claim.id: name_claim(row, titles, arms) for row in judged}
     papers = {paper.name: paper for paper in queries.list_papers(session)}
@@ -177,7 +177,7 @@ def search_claims(
             "names": names,
             "looks": looks,
             "shortened": describe_looks(looks, found.claims, titles),
-            "words": Counter(word_of(row.verdict) for row in everything),
+            "words": Counter(word_of(row) for row in everything),
             "sides": SIDES,
             "page": page,
             "pages": -(-len(found.claims) // MOST_FOUND),
@@ -190,6 +190,7 @@ def show_method(request: Request, session: ResultsSession) -> Response:
     """The page about method: how a verdict is reached, and what its words mean."""
     judged = list_judged(session, ClaimFilter())
     later, rules = judged_later(judged), read_rules(session)
+    every = [experiment.name for experiment in queries.list_experiments(session, paper=None, dataset=None)]
     plans = sorted({row.verdict.power["planned"] for row in judged if row.verdict.power})
     return app_state_of(request).templates.TemplateResponse(
         request,
@@ -201,7 +202,7 @@ def show_method(request: Request, session: ResultsSession) -> Response:
             "levels": tell_levels(rules, plans),
             "plans": plans,
             "a_part": A_PART,
-            "whole": tell_whole(lacking_test_images(session), titles_of(session)[0]),
+            "whole": tell_whole(lacking_test_images(session, every), titles_of(session)[0]),
             "papers": queries.list_papers(session),
             "later": [(row, rule_after(row.claim, row.verdict)) for row in later],
             "names": name_claims(session, later),
@@ -229,6 +230,7 @@ def show_claim(
     paper, address = queries.find_paper(session, record.claim.paper), str(request.url.replace(query=""))
     observed = list_behind(session, record, arms, compare)
     related = list_mentioned(session, record.claim)
+    lacking = lacking_test_images(session, record.experiments if record.verdict.basis == "params" else ())
     trend = find_trend(record, arms)
     return app_state_of(request).templates.TemplateResponse(
         request,
@@ -247,7 +249,7 @@ def show_claim(
             "departing": sum(deviation.departs for deviation in record.deviations),
             "look": first_looks(paper.name, [record], compare, queries.list_datasets(session)).get(claim_id),
             "timed": timed_here(record, titles, compare),
-            "counted": tell_counted(record, lacking_test_images(session)),
+            "counted": tell_counted(record, lacking),
             "related": related,
             "names": name_claims(session, related),
             "tried": times_reproduced(record),

@@ -130,8 +130,12 @@ def test_badges_say_the_verdict_and_are_well_formed(client: TestClient) -> None:
     )
     (counts,) = client.get("/api/v1/verdicts?paper=dac").json()["papers"]
     paper = client.get("/papers/dac/badge.svg").text
-    decided = counts["in_favour"] + counts["opposed"]
-    assert f"claims: {decided} of {counts['decidable']} decided, {counts['opposed']} against" in paper
+    trained, computed = (
+        f"{counts[ground]['in_favour'] + counts[ground]['opposed']} of {counts[ground]['decidable']} by {how}"
+        for ground, how in (("trained", "training"), ("computed", "computing"))
+    )
+    against = counts["trained"]["opposed"] + counts["computed"]["opposed"]
+    assert f"claims decided: {trained}, {computed}, {against} against" in paper, "facts of data are no results"
     for address in ("/claims/x/badge.svg", "/papers/x/badge.svg"):
         assert client.get(address).status_code == 404
     ElementTree.fromstring(badge("a<b", 'c&d"', "#000"))

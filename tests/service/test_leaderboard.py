@@ -63,3 +63,16 @@ def test_placeholders_have_no_place_in_it(client: TestClient) -> None:
 )
 def test_what_is_not_there_is_said(client: TestClient, query: str, status: int) -> None:
     assert client.get(f"/leaderboard?{query}").status_code == status
+
+
+def test_one_network_with_two_times_says_why_and_times_have_two_digits(published_client: TestClient) -> None:
+    page = text_of(published_client.get("/leaderboard?dataset=cifar10").text)
+    entries = published_client.get("/compare?dataset=cifar10").json()["comparisons"]
+    (resnets,) = [item["arms"] for item in entries if item["experiment"] == "nmn-resnet-cifar10"]
+    threads = {arm["title"]: arm["cost"]["latency_threads"] for arm in resnets}
+    assert threads["ResNet-18"] != threads["ResNet-18, a tenth of the rate"], "which is why their times differ"
+    assert re.search(r"ResNet-18 are one network: 9\.8 ms with 2 threads and 22 ms with 1 thread\.", page)
+    assert not re.search(r"\d\.\d\d ms|\d\d\.\d ms", page)
+    times = re.findall(r"takes (about )?\d\.\d+ times as long", text_of(published_client.get("/papers/ninformer").text))
+    assert len(times) == 3 and all(times)
+    assert "2 threads and bfloat16" in text_of(published_client.get("/papers/ninformer").text)

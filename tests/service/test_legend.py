@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from html import unescape
 
 from fastapi.testclient import TestClient
 
 from service.pages.formats import as_confidence
-from service.pages.legend import MEANINGS, SIDES, address_of
+from service.pages.legend import MEANINGS, NEVER, NEVER_ON_HARDWARE, SIDES, TO_BE_SHOWN, WAITING, address_of
 from service.pages.rules_table import name_share
 from service.pages.wording import side_of
 from stages.params.experiment import load_params
-from stages.results import Paper, Status
+from stages.results import INEXACT_SHARE, Paper, Status
 from tests.service.results_factory import REPOSITORY
+from tests.service.test_published_pages import text_of
 
 
 def test_every_word_is_explained_once_and_stands_on_its_side() -> None:
     listed = [status for statuses in SIDES.values() for status in statuses]
-    assert sorted(listed) == sorted(Status) and len(set(listed)) == len(listed)
-    assert set(MEANINGS) == set(Status) and len(set(MEANINGS.values())) == len(MEANINGS)
+    told = {Status.NOT_TESTED, Status.OTHER_HARDWARE}
+    assert sorted(listed) == sorted({*Status, WAITING, TO_BE_SHOWN, NEVER, NEVER_ON_HARDWARE} - told)
+    assert set(MEANINGS) == set(listed) and len(set(MEANINGS.values())) == len(MEANINGS)
     for side, name in (
         ("For the paper", "for"),
         ("True as read in one way", "reading"),
@@ -32,8 +35,8 @@ def test_every_word_is_explained_once_and_stands_on_its_side() -> None:
 
 def test_the_method_s_page_explains_every_word(client: TestClient) -> None:
     html = client.get("/method").text
-    for status in Status:
-        assert f">{status}</span>" in html and MEANINGS[status] in html
+    for word, meaning in MEANINGS.items():
+        assert f">{word}</span>" in html and meaning in html
 
 
 def test_claims_are_found_by_every_word_in_any_order(client: TestClient) -> None:
@@ -89,3 +92,74 @@ def test_the_method_s_page_has_each_margin_and_level_of_the_rules(published_clie
 def test_the_margin_of_each_plan_leads_to_the_table(published_client: TestClient) -> None:
     html = published_client.get("/claims/ninformer.text.c10.acc_vs_vit").text
     assert "The margin is" in html and 'href="/method#margins-title"' in html
+
+
+def test_what_waits_and_what_never_can_be_decided_are_two_words_everywhere(published_client: TestClient) -> None:
+    claims = published_client.get("/api/v1/claims?limit=1000").json()
+    html = unescape(published_client.get("/papers/nmn").text)
+    for claim in claims:
+        verdict, standing = claim["verdict"], claim["verdict"]["standing"]
+        assert (standing == "waiting") == (verdict["status"] == "not tested" and verdict["is_decidable"])
+        assert (standing == "untestable") == (claim["kind"] != "setup" and not verdict["is_decidable"])
+        if claim["paper"] == "nmn" and verdict["status"] == "not tested":
+            row = html[html.index(f'href="/claims/{claim["id"]}"') - 200 :][:700]
+            assert "not tested" not in row
+    counts = published_client.get("/api/v1/verdicts").json()["papers"]
+    for standing, number in (("waiting", "waiting"), ("untestable", "untestable"), ("setting", "settings")):
+        own = published_client.get(f"/api/v1/claims?standing={standing}&limit=1000").json()
+        assert {claim["verdict"]["standing"] for claim in own} == {standing}
+        assert len(own) == sum(paper[number] for paper in counts)
+    assert published_client.get("/api/v1/claims?standing=never").status_code == 422
+    never = published_client.get("/claims/nmn.ext.vits.c10.base").text
+    assert f">{NEVER}</span>" in never and "yet" not in re.findall(r'(?s)<div class="told">(.*?)</div>', never)[0]
+
+
+def test_a_tab_s_page_has_as_many_claims_as_the_tab_says(published_client: TestClient) -> None:
+    html = published_client.get("/papers/nmn").text
+    tabs = re.findall(r'<a href="(/papers/nmn\?verdict=[^"]+)"[^>]*>(.*?) (\d+)</a>', html)
+    assert {unescape(word) for _, word, _ in tabs} >= {WAITING, TO_BE_SHOWN, NEVER, NEVER_ON_HARDWARE}
+    for address, _, number in tabs:
+        page = published_client.get(unescape(address)).text
+        assert len(set(re.findall(r'href="/claims/(nmn[^"]+)"', page))) == int(number), address
+    assert published_client.get("/papers/nmn?verdict=not+tested").status_code == 200, "links of before"
+
+
+def test_every_paper_s_claim_on_activations_is_found(published_client: TestClient) -> None:
+    found = re.findall(r'href="/claims/([^"]+)"', published_client.get("/claims?q=activation").text)
+    assert "nmn.theory.activation" in found[:3]
+    page = published_client.get("/claims/nmn.theory.activation").text
+    assert {"nmn.theory.uat", "nmn.ext.xor", "nmn.resnet18.c100.gain"} <= set(
+        re.findall(r'href="/claims/([^"]+)"', page)
+    )
+
+
+def test_titles_mark_what_is_our_choice(published_client: TestClient) -> None:
+    titles = {claim["id"]: claim["title"] for claim in published_client.get("/api/v1/claims?limit=1000").json()}
+    assert all(titles.values())
+    for name, title in titles.items():
+        if "last epoch" in title or "best epoch" in title:
+            assert "paper names no" in title or "guide names none" in title or "the paper names none" in title, name
+        if "OpenWebText" in title and "validation loss" in title:
+            assert "our choice" in title, name
+    uniform = text_of(published_client.get("/claims/dac.sgemm.uniform").text)
+    assert "the same 0.25 nats" not in uniform
+    page = text_of(published_client.get("/claims/nmn.ext.resnet18.c10.base").text)
+    assert "The authors’ web pages say" in page and "The paper says" not in page
+
+
+def test_the_csv_names_every_claim_and_the_unit_of_its_numbers(published_client: TestClient) -> None:
+    rows = list(csv.DictReader(published_client.get("/api/v1/claims?format=csv").text.splitlines()))
+    assert len(rows) > 300 and all(row["title"] for row in rows)
+    of_training = [row for row in rows if row["verdict.estimate"] and row["verdict.basis"] == "results"]
+    assert of_training and all(row["verdict.unit"] for row in of_training)
+    for paper in published_client.get("/api/v1/verdicts").json()["papers"]:
+        assert paper["plainly"] == paper["in_favour"] - paper["under_reading"]
+
+
+def test_a_count_of_test_images_says_how_many_are_scored_and_whether_that_is_all(published_client: TestClient) -> None:
+    page = text_of(published_client.get("/claims/ninformer.data.c10.test").text)
+    assert "scored on 9,977 of the 10,000" in page and "lacks the exact pixels of 23" in page
+    assert "scored on" not in text_of(published_client.get("/claims/ninformer.data.c100.test").text)
+    method = text_of(published_client.get("/method").text)
+    assert f"at most {100 * INEXACT_SHARE:.1f} % of the test images are missing" in method
+    assert "CIFAR-10 without 23 of 10,000 test images" in method and "can decide" in method

@@ -97,7 +97,7 @@ def test_a_paper_s_page_has_every_claim_under_its_place_with_its_verdict(client:
     rows = Page(html).rows
     assert ["Model", "MNIST", "CIFAR-10", "CIFAR-100"] in rows, "Table 2 as it is printed"
     vit = next(row for row in rows if row[0] == "ViT")
-    assert vit[:3] == ["ViT", "MNIST", "97.12 %"] and vit[-3:-1] == ["34.87 %", "not tested"]
+    assert vit[:3] == ["ViT", "MNIST", "97.12 %"] and vit[-3:-1] == ["34.87 %", "waiting"]
     cut = client.get("/papers/ninformer?verdict=contradicted").text
     shown = set(re.findall(r'href="/claims/([^"]+)"', cut))
     assert shown == {claim["id"] for claim in claims if claim["verdict"]["status"] == "contradicted"} != set()
@@ -112,7 +112,7 @@ def test_a_claim_s_page_says_what_was_computed_and_by_which_rules(client: TestCl
     claim = client.get("/api/v1/claims/ninformer.table3.mnist.vit").json()
     html = client.get("/claims/ninformer.table3.mnist.vit").text
     facts = {row[0]: row[1] for row in Page(html).rows if len(row) > 1}
-    assert facts["times peak"] == "113.3"
+    assert facts["over the card’s peak"] == "113.3 times"
     assert "contradicted" in html and "141.62 ns" in html and claim["verdict"]["rules"][:12] in html
 
 
@@ -146,9 +146,9 @@ def test_the_table_shows_paper_ours_difference_and_rank(client: TestClient) -> N
 def test_a_verdict_in_the_table_says_of_which_claim_it_is(client: TestClient) -> None:
     html = client.get("/?dataset=mnist").text
     named = dict(re.findall(r'<a href="/claims/([^"]+)" title="([^"]+)"', html))
-    assert named["ninformer.table2.mnist.vit"] == "ViT: test accuracy, last epoch (MNIST)"
+    assert named["ninformer.table2.mnist.vit"] == "ViT: test accuracy, last epoch (MNIST; the paper names no epoch)"
     status = client.get("/api/v1/claims/ninformer.table2.mnist.vit").json()["verdict"]["status"]
-    assert f'aria-label="{status}: ViT: test accuracy, last epoch (MNIST)"' in html
+    assert f'aria-label="{status}: ViT: test accuracy, last epoch (MNIST; the paper names no epoch)"' in html
 
 
 def test_a_stand_in_is_marked_in_its_cell_and_its_number_stands_nowhere(client: TestClient) -> None:
@@ -378,5 +378,6 @@ def test_a_run_of_older_code_that_gives_the_same_says_which_line_shows_it(publis
         first, *more = lines = trail["code"]["equivalences"]
         assert (trail["code"]["changed_code"], first) == ([], 1) and more == sorted(more)
         said, plural = ", ".join(map(str, lines)), "s" if more else ""
-        file = "<code>data/evidence/equivalences.jsonl</code> in the repository"
+        path = "data/evidence/equivalences.jsonl"
+        file = f'<a href="/files/{path}"><code>{path}</code></a>'
         assert f"without changing a number, as shown by {file}, line{plural} {said}." in page

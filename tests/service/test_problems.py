@@ -32,6 +32,7 @@ NAMES = {
     "model": "ninformer-mnist.vit",
     "version": "0",
     "position": "0",
+    "path": "LICENSE",
 }
 ROUTES = [
     route
@@ -41,7 +42,7 @@ ROUTES = [
 ]
 GETS = [route for route in ROUTES if "GET" in route.methods]
 POSTS = [route for route in ROUTES if "POST" in route.methods]
-WITHOUT_DATABASE = ("/docs", "/health/live", "/metrics", "/static/vega.js", "/v2", "/v2/health/live")
+WITHOUT_DATABASE = ("/docs", "/files/LICENSE", "/health/live", "/metrics", "/static/vega.js", "/v2", "/v2/health/live")
 
 
 def address(route: APIRoute) -> str:

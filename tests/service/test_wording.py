@@ -8,7 +8,8 @@ import re
 import pytest
 
 from service.pages.amounts import by_reading, imply, in_terms_of
-from service.pages.formats import flops, in_words, span
+from service.pages.captions import caption_all
+from service.pages.formats import flops, span
 from service.pages.printed import count_errors
 from service.pages.wording import (
     _WORDS,
@@ -105,7 +106,8 @@ def test_large_numbers_have_a_prefix_and_no_exponent() -> None:
 
 def test_what_was_computed_is_written_as_people_write_it() -> None:
     computed = {"flops_per_image": 286790656.0, "times_peak": 149.5234, "share": 0.11329294}
-    assert in_words(computed) == [("flops per image", "286,790,656"), ("times peak", "149.5"), ("share", "0.1133")]
+    told = [("operations for an image", "287 MFLOP"), ("over the card’s peak", "149.5 times"), ("share", "0.1133")]
+    assert caption_all(computed, "ninformer") == told
 
 
 def test_every_claim_is_named_in_words() -> None:
@@ -124,7 +126,7 @@ def test_what_is_found_is_in_its_own_unit_and_no_number_of_parameters() -> None:
     by_width = Claim(id="x", kind="uniform", metric="selected_log_mse", value=0.25, unit="nats", factor="width")
     assert (print_value(by_size), print_value(by_width)) == (
         "worse up to 10,000 parameters",
-        "the same 0.25 nats at every width",
+        "0.25 nats",
     )
     assert (in_terms_of(-0.153, by_size), in_terms_of(0.127, by_width)) == ("−0.153 nats", "0.127 nats")
     wins = Claim(id="x", kind="wins", metric="window_error", unit="orders")

@@ -1,0 +1,83 @@
+"""What a paper's page says before all else is so: each figure in it is one of the params, the claims or the findings."""
+
+from __future__ import annotations
+
+import re
+from fnmatch import fnmatchcase
+from math import log
+
+import pytest
+from fastapi.testclient import TestClient
+
+from stages.claims import read_claims, read_deviations
+from stages.params.experiment import load_params
+from tests.service.results_factory import REPOSITORY
+from tests.service.test_published_pages import text_of
+
+PAPERS = ("hyperbf", "ninformer", "nmn", "brownian", "dac")
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, str]:
+    return {found.paper: " ".join(found.before_use) for found in read_deviations(PAPERS)}
+
+
+def computed(client: TestClient, claim: str) -> dict[str, float]:
+    found: dict[str, float] = client.get(f"/api/v1/claims/{claim}").json()["finding"]["computed"]
+    return found
+
+
+def test_every_paper_s_page_begins_with_it(published_client: TestClient) -> None:
+    for found in read_deviations(PAPERS):
+        html = published_client.get(f"/papers/{found.paper}").text
+        head = text_of(html[: html.index("</section>")])
+        assert 2 <= len(found.before_use) <= 3 and all(sentence in head for sentence in found.before_use)
+        counts = published_client.get(f"/api/v1/verdicts?paper={found.paper}").json()["papers"][0]["trained"]
+        (sentence,) = re.findall(
+            r"(?:None of the|Of the|The one) (?:\d+ )?claims? that needs? trained models[^.:]*", head
+        )
+        assert ("decided yet" in sentence) == (counts["waiting"] == counts["decidable"])
+
+
+def test_figures_are_those_of_params_claims_and_findings(published_client: TestClient, told: dict[str, str]) -> None:
+    params, claims = (
+        load_params(REPOSITORY),
+        {claim.id: claim for claim in read_claims(REPOSITORY / "data" / "claims.csv")},
+    )
+    of_hyperbf = [item for item in params.experiments.values() if item.paper == "hyperbf"]
+    hidden = {item.arms["vit"].model["hidden_dim"] for item in of_hyperbf}
+    assert hidden == {20} and "have 20 hidden units" in told["hyperbf"]
+    gaps = [abs(claim.value or 0) for name, claim in claims.items() if fnmatchcase(name, "hyperbf.text.*.gap")]
+    assert f"by {100 * min(gaps):.2f} to {100 * max(gaps):.2f} pp" in told["hyperbf"] and len(gaps) == 3
+    (comparison,) = [
+        item
+        for item in published_client.get("/compare?dataset=cifar10").json()["comparisons"]
+        if item["experiment"] == "hyperbf-cifar10"
+    ]
+    flops = {arm["arm"]: arm["cost"]["flops_per_image"] for arm in comparison["arms"]}
+    assert f"{flops['hyperbf'] / flops['vit']:.2f} times the ViT’s operations" in told["hyperbf"]
+
+    numbers = computed(published_client, "ninformer.compute.lower")
+    over = {f"{numbers[f'ninformer_over_vit_{name}']:.1f}" for name in ("mnist", "c10", "c100")}
+    assert over == {"1.5"} and "1.5 times the ViT’s operations" in told["ninformer"]
+    assert all(round(numbers[f"gating_over_attention_{name}"]) == 2 for name in ("mnist", "c10", "c100"))
+    arms = params.experiments["ninformer-cifar10"].arms
+    assert {arm.model.get("dropout") for arm in arms.values() if arm.role in ("baseline", "proposed")} == {0.5}
+    assert "dropout of 0.5" in told["ninformer"]
+
+    factors = [round(channels / log(1 + channels)) for channels in (64, 512)]
+    assert f"{factors[0]} to {factors[1]} times" in told["nmn"], "equation 2 of the narrowest and the widest layer"
+
+    wide = computed(published_client, "dac.table2.gflops.r20.dac")["increase_percent_bias_at_output"]
+    parameters = computed(published_client, "dac.wide.params_inc")["increase_percent"]
+    assert f"{parameters:.0f} % more parameters and {wide:.1f} % more operations" in told["dac"]
+
+
+def test_what_speaks_for_a_paper_is_about_what_it_proposes(published_client: TestClient) -> None:
+    arguments = {found.paper: found.argument for found in read_deviations(PAPERS)}
+    ids = {claim.id for claim in read_claims(REPOSITORY / "data" / "claims.csv")}
+    for paper, patterns in arguments.items():
+        assert patterns and all(any(fnmatchcase(name, one) for name in ids) for one in patterns), paper
+        html = published_client.get(f"/papers/{paper}").text
+        for side, claim in re.findall(r'(?s)<span class="side">(For|As read)</span>.*?href="/claims/([^"]+)"', html):
+            assert any(fnmatchcase(claim, one) for one in patterns), f"{side}: {claim}"
