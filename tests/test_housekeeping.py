@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec
+from stages.runs.bucket import StoreFault
 from stages.runs.object_store import ObjectStore
 from stages.runs.stacks import remember, stack_id
 from stages.runs.store import RunStore
@@ -127,6 +128,30 @@ def test_leftovers_of_an_object_store_go_and_nothing_that_a_record_names(
     left = {item.name for item in away.bucket.list("")}
     assert before - left == {"work/done/resume.pt", "blobs/orphan"} and left - before == {"clock"}
     assert remove_objects(root) == []
+
+
+def test_an_outcome_whose_record_was_deleted_keeps_its_files(
+    root: Path, away: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a person does with a record that can't be read, when that is asked for."""
+    monkeypatch.setattr(housekeeping, "ABANDONED_SECONDS", -1.0)
+    away.bucket.delete(["leases/done.json"])
+    assert remove_objects(root) == [f"{away.address}/blobs/orphan"]
+    assert {item.size_bytes for item in away.bucket.list("blobs")} == {len(content) for content in OUTCOME.values()}
+
+
+@pytest.mark.parametrize("name", ["leases/done.json", "runs/done.json"])
+def test_nothing_is_removed_while_something_cannot_be_read(
+    root: Path, away: ObjectStore, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(housekeeping, "ABANDONED_SECONDS", -1.0)
+    if name.startswith("runs"):
+        away.bucket.delete(["leases/done.json"])
+    away.bucket.put(name, b"[]")
+    before = {item.name for item in away.bucket.list("blobs")}
+    with pytest.raises(StoreFault, match=f"{name} can't be read"):
+        remove_objects(root)
+    assert {item.name for item in away.bucket.list("blobs")} == before
 
 
 def test_a_folder_has_no_objects_to_remove(root: Path) -> None:

@@ -24,6 +24,7 @@ from stages.results import (
     t_interval,
     wilson_interval,
 )
+from stages.results.estimates import cut_of_all, cut_of_each
 from stages.run import RunSpec
 from stages.runs.evidence import EvidenceLine, ResultLine, read_lines, write_lines
 from tests.service.results_factory import add_results, make_root
@@ -259,6 +260,14 @@ def test_comparisons_find_their_results_by_index(root: Path) -> None:
 )
 def test_fidelity_is_said_in_one_sentence(provenance: str | None, cut: str | None, words: str) -> None:
     assert words in describe_fidelity(provenance, "paper", cut)
+
+
+def test_the_number_of_replicates_is_of_those_that_are_planned_today() -> None:
+    stored = "3 of 100 epochs, 1 of 3 replicates"
+    assert cut_of_all(stored, 1, 5) == "3 of 100 epochs, 1 of 5 replicates"
+    assert cut_of_all(stored, 3, 3) == cut_of_each(stored) == "3 of 100 epochs"
+    assert cut_of_all("2 of 3 replicates", 2, 5) == "2 of 5 replicates"
+    assert cut_of_all("3 of 100 epochs", 1, 5) == "3 of 100 epochs", "a profile that cuts no replicates"
 
 
 def test_test_images_that_are_left_out_are_said_with_the_result() -> None:

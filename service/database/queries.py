@@ -25,6 +25,7 @@ from stages.results import (
     UnknownExperiment,
     UnknownPaper,
     UnknownRun,
+    cut_of_each,
     damaged,
     fidelity_of,
 )
@@ -219,6 +220,7 @@ class ServedCheckpoint:
     profile: str
     group_position: int
     provenance: str
+    cut: str
     label: str
     dtype: str | None
     accuracy: float | None
@@ -297,6 +299,7 @@ def _served_checkpoint(checkpoint: Checkpoint, arm: Arm, dataset: str, claim: Cl
         profile=result.profile,
         group_position=result.group_position,
         provenance=result.provenance,
+        cut=cut_of_each(result.cut),
         label=fidelity_of(result),
         dtype=checkpoint.dtype,
         accuracy=result.accuracy if checkpoint.accuracy is None else checkpoint.accuracy,

@@ -24,6 +24,7 @@ from starlette.exceptions import HTTPException
 from service.database.queries import AmbiguousCheckpoint, NoRealCheckpoint
 from service.database.samples import NoSample
 from service.http.negotiation import NotAcceptable, weight
+from service.http.problem_pages import explain
 from service.inference.batching import AnswerFailed, InferenceStopped, QueueFull
 from service.inference.engine import TooManyAnswers
 from service.inference.model_names import UnknownModel
@@ -107,7 +108,13 @@ def problem_of(status: int, detail: str, instance: str) -> ProblemOut:
     )
 
 
-def problem_response(request: Request, status: int, detail: str, headers: dict[str, str] | None = None) -> Response:
+def problem_response(
+    request: Request,
+    status: int,
+    detail: str,
+    headers: dict[str, str] | None = None,
+    error: Exception | None = None,
+) -> Response:
     """Problem details, or a page if a browser asked for one.  Below `/v2` the detail is also given as `error`."""
     instance = request.scope["path"]
     problem = problem_of(status, detail, instance)
@@ -116,7 +123,8 @@ def problem_response(request: Request, status: int, detail: str, headers: dict[s
         accept = request.headers.get("accept", "*/*")
         if weight(accept, "text/html") > weight(accept, MEDIA_TYPE):
             templates: Jinja2Templates = request.app.state.claimcheck.templates
-            shown = {"problem": problem, "back": _page_before(request)}
+            told = explain(status, detail, error, request)
+            shown = {"problem": problem, "told": told, "back": _page_before(request)}
             return templates.TemplateResponse(request, "problem.html", shown, status, headers)
     content = problem.model_dump()
     if instance == "/v2" or instance.startswith("/v2/"):
@@ -197,7 +205,7 @@ def install_error_handlers(app: FastAPI) -> None:
         listed = LISTED_AT.get(type(error))
         said = str(error)
         detail = f"{said}{'' if said.endswith('?') else ';'} {listed}" if listed else said
-        return problem_response(request, status, detail, RETRY_AFTER.get(type(error)))
+        return problem_response(request, status, detail, RETRY_AFTER.get(type(error)), error)
 
     async def explicit(request: Request, error: Problem) -> Response:
         return problem_response(request, error.status, error.detail)

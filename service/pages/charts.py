@@ -70,7 +70,12 @@ def cost_chart(comparison: ExperimentComparison, cost: Cost) -> dict[str, Any] |
     # A single value gets a single tick, with all its digits unless it is told how many.
     axis = {"format": "~s" if len({row["cost"] for row in rows}) > 1 else ".3~s", "tickCount": 6}
     x = {"field": "cost", "type": "quantitative", "title": title, "axis": axis}
-    y = {"type": "quantitative", "title": f"{comparison.metric.title}{unit}", "scale": {"zero": False, "padding": 16}}
+    better = f"{comparison.metric.better} is better"
+    y = {
+        "type": "quantitative",
+        "title": [f"{comparison.metric.title}{unit}", better],
+        "scale": {"zero": False, "padding": 16},
+    }
     roles = list(dict.fromkeys(str(row["role"]) for row in rows))
     color = {**vega.sides(roles, roles), "field": "role"}
     intervals = {

@@ -22,7 +22,7 @@ LONGEST_NAME = 180  # pixels: "DAC, 5 layers of 100 units" fits, as numbers at i
 def forest_chart(title: str, judged: Sequence[JudgedClaim], names: Mapping[str, str]) -> dict[str, Any] | None:
     """One row per claim: our difference from the paper with its interval, in margins, so that -1 to 1 is "the same".
 
-    None if no claim has both an interval and a margin.
+    None unless two claims have both an interval and a margin: one alone has its chart on its own page.
     """
     rows = []
     for row in judged:
@@ -32,7 +32,7 @@ def forest_chart(title: str, judged: Sequence[JudgedClaim], names: Mapping[str, 
         numbers = {name: getattr(verdict, name) / verdict.margin for name in ("estimate", "low", "high")}
         lines = textwrap.wrap(names[row.claim.id], NAME_CHARACTERS)
         rows.append({"claim": "\n".join(lines), "lines": len(lines), "verdict": verdict.status, **numbers})
-    if not rows:
+    if len(rows) < 2:
         return None
     x = {"type": "quantitative", "title": ["ours − paper, in margins", SHADED_IS_THE_SAME], "scale": {"zero": True}}
     axis = {"labelExpr": r"split(datum.label, '\n')", "labelLimit": LONGEST_NAME}
@@ -81,8 +81,10 @@ def difference_chart(title: str, judged: JudgedClaim) -> dict[str, Any] | None:
         return None
     unit, scale = _gain_unit(claim)
     what = f"largest − smallest gain by {claim.factor}" if claim.kind == "uniform" else "ours − paper"
-    x = {"type": "quantitative", "title": [f"{what} ({unit})", SHADED_IS_THE_SAME], "scale": {"zero": True}}
-    least = 0.0 if claim.kind == "uniform" else -scale * verdict.margin
+    is_range = claim.kind == "uniform"  # which is never below 0
+    ends = {"domainMin": 0, "nice": True} if is_range else {"zero": True}
+    x = {"type": "quantitative", "title": [f"{what} ({unit})", SHADED_IS_THE_SAME], "scale": ends}
+    least = 0.0 if is_range else -scale * verdict.margin
     numbers = {"value": verdict.estimate, "low": verdict.low, "high": verdict.high}
     ours = {"side": "ours", **{name: scale * number for name, number in numbers.items()}}
     return {

@@ -40,8 +40,7 @@ def band_chart(
     """One line per arm, the mean over its replicates; a band from the lowest to the highest of them.
 
     `titles` names the arms, `title` what they are of.  `pairs` (proposed arm to base) get two shades of one colour
-    where a colour each would be too many.  A line is the running mean of `smooth` epochs, an odd number; the band is
-    drawn as it is.
+    where a colour each would be too many.  Line and band are running means of `smooth` epochs, an odd number.
     """
     scale, axis = _axis(curve, kind)
     rows: list[dict[str, Any]] = [
@@ -118,8 +117,8 @@ def _running_mean(epochs: int) -> list[dict[str, Any]]:
     if epochs == 1:
         return []
     half = epochs // 2
-    mean = {"op": "mean", "field": "mean", "as": "mean"}
-    return [{"window": [mean], "frame": [-half, half], "groupby": ["model"], "sort": [{"field": "epoch"}]}]
+    means = [{"op": "mean", "field": name, "as": name} for name in ("mean", "low", "high")]
+    return [{"window": means, "frame": [-half, half], "groupby": ["model"], "sort": [{"field": "epoch"}]}]
 
 
 def _epochs(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def _of_number(claim: Claim, power: Mapping[str, Any], runs: str) -> tuple[str, 
     more = []
     margin = None if power["margin"] is None else _distance(power["margin"], claim)
     error = None if power["paper_error"] is None else _distance(power["paper_error"], claim)
-    of_runs = f"of {claim.n or 1} run{'s' if (claim.n or 1) != 1 else ''}"
+    of_runs = f"of {claim.n} runs" if (claim.n or 1) > 1 else "taken as of one run"  # few papers say how many
     if is_lost and power["reproduced"] is None:
         more.append(f"It is no larger than the margin of {margin}, so no gain at all would count as this gain, too.")
     elif is_lost and error:

@@ -1,21 +1,47 @@
-"""A paper's tables as printed: models down, data sets across, our number and the verdict in the same cell."""
+"""A paper's tables: models down, data sets across; a cell holds printed numbers, ours and verdicts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from service.pages.amounts import is_of_the_other
 from service.pages.wording import name_metric
 from stages.results import JudgedClaim
 
 
+@dataclass
+class Cell:
+    """A model's own number, if the paper prints one, and its gains: (the other model, claim)."""
+
+    own: JudgedClaim | None = None
+    gains: list[tuple[str, JudgedClaim]] = field(default_factory=list)
+
+    @property
+    def claims(self) -> list[JudgedClaim]:
+        return [*([self.own] if self.own else []), *(row for _, row in self.gains)]
+
+
 @dataclass(frozen=True)
 class PrintedTable:
-    """One metric of a table: `rows` hold a model's title and its claim on each of the data sets in `columns`."""
+    """One metric of a table: `rows` hold a model's title, or two as "A against B" of pairs, and a cell a column.
+
+    `columns` are data sets.
+    """
 
     metric: str
+    is_of_pairs: bool
     columns: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[JudgedClaim | None, ...]], ...]
+    rows: tuple[tuple[str, tuple[Cell | None, ...]], ...]
+
+    @property
+    def claims(self) -> list[JudgedClaim]:
+        return [row for _, cells in self.rows for cell in cells if cell for row in cell.claims]
+
+    def experiment_of(self, column: str) -> str:
+        """The experiment that the first number of a column is of."""
+        position = self.columns.index(column)
+        return next(row.experiments[0] for _, cells in self.rows if (cell := cells[position]) for row in cell.claims)
 
 
 def lay_out(
@@ -23,33 +49,52 @@ def lay_out(
 ) -> tuple[list[PrintedTable], list[JudgedClaim]]:
     """Lay out the tables that the claims of one place fill; returns them and the claims that fit into none.
 
-    `titles` are the names of the data sets, `arms` those of each (experiment, arm).
+    A gain stands in the cell of the model that has it, where the paper prints this model's own number, too; else in a
+    table of pairs.  `titles` are the names of the data sets, `arms` those of each (experiment, arm).
     """
-    cells: dict[str, dict[tuple[str, str], JudgedClaim]] = {}
-    rest = []
+    values: dict[str, dict[tuple[str, str], Cell]] = {}
     for row in judged:
-        claim = row.claim
-        is_cell = claim.kind == "value" and claim.arm is not None and len(row.datasets) == 1 == len(row.experiments)
-        place = (arms.get((row.experiments[0], claim.arm or ""), ""), titles[row.datasets[0]]) if is_cell else ("", "")
-        filled = cells.setdefault(claim.metric, {}) if place[0] else {}
-        if not place[0] or place in filled:
-            rest.append(row)
+        if row.claim.kind == "value" and (place := _place(row, titles, arms)):
+            cell = values.setdefault(row.claim.metric, {}).setdefault(place, Cell())
+            cell.own = cell.own or row
+    values = {metric: cells for metric, cells in values.items() if len(cells) > 1}
+    pairs: dict[str, dict[tuple[str, str], Cell]] = {}
+    for row in judged:
+        place, other = _place(row, titles, arms), _other(row, arms)
+        if not place or not other:
+            continue
+        if (own := values.get(row.claim.metric, {}).get(place)) is not None:
+            own.gains.append((other, row))
         else:
-            filled[place] = row
-    tables = []
-    for metric, filled in cells.items():
-        if len(filled) < 2:
-            rest = [row for row in judged if row in rest or row in filled.values()]
-        else:
-            tables.append(_table(metric, filled))
-    return tables, rest
+            model, dataset = place
+            pair = pairs.setdefault(row.claim.metric, {}).setdefault((f"{model} against {other}", dataset), Cell())
+            pair.gains.append(("", row))
+    pairs = {metric: cells for metric, cells in pairs.items() if len(cells) > 1}
+    tables = [_table(metric, cells, found is pairs) for found in (values, pairs) for metric, cells in found.items()]
+    laid_out = {row.claim.id for table in tables for row in table.claims}
+    return tables, [row for row in judged if row.claim.id not in laid_out]
 
 
-def _table(metric: str, filled: Mapping[tuple[str, str], JudgedClaim]) -> PrintedTable:
+def _place(row: JudgedClaim, titles: Mapping[str, str], arms: Mapping[tuple[str, str], str]) -> tuple[str, str] | None:
+    """(model, data set) of a claim about one model of one experiment."""
+    if len(row.datasets) != 1 or len(row.experiments) != 1:
+        return None
+    model = arms.get((row.experiments[0], row.claim.arm or ""))
+    return (model, titles[row.datasets[0]]) if model else None
+
+
+def _other(row: JudgedClaim, arms: Mapping[tuple[str, str], str]) -> str | None:
+    """The model that a claim's is compared with; None where the number is told of the other one."""
+    other = arms.get((row.experiments[0], row.claim.baseline_arm or "")) if row.experiments else None
+    return None if is_of_the_other(row.claim) else other
+
+
+def _table(metric: str, filled: Mapping[tuple[str, str], Cell], is_of_pairs: bool) -> PrintedTable:
     columns = tuple(dict.fromkeys(dataset for _, dataset in filled))
     models = dict.fromkeys(model for model, _ in filled)
     return PrintedTable(
         metric=name_metric(metric),
+        is_of_pairs=is_of_pairs,
         columns=columns,
         rows=tuple((model, tuple(filled.get((model, dataset)) for dataset in columns)) for model in models),
     )

@@ -65,7 +65,7 @@ def points(x: dict[str, Any], shown: Sequence[str], about: Sequence[dict[str, st
     return {
         "mark": {"type": "point", "filled": True, "size": 130, "opacity": 1},
         "encoding": {
-            "x": {"field": "value", **x, "scale": {"zero": False, "padding": 24, "nice": True}},
+            "x": {"field": "value", "scale": {"zero": False, "padding": 24, "nice": True}, **x},
             "color": side,
             "shape": side,
             "tooltip": [*about, {"field": "side"}, {"field": "value", "format": ".4~g"}],

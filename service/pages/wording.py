@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from math import isclose
 from typing import Any
 
@@ -15,8 +15,9 @@ from service.pages import amounts
 from service.pages.amounts import imply, in_its_way, in_terms_of, is_of_the_other, unit_of
 from service.pages.formats import as_precise_as, exact, from_to, lower_first, plain, value_in
 from service.pages.legend import SIDES, address_of, date_of, meaning_of
-from service.pages.opening import by_ground, prospects
 from stages.results import (
+    AGAINST_THE_PAPER,
+    FOR_THE_PAPER,
     METRICS,
     Claim,
     JudgedClaim,
@@ -108,6 +109,11 @@ def for_readers(explanation: str) -> str:
 def side_of(status: str) -> str:
     """The side that colours a verdict: for, reading, against, open, noted or waiting."""
     return next((side for side, statuses in _SIDES.items() if status in statuses), "waiting")
+
+
+def is_decided(status: str) -> bool:
+    """True of a verdict that says of a claim whether it holds; how a training is set up is not a claim."""
+    return status in (*FOR_THE_PAPER, *AGAINST_THE_PAPER)
 
 
 def name_claim(judged: JudgedClaim, titles: Mapping[str, str], arms: Mapping[tuple[str, str], str]) -> str:
@@ -215,39 +221,31 @@ def name_reading(judged: JudgedClaim) -> str | None:
     return f"only if read {' or '.join(true)}{also}"
 
 
-def summarise(tally: Tally) -> str:
-    """Summarise a paper's results in a sentence; claims decided by training are counted separately."""
-    words = []
-    for basis, what in (
-        ("results", "decided by training"),
-        ("finding", "decided by computing"),
-        ("params", "on sizes of data sets"),
-    ):
-        favour, read, against = (_count(tally, basis, side) for side in ("for", "reading", "against"))
-        if favour + read + against:
-            also = f" and {read} more only as read in one way" if read else ""
-            words.append(f"{favour} of {favour + read + against} claims {what} hold{also}")
-    words += [
-        f"one error ({error}) stands at {places} places of the paper and counts once"
-        for error, places in tally.errors.items()
-    ]
-    if tally.open:
-        words.append(f"for {tally.open} the evidence is not enough yet")
-    for ground in by_ground([tally]):
-        if number := ground.counts.waiting:
-            words.append(f"{number} {'is' if number == 1 else 'are'} {ground.waits}")
-    if not words:
-        return "Nothing here can decide its claims yet."
-    return " ".join(filter(None, [f"{'; '.join(words)}.", prospects(tally.outlook)]))
-
-
-def _count(tally: Tally, basis: str, side: str) -> int:
-    """Number of claims decided on one side; how an experiment is set up is not a claim that can hold."""
-    return sum(
-        number
-        for status, number in tally.by_basis.get(basis, {}).items()
-        if side_of(status) == side and Status(status).is_counted
+def tell_verdicts(judged: Sequence[JudgedClaim], looks: Container[str] = ()) -> str:
+    """How many of the claims of one place are decided, by verdict; `looks` are claims with a first number of ours."""
+    counts = Counter(row.verdict.status for row in judged)
+    decided = {status: number for status, number in counts.items() if is_decided(status)}
+    others = {status: number for status, number in counts.items() if status not in decided}
+    seen = sum(row.claim.id in looks for row in judged)
+    of_looks = f" {seen} {'has' if seen == 1 else 'have'} a first look of ours, which decides nothing." if seen else ""
+    if not decided:
+        return f"None of these {len(judged)} claims is decided yet ({_tell(others)}).{of_looks}"
+    if not others:
+        return f"All {len(judged)} claims are decided ({_tell(decided)})."
+    are = "is" if sum(decided.values()) == 1 else "are"
+    return (
+        f"{sum(decided.values())} of these {len(judged)} claims {are} decided ({_tell(decided)}), "
+        f"the others are not ({_tell(others)}).{of_looks}"
     )
+
+
+def count_verdicts(judged: Sequence[JudgedClaim]) -> str:
+    """As "as printed: 26, not tested: 2"."""
+    return _tell(Counter(row.verdict.status for row in judged))
+
+
+def _tell(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{status}: {number}" for status, number in counts.items())
 
 
 def highlights(judged: Iterable[JudgedClaim]) -> dict[str, JudgedClaim]:
@@ -275,14 +273,6 @@ def shared_errors(judged: Iterable[JudgedClaim], tally: Tally) -> dict[str, Judg
         if (error := error_of(row.claim, row.verdict)) in tally.errors:
             found.setdefault(error, row)
     return found
-
-
-def group_by_place(judged: Sequence[JudgedClaim]) -> dict[str, list[JudgedClaim]]:
-    """Claims grouped by the table, figure or section where they appear, both in the paper's order."""
-    groups: dict[str, list[JudgedClaim]] = {}
-    for row in judged:
-        groups.setdefault(row.claim.place, []).append(row)
-    return groups
 
 
 def agreement(answers: Sequence[str], provenances: Sequence[str]) -> str:

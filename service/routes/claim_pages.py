@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
@@ -22,10 +23,20 @@ from service.pages.legend import MEANINGS, SIDES
 from service.pages.names import name_claims, titles_of
 from service.pages.observed_charts import blocks_chart
 from service.pages.opening import by_ground, open_with, prospects
+from service.pages.places import take_apart
 from service.pages.planning import plan_in_words
 from service.pages.printed import count_errors, lay_out
+from service.pages.searching import Found, search
 from service.pages.shown import list_shown
-from service.pages.wording import group_by_place, highlights, name_claim, shared_errors, side_of, summarise
+from service.pages.wording import (
+    count_verdicts,
+    highlights,
+    is_decided,
+    name_claim,
+    shared_errors,
+    side_of,
+    tell_verdicts,
+)
 from stages.results import (
     ClaimFilter,
     JudgedClaim,
@@ -39,7 +50,9 @@ from stages.results import (
 )
 
 router = APIRouter(include_in_schema=False)
-MOST_FOUND = 200
+MOST_FOUND = 100  # on one page
+GROUNDS = ("results", "finding", "params", "none")  # a list of all claims begins with what training decided
+COMPUTED = "Computed without training"
 
 
 def show_papers(request: Request, session: ResultsSession, compare: Compare) -> Response:
@@ -79,21 +92,28 @@ def show_paper(
     counts = tally_of(session, name)
     every = list_judged(session, ClaimFilter(paper=name))
     judged = [row for row in every if verdict in (None, row.verdict.status)]
-    groups = group_by_place(judged)
+    decided = [row for row in list_decided(session) if row.claim.paper == name]
+    parts = take_apart(judged)
+    groups = {**parts.results, COMPUTED: parts.computed, "counted": parts.counted, "settings": parts.settings}
     looks = first_looks(name, judged, compare)
     titles, arms = titles_of(session)
     deviations = list_deviations(session, name)
-    names = {row.claim.id: name_claim(row, titles, arms) for rows in groups.values() for row in rows}
+    names = {row.claim.id: name_claim(row, titles, arms) for row in judged}
     return app_state_of(request).templates.TemplateResponse(
         request,
         "paper.html",
         {
             "paper": paper,
             "tally": counts,
-            "sentence": summarise(counts) if counts else "",
+            "prospects": prospects(counts.outlook) if counts else "",
             "grounds": by_ground([counts]) if counts else [],
+            "highlights": highlights(decided) if verdict is None else {},
             "families": list_families(session, paper=name),
-            "groups": {place: lay_out(rows, titles, arms) for place, rows in groups.items()},
+            "parts_of": parts,
+            "groups": {place: lay_out(rows, titles, arms) for place, rows in parts.results.items()},
+            "told": {place: tell_verdicts(rows, looks) for place, rows in groups.items()},
+            "counts": {"counted": count_verdicts(parts.counted), "settings": count_verdicts(parts.settings)},
+            "computed": COMPUTED,
             "errors": {place: shared_errors(rows, counts) for place, rows in groups.items()} if counts else {},
             "names": names,
             "error_counts": count_errors(every),
@@ -102,7 +122,7 @@ def show_paper(
             "deviations": deviations if verdict is None else [],
             "explained": first_places(session, deviations, groups),
             "tests": tell_tests(deviations, arms, compare),
-            "charts": {place: forest_chart(place, rows, names) for place, rows in groups.items()},
+            "charts": {place: forest_chart(place, rows, names) for place, rows in parts.results.items()},
             "verdict": verdict,
         },
     )
@@ -112,40 +132,44 @@ def show_paper(
 def search_claims(
     request: Request,
     session: ResultsSession,
+    compare: Compare,
     q: Annotated[str, Query(max_length=100)] = "",
     verdict: Annotated[Status | None, Query()] = None,
+    page: Annotated[int, Query(ge=1, le=1000)] = 1,
 ) -> Response:
-    """Claims that contain every word of `q`, in their name, place, note, id or paper's title; else most of them.
-
-    In each paper those whose own name has them come first.
-    """
-    judged = list_judged(session, ClaimFilter(verdict=verdict))
-    names = name_claims(session, judged)
+    """The claims that answer `q`, paper by paper, the best first; without a word all, decided ones first."""
+    everything = list_judged(session, ClaimFilter())
+    judged = [row for row in everything if verdict in (None, row.verdict.status)]
+    titles, arms = titles_of(session)
+    names = {row.claim.id: name_claim(row, titles, arms) for row in judged}
     papers = {paper.name: paper for paper in queries.list_papers(session)}
-
-    def text(row: JudgedClaim) -> str:
-        claim = row.claim
-        about = (names[claim.id], claim.place, claim.note, claim.id, row.verdict.status, papers[claim.paper].title)
-        return " ".join(part for part in about if part).lower()
-
-    words = q.lower().split()
-    matches = {row.claim.id: sum(word in text(row) for word in words) for row in judged}
-    most = max(matches.values(), default=0)
-    found = [row for row in judged if matches[row.claim.id] == most] if most or not words else []
-    found.sort(key=lambda row: not all(word in names[row.claim.id].lower() for word in words))
+    of_papers = {name: paper.title for name, paper in papers.items()}
+    ordered = sorted(judged, key=lambda row: GROUNDS.index(row.verdict.basis) if is_decided(row.verdict.status) else 9)
+    found = search(q, judged, names, arms, of_papers) if q.strip() else Found(ordered, True, [], [])
+    groups: dict[str, list[JudgedClaim]] = {}
+    for row in found.claims[MOST_FOUND * (page - 1) : MOST_FOUND * page]:
+        groups.setdefault(row.claim.paper, []).append(row)
+    looks = {
+        claim: look
+        for paper, rows in (groups if q.strip() else {}).items()
+        for claim, look in first_looks(paper, rows, compare).items()
+    }
     return app_state_of(request).templates.TemplateResponse(
         request,
         "claims.html",
         {
             "q": q,
             "verdict": verdict,
-            "number": len(found),
-            "is_whole": most == len(words),
-            "groups": {paper: [row for row in found[:MOST_FOUND] if row.claim.paper == paper] for paper in papers},
+            "found": found,
+            "groups": groups,
             "papers": papers,
             "names": names,
+            "looks": looks,
+            "shortened": describe_looks(looks, found.claims, titles),
+            "statuses": Counter(row.verdict.status for row in everything),
             "sides": SIDES,
-            "most": MOST_FOUND,
+            "page": page,
+            "pages": -(-len(found.claims) // MOST_FOUND),
         },
     )
 

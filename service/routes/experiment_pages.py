@@ -26,7 +26,6 @@ from stages.results import METRICS, SHOWN_METRICS, Arm, ClaimFilter, Experiment,
 
 router = APIRouter(include_in_schema=False)
 PROVENANCES = {"full": "all official data", "subset": "part of the official data"}
-FIRST_LINES = 4  # of a grid whose lines would lie over each other
 MANY_EPOCHS, LONG_MEAN = 200, 15  # beyond so many, each epoch's scatter hides the lines
 ELSEWHERE = ("value", "setup", "count")  # kinds of claims: beside the data set's table, and on the paper's page
 
@@ -103,6 +102,7 @@ def show_experiment(
             "most_lines": MOST_LINES,
             "epochs": epochs,
             "replicates": max((point.replicates for point in points), default=0),
+            "some_stop": len({point.replicates for point in points}) > 1,
             "quantities": quantities,
             "quantity": looked_at,
             "observed": observed,
@@ -162,10 +162,12 @@ def show_leaderboard(
 
 
 def _first_shown(experiment: Experiment, trained: Sequence[str]) -> list[str]:
-    """The arms if they can be told apart, else the first pairs: each proposed one beside what it stands against."""
-    pairs = [name for item in experiment.arms if item.role == "proposed" for name in (item.against or "", item.name)]
-    first = [name for name in dict.fromkeys((*pairs, *trained)) if name in trained]
-    first = first[: MOST_LINES if len(trained) <= MOST_LINES else FIRST_LINES]
+    """The arms if they can be told apart; of a grid the middle pair, a proposed one beside what it stands against."""
+    if len(trained) <= MOST_LINES:
+        return list(trained)
+    pairs = [(item.against, item.name) for item in experiment.arms if item.role == "proposed"]
+    whole = [pair for pair in pairs if set(pair) <= set(trained)]
+    first = whole[len(whole) // 2] if whole else trained[:2]
     return [name for name in trained if name in first]
 
 

@@ -63,6 +63,7 @@ def show_comparison(
     comparisons = real_first(compare(Question(dataset=chosen.name, profile=profile, metric=metric)))
     described = [(item, metrics_of(item, chosen.kind), comparison_chart(item)) for item in comparisons]
     judged = list_judged(session, ClaimFilter(dataset=chosen.name))
+    served = queries.strongest(queries.list_checkpoints(session, dataset=chosen.name))
     return parts.templates.TemplateResponse(
         request,
         "index.html",
@@ -79,9 +80,9 @@ def show_comparison(
             "decided": {item.experiment: _decided(judged, item.experiment) for item in comparisons},
             "guessing": {item.experiment: tell_chance(item, chosen) for item in comparisons},
             "papers": {paper.name: paper for paper in queries.list_papers(session)},
-            "to_try": _to_try(
-                queries.strongest(queries.list_checkpoints(session, dataset=chosen.name)), comparisons, checkpoint
-            ),
+            "to_try": _to_try(served, comparisons, checkpoint),
+            "answering": sum(not row.is_stand_in for row in served),
+            "trained": sum(bool(arm.run_keys) for item in comparisons if item.is_real for arm in item.arms),
             "samples": _samples(parts.settings.root, chosen.name, sample),
             "sample": sample,
             "max_images": parts.settings.max_images,
@@ -118,10 +119,14 @@ def _samples(root: Path, dataset: str, asked: int | None) -> list[SampleOut]:
 
 @dataclass(frozen=True)
 class ToTry:
-    """Models of one experiment that can answer, all stand-ins or none; `asked` unless a person chooses others."""
+    """Models of one experiment that can answer, all stand-ins or none; `asked` unless a person chooses others.
+
+    `trained` says how they were trained shorter than printed; empty of full-length training.
+    """
 
     title: str
     is_stand_in: bool
+    trained: str
     served_checkpoints: list[queries.ServedCheckpoint]
     asked: list[queries.ServedCheckpoint]
 
@@ -147,7 +152,8 @@ def _to_try(
         compared = [row for row in own if row.role in ("baseline", "proposed")] if is_stand_in else []
         asked = [row for row in own if row.id in here] if here else [] if found else compared or own
         if own:
-            found.append(ToTry(comparison.title, is_stand_in, own, asked))
+            trained = "; ".join(dict.fromkeys(row.cut for row in own if row.cut))
+            found.append(ToTry(comparison.title, is_stand_in, trained, own, asked))
     return found
 
 

@@ -316,7 +316,9 @@ def _in_words(attempt: Mapping[str, Any]) -> str:
 
 def _says(claim: Mapping[str, Any]) -> str:
     look = claim["look"]
-    lacking = f"{look['lacking']} of {look['runs']} trainings lack" if look["lacking"] else "trained, not yet judged"
+    lacking = (
+        f"{look['lacking']} of {look['runs']} trainings are missing" if look["lacking"] else "trained, not yet judged"
+    )
     return f"{claim['verdict']}; its look at {look['at']} of {look['planned']}: {lacking}"
 
 

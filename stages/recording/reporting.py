@@ -37,7 +37,7 @@ Each table is in the metric that its paper prints. Ours is the mean over n repli
 intervals are Student's t, 95 %. A metric that chooses an epoch on all folds has the paper's own standard error, at that
 epoch. Accuracy is on all official test images unless a table says how many are left out. A time ratio stands where both
 models' times were published at one revision, and taken on one kind of machine in one way.
-A label says how a run was cut by the plan of the day it was published.
+A label says how runs were cut, and how many there are of those that are planned today.
 How a verdict is reached: [verdicts.md](verdicts.md). Claims that need no training: [findings.md](findings.md).
 """
 

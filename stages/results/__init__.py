@@ -47,7 +47,7 @@ from stages.results.database import (
     open_results,
 )
 from stages.results.estimates import ArmComparison, ExperimentComparison
-from stages.results.fidelity import describe_fidelity, fidelity_of, kind_of_run
+from stages.results.fidelity import cut_of_each, describe_fidelity, fidelity_of, kind_of_run
 from stages.results.metrics import METRICS, SHOWN_METRICS
 from stages.results.pairs import PairGain
 from stages.results.sampling import t_interval, wilson_interval
@@ -129,6 +129,7 @@ __all__ = [
     "as_csv",
     "compare",
     "create_results",
+    "cut_of_each",
     "damaged",
     "database_url",
     "describe_fidelity",

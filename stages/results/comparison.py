@@ -32,7 +32,7 @@ from stages.results.estimates import (
     Ratio,
     describe_stopwatch,
 )
-from stages.results.fidelity import fidelity_of
+from stages.results.fidelity import cut_of_all, describe_fidelity
 from stages.results.metrics import FIRST_METRICS, METRICS, MetricInfo
 from stages.results.pairs import gain_between
 from stages.results.sampling import estimate, values_of, why_none
@@ -132,7 +132,11 @@ def _compare_experiment(
         if arm.name in shown or (not group and arm.role in _PAIR)
     ]
     arms, order = _rank(arms, metric)
-    label = fidelity_of(first)
+    cut, label = None, describe_fidelity(None, None, None)
+    if first is not None:
+        planned = len(experiment.seeds) * (experiment.protocol["split"]["folds"] or 1)
+        cut = cut_of_all(first.cut, max(map(len, by_arm.values())), planned)
+        label = describe_fidelity(first.provenance, first.profile, cut, first.test_images, first.excluded_test_images)
     compared = [arm.name for arm in experiment.arms if arm.role in _PAIR]
     trained = sum(name in by_arm for name in compared)
     if first is not None and first.provenance != "embedded" and trained < len(compared):
@@ -145,7 +149,7 @@ def _compare_experiment(
         metric=metric,
         printed_metrics=printed,
         profile=first.profile if first else None,
-        cut=first.cut if first else None,
+        cut=cut,
         provenance=first.provenance if first else None,
         conditions=first.conditions if first else None,
         label=label,

@@ -34,7 +34,7 @@ class UnknownName(LookupError):
     kind = "name"
 
     def __init__(self, name: str, known: Iterable[str] = (), *, nearest: str | None = None) -> None:
-        self.name, self.known = name, tuple(known)
+        self.name, self.known, self.nearest = name, tuple(known), nearest
         choices = f"; known: {', '.join(self.known)}" if self.known else ""
         choices += f"; did you mean {nearest}?" if nearest else ""
         super().__init__(f"unknown {self.kind} {name!r}{choices}")

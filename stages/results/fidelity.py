@@ -23,6 +23,25 @@ def describe_fidelity(
     return f"full-length training on {data} (profile {profile})"
 
 
+def cut_of_each(cut: str) -> str:
+    """How each run departs from the printed protocol, without how many runs there were of how many once planned.
+
+    An evidence line keeps the plan of its day.
+    """
+    return _SHARE.sub("", cut)
+
+
+def cut_of_all(cut: str, replicates: int, planned: int) -> str:
+    """`cut` of runs that there are `replicates` of, of as many as are `planned` today."""
+    each = cut_of_each(cut)
+    if each == cut or replicates >= planned:
+        return each
+    return f"{each}{', ' if each else ''}{replicates} of {planned} replicates"
+
+
+_SHARE = re.compile(r"(, |^)\d+ of \d+ replicates$")
+
+
 def kind_of_run(cut: str) -> str:
     """What a run is that departs from the printed protocol by `cut`, in the words of `describe_cut`."""
     return "run in another precision" if re.fullmatch(r"\w+ instead of (float32|bfloat16)", cut) else "shortened run"
@@ -44,9 +63,9 @@ class Scored(Protocol):
 
 
 def fidelity_of(result: Scored | None) -> str:
-    """`describe_fidelity` of a result, or of none."""
+    """`describe_fidelity` of one result, or of none: it says nothing of how many there are."""
     if result is None:
         return describe_fidelity(None, None, None)
     return describe_fidelity(
-        result.provenance, result.profile, result.cut, result.test_images, result.excluded_test_images
+        result.provenance, result.profile, cut_of_each(result.cut), result.test_images, result.excluded_test_images
     )

@@ -178,9 +178,26 @@ class ObjectStore:
         self.bucket.create(_manifest(run_key), json.dumps(record.files, sort_keys=True).encode())
 
     def named_blobs(self) -> set[str]:
-        """Names of all files that an outcome has, or will have once its holder publishes it."""
-        keys = [item.name.removeprefix(f"{LEASES}/").removesuffix(".json") for item in self.bucket.list(LEASES)]
-        return {_blob(digest) for run_key in keys for digest in self.read(run_key)[0].files.values()}
+        """Names of all files that an outcome has, or will have once its holder publishes it.
+
+        A published outcome keeps its files also where its record was deleted: then the manifest names them.
+        """
+        keys = {item.name.removeprefix(f"{LEASES}/").removesuffix(".json") for item in self.bucket.list(LEASES)}
+        named = [self.read(run_key)[0].files for run_key in keys]
+        named += [self._manifest_of(run_key) for run_key in self.run_keys() if run_key not in keys]
+        return {_blob(digest) for files in named for digest in files.values()}
+
+    def _manifest_of(self, run_key: str) -> dict[str, str]:
+        """Digests of the outcome's files, none if it isn't there any more.
+
+        Raises:
+            StoreFault: it can't be read.
+        """
+        found = self.bucket.get(_manifest(run_key))
+        try:
+            return {} if found is None else dict(json.loads(found[0]).items())
+        except (ValueError, AttributeError):
+            raise StoreFault(self.address, f"{_manifest(run_key)} can't be read: delete it") from None
 
     def read(self, run_key: str) -> tuple[Record, str | None]:
         """The run's record and its e-tag; an empty one and None if it has none.

@@ -5,22 +5,23 @@ none for DVC, which runs its stages one after the other.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from stages.datasets.packed import PackedDataError
 from stages.datasets.rows import count_rows
 from stages.evaluation.flops import CountFlops
 from stages.params.budget import PlannedRun
-from stages.params.experiment import Params
+from stages.params.experiment import Experiment, Params, ParamsError
 from stages.runs.store import Store
 from stages.runs.stores import open_store
 from stages.scheduling.engine.choice import find_engine
 from stages.scheduling.engine.groups import Event, Group, Report
 from stages.scheduling.journal import Journal
 from stages.scheduling.planning import cost_of_run
-from stages.scheduling.runner import Assignment, compare, find_experiment
+from stages.scheduling.runner import Assignment, compare, find_experiment, read_packed
 
 Order = Callable[[str, Sequence[Assignment], int], float]
 """Of an experiment, its runs that train together and how many are stacked: the smallest number begins first."""
@@ -56,6 +57,7 @@ def train_together(
 
     Raises:
         EngineError, EvidenceError, ParamsError, TrainingsKilled: as for `stages.scheduling.runner.train_experiment`.
+        PackedDataError: data aren't packed.
     """
     run_groups, store = find_engine(engine), open_store()
     queue = line_up(chosen, params, data, store, order)
@@ -85,7 +87,9 @@ def line_up(
 
     Raises:
         EvidenceError, ParamsError: as for `stages.scheduling.runner.train_experiment`.
+        PackedDataError: data aren't packed.
     """
+    refuse_unpacked([find_experiment(params, name) for name in chosen], params, data)
     queue = Queue([], {}, {})
     ranked: list[tuple[float, Group]] = []
     for name, labels in chosen.items():
@@ -101,6 +105,27 @@ def line_up(
                 ranked.append((order(name, runs, len(group.specs) if group.is_stack else 1), group))
     queue.groups.extend(group for _, group in sorted(ranked, key=lambda one: one[0]))
     return queue
+
+
+def refuse_unpacked(experiments: Iterable[Experiment], params: Params, data: Path) -> None:
+    """Name all data sets of these experiments that aren't packed as the profile wants, and what packs them.
+
+    Raises:
+        PackedDataError: there are some.
+    """
+    lacking: dict[str, None] = {}
+    for experiment in experiments:
+        try:
+            read_packed(experiment, params, data)
+        except (PackedDataError, ParamsError):
+            lacking[experiment.dataset] = None
+    if lacking:
+        wanted = {experiment.dataset for experiment in params.experiments.values()}
+        targets = "preprocess" if lacking.keys() == wanted else " ".join(f"preprocess@{name}" for name in lacking)
+        raise PackedDataError(
+            f"{', '.join(lacking)}: not packed in data/processed as the profile {params.profile_name} wants them "
+            f"({params.profile.data} data); `dvc repro {targets}` packs them"
+        )
 
 
 def longest_first(params: Params, device: str, count: CountFlops) -> Order:

@@ -11,7 +11,7 @@ import pytest
 from tests.cluster.nodes import Nodes
 from tests.cluster.runs import RUN, two_experiments
 from tests.object_server import ObjectServer
-from tests.project import EXPERIMENT, environment, make_project, outcomes
+from tests.project import EXPERIMENT, REPOSITORY, environment, make_project, outcomes
 
 
 @pytest.fixture(scope="session")
@@ -50,8 +50,11 @@ def project(template: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def nodes(object_server: ObjectServer) -> Iterator[Nodes]:
-    nodes = Nodes(object_server.environment)
+def nodes(object_server: ObjectServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    """They see nothing of the projects that tests make, nor of our code, where this user may hide folders from them."""
+    may_hide = shutil.which("unshare") and not subprocess.run(["unshare", "--mount", "true"], check=False).returncode
+    hidden = [tmp_path_factory.getbasetemp(), REPOSITORY / "stages"] if may_hide else []
+    nodes = Nodes(object_server.environment, hidden)
     try:
         nodes.start(workers=2)
         yield nodes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shlex
 import shutil
 import signal
 import socket
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -35,12 +36,17 @@ def free_port() -> int:
 
 
 class Nodes:
-    """A head that trains nothing, and nodes with one processor each; on this machine alone, with a token."""
+    """A head that trains nothing, and nodes with one processor each; on this machine alone, with a token.
 
-    def __init__(self, environment: dict[str, str]) -> None:
+    Folders that are `hidden` are empty to everything on the nodes, as on machines without a common file system.
+    """
+
+    def __init__(self, environment: dict[str, str], hidden: Sequence[Path] = ()) -> None:
+        self.hidden = hidden
         self.port = free_port()
         self.address = f"{HOST}:{self.port}"
         self.folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
+        self.cache = self.folder / "cache"
         self.environment = environment | {
             "RAY_ADDRESS": self.address,
             "RAY_AUTH_MODE": "token",
@@ -49,6 +55,7 @@ class Nodes:
             "RAY_agent_register_timeout_ms": "120000",
             "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
             "RAY_USAGE_STATS_ENABLED": "0",
+            "XDG_CACHE_HOME": str(self.cache),
             # no workers before there is a task, and none that gives way to whatever else this machine does
             "RAY_prestart_worker_first_driver": "0",
             "RAY_worker_niceness": "0",
@@ -64,28 +71,32 @@ class Nodes:
         self.head = self._start(["--head", f"--port={self.port}", "--num-cpus=0", *ALONE])
         self.add(workers)
 
-    def add(self, workers: int, *resources: str) -> None:
+    def add(self, workers: int, *resources: str, sees_all: bool = False) -> None:
         """That many more nodes, all at once, with one processor each unless `resources` says otherwise."""
+        hidden = () if sees_all else self.hidden
         options = [f"--address={self.address}", *(resources or ("--num-cpus=1",))]
         with ThreadPoolExecutor() as pool:
-            self.workers += pool.map(self._start, [options] * workers)
+            self.workers += pool.map(lambda _: self._start(options, hidden), range(workers))
 
-    def _start(self, options: list[str]) -> subprocess.Popen[bytes]:
+    def _start(self, options: list[str], hidden: Sequence[Path] = ()) -> subprocess.Popen[bytes]:
         """A node that has started; Ray gives a node's own agents 15 s, which a busy machine may exceed."""
         for _ in range(5):
-            node = self._begin(options)
+            node = self._begin(options, hidden)
             self._all.append(node)
             wait_for(lambda node=node: node.poll() is not None or b"Ray runtime started" in self._log(node))
             if node.poll() is None:
                 return node
         raise AssertionError(f"no node starts here: {self._log(node).decode()[-2000:]}")
 
-    def _begin(self, options: list[str]) -> subprocess.Popen[bytes]:
+    def _begin(self, options: list[str], hidden: Sequence[Path]) -> subprocess.Popen[bytes]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         shared = {name: value for name, value in self.environment.items() if name != "RAY_ADDRESS"}
+        covered = "".join(f"mount -t tmpfs none {shlex.quote(str(folder))} && " for folder in hidden)
+        apart = ["unshare", "--mount", "sh", "-c", f'{covered}exec "$0" "$@"'] if hidden else []
         with tempfile.NamedTemporaryFile(prefix="node-", suffix=".log", dir=self.folder, delete=False) as log:
             node = subprocess.Popen(
                 [
+                    *apart,
                     *(RAY, "start", "--block", f"--node-ip-address={HOST}", "--disable-usage-stats"),
                     # each its own, as on its own machine: two that start at once in one take the same socket's name
                     f"--temp-dir={tempfile.mkdtemp(dir=self.folder)}",

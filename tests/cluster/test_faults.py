@@ -16,6 +16,7 @@ import pytest
 
 from stages.runs.object_store import ObjectStore
 from stages.runs.store import RunStore
+from stages.scheduling.engine.opening import open_leases
 from stages.scheduling.journal import read_sessions
 from tests.cluster.nodes import Nodes, wait_for
 from tests.cluster.runs import attempts, finish, lost_reasons, saved_states, start
@@ -96,22 +97,26 @@ def test_a_store_out_of_reach_for_a_while_loses_nothing(
     undisturbed: dict[str, tuple[bytes, bytes]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nodes see the store by URL alone; states go there from them, outcomes from the engine."""
+    """Nodes see the store by URL alone; states go there from them, outcomes from the engine.
+
+    It is away for longer than a task may be silent.
+    """
     for name, value in object_server.environment.items():
         monkeypatch.setenv(name, value)
     store = ObjectStore(f"s3://{BUCKET}/{uuid.uuid4().hex[:12]}", project / "read")
     process = start(project, two_nodes, CLAIMCHECK_STORE=store.address)
     wait_for(lambda: [*store.scratch.list_works()])
     object_server.down()
-    time.sleep(10)
+    time.sleep(20)
     object_server.up()
-    finish(process, project)
+    output = finish(process, project)
     published = {run_key: store.published(run_key) for run_key in store.run_keys()}
     assert {
         run_key: ((folder / "history.jsonl").read_bytes(), (folder / "weights.safetensors").read_bytes())
         for run_key, folder in published.items()
         if folder is not None
     } == undisturbed
+    assert [one.end for key in undisturbed for one in open_leases(store).attempts(key)] == ["published"] * 4, output
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ PRETENCE = """
 @pytest.fixture
 def with_two_gpus(nodes: Nodes) -> Iterator[Nodes]:
     """The cluster with a node more, whose processors would take several runs at once."""
-    nodes.add(1, "--num-cpus=8", "--num-gpus=2")
+    nodes.add(1, "--num-cpus=8", "--num-gpus=2", sees_all=True)
     node = nodes.workers[-1]
     yield nodes
     nodes.end_commands()

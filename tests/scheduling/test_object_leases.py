@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -210,3 +212,21 @@ def test_a_store_that_is_away_for_a_while_loses_no_lease(
         mine.publish(lease, KEY, outcome(KEY, SPEC, 0))
         assert not lost.is_set()
     assert [one.end for one in mine.attempts(KEY)] == ["published"]
+
+
+def test_while_the_store_is_away_nobody_falls_silent(
+    store: ObjectStore, object_server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is away for longer than a lease lives, and back for whoever wants the run before it is for the owner."""
+    monkeypatch.setattr(object_leases, "EXPIRY_SECONDS", 1.0)
+    monkeypatch.setattr(object_leases, "HEARTBEAT_SECONDS", 0.5)
+    mine, other = ObjectLeases(store, ELSEWHERE), ObjectLeases(ObjectStore(store.address, tmp_path / "there"))
+    assert mine.claim("g") is not None and other.claim("g") is None
+    object_server.down()
+    back = threading.Timer(1.5, object_server.up)
+    back.start()
+    assert other.claim("g") is None, "the owner couldn't renew its lease"
+    back.join()
+    time.sleep(1.1)
+    assert other.claim("g") is not None, "now it could"
+    assert other.attempts("g")[0].reason == "was not heard of for 1 s"

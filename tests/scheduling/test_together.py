@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -89,3 +90,26 @@ def test_it_wants_experiments_or_all_of_them(project: Path, words: list[str]) ->
     done = claimcheck(project, *words)
     assert done.returncode == 2
     assert done.stderr == "claimcheck run: name experiments, or say --all (see claimcheck run --help)\n"
+
+
+def test_data_that_are_not_packed_are_named_with_what_packs_them(project: Path) -> None:
+    shutil.rmtree(project / "data" / "processed")
+    done = claimcheck(project, "run", EXPERIMENT, "--device", "cpu")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "claimcheck run: mnist: not packed in data/processed as the profile smoke wants them (embedded data); "
+        "`dvc repro preprocess` packs them\n"
+    )
+
+
+def test_stand_ins_are_named_where_the_profile_wants_real_data_and_others_are_left_out(project: Path) -> None:
+    edit(
+        project / "params.yaml",
+        lambda index: index["experiments"].update({"tiny-far": {"paper": "ninformer", "dataset": "cifar10"}}),
+    )
+    content = yaml.safe_load((project / "params" / f"{OTHER}.yaml").read_text())
+    content["protocol"] |= {"mean": [0.5] * 3, "std": [0.5] * 3}
+    (project / "params" / "tiny-far.yaml").write_text(yaml.safe_dump(content))
+    done = claimcheck(project, "run", EXPERIMENT, "--profile", "quick", "--device", "cpu")
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert "the profile quick wants them (real data); `dvc repro preprocess@mnist` packs them" in done.stderr

@@ -31,11 +31,14 @@ def test_every_role_has_a_mark_of_its_own() -> None:
 
 def test_the_forest_is_drawn_in_margins() -> None:
     judged = [judge("a", 0.002, 0.001, 0.003, margin=0.002), judge("b", 0.5, 0.4, 0.6, margin=None)]
-    chart = forest_chart("Table 1", judged, {"a": "A", "b": "B"})
+    judged.append(judge("c", 0.1, 0.0, 0.2, margin=0.1))
+    names = {"a": "A", "b": "B", "c": "C"}
+    chart = forest_chart("Table 1", judged, names)
     assert chart is not None
-    (row,) = chart["layer"][1]["data"]["values"]
+    row, other = chart["layer"][1]["data"]["values"]
     assert (row["claim"], row["estimate"], row["low"], row["high"]) == ("A", 1.0, 0.5, 1.5)
-    assert forest_chart("Table 1", judged[1:], {"b": "B"}) is None, "no margin, nothing to hold it against"
+    assert other["claim"] == "C", "without a margin there is nothing to hold B against"
+    assert forest_chart("Table 1", judged[:2], names) is None, "a single one has a chart on its own page"
 
 
 def test_one_claim_is_drawn_in_its_own_unit_against_what_counts_as_the_same() -> None:
@@ -44,7 +47,9 @@ def test_one_claim_is_drawn_in_its_own_unit_against_what_counts_as_the_same() ->
     chart = difference_chart("A", uniform)
     assert chart is not None and chart["data"]["values"] == [{"side": "ours", "value": 0.18, "low": 0.1, "high": 0.32}]
     assert chart["layer"][0]["data"]["values"] == [{"low": 0.0, "high": 0.0625}]
-    title = chart["layer"][1]["layer"][0]["encoding"]["x"]["title"]
+    axes = [layer["encoding"]["x"] for layer in (chart["layer"][0], *chart["layer"][1]["layer"])]
+    assert all(axis["scale"]["domainMin"] == 0 for axis in axes), "a range is never below 0"
+    title = axes[1]["title"]
     assert title == ["largest − smallest gain by width (nats)", "shaded: counts as the same"]
     value = judge("b", -0.002, -0.006, 0.002, margin=0.01)
     value.claim.kind, value.claim.unit = "value", "fraction"
@@ -55,10 +60,10 @@ def test_one_claim_is_drawn_in_its_own_unit_against_what_counts_as_the_same() ->
 
 
 def test_a_long_name_stands_in_lines_of_its_row() -> None:
-    names = {"a": "A claim whose name is longer than a row of the chart has room for"}
-    chart = forest_chart("Table 1", [judge("a", 0.1, 0.0, 0.2, margin=0.1)], names)
+    names = {"a": "A claim whose name is longer than a row of the chart has room for", "b": "B"}
+    chart = forest_chart("Table 1", [judge(name, 0.1, 0.0, 0.2, margin=0.1) for name in names], names)
     assert chart is not None
-    (row,) = chart["layer"][1]["data"]["values"]
+    row, _ = chart["layer"][1]["data"]["values"]
     assert row["claim"].replace("\n", " ") == names["a"] and row["lines"] == 3
 
 

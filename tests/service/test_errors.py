@@ -127,12 +127,13 @@ BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;
 
 
 def assert_page(page: Response, problem: Response, back: str = "/") -> None:
-    """The same sentence and status in the house's frame, with a way back, and without internals."""
+    """The same status in the house's frame, the sentence for programs in small, a way back, and no internals."""
     assert page.status_code == problem.status_code
     assert page.headers["content-type"] == "text/html; charset=utf-8"
-    assert page.headers["vary"] == problem.headers["vary"] == "Accept"
+    assert page.headers["vary"] == "Accept, Accept-Encoding" and problem.headers["vary"] == "Accept"
     assert "default-src 'self'" in page.headers["content-security-policy"]
-    assert f'<p class="lead">{html.escape(problem.json()["detail"])}</p>'.replace("&#x27;", "&#39;") in page.text
+    detail = html.escape(problem.json()["detail"]).replace("&#x27;", "&#39;")
+    assert f'<p class="note">For programs: status {page.status_code}, {detail}. <a' in page.text
     assert f'<a href="{back}">' in page.text.partition("<main")[2] and "Traceback" not in page.text
 
 
@@ -150,6 +151,33 @@ def assert_page(page: Response, problem: Response, back: str = "/") -> None:
 )
 def test_a_browser_gets_an_error_as_a_page(client: TestClient, path: str) -> None:
     assert_page(client.get(path, headers=BROWSER), client.get(path))
+
+
+@pytest.mark.parametrize(
+    ("path", "title", "lead", "asked", "first"),
+    [
+        ("/x-1/y_2", "No such page", "Nothing is at this address.", "y 2", None),
+        ("/papers/ninfomer", "No such paper", "no paper with the name “ninfomer”", "ninfomer", "/papers/ninformer"),
+        ("/?dataset=cifr10", "No such data set", "no data set with the name", "cifr10", "/?dataset=cifar10"),
+        ("/experiments/x", "No such experiment", "no experiment with", "x", "/experiments/ninformer-mnist"),
+        (
+            "/claims/ninformer.table2.x",
+            *("No such claim", "no claim with", "ninformer table2 x", "/claims/ninformer.table2.mnist.vit"),
+        ),
+        ("/?dataset=mnist&metric=acc", "No such metric", "no metric with", "", "/?dataset=mnist&amp;metric=accuracy"),
+        ("/?sample=x&dataset=mnist", "This can’t be answered as asked", "Query.sample", "", None),
+    ],
+)
+def test_a_problem_is_told_in_plain_words_with_what_may_have_been_meant(
+    client: TestClient, path: str, title: str, lead: str, asked: str, first: str | None
+) -> None:
+    page = client.get(path, headers=BROWSER).text.partition("<main")[2]
+    assert f"<h1>{title}</h1>" in page and lead in page.partition('<p class="note">')[0]
+    assert (f'name="q" value="{asked}"' in page) == bool(asked)
+    offered = page.partition('aria-label="What there is"')[2].partition("</nav>")[0]
+    addresses = re.findall(r'<a href="([^"]+)">', offered)
+    assert addresses[:1] == ([first] if first else [])
+    assert "/api/" not in page.partition('<p class="note">')[0]
 
 
 def test_addresses_for_programs_answer_a_browser_with_problem_details_too(client: TestClient) -> None:

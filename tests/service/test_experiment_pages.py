@@ -62,8 +62,12 @@ def test_lines_are_running_means_if_asked(client: TestClient) -> None:
     assert chart(client.get(address).text, "bands")["transform"] == []
     html = client.get(f"{address}&smooth=5").text
     (window,) = chart(html, "bands")["transform"]
-    assert window["frame"] == [-2, 2] and window["groupby"] == ["model"] and window["window"][0]["op"] == "mean"
-    assert '<option value="5" selected>running mean of 5 epochs' in html and "over 5 epochs too" in html
+    assert (
+        window["frame"] == [-2, 2]
+        and window["groupby"] == ["model"]
+        and [item["as"] for item in window["window"]] == ["mean", "low", "high"]
+    )
+    assert '<option value="5" selected>running mean of 5 epochs' in html and "over 5 epochs" in html
     assert client.get(f"{address}&smooth=4").status_code == 422
 
 

@@ -24,8 +24,8 @@ def test_a_number_s_chance_comes_first_and_then_what_more_runs_would_bring() -> 
     chances = {"reproduced": 0.57, "not_reproduced": 0.67, "most": 0.66, "margin": 0.01, "paper_error": 0.0034}
     assert tell(VALUE, **chances) == (
         "If the paper is right, the 5 planned runs will confirm its number with a chance of 57 %. "
-        "More runs would raise that to 66 % at most, since the paper’s own number, of 1 run, is itself uncertain by "
-        "0.34 pp. The margin is ± 1.00 pp. "
+        "More runs would raise that to 66 % at most, since the paper’s own number, taken as of one run, "
+        "is itself uncertain by 0.34 pp. The margin is ± 1.00 pp. "
         "If the truth is two margins away from the paper’s number, the runs refute it with a chance of 67 %."
     )
     needed = tell(VALUE, **{**chances, "needed": 9})

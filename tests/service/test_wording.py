@@ -14,6 +14,7 @@ from service.pages.wording import (
     _WORDS,
     agreement,
     as_run,
+    count_verdicts,
     for_readers,
     highlights,
     name_claim,
@@ -23,7 +24,7 @@ from service.pages.wording import (
     print_value,
     shared_errors,
     span_of,
-    summarise,
+    tell_verdicts,
     verdict_in_words,
 )
 from stages.claims.sensitivity import DEFENSIBLE
@@ -67,21 +68,16 @@ def test_what_holds_as_read_in_one_way_is_a_paper_s_for_only_where_nothing_holds
     assert {side: row.claim.id for side, row in highlights([read]).items()} == {"reading": "b"}
 
 
-def test_a_sentence_says_what_holds_under_a_reading_and_that_an_error_counts_once() -> None:
-    counts = {"decidable": 5, "in_favour": 4, "under_reading": 1, "against": 1, "open": 0, "waiting": 0}
-    none = Counts(**dict.fromkeys(counts, 0))
-    parts = {"trained": none, "computed": Counts(**counts), "data": none}
-    computed = {"finding": {"holds": 3, "holds under a reading": 1, "contradicted": 1}}
-    outlook = Outlook(waiting=2, hopeless=2, order_only=0, unlikely=0, unknown=0)
-    others = {"outlook": outlook, "settings": 0, "untestable": 0}
-    sentence = summarise(
-        Tally(paper="p", claims=16, **counts, **parts, **others, by_basis=computed, errors={"unit": 12})
+def test_a_place_begins_with_how_many_of_its_claims_are_decided() -> None:
+    waiting, read, against = judge("a", "not tested"), judge("b", "holds under a reading"), judge("c", "contradicted")
+    assert tell_verdicts([waiting, judge("d", "not tested")], {"a"}) == (
+        "None of these 2 claims is decided yet (not tested: 2). 1 has a first look of ours, which decides nothing."
     )
-    assert sentence == (
-        "3 of 5 claims decided by computing hold and 1 more only as read in one way; "
-        "one error (unit) stands at 12 places of the paper and counts once. "
-        "Even if the paper is right, the runs planned for these can’t confirm 2 at all."
+    assert tell_verdicts([read, against]) == "All 2 claims are decided (holds under a reading: 1, contradicted: 1)."
+    assert tell_verdicts([waiting, against]) == (
+        "1 of these 2 claims is decided (contradicted: 1), the others are not (not tested: 1)."
     )
+    assert count_verdicts([judge("a", "as printed"), waiting]) == "as printed: 1, not tested: 1"
 
 
 def test_an_error_at_several_places_is_named_once_a_place_of_the_paper() -> None:

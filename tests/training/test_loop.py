@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import io
+import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -13,6 +15,7 @@ from torch import nn
 
 from stages.papers.ninformer import LocalViT, ViT
 from stages.run import AugmentationSpec, EarlyStopSpec, OptimizerSpec, Protocol, Replicate, ScheduleSpec, SplitSpec
+from stages.training import loop
 from stages.training.images import ImageClassification, LabelledImages
 from stages.training.loop import (
     Outcome,
@@ -121,6 +124,26 @@ def test_stopped_anywhere_and_resumed_equals_straight_through(
     resumed, outcome = train(images, protocol, build, state=state)
     assert_same_weights(straight, resumed)
     assert outcome.history == expected.history
+
+
+def test_within_an_epoch_a_state_is_offered_once_a_minute(
+    images: LabelledImages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node's end reaches no training: what is younger than its last state is lost with it."""
+    now, saved = [0.0], list[tuple[int, int]]()
+
+    def take_25_seconds() -> bool:
+        now[0] += 25
+        return False
+
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
+    train(
+        images,
+        make_protocol(batch_size=2, epochs=1),
+        should_stop=take_25_seconds,
+        save=lambda state: saved.append((state.epoch, state.step_in_epoch)),
+    )
+    assert saved == [(0, 3), (0, 6), (0, 9), (0, 12), (1, 0)]
 
 
 @pytest.mark.parametrize("name", ["cg_fac", "kfac"])

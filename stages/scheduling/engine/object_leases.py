@@ -2,8 +2,8 @@
 
 No clock of two machines is compared.  An owner changes its records every few seconds; whoever wants a run takes it over
 after having seen its record unchanged for `EXPIRY_SECONDS` of its own monotonic clock, or at once if the owner is a
-dead process of the same machine.  The runs of a group are claimed in order of their keys, so that of two that want the
-same one has them all.
+dead process of the same machine.  Time in which the store was away doesn't count: it took no owner's change.  The runs
+of a group are claimed in order of their keys, so that of two that want the same one has them all.
 """
 
 from __future__ import annotations
@@ -75,7 +75,10 @@ class ObjectLeases:
 
     def _take(self, run_key: str) -> int | None:
         """The token of a run that is now ours; None if it is somebody else's."""
+        asked = self._monotonic()
         record, tag = self.store.read(run_key)
+        if self._monotonic() - asked >= HEARTBEAT_SECONDS:  # the store was away, from owners, too
+            self._watched.clear()
         if record.is_published:
             self.store.mend(run_key, record)
         attempts, now = list(record.attempts), self._clock()

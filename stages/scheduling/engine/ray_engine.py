@@ -118,7 +118,7 @@ class _Engine:
         self.reached = time.monotonic()
         self.nodes: list[Node] | None = None
         self.dashboard, self.said = "", ""
-        self.asked = 0.0
+        self.asked, self.listened, self.claims_from = 0.0, time.monotonic(), 0.0
 
     def run(self) -> None:
         self.cluster.open([*self.waiting])
@@ -149,10 +149,10 @@ class _Engine:
             print(message, file=sys.stderr)
 
     def _turn(self) -> None:
-        """Submit what there is room for, take in what was told, look who has to be cancelled."""
-        if self.nodes is not None:
-            self._submit_more()
-        for message in self.cluster.receive(_TICK_SECONDS):
+        """Take in what was told, submit what there is room for, look who has to be cancelled."""
+        messages = self.cluster.receive(_TICK_SECONDS)
+        self.listened = time.monotonic()
+        for message in messages:
             if message[0] == "lost":
                 raise ConnectionError(f"{LOST}: {message[1]}")
             self.reached = time.monotonic()
@@ -163,10 +163,21 @@ class _Engine:
             elif flight := self.flying.get(message[0]):
                 self._take(message[0], flight, *message[1:])
         if self.nodes is not None:
+            self._submit_more()
+            self._excuse()
             self._watch()
+
+    def _excuse(self) -> None:
+        """Nobody was silent while this process didn't listen, for example because a store kept it waiting."""
+        now = time.monotonic()
+        for flight in self.flying.values():
+            flight.heard = min(now, flight.heard + now - self.listened)
+            flight.stepped = min(now, flight.stepped + now - self.listened)
 
     def _submit_more(self) -> None:
         assert self.nodes is not None, "the caller has looked"
+        if time.monotonic() < self.claims_from:
+            return
         if self.waiting and (lack := self.shares.lack(self.nodes)):
             self._say_once(lack)
         elsewhere = []
@@ -174,7 +185,9 @@ class _Engine:
             group = self.waiting.popleft()
             if not self._submit(group):
                 elsewhere.append(group)
-        self.waiting.extend(elsewhere)
+        if elsewhere:
+            self.waiting.extend(elsewhere)
+            self.claims_from = time.monotonic() + self.leases.poll_seconds
 
     def _submit(self, group: Group) -> bool:
         """Claim a group and submit it; False if another process holds it."""

@@ -1,0 +1,77 @@
+"""Where the cluster is: nodes that see nothing of the clone, and one of this machine where no address is given."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+import pytest
+
+from stages.datasets.packed import read_info
+from stages.runs.object_store import ObjectStore
+from stages.scheduling.engine.opening import open_leases
+from tests.cluster.nodes import Nodes
+from tests.cluster.runs import finish, start
+from tests.object_server import BUCKET, ObjectServer
+from tests.project import environment, outcomes
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(find_spec("ray") is None, reason="no Ray here; `make cluster` adds it"),
+]
+
+
+def test_nodes_that_see_nothing_of_the_clone_train_by_what_is_sent_and_a_store_by_url(
+    two_nodes: Nodes,
+    object_server: ObjectServer,
+    project: Path,
+    undisturbed: dict[str, tuple[bytes, bytes]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not two_nodes.hidden:
+        pytest.skip("no right to hide folders here (unshare --mount)")
+    for name, value in object_server.environment.items():
+        monkeypatch.setenv(name, value)
+    store = ObjectStore(f"s3://{BUCKET}/{uuid.uuid4().hex[:12]}", project / "read")
+    output = finish(start(project, two_nodes, CLAIMCHECK_STORE=store.address), project)
+    assert "4 of 4 missing runs trained" in output
+    published = {run_key: store.published(run_key) for run_key in store.run_keys()}
+    assert {
+        run_key: ((folder / "history.jsonl").read_bytes(), (folder / "weights.safetensors").read_bytes())
+        for run_key, folder in published.items()
+        if folder is not None
+    } == undisturbed
+    assert [one.end for key in undisturbed for one in open_leases(store).attempts(key)] == ["published"] * 4, output
+    read = {path for node in two_nodes.workers for path in seen_by(node.pid, project)}
+    assert read == set(), "to the nodes the project is empty"
+    brought = [path for path in (two_nodes.cache / "claimcheck" / "packed").iterdir() if not path.name.startswith(".")]
+    assert [path.name for path in brought] == [read_info(project / "data" / "processed" / "mnist").digest]
+
+
+def test_without_an_address_a_cluster_of_this_machine_is_started_and_ended(
+    project: Path, undisturbed: dict[str, tuple[bytes, bytes]]
+) -> None:
+    command = [sys.executable, "-m", "stages.cli", "run", "--all", "--engine", "ray", "--device", "cpu,cpu"]
+    env = {name: value for name, value in environment().items() if not name.startswith("RAY_")}
+    done = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "4 of 4 missing runs trained" in done.stdout, done.stdout + done.stderr
+    assert outcomes(project) == undisturbed
+    assert [process.cmdline() for process in psutil.process_iter() if is_in(process, project)] == []
+
+
+def seen_by(pid: int, folder: Path) -> list[str]:
+    """What a process finds in a folder."""
+    return os.listdir(f"/proc/{pid}/root{folder.resolve()}") if os.path.exists(f"/proc/{pid}/root{folder}") else []
+
+
+def is_in(process: psutil.Process, folder: Path) -> bool:
+    try:
+        return process.cwd() == os.fspath(folder.resolve())
+    except psutil.Error:
+        return False

@@ -1,0 +1,168 @@
+"""The engine for Ray decides whom it ends, and with what share it tries again: by tasks that tell what is written here.
+
+What real processes of a cluster do to it is in `tests/cluster`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec
+from stages.runs.store import RunStore
+from stages.scheduling.engine import ray_engine
+from stages.scheduling.engine.groups import Event, Group
+from stages.scheduling.engine.opening import open_leases
+from stages.scheduling.engine.ray_bridge import Node, Share
+from stages.scheduling.engine.ray_engine import Patience
+
+NODE = Node(cpus=2, gpus=1, memory=10**10)
+
+
+class Script:
+    """A cluster of one node.  Each submitted task is placed at once and tells a beat every 20 ms, whoever listens; what
+    else `told` says of the group's n-th task; then, asked to stop, that it has stopped.
+    """
+
+    name = "of this test"
+
+    def __init__(self, told: dict[str, list[list[tuple[Any, ...]]]], *, takes_steps: bool = True) -> None:
+        self._told, self._takes_steps, self._steps = told, takes_steps, 0
+        self._arrived: list[tuple[Any, ...]] = []
+        self._running: dict[int, Any] = {}
+        self._beat = 0.0
+        self.shares: list[Share] = []
+        self.ended: list[int] = []
+
+    def open(self, groups: list[Group]) -> None:
+        self._arrived.append(("ready", [NODE], ""))
+
+    def receive(self, seconds: float) -> list[tuple[Any, ...]]:
+        time.sleep(0.01)
+        if time.monotonic() - self._beat > 0.02:
+            self._beat, self._steps = time.monotonic(), self._steps + self._takes_steps
+            self._arrived += [(number, "beat", self._steps) for number in self._running]
+        arrived, self._arrived = self._arrived, []
+        return arrived
+
+    def send(self, command: str, *arguments: Any) -> None:
+        getattr(self, f"_{command}")(*arguments)
+
+    def _submit(self, number: int, ask: Any, share: Share) -> None:
+        self.shares.append(share)
+        self._running[number] = ask
+        self._arrived += [(number, "placed", "there", 7), (number, "started", 1, None)]
+        for told in self._told[ask.label].pop(0) if self._told.get(ask.label) else []:
+            self._arrived.append((number, *told))
+            if told[0] == "ended":
+                del self._running[number]
+
+    def _cancel(self, number: int, is_forced: bool) -> None:
+        ask = self._running.pop(number)
+        if is_forced:
+            self.ended.append(number)
+        else:
+            self._arrived.append((number, "stopped", [spec.run_key for spec in ask.specs], "asked to"))
+        self._arrived.append((number, "ended", ""))
+
+    def _nodes(self) -> None:
+        self._arrived.append(("nodes", [NODE]))
+
+
+class Trainings:
+    """Two groups on such a cluster, by an engine with little patience; `seen` are its events."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        patience = Patience(silent=0.3, stuck=0.4, stopping=5, unreachable=5)
+        monkeypatch.setattr(ray_engine, "PATIENCE", patience)
+        self.store, self.seen, self.stop = RunStore(folder), list[Event](), threading.Event()
+        self.groups = [Group(label=f"a x.{seed}", specs=(spec(seed),), data=folder) for seed in (0, 1)]
+        self.keys = [group.run_keys[0] for group in self.groups]
+
+    def run(self, cluster: Any, devices: list[str]) -> None:
+        engine = ray_engine._Engine(cluster, self.store, devices, self.report, self.stop, deque(self.groups))
+        engine.run()
+
+    def report(self, event: Event) -> None:
+        self.seen.append(event)
+
+    def kinds(self, number: int) -> list[str]:
+        return [event.kind for event in self.seen if event.label == self.groups[number].label]
+
+    def ends(self, number: int) -> list[tuple[str | None, str]]:
+        return [(one.end, one.reason) for one in open_leases(self.store).attempts(self.keys[number])]
+
+
+def spec(seed: int) -> RunSpec:
+    protocol = Protocol(optimizer=OptimizerSpec(name="sgd", lr=0.1), batch_size=1, epochs=1)
+    model = ModelSpec(path="m:M", arguments={})
+    return RunSpec(model=model, protocol=protocol, data_digest="", replicate=Replicate(seed=seed), code={})
+
+
+@pytest.fixture
+def trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trainings:
+    return Trainings(tmp_path, monkeypatch)
+
+
+def test_nobody_is_silent_while_the_engine_waits_for_a_store(
+    trainings: Trainings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal, an outcome or a claim may keep it waiting for longer than a task may be silent."""
+    cluster = Script({trainings.groups[0].label: [[("progress", {"step": 1})]]})
+
+    def report(event: Event) -> None:
+        trainings.seen.append(event)
+        if event.kind == "progress":
+            time.sleep(0.6)  # a store that is away
+            threading.Timer(0.3, trainings.stop.set).start()
+
+    monkeypatch.setattr(trainings, "report", report)
+    trainings.run(cluster, ["cpu", "cpu"])
+    assert cluster.ended == []
+    assert [trainings.ends(number) for number in (0, 1)] == [[("stopped", "asked to")]] * 2
+
+
+def test_a_task_that_lives_and_takes_no_step_is_ended_and_follows_itself_five_times(trainings: Trainings) -> None:
+    """The thread that tells its beats goes on whatever the training does."""
+    del trainings.groups[1]
+    cluster = Script({}, takes_steps=False)
+    trainings.run(cluster, ["cpu"])
+    reason = "it took no step for 0 s, process 7 on there"
+    assert trainings.ends(0) == [("lost", reason)] * 5 and len(cluster.ended) == 5
+    assert [kind for kind in trainings.kinds(0) if kind != "started"] == ["lost"] * 4 + ["failed"]
+    assert trainings.seen[-1].message == f"lost 5 times without a new state in between, the last time because {reason}"
+
+
+def test_want_of_memory_is_noted_and_tried_once_more_with_the_whole_device(trainings: Trainings) -> None:
+    short = [("failed", [trainings.keys[0]], "memory", "out of memory (20 GiB)"), ("ended", "")]
+    del trainings.groups[1]
+    cluster = Script({trainings.groups[0].label: [short, short]})
+    trainings.run(cluster, ["cuda", "cuda"])
+    assert [share.gpus for share in cluster.shares] == [0.5, 1.0]
+    assert trainings.ends(0) == [("memory", "out of memory (20 GiB)")] * 2
+    assert trainings.kinds(0) == ["started", "memory", "started", "failed"]
+
+
+def test_a_run_that_another_process_trains_is_asked_for_as_seldom_as_its_store_says(
+    trainings: Trainings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del trainings.groups[1]
+    elsewhere = open_leases(trainings.store, "another-host:boot:1:2:3")
+    assert elsewhere.claim(*trainings.keys[:1]) is not None
+    threading.Timer(0.5, trainings.stop.set).start()
+    claims, leases = [], open_leases(trainings.store)
+    claim = type(leases).claim
+
+    def counted(self: Any, *run_keys: str) -> Any:
+        claims.append(run_keys)
+        return claim(self, *run_keys)
+
+    monkeypatch.setattr(type(leases), "claim", counted)
+    trainings.run(Script({}), ["cpu"])
+    assert 1 <= len(claims) <= 1 + 0.5 / leases.poll_seconds
+    assert trainings.kinds(0) == ["waiting"]

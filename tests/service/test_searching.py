@@ -1,0 +1,87 @@
+"""What the search finds among the published claims, whose questions people typed."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.pages.searching import words_of
+
+
+def find(client: TestClient, asked: str) -> list[str]:
+    html = client.get("/claims", params={"q": asked}).text
+    return re.findall(r'<th scope="row"><a href="/claims/([^"]+)"', html)
+
+
+@pytest.mark.parametrize(
+    ("asked", "wanted"),
+    [
+        ("beats ViT", "ninformer.text.c10.acc_vs_vit"),
+        ("does NiNformer beat ViT?", "ninformer.text.c10.acc_vs_vit"),
+        ("NiNformer ViT", "ninformer.text.c10.acc_vs_vit"),
+        ("vit versus ninformer: which is faster", "ninformer.text.c10.time_vs_vit"),
+        ("HyperBF better", "hyperbf.text.c10.gap"),
+        ("HyperBF speed", "hyperbf.text.c10.gap"),
+        ("how fast is NiNformer on MNIST", "ninformer.table3.mnist.ninformer"),
+        ("LocalViT CIFAR-100", "ninformer.table2.c100.localvit"),
+        ("mlp mixer vs vit cifar10", "ninformer.rank.c10.mlpmixer"),
+        ("is DAC better than its baseline on CIFAR-100?", "dac.table1.c100.v1.r20.order"),
+        ("DAC 0.25 nats", "dac.sgemm.gain"),
+        ("GPT memory", "nmn.gpt.memory"),
+        ("Brownian motion", "brownian.motion"),
+        ("Theorem C.1(1)", "dac.thm.c1.1"),
+    ],
+)
+def test_a_question_brings_the_claim_wanted_among_the_first_three(
+    published_client: TestClient, asked: str, wanted: str
+) -> None:
+    assert wanted in find(published_client, asked)[:3]
+
+
+def test_claims_with_both_models_come_before_those_with_one(published_client: TestClient) -> None:
+    found = find(published_client, "NiNformer ViT")
+    both = ["ninformer.text.c10.acc_vs_vit", "ninformer.text.c10.time_vs_vit", "ninformer.rank"]
+    assert found[:3] == both and len(found) > 3
+
+
+def test_a_paper_s_title_is_a_hint_and_no_match(published_client: TestClient) -> None:
+    html = published_client.get("/claims?q=gating").text
+    assert 'A paper’s title has it: <a href="/papers/ninformer">' in html
+    assert find(published_client, "gating") == []
+
+
+def test_a_word_that_no_claim_has_brings_its_like_and_the_papers(published_client: TestClient) -> None:
+    html = published_client.get("/claims?q=mixre").text
+    assert 'Did you mean <a href="/claims?q=mixer">mixer</a>?' in html
+    assert all(
+        f'<li><a href="/papers/{paper}">' in html for paper in ("hyperbf", "ninformer", "nmn", "brownian", "dac")
+    )
+
+
+def test_first_numbers_stand_in_what_is_found_as_on_the_paper_s_page(published_client: TestClient) -> None:
+    html = published_client.get("/claims?q=NiNformer+LocalViT+CIFAR-10").text
+    assert "in a shortened run" in html and "Grey numbers in italics" in html
+
+
+def test_plurals_hyphens_and_words_of_one_meaning_are_one_word() -> None:
+    assert words_of("Errors on CIFAR-10, MLP-Mixer's speeds: 0.25") == [
+        *("error", "on", "cifar10", "mlp", "mixer", "s", "time", "0.25"),
+    ]
+
+
+def test_a_list_of_all_claims_has_pages_and_begins_with_what_training_decided(published_client: TestClient) -> None:
+    everything = {row["id"]: row["verdict"] for row in published_client.get("/api/v1/claims?limit=1000").json()}
+    found: list[str] = []
+    for number in range(1, 6):
+        html = published_client.get(f"/claims?page={number}").text
+        found += re.findall(r'<th scope="row"><a href="/claims/([^"]+)"', html)
+    assert sorted(found) == sorted(everything)
+    assert {everything[name]["status"] for name in found[:4]} == {"supported", "not reproduced"}
+    assert "There is no such page" in html and "page 4 of 4" in published_client.get("/claims?page=4").text
+
+
+def test_only_verdicts_that_occur_can_be_chosen(published_client: TestClient) -> None:
+    html = published_client.get("/claims").text
+    assert ">supported 3</a>" in html and ">undecidable" not in html
