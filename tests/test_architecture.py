@@ -39,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
         *("run", "device", "observation", "runs", "params", "datasets", "training", "papers", "checkpoint"),
     },
     "scheduling": {"run", "faults", "interruption", "runs", "params", "datasets", "evaluation"},
-    "results": {"faults", "runs", "verdicts"},
+    "results": {"faults", "rules", "runs", "verdicts"},
     "claims": {"run", "faults", "rules", "runs", "papers", "params", "verdicts"},
     "recording": {"run", "rules", "runs", "params", "papers", "claims", "results", "verdicts"},
     "upkeep": {

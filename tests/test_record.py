@@ -356,7 +356,7 @@ def write_finding(root: Path, claim: str) -> None:
         "status": "fails",
         "computed": {"ratio": 2.5},
         "explanation": "Twice.",
-        "readings": [{"name": "as printed", "text": "Ten.", "holds": False, "ours": 9.0}],
+        "readings": [{"name": "as printed", "text": "Ten.", "holds": False, "ours": 9.0, "brief": None}],
         "error": "ninformer.ten",
         "paper": "ninformer",
     }
@@ -373,7 +373,7 @@ def test_a_finding_stands_beside_its_claim(root: Path) -> None:
             "status": "fails",
             "computed": {"ratio": 2.5},
             "explanation": "Twice.",
-            "readings": [{"name": "as printed", "text": "Ten.", "holds": False, "ours": 9.0}],
+            "readings": [{"name": "as printed", "text": "Ten.", "holds": False, "ours": 9.0, "brief": None}],
             "error": "ninformer.ten",
         }
     }

@@ -45,6 +45,7 @@ class ReadingOut(Out):
     ours: Annotated[MeasuredOut | None, BeforeValidator(_measured)] = Field(
         description="our number under this reading, in the claim's unit"
     )
+    brief: str | None = Field(description="what comes out under it, in a few words, where it is no number of the claim")
 
 
 class FindingOut(Out):

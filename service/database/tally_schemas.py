@@ -27,6 +27,7 @@ class OutlookOut(Out):
     order_only: int = Field(description="the order can be confirmed, the size of the difference can't")
     unlikely: int = Field(description="of the others, confirmed with probability below 50 % if the paper is right")
     unknown: int = Field(description="no size is printed or no spread is known, so nothing can be reckoned")
+    assumed: int = Field(description="of all but the unknown: the spread of a run is neither measured nor printed")
 
 
 class TallyOut(CountsOut):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from service.database.observed import name_quantity
 from service.pages.formats import NONE, from_to, plain, points, value_in
@@ -81,12 +82,20 @@ def print_value(claim: Claim, write: Callable[[float], str]) -> str:
 
 
 def by_reading(claim: Claim) -> list[tuple[str, str]]:
-    """(reading, our number) of a claim that holds under several readings with a number each; else none."""
+    """(reading, what comes out under it) of a claim whose readings have a number or a brief each, not all the same."""
     finding = claim.finding or {}
-    if finding.get("status") != "holds":
+    if finding.get("status") not in ("holds", "holds under a reading"):
         return []
-    found = [(row["name"], in_its_way(row["ours"], claim)) for row in finding["readings"] if row["ours"] is not None]
-    return found if len({text for _, text in found}) > 1 else []
+    found = [(row["name"], _under(row, claim)) for row in finding["readings"]]
+    told = [(name, text) for name, text in found if text]
+    return told if len({text for _, text in told}) > 1 else []
+
+
+def _under(reading: dict[str, Any], claim: Claim) -> str:
+    """The number of a reading in the claim's terms, or its brief; "" without either."""
+    if reading["ours"] is not None:
+        return in_its_way(reading["ours"], claim)
+    return reading["brief"] or ""
 
 
 def imply(claim: Claim) -> str | None:

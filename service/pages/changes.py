@@ -11,7 +11,11 @@ REMARKS = ("note", "place")
 
 
 def sort_changes(changes: Iterable[ClaimChange]) -> tuple[list[ClaimChange], list[ClaimChange]]:
-    """(those that touched what is judged or how, the others), each by date; that a row was added is no change."""
+    """(those of this claim's own row or rule that touched what is judged, the others), each by date.
+
+    Of the others are changes of the rules' numbers and of the code for many claims, most of which concern another one.
+    That a row was added is no change.
+    """
     told = sorted((change for change in changes if _is_told(change)), key=lambda change: change.date)
     return [change for change in told if _touches(change)], [change for change in told if not _touches(change)]
 
@@ -22,7 +26,7 @@ def _is_told(change: ClaimChange) -> bool:
 
 def _touches(change: ClaimChange) -> bool:
     if change.subject != "claim":
-        return change.alters
+        return change.subject == "rule"
     return any(
         _without_spaces(old) != _without_spaces(new)
         for column, (old, new) in change.changed.items()

@@ -38,7 +38,7 @@ def bibtex(record: ClaimRecord, name: str, paper: Paper, address: str) -> str:
     """
     digest = record.verdict.digest[:DIGITS]
     note = f"Claim {record.claim.id} of “{paper.title}”, {record.claim.place}; verdict {digest}"
-    title = f"{name}: {verdict_in_words(record.verdict)}"
+    title = f"{name}: {verdict_in_words(record)}"
     return _entry(record.claim.id, title, note, f"{address}?cited={digest}", dated(record))
 
 
@@ -107,7 +107,7 @@ def json_ld(record: ClaimRecord, name: str, paper: Paper, address: str, side: st
         "author": {"@type": "Organization", "name": "Claimcheck"},
         "reviewRating": {
             **rating,
-            "alternateName": verdict_in_words(record.verdict),
+            "alternateName": verdict_in_words(record),
             "ratingExplanation": meaning_of(status),
         },
         "reviewBody": record.verdict.explanation,
@@ -119,7 +119,7 @@ def claim_badge(record: ClaimRecord, side: str) -> str:
     """As "order supported, size open, n = 5, 2026-11"."""
     day = published_on(_results(record))
     parts = [
-        verdict_in_words(record.verdict),
+        verdict_in_words(record),
         f"n = {record.verdict.n}" if record.verdict.n else "",
         day[:7] if day else "",
     ]

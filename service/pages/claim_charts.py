@@ -8,6 +8,7 @@ from typing import Any
 
 from service.pages import vega
 from service.pages.amounts import GAINS, unit_of
+from service.pages.trend import Trend
 from stages.results import Claim, ClaimRecord, JudgedClaim, PairGain
 
 IN_FAVOUR = "to the right in favour of the proposed model"
@@ -175,6 +176,52 @@ def pairs_chart(
                     vega.intervals(x),
                     vega.points(x, ["ours", "paper"][: 1 + len(printed)], about=[{"field": "pair"}]),
                 ],
+            },
+        ],
+    }
+
+
+def trend_chart(title: str, trend: Trend, titles: Mapping[str, str], claim: Claim) -> dict[str, Any]:
+    """The gain of each pair by the level of the factor, with its 95 % interval, and the mean at each level."""
+    unit, scale = _gain_unit(claim)
+    rows = [
+        {
+            "pair": titles[pair.arm],
+            "level": level,
+            **{name: scale * getattr(pair, name) for name in ("gain", "low", "high")},
+        }
+        for level, pair in trend.pairs
+    ]
+    means = [{"level": level, "gain": scale * gain} for level, gain in trend.gains.items()]
+    axis = {"values": list(trend.gains), "format": "d"}
+    x_scale = vega.scale(trend.gains, wide=4.0)
+    x = {"field": "level", "type": "quantitative", "title": trend.factor, "scale": x_scale, "axis": axis}
+    y = {"type": "quantitative", "title": f"gain ({unit})"}
+    return {
+        **vega.frame(f"{title}: the gain of each pair by {trend.factor} with the mean", height=260),
+        "data": {"values": rows},
+        "layer": [
+            {
+                "data": {"values": [{"gain": 0}]},
+                "mark": {"type": "rule", "strokeDash": [4, 4]},
+                "encoding": {"y": {"field": "gain", **y}},
+            },
+            {
+                "data": {"values": means},
+                "mark": {"type": "line", "strokeWidth": 2},
+                "encoding": {"x": x, "y": {"field": "gain", **y}},
+            },
+            {
+                "mark": {"type": "rule", "opacity": 0.5},
+                "encoding": {"x": x, "y": {"field": "low", **y}, "y2": {"field": "high"}},
+            },
+            {
+                "mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
+                "encoding": {
+                    "x": x,
+                    "y": {"field": "gain", **y},
+                    "tooltip": [{"field": "pair"}, {"field": "gain", "format": ".3~g"}],
+                },
             },
         ],
     }

@@ -7,18 +7,17 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from service.pages.amounts import GAINS, SIDES_OF_A_SIZE, in_terms_of, unit_of
-from service.pages.formats import as_precise_as, exact, from_to, listed, lower_first, percent, points, value_in
-from service.pages.wording import print_ours, print_value, side_of
+from service.pages.formats import as_confidence, as_precise_as, exact, from_to, lower_first, points, value_in
+from service.pages.scope import is_part, levels, sizes, tell_part
+from service.pages.trend import Trend, tell_trend
+from service.pages.wording import name_metric, print_ours, print_value, side_of, span_of
 from stages.results import Claim, ClaimRecord, JudgedClaim, Status, VerdictRow, rule_after
 
-_LEVELS = {"depth": "layers", "width": "units"}
-"""What the levels of a grid's factor count."""
 
-
-def conclude(record: ClaimRecord, titles: Mapping[str, str]) -> str | None:
+def conclude(record: ClaimRecord, titles: Mapping[str, str], trend: Trend | None = None) -> str | None:
     """The outcome in a sentence with its interval, for the part of the grid that ran; None without an interval.
 
-    `titles` are those of all planned arms.
+    `titles` are those of all planned arms, `trend` is how a gain that is to be uniform goes with its factor.
     """
     claim, verdict = record.claim, record.verdict
     if verdict.basis != "results" or verdict.estimate is None or verdict.low is None or verdict.high is None:
@@ -34,11 +33,13 @@ def conclude(record: ClaimRecord, titles: Mapping[str, str]) -> str | None:
     if claim.kind in SIDES_OF_A_SIZE:
         bound = in_terms_of_size(claim)
         said = ", as the paper says" if verdict.status == Status.SUPPORTED else ""
-        return f"{bound} {who} is {is_better} than its baseline by {size}{said} ({interval}{pairs})."
+        compared = f", compared at {sizes(record.sizes)}," if record.sizes and is_part(verdict) else ""
+        return f"{bound}{compared} {who} is {is_better} than its baseline by {size}{said} ({interval}{pairs})."
     if claim.kind == "uniform" and verdict.margin:
         alike = in_terms_of(verdict.margin, claim)
         apart = f"{where + ' the' if where else 'The'} largest and the smallest gain by {claim.factor} differ by {size}"
-        return f"{apart} ({interval}{pairs}); up to {alike} would count as alike."
+        told = tell_trend(trend, claim) if trend else ""
+        return f"{told} {apart} ({interval}{pairs}); up to {alike} would count as alike.".lstrip()
     if claim.kind in GAINS:
         start = f"{where} {who}" if where else who
         return f"{start} is {is_better} than {against} by {size} ({interval}{pairs})."
@@ -53,13 +54,14 @@ def conclude(record: ClaimRecord, titles: Mapping[str, str]) -> str | None:
 
 
 def qualify(record: ClaimRecord) -> list[str]:
-    """What the outcome leaves open and why, the interval for the whole grid, and when the rule was written."""
-    return [*_rest_of_grid(record), *_size(record), *_rule(record)]
+    """What the outcome leaves open and why, the whole grid, other metrics, and when the rule was written."""
+    parts = [*_rest_of_grid(record), *_size(record), tell_part(record), *_metrics(record), *_rule(record)]
+    return [part for part in parts if part]
 
 
 def confidence(verdict: VerdictRow) -> str:
     """95 %, 96.7 %"""
-    return percent(verdict.confidence, 1).replace(".0 %", " %")
+    return as_confidence(verdict.confidence or 0.0)
 
 
 def in_terms_of_size(claim: Claim) -> str:
@@ -87,12 +89,6 @@ def _where(scope: Mapping[str, Any] | None) -> str:
     return f"At {levels(scope['factor'], scope['ran'])}" if scope and scope["factor"] else ""
 
 
-def levels(factor: str, values: Iterable[Any]) -> str:
-    """5 and 8 layers; of a factor without a word of its own: depth 5 and 8"""
-    told = listed([f"{value}" for value in values])
-    return f"{told} {_LEVELS[factor]}" if factor in _LEVELS else f"{factor} {told}"
-
-
 def _pairs(record: ClaimRecord) -> str:
     scope = record.verdict.scope
     if scope is None:
@@ -106,6 +102,9 @@ def _pairs(record: ClaimRecord) -> str:
 def _rest_of_grid(record: ClaimRecord) -> list[str]:
     """The levels that didn't run, and what may be said of the whole grid."""
     claim, verdict, scope = record.claim, record.verdict, record.verdict.scope
+    if scope and scope["planned_models"] and is_part(verdict):
+        left = scope["planned_models"] - scope["models"]
+        return [f"{left} of the {scope['planned_models']} models were not trained: nothing is said of other sizes."]
     if not scope or not scope["factor"]:
         return []
     missing = f"{levels(scope['factor'], scope['missing'])} were not trained"
@@ -114,7 +113,7 @@ def _rest_of_grid(record: ClaimRecord) -> list[str]:
     low, high = scope["whole_low"], scope["whole_high"]
     write = as_precise_as(low, high)
     ends = [in_terms_of(end, claim, write).removeprefix("+") for end in (low, high)]
-    zero = ", so no gain at all is still possible" if low <= 0 <= high else ""
+    zero = ", so there no gain at all is still possible" if low <= 0 <= high else ""
     interval = f"the {confidence(verdict)} interval is {from_to(*ends)}"
     return [f"{missing}: for the whole grid {interval}{zero}."]
 
@@ -141,6 +140,38 @@ def _size(record: ClaimRecord) -> list[str]:
         start = "within the margin so far, but " if is_within else ""
         return [f"{what}: {start}{missing} of {scope['planned_pairs']} pairs have not run." if scope else f"{what}."]
     return [f"{what}: the interval lies neither within the margin nor wholly outside."]
+
+
+def _metrics(record: ClaimRecord) -> list[str]:
+    """By which metric the claim was first listed, if by another, and which other metrics would change the verdict."""
+    claim, verdict = record.claim, record.verdict
+    variants = {row["metric"]: row for row in verdict.variants or ()}
+    told = []
+    metrics = (change for change in record.changes if change.changed and "metric" in change.changed)
+    changed = next((change for change in metrics if change.changed["metric"][0]), None)
+    if changed is not None:
+        first = changed.changed["metric"][0]
+        said = f"It was first listed by another metric, “{lower_first(name_metric(first))}”"
+        if found := variants.pop(first, None):
+            said += f": by that it is {found['status']}{_ends(found, claim)}"
+        rules = (row for row in record.changes if row.seen is not None and row.date == changed.date)
+        rule = next(rules, None)
+        seen = "after results had been published" if changed.after_evidence else "before any result"
+        if rule is not None:
+            seen = f"after {rule.seen} pairs had been seen"
+        why = lower_first(rule.why if rule else changed.why.partition(";")[0]).rstrip(".")
+        told.append(f"{said}. The metric was changed on {changed.date}, {seen} ({why}).")
+    told += [
+        f"By “{lower_first(name_metric(name))}” it is {found['status']}{_ends(found, claim)}."
+        for name, found in variants.items()
+        if found["status"] != verdict.status
+    ]
+    return told
+
+
+def _ends(variant: Mapping[str, Any], claim: Claim) -> str:
+    low, high = variant["low"], variant["high"]
+    return "" if low is None or high is None else f" ({span_of(low, high, claim)})"
 
 
 def _rule(record: ClaimRecord) -> list[str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from service.database.comparing import Question
 from service.pages.amounts import in_its_way
-from service.pages.formats import listed, value_in
-from stages.results import METRICS, Claim, ExperimentComparison, JudgedClaim, Status
+from service.pages.chance import at_chance, tell_chance
+from service.pages.formats import listed, percent, value_in
+from stages.results import METRICS, Claim, Dataset, ExperimentComparison, JudgedClaim, Status
 
 GAINS_OF_TWO = ("order", "difference", "gap")
 UNDECIDED = (Status.NOT_TESTED, Status.AGREES, Status.DISAGREES, Status.OTHER_HARDWARE, Status.SHOWN)
@@ -19,7 +20,8 @@ class FirstLook:
     """The number that a shortened run gives where a claim has its own, in the claim's unit; `cut` says how short.
 
     Of a time, which no length of training changes, `device` is ours and `sentence` has both ratios.  Of a quality
-    without a number `sentence` is what all models of its experiment reach.  `text`: the number as written.
+    without a number `sentence` is what all models of its experiment reach.  `text`: the number as written.  `chance`:
+    that a model of the claim is at chance, in a sentence; a difference with it is not told.
     """
 
     value: float
@@ -28,12 +30,17 @@ class FirstLook:
     device: str | None = None
     text: str | None = None
     sentence: str | None = None
+    chance: str | None = None
 
 
 def first_looks(
-    paper: str, judged: Iterable[JudgedClaim], compare: Callable[[Question], list[ExperimentComparison]]
+    paper: str,
+    judged: Iterable[JudgedClaim],
+    compare: Callable[[Question], list[ExperimentComparison]],
+    datasets: Iterable[Dataset],
 ) -> dict[str, FirstLook]:
     """`{claim: first look}` of those claims of the paper that have no verdict and no number of ours."""
+    known = {dataset.name: dataset for dataset in datasets}
     waiting = [
         row
         for row in judged
@@ -49,9 +56,22 @@ def first_looks(
     for row in waiting:
         comparison = compared.get((row.claim.metric, row.experiments[0]))
         look = _finder(row)(row.claim, comparison) if comparison is not None else None
-        if look is not None:
-            found[row.claim.id] = look
+        if comparison is not None and look is not None:
+            found[row.claim.id] = _beside_chance(look, row.claim, comparison, known[comparison.dataset])
     return found
+
+
+def _beside_chance(look: FirstLook, claim: Claim, comparison: ExperimentComparison, dataset: Dataset) -> FirstLook:
+    """The first look with what is at chance: of a difference, in place of its number."""
+    lost = at_chance(comparison, dataset)
+    named = [lost[name].title for name in (claim.arm, claim.baseline_arm) if name in lost]
+    if not named or look.device:
+        return look
+    told = " ".join(tell_chance(comparison, dataset, (claim.arm, claim.baseline_arm)))
+    if claim.kind in GAINS_OF_TWO:
+        return replace(look, text=f"no difference told: {listed(named)} learnt nothing", chance=told)
+    guessed = percent(look.value) if look.text is None else look.text
+    return replace(look, text=f"{guessed}, no better than guessing,", chance=told)
 
 
 def _finder(row: JudgedClaim) -> Callable[[Claim, ExperimentComparison], FirstLook | None]:
@@ -70,6 +90,12 @@ def describe_looks(
         if look is not None and look.cut:
             found.setdefault(look.cut, {}).update(dict.fromkeys(datasets[name] for name in row.datasets))
     return [f"{listed(list(titles))}: {cut}" for cut, titles in found.items()]
+
+
+def told_chances(judged: Iterable[JudgedClaim], looks: Mapping[str, FirstLook]) -> list[str]:
+    """Which models of these claims are at chance, each sentence once."""
+    told = (looks[row.claim.id].chance for row in judged if row.claim.id in looks)
+    return list(dict.fromkeys(filter(None, told)))
 
 
 def timed_here(

@@ -17,6 +17,11 @@ def percent(fraction: float | None, digits: int = 2) -> str:
     return NONE if fraction is None else f"{100 * fraction:.{digits}f} %"
 
 
+def as_confidence(level: float) -> str:
+    """95 %, 96.7 %"""
+    return percent(level, 1).replace(".0 %", " %")
+
+
 def points(fraction: float | None) -> str:
     """A difference of fractions in percentage points, with its sign: −13.45 pp"""
     return NONE if fraction is None else f"{100 * fraction:+.2f} pp".replace("-", "−")

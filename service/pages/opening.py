@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from service.pages.formats import listed
+from service.pages.scope import is_part
 from stages.results import (
     AGAINST_THE_PAPER,
     FOR_THE_PAPER,
@@ -80,11 +81,43 @@ def _trained(counts: Counts, decided: Sequence[JudgedClaim], datasets: Mapping[s
         f", all on {names[0]}" if len(names) == 1 and counts.decided > 1 else f", on {listed(names)}" if names else ""
     )
     said = f"Of the {counts.decidable} claims that need trained models, "
+    sizes = [row.verdict.size["status"] for row in decided if holds_in_its_order_only(row.verdict) and row.verdict.size]
+    wrong = sum(status in AGAINST_THE_PAPER for status in sizes)
     said += f"{_count(counts.decided, 'is', 'are')} decided{where}: "
-    said += f"{outcome(counts, sum(holds_in_its_order_only(row.verdict) for row in decided))}."
+    said += f"{outcome(counts, open_sizes=len(sizes) - wrong, wrong_sizes=wrong)}.{_limits(decided)}"
     if not any(row.claim.metric in METRICS and METRICS[row.claim.metric].unit == "fraction" for row in decided):
         said += " No accuracy and no error rate is among them."
     return said
+
+
+def _limits(decided: Sequence[JudgedClaim]) -> str:
+    """How many of the decided claims rest on part of a grid, and on a rule written after results had been seen."""
+    models = {
+        (scope["models"], scope["planned_models"])
+        for row in decided
+        if (scope := row.verdict.scope) and scope["models"]
+    }
+    of = ""
+    if len(models) == 1:
+        ran, planned = models.pop()
+        of = f" ({ran} of its {planned} models)"
+    limits: dict[str, int] = {
+        f"on part of a grid{of}": sum(is_part(row.verdict) for row in decided),
+        "on a rule written after results had been seen": sum(
+            row.verdict.seen_before_rule is not None for row in decided
+        ),
+    }
+    by_number: dict[int, list[str]] = {}
+    for limit, number in limits.items():
+        by_number.setdefault(number, []).append(limit)
+    return "".join(f" {_those(number, len(decided))} {listed(named)}." for number, named in by_number.items() if number)
+
+
+def _those(number: int, of: int) -> str:
+    """All 4 rest; 2 of these rest; it rests"""
+    if number == of:
+        return f"All {of} rest" if of > 1 else "It rests"
+    return f"{number} of these {'rests' if number == 1 else 'rest'}"
 
 
 def holds_in_its_order_only(verdict: VerdictRow) -> bool:
@@ -101,7 +134,12 @@ def prospects(outlook: Outlook) -> str:
         f"have less than an even chance with {outlook.unlikely}" if outlook.unlikely else "",
     ]
     told = "; ".join(part for part in parts if part)
-    return f"Even if the paper is right, the runs planned for these {told}." if told else ""
+    if not told:
+        return ""
+    said = f"Even if the paper is right and our set-up is the paper’s, the runs planned for these {told}."
+    if outlook.assumed:
+        said += f" For {outlook.assumed} this is worked out from an assumed spread of the runs, not a known one."
+    return said
 
 
 def sum_outlooks(outlooks: Sequence[Outlook]) -> Outlook:
@@ -112,11 +150,19 @@ def _decided(what: str, counts: Counts) -> str:
     return f"{what} decided {counts.decided}: {outcome(counts)}." if counts.decided else ""
 
 
-def outcome(counts: Counts, in_order_only: int = 0) -> str:
-    """As "50 hold, 10 hold only if their words are read in one way and 4 do not hold"; some `in_order_only`."""
+def outcome(counts: Counts, *, open_sizes: int = 0, wrong_sizes: int = 0) -> str:
+    """As "50 hold, 10 hold only if their words are read in one way and 4 do not hold".
+
+    Of those that hold, the size of the difference is still open with `open_sizes`, and not as printed with
+    `wrong_sizes`.
+    """
     read = "only if {} words are read in one way".format("its" if counts.under_reading == 1 else "their")
-    some = f"{in_order_only} of them " if counts.plainly > 1 else ""
-    order = f" ({some}in the order alone, not in the size)" if in_order_only else ""
+    sizes = [
+        f"the size of {number} of them {said}" if counts.plainly > 1 else f"its size {said}"
+        for number, said in ((open_sizes, "is still open"), (wrong_sizes, "is not as printed"))
+        if number
+    ]
+    order = f" ({listed(sizes)})" if sizes else ""
     parts = [
         _count(counts.plainly, "holds", "hold") + order if counts.plainly else "",
         f"{_count(counts.under_reading, 'holds', 'hold')} {read}" if counts.under_reading else "",

@@ -15,6 +15,7 @@ from service.pages import amounts
 from service.pages.amounts import imply, in_its_way, in_terms_of, is_of_the_other, unit_of
 from service.pages.formats import as_precise_as, exact, from_to, lower_first, plain, value_in
 from service.pages.legend import SIDES, address_of, date_of, meaning_of
+from service.pages.scope import part_of
 from stages.results import (
     AGAINST_THE_PAPER,
     FOR_THE_PAPER,
@@ -88,7 +89,17 @@ def install(environment: Environment) -> None:
     """Register the functions that take one claim or verdict as filters."""
     for function in (
         *(side_of, in_terms_of, unit_of, as_run, print_value, print_ours, print_metric, name_quantity, agreement),
-        *(size_of, in_its_way, imply, amounts.by_reading, verdict_in_words, name_reading, ours_is),
+        *(
+            size_of,
+            in_its_way,
+            imply,
+            amounts.by_reading,
+            verdict_in_words,
+            name_reading,
+            ours_is,
+            ours_in_words,
+            part_of,
+        ),
     ):
         environment.filters[function.__name__] = function
     environment.filters["metric_name"] = name_metric
@@ -162,9 +173,27 @@ def print_value(claim: Claim) -> str:
 
 def print_ours(verdict: VerdictRow, claim: Claim) -> str:
     """Our number, as precise as its interval where it has one; of several readings that hold, the first to the last."""
-    if verdict.basis == "finding" and (found := amounts.by_reading(claim)):
+    found = amounts.by_reading(claim) if verdict.basis == "finding" else []
+    if found and (claim.finding or {})["status"] == Status.HOLDS:
         return from_to(found[0][1], found[-1][1])
     return in_its_way(verdict.ours, claim, as_precise_as(verdict.low, verdict.high))
+
+
+def ours_in_words(judged: JudgedClaim) -> str:
+    """What came out, for the column of a table: our number, or what stands in its place; "" where there is nothing."""
+    claim, verdict = judged.claim, judged.verdict
+    if verdict.status == Status.HOLDS_UNDER_READING and (found := amounts.by_reading(claim)):
+        return "; ".join(f"{text} ({name})" for name, text in found)
+    if verdict.ours is not None:
+        return print_ours(verdict, claim)
+    if verdict.basis == "results" and verdict.estimate is not None:
+        write = as_precise_as(verdict.low, verdict.high)
+        size = in_terms_of(abs(verdict.estimate), claim, write).removeprefix("+")
+        if claim.kind == "uniform":
+            return f"{size} apart by {claim.factor}"
+        if claim.kind in amounts.SIDES_OF_A_SIZE:
+            return f"{size} {'better' if verdict.estimate >= 0 else 'worse'}"
+    return ""
 
 
 def span_of(low: float, high: float, claim: Claim) -> str:
@@ -204,9 +233,11 @@ def ours_is(verdict: VerdictRow, claim: Claim) -> str:
     return "we find"
 
 
-def verdict_in_words(verdict: VerdictRow) -> str:
-    """The verdict where it travels without its page: an order apart from the size of its difference."""
-    return f"order {verdict.status}, {size_of(verdict.size)}" if verdict.size else verdict.status
+def verdict_in_words(judged: JudgedClaim) -> str:
+    """The verdict where it travels without its page: an order apart from the size of its difference, and its part."""
+    verdict = judged.verdict
+    told = f"order {verdict.status}, {size_of(verdict.size)}" if verdict.size else verdict.status
+    return ", ".join(filter(None, (told, part_of(judged))))
 
 
 def name_reading(judged: JudgedClaim) -> str | None:

@@ -15,10 +15,10 @@ from service.dependencies import Compare, ResultsSession, app_state_of
 from service.http.errors import declared
 from service.pages.changes import sort_changes
 from service.pages.citing import bibtex, claim_badge, json_ld, paper_badge, times_reproduced
-from service.pages.claim_charts import arms_charts, difference_chart, forest_chart, gain_chart, pairs_chart
+from service.pages.claim_charts import arms_charts, difference_chart, forest_chart, gain_chart, pairs_chart, trend_chart
 from service.pages.concluding import conclude, judged_later, qualify
 from service.pages.explained import first_places, tell_tests
-from service.pages.first_looks import describe_looks, first_looks, timed_here
+from service.pages.first_looks import describe_looks, first_looks, timed_here, told_chances
 from service.pages.legend import MEANINGS, SIDES
 from service.pages.names import name_claims, titles_of
 from service.pages.observed_charts import blocks_chart
@@ -26,13 +26,17 @@ from service.pages.opening import by_ground, open_with, prospects
 from service.pages.places import take_apart
 from service.pages.planning import plan_in_words
 from service.pages.printed import count_errors, lay_out
+from service.pages.rules_table import tell_levels, tell_margins
+from service.pages.scope import A_PART
 from service.pages.searching import Found, search
 from service.pages.shown import list_shown
+from service.pages.trend import find_trend, range_of, tell_other_reading
 from service.pages.wording import (
     count_verdicts,
     highlights,
     is_decided,
     name_claim,
+    ours_in_words,
     shared_errors,
     side_of,
     tell_verdicts,
@@ -45,6 +49,7 @@ from stages.results import (
     list_decided,
     list_families,
     list_judged,
+    read_rules,
     rule_after,
     tally,
 )
@@ -95,7 +100,7 @@ def show_paper(
     decided = [row for row in list_decided(session) if row.claim.paper == name]
     parts = take_apart(judged)
     groups = {**parts.results, COMPUTED: parts.computed, "counted": parts.counted, "settings": parts.settings}
-    looks = first_looks(name, judged, compare)
+    looks = first_looks(name, judged, compare, queries.list_datasets(session))
     titles, arms = titles_of(session)
     deviations = list_deviations(session, name)
     names = {row.claim.id: name_claim(row, titles, arms) for row in judged}
@@ -118,6 +123,7 @@ def show_paper(
             "names": names,
             "error_counts": count_errors(every),
             "looks": looks,
+            "guessing": {place: told_chances(rows, looks) for place, rows in groups.items()},
             "shortened": describe_looks(looks, judged, titles),
             "deviations": deviations if verdict is None else [],
             "explained": first_places(session, deviations, groups),
@@ -152,7 +158,7 @@ def search_claims(
     looks = {
         claim: look
         for paper, rows in (groups if q.strip() else {}).items()
-        for claim, look in first_looks(paper, rows, compare).items()
+        for claim, look in first_looks(paper, rows, compare, queries.list_datasets(session)).items()
     }
     return app_state_of(request).templates.TemplateResponse(
         request,
@@ -177,13 +183,19 @@ def search_claims(
 @router.get("/method")
 def show_method(request: Request, session: ResultsSession) -> Response:
     """The page about method: how a verdict is reached, and what its words mean."""
-    later = judged_later(list_judged(session, ClaimFilter()))
+    judged = list_judged(session, ClaimFilter())
+    later, rules = judged_later(judged), read_rules(session)
+    plans = sorted({row.verdict.power["planned"] for row in judged if row.verdict.power})
     return app_state_of(request).templates.TemplateResponse(
         request,
         "method.html",
         {
             "sides": SIDES,
             "meanings": MEANINGS,
+            "margins": tell_margins(rules),
+            "levels": tell_levels(rules, plans),
+            "plans": plans,
+            "a_part": A_PART,
             "papers": queries.list_papers(session),
             "later": [(row, rule_after(row.claim, row.verdict)) for row in later],
             "names": name_claims(session, later),
@@ -210,6 +222,7 @@ def show_claim(
     titles = {arm.name: arm.title for arm in arms}
     paper, address = queries.find_paper(session, record.claim.paper), str(request.url.replace(query=""))
     observed = list_behind(session, record, arms, compare)
+    trend = find_trend(record, arms)
     return app_state_of(request).templates.TemplateResponse(
         request,
         "claim.html",
@@ -217,11 +230,15 @@ def show_claim(
             "record": record,
             "name": names[claim_id],
             "paper": paper,
-            "conclusion": conclude(record, titles),
+            "conclusion": conclude(record, titles, trend),
+            "reading": tell_other_reading(trend) if trend else "",
+            "found": range_of(trend, record.claim) if trend else ours_in_words(record),
+            "trend_chart": trend_chart(names[claim_id], trend, titles, record.claim) if trend else None,
             "qualifications": qualify(record),
             "changes": sort_changes(record.changes),
             "planned": plan_in_words(record.claim, record.verdict),
-            "look": first_looks(paper.name, [record], compare).get(claim_id),
+            "departing": sum(deviation.departs for deviation in record.deviations),
+            "look": first_looks(paper.name, [record], compare, queries.list_datasets(session)).get(claim_id),
             "timed": timed_here(record, titles, compare),
             "tried": times_reproduced(record),
             "tests": tell_tests(record.deviations, titles_of(session)[1], compare),

@@ -16,6 +16,7 @@ from service.database.observed import known_quantities, list_observed
 from service.database.specs import lay_side_by_side
 from service.dependencies import Compare, ResultsSession, app_state_of
 from service.http.errors import declared
+from service.pages.chance import tell_chance
 from service.pages.charts import cost_chart
 from service.pages.citing import bibtex_table
 from service.pages.curve_charts import MOST_LINES, Smooth, band_chart
@@ -70,7 +71,8 @@ def show_experiment(
     spent = {key: {getattr(item.cost, key) for item in comparison.arms} - {None} for key in COSTS}
     costs = sorted((key for key in COSTS if spent[key]), key=lambda key: len(spent[key]) < 2)  # equal costs last
     against = cost if cost in costs else next(iter(costs), None)
-    kind = queries.find_dataset(session, experiment.dataset).kind
+    dataset = queries.find_dataset(session, experiment.dataset)
+    kind = dataset.kind
     pair = _pair(experiment, left, right)
     judged = list_judged(session, ClaimFilter(experiment=name))
     claims = [row for row in judged if row.claim.kind not in ELSEWHERE]
@@ -87,7 +89,8 @@ def show_experiment(
             ),
             "claims": claims,
             "names": name_claims(session, claims),
-            "looks": first_looks(experiment.paper, claims, compare),
+            "looks": first_looks(experiment.paper, claims, compare, queries.list_datasets(session)),
+            "guessing": tell_chance(comparison, dataset),
             "trained": trained,
             "shown": shown,
             "titles": titles,

@@ -46,7 +46,10 @@ SamplesJudge = Callable[[ClaimLine, ClaimSamples, Pairs, ResultGroup, Params], V
 NOT_RUN = "Not run yet."
 SILENT = "Only stand-ins or too short runs so far; they say nothing of a claim."
 BYTES = 256
-PER_BYTE = "Our texts are bytes: nats per byte don't compare with nats per token. Ratios between arms do."
+PER_BYTE = (
+    "Our texts are bytes: nats per byte don't compare with nats per token, "
+    "and a ratio between models is of a similar experiment, not of the paper's."
+)
 NO_NUMBER_OF = "{}; a number needs all of it, only an order may be indicated."
 
 

@@ -22,13 +22,15 @@ FindingStatus = Literal["holds", "holds under a reading", "fails", "contradicted
 class Reading:
     """One way to read the claim: a short `name`, and `text`: the assumed meaning, and why the words allow it.
 
-    `ours` is the number under this reading, in the claim's unit, where there is one.
+    `ours` is the number under this reading, in the claim's unit, where there is one; else `brief` may say in a few
+    words what comes out.
     """
 
     name: str
     text: str
     holds: bool
     ours: float | None = None
+    brief: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

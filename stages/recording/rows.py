@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Any
@@ -118,6 +119,7 @@ class Rows:
             insert_rows(session, table, values)
         session.add(Meta(name="schema_version", value=str(SCHEMA_VERSION)))
         session.add(Meta(name="content", value=self.digest()))
+        session.add(Meta(name="rules", value=json.dumps(dataclasses.asdict(self.params.verdicts))))
         days = [item.origin.published[:10] for item in self.found if item.origin]
         if days:
             session.add(Meta(name="newest_result", value=max(days)))

@@ -48,6 +48,7 @@ from stages.results.database import (
 )
 from stages.results.estimates import ArmComparison, ExperimentComparison
 from stages.results.fidelity import cut_of_each, describe_fidelity, fidelity_of, kind_of_run
+from stages.results.levels import Levels, levels_of, read_rules
 from stages.results.metrics import METRICS, SHOWN_METRICS
 from stages.results.pairs import PairGain
 from stages.results.sampling import t_interval, wilson_interval
@@ -71,6 +72,7 @@ from stages.results.tables import (
     Profile,
     Result,
 )
+from stages.rules import Rules
 from stages.verdicts import Status
 
 __all__ = [
@@ -101,6 +103,7 @@ __all__ = [
     "Family",
     "JSONOf",
     "JudgedClaim",
+    "Levels",
     "Meta",
     "Metric",
     "ObservationRow",
@@ -110,6 +113,7 @@ __all__ = [
     "Profile",
     "Result",
     "ResultsUnavailable",
+    "Rules",
     "Sessions",
     "Status",
     "Tally",
@@ -139,11 +143,13 @@ __all__ = [
     "ground_of",
     "insert_rows",
     "kind_of_run",
+    "levels_of",
     "list_decided",
     "list_families",
     "list_judged",
     "no_formula",
     "open_results",
+    "read_rules",
     "rule_after",
     "t_interval",
     "tally",

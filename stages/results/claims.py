@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -23,7 +23,7 @@ from stages.results.claim_tables import (
 from stages.results.database import UnknownClaim
 from stages.results.estimates import ArmVerdict
 from stages.results.pairs import PairGain, pair_gains
-from stages.results.tables import Arm, Claim, Experiment
+from stages.results.tables import Arm, Claim, Experiment, Metric
 from stages.verdicts import Status
 
 FOR_THE_PAPER = (Status.REPRODUCED, Status.SUPPORTED, Status.HOLDS, Status.HOLDS_UNDER_READING)
@@ -44,12 +44,16 @@ class ClaimFilter:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedClaim:
-    """A claim, its verdict, and where it is tested."""
+    """A claim, its verdict, and where it is tested.
+
+    `sizes`: where networks of equal size were paired, the numbers of parameters of the proposed ones, rising.
+    """
 
     claim: Claim
     verdict: VerdictRow
     experiments: tuple[str, ...]
     datasets: tuple[str, ...]
+    sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,11 +92,36 @@ def list_decided(session: Session) -> list[JudgedClaim]:
 def _judged(session: Session, query: Select[Claim, VerdictRow]) -> list[JudgedClaim]:
     rows = session.execute(query).all()
     places = _places(session, [row.Claim.id for row in rows])
+    sizes = _sizes(session, [row.VerdictRow for row in rows])
     return [
-        JudgedClaim(claim=row.Claim, verdict=row.VerdictRow, experiments=names, datasets=datasets)
+        JudgedClaim(
+            claim=row.Claim,
+            verdict=row.VerdictRow,
+            experiments=names,
+            datasets=datasets,
+            sizes=sizes.get(row.Claim.id, ()),
+        )
         for row in rows
         for names, datasets in [places.get(row.Claim.id, ((), ()))]
     ]
+
+
+def _sizes(session: Session, verdicts: Iterable[VerdictRow]) -> dict[str, tuple[int, ...]]:
+    """`{claim: numbers of parameters}` of those whose results told which networks are pairs."""
+    paired = [verdict.claim for verdict in verdicts if verdict.scope and verdict.scope["planned_pairs"] is None]
+    if not paired:
+        return {}
+    query = (
+        select(VerdictRun.claim, Metric.value)
+        .join(Metric, Metric.result_id == VerdictRun.result_id)
+        .where(VerdictRun.claim.in_(paired), VerdictRun.side == "proposed", Metric.metric == "parameters")
+        .distinct()
+        .order_by(VerdictRun.claim, Metric.value)
+    )
+    found: dict[str, tuple[int, ...]] = {}
+    for row in session.execute(query):
+        found[row.claim] = (*found.get(row.claim, ()), round(row.value))
+    return found
 
 
 def narrowed(query: Any, wanted: ClaimFilter) -> Any:
@@ -159,6 +188,7 @@ def find_judged(session: Session, claim_id: str) -> ClaimRecord:
         verdict=verdict,
         experiments=names,
         datasets=datasets,
+        sizes=_sizes(session, [verdict]).get(claim_id, ()),
         runs=tuple(verdict.runs),
         arms=tuple(verdict.arms),
         pairs=pair_gains(claim, verdict, session.scalars(arms)) if claim.baseline_arm else (),

@@ -53,6 +53,7 @@ class Outlook:
 
     `hopeless`: confirmed with a chance below 5 %; `order_only`: the order may be, the size of the difference not;
     `unlikely`: of all others, confirmed with a chance below 50 %.  `unknown`: no size is printed or no spread is known.
+    `assumed` of all these rest on a spread of the runs that is neither measured nor printed.
     """
 
     waiting: int
@@ -60,6 +61,7 @@ class Outlook:
     order_only: int
     unlikely: int
     unknown: int
+    assumed: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +157,10 @@ def _foresee(powers: Sequence[dict[str, Any] | None]) -> Outlook:
     """Sort waiting claims by the chance that the plan confirms them, an order apart from its size."""
     counts = Counter(map(_prospect, powers))
     kinds = ("hopeless", "order_only", "unlikely", "unknown")
-    return Outlook(waiting=len(powers), **{kind: counts[kind] for kind in kinds})
+    assumed = sum(
+        power is not None and _prospect(power) != "unknown" and power["source"] == "assumed" for power in powers
+    )
+    return Outlook(waiting=len(powers), **{kind: counts[kind] for kind in kinds}, assumed=assumed)
 
 
 def _prospect(power: dict[str, Any] | None) -> str:

@@ -14,7 +14,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
 from stages.results.damage import JSONOf
 
-SCHEMA_VERSION = 15
+SCHEMA_VERSION = 16
 
 
 class Base(DeclarativeBase):
@@ -28,7 +28,9 @@ class Base(DeclarativeBase):
 
 
 class Meta(Base):
-    """About the database itself: `schema_version`, and `content`, the digest of everything it was built from."""
+    """About the database itself: `schema_version`; `content`, the digest of everything it was built from; `rules`, the
+    numbers of the rules as JSON.
+    """
 
     __tablename__ = "meta"
     name: Mapped[str] = mapped_column(primary_key=True)

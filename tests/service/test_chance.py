@@ -28,6 +28,28 @@ def test_a_model_at_chance_is_said_to_be_and_no_other(published_client: TestClie
     assert len(ours) > 10 and "is at chance" not in published_client.get("/?dataset=mnist").text
 
 
+def test_wherever_a_number_at_chance_stands_the_page_says_so(published_client: TestClient) -> None:
+    """On the pages of the paper, the experiment and each claim; a difference with such a model is not told."""
+    (comparison,) = [
+        item
+        for item in published_client.get("/compare?dataset=cifar10").json()["comparisons"]
+        if item["experiment"] == "nmn-resnet-cifar10"
+    ]
+    (lost,) = (arm for arm in comparison["arms"] if arm["arm"] == "aether-resnet18")
+    number, said = f"{100 * lost['ours']['value']:.2f} %", f"{lost['title']} is at chance"
+    claims = published_client.get("/api/v1/claims?experiment=nmn-resnet-cifar10&limit=1000").json()
+    about = [claim for claim in claims if lost["arm"] in (claim["arm"], claim["baseline_arm"])]
+    addresses = [f"/claims/{claim['id']}" for claim in about if claim["metric"] == comparison["metric"]["name"]]
+    assert len(addresses) > 1
+    for address in (*addresses, "/papers/nmn", "/experiments/nmn-resnet-cifar10"):
+        html = unescape(published_client.get(address).text)
+        looks = re.findall(r'(?s)<small class="first-look"[^>]*>(.*?)</small>', html)
+        assert not [look for look in looks if number in look and "no better than guessing" not in look], address
+        assert said in html and "With one thing changed it learns: " in html, address
+    (gap,) = (claim["id"] for claim in about if claim["kind"] == "gap")
+    assert "no difference told: AetherResNet-18 learnt nothing" in published_client.get(f"/claims/{gap}").text
+
+
 @pytest.mark.parametrize("dataset", ["mnist", "cifar10", "cifar100"])
 def test_no_order_is_told_of_shortened_runs(published_client: TestClient, dataset: str) -> None:
     compared = published_client.get(f"/compare?dataset={dataset}").json()["comparisons"]

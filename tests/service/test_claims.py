@@ -59,7 +59,10 @@ def test_a_claim_shows_what_its_plan_can_tell_before_anything_has_run(client: Te
     assert (
         "What the planned runs can show" in page and "Worked out before anything ran. Planned are 3 replicates" in page
     )
-    assert "the 3 planned runs will confirm its number with a chance of less than 1 %." in page
+    assert (
+        "the 3 planned runs will confirm its number with a chance of less than 5 %, by an assumed spread of the runs."
+        in page
+    )
     assert "Nothing is judged before 5 replicates: the plan is too short." in page
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html import unescape
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.pages.concluding import conclude, qualify
-from stages.results import Claim, ClaimChange, ClaimRecord, VerdictRow
+from service.pages.scope import A_PART, part_of
+from service.pages.trend import Trend, range_of, tell_other_reading, tell_trend
+from stages.results import Claim, ClaimChange, ClaimRecord, PairGain, VerdictRow
 from stages.verdicts import Scope
 from tests.service.results_factory import REPOSITORY
 
@@ -73,14 +76,16 @@ def test_the_box_says_what_is_open_and_why_and_the_interval_of_the_whole_grid() 
     whole = {**PART, "whole_low": -0.05, "whole_high": 0.49}
     assert qualify(record(gain, "supported", scope=whole, size=size, **NUMBERS)) == [
         "6, 11 and 16 layers were not trained: for the whole grid the 96.7 % interval is −0.05 to 0.49 nats, "
-        "so no gain at all is still possible.",
+        "so there no gain at all is still possible.",
         "Whether it is as large as the paper’s 0.25 nats is open: within the margin so far, but 21 of 35 pairs have "
         "not run.",
+        f"So “supported” is said at 5 and 8 layers alone: {A_PART}.",
     ]
     wide = {**size, "low": -0.1}
     assert qualify(record(gain, "supported", scope=PART, size=wide, **NUMBERS)) == [
         "6, 11 and 16 layers were not trained.",
         "Whether it is as large as the paper’s 0.25 nats is open: 21 of 35 pairs have not run.",
+        f"So “supported” is said at 5 and 8 layers alone: {A_PART}.",
     ]
     assert qualify(record(gain, "supported", size=wide, **NUMBERS)) == [
         "Whether it is as large as the paper’s 0.25 nats is open: the interval lies neither within the margin nor "
@@ -88,9 +93,80 @@ def test_the_box_says_what_is_open_and_why_and_the_interval_of_the_whole_grid() 
     ]
     alike = Claim(kind="uniform", factor="depth", **GRID)
     inside = {"estimate": 0.036, "low": 0.011, "high": 0.061, "margin": 0.0625}
-    assert qualify(record(alike, "inconclusive", scope=PART, **inside))[-1] == (
-        "Whether it is alike at all is open: within the margin so far, but 21 of 35 pairs have not run."
+    assert qualify(record(alike, "inconclusive", scope=PART, **inside))[-2:] == [
+        "Whether it is alike at all is open: within the margin so far, but 21 of 35 pairs have not run.",
+        f"That is not enough for a verdict on all: {A_PART}.",
+    ]
+    refuted = qualify(record(alike, "not reproduced", scope=PART, **inside))[-1]
+    assert refuted == f"That is enough for “not reproduced”: {A_PART}."
+
+
+def test_sizes_that_were_compared_are_named_and_of_others_nothing_is_said() -> None:
+    high = Claim(kind="ahead_from", **{**GRID, "value": 1e5, "unit": "parameters"})
+    few = vars(Scope(pairs=2, models=29, planned_models=111))
+    found = replace(record(high, "supported", scope=few, **NUMBERS), sizes=(143_801, 163_984))
+    said = conclude(found, TITLES)
+    assert said is not None and said.startswith(
+        "From 100,000 parameters on, compared at 144,000 and 164,000 parameters,"
     )
+    assert part_of(found) == "at 144,000 and 164,000 parameters"
+    assert qualify(found)[0] == "82 of the 111 models were not trained: nothing is said of other sizes."
+    whole = vars(Scope(pairs=2))
+    assert part_of(replace(record(high, "supported", scope=whole, **NUMBERS), sizes=(1, 2))) == ""
+    many = replace(found, sizes=tuple(range(1000, 8000, 1000)))
+    assert part_of(many) == "at 7 sizes from 1,000 to 7,000 parameters"
+    grid = Claim(kind="difference", **GRID)
+    assert part_of(record(grid, scope=vars(Scope(pairs=3, planned_pairs=9)), **NUMBERS)) == "3 of 9 pairs"
+    assert part_of(record(grid, scope=vars(Scope(pairs=9, planned_pairs=9)), **NUMBERS)) == ""
+
+
+def test_a_metric_changed_after_pairs_had_been_seen_is_said_with_what_the_first_one_says() -> None:
+    gain = Claim(kind="difference", **GRID)
+    first = {"metric": "log_mse", "status": "unresolved", "size": None, "ours": 0.2, "low": -0.0016, "high": 0.4269}
+    best = {**first, "metric": "min_log_mse", "status": "supported"}
+    metric = {"changed": {"metric": ("log_mse", "selected_log_mse")}, "date": "2026-11-22", "after_evidence": True}
+    change = ClaimChange(subject="claim", seen=None, why="Appendix B; more", **metric)
+    rule = ClaimChange(subject="rule", changed={}, seen=8, date="2026-11-22", why="Decision 0021: of older seeds.")
+    (told,) = qualify(record(gain, "supported", (change, rule), variants=[first, best], **NUMBERS))
+    assert told == (
+        "It was first listed by another metric, “log of the test mean squared error, last epoch”: by that it is "
+        "unresolved (−0.002 to 0.427 nats). The metric was changed on 2026-11-22, after 8 pairs had been seen "
+        "(decision 0021: of older seeds)."
+    )
+    (told,) = qualify(record(gain, "supported", (change,), variants=[best], **NUMBERS))
+    assert told.endswith("The metric was changed on 2026-11-22, after results had been published (appendix B).")
+    (told,) = qualify(record(gain, "supported", variants=[first, best], **NUMBERS))
+    assert told == "By “log of the test mean squared error, last epoch” it is unresolved (−0.002 to 0.427 nats)."
+
+
+def test_a_gain_that_grows_says_so_and_one_that_wavers_does_not() -> None:
+    widths = {18: 0.156, 25: 0.127, 35: 0.178, 50: 0.206, 71: 0.275, 100: 0.309, 141: 0.307}
+    alike = Claim(kind="uniform", factor="width", **GRID)
+    grows = trend_of(widths)
+    assert grows.p_value == pytest.approx(2 * (1 + 6 + 20) / 5040), "two of the 21 pairs of widths are reversed"
+    assert grows.rises is True
+    assert tell_trend(grows, alike) == (
+        "The gain grows with width, from 0.156 nats at 18 units to 0.307 nats at 141 units."
+    )
+    falls = trend_of(dict(zip(widths, [-gain for gain in widths.values()], strict=True)))
+    assert falls.rises is False and tell_trend(falls, alike).startswith("The gain falls with width")
+    wavers = trend_of(dict(zip(widths, (0.2, 0.3, 0.1, 0.4, 0.2, 0.3, 0.15), strict=True)))
+    assert wavers.rises is None and tell_trend(wavers, alike) == ""
+    assert trend_of({5: 0.1, 8: 0.2}).rises is None, "two levels show no trend"
+    assert range_of(grows, alike) == "0.127 to 0.309 nats"
+    assert tell_other_reading(grows).endswith(
+        "“better at every width”, all 7 pairs that ran agree, each with an interval above 0; "
+        "that reading has no verdict here."
+    )
+
+
+def trend_of(gains: dict[int, float]) -> Trend:
+    near = {"experiment": "e", "against": "b", "n": 5}
+    pairs = tuple(
+        (level, PairGain(arm=f"a-{level}", gain=gain, low=gain - 0.05, high=gain + 0.05, **near))
+        for level, gain in gains.items()
+    )
+    return Trend(factor="width", gains=dict(gains), pairs=pairs)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +212,11 @@ def test_a_claim_s_page_begins_with_what_came_out_for_the_part_that_ran(client: 
         r"\(96\.7 % interval 0\.20\d* to 0\.23\d* nats; 14 of 35 pairs\)\.",
         sentence[1],
     )
-    assert "so no gain at all is still possible. Whether it is as large as the paper’s 0.25 nats is open: within" in box
+    limits = re.findall(r"<li>(.*?)</li>", box)
+    assert limits[0].endswith("so there no gain at all is still possible.")
+    assert limits[1].startswith("Whether it is as large as the paper’s 0.25 nats is open: within the margin so far")
+    assert limits[2] == f"So “supported” is said at 5 and 8 layers alone: {A_PART}."
+    assert re.search(r"“log of the test mean squared error, last epoch”: by that it is unresolved .*8 pairs", limits[3])
     assert "We trained both models again" in box and verdict["explanation"] not in box
 
 

@@ -11,9 +11,10 @@ from fastapi.testclient import TestClient
 
 from service.pages.opening import open_with, outcome, prospects
 from stages.results import Claim, Counts, JudgedClaim, Outlook, Tally, VerdictRow
+from stages.verdicts import Scope
 
 NOTHING = Counts(decidable=0, in_favour=0, under_reading=0, against=0, open=0, waiting=0)
-ALL_CLEAR = Outlook(waiting=0, hopeless=0, order_only=0, unlikely=0, unknown=0)
+ALL_CLEAR = Outlook(waiting=0, hopeless=0, order_only=0, unlikely=0, unknown=0, assumed=0)
 
 
 def counts(**numbers: int) -> Counts:
@@ -39,7 +40,7 @@ def test_what_needs_training_comes_first_with_how_much_is_decided_and_on_which_d
     opening = open_with([whole], decided, {"sgemm": "SGEMM"})
     assert opening.first == (
         "Of the 6 claims that need trained models, 2 are decided, all on SGEMM: "
-        "1 holds (in the order alone, not in the size) and 1 does not hold. "
+        "1 holds (its size is still open) and 1 does not hold. "
         "No accuracy and no error rate is among them."
     )
     assert opening.waiting == (
@@ -72,15 +73,34 @@ def test_the_other_claims_are_told_apart() -> None:
 def test_the_outcome_counts_what_holds_in_one_way_apart() -> None:
     assert outcome(counts(in_favour=3, under_reading=3)) == "3 hold only if their words are read in one way"
     assert outcome(counts(in_favour=2, against=1)) == "2 hold and 1 does not hold"
-    assert outcome(counts(in_favour=3), 1) == "3 hold (1 of them in the order alone, not in the size)"
+    assert outcome(counts(in_favour=3), open_sizes=1) == "3 hold (the size of 1 of them is still open)"
+    assert outcome(counts(in_favour=4), open_sizes=1, wrong_sizes=2) == (
+        "4 hold (the size of 1 of them is still open and the size of 2 of them is not as printed)"
+    )
 
 
 def test_what_the_plans_can_not_confirm_is_said() -> None:
     assert prospects(ALL_CLEAR) == ""
-    assert prospects(Outlook(waiting=9, hopeless=2, order_only=3, unlikely=1, unknown=3)) == (
-        "Even if the paper is right, the runs planned for these can’t confirm 2 at all; "
+    assert prospects(Outlook(waiting=9, hopeless=2, order_only=3, unlikely=1, unknown=3, assumed=0)) == (
+        "Even if the paper is right and our set-up is the paper’s, the runs planned for these can’t confirm 2 at all; "
         "can confirm 3 only in their order, not in their size; have less than an even chance with 1."
     )
+    guessed = prospects(Outlook(waiting=9, hopeless=2, order_only=0, unlikely=0, unknown=3, assumed=5))
+    assert guessed.endswith(" For 5 this is worked out from an assumed spread of the runs, not a known one.")
+
+
+def test_what_limits_the_decided_ones_is_said_with_them() -> None:
+    part, later = (by_training(name, "supported", "log_mse") for name in "ab")
+    part.verdict.scope = vars(Scope(pairs=2, models=29, planned_models=111))
+    part.verdict.seen_before_rule = later.verdict.seen_before_rule = 2
+    whole = tally(counts(in_favour=2))
+    first = open_with([whole], [part, later], {"sgemm": "SGEMM"}).first
+    assert " 1 of these rests on part of a grid (29 of its 111 models)." in first
+    assert " All 2 rest on a rule written after results had been seen." in first
+    alone = open_with([tally(counts(in_favour=1))], [part], {"sgemm": "SGEMM"}).first
+    assert " It rests on part of a grid (29 of its 111 models) and on a rule written after results had" in alone
+    free = open_with([tally(counts(in_favour=1))], [by_training("c", "supported", "log_mse")], {"sgemm": "S"}).first
+    assert "rest" not in free
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +118,13 @@ def test_the_front_page_s_sentences_are_the_verdicts_of_the_database(client: Tes
     )
     assert lead.startswith(f"Of the {needed} claims that need trained models, {favour + against} are decided")
     named = re.findall(r'href="/claims/([^"]+)"', html[: html.index('id="papers-title"')])
+    by_id = {claim["id"]: claim["verdict"] for claim in claims}
+    later = [name for name in named if by_id[name]["seen_before_rule"] is not None]
+    if len(later) == len(named) > 1:
+        assert re.search(rf"All {len(named)} rest [^.]*on a rule written after results had been seen", lead)
+    for name in named:
+        scope, (badge,) = by_id[name]["scope"], re.findall(rf'<li>(.*?)<a href="/claims/{re.escape(name)}"', html)[:1]
+        assert scope is None or 'class="size part">at ' in badge, f"{name} is of a part and doesn't say which"
     trained = [
         claim["id"]
         for claim in claims

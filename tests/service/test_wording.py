@@ -20,6 +20,7 @@ from service.pages.wording import (
     name_claim,
     name_metric,
     name_reading,
+    ours_in_words,
     print_ours,
     print_value,
     shared_errors,
@@ -29,6 +30,7 @@ from service.pages.wording import (
 )
 from stages.claims.sensitivity import DEFENSIBLE
 from stages.results import Claim, Counts, JudgedClaim, Outlook, Tally, VerdictRow
+from stages.verdicts import Scope
 from tests.service.results_factory import REPOSITORY
 
 
@@ -85,7 +87,7 @@ def test_an_error_at_several_places_is_named_once_a_place_of_the_paper() -> None
     for row, error in ((first, "unit"), (other, "unit"), (alone, "slip")):
         row.claim.finding = {"error": error}
     none = Counts(decidable=0, in_favour=0, under_reading=0, against=0, open=0, waiting=0)
-    outlook = Outlook(waiting=0, hopeless=0, order_only=0, unlikely=0, unknown=0)
+    outlook = Outlook(waiting=0, hopeless=0, order_only=0, unlikely=0, unknown=0, assumed=0)
     parts = {"trained": none, "computed": none, "data": none, "outlook": outlook, "settings": 0, "untestable": 0}
     tally = Tally(paper="p", claims=3, **vars(none), **parts, errors={"unit": 2})
     assert shared_errors([first, other, alone], tally) == {"unit": first}
@@ -175,7 +177,12 @@ def test_of_readings_that_all_hold_each_has_its_number() -> None:
     assert by_reading(claim) == [("as all", "0.9997 times the baseline’s"), ("as used", "1.015 times the baseline’s")]
     assert print_ours(verdict, claim) == "0.9997 to 1.015 times the baseline’s"
     claim.finding = {"status": "holds under a reading", "readings": readings}
-    assert by_reading(claim) == [] and print_ours(verdict, claim) == "1.015 times the baseline’s"
+    assert len(by_reading(claim)) == 2 and print_ours(verdict, claim) == "1.015 times the baseline’s"
+    verdict.status = "holds under a reading"
+    judged = JudgedClaim(claim=claim, verdict=verdict, experiments=(), datasets=())
+    assert ours_in_words(judged) == "0.9997 times the baseline’s (as all); 1.015 times the baseline’s (as used)"
+    readings[1] |= {"ours": None, "brief": "less from 7 tokens on"}
+    assert ours_in_words(judged) == "0.9997 times the baseline’s (as all); less from 7 tokens on (as used)"
 
 
 def test_readers_see_no_word_that_only_the_project_uses() -> None:
@@ -199,12 +206,16 @@ def test_a_number_is_as_precise_as_its_interval() -> None:
 
 
 def test_a_verdict_that_travels_says_that_its_size_is_open() -> None:
-    def told(status: str | None) -> str:
-        return verdict_in_words(VerdictRow(status="supported", size={"status": status} if status else None))
+    def told(status: str | None, scope: Scope | None = None) -> str:
+        size, part = {"status": status} if status else None, vars(scope) if scope else None
+        verdict = VerdictRow(status="supported", size=size, scope=part)
+        return verdict_in_words(JudgedClaim(claim=Claim(id="x"), verdict=verdict, experiments=(), datasets=()))
 
     assert told("inconclusive") == told("undecidable at this margin") == "order supported, size open"
     assert told("not reproduced") == "order supported, size not reproduced"
     assert told(None) == "supported"
+    part = Scope(pairs=2, planned_pairs=4, factor="depth", ran=(5,), missing=(8,))
+    assert told("inconclusive", part) == "order supported, size open, at 5 layers"
 
 
 def test_what_holds_as_read_in_one_way_says_which() -> None:

@@ -210,6 +210,7 @@ def compute_finding() -> Finding:
             text='"a lower compute requirement than the scaled dot product attention mechanism", in FLOPs on the 49 or '
             f"64 tokens of its images: {blocks['mnist']:.2f} and {blocks['c10']:.2f} times that of attention",
             holds=all(ratio < 1 for ratio in (*blocks.values(), *models.values())),
+            brief=f"{blocks['mnist']:.2f} and {blocks['c10']:.2f} times the work of attention",
         ),
         Reading(
             name="as growth with the tokens",
@@ -218,6 +219,7 @@ def compute_finding() -> Finding:
             f'"quadratic complexity in input size": the gate costs less from {break_even} tokens on, and attention '
             "grows faster from there",
             holds=doubled[0] <= 2 < doubled[1],
+            brief=f"less work than attention from {break_even} tokens on",
         ),
     )
     return Finding(
