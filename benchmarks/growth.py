@@ -17,7 +17,6 @@ import shutil
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from fastapi.testclient import TestClient
 
 from benchmarks.bench_pipeline import DVC, make_checkout, run
 from benchmarks.bench_recording import copies
+from benchmarks.bench_results import seconds_of
 from service.app import create_app
 from service.settings import Settings
 from stages.run import canonical_json
@@ -138,17 +138,9 @@ def _answers(root: Path) -> Iterator[tuple[str, float]]:
     gc.collect()
     gc.freeze()
     for path in ADDRESSES:
-        first, *others = [_seconds(client, path) for _ in range(6)]
+        first, *others = [seconds_of(client, path) for _ in range(6)]
         yield f"`{path}`, first", first
         yield f"`{path}`", statistics.median(others)
-
-
-def _seconds(client: TestClient, path: str) -> float:
-    before = time.process_time()
-    response = client.get(path)
-    taken = time.process_time() - before
-    assert response.status_code == 200, (path, response.status_code)
-    return taken
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def test_every_mode_and_size_becomes_the_input(mode: str, shape: tuple[int, int,
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "WEBP", "PNG"])
-def test_formats(kind: str) -> None:
+def test_an_image_of_every_format_keeps_its_colours(kind: str) -> None:
     flat = Image.new("RGB", (64, 64), (200, 30, 60))
     assert np.abs(decode_image(encode(flat, kind), RGB).mean(axis=(1, 2)) - [200, 30, 60]).max() < 4
 

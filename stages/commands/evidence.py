@@ -102,7 +102,7 @@ def verify(options: argparse.Namespace) -> Answer:
 
     The exit code is 1 if a link is broken.
     """
-    from stages.upkeep import verifying  # brings the database
+    from stages.upkeep import links, verifying  # they bring the database
 
     names = options.checkpoints
     recorded, trails = verifying.verify(Path(), "data/results.db", names, with_weights=options.weights)
@@ -122,7 +122,7 @@ def verify(options: argparse.Namespace) -> Answer:
     )
     totals = {status: sum(n for (_, found), n in counts.items() if found == status) for status in _STATUSES}
     document["totals"] = totals
-    listed = _list_links(document) if options.all or names else _list_broken(document, counts, verifying.REMEDIES)
+    listed = _list_links(document) if options.all or names else _list_broken(document, counts, links.REMEDIES)
     last = (
         f"{len(trails):,} checkpoint{'s' if len(trails) != 1 else ''}: {totals['holds']:,} links hold, "
         f"{totals['not here']:,} not here, {totals['broken']:,} broken"

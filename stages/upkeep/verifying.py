@@ -1,64 +1,30 @@
-"""Recomputes the trail behind a served model, offline: checkpoint to environment, metrics, record.
-
-Each link is a digest that is recomputed from the files; metrics are recomputed from weights and test data, or from
-other contents of the result line.  A link holds, is broken, or can't be checked here because something it needs is not
-on this machine; the last case is reported and is no error.
-"""
+"""Recomputes the trail behind a served model, offline, link by link (`links.py`), and the record of all of them."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from math import isclose
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session, contains_eager
 
-from stages.checkpoint.contract import CheckpointError, read_contract
-from stages.datasets.packed import PackedDataError, digest_packed, read_info
-from stages.params.budget import plan_runs
 from stages.params.experiment import Params, load_params
 from stages.recording import ClaimsError, RecordError, record
 from stages.results import Base, Checkpoint, Experiment, Result, UnknownCheckpoint, open_results
-from stages.run import canonical_json
-from stages.runs.consistency import find_contradictions
-from stages.runs.curves import EpochRow
-from stages.runs.equivalence import PATH
-from stages.runs.evidence import DataUsed, Divergence, EvidenceError, Measurement, ResultLine
-from stages.runs.outcome import find_fault
-from stages.upkeep.publishing import digest_at, has_revision, is_full_clone, line_faults
-
-LinkStatus = Literal["holds", "broken", "not here"]
-RELEASED = "data/models/"
-REMEDIES = {
-    "record": "take what was edited from git again or evaluate it anew, then `python -m stages.record`",
-    "checkpoint": "take it from git again (data/models), or train it anew with `dvc repro`",
-    "run": "`python -m stages.record`; if it stays, take data/evidence from git again",
-    "params": "if the file was edited on purpose, train its runs anew with `dvc repro`; else take it from git again",
-    "code": "`git fetch --all`; else publish from the revision that trained it",
-    "data": "`dvc repro -f preprocess@<dataset>` packs them anew",
-    "environment": "`python -m stages.record`; if it stays, take data/evidence from git again",
-    "metrics": "`dvc repro` evaluates it anew where its run is here; else take data/evidence from git again",
-}
-"""What to do about a broken link, by its name."""
-_AS_RECORDED = (
-    *("experiment", "arm", "replicate", "run_key", "profile", "cut", "status", "spec"),
-    *("environment_digest", "environment", "weights_sha256"),
+from stages.runs.evidence import EvidenceError
+from stages.upkeep.links import (
+    Link,
+    check_checkpoint,
+    check_code,
+    check_data,
+    check_environment,
+    check_metrics,
+    check_params,
+    check_run,
 )
-
-
-@dataclass(frozen=True)
-class Link:
-    """One step of a trail."""
-
-    name: str
-    status: LinkStatus
-    detail: str
+from stages.upkeep.publishing import line_faults
 
 
 @dataclass(frozen=True)
@@ -145,193 +111,3 @@ def _check_record(root: Path, session: Session) -> Link:
                     what = f"table {table.name} is not what the files give; `python -m stages.record` builds it anew"
                     return Link("record", "broken", what)
     return Link("record", "holds", "every row is what result lines, evidence, claims and params give")
-
-
-def check_checkpoint(root: Path, checkpoint: Checkpoint) -> Link:
-    """Check that the file has the recorded digest, and that its header names the run and the data."""
-    result = checkpoint.result
-    path = root / checkpoint.path
-    try:
-        content = path.read_bytes()
-        digest = hashlib.sha256(content).hexdigest()
-        if digest != checkpoint.sha256:
-            return Link(
-                "checkpoint", "broken", f"{checkpoint.path}: sha256 {digest[:12]}…, recorded {checkpoint.sha256[:12]}…"
-            )
-        contract = read_contract(content, path.name)
-    except OSError as error:
-        return Link("checkpoint", "broken", f"{checkpoint.path}: {error.strerror}")
-    except CheckpointError as error:
-        return Link("checkpoint", "broken", str(error))
-    for what, found, recorded in (
-        ("run", contract.run_key, result.run_key),
-        ("data digest", contract.data_digest, result.data_digest),
-    ):
-        if found != recorded:
-            return Link("checkpoint", "broken", f"{checkpoint.path}: its {what} is {found[:12]}…, not {recorded[:12]}…")
-    return Link("checkpoint", "holds", f"sha256 {digest[:12]}…")
-
-
-def check_run(result: Result) -> Link:
-    """Check that the run key is the digest of the spec."""
-    digest = hashlib.sha256(canonical_json(result.spec).encode()).hexdigest()
-    if digest != result.run_key:
-        return Link("run", "broken", f"the spec's sha256 is {digest[:12]}…, the run key {result.run_key[:12]}…")
-    return Link("run", "holds", f"run key {digest[:12]}…")
-
-
-def check_params(params: Params, result: Result) -> Link:
-    """Check the spec's model, protocol and seed against the params files' current ones for this arm and profile."""
-    experiment = params.experiments[result.experiment]
-    source, profile = params.datasets[experiment.dataset], params.profiles[result.profile]
-    for planned in plan_runs(experiment, profile, source, every_role=True):
-        if (planned.arm, planned.replicate_index) == (result.arm, result.replicate):
-            spec = planned.spec().to_dict()
-            differing = [name for name in ("model", "protocol", "replicate") if spec[name] != result.spec[name]]
-            if differing:
-                what = f"params/{experiment.name}.yaml gives another {' and '.join(differing)} now"
-                return Link("params", "broken", what)
-            return Link("params", "holds", f"params/{experiment.name}.yaml under profile {result.profile}")
-    return Link(
-        "params", "broken", f"params/{experiment.name}.yaml plans no replicate {result.replicate} of {result.arm}"
-    )
-
-
-def check_code(root: Path, result: Result) -> Link:
-    """Check that each module of the spec's fingerprint has its digest, at the evidence's revision or in this tree."""
-    origin = result.origin
-    revision = None if origin is None else str(origin["revision"])
-    if revision is not None and not has_revision(root, revision):
-        if not is_full_clone(root):
-            return Link("code", "not here", f"revision {revision[:12]} is not in this clone; a full clone has it")
-        return Link("code", "broken", f"there is no revision {revision[:12]} in this repository")
-    where = "in this tree" if revision is None else f"at revision {revision[:12]}"
-    wrong = [name for name, digest in result.spec["code"].items() if digest_at(root, revision, name) != digest]
-    if wrong and revision is None and (lines := result.equivalences):
-        which = ", ".join(str(number) for number in lines)
-        return Link("code", "holds", f"{', '.join(wrong)} changed without changing a number: {PATH}, line {which}")
-    if wrong:
-        return Link("code", "broken", f"{', '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} another one {where}")
-    dirty = ", which had uncommitted changes" if origin is not None and origin["dirty"] else ""
-    return Link("code", "holds", f"{len(result.spec['code'])} modules {where}{dirty}")
-
-
-def check_data(folder: Path, recorded: str, in_spec: str) -> Link:
-    """Check that the packed data, if they are here, have the recorded digest."""
-    if recorded != in_spec:
-        return Link("data", "broken", f"the result names data {recorded[:12]}…, its spec {in_spec[:12]}…")
-    if not (folder / "dataset.json").is_file():
-        return Link("data", "not here", f"{folder.name} is not packed here; `dvc repro preprocess@{folder.name}` does")
-    try:
-        info = read_info(folder)
-        digest = digest_packed(folder, info)
-    except PackedDataError as error:
-        return Link("data", "broken", str(error))
-    if digest == recorded == info.digest:
-        return Link("data", "holds", f"digest {digest[:12]}…")
-    if digest == info.digest:
-        return Link(
-            "data", "not here", f"{folder.name} is packed from {info.provenance} data here, digest {digest[:12]}…"
-        )
-    return Link("data", "broken", f"{folder.name}: digest {digest[:12]}…, recorded {recorded[:12]}…")
-
-
-def check_environment(result: Result) -> Link:
-    """Check that the environment's digest is that of its facts."""
-    digest = hashlib.sha256(canonical_json(result.environment).encode()).hexdigest()[:12]
-    if digest != result.environment_digest:
-        return Link("environment", "broken", f"its facts give {digest}, recorded {result.environment_digest}")
-    return Link("environment", "holds", digest)
-
-
-def check_metrics(root: Path, checkpoint: Checkpoint, packed: Path, *, with_weights: bool = False) -> Link:
-    """Check that metrics follow from bitmap and curves, that the curves are the run's, and the weights' scores."""
-    line, released = _line_of(checkpoint.result, packed.name), checkpoint.path.startswith(RELEASED)
-    found = [*find_contradictions(line), *_compare_with_run(root, line)]
-    if found:
-        return Link("metrics", "broken", "; ".join(found))
-    taken = "from bitmap and curves"
-    if not (released or with_weights):
-        return Link("metrics", "holds", f"{taken}; `claimcheck verify --weights` predicts again, too")
-    try:
-        if not (packed / "dataset.json").is_file() or read_info(packed).digest != line.data.digest:
-            needed = f"the weights need {packed.name} as it was packed, which is not here"
-            return Link("metrics", "holds", f"{taken}; {needed}")
-        from stages.upkeep.recomputing import (
-            SPOTS,
-            compare,
-            compare_released,
-            look_again,
-            recompute,
-            spot_check,
-        )  # brings torch
-
-        weights = root / checkpoint.path
-        if not with_weights:
-            found, n = list(spot_check(weights, packed, line)), min(SPOTS, line.data.test_images)
-        elif checkpoint.accuracy is None:
-            found, n = list(compare(line, recompute(weights, packed, line))), line.data.test_images
-            found += look_again(weights, packed, line)
-        else:
-            scores, n = recompute(weights, packed, line), line.data.test_images
-            found = list(compare_released(line, scores, checkpoint.accuracy))
-    except (CheckpointError, PackedDataError, OSError) as error:
-        return Link("metrics", "broken", str(error))
-    if found:
-        return Link("metrics", "broken", "; ".join(found))
-    return Link("metrics", "holds", f"{taken}, and from the weights on {n:,} test samples")
-
-
-def _compare_with_run(root: Path, line: ResultLine) -> list[str]:
-    """The faults of the outcome that was trained here, or of the curves that were taken from it."""
-    folder = root / "data" / "runs" / line.experiment / line.run_key
-    if not (folder / "history.jsonl").is_file():
-        return []
-    if fault := find_fault(folder, line.run_key):
-        return [f"{folder.relative_to(root)}: {fault}"]
-    if json.loads((folder / "result.json").read_text())["environment_digest"] != line.environment_digest:
-        return []
-    rows = [json.loads(text) for text in (folder / "history.jsonl").read_text().splitlines()]
-    names = [field.name for field in fields(EpochRow)]
-    differing = [
-        f"{name} of epoch {row.epoch}"
-        for row, trained in zip(line.curves, rows, strict=False)
-        for name in names
-        if not _is_near(getattr(row, name), trained.get(name))
-    ]
-    if len(rows) != len(line.curves):
-        differing.append(f"the number of epochs, {len(line.curves)} and {len(rows)}")
-    history = (folder / "history.jsonl").relative_to(root)
-    return [f"its curves are not those of {history}: {', '.join(differing[:3])}"] if differing else []
-
-
-def _is_near(stored: float | None, trained: float | None) -> bool:
-    if stored is None or trained is None:
-        return stored == trained
-    return isclose(stored, trained, rel_tol=1e-7)
-
-
-def _line_of(result: Result, dataset: str) -> ResultLine:
-    """The result line behind a row of the database, without the observations inside the network."""
-    arrays = {array.kind: array.content for array in result.arrays}
-    return ResultLine(
-        **{name: getattr(result, name) for name in _AS_RECORDED},
-        data=DataUsed(
-            dataset=dataset,
-            digest=result.data_digest,
-            provenance=result.provenance,  # type: ignore[arg-type]  # one of three literals
-            train_images=result.train_images,
-            test_images=result.test_images,
-            excluded_test_images=result.excluded_test_images,
-        ),
-        metrics=tuple(
-            Measurement(metric=row.metric, split=row.split, value=row.value, n=row.n)  # type: ignore[arg-type]
-            for row in result.metrics
-        ),
-        curves=tuple(
-            EpochRow(**{field.name: getattr(row, field.name) for field in fields(EpochRow)}) for row in result.epochs
-        ),
-        correct=arrays.get("correct"),
-        confusion=arrays.get("confusion"),
-        divergence=Divergence(**result.divergence) if result.divergence else None,
-    )

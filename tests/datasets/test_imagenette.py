@@ -71,7 +71,7 @@ FAULTS: dict[str, tuple[Entries, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_fault_is_named(tmp_path: Path, fault: str) -> None:
+def test_a_fault_of_the_archive_is_refused_by_name(tmp_path: Path, fault: str) -> None:
     members, error, message = FAULTS[fault]
     write_tar(tmp_path / imagenette.ARCHIVE, members)
     with pytest.raises(error, match=message):

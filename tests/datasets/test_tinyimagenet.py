@@ -97,7 +97,7 @@ FAULTS: dict[str, tuple[dict[str, bytes | None], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_fault_is_named(tmp_path: Path, fault: str) -> None:
+def test_a_fault_of_the_archive_is_refused_by_name(tmp_path: Path, fault: str) -> None:
     changes, error, message = FAULTS[fault]
     write_zip(tmp_path / tinyimagenet.ARCHIVE, entries(**changes))
     with pytest.raises(error, match=message):

@@ -60,6 +60,15 @@ def start_repro(checkout: Path, *command: str) -> subprocess.Popen[str]:
     )
 
 
+def is_gone(group: int) -> bool:
+    """True once no process of the group is left, nor one that nobody has reaped yet."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
 def test_a_second_repro_names_the_first_and_after_a_kill_the_next_goes_on(tmp_path: Path) -> None:
     checkout = make_checkout(tmp_path / "checkout", epochs=40)
     first = start_repro(checkout, "stages.cli", "repro")
@@ -75,6 +84,7 @@ def test_a_second_repro_names_the_first_and_after_a_kill_the_next_goes_on(tmp_pa
     assert "is busy, it is being blocked by" in by_hand and "(PID" in by_hand, "DVC itself says as much"
     os.killpg(first.pid, signal.SIGKILL)
     first.communicate()
+    wait_for(lambda: is_gone(first.pid), 60)  # DVC takes a lock's process for alive until it has been reaped
     third = start_repro(checkout, "stages.cli", "repro")
     output, _ = third.communicate(timeout=300)
     assert third.returncode == 0, output

@@ -1,4 +1,4 @@
-"""What a paper's page says before all else is so: each figure in it is one of the params, the claims or the findings."""
+"""What a paper's page says before all else is so: its figures are those of the params, claims or findings."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def assert_page(page: Response, problem: Response, back: str = "/") -> None:
     """The same status in the house's frame, the sentence for programs in small, a way back, and no internals."""
     assert page.status_code == problem.status_code
     assert page.headers["content-type"] == "text/html; charset=utf-8"
-    assert page.headers["vary"].startswith("Accept") and problem.headers["vary"] == "Accept"
+    assert page.headers["vary"].split(", ")[0] == "Accept" and problem.headers["vary"] == "Accept"
     assert "default-src 'self'" in page.headers["content-security-policy"]
     detail = html.escape(problem.json()["detail"]).replace("&#x27;", "&#39;")
     assert f'<p class="note">For programs: status {page.status_code}, {detail}. <a' in page.text
@@ -201,7 +201,8 @@ def test_a_form_without_javascript_says_what_is_wrong_and_leads_back_to_it(
         assert script.json() == pair[1].json()
     for referer in ("http://stranger.example/?dataset=cifar100", "http://127.0.0.1//stranger.example", "javascript:0"):
         page = client.get("/x", headers=BROWSER | {"referer": referer}).text.partition("<main")[2]
-        assert set(re.findall('href="([^"]*)"', page)) <= {"/", "/stranger.example", "/docs", "/docs#problem-404"}
+        links = re.findall('href="([^"]*)"', page)
+        assert links and not [link for link in links if not re.match("/(?!/)", link)], "this host's alone"
 
 
 @pytest.mark.parametrize(

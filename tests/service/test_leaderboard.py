@@ -8,6 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from tests.service.test_pages import Page
+from tests.service.test_published_pages import text_of
 
 
 def models(client: TestClient, address: str) -> list[str]:

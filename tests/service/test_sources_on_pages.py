@@ -19,9 +19,9 @@ def test_a_table_without_a_number_of_ours_announces_none(published_client: TestC
         place: html[html.index(f">{place}</h2>") :].partition("<caption>")[2] for place in ("Table 2", "Table 3")
     }
     assert captions["Table 2"].startswith(
-        "Test accuracy, last epoch: the paper’s number, ours below it where there is one<"
+        "Test accuracy, last epoch: the paper’s numbers, ours below them where there are any<"
     )
-    assert captions["Table 3"].startswith("Inference time per sample: the paper’s number<")
+    assert captions["Table 3"].startswith("Inference time per sample: the paper’s numbers<")
 
 
 def test_departures_come_first_and_nothing_is_because_of_nothing(published_client: TestClient) -> None:
