@@ -146,7 +146,7 @@ def test_a_rule_s_line_changes_no_state_and_has_what_was_seen() -> None:
 
 
 def test_code_that_altered_nothing_says_so_in_its_line(tmp_path: Path) -> None:
-    (code,) = (change for change in read_history(ROOT / PATH)[-1:] if change.subject == "code")
+    code = [change for change in read_history(ROOT / PATH) if change.subject == "code"][-1]
     for alters in (True, False):
         append(tmp_path / "history.jsonl", [code], date="2026-11-24", why="Names.", alters=alters)
     told = read_history(tmp_path / "history.jsonl")

@@ -5,6 +5,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,14 @@ from playwright.sync_api import Browser, Page
 from service.app import create_app
 from service.http.access import digest_of
 from service.settings import Settings
+from stages.analyse import lines, papers
+from stages.params.experiment import load_params
 from stages.recording import record
 from tests.service.browsing import chromium, open_page, watched
 from tests.service.results_factory import REPOSITORY, make_root
 from tests.service.running import Running, running
+
+IN_GIT = ("claims-history.jsonl", "claims.csv", "evidence", "models", "samples")
 
 
 @pytest.fixture(scope="session")
@@ -68,6 +73,21 @@ def client(settings: Settings) -> Iterator[TestClient]:
 def published_client(published: str) -> Iterator[TestClient]:
     """A client of a service on the evidence and the models in git."""
     with serving(Settings(root=REPOSITORY, database=published)) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def computed_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """The same with what is computed without training, as a repro computes it."""
+    root = tmp_path_factory.mktemp("computed")
+    (root / "data").mkdir()
+    for name in ("params", "params.yaml", "dvc.yaml", *(f"data/{name}" for name in IN_GIT)):
+        (root / name).symlink_to(REPOSITORY / name)
+    margins = load_params(root).verdicts.margins
+    found = {paper: import_module(f"stages.papers.{paper}.findings").findings(margins) for paper in papers()}
+    (root / "data" / "findings.jsonl").write_bytes(lines(found))
+    record(root, "data/results.db")
+    with serving(Settings(root=root, database="data/results.db")) as client:
         yield client
 
 

@@ -27,19 +27,19 @@ def computed(client: TestClient, claim: str) -> dict[str, float]:
     return found
 
 
-def test_every_paper_s_page_begins_with_it(published_client: TestClient) -> None:
+def test_every_paper_s_page_begins_with_it(computed_client: TestClient) -> None:
     for found in read_deviations(PAPERS):
-        html = published_client.get(f"/papers/{found.paper}").text
+        html = computed_client.get(f"/papers/{found.paper}").text
         head = text_of(html[: html.index("</section>")])
         assert 2 <= len(found.before_use) <= 3 and all(sentence in head for sentence in found.before_use)
-        counts = published_client.get(f"/api/v1/verdicts?paper={found.paper}").json()["papers"][0]["trained"]
+        counts = computed_client.get(f"/api/v1/verdicts?paper={found.paper}").json()["papers"][0]["trained"]
         (sentence,) = re.findall(
             r"(?:None of the|Of the|The one) (?:\d+ )?claims? that needs? trained models[^.:]*", head
         )
         assert ("decided yet" in sentence) == (counts["waiting"] == counts["decidable"])
 
 
-def test_figures_are_those_of_params_claims_and_findings(published_client: TestClient, told: dict[str, str]) -> None:
+def test_figures_are_those_of_params_claims_and_findings(computed_client: TestClient, told: dict[str, str]) -> None:
     params, claims = (
         load_params(REPOSITORY),
         {claim.id: claim for claim in read_claims(REPOSITORY / "data" / "claims.csv")},
@@ -51,13 +51,13 @@ def test_figures_are_those_of_params_claims_and_findings(published_client: TestC
     assert f"by {100 * min(gaps):.2f} to {100 * max(gaps):.2f} pp" in told["hyperbf"] and len(gaps) == 3
     (comparison,) = [
         item
-        for item in published_client.get("/compare?dataset=cifar10").json()["comparisons"]
+        for item in computed_client.get("/compare?dataset=cifar10").json()["comparisons"]
         if item["experiment"] == "hyperbf-cifar10"
     ]
     flops = {arm["arm"]: arm["cost"]["flops_per_image"] for arm in comparison["arms"]}
     assert f"{flops['hyperbf'] / flops['vit']:.2f} times the ViT’s operations" in told["hyperbf"]
 
-    numbers = computed(published_client, "ninformer.compute.lower")
+    numbers = computed(computed_client, "ninformer.compute.lower")
     over = {f"{numbers[f'ninformer_over_vit_{name}']:.1f}" for name in ("mnist", "c10", "c100")}
     assert over == {"1.5"} and "1.5 times the ViT’s operations" in told["ninformer"]
     assert all(round(numbers[f"gating_over_attention_{name}"]) == 2 for name in ("mnist", "c10", "c100"))
@@ -68,16 +68,16 @@ def test_figures_are_those_of_params_claims_and_findings(published_client: TestC
     factors = [round(channels / log(1 + channels)) for channels in (64, 512)]
     assert f"{factors[0]} to {factors[1]} times" in told["nmn"], "equation 2 of the narrowest and the widest layer"
 
-    wide = computed(published_client, "dac.table2.gflops.r20.dac")["increase_percent_bias_at_output"]
-    parameters = computed(published_client, "dac.wide.params_inc")["increase_percent"]
+    wide = computed(computed_client, "dac.table2.gflops.r20.dac")["increase_percent_bias_at_output"]
+    parameters = computed(computed_client, "dac.wide.params_inc")["increase_percent"]
     assert f"{parameters:.0f} % more parameters and {wide:.1f} % more operations" in told["dac"]
 
 
-def test_what_speaks_for_a_paper_is_about_what_it_proposes(published_client: TestClient) -> None:
+def test_what_speaks_for_a_paper_is_about_what_it_proposes(computed_client: TestClient) -> None:
     arguments = {found.paper: found.argument for found in read_deviations(PAPERS)}
     ids = {claim.id for claim in read_claims(REPOSITORY / "data" / "claims.csv")}
     for paper, patterns in arguments.items():
         assert patterns and all(any(fnmatchcase(name, one) for name in ids) for one in patterns), paper
-        html = published_client.get(f"/papers/{paper}").text
+        html = computed_client.get(f"/papers/{paper}").text
         for side, claim in re.findall(r'(?s)<span class="side">(For|As read)</span>.*?href="/claims/([^"]+)"', html):
             assert any(fnmatchcase(claim, one) for one in patterns), f"{side}: {claim}"

@@ -19,9 +19,9 @@ def test_a_table_without_a_number_of_ours_announces_none(published_client: TestC
         place: html[html.index(f">{place}</h2>") :].partition("<caption>")[2] for place in ("Table 2", "Table 3")
     }
     assert captions["Table 2"].startswith(
-        "Test accuracy, last epoch: the paper’s numbers, ours below them where there are any<"
+        "Test accuracy, last epoch (the paper names no epoch): numbers of the paper, ours below them where there are any<"
     )
-    assert captions["Table 3"].startswith("Inference time per sample: the paper’s numbers<")
+    assert captions["Table 3"].startswith("Inference time per sample: numbers of the paper<")
 
 
 def test_departures_come_first_and_nothing_is_because_of_nothing(published_client: TestClient) -> None:
@@ -50,11 +50,13 @@ def test_files_are_links_where_the_repository_s_address_is_known(published_clien
     with sqlite3.connect(published) as database:
         ((newest,),) = database.execute("SELECT substr(max(json_extract(origin, '$.published')), 1, 10) FROM results")
     page = published_client.get("/method").text
-    assert "<code>params.yaml</code> in the repository" in page and "no public address here" in page
+    assert '<a href="/files/params.yaml"><code>params.yaml</code></a>' in page and "names no public address" in page
+    assert published_client.get("/files/params.yaml").status_code == 200
     assert f"newest published result: {newest}" in page and "Apache-2.0" in page
     home = "https://example.org/claimcheck"
     with serving(Settings(root=REPOSITORY, database=published, repository=home)) as known:
         linked = known.get("/method").text
         assert f'<a href="{home}/blob/HEAD/params.yaml"><code>params.yaml</code></a>' in linked
         assert f'<a href="{home}">Repository</a>' in linked and "no public address" not in linked
-        assert f'<a href="{home}/blob/HEAD/docs/decisions/README.md">decision 0008</a>' in known.get("/papers/dac").text
+        decision = f"{home}/blob/HEAD/docs/decisions/0008-how-verdicts-are-reached.md"
+        assert f'<a href="{decision}">decision 0008</a>' in known.get("/papers/dac").text

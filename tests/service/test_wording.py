@@ -36,7 +36,7 @@ from tests.service.results_factory import REPOSITORY
 
 
 def judge(name: str, status: str, basis: str = "finding", ours: float | None = None) -> JudgedClaim:
-    verdict = VerdictRow(claim=name, status=status, basis=basis, ours=ours)
+    verdict = VerdictRow(claim=name, status=status, is_decidable=True, basis=basis, ours=ours)
     return JudgedClaim(claim=Claim(id=name), verdict=verdict, experiments=(), datasets=())
 
 
@@ -74,13 +74,13 @@ def test_what_holds_as_read_in_one_way_is_a_paper_s_for_only_where_nothing_holds
 def test_a_place_begins_with_how_many_of_its_claims_are_decided() -> None:
     waiting, read, against = judge("a", "not tested"), judge("b", "holds under a reading"), judge("c", "contradicted")
     assert tell_verdicts([waiting, judge("d", "not tested")], {"a"}) == (
-        "None of these 2 claims is decided yet (not tested: 2). 1 has a first look of ours, which decides nothing."
+        "None of these 2 claims is decided yet (waiting: 2). 1 has a first look of ours, which decides nothing."
     )
     assert tell_verdicts([read, against]) == "All 2 claims are decided (holds under a reading: 1, contradicted: 1)."
     assert tell_verdicts([waiting, against]) == (
-        "1 of these 2 claims is decided (contradicted: 1), the others are not (not tested: 1)."
+        "1 of these 2 claims is decided (contradicted: 1), the others are not (waiting: 1)."
     )
-    assert count_verdicts([judge("a", "as printed"), waiting]) == "as printed: 1, not tested: 1"
+    assert count_verdicts([judge("a", "as printed"), waiting]) == "as printed: 1, waiting: 1"
 
 
 def test_an_error_at_several_places_is_named_once_a_place_of_the_paper() -> None:
