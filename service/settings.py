@@ -28,7 +28,7 @@ class Settings(BaseSettings):
     repository: str | None = Field(
         default=None,
         pattern='^https?://[^ "<>]+$',
-        description="address of the repository, for links of the pages to its files; unset: they only name them",
+        description="address of the repository, for links of the pages to its files; unset: the service shows these",
     )
 
     contact: str | None = Field(

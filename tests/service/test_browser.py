@@ -38,7 +38,7 @@ def test_a_reviewer_walks_from_a_paper_to_a_claim(page: Page) -> None:
     page.get_by_role("navigation", name="Verdicts").get_by_role("link", name="contradicted").click()
     page.get_by_role("link", name="ViT: inference time").first.click()
     assert "contradicted" in page.locator(".fidelity").inner_text()
-    assert "113.3" in page.get_by_role("row", name="times peak").inner_text()
+    assert "113.3" in page.get_by_role("row", name="over the card’s peak").inner_text()
 
 
 @pytest.mark.parametrize("path", KINDS)
