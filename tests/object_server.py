@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -38,6 +39,7 @@ class ObjectServer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.speak()
         self._process.communicate()
 
     def down(self) -> None:
@@ -47,6 +49,14 @@ class ObjectServer:
     def up(self) -> None:
         """Take connections again, if it doesn't."""
         self._ask("up")
+
+    def fall_silent(self) -> None:
+        """Take connections and requests, and answer none."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def speak(self) -> None:
+        """Answer them all."""
+        self._process.send_signal(signal.SIGCONT)
 
     def _ask(self, what: str) -> str:
         assert self._process.stdin is not None and self._process.stdout is not None

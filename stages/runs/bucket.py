@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 
 SCHEMES = ("s3", "gs", "az")
 PATIENCE_SECONDS = 120.0
+LATE_SECONDS = 10.0
+"""An answer that takes as long is late: the store was away, and from others, too."""
 _REQUEST_SECONDS = 60
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0
 _PAGE = 1000
@@ -49,6 +51,8 @@ class Item:
 class Bucket:
     """Objects below `url`.  A store that doesn't answer is asked again for `patience` seconds.
 
+    `late_answers` counts what came late, whoever in this process asked.
+
     Raises:
         StoreFault: not such a URL, no package for it, no right to it, or no answer for that long.
     """
@@ -60,6 +64,7 @@ class Bucket:
         if importlib.util.find_spec("obstore") is None:
             raise StoreFault(url, "needs the package obstore, which isn't installed: `make cluster` adds it")
         self.url, self.patience = url.rstrip("/"), patience
+        self.late_answers = 0
         self._client: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -126,9 +131,16 @@ class Bucket:
 
     def _call(self, ask: Callable[[Any], T]) -> T:
         """The answer, after waiting if need be; FileNotFoundError for an object that isn't there."""
+        began = time.monotonic()
+        try:
+            return self._wait_for(ask, began)
+        finally:
+            self.late_answers += time.monotonic() - began >= LATE_SECONDS
+
+    def _wait_for(self, ask: Callable[[Any], T], began: float) -> T:
         from obstore import exceptions
 
-        began, wait = time.monotonic(), _FIRST_WAIT
+        wait = _FIRST_WAIT
         while True:
             try:
                 return ask(self._open())

@@ -21,7 +21,7 @@ from stages.runs.stacks import STATE
 from stages.runs.store import RunStore, Store
 from stages.scheduling.engine.opening import open_leases
 from tests.cluster.nodes import Nodes, kill_session, name_of, wait_for
-from tests.cluster.runs import start_command
+from tests.cluster.runs import outcomes_in, start_command
 from tests.object_server import BUCKET, ObjectServer
 from tests.project import EXPERIMENT
 
@@ -170,18 +170,9 @@ class Mishap:
     def output(self) -> str:
         return (self.project / "output").read_text()
 
-    def outcomes(self) -> dict[str, tuple[bytes, bytes]]:
-        """(history, weights) of each published run by key."""
-        folders = {run_key: self.store.whole(run_key) for run_key in self.store.run_keys()}
-        return {
-            run_key: ((folder / "history.jsonl").read_bytes(), (folder / "weights.safetensors").read_bytes())
-            for run_key, folder in folders.items()
-            if folder is not None
-        }
-
     def check(self, undisturbed: dict[str, tuple[bytes, bytes]]) -> None:
         """Every result once, bit for bit the undisturbed one; attempts with reasons; nothing left."""
-        assert self.outcomes() == undisturbed, self.output()
+        assert outcomes_in(self.store) == undisturbed, self.output()
         leases = open_leases(self.store)
         for run_key in undisturbed:
             *before, last = leases.attempts(run_key)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from stages.runs.store import RunStore
+from stages.runs.store import RunStore, Store
 from stages.scheduling.engine.leases import Attempt
 from stages.scheduling.engine.opening import open_leases
 from tests.cluster.nodes import Nodes
@@ -73,6 +73,16 @@ def finish(process: subprocess.Popen[bytes], project: Path, code: int = 0) -> st
 
 def saved_states(project: Path) -> list[Path]:
     return list((project / "data" / "store" / "work").glob("*/resume.pt"))
+
+
+def outcomes_in(store: Store) -> dict[str, tuple[bytes, bytes]]:
+    """(history, weights) of each published run by key, read as another machine reads them."""
+    folders = {run_key: store.whole(run_key) for run_key in store.run_keys()}
+    return {
+        run_key: ((folder / "history.jsonl").read_bytes(), (folder / "weights.safetensors").read_bytes())
+        for run_key, folder in folders.items()
+        if folder is not None
+    }
 
 
 def attempts(project: Path) -> dict[str, list[Attempt]]:

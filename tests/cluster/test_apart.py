@@ -16,7 +16,7 @@ from stages.datasets.packed import read_info
 from stages.runs.object_store import ObjectStore
 from stages.scheduling.engine.opening import open_leases
 from tests.cluster.nodes import Nodes
-from tests.cluster.runs import finish, start
+from tests.cluster.runs import finish, outcomes_in, start
 from tests.object_server import BUCKET, ObjectServer
 from tests.project import environment, outcomes
 
@@ -41,12 +41,7 @@ def test_nodes_that_see_nothing_of_the_clone_train_by_what_is_sent_and_a_store_b
     store = ObjectStore(f"s3://{BUCKET}/{uuid.uuid4().hex[:12]}", project / "read")
     output = finish(start(project, two_nodes, CLAIMCHECK_STORE=store.address), project)
     assert "4 of 4 missing runs trained" in output
-    published = {run_key: store.published(run_key) for run_key in store.run_keys()}
-    assert {
-        run_key: ((folder / "history.jsonl").read_bytes(), (folder / "weights.safetensors").read_bytes())
-        for run_key, folder in published.items()
-        if folder is not None
-    } == undisturbed
+    assert outcomes_in(store) == undisturbed
     assert [one.end for key in undisturbed for one in open_leases(store).attempts(key)] == ["published"] * 4, output
     read = {path for node in two_nodes.workers for path in seen_by(node.pid, project)}
     assert read == set(), "to the nodes the project is empty"

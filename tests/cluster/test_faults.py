@@ -19,7 +19,7 @@ from stages.runs.store import RunStore
 from stages.scheduling.engine.opening import open_leases
 from stages.scheduling.journal import read_sessions
 from tests.cluster.nodes import Nodes, wait_for
-from tests.cluster.runs import attempts, finish, lost_reasons, saved_states, start
+from tests.cluster.runs import attempts, finish, lost_reasons, outcomes_in, saved_states, start
 from tests.object_server import BUCKET, ObjectServer
 from tests.project import outcomes
 
@@ -110,12 +110,7 @@ def test_a_store_out_of_reach_for_a_while_loses_nothing(
     time.sleep(20)
     object_server.up()
     output = finish(process, project)
-    published = {run_key: store.published(run_key) for run_key in store.run_keys()}
-    assert {
-        run_key: ((folder / "history.jsonl").read_bytes(), (folder / "weights.safetensors").read_bytes())
-        for run_key, folder in published.items()
-        if folder is not None
-    } == undisturbed
+    assert outcomes_in(store) == undisturbed
     assert [one.end for key in undisturbed for one in open_leases(store).attempts(key)] == ["published"] * 4, output
 
 

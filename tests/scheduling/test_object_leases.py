@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from stages.runs import bucket
 from stages.runs.object_store import ObjectStore, Record
 from stages.scheduling.engine import object_leases
 from stages.scheduling.engine.leases import EXPIRY_SECONDS, LeaseLost
@@ -214,17 +215,21 @@ def test_a_store_that_is_away_for_a_while_loses_no_lease(
     assert [one.end for one in mine.attempts(KEY)] == ["published"]
 
 
+@pytest.mark.parametrize("waits", ["to claim it", "to write its journal"])
 def test_while_the_store_is_away_nobody_falls_silent(
-    store: ObjectStore, object_server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: ObjectStore, object_server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: str
 ) -> None:
     """It is away for longer than a lease lives, and back for whoever wants the run before it is for the owner."""
     monkeypatch.setattr(object_leases, "EXPIRY_SECONDS", 1.0)
-    monkeypatch.setattr(object_leases, "HEARTBEAT_SECONDS", 0.5)
-    mine, other = ObjectLeases(store, ELSEWHERE), ObjectLeases(ObjectStore(store.address, tmp_path / "there"))
+    monkeypatch.setattr(bucket, "LATE_SECONDS", 0.5)
+    there = ObjectStore(store.address, tmp_path / "there")
+    mine, other = ObjectLeases(store, ELSEWHERE), ObjectLeases(there)
     assert mine.claim("g") is not None and other.claim("g") is None
     object_server.down()
     back = threading.Timer(1.5, object_server.up)
     back.start()
+    if waits == "to write its journal":
+        there.scratch.save("journal-x/journal.json", b"")
     assert other.claim("g") is None, "the owner couldn't renew its lease"
     back.join()
     time.sleep(1.1)

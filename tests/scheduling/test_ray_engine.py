@@ -18,7 +18,7 @@ from stages.runs.store import RunStore
 from stages.scheduling.engine import ray_engine
 from stages.scheduling.engine.groups import Event, Group
 from stages.scheduling.engine.opening import open_leases
-from stages.scheduling.engine.ray_bridge import Node, Share
+from stages.scheduling.engine.ray_bridge import SHORT_OF_MEMORY, Node, Share
 from stages.scheduling.engine.ray_engine import Patience
 
 NODE = Node(cpus=2, gpus=1, memory=10**10)
@@ -146,6 +146,18 @@ def test_want_of_memory_is_noted_and_tried_once_more_with_the_whole_device(train
     assert [share.gpus for share in cluster.shares] == [0.5, 1.0]
     assert trainings.ends(0) == [("memory", "out of memory (20 GiB)")] * 2
     assert trainings.kinds(0) == ["started", "memory", "started", "failed"]
+
+
+def test_a_task_that_ray_ended_for_want_of_memory_gets_the_whole_node(trainings: Trainings) -> None:
+    """It has the memory of all processors, and no neighbour that takes some of it."""
+    short = [("ended", SHORT_OF_MEMORY)]
+    del trainings.groups[1]
+    cluster = Script({trainings.groups[0].label: [short, short]})
+    threading.Timer(0.5, trainings.stop.set).start()
+    trainings.run(cluster, ["cpu", "cpu"])
+    assert [share.cpus for share in cluster.shares] == [1, 2, 2]
+    lost = ("lost", f"{SHORT_OF_MEMORY}, process 7 on there")
+    assert trainings.ends(0) == [lost, lost, ("stopped", "asked to")]
 
 
 def test_a_run_that_another_process_trains_is_asked_for_as_seldom_as_its_store_says(

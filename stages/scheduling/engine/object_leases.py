@@ -52,7 +52,8 @@ class ObjectLeases:
     ) -> None:
         self.store, self.owner = store, owner or process_identity(os.getpid())
         self._clock, self._monotonic = clock, monotonic
-        self._watched: dict[str, tuple[str | None, float]] = {}  # by run key: an e-tag, and since when it is that
+        # by run key: an e-tag, since when it is that, and how many answers had come late by then
+        self._watched: dict[str, tuple[str | None, float, int]] = {}
         self._held: dict[str, tuple[Record, str]] = {}  # by run key: our record as we wrote it, and its e-tag
         self._lock = threading.RLock()  # the heartbeat changes records, too
 
@@ -75,10 +76,7 @@ class ObjectLeases:
 
     def _take(self, run_key: str) -> int | None:
         """The token of a run that is now ours; None if it is somebody else's."""
-        asked = self._monotonic()
         record, tag = self.store.read(run_key)
-        if self._monotonic() - asked >= HEARTBEAT_SECONDS:  # the store was away, from owners, too
-            self._watched.clear()
         if record.is_published:
             self.store.mend(run_key, record)
         attempts, now = list(record.attempts), self._clock()
@@ -113,11 +111,11 @@ class ObjectLeases:
         """Why a run may be taken over from `owner`; None if it may not, or not yet."""
         if is_gone(owner):
             return "its process is gone"
-        now = self._monotonic()
-        seen, since = self._watched.get(run_key, (None, now))
-        if seen != tag:
+        now, late = self._monotonic(), self.store.bucket.late_answers
+        seen, since, late_before = self._watched.get(run_key, (None, now, late))
+        if seen != tag or late != late_before:  # the store was away, from the owner, too
             since = now
-        self._watched[run_key] = tag, since
+        self._watched[run_key] = tag, since, late
         return f"was not heard of for {now - since:.0f} s" if now - since >= EXPIRY_SECONDS else None
 
     def holder(self, *run_keys: str) -> Holder | None:

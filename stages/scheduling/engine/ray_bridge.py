@@ -26,6 +26,8 @@ ADDRESS = "RAY_ADDRESS"
 _POLL_SECONDS = 0.1
 _TELL_SECONDS = 60.0
 _NEWEST = ("saved", "progress", "beat")
+SHORT_OF_MEMORY = "Ray ended its process for want of memory on the node"
+"""Why a task ended that shared a node's memory with others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +196,7 @@ class _Bridge:
         except errors.NodeDiedError:
             return "its node is gone"
         except errors.OutOfMemoryError:
-            return "Ray ended its process for want of memory on the node"
+            return SHORT_OF_MEMORY
         except errors.WorkerCrashedError:
             return "its process was killed"
         except errors.RayTaskError as error:

@@ -23,7 +23,7 @@ from stages.scheduling.engine.endings import describe_failure, publish
 from stages.scheduling.engine.groups import Event, Group, Report, TrainingsKilled
 from stages.scheduling.engine.leases import End, Lease, LeaseLost
 from stages.scheduling.engine.opening import open_leases
-from stages.scheduling.engine.ray_bridge import Node
+from stages.scheduling.engine.ray_bridge import SHORT_OF_MEMORY, Node
 from stages.scheduling.engine.ray_cluster import LOST, Cluster
 from stages.scheduling.engine.ray_shares import Shares
 from stages.scheduling.engine.ray_task import Ask
@@ -304,6 +304,8 @@ class _Engine:
 
     def _on_ended(self, number: int, flight: _Flight, reason: str) -> None:
         """The task is over: by itself, or with its process."""
+        if reason == SHORT_OF_MEMORY:
+            self.alone.add(flight.group.label)
         if flight.killed or (reason and flight.cancelled is None):
             self._lose(number, flight, flight.killed or reason)
             return

@@ -1,0 +1,86 @@
+"""The store is out of reach for a minute while two clones, one on a cluster and one on this machine, train into it."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+import uuid
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from stages.runs.object_store import ObjectStore
+from stages.scheduling.engine.opening import open_leases
+from tests.cluster.nodes import Nodes, wait_for
+from tests.cluster.runs import finish, outcomes_in, start, start_command
+from tests.object_server import BUCKET, ObjectServer
+from tests.soak import write_soak_report
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(find_spec("ray") is None, reason="no Ray here; `make cluster` adds it"),
+]
+AWAY_SECONDS = 60.0
+"""As long as a lease lives, and four times as long as these engines let a task be silent."""
+
+
+@pytest.fixture
+def server(object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
+    for name, value in object_server.environment.items():
+        monkeypatch.setenv(name, value)
+    yield object_server
+    object_server.speak()
+    object_server.up()
+
+
+@pytest.mark.parametrize("how", ["refuses", "is silent"])
+def test_nobody_loses_or_takes_over_a_run(
+    two_nodes: Nodes,
+    server: ObjectServer,
+    project: Path,
+    undisturbed: dict[str, tuple[bytes, bytes]],
+    tmp_path: Path,
+    how: str,
+) -> None:
+    """Both clones want all runs, and both are training when the store goes."""
+    store = ObjectStore(f"s3://{BUCKET}/{uuid.uuid4().hex[:12]}", project / "read")
+    leases, other = open_leases(store), Path(shutil.copytree(project, tmp_path / "other"))
+
+    def owners() -> set[str]:
+        holders = [leases.holder(run_key) for run_key in undisturbed]
+        return {one.owner for one in holders if one is not None}
+
+    here = start_command(other, two_nodes, ["--all", "--device", "cpu"], {"CLAIMCHECK_STORE": store.address})
+    wait_for(lambda: [work for work in store.scratch.list_works() if work in undisturbed])
+    here.send_signal(signal.SIGSTOP)  # it would have trained everything by the time that Ray is ready
+    there = start(project, two_nodes, CLAIMCHECK_STORE=store.address)
+    wait_for(lambda: len(owners()) == 2 and two_nodes.trainings())
+    here.send_signal(signal.SIGCONT)
+    (server.down if how == "refuses" else server.fall_silent)()
+    time.sleep(AWAY_SECONDS)
+    (server.up if how == "refuses" else server.speak)()
+    back = time.monotonic()
+    output = finish(there, project) + finish(here, other)
+    after = time.monotonic() - back
+    assert outcomes_in(store) == undisturbed
+    made = [one for run_key in undisturbed for one in leases.attempts(run_key)]
+    assert [one.end for one in made] == ["published"] * 4, output
+    assert len({one.owner for one in made}) == 2, output
+    write_soak_report(
+        f"store-away-{how.removeprefix('is ')}",
+        {
+            "what": "the object store goes while one clone trains on a cluster and another one on this machine",
+            "the store": how,
+            "seconds": AWAY_SECONDS,
+            "seconds from its return to the end": round(after, 1),
+            "runs": len(undisturbed),
+            "attempts": len(made),
+            "outcome": "each run published once, by whoever began it, histories and weights bitwise those of "
+            "undisturbed trainings, no attempt lost",
+        },
+    )
