@@ -60,6 +60,13 @@ def test_without_an_address_a_cluster_of_this_machine_is_started_and_ended(
     assert [process.cmdline() for process in psutil.process_iter() if is_in(process, project)] == []
 
 
+def test_another_token_than_the_clusters_is_one_line(two_nodes: Nodes, project: Path) -> None:
+    output = finish(start(project, two_nodes, RAY_AUTH_TOKEN="0" * 64), project, code=1)
+    said = f"claimcheck run: the Ray cluster {two_nodes.address} wants the token that its nodes were started with"
+    assert output.splitlines()[-1].startswith(said), output
+    assert "InvalidAuthToken" not in output, "what Ray writes every second"
+
+
 def seen_by(pid: int, folder: Path) -> list[str]:
     """What a process finds in a folder."""
     return os.listdir(f"/proc/{pid}/root{folder.resolve()}") if os.path.exists(f"/proc/{pid}/root{folder}") else []

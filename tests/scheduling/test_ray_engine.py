@@ -16,6 +16,7 @@ import pytest
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec
 from stages.runs.store import RunStore
 from stages.scheduling.engine import ray_engine
+from stages.scheduling.engine.choice import EngineError
 from stages.scheduling.engine.groups import Event, Group
 from stages.scheduling.engine.opening import open_leases
 from stages.scheduling.engine.ray_bridge import SHORT_OF_MEMORY, Node, Share
@@ -41,6 +42,10 @@ class Script:
 
     def open(self, groups: list[Group]) -> None:
         self._arrived.append(("ready", [NODE], ""))
+
+    def refuse(self) -> None:
+        """As a cluster that was started again with another token."""
+        self._arrived.append(("refused",))
 
     def receive(self, seconds: float) -> list[tuple[Any, ...]]:
         time.sleep(0.01)
@@ -158,6 +163,15 @@ def test_a_task_that_ray_ended_for_want_of_memory_gets_the_whole_node(trainings:
     assert [share.cpus for share in cluster.shares] == [1, 2, 2]
     lost = ("lost", f"{SHORT_OF_MEMORY}, process 7 on there")
     assert trainings.ends(0) == [lost, lost, ("stopped", "asked to")]
+
+
+def test_a_cluster_that_wants_another_token_is_not_asked_again(trainings: Trainings) -> None:
+    cluster = Script({})
+    threading.Timer(0.2, cluster.refuse).start()
+    with pytest.raises(EngineError, match="the Ray cluster of this test wants the token that its nodes were started"):
+        trainings.run(cluster, ["cpu", "cpu"])
+    lost = ("lost", "the cluster refused the token, process 7 on there")
+    assert [trainings.ends(number) for number in (0, 1)] == [[lost], [lost]]
 
 
 def test_a_run_that_another_process_trains_is_asked_for_as_seldom_as_its_store_says(

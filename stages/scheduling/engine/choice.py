@@ -16,7 +16,7 @@ ENGINES = {"local": ("stages.scheduling.engine.local", None), "ray": ("stages.sc
 
 
 class EngineError(ValueError):
-    """No such engine, or one whose package isn't installed."""
+    """No such engine, or one that can't be used as things are."""
 
 
 def default_engine() -> str:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import sys
+import tempfile
 import textwrap
-from collections.abc import Mapping
-from contextlib import redirect_stdout, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -94,7 +96,8 @@ def bridge(commands: Connection, address: str | None, working_dir: Path, environ
 
     Takes `("submit", number, ask, share)`, `("cancel", number, is_forced)` and `("nodes",)`.  Says `(number, kind,
     *payload)` as tasks tell it, `(number, "ended", reason)` when one is over, reason "" if it returned, `("nodes",
-    nodes)`, and `("lost", reason)` when it can't reach the cluster or not any more; then it ends.
+    nodes)`, and `("refused",)` when the cluster wants another token, `("lost", reason)` when it can't be reached or not
+    any more; then it ends.
     """
     end_with([os.getppid()])
     os.setsid()  # Ctrl-C is for the engine, which stops tasks one by one
@@ -105,8 +108,8 @@ def bridge(commands: Connection, address: str | None, working_dir: Path, environ
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray will do, without its warning
     os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # else each worker resolves an environment (ray#50961)
     ray = importlib.import_module("ray")
-    try:
-        with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):  # a dead node's log: Ray prints it there
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), _muttering() as muttered:
+        try:  # a dead node's log: Ray prints it there
             context = ray.init(
                 address=address or "local",
                 runtime_env={"working_dir": str(working_dir), "env_vars": dict(environment)},
@@ -117,9 +120,20 @@ def bridge(commands: Connection, address: str | None, working_dir: Path, environ
             )
             dashboard = f"http://{context.dashboard_url}" if context.dashboard_url else ""
             _Bridge(ray, commands, dashboard, is_alone=address is None).serve()
-    except (ray.exceptions.RayError, OSError, RuntimeError) as error:
-        with suppress(OSError):  # the engine is gone, too
-            commands.send(("lost", _first_line(error)))
+        except (ray.exceptions.RayError, OSError, RuntimeError) as error:
+            is_refused = isinstance(error, ray.exceptions.AuthenticationError) or "Unauthenticated" in muttered()
+            with suppress(OSError):  # the engine is gone, too
+                commands.send(("refused",) if is_refused else ("lost", _first_line(error)))
+
+
+@contextmanager
+def _muttering() -> Iterator[Callable[[], str]]:
+    """Keep apart what Ray's C++ writes to this process's stderr, a line a second while a cluster is away; returns what
+    that was so far.  It alone says why a cluster refuses us.
+    """
+    with tempfile.TemporaryFile() as kept, os.fdopen(os.dup(2), "w", buffering=1) as sys.stderr:
+        os.dup2(kept.fileno(), 2)
+        yield lambda: os.pread(kept.fileno(), 2**20, 0).decode(errors="replace")
 
 
 @dataclass

@@ -19,6 +19,7 @@ from typing import Any
 from stages.faults import describe_fault
 from stages.runs.stacks import STATE, stack_id
 from stages.runs.store import RunStore, Store
+from stages.scheduling.engine.choice import EngineError
 from stages.scheduling.engine.endings import describe_failure, publish
 from stages.scheduling.engine.groups import Event, Group, Report, TrainingsKilled
 from stages.scheduling.engine.leases import End, Lease, LeaseLost
@@ -59,6 +60,7 @@ def run_groups(
     Returns whether every group has its outcome in the store.
 
     Raises:
+        EngineError: the cluster wants another token.
         TrainingsKilled: the cluster can't be reached, or not any more.
     """
     waiting = [group for group in groups if not group.is_published(store)]
@@ -153,6 +155,12 @@ class _Engine:
         messages = self.cluster.receive(_TICK_SECONDS)
         self.listened = time.monotonic()
         for message in messages:
+            if message[0] == "refused":
+                self._lose_all("the cluster refused the token")
+                raise EngineError(
+                    f"the Ray cluster {self.cluster.name} wants the token that its nodes were started with, in "
+                    "RAY_AUTH_TOKEN or ~/.ray/auth_token, and RAY_AUTH_MODE=token"
+                )
             if message[0] == "lost":
                 raise ConnectionError(f"{LOST}: {message[1]}")
             self.reached = time.monotonic()
