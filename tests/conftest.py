@@ -35,6 +35,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 hypothesis.settings.register_profile("claimcheck", deadline=None)  # a busy machine is no fault of an example
 hypothesis.settings.load_profile("claimcheck")
 
+OTHER_STORE = "CLAIMCHECK_TEST_STORE"
+"""`s3://bucket`, `gs://bucket` or `az://container`: tests take it for the object store, by the environment's keys."""
+
 
 # They start first, so that workers which take a file at a time end together.
 LONG = (
@@ -149,13 +152,16 @@ def object_server() -> Iterator[ObjectServer]:
     """An object store on this machine that speaks S3."""
     if find_spec("obstore") is None:
         pytest.skip("no obstore here: `make cluster` adds it")
+    if OTHER_STORE in os.environ:
+        pytest.skip(f"{os.environ[OTHER_STORE]} can't be taken down by a test")
     with ObjectServer() as server:
         yield server
 
 
 @pytest.fixture
-def object_url(object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> str:
+def object_url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The URL of an empty object store, which this process and those that it starts can reach."""
-    for name, value in object_server.environment.items():
-        monkeypatch.setenv(name, value)
-    return f"s3://{BUCKET}/{uuid.uuid4().hex[:12]}"
+    if OTHER_STORE not in os.environ:
+        for name, value in request.getfixturevalue("object_server").environment.items():
+            monkeypatch.setenv(name, value)
+    return f"{os.environ.get(OTHER_STORE, f's3://{BUCKET}')}/{uuid.uuid4().hex[:12]}"

@@ -32,7 +32,8 @@ from stages.runs.stores import open_store
 from stages.scheduling.engine.leases import Attempt, owner_in_words
 from stages.scheduling.engine.opening import open_leases
 from stages.scheduling.engine.owner import is_gone
-from stages.scheduling.runner import Way, find_outcome, previous_specs, ways_to
+from stages.scheduling.run_folder import previous_specs
+from stages.scheduling.runner import Way, find_outcome, ways_to
 
 _SHORTEST = 6
 """Digits of a run key that may stand for it."""

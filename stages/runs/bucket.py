@@ -23,6 +23,12 @@ LATE_SECONDS = 10.0
 _REQUEST_SECONDS = 60
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0
 _PAGE = 1000
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
+"""What the providers call it."""
+_METADATA = "169.254.169.254"
+"""A cloud's machine asks its role there; any machine whose environment has no keys tries to."""
+_NO_KEYS = " (this process's environment has no keys for it, and its machine no role: on a node, that of `ray start`)"
+_ENDPOINTS = ("AWS_ENDPOINT_URL", "AZURE_STORAGE_ENDPOINT")
 T = TypeVar("T")
 
 
@@ -145,15 +151,15 @@ class Bucket:
             try:
                 return ask(self._open())
             except FileNotFoundError as error:
-                if "NoSuchBucket" in str(error):
-                    raise StoreFault(self.url, _first_line(error)) from None
+                if any(code in str(error) for code in _NO_BUCKET):
+                    raise StoreFault(self.url, "there is no such bucket") from None
                 raise
             except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
                 raise StoreFault(self.url, f"no right to it: {_first_line(error)}") from None
             except (exceptions.GenericError, exceptions.JoinError) as error:
                 if time.monotonic() - began >= self.patience:
                     words = f"no answer for {self.patience:.0f} s: {_first_line(error)}"
-                    raise StoreFault(self.url, words) from None
+                    raise StoreFault(self.url, words + (_NO_KEYS if _METADATA in str(error) else "")) from None
             time.sleep(wait * random.uniform(0.5, 1.0))
             wait = min(2 * wait, _LONGEST_WAIT)
 
@@ -165,7 +171,7 @@ class Bucket:
             seconds = timedelta(seconds=_REQUEST_SECONDS)
             options: Any = {"timeout": seconds, "connect_timeout": timedelta(seconds=5)}
             retries: Any = {"max_retries": 0, "retry_timeout": seconds}  # the waiting is ours
-            if os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://"):
+            if any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS):
                 options["allow_http"] = True
             try:
                 self._client = from_url(self.url, client_options=options, retry_config=retries)

@@ -6,13 +6,9 @@ Imports no torch: an experiment whose runs are all in the store costs next to no
 from __future__ import annotations
 
 import dataclasses
-import filecmp
 import json
-import os
-import shutil
 import threading
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -26,17 +22,16 @@ from stages.run import RunSpec, changed_parts
 from stages.runs.equivalence import PATH as EQUIVALENCES
 from stages.runs.equivalence import Equivalences, is_of_one_cpu, read_equivalences
 from stages.runs.fingerprint import training_code
-from stages.runs.outcome import find_fault, outcome_digest
-from stages.runs.runlist import DamagedRunList, ListedRun, RunList, read_run_list, write_run_list
-from stages.runs.store import Store, clone, write_atomically
+from stages.runs.outcome import outcome_digest
+from stages.runs.runlist import ListedRun, RunList, write_run_list
+from stages.runs.store import Store
 from stages.runs.stores import open_store
 from stages.scheduling.counting import RunCounter
 from stages.scheduling.engine.choice import DEFAULT, find_engine
 from stages.scheduling.engine.groups import Event, Group, Report
 from stages.scheduling.grouping import form_groups
 from stages.scheduling.journal import Journal
-
-DVC_CACHE = Path(".dvc/cache/files/md5")
+from stages.scheduling.run_folder import adopt, link_outcomes, previous_specs, remove_damaged, remove_others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +154,7 @@ def compare(
     previous = previous_specs(folder)
     ways = {assignment.spec.run_key: ways_to(assignment.spec, equivalences) for assignment in wanted}
     keys = {way.run_key for options in ways.values() for way in options}
-    _forget_damaged(folder, keys)
+    remove_damaged(folder, keys)
     for run_key in keys:
         store.whole(run_key)
     adopt(folder, store)
@@ -273,39 +268,6 @@ def read_packed(experiment: Experiment, params: Params, data: Path) -> PackedInf
     return info
 
 
-def adopt(folder: Path, store: Store) -> None:
-    """Put outcomes that `dvc pull` brought into the store, each under its own spec's key."""
-    for path in sorted(folder.glob("*/result.json")):
-        run_key = path.parent.name
-        if store.has(run_key):
-            continue
-        fault = find_fault(path.parent, run_key)
-        if fault is None:
-            store.publish(run_key, {file.name: file.read_bytes() for file in path.parent.iterdir()})
-        else:
-            _refuse(path.parent, fault)
-
-
-def _refuse(outcome: Path, fault: str) -> None:
-    outcome_here = f"{outcome.parent.name}/{outcome.name[:12]}"
-    print(f"  {outcome_here}: not a whole outcome of that run ({fault}); not adopted")
-
-
-def previous_specs(folder: Path) -> dict[str, Mapping[str, Any]]:
-    """Specs of the runs now in the folder, by label; damaged ones, which are rewritten later, are left out."""
-    try:
-        run_list = read_run_list(folder)
-    except DamagedRunList as error:
-        print(f"  {error}")
-        return {}
-    specs = {}
-    for run in run_list.runs if run_list else ():
-        path = folder / run.run_key / "spec.json"
-        with suppress(FileNotFoundError, ValueError):
-            specs[f"{run.arm}.{run.replicate}"] = json.loads(path.read_bytes())
-    return specs
-
-
 def _why(assignment: Assignment, previous: Mapping[str, Mapping[str, Any]]) -> str:
     before = previous.get(assignment.label)
     if before is None:
@@ -327,10 +289,7 @@ def _write_folder(
 
     `taken` has the key of each run's outcome, which may be one of older code.
     """
-    folders = {key: store.published(key) for key in taken.values()}
-    for run_key, source in sorted(folders.items()):
-        for file in source.iterdir() if source else ():
-            _link(file, folder / run_key / file.name)
+    there = link_outcomes(folder, taken.values(), store)
     run_list = RunList(
         experiment=experiment.name,
         dataset=experiment.dataset,
@@ -345,47 +304,9 @@ def _write_folder(
                 digest=outcome_digest(folder / taken[a.spec.run_key], is_whole=True),
             )
             for a in wanted
-            if folders[taken[a.spec.run_key]]
+            if taken[a.spec.run_key] in there
         ),
-        missing=tuple(a.label for a in wanted if not folders[taken[a.spec.run_key]]),
+        missing=tuple(a.label for a in wanted if taken[a.spec.run_key] not in there),
     )
     write_run_list(folder, run_list)
-    for path in folder.iterdir():
-        if path.is_dir() and folders.get(path.name) is None:
-            shutil.rmtree(path)
-
-
-def _link(source: Path, target: Path) -> None:
-    """Make a copy that shares its blocks if the file system can, otherwise a hard link, otherwise a plain copy.
-
-    A hard link is the same file: what damages one name damages all, so files of the store are read-only.
-    """
-    if target.exists():
-        if source.samefile(target) or filecmp.cmp(source, target, shallow=False):
-            return
-        target.unlink()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if clone(source, target):
-        return
-    try:
-        os.link(source, target)
-    except OSError:
-        write_atomically(target, source.read_bytes())
-
-
-def _forget_damaged(folder: Path, wanted: Collection[str]) -> None:
-    """Remove damaged outcomes of `folder`, together with the objects in DVC's cache that are the same files.
-
-    DVC finds an object by its name, and would restore the damaged one over a new training's outcome.
-    """
-    damaged: set[tuple[int, int]] = set()
-    for path in sorted(folder.glob("*/result.json")):
-        fault = find_fault(path.parent, path.parent.name) if path.parent.name in wanted else None
-        if fault:
-            _refuse(path.parent, fault)
-            damaged |= {(file.stat().st_dev, file.stat().st_ino) for file in path.parent.iterdir()}
-            shutil.rmtree(path.parent)
-    if damaged:
-        for file in DVC_CACHE.glob("*/*"):
-            if (file.stat().st_dev, file.stat().st_ino) in damaged:
-                file.unlink()
+    remove_others(folder, there)
