@@ -162,5 +162,6 @@ def test_thirty_two_processes_race_for_two_hundred_runs(
         "happened": dict(sorted(happened.items())),
         "outcome": "each run published once and whole, no token given twice, no late riser published",
     }
-    write_soak_report(f"race-{request.node.callspec.id}", facts)
+    scheme = address.partition("://")[0]
+    write_soak_report(f"race-{scheme if scheme in ('az', 'gs') else request.node.callspec.id}", facts)
     assert disturbed["killed"] and disturbed["stopped for a while"] and happened["lost"]
