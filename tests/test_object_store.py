@@ -96,6 +96,15 @@ def test_states_are_kept_by_name_and_forgotten_by_run(either: Store) -> None:
     assert list(scratch.list_works()) == ["ab", "stack-b"] and scratch.load("a/y") is None
 
 
+def test_a_large_state_goes_in_parts_and_appears_as_one(store: ObjectStore) -> None:
+    content = bytes(range(256)) * 50_000  # 12.8 MB
+    store.scratch.save("k/resume.pt", content)
+    found = store.bucket.get("work/k/resume.pt")
+    assert found is not None and found[0] == content
+    if store.address.startswith("s3://"):
+        assert re.search(r"-3\W?$", found[1]), "S3's tag counts the parts"
+
+
 def test_a_store_travels_to_another_process(either: Store) -> None:
     either.publish(KEY, outcome(KEY))
     copy = pickle.loads(pickle.dumps(either))  # noqa: S301  (our own)

@@ -111,10 +111,15 @@ def test_denormals_are_zero_while_it_trains_and_not_afterwards(kind: str, data: 
     assert (probe * 1.5 > 0).all()
 
 
-def test_data_that_change_meanwhile_give_no_run_of_the_stack(data: Path, tmp_path: Path) -> None:
-    jobs = [Job(spec=spec, data=data, device="cpu") for spec in specs(data)]
+@pytest.mark.parametrize("kind", ["stack", "alone"])
+def test_data_that_change_meanwhile_give_no_outcome(kind: str, data: Path, tmp_path: Path) -> None:
+    jobs, scratch = [Job(spec=spec, data=data, device="cpu") for spec in specs(data)], FolderScratch(tmp_path / "work")
+
+    def change(_: object) -> None:
+        os.utime(data / "train.safetensors")
+
     with pytest.raises(ValueError, match=r"line changed while run .* trained; nothing is published, run dvc repro"):
-        train_stack(jobs, FolderScratch(tmp_path / "work"), progress=lambda _: os.utime(data / "train.safetensors"))
+        train_stack(jobs, scratch, progress=change) if kind == "stack" else train_run(jobs[0], scratch, progress=change)
 
 
 def test_a_stack_of_other_code_than_its_keys_name_is_not_trained(data: Path, tmp_path: Path) -> None:
