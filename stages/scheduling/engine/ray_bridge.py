@@ -9,11 +9,10 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import sys
 import tempfile
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -108,8 +107,9 @@ def bridge(commands: Connection, address: str | None, working_dir: Path, environ
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray will do, without its warning
     os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # else each worker resolves an environment (ray#50961)
     ray = importlib.import_module("ray")
+    # Ray prints a dead node's log to stdout.
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), _muttering() as muttered:
-        try:  # a dead node's log: Ray prints it there
+        try:
             context = ray.init(
                 address=address or "local",
                 runtime_env={"working_dir": str(working_dir), "env_vars": dict(environment)},
@@ -131,9 +131,13 @@ def _muttering() -> Iterator[Callable[[], str]]:
     """Keep apart what Ray's C++ writes to this process's stderr, a line a second while a cluster is away; returns what
     that was so far.  It alone says why a cluster refuses us.
     """
-    with tempfile.TemporaryFile() as kept, os.fdopen(os.dup(2), "w", buffering=1) as sys.stderr:
+    with tempfile.TemporaryFile() as kept, os.fdopen(os.dup(2), "w", buffering=1) as ours:
         os.dup2(kept.fileno(), 2)
-        yield lambda: os.pread(kept.fileno(), 2**20, 0).decode(errors="replace")
+        try:
+            with redirect_stderr(ours):
+                yield lambda: os.pread(kept.fileno(), 2**20, 0).decode(errors="replace")
+        finally:
+            os.dup2(ours.fileno(), 2)
 
 
 @dataclass
