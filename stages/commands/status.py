@@ -160,8 +160,7 @@ def _show_trainings(watched: Watched, brought: Sequence[Brought]) -> Iterator[Re
         ]
         yield Rows(columns, cells)
         yield from _more(len(running), "trainings")
-    failed = [group for one in watched.sessions for group in one.groups if group.state in ("failed", "lost")]
-    for group in failed[:_SHOWN]:
+    for group in watched.failed[:_SHOWN]:
         yield f"{group.label}: {group.state}, {group.message}"
     if watched.left_seconds:
         yield f"all of it is over in about {in_words(watched.left_seconds)}"

@@ -43,7 +43,8 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Watched:
-    """`sessions` that train, or trained last, and their `rows`; `finished`: labels of the runs that they trained.
+    """`sessions` that train, or trained last, and their `rows`; `finished`: labels of the runs that they trained;
+    `failed`: groups that failed or were lost, and that nobody has trained since.
 
     `left_seconds`: until all of them are over, None as long as nobody can say.
     """
@@ -52,6 +53,7 @@ class Watched:
     rows: Sequence[Row]
     finished: Sequence[str]
     left_seconds: float | None
+    failed: Sequence[GroupState] = ()
 
     @property
     def is_live(self) -> bool:
@@ -85,6 +87,7 @@ def watch(store: Store, usd_per_hour: Mapping[str, float], now: float, experimen
         rows=[rows[key] for key in sorted(rows)],
         finished=[run for _, group in told if group.state == "done" for run in group.runs],
         left_seconds=_left(sessions, means, now),
+        failed=[group for _, group in told if group.state in ("failed", "lost")],
     )
 
 

@@ -160,6 +160,17 @@ def test_of_two_processes_the_one_that_trains_is_told(store: RunStore, now: list
         assert {state: n for state, n in row.runs.items() if n} == {"running": 1}
 
 
+def test_a_failure_is_told_until_somebody_has_trained_the_run(store: RunStore, now: list[float]) -> None:
+    with journal(store, GROUPS[:1]) as first:
+        first.report(Event(kind="failed", label="a x.0", message="no keys"))
+    assert [(group.label, group.message) for group in watch(store, PRICES, now[0]).failed] == [("a x.0", "no keys")]
+    now[0] += 10
+    with journal(store, GROUPS[:1]) as second:
+        second.report(Event(kind="finished", label="a x.0"))
+    watched = watch(store, PRICES, now[0])
+    assert watched.failed == [] and only_row(watched).runs["done"] == 1
+
+
 def test_progress_is_written_seldom_and_its_end_always(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
     saved: list[str] = []
     save = FolderScratch.save
