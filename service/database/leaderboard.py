@@ -1,7 +1,8 @@
-"""Every model of every paper on one data set, in one table: result and cost, sorted by any column."""
+"""Every model of every paper on one data set, in one table: result and cost, sorted by any column, up to a size."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -41,11 +42,25 @@ class Entry:
         return self.arm.ours.value if self.arm.ours else None
 
 
-def rank(comparisons: Sequence[ExperimentComparison], *, by: Column, is_reversed: bool = False) -> list[Entry]:
-    """The models with a result, the best or the cheapest first; those without the number sorted by come last."""
-    entries = [
-        Entry(comparison=comparison, arm=arm) for comparison in comparisons for arm in comparison.arms if arm.ours
-    ]
+def list_entries(comparisons: Sequence[ExperimentComparison]) -> list[Entry]:
+    """The models with a result."""
+    return [Entry(comparison=comparison, arm=arm) for comparison in comparisons for arm in comparison.arms if arm.ours]
+
+
+def sizes(entries: Sequence[Entry]) -> list[int]:
+    """Powers of ten of parameters that part the models: each leaves some in and some out."""
+    found = [size for entry in entries if (size := entry.arm.cost.parameters)]
+    powers = [10**power for power in range(3, 12)]
+    return [most for most in powers if found and min(found) <= most < max(found)]
+
+
+def no_larger(entries: Sequence[Entry], most: int | None) -> list[Entry]:
+    """Those of at most so many parameters; of a model whose size nobody counted nothing is known, so it is left out."""
+    return [entry for entry in entries if most is None or (entry.arm.cost.parameters or math.inf) <= most]
+
+
+def rank(entries: Sequence[Entry], *, by: Column, is_reversed: bool = False) -> list[Entry]:
+    """The best or the cheapest first; those without the number sorted by come last."""
     known = [entry for entry in entries if entry.value(by) is not None]
     is_falling = by == "result" and bool(known) and known[0].comparison.metric.better == "higher"
     known.sort(key=lambda entry: entry.value(by) or 0.0, reverse=is_falling != is_reversed)

@@ -46,12 +46,13 @@ def comparison_chart(comparison: ExperimentComparison) -> dict[str, Any] | None:
 
 
 MOST_NAMED = 8  # points that have room for their names beside them
+LINE = {"type": "rule", "strokeDash": [4, 4], "strokeWidth": 2}
 
 
-def cost_chart(comparison: ExperimentComparison, cost: Cost) -> dict[str, Any] | None:
+def cost_chart(comparison: ExperimentComparison, cost: Cost, *, bound: float | None = None) -> dict[str, Any] | None:
     """One point per model: its cost on the x axis, our result on the y axis, with the 95 % interval if there is one.
 
-    None if no model has both.
+    A dashed line stands at `bound`, a cost that a paper names.  None if no model has both.
     """
     scale = 100 if comparison.metric.unit == "fraction" else 1
     rows = []
@@ -68,7 +69,11 @@ def cost_chart(comparison: ExperimentComparison, cost: Cost) -> dict[str, Any] |
     title = f"{COSTS[cost]} ({UNITS[cost]})" if cost in UNITS else COSTS[cost]
     unit = " (%)" if comparison.metric.unit == "fraction" else ""
     # A single value gets a single tick, with all its digits unless it is told how many.
-    axis = {"format": "~s" if len({row["cost"] for row in rows}) > 1 else ".3~s", "tickCount": 6}
+    costs = [row["cost"] for row in rows]
+    scale_of_x = vega.scale(costs)
+    axis = {"format": "~s" if len(set(costs)) > 1 else ".3~s", "tickCount": 6}
+    if scale_of_x.get("type") == "log":
+        axis |= vega.ticks(costs)
     x = {"field": "cost", "type": "quantitative", "title": title, "axis": axis}
     better = f"{comparison.metric.better} is better"
     y = {
@@ -98,8 +103,9 @@ def cost_chart(comparison: ExperimentComparison, cost: Cost) -> dict[str, Any] |
     return {
         **vega.frame(f"{comparison.title}: {comparison.metric.title} over {title}", height=320),
         "data": {"values": rows},
-        "encoding": {"x": {**x, "scale": {"nice": True, **vega.scale(row["cost"] for row in rows), "padding": 60}}},
+        "encoding": {"x": {**x, "scale": {"nice": True, **scale_of_x, "padding": 60}}},
         "layer": [
+            *([] if bound is None else [{"data": {"values": [{"cost": bound}]}, "mark": LINE}]),
             *([intervals] if any("low" in row for row in rows) else []),
             *([named] if len(rows) <= MOST_NAMED else []),
             {

@@ -9,6 +9,7 @@ from typing import Any
 
 from service.pages.legend import address_of, meaning_of, word_of
 from service.pages.opening import holds_in_its_order_only
+from service.pages.scope import is_part
 from service.pages.wording import say_claim, verdict_in_words
 from stages.results import ClaimRecord, ExperimentComparison, Paper, Result, Tally
 
@@ -16,7 +17,7 @@ DIGITS = 12  # of a digest, as pages show it
 RATINGS = {"for": 5, "reading": 3, "against": 1}
 COLOURS = {
     "for": "#1f6b3a",
-    "reading": "#4b6b1f",
+    "reading": "#5d6361",
     "against": "#a11d2b",
     "open": "#2c4d86",
     "noted": "#6f4e00",
@@ -85,7 +86,8 @@ def _tex(text: str) -> str:
 def json_ld(record: ClaimRecord, name: str, paper: Paper, address: str, side: str) -> dict[str, Any]:
     """A ClaimReview where something decided the claim, else the Claim alone.
 
-    Full marks are for a claim that holds whole: of an order whose size isn't as printed, or open, it is one less.
+    Full marks are for a claim that holds whole: of an order whose size isn't as printed, or open, and of a part of what
+    the claim is about it is one less.
     """
     article = {"@type": "ScholarlyArticle", "name": paper.title}
     if link := address_of(paper):
@@ -95,7 +97,8 @@ def json_ld(record: ClaimRecord, name: str, paper: Paper, address: str, side: st
     if side not in RATINGS:
         return {"@context": "https://schema.org", **claim, "url": address}
     day = dated(record)
-    value = RATINGS[side] - holds_in_its_order_only(record.verdict)
+    is_whole = not (holds_in_its_order_only(record.verdict) or is_part(record.verdict))
+    value = RATINGS[side] - (side == "for" and not is_whole)
     rating = {"@type": "Rating", "ratingValue": value, "bestRating": 5, "worstRating": 1}
     return {
         "@context": "https://schema.org",

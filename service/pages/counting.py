@@ -29,11 +29,8 @@ def tell_whole(lacking: Lacking, titles: Mapping[str, str]) -> str:
         "A data set counts as whole if every training image is official and at most "
         f"{percent(INEXACT_SHARE, 1)} of the test images are missing."
     )
-    some = [
-        f"{titles[name]} without {lost} of {images:,} test images, whose exact pixels our source lacks"
-        for name, (images, lost) in lacking.items()
-    ]
+    some = [f"{titles[name]} without {lost} of {images:,} test images" for name, (images, lost) in lacking.items()]
     if not some:
         return told
     wider = "their intervals are wider by the most that these images could change"
-    return f"{told} So results on {listed(some)} can decide; {wider}."
+    return f"{told} So results on {listed(some)} can decide, though our source lacks their exact pixels; {wider}."

@@ -164,9 +164,15 @@ def lower_first(text: str) -> str:
     return text if text[1:2].isupper() else text[:1].lower() + text[1:]
 
 
+def upper_first(text: str) -> str:
+    """At the beginning of a line; formulas and signs stay as they are."""
+    return text[:1].upper() + text[1:] if re.match(r"[a-z][a-z ]", text) else text
+
+
 def prose(text: str) -> Markup:
-    """Text of a docstring, safe in a page: what stands between backticks as code."""
-    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+    """Text of a docstring, safe in a page: what stands between backticks as code, apostrophes as printed ones."""
+    said = re.sub(r"(?<=[A-Za-z])'(?=[a-z])|(?<=s)'(?= )", "’", text)
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(said))))
 
 
 def install(environment: Environment) -> None:
@@ -184,6 +190,7 @@ def install(environment: Environment) -> None:
         plain,
         prose,
         lower_first,
+        upper_first,
     ):
         environment.filters[function.__name__] = function
     environment.filters["zip"] = zip

@@ -35,13 +35,16 @@ class Ground:
 
 @dataclass(frozen=True)
 class Opening:
-    """The front page's sentences: `first` of what training decided, `waiting` of what it didn't, `then` of all else.
+    """The front page's sentences: `whole` is all in one, `first` of what training decided, `then` of what needed none.
 
-    `named` are claims that it decided, first those that do not hold.
+    `named` are claims that training decided, first those that do not hold; `waiting` is of what it didn't, `planned` of
+    what the planned runs can show of that.
     """
 
+    whole: str
     first: str
     waiting: str
+    planned: str
     then: str
     named: tuple[JudgedClaim, ...]
 
@@ -52,10 +55,11 @@ def open_with(tallies: Sequence[Tally], decided: Sequence[JudgedClaim], datasets
     by_training = [row for row in decided if ground_of(row.claim, row.verdict) == "trained"]
     left = []
     if trained.open:
-        left.append(f"For {trained.open} the runs so far leave either answer possible.")
+        left.append(
+            f"{_count(trained.open, 'more is', 'more are')} open: the runs so far leave either answer possible."
+        )
     if waiting := trained.waiting:
         left.append(f"{_count(waiting, 'waits', 'wait')} for models trained as long as the paper’s.")
-        left.append(prospects(sum_outlooks([tally.outlook for tally in tallies])))
     then = [_decided("Computing, without training, has", computed), _decided("Counting in the data has", data)]
     if computed.waiting:
         then.append(f"{_count(computed.waiting, 'waits', 'wait')} to be computed, which make repro does.")
@@ -65,11 +69,24 @@ def open_with(tallies: Sequence[Tally], decided: Sequence[JudgedClaim], datasets
     is_against = [row for row in by_training if row.verdict.status in AGAINST_THE_PAPER]
     named = [*is_against, *(row for row in by_training if row not in is_against)]
     return Opening(
+        whole=_sum_up(tallies, trained, computed, data),
         first=_trained(trained, by_training, datasets),
-        waiting=" ".join(filter(None, left)),
+        waiting=" ".join(left),
+        planned=prospects(sum_outlooks([tally.outlook for tally in tallies])) if trained.waiting else "",
         then=" ".join(filter(None, then)),
         named=tuple(named[:MOST_NAMED]),
     )
+
+
+def _sum_up(tallies: Sequence[Tally], trained: Counts, computed: Counts, data: Counts) -> str:
+    """What this is and how far it is."""
+    papers, claims = len(tallies), sum(tally.claims for tally in tallies)
+    make = f"{papers} machine-learning papers make" if papers != 1 else "A machine-learning paper makes"
+    by = (("training the models again", trained), ("computing", computed), ("counting in the data", data))
+    decided = listed([f"{counts.decided or 'none'} by {how}" for how, counts in by if counts.decidable])
+    left = trained.waiting + trained.open
+    waits = f"; {_count(left, 'still needs', 'still need')} training" if left else ""
+    return f"{make} {_count(claims, 'claim', 'claims')}." + (f" Decided so far: {decided}{waits}." if decided else "")
 
 
 def _trained(counts: Counts, decided: Sequence[JudgedClaim], datasets: Mapping[str, str]) -> str:
@@ -130,16 +147,16 @@ def holds_in_its_order_only(verdict: VerdictRow) -> bool:
 def prospects(outlook: Outlook) -> str:
     """How many waiting claims the planned runs can't confirm, or not whole; empty where they can confirm all."""
     parts = [
-        f"can’t confirm {outlook.hopeless} at all" if outlook.hopeless else "",
-        f"can confirm {outlook.order_only} only in their order, not in their size" if outlook.order_only else "",
+        f"will hardly confirm {outlook.hopeless} (a chance below 5 %)" if outlook.hopeless else "",
         f"have less than an even chance with {outlook.unlikely}" if outlook.unlikely else "",
+        f"can confirm the order alone, not the size, of {outlook.order_only}" if outlook.order_only else "",
     ]
-    told = "; ".join(part for part in parts if part)
+    told = listed([part for part in parts if part])
     if not told:
         return ""
-    said = f"Even if the paper is right and our set-up is the paper’s, the runs planned for these {told}."
+    said = f"Of the waiting claims the planned runs {told}, even if the paper is right and our set-up is the paper’s."
     if outlook.assumed:
-        said += f" For {outlook.assumed} this is worked out from an assumed spread of the runs, not a known one."
+        said += f" For {outlook.assumed} this rests on an assumed spread of the runs, not a known one."
     return said
 
 
@@ -197,7 +214,7 @@ def by_ground(tallies: Sequence[Tally]) -> list[Ground]:
     return [
         Ground("Needs trained models", add([tally.trained for tally in tallies]), "waiting for full-length training"),
         Ground("Computed without training", add([tally.computed for tally in tallies]), "not computed here yet"),
-        Ground("Facts of data, no results", add([tally.data for tally in tallies]), "not counted here yet", True),
+        Ground("Facts of the data sets", add([tally.data for tally in tallies]), "not counted here yet", True),
     ]
 
 

@@ -26,6 +26,7 @@ ONE_MEANING = {
     "memory": "memory ram",
     "accuracy": "accuracy accurate",
     "error": "error wrong mistake",
+    "need": "need needed require required necessary",
 }
 """Words of one meaning, each line under its first; plurals are singular."""
 STOP_WORDS = """
@@ -36,6 +37,7 @@ when which who why will with work you
 BETTER = ("order", "difference", "gap", "tally", "wins")
 """Kinds of claims that say of one model that it is better than another, where their number is above 0."""
 MODEL, NAME, ABOUT = 3.0, 2.0, 1.0
+"""Weights of places; a claim's own words, where it has any, weigh as much as its models."""
 OF_BOTH = 4.0
 """What a claim gains that has two of the asked models."""
 NEARLY = 12
@@ -122,7 +124,8 @@ def _weigh(row: JudgedClaim, name: str, arms: Mapping[tuple[str, str], str], mod
         if part
     )
     weights: dict[str, float] = {}
-    for weight, words in ((ABOUT, words_of(about)), (NAME, words_of(name)), (MODEL, of_models)):
+    of_name = MODEL if claim.statement else NAME
+    for weight, words in ((ABOUT, words_of(about)), (of_name, words_of(name)), (MODEL, of_models)):
         weights.update(dict.fromkeys(words, weight))
     if claim.baseline_arm:
         weights["against"] = NAME

@@ -1,4 +1,4 @@
-"""Illustrations of a claim without a number: our results or curves of the models that it is about."""
+"""Illustrations of a claim without a number, or on a size: our results or curves of the models that it is about."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from sqlalchemy.orm import Session
 
 from service.database.comparing import Question
 from service.database.curves import Curve, known_curves, list_curves
+from service.pages.amounts import SIDES_OF_A_SIZE
 from service.pages.charts import cost_chart
 from service.pages.curve_charts import band_chart
-from service.pages.formats import value_in
+from service.pages.formats import exact, value_in
 from stages.results import METRICS, Claim, ClaimRecord, Dataset, ExperimentComparison, Status
 
 Answer = Callable[[Question], list[ExperimentComparison]]
@@ -34,8 +35,9 @@ class Shown:
 
 
 def list_shown(session: Session, record: ClaimRecord, compare: Answer) -> list[Shown]:
-    """One for each experiment on real data; none for a claim that has a number, and so charts of its own."""
-    if record.verdict.status != Status.SHOWN:
+    """One for each experiment on real data; none for a claim that has other charts, of its number."""
+    is_of_a_size = record.claim.kind in SIDES_OF_A_SIZE and record.verdict.estimate is not None
+    if record.verdict.status != Status.SHOWN and not is_of_a_size:
         return []
     metric = record.claim.metric if record.claim.metric in METRICS else None
     found = []
@@ -62,9 +64,14 @@ def _show(session: Session, claim: Claim, comparison: ExperimentComparison, kind
             if curve in known:
                 points = list_curves(session, comparison, curve, list(titles))
                 charts[curve] = band_chart(comparison.title, titles, points, curve, kind)
-    elif (drawn := cost_chart(comparison, "parameters")) is not None:
+        return Shown(comparison=comparison, charts=charts, sentences=tuple(_bests(comparison)))
+    bound = claim.value if claim.kind in SIDES_OF_A_SIZE else None
+    if (drawn := cost_chart(comparison, "parameters", bound=bound)) is not None:
         charts["parameters"] = drawn
-    return Shown(comparison=comparison, charts=charts, sentences=tuple(_bests(comparison)))
+    sentences = _bests(comparison)
+    if bound is not None:
+        sentences = [f"The dashed line stands at the paper’s {value_in(claim.unit or '', exact)(bound)}."]
+    return Shown(comparison=comparison, charts=charts, sentences=tuple(sentences))
 
 
 def _bests(comparison: ExperimentComparison) -> list[str]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
+BETWEEN = {1.3: (1, 2, 5), 3.0: (1, 3)}
+"""Ticks of each decade of a logarithmic axis that has no more decades than this."""
 ZOOM = {"name": "zoom", "select": {"type": "interval", "zoom": "wheel![event.shiftKey]"}, "bind": "scales"}
 
 
@@ -16,6 +19,20 @@ def scale(values: Iterable[float], *, wide: float = 10.0) -> dict[str, Any]:
     numbers = list(values)
     is_wide = min(numbers) > 0 and max(numbers) > wide * min(numbers)
     return {"type": "log", "nice": False} if is_wide else {"zero": False}
+
+
+def ticks(values: Iterable[float]) -> dict[str, Any]:
+    """The ticks of a logarithmic axis over `values`: each power of ten in them, and few or no numbers between.
+
+    Vega's own choice leaves out some powers of ten and keeps others.  No choice of ours where fewer than two ticks
+    would be left.
+    """
+    numbers = list(values)
+    low, high = math.log10(min(numbers)), math.log10(max(numbers))
+    factors = next((factors for decades, factors in BETWEEN.items() if high - low <= decades), (1,))
+    found = [float(f"{factor}e{power}") for power in range(math.floor(low), math.floor(high) + 1) for factor in factors]
+    kept = [tick for tick in found if min(numbers) <= tick <= max(numbers)]
+    return {"values": kept, "labelOverlap": False} if len(kept) > 1 else {}
 
 
 def tooltip_of_nearest(fields: Mapping[str, str], number_format: Mapping[str, str]) -> dict[str, Any]:

@@ -77,7 +77,6 @@ def show_papers(request: Request, session: ResultsSession, compare: Compare) -> 
             "opening": open_with(list(tallies.values()), decided, titles),
             "grounds": by_ground(list(tallies.values())),
             "grounds_of": {paper: by_ground([counts]) for paper, counts in tallies.items()},
-            "prospects": {paper: prospects(counts.outlook) for paper, counts in tallies.items()},
             "highlights": {paper.name: highlights(of_paper[paper.name], paper.argument or ["*"]) for paper in papers},
             "names": name_claims(session, decided),
             "datasets": datasets,
@@ -230,6 +229,8 @@ def show_claim(
     paper, address = queries.find_paper(session, record.claim.paper), str(request.url.replace(query=""))
     observed = list_behind(session, record, arms, compare)
     related = list_mentioned(session, record.claim)
+    of_paper = list_judged(session, ClaimFilter(paper=paper.name)) if record.same_error else []
+    alike = [row for row in of_paper if row.claim.id in record.same_error]
     lacking = lacking_test_images(session, record.experiments if record.verdict.basis == "params" else ())
     trend = find_trend(record, arms)
     return app_state_of(request).templates.TemplateResponse(
@@ -251,7 +252,7 @@ def show_claim(
             "timed": timed_here(record, titles, compare),
             "counted": tell_counted(record, lacking),
             "related": related,
-            "names": name_claims(session, related),
+            "names": name_claims(session, [*related, *alike]),
             "tried": times_reproduced(record),
             "tests": tell_tests(record.deviations, titles_of(session)[1], compare),
             "cited": cited,

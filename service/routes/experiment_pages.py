@@ -11,18 +11,19 @@ from pydantic import BeforeValidator
 from service.database import queries
 from service.database.comparing import Provenance, Question, first_of_each_dataset, metrics_of
 from service.database.curves import Curve, known_curves, list_curves, name_curve
-from service.database.leaderboard import COSTS, TITLES, Column, has, rank
+from service.database.leaderboard import COSTS, TITLES, Column, has, list_entries, no_larger, rank, sizes
 from service.database.observed import known_quantities, list_observed
 from service.database.specs import lay_side_by_side
 from service.dependencies import Compare, ResultsSession, app_state_of
 from service.http.errors import declared
-from service.pages.chance import tell_chance
+from service.pages.chance import at_chance, tell_chance
 from service.pages.charts import cost_chart
 from service.pages.citing import bibtex_table
 from service.pages.curve_charts import MOST_LINES, Smooth, band_chart
 from service.pages.first_looks import first_looks
 from service.pages.names import name_claims
 from service.pages.observed_charts import blocks_chart
+from service.pages.recipes import recipes
 from service.pages.times import tell_twins
 from stages.results import METRICS, SHOWN_METRICS, Arm, ClaimFilter, Experiment, UnknownArm, list_judged
 
@@ -131,10 +132,14 @@ def show_leaderboard(
     metric: str | None = None,
     profile: str | None = None,
     provenance: Annotated[Provenance | None, BeforeValidator(lambda value: value or None)] = None,
+    parameters: Annotated[int | None, Query(ge=1, lt=1 << 53), BeforeValidator(lambda value: value or None)] = None,
     sort: Column = "result",
     reverse: bool = False,
 ) -> Response:
-    """All models trained on one data set, of all papers, in one metric; else on the first data set with results."""
+    """All models trained on one data set, of all papers, in one metric; else on the first data set with results.
+
+    With `parameters` only models that have no more of them.
+    """
     overview = first_of_each_dataset(compare(Question()))
     datasets = [item for item in queries.list_datasets(session) if item.name in overview]
     first = next((item.name for item in datasets if overview[item.name].is_real), datasets[0].name)
@@ -142,7 +147,10 @@ def show_leaderboard(
     metrics = {name: METRICS[name].title for name in SHOWN_METRICS[chosen.kind] if METRICS[name].split}
     shown = metric or next(iter(metrics))
     found = compare(Question(dataset=chosen.name, profile=profile or None, metric=shown, provenance=provenance))
-    entries = rank(found, by=sort, is_reversed=reverse)
+    every = list_entries(found)
+    entries = rank(no_larger(every, parameters), by=sort, is_reversed=reverse)
+    experiments = {name: queries.find_experiment(session, name) for name in {e.comparison.experiment for e in entries}}
+    lost = {item.experiment: at_chance(item, chosen) for item in found}
     return app_state_of(request).templates.TemplateResponse(
         request,
         "leaderboard.html",
@@ -156,6 +164,11 @@ def show_leaderboard(
             "provenances": PROVENANCES,
             "provenance": provenance,
             "entries": entries,
+            "sizes": sizes(every),
+            "parameters": parameters,
+            "recipes": {name: recipes(experiment) for name, experiment in experiments.items()},
+            "lost": lost,
+            "guessing": [told for item in found for told in tell_chance(item, chosen, {e.arm.arm for e in entries})],
             "twins": tell_twins(entries),
             "most_lines": MOST_LINES,
             "columns": {column: title for column, title in TITLES.items() if has(entries, column)},

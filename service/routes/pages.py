@@ -193,6 +193,7 @@ def show_run(run_key: str, request: Request, session: ResultsSession) -> Respons
             "results": shown,
             "samples": SAMPLES[kind],
             "spec": dict(flatten(results[0].spec)),
+            "code": {name for name, _ in flatten(results[0].spec) if name.startswith("code.")},
             "flatten": flatten,
         },
     )

@@ -77,8 +77,8 @@ def published_client(published: str) -> Iterator[TestClient]:
 
 
 @pytest.fixture(scope="session")
-def computed_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
-    """The same with what is computed without training, as a repro computes it."""
+def computed_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The evidence and the models in git with what is computed without training, as a repro computes it."""
     root = tmp_path_factory.mktemp("computed")
     (root / "data").mkdir()
     for name in ("params", "params.yaml", "dvc.yaml", *(f"data/{name}" for name in IN_GIT)):
@@ -87,7 +87,13 @@ def computed_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestCl
     found = {paper: import_module(f"stages.papers.{paper}.findings").findings(margins) for paper in papers()}
     (root / "data" / "findings.jsonl").write_bytes(lines(found))
     record(root, "data/results.db")
-    with serving(Settings(root=root, database="data/results.db")) as client:
+    return root
+
+
+@pytest.fixture(scope="session")
+def computed_client(computed_root: Path) -> Iterator[TestClient]:
+    """A client of a service on it."""
+    with serving(Settings(root=computed_root, database="data/results.db")) as client:
         yield client
 
 

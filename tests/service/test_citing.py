@@ -34,7 +34,10 @@ def test_a_decided_claim_is_a_review_for_search_engines(client: TestClient) -> N
     assert (claim["verdict"]["status"], claim["verdict"]["size"]["status"]) == ("supported", "inconclusive")
     assert review["reviewRating"]["alternateName"] == "order supported, size open, at 5 and 8 layers"
     assert review["reviewRating"]["ratingValue"] == review["reviewRating"]["bestRating"] - 1, "its size is open"
-    whole = linked_data(client, "/claims/dac.sgemm.crossover_low")["reviewRating"]
+    part = linked_data(client, "/claims/dac.sgemm.crossover_low")["reviewRating"]
+    assert part["ratingValue"] == part["bestRating"] - 1, "it is said of four sizes alone"
+    (counted,) = client.get("/api/v1/claims?verdict=holds&limit=1").json()
+    whole = linked_data(client, f"/claims/{counted['id']}")["reviewRating"]
     assert whole["ratingValue"] == whole["bestRating"] == 5
     assert review["itemReviewed"]["appearance"]["url"] == "https://arxiv.org/abs/2301.00924v3"
     assert review["url"] == f"http://127.0.0.1{GAIN}" and re.fullmatch(r"\d{4}-\d\d-\d\d", review["datePublished"])

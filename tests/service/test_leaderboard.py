@@ -77,3 +77,51 @@ def test_one_network_with_two_times_says_why_and_times_have_two_digits(published
     times = re.findall(r"takes (about )?\d\.\d+ times as long", text_of(published_client.get("/papers/ninformer").text))
     assert len(times) == 3 and all(times)
     assert "2 threads and bfloat16" in text_of(published_client.get("/papers/ninformer").text)
+
+
+def test_models_are_filtered_by_their_size(published_client: TestClient) -> None:
+    found = published_client.get("/compare?dataset=cifar10&metric=accuracy").json()["comparisons"]
+    sizes = [arm["cost"]["parameters"] for item in found for arm in item["arms"] if arm["ours"]]
+    html = published_client.get("/leaderboard?dataset=cifar10").text
+    offered = [int(most) for most in re.findall(r'<option value="(\d+)"[^>]*>up to ', html)]
+    assert offered, "the models are of several sizes"
+    for most in offered:
+        smaller = [size for size in sizes if size <= most]
+        assert 0 < len(smaller) < len(sizes)
+        page = f"/leaderboard?dataset=cifar10&provenance=&parameters={most}"
+        assert len(models(published_client, page)) == len(smaller)
+        assert f"parameters={most}&amp;sort=" in published_client.get(page).text, "sorting keeps the size"
+    nothing = published_client.get("/leaderboard?dataset=cifar10&parameters=1").text
+    assert "No model has a result" in nothing and "with at most 1 parameters" in nothing
+    assert len(models(published_client, "/leaderboard?dataset=cifar10&parameters=")) == len(sizes)
+
+
+def test_models_that_differ_in_their_optimiser_alone_say_by_which_and_of_what_network(
+    published_client: TestClient,
+) -> None:
+    rows = re.findall(r"(?s)<tr>(.*?)</tr>", published_client.get("/leaderboard?dataset=cifar10").text)
+    told = {
+        match[1]: match[2]
+        for row in rows
+        if (
+            match := re.search(
+                r'"Choose ([^"]+), [^"]*small ViT[^"]*".*?<small>[^<]+</small><small>([^<]+)</small>', row
+            )
+        )
+    }
+    assert told["Adam"] == "ViT, trained by Adam at a rate of 0.001"
+    assert told["CG-FAC on attention, Adam elsewhere"] == (
+        "ViT, trained by CG-FAC at a rate of 0.01, elsewhere Adam at 0.001"
+    )
+    assert len(told) > 3 and len(set(told.values())) == len(told)
+    rates = [row for row in rows if "ResNet-18" in row and "trained by AdamW at a rate of 0.0003" in row]
+    assert rates and all("a tenth of the rate" in row for row in rates)
+
+
+def test_a_model_at_chance_says_so_in_its_row_and_above(published_client: TestClient) -> None:
+    html = published_client.get("/leaderboard?dataset=cifar10").text
+    rows = [row for row in html.split("<tr>") if "no better than guessing" in row]
+    assert len(rows) == 1 and "10.02 %" in rows[0]
+    assert "AetherResNet-18 is at chance" in html and "With one thing changed it learns" in html
+    small = published_client.get("/leaderboard?dataset=cifar10&parameters=1000000").text
+    assert "no better than guessing" not in small and "is at chance" not in small

@@ -43,8 +43,13 @@ def test_what_needs_training_comes_first_with_how_much_is_decided_and_on_which_d
         "1 holds (its size is still open) and 1 does not hold. "
         "No accuracy and no error rate is among them."
     )
+    assert opening.whole == (
+        "A machine-learning paper makes 11 claims. "
+        "Decided so far: 2 by training the models again and 5 by computing; 4 still need training."
+    )
     assert opening.waiting == (
-        "For 1 the runs so far leave either answer possible. 3 wait for models trained as long as the paper’s."
+        "1 more is open: the runs so far leave either answer possible. "
+        "3 wait for models trained as long as the paper’s."
     )
     assert opening.then == (
         "Computing, without training, has decided 5: 3 hold, 1 holds only if its words are read in one way "
@@ -56,6 +61,7 @@ def test_what_needs_training_comes_first_with_how_much_is_decided_and_on_which_d
 
 def test_nothing_decided_is_said_first() -> None:
     opening = open_with([tally(counts(waiting=2), data=counts(in_favour=5))], [], {})
+    assert "Decided so far: none by training the models again and 5 by counting in the data; 2 " in opening.whole
     assert opening.first == "None of the 2 claims that need trained models is decided yet."
     assert opening.waiting == "2 wait for models trained as long as the paper’s."
     assert opening.then.startswith("Counting in the data has decided 5: 5 hold. ")
@@ -82,11 +88,12 @@ def test_the_outcome_counts_what_holds_in_one_way_apart() -> None:
 def test_what_the_plans_can_not_confirm_is_said() -> None:
     assert prospects(ALL_CLEAR) == ""
     assert prospects(Outlook(waiting=9, hopeless=2, order_only=3, unlikely=1, unknown=3, assumed=0)) == (
-        "Even if the paper is right and our set-up is the paper’s, the runs planned for these can’t confirm 2 at all; "
-        "can confirm 3 only in their order, not in their size; have less than an even chance with 1."
+        "Of the waiting claims the planned runs will hardly confirm 2 (a chance below 5 %), have less than an even "
+        "chance with 1 and can confirm the order alone, not the size, of 3, even if the paper is right and our set-up "
+        "is the paper’s."
     )
     guessed = prospects(Outlook(waiting=9, hopeless=2, order_only=0, unlikely=0, unknown=3, assumed=5))
-    assert guessed.endswith(" For 5 this is worked out from an assumed spread of the runs, not a known one.")
+    assert guessed.endswith(" For 5 this rests on an assumed spread of the runs, not a known one.")
 
 
 def test_what_limits_the_decided_ones_is_said_with_them() -> None:
@@ -112,10 +119,14 @@ def test_the_front_page_s_sentences_are_the_verdicts_of_the_database(client: Tes
     html = unescape(client.get("/").text)
     claims = client.get("/api/v1/claims?limit=1000").json()
     papers = client.get("/api/v1/verdicts").json()["papers"]
-    (lead,) = re.findall(r'(?s)<p class="lead">(.*?)</p>', html)
+    whole, lead = re.findall(r'(?s)<p class="lead">(.*?)</p>\s*<p>(.*?)</p>', html)[0]
+    assert whole.startswith(f"{len(papers)} machine-learning papers make {len(claims)} claims. Decided so far: ")
     needed, favour, against, waiting = (
         sum(paper["trained"][name] for paper in papers) for name in ("decidable", "in_favour", "opposed", "waiting")
     )
+    open_ones = sum(paper["trained"]["open"] for paper in papers)
+    assert f" {favour + against} by training the models again, " in whole
+    assert whole.endswith(f"; {waiting + open_ones} still need training.")
     assert lead.startswith(f"Of the {needed} claims that need trained models, {favour + against} are decided")
     named = re.findall(r'href="/claims/([^"]+)"', html[: html.index('id="papers-title"')])
     by_id = {claim["id"]: claim["verdict"] for claim in claims}

@@ -14,6 +14,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.database.queries import full_run_key
+from service.pages.formats import prose, upper_first
 from stages.results import METRICS, SHOWN_METRICS, UnknownRun, open_results
 
 NO_NUMBER = re.compile(r"\b(undefined|NaN|nan|inf|Infinity|None|null)\b")
@@ -230,7 +231,7 @@ def test_a_paper_s_page_has_its_contents_its_experiments_and_every_departure(cli
     named = {
         row["subject"] for claim in claims for row in client.get(f"/api/v1/claims/{claim['id']}").json()["deviations"]
     }
-    assert named and all(f"<summary>{subject}</summary>" in unescape(departures) for subject in named)
+    assert named and all(f"<summary>{prose(upper_first(subject))}</summary>" in departures for subject in named)
     assert 'id="deviations"' not in client.get("/papers/ninformer?verdict=contradicted").text
 
 
@@ -317,7 +318,7 @@ def test_first_numbers_of_an_experiment_stand_on_the_paper_s_page_though_its_cla
 def test_what_may_explain_a_comparison_stands_above_its_table_and_at_all_claims_of_it(
     client: TestClient, claim_pages: dict[str, str]
 ) -> None:
-    said = "The paper's ViT has no position embeddings"
+    said = "The paper’s ViT has no position embeddings"
     html = client.get("/papers/ninformer").text
     above = text_of(html[html.index(">Table 2</h2>") :].partition("<table")[0])
     assert said in above and "ViT with learned positions was not trained yet." in above
@@ -353,3 +354,24 @@ def test_one_thing_has_one_word_on_all_pages_and_the_page_about_method_says_what
         "sensitivity",
     }
     assert wanted | {"calibration error"} <= glossary
+
+
+def test_every_claim_is_told_to_search_engines_as_their_kind_of_review_requires(claim_pages: dict[str, str]) -> None:
+    """The fields that schema.org's ClaimReview needs to be shown: url, claimReviewed, reviewRating and author."""
+    kinds = set()
+    for address, html in claim_pages.items():
+        (written,) = re.findall(r'(?s)<script type="application/ld\+json">(.*?)</script>', html)
+        told = json.loads(written)
+        kinds.add(told["@type"])
+        assert told["@context"] == "https://schema.org" and told["url"].endswith(address), address
+        claim = told["itemReviewed"] if told["@type"] == "ClaimReview" else told
+        assert claim["@type"] == "Claim" and claim["name"], address
+        assert claim["appearance"]["@type"] == "ScholarlyArticle" and claim["appearance"]["name"], address
+        if told["@type"] == "Claim":
+            continue
+        rating = told["reviewRating"]
+        assert told["claimReviewed"] and told["author"] == {"@type": "Organization", "name": "Claimcheck"}, address
+        assert rating["@type"] == "Rating" and rating["alternateName"], address
+        assert rating["worstRating"] <= rating["ratingValue"] <= rating["bestRating"], address
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d", told["datePublished"]), address
+    assert kinds == {"Claim", "ClaimReview"}

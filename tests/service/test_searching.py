@@ -32,6 +32,11 @@ def find(client: TestClient, asked: str) -> list[str]:
         ("GPT memory", "nmn.gpt.memory"),
         ("Brownian motion", "brownian.motion"),
         ("Theorem C.1(1)", "dac.thm.c1.1"),
+        ("activation", "nmn.theory.activation"),
+        ("normalisation", "nmn.theory.selfreg"),
+        ("do I need activations?", "nmn.theory.activation"),
+        ("linear complexity", "ninformer.complexity.linear"),
+        ("uniform improvement", "dac.sgemm.uniform"),
     ],
 )
 def test_a_question_brings_the_claim_wanted_among_the_first_three(

@@ -227,3 +227,14 @@ def test_what_holds_as_read_in_one_way_says_which() -> None:
     assert name_reading(row) == "only if read as growth, not at the paper's sizes or with one product"
     assert name_reading(judge("a", "holds")) is None
     assert name_reading(judge("a", "holds under a reading")) is None, "comparable arms have no named reading"
+
+
+def test_what_a_plan_can_tell_is_said_plainly() -> None:
+    said = (
+        "Planned are 5 replicates with a spread of 0.033 (measured on our first 5). No size is printed. "
+        "The side is told with probability 80 % where the truth is at least 0.053 away."
+    )
+    assert for_readers(said) == (
+        "We plan 5 runs of each model, which scatter by 0.033 (measured on our first 5). The paper prints no size. "
+        "If the two truly differ by at least 0.053, these runs tell the larger one with a chance of 80 %."
+    )
