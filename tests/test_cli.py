@@ -141,7 +141,7 @@ SHAPES = {
     "plan ninformer-mnist": {"profile", "experiments", "profiles", "devices", "goals", "as_printed"},
     "show ninformer-mnist": {"experiment", "like", "params"},
     "show dac.sgemm.gain": {
-        *("claim", "paper", "place", "statement", "value", "unit", "qualifier"),
+        *("claim", "paper", "place", "arm", "baseline_arm", "metric", "statement", "value", "unit", "qualifier"),
         *("experiments", "verdict", "runs", "deviations"),
     },
     "status dac": {"papers", "trainings"},

@@ -23,6 +23,7 @@ _DATABASE = str(Path("data/results.db"))
 _CLAIMS = Path("data/claims.csv")
 _FEW = 4
 """Runs that a person is shown."""
+_ASKED = ("paper", "place", "arm", "baseline_arm", "metric", "statement", "value", "unit", "qualifier")
 
 
 def show(options: argparse.Namespace) -> Answer:
@@ -59,7 +60,7 @@ def _claim(name: str) -> dict[str, Any]:
         said = ("status", "explanation", "basis", "ours", "low", "high", "confidence", "n", "size")
         return {
             "claim": claim.id,
-            **{part: getattr(claim, part) for part in ("paper", "place", "statement", "value", "unit", "qualifier")},
+            **{part: getattr(claim, part) for part in _ASKED},
             "experiments": list(row.experiments),
             "verdict": {part: getattr(verdict, part) for part in said},
             "runs": list(dict.fromkeys(run.result.run_key for run in row.runs)),
@@ -69,11 +70,16 @@ def _claim(name: str) -> dict[str, Any]:
 
 def _show_claim(claim: Mapping[str, Any]) -> Iterator[str]:
     from stages.recording.reporting import in_unit
+    from stages.results import METRICS
 
     verdict, unit, runs = claim["verdict"], claim["unit"], claim["runs"]
     yield f"{claim['claim']} ({claim['paper']}, {claim['place']})"
     if claim["statement"]:
         yield f"says      {claim['statement']}"
+    elif claim["arm"]:
+        against = f" against {claim['baseline_arm']}" if claim["baseline_arm"] else ""
+        metric = METRICS[claim["metric"]].title if claim["metric"] in METRICS else claim["metric"]
+        yield f"about     {claim['arm']}{against} of {', '.join(claim['experiments'])}: {metric}"
     if claim["value"] is not None:
         yield f"printed   {in_unit(claim['value'], unit)} {claim['qualifier']}".rstrip()
     if verdict["ours"] is not None:
@@ -88,8 +94,10 @@ def _show_claim(claim: Mapping[str, Any]) -> Iterator[str]:
     if runs:
         more = f" and {len(runs) - _FEW} more" if len(runs) > _FEW else ""
         yield f"runs      {', '.join(key[:12] for key in runs[:_FEW])}{more}"
-    for deviation in claim["deviations"]:
-        yield f"deviation {deviation['id']}: {deviation['subject']}"
+    if claim["deviations"]:
+        yield f"set-up    {len(claim['deviations'])} points in docs/papers/{claim['paper']}.md: " + ", ".join(
+            deviation["subject"] for deviation in claim["deviations"]
+        )
 
 
 def history(options: argparse.Namespace) -> Answer:

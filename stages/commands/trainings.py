@@ -25,6 +25,7 @@ from stages.runs.stores import open_store
 from stages.scheduling.planning import Cost, add_up, in_other_profile, plan_costs, two_digits, what_counts
 from stages.scheduling.runner import assignments, find_experiment, find_outcome, ways_to
 
+PREFIXES = {1e21: "Z", 1e18: "E", 1e15: "P", 1e12: "T", 1e9: "G", 1e6: "M", 1e3: "k"}
 PRINTED, IN_TF32 = "paper", "paper-tf32"
 
 
@@ -111,7 +112,7 @@ def _in_store(name: str, params: Params) -> dict[str, Any]:
 def _show_plan(plan: Mapping[str, Any]) -> Iterable[RenderableType]:
     devices = list(plan["devices"])
     numbers = [Column("runs"), Column("epochs", 5), Column("steps", 3), Column("FLOPs", 2)]
-    numbers += [Column(f"{kind}\nhours", min(1, place)) for place, kind in enumerate(devices)]
+    numbers += [Column(f"time on\n{kind}", min(1, place)) for place, kind in enumerate(devices)]
     numbers += [Column(f"{kind}\nUSD", 4) for kind in devices]
     yield Rows(
         [Column(f"profile {plan['profile']}", left=True), Column("in\nstore"), *numbers],
@@ -136,7 +137,7 @@ def _show_plan(plan: Mapping[str, Any]) -> Iterable[RenderableType]:
             [
                 f"{line['profile']}, {line['paper'] or 'all'}",
                 *_cells(line),
-                *map(two_digits, line["limit_hours"].values()),
+                *map(_time, line["limit_hours"].values()),
             ]
             for line in plan["profiles"]
         ],
@@ -148,7 +149,7 @@ def _show_plan(plan: Mapping[str, Any]) -> Iterable[RenderableType]:
     for kind, rate in plan["devices"].items():
         price = f"{rate['usd_per_hour']:.2f} USD an hour"
         yield Text(f"  {kind}: {rate['device']}, {price}; its speed is {rate['source']} (params.yaml, rates)")
-    yield Text("A limit is the hours of the FLOPs alone at the peak of the device.")
+    yield Text("A limit is the time of the FLOPs alone at the peak of the device.")
     yield from map(Text, plan["as_printed"])
     for goal in plan["goals"]:
         device = plan["devices"][goal["device"]]["device"]
@@ -160,8 +161,23 @@ def _show_plan(plan: Mapping[str, Any]) -> Iterable[RenderableType]:
 
 
 def _cells(line: Mapping[str, Any]) -> list[str]:
-    cells = [f"{line['runs']:,}", f"{line['epochs']:,}", f"{line['steps']:,}", f"{line['flops']:.2g}"]
-    return cells + [two_digits(value) for name in ("hours", "usd") for value in line[name].values()]
+    cells = [f"{line['runs']:,}", f"{line['epochs']:,}", f"{line['steps']:,}", _prefixed(line["flops"])]
+    cells += [_time(hours) for hours in line["hours"].values()]
+    return cells + [f"{usd:,.2f}" if usd < 10 else f"{usd:,.0f}" for usd in line["usd"].values()]
+
+
+def _prefixed(number: float) -> str:
+    """850 M, 85 G, 290 P: two digits at least, since these are estimates."""
+    size, prefix = next(((size, prefix) for size, prefix in PREFIXES.items() if number >= size), (1.0, ""))
+    return f"{two_digits(number / size)} {prefix}".rstrip()
+
+
+def _time(hours: float) -> str:
+    """0.9 s, 25 min, 4.1 h, 1,253 h"""
+    for size, unit in ((1.0, "h"), (1 / 60, "min")):
+        if hours >= 1.5 * size:
+            return f"{two_digits(hours / size)} {unit}"
+    return f"{two_digits(3600 * hours)} s"
 
 
 def set_profile(options: argparse.Namespace) -> Answer:
