@@ -4,7 +4,7 @@ ViT, a step at least 0.85 times as fast.
 
 Peers of attention: `torch.cdist`, the distance by a matrix product, and PyTorch's fused attention on vectors with the
 norms appended, each eager and compiled.  Peers of a step: the model with `torch.cdist` in both units, and ours without
-our C++, each eager and compiled, with a fused Adam.  Ours is eager, or compiled and with a fused Adam, as a training is.
+our C++, each eager and compiled, with a fused Adam.  Ours is eager, or compiled with a fused Adam, as trainings are.
 Attention has 64 tokens in heads of 64.  The models have the width of 256 in 4 blocks, 4 heads, 64 tokens; both
 feed-forwards are 512 wide.  A step is forward, backward and Adam on 64 images, in float32, and in bfloat16 if the
 processor multiplies in it.  At most: if all but the peer's products cost nothing.

@@ -93,13 +93,13 @@ Step = Callable[[], object]
 @dataclass(frozen=True)
 class Race:
     """Median seconds of each of our ways and of each peer; `ratio`: the fastest peer / our fastest way, the median over
-    rounds; `products`: the share of the fastest peer's time in PyTorch's products and convolutions.
+    rounds; `strongest`: that peer's step.
     """
 
     ours: Mapping[str, float]
     peers: Mapping[str, float]
     ratio: float
-    products: float
+    strongest: Step
 
     def line(
         self, what: str, goal: float, *, dtype: str = "float32", images: int = 0, same_products: bool = False
@@ -115,7 +115,7 @@ class Race:
             goal=goal,
             unit="× as fast",
             setting=setting(dtype),
-            most=1 / self.products if same_products else None,
+            most=1 / share_of_products(self.strongest) if same_products else None,
         )
 
     def cost(self, what: str, goal: float, *, dtype: str = "float32") -> Line:
@@ -152,7 +152,7 @@ def race(
     ]
     mine, theirs = (taken[side, _fastest(named)] for side, named in enumerate(medians))
     ratio = statistics.median(peer / own for own, peer in zip(mine, theirs, strict=True))
-    return Race(*medians, ratio, share_of_products(peers[_fastest(medians[1])]))
+    return Race(*medians, ratio, peers[_fastest(medians[1])])
 
 
 _PRODUCTS = (
