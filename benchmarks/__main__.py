@@ -28,7 +28,9 @@ type, with as many threads and after as much warming up; where several are natur
 and stands first. All sides take turns in one run, and medians are compared; a benchmark's file in `benchmarks/` says
 what each does. Times on a CPU are processor time; those marked "wall" are by the clock. Each kind of processor has its
 newest table; a played one is this machine with PyTorch, oneDNN, MKL and our C++ told to leave its better instructions
-alone. The [log](log.md) has what was tried, [decision 0051](decisions/0051-honest-benchmarks.md) why it is so.
+alone. "At most" is what the figure would be if all cost nothing but what both sides need: the peer's matrix products,
+its convolutions, the conversion of a batch's bytes, answers without a server. The [log](log.md) has what was tried,
+[decision 0051](decisions/0051-honest-benchmarks.md) why it is so.
 """
 COLUMNS = (*HEADINGS, "on")
 LOST = "Where a peer is faster, or a goal is missed"

@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 
 from benchmarks import bench_paint, bench_results, many_runs, server
 from benchmarks.__main__ import COLUMNS, INTRODUCTION, LOST, main, page, rows_of, together
-from benchmarks.timing import HEADINGS, Line, compare, fused, markdown, pytorch_alone, race, table
+from benchmarks.timing import HEADINGS, Line, compare, fused, markdown, pytorch_alone, race, share_of_products, table
 from service.app import create_app
 from service.settings import Settings
 from stages.ops.fast import attention, cpp, dac
@@ -101,6 +101,19 @@ def test_the_fastest_peer_counts_and_stands_first() -> None:
 def test_a_faster_peer_is_said_to_be_faster() -> None:
     assert [line(value).verdict for value in (0.9, 1.5, 2.5)] == ["slower", "no", "yes"]
     assert line(0.9, at_most=True).verdict == "yes"
+
+
+def test_what_a_figure_can_be_at_most_stands_beside_it() -> None:
+    assert "; at most 1.16" in dataclasses.replace(line(1.1), most=1.157).cells()[5]
+    assert "at most" not in line(1.1).cells()[5]
+
+
+def test_the_share_of_products_is_that_of_libraries() -> None:
+    matrix, maps = torch.randn(256, 256), torch.randn(16, 16, 32, 32, requires_grad=True)
+    convolution = torch.nn.Conv2d(16, 16, 3, padding=1)
+    assert share_of_products(lambda: matrix @ matrix) > 0.8
+    assert share_of_products(lambda: convolution(maps).sum().backward()) > 0.5
+    assert share_of_products(lambda: matrix.sin().exp()) == 0
 
 
 def test_a_fused_optimiser_keeps_groups_and_their_settings() -> None:

@@ -183,7 +183,9 @@ class _Training:
         self.device = task.device
         train_rows, validation_rows = training_rows(len(task), protocol, replicate)
         self.rows, self.validation = train_rows.to(self.device), validation_rows.to(self.device)
-        self.optimizer = build_optimizer(model, protocol.optimizer)
+        # Eager training on a CPU keeps the rounding that evidence was made with.
+        is_fused = protocol.compile or self.device.type == "cuda"
+        self.optimizer = build_optimizer(model, protocol.optimizer, fused=is_fused)
         self.products = products_of(protocol, self.device)
         self.forward: Callable[[Tensor], Tensor] = torch.compile(model) if protocol.compile else model
         self.gradients = self._gradients if protocol.compile else replayed(self._gradients, model, self.device)

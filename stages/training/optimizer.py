@@ -10,13 +10,18 @@ from torch import nn
 from stages.run import OptimizerSpec
 
 
-def build_optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimizer:
-    """The optimiser of the spec; `adam` adds its weight decay to the gradient (L2), `adamw` decouples it."""
+def build_optimizer(model: nn.Module, spec: OptimizerSpec, *, fused: bool = False) -> torch.optim.Optimizer:
+    """The optimiser of the spec; `adam` adds its weight decay to the gradient (L2), `adamw` decouples it.
+
+    `fused`: PyTorch's own update all parameters in one kernel, faster and with other rounding; those of `stages.optim`
+    know no such thing.
+    """
+    groups, in_one_kernel = parameter_groups(model, spec), fused or None  # None: as PyTorch finds best without
     if spec.name == "sgd":
-        return torch.optim.SGD(parameter_groups(model, spec), lr=spec.lr, momentum=spec.momentum)
+        return torch.optim.SGD(groups, lr=spec.lr, momentum=spec.momentum, fused=in_one_kernel)
     if spec.name in ("adam", "adamw"):
         kind = torch.optim.AdamW if spec.name == "adamw" else torch.optim.Adam
-        return kind(parameter_groups(model, spec), lr=spec.lr, betas=spec.betas)
+        return kind(groups, lr=spec.lr, betas=spec.betas, fused=in_one_kernel)
     return import_module(f"stages.optim.{spec.name}").build(model, spec)
 
 

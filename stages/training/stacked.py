@@ -216,12 +216,12 @@ class _StackTraining:
         reference = self.networks[members[0]]
         names = {id(parameter): name for name, parameter in reference.named_parameters()}
         own = dict(self.stack.named_parameters())
-        plain: Any = build_optimizer(reference, self.protocol.optimizer)
+        alone: Any = build_optimizer(reference, self.protocol.optimizer, fused=True)
         groups = [
-            group | {"fused": True, "params": [own[names[id(item)].replace(".", "/")] for item in group["params"]]}
-            for group in plain.param_groups
+            group | {"params": [own[names[id(item)].replace(".", "/")] for item in group["params"]]}
+            for group in alone.param_groups
         ]
-        self.optimizer = type(plain)(groups)
+        self.optimizer = type(alone)(groups)
         torch.compiler.reset()  # a process compiles for eight modules of a class, then goes on without
         self.losses: Step = self._compile(self.stack.losses)
         self.predict: Callable[[Tensor], Tensor] = self._compile(self.stack.forward)

@@ -262,3 +262,42 @@ def test_only_kernels_decay_where_the_spec_says_so() -> None:
     for name, parameter in model.named_parameters():
         decays = name.endswith("weight") and parameter.ndim >= 2
         assert torch.equal(parameter, before[name] * (0.5 if decays else 1.0)), name
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+def test_one_kernel_for_all_parameters_makes_the_same_steps(name: Literal["sgd", "adam", "adamw"]) -> None:
+    spec = OptimizerSpec(name=name, lr=0.01, momentum=0.9, weight_decay=0.1, decay="kernels")
+    plain, fused = (seeded_model(build_local_vit, REPLICATE) for _ in range(2))
+    optimizers = build_optimizer(plain, spec), build_optimizer(fused, spec, fused=True)
+    assert [one.param_groups[0]["fused"] for one in optimizers] == [None, True]
+    for step in range(3):
+        for one, other in zip(plain.parameters(), fused.parameters(), strict=True):
+            one.grad = torch.randn(one.shape, generator=torch.Generator().manual_seed(step))
+            other.grad = one.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    for one, other in zip(plain.parameters(), fused.parameters(), strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-6)
+
+
+def test_eager_training_on_a_cpu_keeps_its_rounding(images: LabelledImages) -> None:
+    saved: list[TrainingState] = []
+    train(images, make_protocol(epochs=1), save=saved.append)
+    assert saved[-1].optimizer is not None
+    assert [group["fused"] for group in saved[-1].optimizer["param_groups"]] == [None]
+
+
+@pytest.mark.long
+def test_compiled_training_fuses_its_optimiser_and_resumes_bit_by_bit(images: LabelledImages) -> None:
+    protocol = make_protocol(epochs=2, batch_size=10, compile=True)
+    whole, outcome = train(images, protocol, build_vit_without_dropout)
+    _, eager = train(images, make_protocol(epochs=2, batch_size=10), build_vit_without_dropout)
+    losses, plain = ([row["train_loss"] for row in one.history] for one in (outcome, eager))
+    assert losses == pytest.approx(plain, rel=1e-3)
+    saved: list[TrainingState] = []
+    with pytest.raises(TrainingStopped):
+        train(images, protocol, build_vit_without_dropout, save=saved.append, should_stop=lambda: True)
+    state = copy.deepcopy(saved[-1])
+    assert state.optimizer is not None and state.optimizer["param_groups"][0]["fused"] is True
+    resumed, _ = train(images, protocol, build_vit_without_dropout, state=state)
+    assert_same_weights(resumed, whole)
