@@ -122,6 +122,21 @@ def test_a_body_in_thousands_of_chunks_is_read(service: Running) -> None:
     assert exchange(service, start + chunks + b"0\r\nX-Checksum: none\r\n\r\n")[0] == 200
 
 
+def test_a_body_in_a_great_many_tiny_chunks_is_refused(service: Running) -> None:
+    """Reading them takes long, however little the server waits for each."""
+    start = head("POST", PATH, "Transfer-Encoding: chunked", f"Content-Type: {HEADERS['Content-Type']}")
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in 2 * FORM)
+    size, status, body = len(chunks), 200, b""
+    with socket.create_connection((service.host, service.port), timeout=60) as connection, suppress(ConnectionError):
+        connection.sendall(start)
+        for _ in range(200_000 // size):
+            connection.sendall(chunks)
+            time.sleep(0.01)  # so that the answer isn't lost with the connection
+        status, body = answer_on(connection)
+    assert status == 400 and "4,096 chunks of fewer than 256 bytes" in json.loads(body)["detail"]
+    assert request(service, "GET", "/health/ready")[0] == 200
+
+
 def test_what_is_no_http_is_refused(service: Running) -> None:
     for junk in (b"\x16\x03\x01\x02\x00", b"GET", b"hello world", b"GET / HTTP/1.1\r\nHost 127.0.0.1"):
         assert exchange(service, junk + b"\r\n\r\n")[0] == 400
