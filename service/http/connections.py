@@ -23,7 +23,7 @@ from service.http.metrics import Metrics
 
 SEND_BUFFER_BYTES = 128 * 1024  # of the kernel; it takes twice this, and up to 4 MiB by itself
 FREE_CHUNKS, LEAST_CHUNK_BYTES = 4096, 256
-"""A body may come in so many chunks of any size; in more only if they have this size on average."""
+"""A body may come in so many chunks of any size, and in one more for each of so many bytes."""
 CAN_ANSWER = (h11.IDLE, h11.SEND_RESPONSE)
 HAS_ANSWERED = (h11.DONE, h11.MUST_CLOSE)
 
@@ -69,7 +69,7 @@ class _Parser(h11.Connection):
         elif isinstance(event, h11.Data):
             self._chunks += event.chunk_start
             self._bytes += len(event.data)
-            if self._chunks > max(FREE_CHUNKS, self._bytes // LEAST_CHUNK_BYTES):
+            if self._chunks > FREE_CHUNKS + self._bytes // LEAST_CHUNK_BYTES:
                 raise TinyChunks
         return event
 
@@ -129,7 +129,7 @@ class _Connection(H11Protocol):
             self.send_400_response("the address of the request isn't ASCII; encode it with %")
         except TinyChunks:
             self.send_400_response(
-                f"the body comes in more than {FREE_CHUNKS:,} chunks of fewer than {LEAST_CHUNK_BYTES} bytes on average"
+                f"the body comes in more than {FREE_CHUNKS:,} chunks and one more for each {LEAST_CHUNK_BYTES} bytes"
             )
 
     def send_400_response(self, msg: str) -> None:
