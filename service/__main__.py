@@ -22,13 +22,14 @@ from service.http import connections, logs
 from service.http.access import KeysError, new_key
 from service.http.connections import Patience
 from service.http.counts import CountsError
-from service.http.headers import MAX_REQUEST_HEADER_BYTES
 from service.http.readiness import Readiness
 from service.inference.processes import load_ahead
 from service.settings import Settings
 from stages.device import device_for
 
 FILES_BESIDE = 256
+SWITCH_SECONDS = 0.0005
+"""While pages are made in threads, each call to the system costs the event loop so long at least; 0.005 is usual."""
 
 logger = logging.getLogger("claimcheck")
 
@@ -125,6 +126,7 @@ def main() -> None:
 
 def serve(app: FastAPI, settings: Settings, host: str, port: int) -> None:
     """Answer until a signal ends it."""
+    sys.setswitchinterval(SWITCH_SECONDS)
     gc.collect()
     gc.freeze()  # imported objects stay, so the garbage collector need not scan them again and again
     patience = Patience(
@@ -144,7 +146,6 @@ def serve(app: FastAPI, settings: Settings, host: str, port: int) -> None:
         # the other parser accepts headers of any length, trailers as headers and any number of requests
         http=connections.protocol(patience, app.state.claimcheck.metrics),
         proxy_headers=False,  # `create_app` believes those that the settings name
-        h11_max_incomplete_event_size=MAX_REQUEST_HEADER_BYTES,
         ws="none",
         timeout_graceful_shutdown=30,
     )

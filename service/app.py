@@ -26,7 +26,7 @@ from service.database import queries
 from service.database.comparing import Comparisons
 from service.dependencies import AppState, conditional, dated
 from service.http.access import Gate, KeyFile
-from service.http.caching import NotModified, not_modified
+from service.http.caching import NotModified, edition_of, not_modified
 from service.http.counts import Counts
 from service.http.downloads import Exports
 from service.http.errors import install_error_handlers
@@ -73,6 +73,8 @@ from stages.results import ResultsUnavailable, open_results
 HERE = Path(__file__).parent
 CPU_BATCH, GPU_BATCH = 8, 32  # larger ones are no faster on a CPU, and workers wait for each other
 ASKERS = 4  # of short questions to the database; each takes milliseconds
+SHOWN = {"repository", "contact", "max_images", "keys"}  # settings that pages tell
+GZIP_LEVEL = 4  # the usual 9 takes two to three times as long, for a twentieth fewer bytes
 MAX_WORKERS = 4  # each is an interpreter of some 300 MB with its own models
 DESCRIPTION = "Do the numbers of machine-learning papers hold?  Results, comparisons and the trained models themselves."
 logger = logging.getLogger("claimcheck")
@@ -101,6 +103,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         form_limits={"max_files": settings.max_images + 1, "max_fields": 256, "max_part_size": 4096},
     )
     app.state.claimcheck = parts = _app_state(settings)
+    app.state.edition = edition_of((HERE, HERE.parent / "stages"), settings.model_dump_json(include=SHOWN))
     install_error_handlers(app)
     app.add_exception_handler(NotModified, not_modified)
     _add_middleware(app, parts)
@@ -142,7 +145,13 @@ def _app_state(settings: Settings) -> AppState:
             reading,
             asking,
             making=_slots(settings, "making an export", 1),
-            sending=Slots("sending exports", settings.max_downloads, max_waiting=0, seconds=settings.wait_seconds),
+            sending=Slots(
+                "sending exports",
+                settings.max_downloads,
+                max_waiting=0,
+                seconds=settings.wait_seconds,
+                most_each=-(-settings.max_downloads // 2),
+            ),
         ),
         metrics=metrics,
         readiness=Readiness(),
@@ -190,10 +199,12 @@ def _add_middleware(app: FastAPI, parts: AppState) -> None:
     settings = parts.settings
     keys = KeyFile(settings.keys_file) if settings.keys_file else None
     app.add_middleware(Faults)
-    app.add_middleware(BodyLimit, limit=settings.max_body_bytes, seconds=settings.body_seconds)
+    app.add_middleware(
+        BodyLimit, limit=settings.max_body_bytes, together=settings.max_bodies_bytes, seconds=settings.body_seconds
+    )
     app.add_middleware(KeysAndRates, gate=Gate(keys, settings.requests_per_minute, counts=Counts(settings.counts_file)))
     packed = (*DEFAULT_EXCLUDED_CONTENT_TYPES, export.PARQUET)
-    app.add_middleware(GZipMiddleware, minimum_size=2048, exclude_content_types=packed)
+    app.add_middleware(GZipMiddleware, minimum_size=2048, compresslevel=GZIP_LEVEL, exclude_content_types=packed)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -55,6 +55,9 @@ class Settings(BaseSettings):
     max_waiting: int = Field(default=512, ge=1, description="images waiting for an answer; more are refused with 503")
 
     max_body_bytes: int = Field(default=32 * 1024 * 1024, ge=1, description="of a whole request")
+    max_bodies_bytes: int = Field(
+        default=512 * 1024 * 1024, ge=1, description="of all requests at once, of one client half of it; more are 503"
+    )
     max_image_bytes: int = Field(default=10 * 1024 * 1024, ge=1, description="of one uploaded file")
     max_images: int = Field(default=32, ge=1, description="uploaded files in one request")
     max_pixels: int = Field(default=128_000_000, ge=1, description="of all uploaded files in one request")

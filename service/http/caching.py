@@ -1,4 +1,5 @@
-"""Conditional requests: an ETag computed from the database's content, and 304 if the client already has it.
+"""Conditional requests: an ETag computed from the database's content and from what makes answers of it, and 304 if the
+client already has it.
 
 The tag is weak: answers of equal meaning may differ in their bytes when they are compressed.
 """
@@ -6,10 +7,23 @@ The tag is weak: answers of equal meaning may differ in their bytes when they ar
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
+from pathlib import Path
 
 from fastapi import Request, Response
 
 from service.http.headers import known_tags
+
+PARTS = frozenset({".py", ".html", ".js", ".css", ".csv", ".json"})
+"""Endings of the files that answers are made by."""
+
+
+def edition_of(folders: Iterable[Path], shown: str) -> str:
+    """A digest that changes with any file below these folders, and with the settings that pages show."""
+    digest = hashlib.sha256(shown.encode())
+    for file in sorted(file for folder in folders for file in folder.rglob("*") if file.suffix in PARTS):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 class NotModified(Exception):
@@ -21,14 +35,14 @@ class NotModified(Exception):
 
 
 def tag_answer(request: Request, content: str) -> None:
-    """Tag an answer made of this content.
+    """Tag an answer made of this content by this edition of the service.
 
     Raises:
         NotModified: If-None-Match names the tag.  What `*` means is known only once there is an answer (`Observed`).
     """
     state = request.scope["state"]
     state["content"] = content
-    asked = (request.app.version, content, request.url.path, request.url.query, request.headers.get("accept", ""))
+    asked = (request.app.state.edition, content, request.url.path, request.url.query, request.headers.get("accept", ""))
     etag = f'W/"{hashlib.sha256(chr(0).join(asked).encode("utf-8", "surrogateescape")).hexdigest()[:32]}"'
     if etag.removeprefix("W/") in known_tags(request.headers):
         raise NotModified(etag)

@@ -18,11 +18,14 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from service.http.errors import MEDIA_TYPE, problem_of
-from service.http.headers import SECURITY_HEADERS
+from service.http.headers import MAX_REQUEST_HEADER_BYTES, SECURITY_HEADERS
 from service.http.metrics import Metrics
 
 SEND_BUFFER_BYTES = 128 * 1024  # of the kernel; it takes twice this, and up to 4 MiB by itself
+FREE_CHUNKS, LEAST_CHUNK_BYTES = 4096, 256
+"""A body may come in so many chunks of any size, and in one more for each of so many bytes."""
 CAN_ANSWER = (h11.IDLE, h11.SEND_RESPONSE)
+HAS_ANSWERED = (h11.DONE, h11.MUST_CLOSE)
 
 logger = logging.getLogger("claimcheck.access")
 
@@ -50,13 +53,35 @@ def protocol(patience: Patience, metrics: Metrics) -> type[H11Protocol]:
     return Connection
 
 
+class TinyChunks(Exception):
+    """A body is cut into so many chunks that reading it would hold up everybody."""
+
+
+class _Parser(h11.Connection):
+    """Raises `TinyChunks`: each chunk takes as long as a small request, and a thousand fit into one packet."""
+
+    _chunks = _bytes = 0
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._chunks = self._bytes = 0
+        elif isinstance(event, h11.Data):
+            self._chunks += event.chunk_start
+            self._bytes += len(event.data)
+            if self._chunks > FREE_CHUNKS + self._bytes // LEAST_CHUNK_BYTES:
+                raise TinyChunks
+        return event
+
+
 class _Connection(H11Protocol):
     patience: Patience
     metrics: Metrics
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._until_head: asyncio.TimerHandle | None = None
+        self.conn = _Parser(h11.SERVER, max_incomplete_event_size=MAX_REQUEST_HEADER_BYTES)
+        self._until_heard: asyncio.TimerHandle | None = None
         self._until_read: asyncio.TimerHandle | None = None
         self._deadline: float | None = None
         self._unread = 0
@@ -69,11 +94,11 @@ class _Connection(H11Protocol):
         if len(self.connections) > self.patience.connections:
             self._refuse(503, f"{self.patience.connections:,} connections are open already", "retry-after: 2")
             return
-        self._until_head = self.loop.call_later(self.patience.head_seconds, self._head_is_late)
+        self._expect_client()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        for timer in (self._until_head, self._until_read):
+        for timer in (self._until_heard, self._until_read):
             if timer is not None:
                 timer.cancel()
 
@@ -83,24 +108,37 @@ class _Connection(H11Protocol):
         if not self.transport.get_write_buffer_size():
             self._forget_reading()
         super().data_received(data)
-        is_in_head = self.conn.their_state is h11.IDLE
-        if not is_in_head and self._until_head is not None:
-            self._until_head.cancel()
-            self._until_head = None
-        if is_in_head and self._until_head is None and not self.transport.is_closing():
-            self._until_head = self.loop.call_later(self.patience.head_seconds, self._head_is_late)
+        self._expect_client()
+
+    def _expect_client(self) -> None:
+        """A client has `head_seconds` for its headers, and for what is left of a body once that is answered."""
+        is_expected = self.conn.their_state is h11.IDLE or self._is_rest_expected()
+        if not is_expected and self._until_heard is not None:
+            self._until_heard.cancel()
+            self._until_heard = None
+        if is_expected and self._until_heard is None and not self.transport.is_closing():
+            self._until_heard = self.loop.call_later(self.patience.head_seconds, self._client_is_late)
+
+    def _is_rest_expected(self) -> bool:
+        return self.conn.their_state is h11.SEND_BODY and self.conn.our_state in HAS_ANSWERED
 
     def handle_events(self) -> None:
         try:
             super().handle_events()
         except UnicodeDecodeError:  # of an address that isn't ASCII
             self.send_400_response("the address of the request isn't ASCII; encode it with %")
+        except TinyChunks:
+            self.send_400_response(
+                f"the body comes in more than {FREE_CHUNKS:,} chunks and one more for each {LEAST_CHUNK_BYTES} bytes"
+            )
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, "this isn't an HTTP request that can be read" if msg.startswith("Invalid HTTP") else msg)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self._is_rest_expected():
+            self._expect_client()
         self._expect_reading()
 
     def pause_writing(self) -> None:
@@ -153,15 +191,19 @@ class _Connection(H11Protocol):
             logger.warning("an answer was not read in time", extra={"fields": {"client": _address(self.client)}})
             self.transport.abort()
 
-    def _head_is_late(self) -> None:
-        self._until_head = None
-        if self.transport.is_closing() or self.conn.their_state is not h11.IDLE:
+    def _client_is_late(self) -> None:
+        self._until_heard = None
+        if self.transport.is_closing():
             return
-        if self.conn.trailing_data[0]:
+        if self._is_rest_expected():
+            self.transport.close()
+            self._expect_reading()
+        elif self.conn.their_state is h11.IDLE:
+            if not self.conn.trailing_data[0]:
+                self.transport.close()
+                return
             detail = f"the request's headers didn't arrive within {self.patience.head_seconds:g} s"
             self._refuse(408, detail)
-        else:
-            self.transport.close()
 
     def _refuse(self, status: int, detail: str, *more: str) -> None:
         """Answer where there is no request yet, or none that can be read, and end the connection."""

@@ -90,6 +90,13 @@ class BodyTooLarge(HTTPException):
         super().__init__(413, f"the request body is larger than {limit:,} bytes")
 
 
+class BodiesTooLarge(HTTPException):
+    """Raised while a body is being received, as `BodyTooLarge`."""
+
+    def __init__(self) -> None:
+        super().__init__(503, "too many large requests are being received", {"retry-after": "2"})
+
+
 class BodyTooSlow(HTTPException):
     """Raised while a body is being received, as `BodyTooLarge`."""
 

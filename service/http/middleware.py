@@ -9,6 +9,7 @@ import logging
 import re
 import time
 import uuid
+from collections import Counter
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -16,11 +17,20 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.http import logs
-from service.http.access import Gate, Refused
-from service.http.errors import MEDIA_TYPE, BodyTooLarge, BodyTooSlow, fault_response, problem_response, title_of
+from service.http.access import Gate, Refused, client_of
+from service.http.errors import (
+    MEDIA_TYPE,
+    BodiesTooLarge,
+    BodyTooLarge,
+    BodyTooSlow,
+    fault_response,
+    problem_response,
+    title_of,
+)
 from service.http.headers import SECURITY_HEADERS, known_tags
 from service.http.metrics import Metrics
 from service.http.readiness import Readiness
+from service.slots import holder
 
 logger = logging.getLogger("claimcheck.access")
 REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -42,7 +52,8 @@ class Observed:
             return
         given = Headers(scope=scope).get("x-request-id", "")
         identity = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-        token = logs.request_id.set(identity)
+        client = scope.get("client")
+        token, held = logs.request_id.set(identity), holder.set(client_of(client[0]) if client else "")
         method = scope["method"]
         inner = {**scope, "method": "GET"} if method == "HEAD" else scope
         inner.setdefault("state", {})
@@ -75,6 +86,7 @@ class Observed:
                 self.metrics.answer_to_key(key, status)
             logger.info("request", extra={"fields": fields})
             logs.request_id.reset(token)
+            holder.reset(held)
 
     def _dress(self, headers: MutableHeaders, identity: str, scope: Scope, status: int) -> None:
         for name, value in SECURITY_HEADERS.items():
@@ -250,10 +262,13 @@ class KeysAndRates:
 
 
 class BodyLimit:
-    """413 for a body over `limit` bytes, whether its length is declared, wrong or absent; 408 if it doesn't arrive."""
+    """413 for a body over `limit` bytes, whether its length is declared, wrong or absent; 408 if it doesn't arrive; 503
+    for one with which all that are here would be over `together` bytes, or those of its client over half of that.
+    """
 
-    def __init__(self, app: ASGIApp, limit: int, seconds: float) -> None:
-        self.app, self.limit, self.seconds = app, limit, seconds
+    def __init__(self, app: ASGIApp, limit: int, together: int, seconds: float) -> None:
+        self.app, self.limit, self.together, self.seconds = app, limit, together, seconds
+        self._here: Counter[str] = Counter()  # bytes of each client
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -263,7 +278,7 @@ class BodyLimit:
         if declared.isdecimal() and int(declared[:20]) > self.limit:
             await problem_response(Request(scope), 413, BodyTooLarge(self.limit).detail)(scope, receive, send)
             return
-        received, is_complete = 0, False
+        received, is_complete, client = 0, False, holder.get()
         deadline = time.monotonic() + self.seconds
 
         async def counted() -> Message:
@@ -275,10 +290,19 @@ class BodyLimit:
                     message = await receive()
             except TimeoutError:
                 raise BodyTooSlow(self.seconds) from None
-            received += len(message.get("body", b""))
+            size = len(message.get("body", b""))
+            received += size
+            self._here[client] += size
             if received > self.limit:
                 raise BodyTooLarge(self.limit)
+            if self._here[client] > max(self.limit, self.together // 2) or self._here.total() > self.together:
+                raise BodiesTooLarge
             is_complete = not message.get("more_body", False)
             return message
 
-        await self.app(scope, counted, send)
+        try:
+            await self.app(scope, counted, send)
+        finally:
+            self._here[client] -= received
+            if not self._here[client]:
+                del self._here[client]

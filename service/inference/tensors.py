@@ -21,6 +21,7 @@ MAX_OUTPUTS_BYTES = 64 * 1024  # of what is asked for, as JSON
 
 _Level = Annotated[int, Meta(ge=0, le=255)]
 _Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+_Id = Annotated[str, Meta(max_length=1024)]  # it is sent back
 _FLAT, _NESTED = list[_Level], list[list[list[list[_Level]]]]
 _OPENS_TWICE = re.compile(rb"\s*\[\s*\[")
 Value = TypeVar("Value")
@@ -53,7 +54,7 @@ class _RequestParameters(Struct):
 
 class _Request(Struct):
     inputs: tuple[_Tensor]
-    id: str | UnsetType = UNSET
+    id: _Id | UnsetType = UNSET
     outputs: Raw | UnsetType = UNSET
     parameters: _RequestParameters | UnsetType = UNSET
 

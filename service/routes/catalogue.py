@@ -28,7 +28,7 @@ from service.http.paging import Paging, list_responses
 from service.http.strict import StrictRoute
 from service.pages.amounts import unit_of
 from service.pages.names import name_claims
-from stages.results import ClaimFilter, Standing, Status, find_judged, list_families
+from stages.results import ClaimFilter, Standing, Status, UnknownArm, find_judged, list_families
 
 router = APIRouter(prefix="/api/v1", route_class=StrictRoute)
 PaperFilter = Annotated[str | None, Query(description="name of a paper", examples=["ninformer"])]
@@ -146,6 +146,10 @@ def list_experiment_curves(
 ) -> Sequence[CurvePointOut] | Response:
     """Learning curves: of each arm and epoch the mean, lowest and highest of the replicates that are compared."""
     experiment = queries.find_experiment(session, name)
+    known = [item.name for item in experiment.arms]
+    for wanted in arm:
+        if wanted not in known:
+            raise UnknownArm(wanted[:80], known)
     found = compare(Question(dataset=experiment.dataset, profile=profile))
     comparison = next(item for item in found if item.experiment == name)
     arms = [item.arm for item in comparison.arms if not arm or item.arm in arm]

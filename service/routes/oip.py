@@ -46,7 +46,7 @@ BODY: dict[str, Any] = {
                     "type": "object",
                     "required": ["inputs"],
                     "properties": {
-                        "id": {"type": "string"},
+                        "id": {"type": "string", "maxLength": 1024},
                         "inputs": {"type": "array", "items": IMAGE_IN, "minItems": 1, "maxItems": 1},
                         "outputs": {"type": "array", "items": {"type": "object", "required": ["name"]}},
                         "parameters": {"type": "object"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from service.database.samples import NoSample, Samples
 from service.database.schemas import SampleOut
 from service.database.specs import flatten
 from service.dependencies import Compare, ResultsSession, app_state_of
+from service.http.caching import tag_answer
 from service.http.errors import Problem, declared
 from service.pages.chance import tell_chance
 from service.pages.charts import comparison_chart
@@ -203,9 +205,11 @@ def show_run(run_key: str, request: Request, session: ResultsSession) -> Respons
 def show_file(path: str, request: Request) -> Response:
     """A document of the repository that pages speak of, as it lies beside the service."""
     parts = app_state_of(request)
-    if path not in parts.files:
-        raise Problem(404, f"no file {path[:120]!r} is shown here")
-    content = parts.files[path].read_text(errors="replace")
+    try:
+        content = parts.files[path].read_text(errors="replace")
+    except (KeyError, FileNotFoundError):
+        raise Problem(404, f"no file {path[:120]!r} is shown here") from None
+    tag_answer(request, f"{request.scope['state']['content']}.{hashlib.sha256(content.encode()).hexdigest()}")
     heading = re.match(r"# (.+)", content)
     title = heading[1] if heading and path.endswith(".md") else path
     return parts.templates.TemplateResponse(request, "file.html", {"path": path, "title": title, "content": content})

@@ -42,17 +42,19 @@ def large(root: Path, postgresql: Callable[[], str]) -> str:
 
 @pytest.fixture(scope="module")
 def service(root: Path, large: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    limits = {"SEND_SECONDS": "2", "SLOWEST_BYTES_PER_SECOND": "1000000", "WAIT_SECONDS": "3", "MAX_DOWNLOADS": "16"}
+    limits = {"SEND_SECONDS": "2", "SLOWEST_BYTES_PER_SECOND": "1000000", "WAIT_SECONDS": "3", "MAX_DOWNLOADS": "32"}
     limits |= {"MAX_CONNECTIONS": "150", "HEAD_SECONDS": "1.5", "MAX_READERS_WAITING": "100"}
     settings = {f"CLAIMCHECK_{name}": value for name, value in limits.items()}
     with running(root, tmp_path_factory.mktemp("flood"), CLAIMCHECK_DATABASE=large, **settings) as service:
         yield service
 
 
-def get(service: Running, path: str, timeout: float = 60) -> tuple[int, float, dict[str, str]]:
+def get(
+    service: Running, path: str, timeout: float = 60, source: str = "127.0.0.1"
+) -> tuple[int, float, dict[str, str]]:
     """Status, seconds and headers."""
     begun = time.monotonic()
-    connection = http.client.HTTPConnection(service.host, service.port, timeout=timeout)
+    connection = http.client.HTTPConnection(service.host, service.port, timeout=timeout, source_address=(source, 0))
     try:
         connection.request("GET", path)
         response = connection.getresponse()
@@ -103,7 +105,7 @@ def test_an_answer_that_is_read_slowly_arrives(service: Running) -> None:
         response.close()
 
 
-def test_a_seventeenth_download_comes_back_later(service: Running) -> None:
+def test_a_clients_seventeenth_download_comes_back_later(service: Running) -> None:
     path = "/api/v1/export/epochs.parquet"
     with ExitStack() as ending:
         for _ in range(16):
@@ -112,6 +114,7 @@ def test_a_seventeenth_download_comes_back_later(service: Running) -> None:
         status, seconds, headers = get(service, path)
         assert (status, headers["retry-after"]) == (503, "2") and seconds < 2
         assert get(service, "/api/v1/papers")[0] == 200
+        assert get(service, path, source="127.0.0.2")[0] == 200
     time.sleep(1)
     assert get(service, path)[0] == 200
 
@@ -153,6 +156,47 @@ def test_who_gets_no_turn_is_told_to_come_back(service: Running, large: str) -> 
     assert get(service, "/api/v1/papers")[0] == 200
 
 
+def counted(service: Running, route: str, status: int) -> float:
+    wanted = f'claimcheck_requests_total{{method="GET",route="{route}",status="{status}"}} '
+    return sum(float(line.removeprefix(wanted)) for line in metrics(service).splitlines() if line.startswith(wanted))
+
+
+def test_clients_that_ask_and_go_away_hold_up_nobody(service: Running, large: str) -> None:
+    """Their turns come and pass at once, and another client is let in before them."""
+    before = counted(service, "/api/v1/papers", 503)
+    with psycopg.connect(large) as connection, ThreadPoolExecutor(1) as visitor:
+        connection.execute("LOCK TABLE papers IN ACCESS EXCLUSIVE MODE")
+        for _ in range(104):
+            with socket.create_connection((service.host, service.port), timeout=10) as one:
+                one.sendall(b"GET /api/v1/papers HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        wait_until(lambda: 'claimcheck_waiting_requests{turn="reading"} 100.0' in metrics(service), 10)
+        other = visitor.submit(get, service, "/api/v1/datasets", source="127.0.0.2")
+        time.sleep(0.3)
+        connection.rollback()
+        status, seconds, _ = other.result()
+    assert status == 200 and seconds < 2
+    wait_until(lambda: counted(service, "/api/v1/papers", 503) - before == 100, 10)
+
+
+def test_the_rest_of_a_body_that_is_answered_is_not_waited_for(service: Running) -> None:
+    """Whether it comes byte by byte or not at all; the connection ends in `HEAD_SECONDS`."""
+    for rest in (b"x", b""):
+        with socket.create_connection((service.host, service.port), timeout=10) as connection:
+            connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n")
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+            begun, ended = time.monotonic(), False
+            while not ended and time.monotonic() - begun < 8:
+                connection.settimeout(0.2)
+                try:
+                    connection.sendall(rest)
+                    ended = not connection.recv(65536)
+                except TimeoutError:
+                    pass
+                except ConnectionError:
+                    ended = True
+            assert ended and 1 < time.monotonic() - begun < 5
+
+
 def test_what_never_says_what_it_wants_is_ended(service: Running) -> None:
     """Half a head is 408, silence is just closed; both in `HEAD_SECONDS`."""
     for sent, status in ((b"GET / HTTP/1.1\r\nHost: 127", 408), (b"", 0)):
@@ -190,7 +234,14 @@ def metrics(service: Running) -> str:
         return str(response.read().decode())
 
 
-def test_eighty_page_loads_at_once_are_answered_and_liveness_does_not_wait(service: Running) -> None:
+def test_eighty_page_loads_at_once_are_answered_and_liveness_does_not_wait(
+    root: Path, large: str, tmp_path: Path
+) -> None:
+    with running(root, tmp_path, CLAIMCHECK_DATABASE=large) as service:
+        load_eighty_pages(service)
+
+
+def load_eighty_pages(service: Running) -> None:
     paths = ["/", "/?dataset=mnist", "/compare", "/api/v1/runs?limit=1000", "/docs"] * 16
     alive: list[tuple[int, float, dict[str, str]]] = []
     began = time.monotonic()

@@ -46,6 +46,7 @@ NAMES = {
     "invalid utf-8": "%FF%FE",
 }
 NAME_FILTERS = {
+    "/api/v1/experiments/ninformer-mnist/curves": ("arm",),
     "/compare": ("dataset", "paper"),
     "/api/v1/experiments": ("dataset", "paper"),
     "/api/v1/claims": ("paper",),
@@ -254,6 +255,7 @@ TENSOR = {"name": "image", "datatype": "UINT8", "shape": [1, 3, 32, 32], "data":
         {"inputs": [TENSOR], "parameters": [1]},
         {"inputs": [TENSOR], "id": {}},
         {"inputs": [TENSOR], "id": None},
+        {"inputs": [TENSOR], "id": "x" * 1025},
         {"inputs": [TENSOR], "parameters": ""},
         {"inputs": [TENSOR], "outputs": None},
         *({"inputs": [TENSOR], "outputs": [{"name": name}]} for name in (["classes"], {"a": 1}, None, 5, True)),

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from service.http.caching import edition_of
 from service.settings import Settings
 from stages.recording import record
 from stages.run import canonical_json
 from tests.service.conftest import png, serving
+from tests.service.test_errors import assert_problem
 
 
 def test_papers_come_from_their_packages(client: TestClient) -> None:
@@ -123,6 +125,33 @@ def test_a_tag_changes_with_the_content_and_not_without(own_root: Path) -> None:
         (own_root / "data" / "results" / "ninformer-cifar10.jsonl").unlink()
         record(own_root, "data/results.db")
         assert client.get("/compare", headers={"if-none-match": before}).status_code == 200
+
+
+def test_a_tag_changes_with_what_pages_are_made_by(root: Path, tmp_path: Path) -> None:
+    """A browser that keeps a page would go on showing it with the contact, or the template, of before."""
+    with (
+        serving(Settings(root=root)) as client,
+        serving(Settings(root=root, contact="https://example.org/ask")) as other,
+    ):
+        tag = client.get("/method").headers["etag"]
+        assert other.get("/method", headers={"if-none-match": tag}).status_code == 200
+    (tmp_path / "page.html").write_text("one")
+    before = edition_of((tmp_path,), "{}")
+    assert before == edition_of((tmp_path,), "{}")
+    (tmp_path / "page.html").write_text("two")
+    assert before != edition_of((tmp_path,), "{}")
+
+
+def test_a_file_that_changes_is_sent_anew_and_one_that_goes_is_unknown(own_root: Path) -> None:
+    file = own_root / "params.yaml"
+    with serving(Settings(root=own_root)) as client:
+        tag = client.get("/files/params.yaml").headers["etag"]
+        assert client.get("/files/params.yaml", headers={"if-none-match": tag}).status_code == 304
+        file.write_text(f"# another one\n{file.read_text()}")
+        again = client.get("/files/params.yaml", headers={"if-none-match": tag})
+        assert again.status_code == 200 and "# another one" in again.text
+        file.unlink()
+        assert_problem(client.get("/files/params.yaml"), 404, "no file 'params.yaml' is shown here")
 
 
 def test_errors_have_no_tag(client: TestClient) -> None:

@@ -122,6 +122,19 @@ def test_a_body_in_thousands_of_chunks_is_read(service: Running) -> None:
     assert exchange(service, start + chunks + b"0\r\nX-Checksum: none\r\n\r\n")[0] == 200
 
 
+def test_a_body_in_a_great_many_tiny_chunks_is_refused(service: Running) -> None:
+    """Reading them takes long, however little the server waits for each."""
+    start = head("POST", PATH, "Transfer-Encoding: chunked", f"Content-Type: {HEADERS['Content-Type']}")
+    tiny = [b"1\r\n%c\r\n" % byte for byte in 100 * FORM][:4113]  # the last one is one too many, and nothing follows
+    status, body = exchange(service, start + b"".join(tiny))
+    assert status == 400 and "4,096 chunks and one more for each 256 bytes" in json.loads(body)["detail"]
+    large = FORM.replace(png(), bytes(5000 * 256))
+    pieces = [large[place : place + 256] for place in range(0, len(large), 256)]
+    chunks = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
+    assert exchange(service, start + chunks + b"0\r\n\r\n")[0] == 422, "of this size there may be more"
+    assert request(service, "GET", "/health/ready")[0] == 200
+
+
 def test_what_is_no_http_is_refused(service: Running) -> None:
     for junk in (b"\x16\x03\x01\x02\x00", b"GET", b"hello world", b"GET / HTTP/1.1\r\nHost 127.0.0.1"):
         assert exchange(service, junk + b"\r\n\r\n")[0] == 400
