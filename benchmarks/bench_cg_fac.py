@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from benchmarks.timing import Line, fused, race, training_step
+from benchmarks.timing import Line, race, training_step
 from stages.optim.cg_fac import CGFAC
 from stages.papers.brownian.vit import ViT
 
@@ -30,7 +30,7 @@ def measure() -> list[Line]:
     peers = {}
     for way in ("eager", "compiled"):
         other = build()
-        adam = fused(torch.optim.Adam(other.parameters(), lr=1e-4))
+        adam = torch.optim.Adam(other.parameters(), lr=1e-4, fused=True)
         forward = torch.compile(other) if way == "compiled" else other
         peers[f"fused Adam, {way}"] = training_step(forward, adam, batch=BATCH, classes=10)
     result = race({"ours": training_step(model, ours, batch=BATCH, classes=10)}, peers, rounds=5)

@@ -24,7 +24,6 @@ from benchmarks.timing import (
     Step,
     compiled_apart,
     eager_and_compiled,
-    fused,
     has_bfloat16,
     passes,
     pytorch_alone,
@@ -144,7 +143,7 @@ def as_a_script(name: str, build: Callable[[], nn.Module], *, in_bfloat16: bool)
     found = {}
     for way in ("eager", "compiled"):
         model = build()
-        adam = fused(torch.optim.Adam(model.parameters(), lr=1e-4))
+        adam = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)
         forward = compiled_apart(model) if way == "compiled" else model
         step = training_step(forward, adam, batch=BATCH, classes=100, in_bfloat16=in_bfloat16)
         found[f"{name}, {way}, fused Adam"] = without_cpp(step)

@@ -22,7 +22,7 @@ from unittest.mock import patch
 import torch
 from torch.nn import functional as F
 
-from benchmarks.timing import Line, compare, fused, milliseconds, setting
+from benchmarks.timing import Line, compare, milliseconds, setting
 from stages.papers.dac.mlp import DACMLP, MLP
 from stages.papers.dac.mlp_stack import Stack
 from stages.run import OptimizerSpec, Protocol, Replicate
@@ -113,7 +113,7 @@ def script(case: Case, way: str) -> Callable[[], None]:
     features, targets = torch.randn(BATCH, COLUMNS, generator=generator), torch.randn(BATCH, generator=generator)
     torch.manual_seed(0)
     network = case.kind(in_features=COLUMNS, depth=case.depth, width=case.width)
-    optimizer = fused(build_optimizer(network, protocol(1).optimizer))
+    optimizer = build_optimizer(network, protocol(1).optimizer, fused=True)
     forward = torch.compile(network) if way == "compiled" else network
 
     def run() -> None:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -223,12 +222,6 @@ def without_cpp(step: Step) -> Step:
             step()
 
     return run
-
-
-def fused(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The same of PyTorch's optimisers, which updates all parameters in one kernel."""
-    kind: Any = type(optimizer)
-    return kind([{**group, "fused": True, "foreach": False} for group in optimizer.param_groups])
 
 
 def training_step(

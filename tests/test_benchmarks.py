@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 
 from benchmarks import bench_paint, bench_results, many_runs, server
 from benchmarks.__main__ import COLUMNS, INTRODUCTION, LOST, main, page, rows_of, together
-from benchmarks.timing import HEADINGS, Line, compare, fused, markdown, pytorch_alone, race, share_of_products, table
+from benchmarks.timing import HEADINGS, Line, compare, markdown, pytorch_alone, race, share_of_products, table
 from service.app import create_app
 from service.settings import Settings
 from stages.ops.fast import attention, cpp, dac
@@ -114,15 +114,6 @@ def test_the_share_of_products_is_that_of_libraries() -> None:
     assert share_of_products(lambda: matrix @ matrix) > 0.8
     assert share_of_products(lambda: convolution(maps).sum().backward()) > 0.5
     assert share_of_products(lambda: matrix.sin().exp()) == 0
-
-
-def test_a_fused_optimiser_keeps_groups_and_their_settings() -> None:
-    kernel, shift = torch.ones(3, requires_grad=True), torch.ones(2, requires_grad=True)
-    groups = [{"params": [kernel], "weight_decay": 0.1}, {"params": [shift], "weight_decay": 0.0}]
-    found = fused(torch.optim.AdamW(groups, lr=0.5, betas=(0.8, 0.9)))
-    assert isinstance(found, torch.optim.AdamW)
-    settings = [(group["lr"], group["betas"], group["weight_decay"], group["fused"]) for group in found.param_groups]
-    assert settings == [(0.5, (0.8, 0.9), 0.1, True), (0.5, (0.8, 0.9), 0.0, True)]
 
 
 def row(value: float, what: str = "a step") -> tuple[str, ...]:

@@ -9,14 +9,34 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from service.database.queries import find_dataset, find_paper, require_experiment
-from stages.results import Claim, ClaimFilter, Deviation, Experiment, JudgedClaim, Result, Tally, list_judged, tally
+from stages.results import (
+    Claim,
+    ClaimFilter,
+    Deviation,
+    Experiment,
+    JudgedClaim,
+    Result,
+    Tally,
+    UnknownName,
+    list_families,
+    list_judged,
+    tally,
+)
+
+
+class UnknownKind(UnknownName):
+    kind = "kind"
+
+
+class UnknownFamily(UnknownName):
+    kind = "family"
 
 
 def list_claims(session: Session, wanted: ClaimFilter, *, limit: int, offset: int) -> list[JudgedClaim]:
     """The claims that match, with their verdicts, in their order.
 
     Raises:
-        UnknownPaper, UnknownDataset, UnknownExperiment: the filter names something that isn't there.
+        UnknownPaper, UnknownDataset, UnknownExperiment, UnknownKind, UnknownFamily: what the filter names isn't there.
     """
     check_filter(session, wanted)
     return list_judged(session, wanted, limit=limit, offset=offset)
@@ -65,3 +85,11 @@ def check_filter(session: Session, wanted: ClaimFilter) -> None:
         find_dataset(session, wanted.dataset)
     if wanted.experiment is not None:
         require_experiment(session, wanted.experiment)
+    if wanted.kind is not None:
+        kinds = session.scalars(select(Claim.kind).distinct().order_by(Claim.kind)).all()
+        if wanted.kind not in kinds:
+            raise UnknownKind(wanted.kind[:80], kinds)
+    if wanted.family is not None:
+        families = [family.name for family in list_families(session)]
+        if wanted.family not in families:
+            raise UnknownFamily(wanted.family[:80], families)

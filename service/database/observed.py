@@ -12,7 +12,7 @@ from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
 from service.database.comparing import Question
-from stages.results import Arm, ExperimentComparison, JudgedClaim, ObservationRow, Result
+from stages.results import Arm, ExperimentComparison, JudgedClaim, ObservationRow, Result, UnknownName
 
 Answer = Callable[[Question], list[ExperimentComparison]]
 
@@ -36,6 +36,10 @@ BEHIND: Mapping[str, tuple[str, ...]] = {
     "metric_distance_from_identity": ("attention_metric_change", "feedforward_metric_change"),
 }
 """Quantities behind a claim's metric; another metric stands on the quantity of its own name."""
+
+
+class UnknownQuantity(UnknownName):
+    kind = "quantity"
 
 
 @dataclass(frozen=True, kw_only=True)

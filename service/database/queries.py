@@ -106,6 +106,13 @@ def require_experiment(session: Session, name: str) -> None:
         raise _unknown_experiment(session, name)
 
 
+def _require_arm(session: Session, name: str, experiment: str | None) -> None:
+    """Raises `UnknownArm`, with the known ones where an experiment is chosen: of all there may be thousands."""
+    query = select(Arm.name) if experiment is None else select(Arm.name).where(Arm.experiment == experiment)
+    if session.scalar(query.where(Arm.name == name).limit(1)) is None:
+        raise UnknownArm(name[:80], session.scalars(query.order_by(Arm.position)) if experiment is not None else ())
+
+
 def _unknown_experiment(session: Session, name: str) -> UnknownExperiment:
     return UnknownExperiment(name, session.scalars(select(Experiment.name).order_by(Experiment.position)))
 
@@ -132,7 +139,7 @@ def list_results(
     """Results that match, in this order, those without the number sorted by last; then by position.
 
     Raises:
-        UnknownExperiment: the filter names an experiment that isn't there.
+        UnknownExperiment, UnknownArm: the filter names one that isn't there.
     """
     number = {"accuracy": Result.accuracy, "train_seconds": Result.train_seconds}.get(order.removeprefix("-"))
     is_falling = order.startswith("-")
@@ -142,6 +149,8 @@ def list_results(
     query = select(Result.id).order_by(*by).limit(limit).offset(offset)
     if wanted.experiment is not None:
         require_experiment(session, wanted.experiment)
+    if wanted.arm is not None:
+        _require_arm(session, wanted.arm, wanted.experiment)
     for name, value in vars(wanted).items():
         if value is not None:
             query = query.where(getattr(Result, name) == value)

@@ -126,7 +126,8 @@ def problem_response(
     instance = request.scope["path"]
     problem = problem_of(status, detail, instance)
     if not instance.startswith(FOR_PROGRAMS):
-        headers = {**(headers or {}), "vary": "Accept"}
+        varies = [headers["vary"]] if headers and "vary" in headers else []
+        headers = {**(headers or {}), "vary": ", ".join([*varies, "Accept"])}
         accept = request.headers.get("accept", "*/*")
         if weight(accept, "text/html") > weight(accept, MEDIA_TYPE):
             templates: Jinja2Templates = request.app.state.claimcheck.templates

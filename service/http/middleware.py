@@ -10,6 +10,7 @@ import re
 import time
 import uuid
 from collections import Counter
+from urllib.parse import unquote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -34,6 +35,7 @@ from service.slots import holder
 
 logger = logging.getLogger("claimcheck.access")
 REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+ADDRESS = re.compile(rb"https?://([^/]+)(/.*)?", re.IGNORECASE | re.DOTALL)
 
 
 class Observed:
@@ -194,6 +196,8 @@ def _as_problem(request: Request, start: Message, words: str) -> Response:
 class Framing:
     """400 for a body whose length is said in two ways, or in one that its version doesn't know (RFC 9112, section 6):
     a proxy in front may have read another body.  The connection is closed, since what follows is in doubt.
+
+    A target that is a whole address means its path, at its host (section 3.2.2).
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -205,6 +209,10 @@ class Framing:
             detail = "the request has a Transfer-Encoding beside a Content-Length or in HTTP/1.0; send one length"
             await problem_response(Request(scope), 400, detail, {"connection": "close"})(scope, receive, send)
             return
+        if scope["type"] == "http" and (address := ADDRESS.fullmatch(scope.get("raw_path") or b"")):
+            others = [pair for pair in scope["headers"] if pair[0] != b"host"]
+            path = address[2] or b"/"
+            scope.update(headers=[(b"host", address[1]), *others], raw_path=path, path=unquote(path.decode("ascii")))
         await self.app(scope, receive, send)
 
 

@@ -18,7 +18,7 @@ from service.database.claim_schemas import (
 )
 from service.database.comparing import Provenance, Question
 from service.database.curves import Curve, list_curves
-from service.database.observed import known_quantities, list_behind, list_observed
+from service.database.observed import UnknownQuantity, known_quantities, list_behind, list_observed
 from service.database.samples import PNG, Samples
 from service.database.schemas import CurvePointOut, DatasetOut, ExperimentOut, PaperOut, SampleOut
 from service.database.tally_schemas import TallyOut, VerdictsOut
@@ -175,7 +175,10 @@ def list_experiment_observations(
     experiment = queries.find_experiment(session, name)
     found = compare(Question(dataset=experiment.dataset, profile=profile))
     comparison = next(item for item in found if item.experiment == name)
-    wanted = [item for item in known_quantities(session, comparison) if quantity in (None, item)]
+    known = known_quantities(session, comparison)
+    if quantity is not None and known and quantity not in known:
+        raise UnknownQuantity(quantity[:80], known)
+    wanted = [item for item in known if quantity in (None, item)]
     arms = [item.arm for item in comparison.arms]
     return page.answer_with(ObservedPointOut, list_observed(session, comparison, quantities=wanted, arms=arms))
 

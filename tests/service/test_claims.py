@@ -11,6 +11,7 @@ from fastapi.testclient import TestClient
 
 from stages.params.experiment import load_params
 from tests.service.results_factory import REPOSITORY
+from tests.service.test_errors import assert_problem
 
 
 def test_every_claim_comes_with_a_verdict(client: TestClient) -> None:
@@ -71,8 +72,11 @@ def test_claims_are_filtered_by_verdict_and_kind(client: TestClient) -> None:
     contradicted = client.get("/api/v1/claims?verdict=contradicted").json()
     assert [claim["id"] for claim in contradicted] == ["ninformer.table3.mnist.vit"]
     assert contradicted[0]["verdict"]["basis"] == "finding"
-    assert client.get("/api/v1/claims?kind=order").json() == []
+    assert client.get("/api/v1/claims?kind=value&verdict=shown").json() == []
     assert client.get("/api/v1/claims?verdict=perhaps").status_code == 422
+    for given in ("kind=ordr", "family=ninformer.table9"):
+        name = given.partition("=")[0]
+        assert_problem(client.get(f"/api/v1/claims?{given}"), 404, f"unknown {name}")
     assert client.get("/api/v1/claims?dataset=imagenet").status_code == 404
 
 

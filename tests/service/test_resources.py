@@ -38,6 +38,8 @@ def test_runs_can_be_filtered(client: TestClient) -> None:
     chosen = client.get("/api/v1/runs?experiment=ninformer-cifar100&arm=vit&profile=quick").json()
     assert [(row["provenance"], row["source"]) for row in chosen] == [("subset", "evidence")]
     assert {row["provenance"] for row in client.get("/api/v1/runs?provenance=embedded").json()} == {"embedded"}
+    assert_problem(client.get("/api/v1/runs?arm=vitt"), 404, "unknown arm 'vitt'")
+    assert_problem(client.get("/api/v1/runs?experiment=ninformer-mnist&arm=vitt"), 404, "known: vit, mlp-mixer")
 
 
 def walk(client: TestClient, address: str) -> list[list[dict[str, Any]]]:

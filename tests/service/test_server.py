@@ -88,6 +88,17 @@ def test_head_is_get_without_its_body(service: Running) -> None:
     assert answered[2]["content-length"] == got[2]["content-length"] == str(len(got[1]))
 
 
+def test_a_target_may_be_a_whole_address_whose_host_counts(service: Running) -> None:
+    path = "/api/v1/papers?limit=1"
+    assert exchange(service, head("GET", f"http://127.0.0.1:{service.port}{path}")) == exchange(
+        service, head("GET", path)
+    )
+    assert exchange(service, head("GET", "HTTP://localhost"))[0] == 200
+    status, content = exchange(service, head("GET", f"http://elsewhere.example{path}"))
+    assert status == 421 and b"elsewhere.example" in content
+    assert exchange(service, head("GET", f"ftp://127.0.0.1{path}"))[0] == 404
+
+
 def test_giant_headers_are_refused(service: Running) -> None:
     many = "\r\n".join(f"X{number}: {'y' * 50}" for number in range(2000))
     for junk in ("X: " + "y" * 40_000, "X: " + "y" * 3_000_000, many):
