@@ -5,11 +5,23 @@ N images in all, B in a batch, C channels, H x W pixels; P lines and columns of 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from stages.run import AugmentationSpec
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Of each image of a batch: the upper and left edge of its window in the padded image, int64 [2, B], and whether it
+    is flipped, bool [B].  None: nothing is cropped, or flipped.
+    """
+
+    offsets: Tensor | None
+    flipped: Tensor | None
 
 
 class BatchAugmenter:
@@ -27,22 +39,26 @@ class BatchAugmenter:
         lines = torch.arange(channels * rows, device=images.device).view(channels, rows)[:, :height]
         self._starts = lines.flatten() * self._columns  # int64 [C * H], of a window's lines in a padded image
 
-    def batch(self, rows: Tensor, generator: torch.Generator) -> Tensor:
-        """uint8 [B, C, H, W] of the images in `rows` (int64 [B], on the images' device).
-
-        Offsets and flips come from `generator` alone, one of that device, in a fixed order: nothing is copied to a GPU.
+    def draw(self, count: int, generator: torch.Generator) -> Draws:
+        """Offsets and flips of so many images, from `generator` alone, one of the images' device, in a fixed order:
+        nothing is copied to a GPU.
         """
-        batch = self.images.index_select(0, rows)
         if self.spec == AugmentationSpec():
-            return batch
-        count, device, padding = len(rows), batch.device, self.spec.crop_padding
-        places = torch.arange(count, device=device)
-        offsets = torch.randint(0, 2 * padding + 1, (2, count), generator=generator, device=device)
-        if padding:
-            batch = self._crop(batch, places, *offsets)
-        if self.spec.horizontal_flip:
-            flipped = torch.rand(count, generator=generator, device=device) < 0.5
-            batch = torch.cat([batch, batch.flip(-1)]).index_select(0, places + count * flipped)
+            return Draws(None, None)
+        device, most = self.images.device, 2 * self.spec.crop_padding
+        offsets = torch.randint(0, most + 1, (2, count), generator=generator, device=device)
+        if not self.spec.horizontal_flip:
+            return Draws(offsets, None)
+        return Draws(offsets, torch.rand(count, generator=generator, device=device) < 0.5)
+
+    def batch(self, rows: Tensor, draws: Draws) -> Tensor:
+        """uint8 [B, C, H, W] of the images in `rows` (int64 [B], on the images' device)."""
+        batch = self.images.index_select(0, rows)
+        places = torch.arange(len(rows), device=batch.device)
+        if draws.offsets is not None and self.spec.crop_padding:
+            batch = self._crop(batch, places, *draws.offsets)
+        if draws.flipped is not None:
+            batch = torch.cat([batch, batch.flip(-1)]).index_select(0, places + len(rows) * draws.flipped)
         return batch
 
     def _crop(self, batch: Tensor, places: Tensor, top: Tensor, left: Tensor) -> Tensor:
