@@ -36,7 +36,7 @@ class Crops:
         Raises:
             IndexError: a row isn't one of the images.
         """
-        out = torch.empty(len(rows), *self.images.shape[1:])
+        out = torch.empty(len(rows), *self.images.shape[1:], dtype=torch.float32, device="cpu")
         given = [None if tensor is None else tensor.contiguous() for tensor in (rows, offsets, flipped)]
         sizes = (len(rows), *self.images.shape, self.padding)
 
