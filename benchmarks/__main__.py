@@ -29,8 +29,9 @@ and stands first. All sides take turns in one run, and medians are compared; a b
 what each does. Times on a CPU are processor time; those marked "wall" are by the clock. Each kind of processor has its
 newest table; a played one is this machine with PyTorch, oneDNN, MKL and our C++ told to leave its better instructions
 alone. "At most" is what the figure would be if all cost nothing but what both sides need: the peer's matrix products,
-its convolutions, the conversion of a batch's bytes, answers without a server. The [log](log.md) has what was tried,
-[decision 0051](decisions/0051-honest-benchmarks.md) why it is so.
+its convolutions, the conversion of a batch's bytes, answers without a server. In brackets stand the lowest and the
+highest round; "slower" is what was slower in every round, "even" what was so in most. The [log](log.md) has what was
+tried, [decision 0051](decisions/0051-honest-benchmarks.md) why it is so.
 """
 COLUMNS = (*HEADINGS, "on")
 LOST = "Where a peer is faster, or a goal is missed"
@@ -82,10 +83,12 @@ def rows_of(earlier: str, kind: str, versions: str) -> list[Sequence[str]]:
 
 
 def lost(sections: Mapping[str, str]) -> str:
-    """The rows of all sections whose goal is missed, those with a faster peer first; or that there are none."""
+    """The rows of all sections whose goal is missed, those with a faster peer first, then the even ones; or that there
+    are none.
+    """
     verdict = COLUMNS.index("met")
     rows = [(kind, *row) for kind, text in sections.items() for row in _rows(text) if row[verdict] != "yes"]
-    rows.sort(key=lambda row: row[1 + verdict] != "slower")
+    rows.sort(key=lambda row: {"slower": 0, "even": 1}.get(row[1 + verdict], 2))
     return markdown([("processor", *COLUMNS), *rows]) if rows else "Nowhere.\n"
 
 

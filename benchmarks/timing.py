@@ -54,6 +54,8 @@ class Line:
     """Type and threads of both sides."""
     most: float | None = None
     """What the value could be at most, with work that neither side can save."""
+    span: tuple[float, float] | None = None
+    """The lowest and the highest value of a round."""
 
     @property
     def is_met(self) -> bool:
@@ -61,15 +63,21 @@ class Line:
 
     @property
     def verdict(self) -> str:
-        """Whether the goal is met; a peer that we meant to beat and that is faster says so."""
+        """Whether the goal is met; a peer that we meant to beat and that is faster says so: in every round, or not."""
         if self.is_met:
             return "yes"
-        return "slower" if not self.at_most and self.value < 1 <= self.goal else "no"
+        if self.at_most or not self.value < 1 <= self.goal:
+            return "no"
+        return "even" if self.span is not None and self.span[1] > 1 else "slower"
 
     def cells(self) -> tuple[str, ...]:
         goal = f"{'at most' if self.at_most else 'at least'} {self.goal:g} {self.unit}"
-        most = f"; at most {self.most:.3g}" if self.most is not None else ""
-        return self.what, self.setting, goal, self.peer, self.ours, f"{self.value:.3g} {self.unit}{most}", self.verdict
+        measured = f"{self.value:.3g} {self.unit}"
+        if self.span is not None:
+            measured += f" ({self.span[0]:.3g} to {self.span[1]:.3g})"
+        if self.most is not None:
+            measured += f"; at most {self.most:.3g}"
+        return self.what, self.setting, goal, self.peer, self.ours, measured, self.verdict
 
 
 HEADINGS = ("what", "type, threads", "goal", "strongest peer; others", "ours", "measured", "met")
@@ -92,12 +100,13 @@ Step = Callable[[], object]
 @dataclass(frozen=True)
 class Race:
     """Median seconds of each of our ways and of each peer; `ratio`: the fastest peer / our fastest way, the median over
-    rounds; `strongest`: that peer's step.
+    rounds; `span`: the lowest and the highest of them; `strongest`: that peer's step.
     """
 
     ours: Mapping[str, float]
     peers: Mapping[str, float]
     ratio: float
+    span: tuple[float, float]
     strongest: Step
 
     def line(
@@ -114,6 +123,7 @@ class Race:
             goal=goal,
             unit="× as fast",
             setting=setting(dtype),
+            span=self.span,
             most=1 / share_of_products(self.strongest) if same_products else None,
         )
 
@@ -150,8 +160,9 @@ def race(
         {name: statistics.median(taken[side, name]) for name in named} for side, named in enumerate((ours, peers))
     ]
     mine, theirs = (taken[side, _fastest(named)] for side, named in enumerate(medians))
-    ratio = statistics.median(peer / own for own, peer in zip(mine, theirs, strict=True))
-    return Race(*medians, ratio, peers[_fastest(medians[1])])
+    ratios = [peer / own for own, peer in zip(mine, theirs, strict=True)]
+    span = min(ratios), max(ratios)
+    return Race(*medians, statistics.median(ratios), span, peers[_fastest(medians[1])])
 
 
 _PRODUCTS = (

@@ -95,12 +95,21 @@ def test_the_fastest_peer_counts_and_stands_first() -> None:
     found = result.line("a step", 2.0, images=6)
     assert found.peer.startswith("strong: ") and found.peer.index("; ") < found.peer.index("weak: ")
     assert found.ours.startswith("fast: ") and found.verdict == "no"
+    assert result.span[0] <= result.ratio <= result.span[1] and found.span == result.span
     assert result.cost("a step", 1.0).verdict == "yes"
 
 
 def test_a_faster_peer_is_said_to_be_faster() -> None:
     assert [line(value).verdict for value in (0.9, 1.5, 2.5)] == ["slower", "no", "yes"]
     assert line(0.9, at_most=True).verdict == "yes"
+
+
+def test_a_peer_that_is_faster_in_some_rounds_alone_is_even() -> None:
+    for span, verdict in (((0.96, 1.01), "even"), ((0.96, 0.99), "slower")):
+        found = dataclasses.replace(line(0.98), span=span)
+        assert found.verdict == verdict
+        assert found.cells()[5].endswith(f"({span[0]} to {span[1]})")
+    assert dataclasses.replace(line(1.5), span=(0.9, 1.6)).verdict == "no"
 
 
 def test_what_a_figure_can_be_at_most_stands_beside_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -224,7 +225,9 @@ def test_a_claim_is_drawn_by_the_quantities_behind_it(real: TestClient) -> None:
     assert {row["series"] for row in motion["data"]["values"]} == {"Adam"}
 
 
-def test_an_unknown_quantity_is_an_empty_list_and_the_page_shows_another(real: TestClient) -> None:
-    assert real.get("/api/v1/experiments/brownian-cifar10/observations?quantity=colour").json() == []
+def test_an_unknown_quantity_is_told_and_the_page_shows_another(real: TestClient) -> None:
+    response = real.get("/api/v1/experiments/brownian-cifar10/observations?quantity=colour")
+    assert response.status_code == 404
+    assert re.search("unknown quantity 'colour'; known: .*self_probability", response.json()["detail"])
     assert chart(real.get("/experiments/brownian-cifar10?quantity=colour").text, "inside")["data"]["values"]
     assert real.get("/api/v1/experiments/x/observations").status_code == 404

@@ -1,7 +1,9 @@
 """The micro-batcher: every forward pass combines the images of as many requests as are waiting.
 
 Requests wait in a bounded queue and take turns: the next images are those of the request that has had the fewest served
-since it came.  A pass takes images of one model, up to `max_batch`, or up to its share when other workers are idle.  It
+since it came, where each request of a client comes one image behind its others that wait.  So whoever asks a thousand
+times at once holds up itself; and where the queue is full, the last images of who has most there make room for others.
+A pass takes images of one model, up to `max_batch`, or up to its share when other workers are idle.  It
 waits for more only while announced requests are still being decoded, so a single request is answered at once.
 
 A worker that ends is replaced, and the requests of its pass are told to come again (`suspects`: what becomes of a model
@@ -16,6 +18,7 @@ import math
 import threading
 import time
 from bisect import insort
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
@@ -27,6 +30,7 @@ from service.inference.pending import PendingRequest, answers, withdraw
 from service.inference.processes import ProcessGone
 from service.inference.suspects import SetAside, Suspects
 from service.inference.workers import NeverBegan, PassFailed
+from service.slots import holder
 from stages.checkpoint.contract import CheckpointError
 
 LOOK_SECONDS = 0.5  # between two looks at whether an idle worker is still there
@@ -135,8 +139,8 @@ class Batcher:
                 if self._jobs:
                     self._changed.notify()
 
-    def submit(self, model: Model, images: np.ndarray, *, behind: int = 0) -> list[PendingRequest]:
-        """Queue `images`, in jobs of at most `max_batch`, behind so many images of the same request.
+    def submit(self, model: Model, images: np.ndarray) -> list[PendingRequest]:
+        """Queue `images`, in jobs of at most `max_batch`.
 
         Raises:
             QueueFull: there is no room for all of them.
@@ -147,16 +151,39 @@ class Batcher:
             if self._stopping.is_set() or len(self._given_up) == len(self.workers):
                 raise InferenceStopped("inference isn't running at the moment")
             self.suspects.require_fit(model)
-            if self._count() + len(images) > self.max_waiting:
-                raise QueueFull(f"{self._count()} images are waiting already; at most {self.max_waiting} may")
+            client = holder.get()
+            self._make_room(client, len(images))
+            begin = self._clock + sum(job.client == client and job.is_first for job in self._jobs)
             jobs = [
-                PendingRequest(model, images[start : start + self.max_batch], self._clock + behind + start)
+                PendingRequest(model, images[start : start + self.max_batch], client, begin + start, start == 0)
                 for start in range(0, len(images), self.max_batch)
             ]
             for job in jobs:
                 insort(self._jobs, job, key=lambda waiting: waiting.turn)
             self._changed.notify()  # who takes some of them wakes the next one
         return jobs
+
+    def _make_room(self, client: str, count: int) -> None:
+        """Refuse `count` images, or in their place waiting ones, the last of each time whoever has most waiting."""
+        waiting = [job for job in self._jobs if not job.future.cancelled()]
+        held = Counter[str]()
+        for job in waiting:
+            held[job.client] += len(job.images)
+        lacking = held.total() + count - self.max_waiting
+        refusal = QueueFull(f"{held.total()} images are waiting already; at most {self.max_waiting} may")
+        given_up: list[PendingRequest] = []
+        while lacking > 0:
+            most, images = max(held.items(), key=lambda item: item[1], default=("", 0))
+            last = next((job for job in reversed(waiting) if job.client == most and job not in given_up), None)
+            if last is None or images <= held[client] + count:
+                raise refusal
+            given_up.append(last)
+            held[most] -= len(last.images)
+            lacking -= len(last.images)
+        for job in given_up:
+            self._jobs.remove(job)
+            if job.future.set_running_or_notify_cancel():
+                job.future.set_exception(refusal)
 
     def submit_all(self, questions: Sequence[tuple[Model, np.ndarray]]) -> list[list[PendingRequest]]:
         """Queue the images of one request for each model, in turns one behind the other: all of them or none.
@@ -167,24 +194,22 @@ class Batcher:
         jobs: list[list[PendingRequest]] = []
         try:
             for model, images in questions:
-                jobs.append(self.submit(model, images, behind=len(jobs) * len(images)))
+                jobs.append(self.submit(model, images))
         except BaseException:
             withdraw(jobs)
             raise
         return jobs
 
-    async def probabilities(self, model: Model, images: np.ndarray, *, behind: int = 0) -> np.ndarray:
+    async def probabilities(self, model: Model, images: np.ndarray) -> np.ndarray:
         """Class probabilities, float32 [N, K], of uint8 images [N, C, H, W]; a cancelled call leaves the queue.
 
-        `behind`: as `submit`.
-
         Raises:
-            QueueFull, InferenceStopped, SetAside: as `submit`.
+            QueueFull, InferenceStopped, SetAside: as `submit`; QueueFull later, too, where others need the room.
             InferenceStopped: the worker ended, too.
             AnswerFailed: the model has no answer to one of the images.
             CheckpointError: the weights can't be loaded.
         """
-        jobs = self.submit(model, images, behind=behind)
+        jobs = self.submit(model, images)
         try:
             return await answers(jobs)
         finally:

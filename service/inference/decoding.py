@@ -3,7 +3,8 @@
 A tiny file is decoded at once, on the event loop: it takes less than handing it to a thread does.  A small one is
 decoded in a thread: nothing of its size takes longer than some 30 ms.  Any other one goes to a process with a limit of
 memory and of time, which is killed and replaced where it exceeds them.  Requests take turns at these processes by the
-pixels that they have had decoded, so many large images hold up no other request.
+pixels that they have had decoded, each of a client after the first image of its others, so many large images hold up
+nobody else; and of the images that may wait one client has at most half.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import itertools
 import os
 import resource
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -26,6 +28,7 @@ import numpy as np
 from service.inference.batching import InferenceStopped, QueueFull
 from service.inference.processes import Process, ProcessGone, ProcessSlow, leave_signals_to_the_server
 from service.inference.together import all_or_none
+from service.slots import holder
 from stages.images import ImageError, ImageTooLarge, Outline, decode_image, outline
 
 Shape = tuple[int, int, int]
@@ -76,7 +79,8 @@ class Decoder:
         self._queue: list[tuple[int, int, asyncio.Future[Process]]] = []
         self._numbers = itertools.count()
         self._clock = 0  # the turn that was served last
-        self._waiting = 0
+        self._waiting: Counter[str] = Counter()  # images of each client
+        self._next: dict[str, int] = {}  # the turn of each one's next request
 
     def start(self) -> None:
         for process in self.processes:
@@ -94,12 +98,16 @@ class Decoder:
         Raises:
             ImageError: a file isn't an image that we read, or takes too long; the message names it.
             ImageTooLarge: one image, or all together, have too many pixels.
-            QueueFull: too many others are waiting.
+            QueueFull: too many others are waiting, or too many of this client.
             InferenceStopped: no process can be started that would decode them.
         """
-        if self._waiting + len(uploads) > self.max_waiting:
-            raise QueueFull(f"{self._waiting} images are waiting to be decoded already")
-        self._waiting += len(uploads)
+        client, count = holder.get(), len(uploads)
+        here, own = self._waiting.total(), self._waiting[client]
+        if here + count > self.max_waiting:
+            raise QueueFull(f"{here} images are waiting to be decoded already")
+        if own and own + count > self.max_waiting // 2:
+            raise QueueFull(f"{own} images of one client are waiting to be decoded already")
+        self._waiting[client] += count
         try:
             outlines = [await self._outline(upload) for upload in uploads]
             pixels = sum(found.pixels for found in outlines)
@@ -108,7 +116,7 @@ class Decoder:
                     f"{len(uploads)} images have {pixels:,} pixels together; one request takes at most "
                     f"{self.max_pixels:,}"
                 )
-            share = _Share(self.seconds)
+            share = _Share(self.seconds, turn=self._begin(client, max(found.work for found in outlines)))
             large = {
                 number: asyncio.ensure_future(self._in_process(upload, shapes, found.work, share))
                 for number, (upload, found) in enumerate(zip(uploads, outlines, strict=True))
@@ -123,8 +131,17 @@ class Decoder:
                 is_tiny = _is_tiny(upload, outlines[number])
                 decoded[number] = _here(upload, shapes) if is_tiny else await self._in_thread(upload, shapes)
         finally:
-            self._waiting -= len(uploads)
+            self._waiting[client] -= count
+            if not self._waiting[client]:
+                del self._waiting[client]
+                self._next.pop(client, None)
         return [np.stack([decoded[number][index] for number in range(len(uploads))]) for index in range(len(shapes))]
+
+    def _begin(self, client: str, work: int) -> int:
+        """The turn of a new request, whose first image is at most so much work."""
+        turn = max(self._clock, self._next.get(client, 0))
+        self._next[client] = turn + work
+        return turn
 
     async def _outline(self, upload: Upload) -> Outline:
         try:

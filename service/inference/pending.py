@@ -15,14 +15,17 @@ from service.inference.models import Model
 
 @dataclass(frozen=True, eq=False)
 class PendingRequest:
-    """Images uint8 [N, C, H, W] of one request; `future` gets their probabilities float32 [N, K].
+    """Images uint8 [N, C, H, W] of one request of `client`; `future` gets their probabilities float32 [N, K].
 
-    `turn`: images that were served before this request came, and those of the request that are served before these.
+    `turn`: images that were served before this request came, and those of the request that are served before these;
+    `is_first`: there are none of these.
     """
 
     model: Model
     images: np.ndarray
+    client: str = ""
     turn: int = 0
+    is_first: bool = True
     future: Future[np.ndarray] = field(default_factory=Future)
     submitted: float = field(default_factory=time.monotonic)
 

@@ -97,17 +97,6 @@ def test_our_number_is_called_what_it_is(published_client: TestClient) -> None:
     assert "<dt>we count</dt>" in published_client.get("/claims/hyperbf.table1.c10.train").text
 
 
-def test_a_quantity_that_is_not_there_is_told(published_client: TestClient) -> None:
-    address = "/api/v1/experiments/hyperbf-cifar10/observations"
-    assert {row["quantity"] for row in published_client.get(f"{address}?quantity=attention_sigma").json()} == {
-        "attention_sigma"
-    }
-    response = published_client.get(f"{address}?quantity=attention_sigmas")
-    assert (
-        response.status_code == 404 and "known: attention_metric_change, attention_sigma" in response.json()["detail"]
-    )
-
-
 def test_what_is_observed_says_what_it_is_before_training(published_client: TestClient) -> None:
     html = unescape(published_client.get("/claims/hyperbf.obs.sigma_order.c10").text)
     box = html[html.index('<div class="fidelity') :].partition("</div>")[0]

@@ -20,6 +20,7 @@ from PIL import Image
 from service.inference.batching import QueueFull
 from service.inference.decoding import PROCESSES, TINY_BYTES, Decoder, Upload, _here, _is_tiny
 from service.inference.processes import Process
+from service.slots import holder
 from stages.images import ImageError, ImageTooLarge, decode_image, outline
 from tests.service.conftest import png
 from tests.service.hostile_images import (
@@ -206,10 +207,49 @@ def test_a_request_with_many_large_images_lets_others_go_first() -> None:
     run(scene)
 
 
+def test_a_client_with_many_requests_lets_another_client_go_first() -> None:
+    async def scene() -> None:
+        done: list[str] = []
+
+        async def ask(client: str) -> None:
+            holder.set(client)
+            await decoder.decode([large()], [SHAPE])
+            done.append(client)
+
+        async with decoding() as decoder:
+            many = [asyncio.create_task(ask("many")) for _ in range(8)]
+            await asyncio.sleep(0.05)
+            await asyncio.gather(asyncio.create_task(ask("lone")), *many)
+        assert done.index("lone") <= PROCESSES, "behind those that had begun"
+
+    run(scene)
+
+
+def test_one_client_has_half_of_the_images_that_wait() -> None:
+    async def scene() -> None:
+        async def ask(client: str, images: int) -> None:
+            holder.set(client)
+            await decoder.decode([large()] * images, [SHAPE])
+
+        async with decoding(max_waiting=8) as decoder:
+            many = [asyncio.create_task(ask("many", 2)) for _ in range(2)]
+            await asyncio.sleep(0)
+            with pytest.raises(QueueFull, match="4 images of one client are waiting to be decoded already"):
+                await asyncio.create_task(ask("many", 1))
+            await asyncio.gather(*many, *(asyncio.create_task(ask(name, 2)) for name in ("one", "two")))
+            await asyncio.create_task(ask("alone", 8))
+
+    run(scene)
+
+
 def test_no_more_images_wait_than_may_and_a_cancelled_request_gives_its_turn_back() -> None:
     async def scene() -> None:
         async with decoding(max_waiting=4) as decoder:
-            waiting = [asyncio.create_task(decoder.decode([large()], [SHAPE])) for _ in range(4)]
+            holder.set("one")
+            waiting = [asyncio.create_task(decoder.decode([large()], [SHAPE])) for _ in range(2)]
+            await asyncio.sleep(0)
+            holder.set("other")
+            waiting += [asyncio.create_task(decoder.decode([large()], [SHAPE])) for _ in range(2)]
             await asyncio.sleep(0)
             with pytest.raises(QueueFull, match="4 images are waiting to be decoded already"):
                 await decoder.decode([SMALL], [SHAPE])

@@ -49,8 +49,8 @@ NAME_FILTERS = {
     "/api/v1/experiments/ninformer-mnist/curves": ("arm",),
     "/compare": ("dataset", "paper"),
     "/api/v1/experiments": ("dataset", "paper"),
-    "/api/v1/claims": ("paper",),
-    "/api/v1/runs": ("experiment",),
+    "/api/v1/claims": ("paper", "kind", "family"),
+    "/api/v1/runs": ("experiment", "arm"),
     "/api/v1/checkpoints": ("dataset", "experiment"),
 }
 CLOSED_FILTERS = {
