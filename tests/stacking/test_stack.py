@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from stages.ops.fast import dense_stack
 from stages.ops.fast.cpp import keep_compiled_steps_apart
 from stages.ops.fast.dac_stack import is_available
 from stages.papers.dac.mlp import DACMLP, MLP
@@ -110,9 +111,68 @@ def test_dac_layers_are_summed_in_cpp_in_float32() -> None:
     torch.testing.assert_close(fast.double()(shared.double()), plain(shared.double()), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.skipif(not dense_stack.is_available(), reason="no C++ compiler here")
+@pytest.mark.parametrize("is_compiled", [False, True], ids=["eager", "compiled"])
+def test_base_networks_take_steps_in_cpp_in_float32(is_compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    call = dense_stack.call
+    monkeypatch.setattr(dense_stack, "call", lambda *arguments: calls.append(arguments[1]) or call(*arguments))
+    built = networks(MLP, COMPILED_REPLICATES, **COMPILED)
+    fit_stack(built, Stack, table(300), COMPILED_PROTOCOL, COMPILED_REPLICATES, is_compiled=is_compiled)
+    # 240 rows in batches of 64 are four steps, and 60 rows one batch to measure
+    assert calls == COMPILED_PROTOCOL.epochs * (["dense_stack_step"] * 4 + ["dense_stack_predict"])
+
+
+@pytest.mark.skipif(not dense_stack.is_available(), reason="no C++ compiler here")
+def test_steps_in_cpp_are_those_of_the_plain_path() -> None:
+    fast, plain = Stack(networks(MLP)), Stack(networks(MLP)).double()
+    plain.is_dense = False
+    features, targets = torch.randn(3, 40, 3), torch.randn(3, 40)
+    for _ in range(2):  # the running statistics follow
+        losses = [fast.losses(features, targets), plain.losses(features.double(), targets.double())]
+    for loss in losses:
+        loss.sum().backward()
+    torch.testing.assert_close(losses[0].double(), losses[1], rtol=1e-5, atol=0)
+    for (name, ours), (_, wanted) in zip(fast.named_parameters(), plain.named_parameters(), strict=True):
+        largest = float(wanted.grad.abs().max())
+        torch.testing.assert_close(ours.grad.double(), wanted.grad, rtol=1e-4, atol=1e-5 * largest, msg=name)
+    for (name, ours), (_, wanted) in zip(fast.named_buffers(), plain.named_buffers(), strict=True):
+        torch.testing.assert_close(ours, wanted.to(ours.dtype), rtol=1e-5, atol=1e-6, msg=name)
+    shared = torch.randn(40, 3).expand(3, 40, 3)
+    fast.eval(), plain.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(fast(shared).double(), plain(shared.double()), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(fast(shared).double(), plain(shared.double()), rtol=1e-5, atol=1e-5)
+    fast(shared).sum().backward()  # where gradients may be wanted predictions are PyTorch's
+
+
+def test_networks_of_another_form_have_no_steps_in_cpp() -> None:
+    def is_dense(place: int, layer: nn.Module) -> bool:
+        built = networks(MLP)
+        for one in built:
+            one.layers[place] = layer
+        return Stack(built).is_dense
+
+    units = networks(MLP)[0].layers[0].out_features
+    assert Stack(networks(MLP)).is_dense == dense_stack.is_available()
+    assert not is_dense(0, nn.Linear(3, units))
+    assert not is_dense(1, nn.BatchNorm1d(units, eps=1e-3))
+    assert not is_dense(1, nn.BatchNorm1d(units, affine=False))
+    assert not Stack(networks(DACMLP)).is_dense
+
+
+def test_without_a_compiler_all_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, _ = alone(MLP)
+    monkeypatch.setattr(dense_stack, "load_library", lambda source: None)
+    assert not Stack(networks(MLP)).is_dense
+    outcomes = fit_stack(networks(MLP), Stack, table(), PROTOCOL, REPLICATES, is_compiled=False)
+    assert_like(outcomes, expected, relative=2e-3)
+
+
 def test_its_code_is_all_that_is_in_no_run_key() -> None:
     names = {path.name for path in files_of_stack(ModelSpec(path="stages.papers.dac.mlp:DACMLP", arguments={}))}
     assert {"stacked.py", "mlp_stack.py", "dac_stack.py", "dac.py", "dac.cpp"} <= names
+    assert {"dense_stack.py", "dense_stack.cpp"} <= names
 
 
 @NETWORKS

@@ -14,8 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stages.ops.dac_layers import DACLinear
-from stages.ops.fast import dac_stack
+from stages.ops.fast import dac_stack, dense_stack
 from stages.papers.dac.mlp import DACMLP, MLP
+
+STATISTICS = "running_mean", "running_var"
 
 
 class Stack(nn.Module):
@@ -36,6 +38,7 @@ class Stack(nn.Module):
             if not isinstance(layer, nn.Linear | DACLinear | nn.BatchNorm1d | nn.ReLU):
                 raise TypeError(f"{name} is a {type(layer).__name__}, which can't be stacked")
         self.has_sums = isinstance(networks[0].head, DACLinear) and dac_stack.is_available()
+        self.is_dense = _is_dense(self.plan) and dense_stack.is_available()
         parameters = [dict(network.named_parameters()) for network in networks]
         for name in parameters[0]:
             stacked = torch.stack([own[name].detach() for own in parameters])
@@ -45,6 +48,9 @@ class Stack(nn.Module):
             self.register_buffer(name.replace(".", "/"), torch.stack([own[name] for own in buffers]))
 
     def forward(self, features: Tensor) -> Tensor:
+        if self.is_dense and not self.training and not torch.is_grad_enabled() and dense_stack.applies(features):
+            statistics = [getattr(self, f"{name}/{kind}") for name, _ in self._norms() for kind in STATISTICS]
+            return dense_stack.predict(features, [*self.parameters()], statistics, self._norms()[0][1].eps)
         x = features.transpose(1, 2).contiguous()  # [M, F, B]
         for name, layer in self.plan:
             if isinstance(layer, nn.Linear):
@@ -59,7 +65,13 @@ class Stack(nn.Module):
 
     def losses(self, features: Tensor, targets: Tensor) -> Tensor:
         """Mean squared error of each network, [M], on features [M, B, F] and targets [M, B]."""
-        return (self(features) - targets).square().mean(1)
+        if not (self.is_dense and self.training and dense_stack.applies(features)):
+            return (self(features) - targets).square().mean(1)
+        norms = self._norms()
+        losses, statistics = dense_stack.losses(features, targets, [*self.parameters()], norms[0][1].eps)
+        for (name, layer), mean, variance in zip(norms, statistics[::2], statistics[1::2], strict=True):
+            self._follow(name, layer, mean, variance, features.shape[1])
+        return losses
 
     def weights(self, column: int) -> dict[str, Tensor]:
         """A copy of one network's state, under its own names."""
@@ -78,16 +90,34 @@ class Stack(nn.Module):
         return (F.relu(x[:, None] + bias[..., None]) * weight[..., None]).sum(2)
 
     def _batch_norm(self, x: Tensor, name: str, layer: nn.BatchNorm1d) -> Tensor:
-        """Normalise by each network's own batch; the running variance is the unbiased one, as in PyTorch."""
-        mean, variance = getattr(self, f"{name}/running_mean"), getattr(self, f"{name}/running_var")
+        """Normalise by each network's own batch."""
+        mean, variance = (getattr(self, f"{name}/{kind}") for kind in STATISTICS)
         if self.training:
             batch_mean = x.mean(2)
             batch_variance = (x - batch_mean[..., None]).square().mean(2)
-            momentum, size = layer.momentum or 0.0, x.shape[2]
-            with torch.no_grad():
-                mean.lerp_(batch_mean, momentum)
-                variance.lerp_(batch_variance * (size / (size - 1)), momentum)
-                getattr(self, f"{name}/num_batches_tracked").add_(1)
+            self._follow(name, layer, batch_mean, batch_variance, x.shape[2])
             mean, variance = batch_mean, batch_variance
         scale = torch.rsqrt(variance + layer.eps) * getattr(self, f"{name}/weight")
         return self._shifted((x - mean[..., None]) * scale[..., None], f"{name}/bias")
+
+    def _follow(self, name: str, layer: nn.BatchNorm1d, mean: Tensor, variance: Tensor, size: int) -> None:
+        """Move the running statistics towards a batch's; the running variance is the unbiased one, as in PyTorch."""
+        momentum = layer.momentum or 0.0
+        with torch.no_grad():
+            getattr(self, f"{name}/running_mean").lerp_(mean, momentum)
+            getattr(self, f"{name}/running_var").lerp_(variance * (size / (size - 1)), momentum)
+            getattr(self, f"{name}/num_batches_tracked").add_(1)
+
+    def _norms(self) -> list[tuple[str, nn.BatchNorm1d]]:
+        return [(name, layer) for name, layer in self.plan if isinstance(layer, nn.BatchNorm1d)]
+
+
+def _is_dense(plan: Sequence[tuple[str, nn.Module]]) -> bool:
+    """True if `dense_stack` has such networks: (dense → BatchNorm → ReLU), d times → dense with 1 unit and a bias."""
+    *blocks, head = [layer for _, layer in plan]
+    norms = [layer for layer in blocks if isinstance(layer, nn.BatchNorm1d)]
+    block = [(nn.Linear, ["weight"]), (nn.BatchNorm1d, ["weight", "bias"]), (nn.ReLU, [])]
+    found = [(type(layer), [name for name, _ in layer.named_parameters()]) for layer in (*blocks, head)]
+    has_one_unit = isinstance(head, nn.Linear) and head.out_features == 1
+    has_one_epsilon = len({layer.eps for layer in norms}) == 1
+    return found == [*block * len(norms), (nn.Linear, ["weight", "bias"])] and has_one_unit and has_one_epsilon

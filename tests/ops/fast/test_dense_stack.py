@@ -1,0 +1,247 @@
+"""Steps and predictions of several networks of dense layers equal PyTorch's operators, network by network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from stages.ops.fast import dense_stack
+from stages.training.tf32 import RoundedOperands
+from tests.ops.gradients import assert_alike, in_doubles, value_and_gradients
+
+pytestmark = pytest.mark.skipif(not dense_stack.is_available(), reason="no C++ compiler here")
+
+EPSILON = 1e-5
+SIZES = pytest.mark.parametrize(
+    ("networks", "samples", "features", "widths"),
+    [
+        (1, 3, 2, [1]),
+        (3, 40, 14, [18, 18]),
+        (2, 63, 9, [7, 5, 3]),
+        (2, 65, 4, [6, 8]),
+        (2, 1024, 14, [25] * 6),
+        (4, 257, 5, [35, 33, 16]),
+        (2, 1100, 250, [250, 141, 9]),
+    ],
+    ids=lambda value: "-".join(map(str, value)) if isinstance(value, list) else str(value),
+)
+
+
+def operands(networks: int, samples: int, features: int, widths: list[int]) -> list[Tensor]:
+    """Features [M, B, F], targets [M, B] and parameters, in the order of `dense_stack.losses`."""
+    generator = torch.Generator().manual_seed(networks + samples + features + sum(widths))
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(networks, *shape, generator=generator)
+
+    parameters = []
+    for inputs, units in pairwise([features, *widths]):
+        parameters += [normal(units, inputs) * (2 / inputs) ** 0.5, 1 + 0.3 * normal(units), 0.3 * normal(units)]
+    parameters += [normal(1, widths[-1]) / widths[-1] ** 0.5, normal(1)]
+    return [normal(samples, features), normal(samples), *(parameter.requires_grad_() for parameter in parameters)]
+
+
+def fast(features: Tensor, targets: Tensor) -> Callable[..., Tensor]:
+    return lambda *parameters: dense_stack.losses(features, targets, parameters, EPSILON)[0]
+
+
+def plain(features: Tensor, targets: Tensor) -> Callable[..., Tensor]:
+    def losses(*parameters: Tensor) -> Tensor:
+        return torch.stack(
+            [
+                (outputs(*own, training=True)[0] - wanted).square().mean()
+                for *own, wanted in zip(features, *parameters, targets, strict=True)
+            ]
+        )
+
+    return losses
+
+
+def outputs(
+    x: Tensor, *parameters: Tensor, training: bool, statistics: tuple[Tensor, ...] = ()
+) -> tuple[Tensor, list[Tensor]]:
+    """One network's predictions [B] from features [B, F], by PyTorch's operators, and its batch's statistics."""
+    found: list[Tensor] = []
+    *hidden, weight, bias = parameters
+    for place in range(0, len(hidden), 3):
+        z = x @ hidden[place].T
+        found += [z.mean(0), z.var(0, correction=0)]
+        layer = 2 * (place // 3)
+        mean, variance = (None, None) if training else statistics[layer : layer + 2]
+        x = F.relu(F.batch_norm(z, mean, variance, *hidden[place + 1 : place + 3], training=training, eps=EPSILON))
+    return (x @ weight.T + bias).squeeze(1), found
+
+
+@SIZES
+def test_losses_and_gradients_equal_those_of_each_network_in_float64(
+    networks: int, samples: int, features: int, widths: list[int]
+) -> None:
+    x, targets, *parameters = operands(networks, samples, features, widths)
+    expected = value_and_gradients(plain(x.double(), targets.double()), in_doubles(parameters))
+    assert_alike(value_and_gradients(fast(x, targets), parameters), expected)
+
+
+@SIZES
+def test_statistics_are_those_of_the_batch(networks: int, samples: int, features: int, widths: list[int]) -> None:
+    x, targets, *parameters = operands(networks, samples, features, widths)
+    _, statistics = dense_stack.losses(x, targets, parameters, EPSILON)
+    doubles = [x.double(), *in_doubles(parameters)]
+    each = [outputs(*own, training=True)[1] for own in zip(*doubles, strict=True)]
+    assert_alike(statistics, [torch.stack(own).detach() for own in zip(*each, strict=True)])
+    assert not any(tensor.requires_grad for tensor in statistics)
+
+
+@SIZES
+def test_predictions_are_made_by_the_statistics_given(
+    networks: int, samples: int, features: int, widths: list[int]
+) -> None:
+    x, _, *parameters = operands(networks, samples, features, widths)
+    generator = torch.Generator().manual_seed(1)
+    statistics = [torch.rand(networks, units, generator=generator) + 0.1 for units in widths for _ in range(2)]
+    doubles = [tensor.detach().double() for tensor in (x, *parameters, *statistics)]
+    expected = []
+    for own, *others in zip(*doubles, strict=True):
+        of_network, norms = others[: len(parameters)], tuple(others[len(parameters) :])
+        expected.append(outputs(own, *of_network, training=False, statistics=norms)[0])
+    assert_alike([dense_stack.predict(x, parameters, statistics, EPSILON)], [torch.stack(expected)])
+
+
+def test_variances_do_not_suffer_from_a_mean_far_away() -> None:
+    x, targets, *parameters = operands(2, 200, 3, [4])
+    x += 1000
+    _, (_, variance) = dense_stack.losses(x, targets, parameters, EPSILON)
+    z = x.double() @ parameters[0].detach().double().mT
+    torch.testing.assert_close(variance.double(), z.var(1, correction=0), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize(("samples", "features", "widths"), [(2, 5, [4, 4]), (3, 1, [1]), (70, 1, [1, 1, 1])], ids=str)
+def test_where_gradients_vanish_but_for_epsilon_they_are_small(samples: int, features: int, widths: list[int]) -> None:
+    x, targets, *parameters = operands(3, samples, features, widths)
+    ours = value_and_gradients(fast(x, targets), parameters)
+    expected = value_and_gradients(plain(x.double(), targets.double()), in_doubles(parameters))
+    largest = max(float(tensor.abs().max()) for tensor in expected)
+    for got, wanted in zip(ours, expected, strict=True):
+        torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5 * largest)
+
+
+def test_losses_change_as_their_gradients_say() -> None:
+    x, targets, *parameters = operands(3, 300, 6, [9, 7])
+    losses = fast(x, targets)
+    gradients = torch.autograd.grad(losses(*parameters).sum(), parameters)
+    generator = torch.Generator().manual_seed(1)
+    directions = [torch.randn(parameter.shape, generator=generator) for parameter in parameters]
+    slope = sum(float((one * other).sum()) for one, other in zip(gradients, directions, strict=True))
+
+    @torch.no_grad()
+    def after(step: float) -> float:
+        return float(losses(*(one + step * other for one, other in zip(parameters, directions, strict=True))).sum())
+
+    assert (after(1e-3) - after(-1e-3)) / 2e-3 == pytest.approx(slope, rel=0.02)
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_share_the_networks(threads: int) -> None:
+    x, targets, *parameters = operands(5, 33, 7, [6, 5])
+
+    def run(count: int) -> list[Tensor]:
+        before = torch.get_num_threads()
+        torch.set_num_threads(count)
+        try:
+            return value_and_gradients(fast(x, targets), parameters)
+        finally:
+            torch.set_num_threads(before)
+
+    assert all(map(torch.equal, run(threads), run(1)))
+
+
+def test_layouts_other_than_contiguous_are_read_right() -> None:
+    x, targets, *parameters = operands(3, 20, 8, [8, 8])
+    turned = [tensor.detach().mT.contiguous().mT for tensor in (x, targets, *parameters)]
+    assert not any(tensor.is_contiguous() for tensor in turned if tensor.shape[1] > 1)
+    own = [tensor.requires_grad_() for tensor in turned[2:]]
+    ours = value_and_gradients(fast(*turned[:2]), own)
+    assert all(map(torch.equal, ours, value_and_gradients(fast(x, targets), parameters)))
+
+
+def test_features_that_networks_share_are_read_right() -> None:
+    x, _, *parameters = operands(3, 20, 8, [8, 8])
+    statistics = [torch.ones(3, 8)] * 4
+    shared = x[:1].expand(3, 20, 8)
+    ours = dense_stack.predict(shared, parameters, statistics, EPSILON)
+    assert torch.equal(ours, dense_stack.predict(shared.contiguous(), parameters, statistics, EPSILON))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("place", range(7))
+def test_what_is_no_number_stays_in_its_network_and_is_seen(place: int, value: float) -> None:
+    x, targets, *parameters = tensors = operands(3, 20, 5, [4])
+    with torch.no_grad():
+        tensors[place][1].view(-1)[0] = value
+    ours = value_and_gradients(fast(x, targets), parameters)
+    expected = value_and_gradients(plain(x, targets), parameters)
+    assert not ours[0][1].isfinite()
+    for got, wanted in zip(ours, expected, strict=True):
+        assert got[[0, 2]].isfinite().all()
+        assert torch.equal(got[1].isfinite(), wanted[1].isfinite())
+
+
+def test_derivative_at_the_kink_is_zero() -> None:
+    x, targets, *parameters = operands(2, 20, 5, [4])
+    with torch.no_grad():
+        parameters[1].zero_()
+        parameters[2].zero_()
+    *gradients, _ = torch.autograd.grad(fast(x, targets)(*parameters).sum(), parameters)
+    assert all(torch.count_nonzero(tensor) == 0 for tensor in gradients)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_compilers_are_told_what_the_operators_give() -> None:
+    x, targets, *parameters = operands(2, 20, 5, [4, 3])
+    statistics = [torch.ones(2, units) for units in (4, 4, 3, 3)]
+    torch.library.opcheck(torch.ops.claimcheck.dense_stack_step, (x, targets, parameters, EPSILON))
+    detached = [parameter.detach() for parameter in parameters]
+    torch.library.opcheck(torch.ops.claimcheck.dense_stack_predict, (x, detached, statistics, EPSILON))
+
+
+@pytest.mark.parametrize("place", range(7))
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_types_are_refused(dtype: torch.dtype, place: int) -> None:
+    tensors = operands(2, 20, 5, [4])
+    tensors[place] = tensors[place].to(dtype)
+    x, targets, *parameters = tensors
+    with pytest.raises(TypeError, match=rf"{dtype} on cpu; expected torch.float32 on cpu alone"):
+        dense_stack.losses(x, targets, parameters, EPSILON)
+
+
+@pytest.mark.parametrize("place", range(7))
+def test_shapes_that_do_not_fit_are_refused(place: int) -> None:
+    tensors = operands(2, 20, 5, [4])
+    tensors[place] = torch.zeros(2, *[6] * (tensors[place].ndim - 1))
+    x, targets, *parameters = tensors
+    with pytest.raises(ValueError, match=r"have shapes .*; expected"):
+        dense_stack.losses(x, targets, parameters, EPSILON)
+
+
+def test_statistics_that_do_not_fit_are_refused() -> None:
+    x, _, *parameters = operands(2, 20, 5, [4])
+    with pytest.raises(ValueError, match="statistics have shapes"):
+        dense_stack.predict(x, parameters, [torch.ones(2, 4), torch.ones(2, 5)], EPSILON)
+
+
+def test_second_derivatives_are_refused() -> None:
+    x, targets, *parameters = operands(2, 20, 5, [4])
+    with pytest.raises(RuntimeError, match="no second derivatives"):
+        torch.autograd.grad(fast(x, targets)(*parameters).sum(), parameters, create_graph=True)
+
+
+def test_they_do_not_apply_where_products_are_watched_or_features_have_gradients() -> None:
+    x, *_ = operands(2, 20, 5, [4])
+    assert dense_stack.applies(x)
+    assert not dense_stack.applies(x.double()) and not dense_stack.applies(x.requires_grad_())
+    with RoundedOperands():
+        assert not dense_stack.applies(x.detach())
