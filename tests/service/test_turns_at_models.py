@@ -1,0 +1,96 @@
+"""Clients take turns at the models, and whoever fills the queue makes room for others."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from service.inference.batching import Batcher, QueueFull
+from service.inference.models import Model
+from service.slots import holder
+from tests.polling import wait_until
+from tests.service.test_batching import SLOW, Here, Touchy, image, started
+
+pytestmark = pytest.mark.long
+
+
+async def one_and_more(batcher: Batcher, model: Model, names: Sequence[str]) -> list[asyncio.Task[float]]:
+    """A slow request of each of these clients, of which the first has begun and the others wait."""
+    tasks = []
+    for name in names:
+        tasks.append(asyncio.create_task(as_client(name, batcher, model, image(SLOW))))
+        if len(tasks) == 1:
+            await asyncio.to_thread(wait_until, lambda: Here.networks[model.sha256].passes)
+    await asyncio.sleep(0)
+    return tasks
+
+
+async def as_client(client: str, batcher: Batcher, model: Model, images: np.ndarray) -> float:
+    """Ask as one client; returns when the answer came."""
+    holder.set(client)
+    await batcher.probabilities(model, images)
+    return time.monotonic()
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_client_with_many_requests_lets_another_client_go_first(size: int) -> None:
+    model = Here.model_of(Touchy())
+    slow = np.concatenate([image(SLOW)] * size)
+
+    async def scene(batcher: Batcher) -> None:
+        many = [asyncio.create_task(as_client("many", batcher, model, slow)) for _ in range(6)]
+        await asyncio.sleep(0.05)  # one of them has begun
+        lone = await as_client("lone", batcher, model, image(1))
+        assert sum(task.done() for task in many) <= 1
+        assert lone < min((await asyncio.gather(*many))[1:])
+
+    with started(max_batch=1) as batcher:
+        asyncio.run(asyncio.wait_for(scene(batcher), 60))
+
+
+def test_requests_of_one_client_are_answered_in_their_order() -> None:
+    model = Here.model_of(Touchy())
+
+    async def scene(batcher: Batcher) -> None:
+        calls = [asyncio.create_task(as_client("one", batcher, model, image(SLOW))) for _ in range(4)]
+        times = await asyncio.gather(*calls)
+        assert times == sorted(times)
+
+    with started(max_batch=1) as batcher:
+        asyncio.run(asyncio.wait_for(scene(batcher), 60))
+
+
+def test_whoever_fills_the_queue_makes_room_for_others() -> None:
+    model = Here.model_of(Touchy())
+
+    async def scene(batcher: Batcher) -> None:
+        tasks = await one_and_more(batcher, model, ["many"] * 5)
+        with pytest.raises(QueueFull, match="4 images are waiting already"):
+            await as_client("many", batcher, model, image(1))
+        await asyncio.gather(*(as_client(name, batcher, model, image(1)) for name in ("one", "two")))
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [isinstance(answer, QueueFull) for answer in found] == [False, False, False, True, True], "the last two"
+        even = await one_and_more(batcher, Here.model_of(Touchy()), "abcde")
+        with pytest.raises(QueueFull):
+            await as_client("f", batcher, model, image(1))
+        await asyncio.gather(*even)
+
+    with started(max_batch=1, max_waiting=4) as batcher:
+        asyncio.run(asyncio.wait_for(scene(batcher), 60))
+
+
+def test_nothing_is_given_up_for_a_request_that_has_no_room_anyway() -> None:
+    model = Here.model_of(Touchy())
+
+    async def scene(batcher: Batcher) -> None:
+        tasks = await one_and_more(batcher, model, ["many"] * 5)
+        with pytest.raises(QueueFull):
+            await as_client("other", batcher, model, np.concatenate([image(1)] * 3))
+        assert len(await asyncio.gather(*tasks)) == 5
+
+    with started(max_batch=1, max_waiting=4) as batcher:
+        asyncio.run(asyncio.wait_for(scene(batcher), 60))
