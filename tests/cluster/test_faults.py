@@ -90,6 +90,7 @@ def test_killed_itself_it_leaves_nothing_training(
     assert outcomes(project) == undisturbed
 
 
+@pytest.mark.slow  # 40 s, and `test_store_away.py` does it for longer
 def test_a_store_out_of_reach_for_a_while_loses_nothing(
     two_nodes: Nodes,
     object_server: ObjectServer,
