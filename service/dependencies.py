@@ -14,8 +14,8 @@ from sqlalchemy.orm import Session
 from service.database import queries
 from service.database.comparing import Comparisons, Question
 from service.http.caching import tag_answer
+from service.http.disconnects import ClientGone
 from service.http.downloads import Exports
-from service.http.errors import Problem
 from service.http.metrics import Metrics
 from service.http.readiness import Readiness
 from service.inference.choices import Choices
@@ -57,7 +57,7 @@ def app_state_of(request: Request) -> AppState:
 async def _session(request: Request) -> AsyncIterator[Session]:
     async with app_state_of(request).reading.session() as session:
         if await request.is_disconnected():  # while it waited, as everybody in front of others may
-            raise Problem(503, "the client went away before the answer")
+            raise ClientGone
         yield session
 
 

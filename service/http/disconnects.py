@@ -15,6 +15,13 @@ LOOK_SECONDS = 0.05
 Done = TypeVar("Done")
 
 
+class ClientGone(Problem):
+    """Nobody would read the answer."""
+
+    def __init__(self) -> None:
+        super().__init__(503, "the client went away before the answer")
+
+
 async def unless_gone(receive: Receive, work: Awaitable[Done]) -> Done:
     """The outcome of `work`, which is cancelled where the client of a request whose body was received goes away."""
     watch = _Watch(receive)
@@ -23,7 +30,7 @@ async def unless_gone(receive: Receive, work: Awaitable[Done]) -> Done:
         return await work
     except asyncio.CancelledError:
         if watch.is_client_gone and not watch.working.uncancel():
-            raise Problem(503, "the client went away before the answer") from None
+            raise ClientGone from None
         raise
     finally:
         later.cancel()

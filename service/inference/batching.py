@@ -3,8 +3,8 @@
 Requests wait in a bounded queue and take turns: the next images are those of the request that has had the fewest served
 since it came, where each request of a client comes one image behind its others that wait.  So whoever asks a thousand
 times at once holds up itself; and where the queue is full, the last images of who has most there make room for others.
-A pass takes images of one model, up to `max_batch`, or up to its share when other workers are idle.  It
-waits for more only while announced requests are still being decoded, so a single request is answered at once.
+A pass takes images of one model, up to `max_batch`, or up to its share when other workers are idle.  It waits for more
+only while announced requests are still being decoded, so a single request is answered at once.
 
 A worker that ends is replaced, and the requests of its pass are told to come again (`suspects`: what becomes of a model
 at which workers end).
@@ -165,11 +165,13 @@ class Batcher:
 
     def _make_room(self, client: str, count: int) -> None:
         """Refuse `count` images, or in their place waiting ones, the last of each time whoever has most waiting."""
+        lacking = self._count() + count - self.max_waiting
+        if lacking <= 0:
+            return
         waiting = [job for job in self._jobs if not job.future.cancelled()]
         held = Counter[str]()
         for job in waiting:
             held[job.client] += len(job.images)
-        lacking = held.total() + count - self.max_waiting
         refusal = QueueFull(f"{held.total()} images are waiting already; at most {self.max_waiting} may")
         given_up: list[PendingRequest] = []
         while lacking > 0:

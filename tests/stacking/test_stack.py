@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -93,6 +94,16 @@ def test_outputs_gradients_and_statistics_are_those_of_the_networks(network: typ
         torch.testing.assert_close(stack(features)[place], one.eval()(features[place]).squeeze(1))
 
 
+def agree(fast: Stack, plain: Stack, losses: Sequence[torch.Tensor]) -> None:
+    """The losses of both, float32 and float64, are close, and so are all gradients."""
+    for loss in losses:
+        loss.sum().backward()
+    torch.testing.assert_close(losses[0].double(), losses[1], rtol=1e-5, atol=0)
+    for (name, ours), (_, wanted) in zip(fast.named_parameters(), plain.named_parameters(), strict=True):
+        largest = float(wanted.grad.abs().max())
+        torch.testing.assert_close(ours.grad.double(), wanted.grad, rtol=1e-4, atol=1e-5 * largest, msg=name)
+
+
 @pytest.mark.skipif(not is_available(), reason="no C++ compiler here")
 def test_dac_layers_are_summed_in_cpp_in_float32() -> None:
     built = networks(DACMLP)
@@ -100,12 +111,7 @@ def test_dac_layers_are_summed_in_cpp_in_float32() -> None:
     assert fast.has_sums and not Stack(networks(MLP)).has_sums
     features, targets = torch.randn(3, 40, 3), torch.randn(3, 40)
     losses = [fast.losses(features, targets), plain.losses(features.double(), targets.double())]
-    for loss in losses:
-        loss.sum().backward()
-    torch.testing.assert_close(losses[0].double(), losses[1], rtol=1e-5, atol=0)
-    for (name, ours), (_, wanted) in zip(fast.named_parameters(), plain.named_parameters(), strict=True):
-        largest = float(wanted.grad.abs().max())
-        torch.testing.assert_close(ours.grad.double(), wanted.grad, rtol=1e-4, atol=1e-5 * largest, msg=name)
+    agree(fast, plain, losses)
     shared = torch.randn(40, 3).expand(3, 40, 3)
     torch.testing.assert_close(fast.eval()(shared).double(), plain.eval()(shared.double()), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(fast.double()(shared.double()), plain(shared.double()), rtol=1e-5, atol=1e-5)
@@ -130,12 +136,7 @@ def test_steps_in_cpp_are_those_of_the_plain_path() -> None:
     features, targets = torch.randn(3, 40, 3), torch.randn(3, 40)
     for _ in range(2):  # the running statistics follow
         losses = [fast.losses(features, targets), plain.losses(features.double(), targets.double())]
-    for loss in losses:
-        loss.sum().backward()
-    torch.testing.assert_close(losses[0].double(), losses[1], rtol=1e-5, atol=0)
-    for (name, ours), (_, wanted) in zip(fast.named_parameters(), plain.named_parameters(), strict=True):
-        largest = float(wanted.grad.abs().max())
-        torch.testing.assert_close(ours.grad.double(), wanted.grad, rtol=1e-4, atol=1e-5 * largest, msg=name)
+    agree(fast, plain, losses)
     for (name, ours), (_, wanted) in zip(fast.named_buffers(), plain.named_buffers(), strict=True):
         torch.testing.assert_close(ours, wanted.to(ours.dtype), rtol=1e-5, atol=1e-6, msg=name)
     shared = torch.randn(40, 3).expand(3, 40, 3)

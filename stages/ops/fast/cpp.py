@@ -103,6 +103,17 @@ def is_plain(*tensors: Tensor, dtype: torch.dtype = torch.float32, compiled: boo
     return are_plain and not is_watched and not any(tensor.is_neg() for tensor in tensors)
 
 
+def is_single(tensor: Tensor) -> bool:
+    """True for float32 on a CPU, also where it is traced."""
+    return tensor.device.type == "cpu" and tensor.dtype == torch.float32
+
+
+def require_single(name: str, tensors: Sequence[Tensor]) -> None:
+    """Raises `TypeError` where operator `name` got anything else."""
+    if unfit := [f"{tensor.dtype} on {tensor.device}" for tensor in tensors if not is_single(tensor)]:
+        raise TypeError(f"{name} got {', '.join(unfit)}; expected torch.float32 on cpu alone")
+
+
 def in_rows(tensor: Tensor) -> Tensor:
     """The tensor with the numbers of its last dimension side by side."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()

@@ -8,9 +8,10 @@
 // An image's maps are copied once into rows of whole vectors: z with EMPTY around it, which φ takes to 0, and g with 0.
 // One activated map lives at a time and stays in the first-level cache.  A NaN stays a NaN.
 
+#include "cpp.h"
+
 #include <algorithm>
 #include <cstring>
-#include <new>
 #include <vector>
 #ifdef __AVX__
 #include <immintrin.h>
@@ -130,21 +131,6 @@ inline void differentiate_point(Wide t, Wide grad, Wide tap, Wide& to_tap, Wide&
     back = _mm512_mask3_fmadd_ps(grad, tap, back, passes);
 }
 #endif
-
-// Memory that begins where a vector may, so that no vector lies on two cache lines.
-template <typename T>
-struct OnLines {
-    typedef T value_type;
-    static constexpr std::align_val_t LINE{64};
-    OnLines() = default;
-    template <typename Other>
-    OnLines(const OnLines<Other>&) {}
-    T* allocate(size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), LINE)); }
-    void deallocate(T* from, size_t) { ::operator delete(from, LINE); }
-    bool operator==(const OnLines&) const { return true; }
-    bool operator!=(const OnLines&) const { return false; }
-};
-typedef std::vector<float, OnLines<float>> Floats;
 
 // 0 times a number is 0, and NaN of what is none.
 inline bool are_finite(const float* from, long count) {

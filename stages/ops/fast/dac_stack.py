@@ -11,18 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.ops.fast.cpp import call, in_parts, load_library
+from stages.ops.fast.cpp import call, in_parts, load_library, require_single
 from stages.ops.fast.dac import SOURCE
 
 
 def is_available() -> bool:
     """True if there is a compiler for the operators' C++."""
     return load_library(SOURCE) is not None
-
-
-def applies(x: Tensor) -> bool:
-    """True if the operators handle tensors like this one."""
-    return x.device.type == "cpu" and x.dtype == torch.float32
 
 
 @torch.library.custom_op("claimcheck::dac_stack", mutates_args=(), device_types="cpu")
@@ -54,9 +49,7 @@ def _backward(x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor) -> tuple[Te
 
 def _call(name: str, tensors: list[Tensor], weight: Tensor) -> None:
     """Call `name` with the tensors' memory, x first."""
-    unfit = [f"{tensor.dtype} on {tensor.device}" for tensor in tensors if not applies(tensor)]
-    if unfit:
-        raise TypeError(f"{name} got {', '.join(unfit)}; expected torch.float32 on cpu alone")
+    require_single(name, tensors)
     sizes = (tensors[0].shape[2], *weight.shape[:0:-1])
 
     def work(part: slice) -> None:

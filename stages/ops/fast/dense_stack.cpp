@@ -8,10 +8,12 @@
 // Maps lie as [strips, units, STRIP]: what a strip of samples needs of a layer stays in the first-level cache.  Of each
 // layer n is kept, and a' made again from it, one strip at a time.  Behind the last sample a is 0.  A NaN stays a NaN.
 
+#include "cpp.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <new>
+#include <type_traits>
 #include <vector>
 #ifdef __AVX__
 #include <immintrin.h>
@@ -53,21 +55,6 @@ inline float sum(Vector value) {
 #endif
 }
 
-// Memory that begins where a vector may, so that no vector lies on two cache lines.
-template <typename T>
-struct OnLines {
-    typedef T value_type;
-    static constexpr std::align_val_t LINE{64};
-    OnLines() = default;
-    template <typename Other>
-    OnLines(const OnLines<Other>&) {}
-    T* allocate(size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), LINE)); }
-    void deallocate(T* from, size_t) { ::operator delete(from, LINE); }
-    bool operator==(const OnLines&) const { return true; }
-    bool operator!=(const OnLines&) const { return false; }
-};
-typedef std::vector<float, OnLines<float>> Floats;
-
 // to [R, STRIP] = w [R, inputs] · x [inputs, STRIP]
 template <long R>
 void multiply_rows(const float* w, long inputs, const float* x, float* to) {
@@ -86,22 +73,30 @@ void multiply_rows(const float* w, long inputs, const float* x, float* to) {
     }
 }
 
+// `work(size, first)` with `size`, 1 to MOST, as a constant of the compiler.
+template <long MOST, typename Work>
+void with_size(long size, long first, const Work& work) {
+    if (size == MOST)
+        work(std::integral_constant<long, MOST>{}, first);
+    else if constexpr (MOST > 1)
+        with_size<MOST - 1>(size, first, work);
+}
+
+// The same for each of the fewest groups, of even sizes, that `count` things make.
+template <long MOST, typename Work>
+void in_groups(long count, const Work& work) {
+    const long groups = (count + MOST - 1) / MOST;
+    for (long group = 0; group < groups; ++group) {
+        const long first = count * group / groups;
+        with_size<MOST>(count * (group + 1) / groups - first, first, work);
+    }
+}
+
 // to [rows, STRIP] = w [rows, inputs] · x [inputs, STRIP]
 void multiply(const float* w, long rows, long inputs, const float* x, float* to) {
-    const long groups = (rows + ROWS - 1) / ROWS;
-    for (long group = 0; group < groups; ++group) {
-        const long first = rows * group / groups, count = rows * (group + 1) / groups - first;
-        const float* from = w + first * inputs;
-        float* there = to + first * STRIP;
-        switch (count) {
-            case 1: multiply_rows<1>(from, inputs, x, there); break;
-            case 2: multiply_rows<2>(from, inputs, x, there); break;
-            case 3: multiply_rows<3>(from, inputs, x, there); break;
-            case 4: multiply_rows<4>(from, inputs, x, there); break;
-            case 5: multiply_rows<5>(from, inputs, x, there); break;
-            case 6: multiply_rows<6>(from, inputs, x, there); break;
-        }
-    }
+    in_groups<ROWS>(rows, [&](auto size, long first) {
+        multiply_rows<decltype(size)::value>(w + first * inputs, inputs, x, to + first * STRIP);
+    });
 }
 
 // to[r, c] += Σ a[r] b[c] over strips; the strips of a and b have a_units and b_units rows.
@@ -121,41 +116,16 @@ void add_dots(const float* a, long a_units, const float* b, long b_units, long s
         for (long c = 0; c < C; ++c) to[r * stride + c] += sum(total[r][c]);
 }
 
-template <long R>
-void add_dots_of_rows(const float* a, long units, const float* b, long inputs, long strips, float* to) {
-    const long groups = (inputs + DOT_COLUMNS - 1) / DOT_COLUMNS;
-    for (long group = 0; group < groups; ++group) {
-        const long first = inputs * group / groups, count = inputs * (group + 1) / groups - first;
-        const float* there = b + first * STRIP;
-        switch (count) {
-            case 1: add_dots<R, 1>(a, units, there, inputs, strips, to + first, inputs); break;
-            case 2: add_dots<R, 2>(a, units, there, inputs, strips, to + first, inputs); break;
-            case 3: add_dots<R, 3>(a, units, there, inputs, strips, to + first, inputs); break;
-#ifdef __AVX512F__
-            case 4: add_dots<R, 4>(a, units, there, inputs, strips, to + first, inputs); break;
-            case 5: add_dots<R, 5>(a, units, there, inputs, strips, to + first, inputs); break;
-#endif
-        }
-    }
-}
-
 // to [units, inputs] += a bᵀ
 void add_outer(const float* a, long units, const float* b, long inputs, long strips, float* to) {
-    const long groups = (units + DOT_ROWS - 1) / DOT_ROWS;
-    for (long group = 0; group < groups; ++group) {
-        const long first = units * group / groups, count = units * (group + 1) / groups - first;
+    in_groups<DOT_ROWS>(units, [&](auto rows, long first) {
         const float* here = a + first * STRIP;
         float* there = to + first * inputs;
-        switch (count) {
-            case 1: add_dots_of_rows<1>(here, units, b, inputs, strips, there); break;
-            case 2: add_dots_of_rows<2>(here, units, b, inputs, strips, there); break;
-            case 3: add_dots_of_rows<3>(here, units, b, inputs, strips, there); break;
-            case 4: add_dots_of_rows<4>(here, units, b, inputs, strips, there); break;
-#ifdef __AVX512F__
-            case 5: add_dots_of_rows<5>(here, units, b, inputs, strips, there); break;
-#endif
-        }
-    }
+        in_groups<DOT_COLUMNS>(inputs, [&](auto columns, long column) {
+            constexpr long R = decltype(rows)::value, C = decltype(columns)::value;
+            add_dots<R, C>(here, units, b + column * STRIP, inputs, strips, there + column, inputs);
+        });
+    });
 }
 
 struct Batch {

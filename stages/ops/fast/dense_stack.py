@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.ops.fast.cpp import call, in_parts, load_library
+from stages.ops.fast.cpp import call, in_parts, is_single, load_library, require_single
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 
@@ -27,8 +27,7 @@ def is_available() -> bool:
 def applies(features: Tensor) -> bool:
     """True if the operators handle features like these, and nobody watches the products inside (as `tf32` does)."""
     is_watched = not torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack() > 0
-    is_plain = features.device.type == "cpu" and features.dtype == torch.float32 and not features.requires_grad
-    return is_plain and not is_watched
+    return is_single(features) and not features.requires_grad and not is_watched
 
 
 def losses(
@@ -88,9 +87,7 @@ def predict(features: Tensor, parameters: list[Tensor], statistics: list[Tensor]
 
 def _check(tensors: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
     """`tensors` are of one kind, `parameters` of one network on features, the first of `tensors`."""
-    unfit = [f"{tensor.dtype} on {tensor.device}" for tensor in tensors if not _is_known(tensor)]
-    if unfit:
-        raise TypeError(f"dense_stack got {', '.join(unfit)}; expected torch.float32 on cpu alone")
+    require_single("dense_stack", tensors)
     networks, _, inputs = tensors[0].shape
     wanted: list[tuple[int, ...]] = []
     for weight in parameters[:-2:3]:
@@ -101,10 +98,6 @@ def _check(tensors: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
     shapes = [tuple(parameter.shape) for parameter in parameters]
     if shapes != wanted:
         raise ValueError(f"parameters have shapes {shapes}; expected {wanted}")
-
-
-def _is_known(tensor: Tensor) -> bool:
-    return tensor.dtype == torch.float32 and tensor.device.type == "cpu"
 
 
 def _call(

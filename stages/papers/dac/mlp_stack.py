@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from stages.ops.dac_layers import DACLinear
 from stages.ops.fast import dac_stack, dense_stack
+from stages.ops.fast.cpp import is_single
 from stages.papers.dac.mlp import DACMLP, MLP
 
 STATISTICS = "running_mean", "running_var"
@@ -85,7 +86,7 @@ class Stack(nn.Module):
     def _dac(self, x: Tensor, name: str) -> Tensor:
         """DAC paper, equation 4: a sum over inputs of w · max(0, x + b), each product with its own bias."""
         weight, bias = getattr(self, f"{name}/weight"), getattr(self, f"{name}/bias")
-        if self.has_sums and dac_stack.applies(x):
+        if self.has_sums and is_single(x):
             return dac_stack.dac_stack(x, weight, bias)
         return (F.relu(x[:, None] + bias[..., None]) * weight[..., None]).sum(2)
 
