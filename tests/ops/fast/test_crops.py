@@ -14,6 +14,8 @@ from stages.ops.normalize import Normalization
 from stages.run import AugmentationSpec
 from stages.training.augment import BatchAugmenter, Draws
 
+pytestmark = pytest.mark.skipif(crops.load_library(crops._SOURCE) is None, reason="no C++ compiler here")
+
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616)
 SPECS = {
     "plain": AugmentationSpec(),
@@ -26,13 +28,6 @@ SPECS = {
 def images_of(count: int, *shape: int) -> tuple[Tensor, Normalization]:
     images = torch.randint(0, 256, (count, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     return images, Normalization(MEAN[: shape[0]], STD[: shape[0]], shape, images.device)
-
-
-@pytest.fixture(autouse=True)
-def compiler() -> None:
-    images, normalization = images_of(1, 3, 4, 4)
-    if crops.crops_of(images, 0, normalization) is None:
-        pytest.skip("no C++ compiler, or another build of PyTorch")
 
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (3, 96, 64), (2, 7, 5), (1, 1, 1)], ids=str)
