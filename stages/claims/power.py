@@ -15,7 +15,7 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from statistics import fmean
 from typing import Literal
 
@@ -39,6 +39,7 @@ from stages.verdicts.power_of_others import (
 CHANCE_SHARE = 0.8
 LOG_SPREAD = 0.05
 LOSS_SHARE = 0.005
+LOSS_UNITS = ("nats per token", "nats")
 Combination = Mapping[str, float]
 """`{arm: factor}` of a sum over arms."""
 
@@ -52,7 +53,7 @@ def foresee(claim: ClaimLine, params: Params, verdict: Verdict, claims: Iterable
     `verdict` has the spread if replicates were judged; `claims` print what the arms reach.  None if neither the paper
     nor the metric suggests the spread of a number.
     """
-    if claim.value is None:
+    if claim.value is None or claim.kind == "noise":  # the spread itself is in question
         return None
     (name,) = fnmatch.filter(params.experiments, claim.experiment or "")
     experiment = params.experiments[name]
@@ -160,7 +161,9 @@ def _spread(
     is_loss = claim.metric.endswith("loss")
     if not is_loss and not claim.metric.endswith(("accuracy", "error")):
         return None
-    levels = _levels("nats per token" if is_loss else "fraction", experiment, claims)
+    levels = _levels(LOSS_UNITS if is_loss else ("fraction",), experiment, claims)
+    if claim.kind == "value" and claim.arm in levels:
+        levels[claim.arm] = claim.value or 0.0
     if not levels:
         return None
     usual = fmean(levels.values())
@@ -191,11 +194,11 @@ def _combination(claim: ClaimLine, experiment: Experiment, pairs: Pairs) -> tupl
     return {ours: 1, theirs: -(1 + sign * v)}, {theirs: 1}
 
 
-def _levels(unit: str, experiment: Experiment, claims: Iterable[ClaimLine]) -> dict[str, float]:
-    """The values that the paper prints for the arms of an experiment in this unit; of several metrics, the first."""
+def _levels(units: Collection[str], experiment: Experiment, claims: Iterable[ClaimLine]) -> dict[str, float]:
+    """The values that the paper prints for the arms of an experiment in these units; of several metrics, the first."""
     found: dict[str, float] = {}
     for claim in claims:
-        is_level = claim.kind == "value" and claim.experiment == experiment.name and claim.unit == unit
+        is_level = claim.kind == "value" and claim.experiment == experiment.name and claim.unit in units
         if is_level and claim.arm is not None and claim.value is not None:
             found.setdefault(claim.arm, claim.value)
     return found
