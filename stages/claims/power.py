@@ -26,6 +26,7 @@ from stages.params.experiment import Experiment, Params
 from stages.rules import Rules
 from stages.verdicts import ComparableClaim, Design, Power, Verdict, power_of_comparable, power_of_gain, power_of_value
 from stages.verdicts.grid_part import factors_of
+from stages.verdicts.noise import power_of_noise
 from stages.verdicts.power import Source
 from stages.verdicts.power_of_others import (
     power_of_nearness,
@@ -53,11 +54,14 @@ def foresee(claim: ClaimLine, params: Params, verdict: Verdict, claims: Iterable
     `verdict` has the spread if replicates were judged; `claims` print what the arms reach.  None if neither the paper
     nor the metric suggests the spread of a number.
     """
-    if claim.value is None or claim.kind == "noise":  # the spread itself is in question
+    if claim.value is None:
         return None
     (name,) = fnmatch.filter(params.experiments, claim.experiment or "")
     experiment = params.experiments[name]
     pairs = arms_of(claim, experiment)
+    if claim.kind == "noise":
+        assert claim.trials is not None, f"{claim.id} is a range of nothing"
+        return power_of_noise(experiment.replicates, claim.value, claim.trials, params.verdicts)
     if claim.kind in ("failures", "range"):
         return _of_one_look(claim, params.verdicts, pairs, experiment.replicates, claims)
     if claim.kind in ("uniform", *CROSSOVERS, "observed"):
@@ -159,7 +163,7 @@ def _spread(
     if claim.metric.endswith("log_mse"):
         return LOG_SPREAD * math.hypot(*top.values()), "assumed", f"assumed: {LOG_SPREAD} of the logarithm of an error"
     is_loss = claim.metric.endswith("loss")
-    if not is_loss and not claim.metric.endswith(("accuracy", "error")):
+    if not is_loss and not any(word in claim.metric for word in ("accuracy", "error")):
         return None
     levels = _levels(LOSS_UNITS if is_loss else ("fraction",), experiment, claims)
     if claim.kind == "value" and claim.arm in levels:
