@@ -79,7 +79,6 @@ def foresee(claim: ClaimLine, params: Params, verdict: Verdict, claims: Iterable
         source=source,
         because=because,
         pairing=pairing,
-        peers=len(experiment.arms) - 1 if claim.kind == "value" else 0,
         stderr=claim.stderr if claim.kind != "ratio" else None,
         paper_n=claim.n,
     )

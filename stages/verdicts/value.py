@@ -3,16 +3,16 @@
     D = mean(ours) − paper,    Var D = s²/n + (paper's standard error)²    where it is printed,
                                Var D = s²/n + s²/m    where the paper ran m times; m = 1 where it doesn't say
 
-s is pooled over the experiment's arms (`intervals.pool`).  `reproduced`: the interval of D at 1 − 2α lies within the
-margin.  `not reproduced`: the wider interval at 1 − α lies wholly outside.  The verdict also gives the interval of the
-paper's own rerun (`prediction`).
+s is the spread of this arm's replicates alone, with n − 1 degrees of freedom: no other arm changes a verdict.
+`reproduced`: the interval of D at 1 − 2α lies within the margin.  `not reproduced`: the wider interval at 1 − α lies
+wholly outside.  The verdict also gives the interval of the paper's own rerun (`prediction`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -20,7 +20,7 @@ import numpy as np
 
 from stages.rules import Rules
 from stages.verdicts.expected import can_decide, expected_replicates, say_expected
-from stages.verdicts.intervals import Numbers, combine, half_width, is_outside, is_within, pool
+from stages.verdicts.intervals import Numbers, combine, half_width, is_outside, is_within, variance_of
 from stages.verdicts.looks import Looks, complete_look, level, looks_from, looks_of_plan
 from stages.verdicts.numerals import with_interval
 from stages.verdicts.prediction import predict
@@ -70,15 +70,14 @@ def judge_value(
     *,
     rules: Rules,
     planned: int | None = None,
-    peers: Sequence[Sample] = (),
     widening: float = 0.0,
     can_reproduce: bool = True,
     test_sets: float = 0.0,
 ) -> Verdict:
     """Judge a printed value by `planned` replicates, where the looks end (None: the plan goes on after the last).
 
-    `peers` are the experiment's other arms, `widening` what left-out test rows could change; `can_reproduce` as in
-    `judge_equivalence`.  `test_sets` is the variance of two draws of the test set, where ours isn't the paper's.
+    `widening`: what left-out test rows could change; `can_reproduce` as in `judge_equivalence`; `test_sets`: the
+    variance of two draws of the test set, where ours isn't the paper's.
     """
     from_minimum = looks_from(rules.looks, rules.minimum if claim.stderr is None else rules.minimum_with_error)
     looks = looks_of_plan(from_minimum, planned)
@@ -88,8 +87,9 @@ def judge_value(
     used = sample.among(range(n))
     if len(used.values) < 2:
         return too_many_diverged(n, used.n_diverged, Status.INCONCLUSIVE)
-    s2, df = pool(used.values, [peer.among(range(n)).values for peer in peers])
-    spread = Spread(s2=s2, df=df, n=len(used.values), stderr=claim.stderr, paper_n=claim.n, test_sets=test_sets)
+    ran = len(used.values)
+    s2 = float(variance_of(np.array(used.values)))
+    spread = Spread(s2=s2, df=ran - 1, n=ran, stderr=claim.stderr, paper_n=claim.n, test_sets=test_sets)
     difference = fmean(used.values) - claim.value
     verdict = judge_equivalence(
         difference,
