@@ -29,7 +29,6 @@ from stages.verdicts.others import (
     judge_hardware,
     judge_proportion,
     judge_proportions,
-    judge_range,
     judge_shown,
     not_tested,
 )
@@ -73,7 +72,6 @@ __all__ = [
     "judge_hardware",
     "judge_proportion",
     "judge_proportions",
-    "judge_range",
     "judge_shown",
     "judge_side",
     "judge_table",
