@@ -12,6 +12,7 @@ paper's printed standard error times √n.  Otherwise it is assumed, by the metr
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import math
 from collections import defaultdict
@@ -19,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from statistics import fmean
 from typing import Literal
 
-from stages.claims.lines import CROSSOVERS, ClaimLine
+from stages.claims.lines import CROSSOVERS, ORDERS, ClaimLine
 from stages.claims.margins import margin_of_gain, margin_of_ratio, margin_of_value
 from stages.claims.ratios import limits_of
 from stages.claims.sides import Pairs, arms_of, better_of
@@ -27,7 +28,8 @@ from stages.params.experiment import Experiment, Params
 from stages.rules import Rules
 from stages.verdicts import ComparableClaim, Design, Power, Verdict, power_of_comparable, power_of_gain, power_of_value
 from stages.verdicts.grid_part import factors_of
-from stages.verdicts.power import Source
+from stages.verdicts.looks import OF_WHOLE_GRID
+from stages.verdicts.power import Source, judged_replicates
 from stages.verdicts.power_of_others import (
     power_of_nearness,
     power_of_proportion,
@@ -81,6 +83,7 @@ def foresee(claim: ClaimLine, params: Params, verdict: Verdict, claims: Iterable
         pairing=pairing,
         stderr=claim.stderr if claim.kind != "ratio" else None,
         paper_n=claim.n,
+        share=OF_WHOLE_GRID if pairs.planned > 1 and claim.kind in ORDERS else 1.0,
     )
     rules = params.verdicts
     if claim.kind == "equivalence":
@@ -126,9 +129,14 @@ def _of_no_printed_size(
         because=f"measured on our first {verdict.n}" if is_measured else f"assumed: {LOG_SPREAD} of each logarithm",
         pairing="value" if claim.kind in ("observed", "range") else "none",
         stderr=0.0 if claim.kind in ("observed", "range") else None,
+        share=OF_WHOLE_GRID if claim.kind in CROSSOVERS else 1.0,
     )
     if claim.kind == "uniform":
         assert claim.factor is not None, f"{claim.id} names no factor"
+        if not is_measured:
+            because = f"{design.because} in each replicate, and no interaction"
+            of_mean = design.spread / math.sqrt(judged_replicates(design, rules))
+            design = dataclasses.replace(design, spread=of_mean, because=because)
         levels = len(factors_of(pairs.grid)[claim.factor])
         return power_of_uniform(design, levels, pairs.planned // levels, margin_of_gain(claim, rules.margins), rules)
     if claim.kind in CROSSOVERS or (claim.kind == "observed" and claim.better is not None):

@@ -201,6 +201,7 @@ def _judge_order(
         widening=_widening_of_pair(sides),
         test_sets=_of_test_sets_of_pair(claim, sides, group, params),
         part=sides.part,
+        pairs=(len(pairs.proposed), pairs.planned),
     )
     return _with_gain(verdict)
 
