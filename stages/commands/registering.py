@@ -166,12 +166,12 @@ def _check(root: Path) -> Answer:
                 faults.append(f"{', '.join(touched)}: judged by another rule than the registered; {change}")
         document.append({"name": path.stem, "commit": commit_of(root, path), "claims": claims, "faults": faults})
     shown = []
-    for one in document:
-        commit = f"committed in {one['commit'][:12]}" if one["commit"] else "not committed as it is"
-        shown.append(f"{one['name']}: {one['claims']} claims, {commit}; {len(one['faults']) or 'no'} faults")
-        shown += [f"  {fault}" for fault in one["faults"]]
+    for told in document:
+        commit = f"committed in {told['commit'][:12]}" if told["commit"] else "not committed as it is"
+        shown.append(f"{told['name']}: {told['claims']} claims, {commit}; {len(told['faults']) or 'no'} faults")
+        shown += [f"  {fault}" for fault in told["faults"]]
     return Answer(
         document=document,
         shown=shown or [f"{FOLDER} has no registration"],
-        code=1 if any(one["faults"] for one in document) else 0,
+        code=1 if any(told["faults"] for told in document) else 0,
     )
