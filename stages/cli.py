@@ -208,7 +208,7 @@ COMMANDS = {
     ),
     "register": Command(
         does="Write down claims, rules, margins and planned runs before the runs are trained.",
-        example='claimcheck register sgemm-grid dac.sgemm.gain --why "The grid lacks 6, 11 and 16 layers"',
+        example='claimcheck register sgemm dac.sgemm.gain --why "Three more depths"',
         add_to=add_register,
         run=registering.register,
         codes={1: "nothing was written, or with --check a registration no longer fits"},

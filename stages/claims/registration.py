@@ -131,6 +131,11 @@ def compose(
         code=digest_code(),
         runs=tuple(runs),
     )
+    return seal(registration)
+
+
+def seal(registration: Registration) -> Registration:
+    """The registration with the digest of its content."""
     return dataclasses.replace(registration, digest=_digest(dataclasses.asdict(registration)))
 
 
