@@ -35,6 +35,7 @@ from stages.verdicts import (
     judge_comparable,
     judge_gain,
     judge_gap,
+    judge_noise,
     judge_side,
     judge_value,
     not_tested,
@@ -153,6 +154,15 @@ def _judge_observed(
     stated = ValueClaim(value=claim.value, margin=margin, stderr=0.0)
     verdict = judge_value(stated, sides.proposed, rules=rules, planned=planned)
     return dataclasses.replace(verdict, prediction=None), ours  # no paper ran it
+
+
+def _judge_noise(
+    claim: ClaimLine, sides: ClaimSamples, pairs: Pairs, group: ResultGroup, params: Params
+) -> VerdictAndOurs:
+    assert claim.value is not None and claim.trials is not None, f"{claim.id} prints no spread of several numbers"
+    rules, planned = params.verdicts, group.experiment.replicates
+    verdict = judge_noise(claim.value, claim.trials, sides.proposed, rules=rules, planned=planned)
+    return verdict, None if verdict.estimate is None else claim.value + verdict.estimate
 
 
 def _has_own_test_set(claim: ClaimLine, group: ResultGroup, params: Params) -> bool:
@@ -274,6 +284,7 @@ JUDGES: Mapping[Kind, Judge] = {
     "ratio": partial(_judge_samples, _judge_ratio),
     "range": partial(_judge_samples, _judge_ratio),
     "observed": partial(_judge_samples, _judge_observed),
+    "noise": partial(_judge_samples, _judge_noise),
     "order": partial(_judge_samples, _judge_order),
     "difference": partial(_judge_samples, _judge_order),
     "gap": partial(_judge_samples, _judge_gap),
