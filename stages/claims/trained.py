@@ -16,7 +16,7 @@ from stages.claims.grids import judge_crossover, judge_levels
 from stages.claims.judgement import Judgement
 from stages.claims.lines import ORDERS, ClaimLine, Kind
 from stages.claims.margins import margin_of_gain, margin_of_value
-from stages.claims.measures import NotMeasured, measure
+from stages.claims.measures import NotMeasured
 from stages.claims.ratios import judge_relative, relative
 from stages.claims.sides import ClaimSamples, Pairs, better_of, find_group, gather_samples, mean_of
 from stages.claims.trials import ResultGroup, price
@@ -116,13 +116,6 @@ def _judge_value(
 ) -> VerdictAndOurs:
     rules = params.verdicts
     assert claim.value is not None, f"{claim.id} has no value"
-    peers = []
-    for arm, trials in group.arms.items():
-        if arm not in pairs.arms:
-            try:
-                peers.append(measure(claim.metric, trials, group.looks(rules)))
-            except NotMeasured:
-                continue
     level = fmean(sides.proposed.values or [0.0])
     error = 1 - level if claim.better == "higher" else level
     wide = _excluded_share(sides.trials)
@@ -131,7 +124,6 @@ def _judge_value(
         sides.proposed,
         rules=rules,
         planned=group.experiment.replicates,
-        peers=peers,
         widening=wide * error if claim.unit == "fraction" else 0.0,
         test_sets=_of_test_sets(claim, error * (1 - error), sides, group, params),
     )
@@ -219,6 +211,7 @@ def _judge_order(
         widening=_widening_of_pair(sides),
         test_sets=_of_test_sets_of_pair(claim, sides, group, params),
         part=sides.part,
+        pairs=(len(pairs.proposed), pairs.planned),
     )
     return _with_gain(verdict)
 

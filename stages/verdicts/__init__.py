@@ -31,7 +31,6 @@ from stages.verdicts.others import (
     judge_hardware,
     judge_proportion,
     judge_proportions,
-    judge_range,
     judge_shown,
     not_tested,
 )
@@ -76,7 +75,6 @@ __all__ = [
     "judge_noise",
     "judge_proportion",
     "judge_proportions",
-    "judge_range",
     "judge_shown",
     "judge_side",
     "judge_table",
