@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,13 +16,22 @@ from stages.claims.sides import ClaimSamples, Pairs
 from stages.claims.trials import ResultGroup
 from stages.rules import Rules
 from stages.verdicts import Observation, Sample, ValueClaim, Verdict, judge_value
+from stages.verdicts.intervals import variance_of
 from stages.verdicts.looks import Looks, complete_look
 
 EXACT = "peak_memory_bytes"
 """The metric whose replicates may be equal to the byte, so that they have no spread."""
 
 
-def relative(claim: ClaimLine, sides: ClaimSamples, pairs: Pairs, group: ResultGroup, rules: Rules) -> Sample:
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """A ratio as a `sample`, and the variance `s2_at` that its replicates have by another margin."""
+
+    sample: Sample
+    s2_at: Callable[[float], float]
+
+
+def relative(claim: ClaimLine, sides: ClaimSamples, pairs: Pairs, group: ResultGroup, rules: Rules) -> Ratio:
     """The ratio r = N/D of means, as a sample whose mean is r and whose spread is that of (N − b D)/mean(D).
 
     b is the end of the claim's margin at which N − b D spreads more.  Where the truth is b, its t test is exact
@@ -67,7 +77,7 @@ def _ratio_sample(
     bottom: Mapping[int, float],
     limits: tuple[float, float],
     looks: Looks,
-) -> Sample:
+) -> Ratio:
     indices = sorted(set(sides.proposed.indices) & set(sides.baseline.indices if sides.baseline else ()))
     n = complete_look(indices, looks)
     used = [index for index in bottom if n is None or index < n]
@@ -78,10 +88,15 @@ def _ratio_sample(
     if abs(mean) <= 2 * stderr:
         raise NotMeasured(f"what it relates to, {mean:.3g} ± {stderr:.2g}, is not distinct from 0")
     b = max(limits, key=lambda limit: float(np.var(above - limit * below)))
+    middle = (limits[0] + limits[1]) / 2
+
+    def s2_at(margin: float) -> float:
+        return max(float(variance_of((above - limit * below) / mean)) for limit in (middle - margin, middle + margin))
+
     environments: dict[int, frozenset[str]] = {}
     for replicate in (*sides.proposed.replicates, *(sides.baseline.replicates if sides.baseline else ())):
         environments[replicate.index] = replicate.environments | environments.get(replicate.index, frozenset())
-    return Sample(
+    sample = Sample(
         tuple(
             Observation(
                 index=index,
@@ -91,9 +106,10 @@ def _ratio_sample(
             for index in indices
         )
     )
+    return Ratio(sample=sample, s2_at=s2_at)
 
 
-def judge_relative(claim: ClaimLine, ratio: Sample, group: ResultGroup, rules: Rules) -> Verdict:
+def judge_relative(claim: ClaimLine, ratio: Ratio, group: ResultGroup, rules: Rules) -> Verdict:
     """Judge a ratio; one no larger than its margin is never `reproduced`, since no gain at all would count as equal.
 
     A range is judged as the number in its middle, with a margin that reaches the ends and has no error of its own.
@@ -104,9 +120,12 @@ def judge_relative(claim: ClaimLine, ratio: Sample, group: ResultGroup, rules: R
         middle = "the middle of the printed range,"
         stated = ValueClaim(value=(low + high) / 2, margin=(high - low) / 2, stderr=0.0, wording=middle)
         is_exact = claim.metric == EXACT
-        verdict = judge_value(stated, ratio, rules=rules, planned=planned, may_be_exact=is_exact)
+        verdict = judge_value(
+            stated, ratio.sample, rules=rules, planned=planned, may_be_exact=is_exact, s2_at=ratio.s2_at
+        )
         return dataclasses.replace(verdict, prediction=None)  # no number is printed that a rerun could give
     assert claim.value is not None, f"{claim.id} has no ratio"
     margin = margin_of_ratio(claim, rules.margins)
     printed = ValueClaim(value=claim.value, margin=margin, n=claim.n)
-    return judge_value(printed, ratio, rules=rules, planned=planned, can_reproduce=abs(claim.value) > margin)
+    size = abs(claim.value)
+    return judge_value(printed, ratio.sample, rules=rules, planned=planned, size=size, s2_at=ratio.s2_at)

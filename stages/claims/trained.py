@@ -135,7 +135,7 @@ def _judge_ratio(
 ) -> VerdictAndOurs:
     rules = params.verdicts
     ratio = relative(claim, sides, pairs, group, rules)
-    return judge_relative(claim, ratio, group, rules), mean_of(ratio, group.looks(rules))
+    return judge_relative(claim, ratio, group, rules), mean_of(ratio.sample, group.looks(rules))
 
 
 def _judge_observed(

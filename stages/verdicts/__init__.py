@@ -4,7 +4,7 @@ One family per file: `value` (two one-sided tests), `difference` (sign and size 
 than by a margin), `grid_part` (a gain over part of a grid), `uniform` (the same gain at every level), `families` (the
 sentence of a table, by `synthesis`, and a paper's own counts), `side` (which side of a bound), `noise`
 (whether seeds explain a spread), `others` (counts, ranges, proportions, …), `indicative` (what short runs may show),
-`power` (what a plan can show in advance).
+`power` (what a plan can show in advance), `by_margin` (what a verdict would be by another margin).
 Rules, margins and looks are fixed before running (`stages.rules`); `curves` turns the curves of folds into an arm's
 metric.  Needs NumPy and SciPy only.
 """
@@ -38,7 +38,16 @@ from stages.verdicts.power import Design, Power, power_of_comparable, power_of_g
 from stages.verdicts.side import judge_side
 from stages.verdicts.uniform import UniformClaim, judge_uniform
 from stages.verdicts.value import ValueClaim, judge_value
-from stages.verdicts.verdict import DuplicateObservation, Observation, Prediction, Sample, Scope, Status, Verdict
+from stages.verdicts.verdict import (
+    DuplicateObservation,
+    Observation,
+    Prediction,
+    Sample,
+    Scope,
+    Status,
+    Stretch,
+    Verdict,
+)
 
 __all__ = [
     "ARM_METRICS",
@@ -59,6 +68,7 @@ __all__ = [
     "Sample",
     "Scope",
     "Status",
+    "Stretch",
     "TableSentence",
     "UniformClaim",
     "ValueClaim",

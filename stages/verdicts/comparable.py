@@ -14,12 +14,16 @@ The margins are nested, so both tests keep their level (a closed test).  Varianc
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from stages.rules import Rules
+from stages.verdicts.by_margin import by_margin, chance_below
 from stages.verdicts.difference import Gain, Pairing, at_last_look, measure_gain
 from stages.verdicts.expected import expected_replicates
 from stages.verdicts.intervals import Numbers, half_width
@@ -65,14 +69,22 @@ def judge_comparable(
     n, gain = arms[0].n, measure_gain(*arms, claim.better, pairing)
     diverged = [arm.n_diverged for arm in arms]
     within, outside = (level(looks, n, alpha) for alpha in (rules.alpha_within, rules.alpha_outside / 2))
-    status, reason = _decide(claim, gain, within, outside, widening)
-    if status is not Status.UNRESOLVED and diverged[1 if status is Status.REVERSED else 0]:
-        status, reason = Status.UNRESOLVED, "the model that it speaks for has diverged replicates"
+    status, reason = _judge(claim, gain, diverged, within, outside, widening)
     expected = None
     if status is Status.UNRESOLVED and gain.s2 and not any(diverged):
         expected = expected_replicates(lambda m, share: _decides(claim, gain, m, share, rules, widening), n, looks)
     alpha = outside if status is Status.REVERSED else within
-    half = float(half_width(*gain.at(gain.n), alpha)) + widening
+    variance, df = gain.at(gain.n)
+    half = float(half_width(variance, df, alpha)) + widening
+    flips = [
+        sign * half_width(variance, df, at) + sign * widening - gain.mean for sign, at in ((1, within), (-1, outside))
+    ]
+
+    def status_at(margin: float) -> Status:
+        by = dataclasses.replace(claim, margin=margin)
+        status, _ = _judge(by, gain, diverged, within, outside, widening)
+        return status
+
     low, high, confidence = gain.mean - half, gain.mean + half, 1 - 2 * alpha
     verdict = Verdict(
         status=status,
@@ -85,8 +97,19 @@ def judge_comparable(
         n=n,
         n_diverged=sum(diverged),
         replicates_expected=expected,
+        by_margin=by_margin([*flips, claim.accepted or 0.0], status_at),
+        posterior=chance_below((gain.mean - widening + claim.margin) / math.sqrt(variance), df) if gain.s2 else None,
     )
     return tell(verdict, f"Gain of the proposed model (n = {n})", proposed, baseline)
+
+
+def _judge(
+    claim: ComparableClaim, gain: Gain, diverged: Sequence[int], within: float, outside: float, widening: float
+) -> tuple[Status, str]:
+    status, reason = _decide(claim, gain, within, outside, widening)
+    if status is not Status.UNRESOLVED and diverged[1 if status is Status.REVERSED else 0]:
+        return Status.UNRESOLVED, "the model that it speaks for has diverged replicates"
+    return status, reason
 
 
 def _decide(claim: ComparableClaim, gain: Gain, within: float, outside: float, widening: float) -> tuple[Status, str]:

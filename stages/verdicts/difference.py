@@ -46,11 +46,6 @@ class GainClaim:
     stderr: float | None = None
     n: int | None = None
 
-    @property
-    def has_size(self) -> bool:
-        """True if the printed gain can be distinguished from no gain at all."""
-        return self.margin is not None and abs(self.gain) > self.margin
-
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
@@ -131,7 +126,8 @@ def _leave_open(size: Verdict) -> Verdict:
     decided = (Status.REPRODUCED, Status.NOT_REPRODUCED)
     status = Status.INCONCLUSIVE if size.status in decided else size.status
     needed = f"{size.explanation} The printed number is of every pair: more pairs are needed."
-    return dataclasses.replace(size, status=status, explanation=needed, replicates_expected=None, prediction=None)
+    unknown = {"replicates_expected": None, "prediction": None, "by_margin": (), "posterior": None}
+    return dataclasses.replace(size, status=status, explanation=needed, **unknown)
 
 
 def _of_part(part: GridPart, gain: Gain, sign: Verdict, alpha: float) -> Verdict:
@@ -185,6 +181,7 @@ def judge_gap(
         status=gain.size.status,
         explanation=f"{ours}. The paper prints it and claims no order: the size decides.",
         replicates_expected=gain.size.replicates_expected,
+        posterior=None,
     )
 
 
@@ -239,6 +236,7 @@ def _judge_sign(
     else:
         status, reason = Status.REVERSED, f"{came}, not {claimed} as claimed"
     low, high, confidence = gain.mean - half, gain.mean + half, 1 - 2 * alpha
+    p = _p_value(gain, widening)
     return Verdict(
         status=status,
         explanation=f"{with_interval(gain.mean, low, high, confidence)}: {reason}",
@@ -249,7 +247,8 @@ def _judge_sign(
         n=n,
         n_diverged=sum(diverged),
         replicates_expected=expected,
-        p_value=_p_value(gain, widening),
+        p_value=p,
+        posterior=None if p is None else 1 - p / 2 if came == claimed else p / 2,
         spread=math.sqrt(gain.s2),
         share=looks[n],
     )
@@ -288,6 +287,6 @@ def _judge_size(
         rules=rules,
         looks=looks,
         widening=widening,
-        can_reproduce=claim.has_size,
+        size=abs(claim.gain),
     )
     return with_prediction(verdict, gain.mean, claim.gain, spread, rules, widening)

@@ -7,6 +7,7 @@ import math
 import scipy
 
 from stages.rules import Rules
+from stages.verdicts.by_margin import by_margin
 from stages.verdicts.intervals import wilson
 from stages.verdicts.numerals import with_interval
 from stages.verdicts.verdict import Status, Verdict
@@ -94,14 +95,18 @@ def judge_proportion(claimed: tuple[int, int], ours: tuple[int, int], margin: fl
     inner = newcombe(ours, claimed, 1 - 2 * rules.alpha_within)
     outer = newcombe(ours, claimed, 1 - rules.alpha_outside)
     paper_alone = newcombe(claimed, claimed, 1 - 2 * rules.alpha_within)
-    if outer[0] > margin or outer[1] < -margin:
-        status, shown = Status.NOT_REPRODUCED, outer
-    elif -margin <= inner[0] and inner[1] <= margin:
-        status, shown = Status.REPRODUCED, inner
-    elif (paper_alone[1] - paper_alone[0]) / (2 * math.sqrt(2)) >= margin:
-        status, shown = Status.UNDECIDABLE, inner
-    else:
-        status, shown = Status.INCONCLUSIVE, inner
+    apart, within = max(outer[0], -outer[1]), max(-inner[0], inner[1])
+    least = (paper_alone[1] - paper_alone[0]) / (2 * math.sqrt(2))
+
+    def status_at(by: float) -> Status:
+        if apart > by:
+            return Status.NOT_REPRODUCED
+        if within <= by:
+            return Status.REPRODUCED
+        return Status.UNDECIDABLE if least >= by else Status.INCONCLUSIVE
+
+    status = status_at(margin)
+    shown = outer if status is Status.NOT_REPRODUCED else inner
     confidence = 1 - (rules.alpha_outside if shown is outer else 2 * rules.alpha_within)
     return Verdict(
         status=status,
@@ -113,6 +118,7 @@ def judge_proportion(claimed: tuple[int, int], ours: tuple[int, int], margin: fl
         confidence=confidence,
         margin=margin,
         n=ours[1],
+        by_margin=by_margin([apart, least, within], status_at),
     )
 
 

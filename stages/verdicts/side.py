@@ -56,6 +56,7 @@ def judge_side(
     else:
         status, reason = Status.REVERSED, f"{other}, not {claimed} as claimed"
     low, high, confidence = mean - half, mean + half, 1 - 2 * alpha
+    below = float(scipy.special.stdtr(df, -abs(mean) / np.sqrt(s2 / values.size))) if s2 else None
     verdict = Verdict(
         status=status,
         explanation=f"{with_interval(mean, low, high, confidence)}: {reason}",
@@ -67,6 +68,7 @@ def judge_side(
         n_diverged=used.n_diverged,
         replicates_expected=expected,
         spread=float(s2) ** 0.5,
-        p_value=float(2 * scipy.special.stdtr(df, -abs(mean) / np.sqrt(s2 / values.size))) if s2 else None,
+        p_value=None if below is None else 2 * below,
+        posterior=None if below is None else 1 - below if mean > 0 else below,
     )
     return tell(verdict, f"How far {claimed} {bound:g} (mean of n = {n} networks)", sample)

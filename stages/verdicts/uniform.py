@@ -17,7 +17,7 @@ The means are those of the whole grid, so the claim is judged once, when every p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,12 +25,15 @@ import numpy as np
 import scipy
 
 from stages.rules import Rules
+from stages.verdicts.by_margin import by_margin, root
 from stages.verdicts.intervals import Numbers, t_quantile, variance_of
 from stages.verdicts.looks import complete_look, level, looks_from, looks_of_plan
 from stages.verdicts.numerals import in_percent, signed, with_interval
 from stages.verdicts.value import too_few
 from stages.verdicts.verdict import Sample, Status, Verdict
 
+_DRAWS = 20_000
+"""Of the gains, for a chance that is right to a third of a percentage point."""
 _LEAST = 1e-9
 """SciPy's noncentral F has negative probabilities where λ is 0."""
 
@@ -67,9 +70,16 @@ class Gains:
     def range_interval(self, alpha: float) -> tuple[float, float]:
         """Interval of the distance between largest and smallest gain, erring with at most alpha on each side."""
         k = self.values.size
-        low = _root(lambda r: float(p_apart(self.f, k, self.df, r**2 / self.variance)) - alpha, self.variance**0.5)
-        high = _root(lambda r: alpha - float(p_alike(self.f, k, self.df, r**2 / self.variance)), self.variance**0.5)
+        low = root(lambda r: float(p_apart(self.f, k, self.df, r**2 / self.variance)) - alpha, self.variance**0.5)
+        high = root(lambda r: alpha - float(p_alike(self.f, k, self.df, r**2 / self.variance)), self.variance**0.5)
         return low, high
+
+    def chance_within(self, margin: float) -> float:
+        """Chance that no two levels are further apart than `margin`, given the gains, with a flat prior (simulated)."""
+        random = np.random.default_rng(0)
+        scale = np.sqrt(self.variance * self.df / random.chisquare(self.df, size=(_DRAWS, 1)))
+        draws = self.values + scale * random.standard_normal((_DRAWS, self.values.size))
+        return float(np.mean(np.ptp(draws, axis=1) <= margin))
 
 
 def p_apart(f: Numbers, k: int, df: int, ratio: Numbers) -> Numbers:
@@ -85,15 +95,6 @@ def p_alike(f: Numbers, k: int, df: int, ratio: Numbers) -> Numbers:
 def _known(tail: Numbers) -> Numbers:
     """The tail with 0 for NaN: where SciPy's series doesn't converge, the tail is too small for it."""
     return np.nan_to_num(tail, nan=0.0)
-
-
-def _root(rising: Callable[[float], float], step: float) -> float:
-    """The root of a rising function on the positive numbers; 0 where it is never negative."""
-    if rising(0.0) >= 0:
-        return 0.0
-    while rising(step) < 0:
-        step *= 2
-    return float(scipy.optimize.brentq(rising, 0.0, step, xtol=1e-9))
 
 
 def judge_uniform(
@@ -150,17 +151,24 @@ def _judge(
     claim: UniformClaim, by_level: Mapping[Any, float], gains: Gains, rules: Rules, looks: Mapping[int, float], n: int
 ) -> Verdict:
     inner, outer = level(looks, n, rules.alpha_within), level(looks, n, rules.alpha_outside / 2)
-    status, alpha, reason = Status.INCONCLUSIVE, inner, "neither within nor wholly outside"
-    of_margin = gains.f, len(by_level), gains.df, claim.margin**2 / gains.variance
+    status, reason = Status.INCONCLUSIVE, "neither within nor wholly outside"
+    at_inner, at_outer = (gains.range_interval(at) for at in (inner, outer))
+
+    def status_at(margin: float) -> Status:
+        of_margin = gains.f, len(by_level), gains.df, margin**2 / gains.variance
+        if p_apart(*of_margin) < outer:
+            return Status.NOT_REPRODUCED
+        return Status.REPRODUCED if p_alike(*of_margin) <= inner else Status.INCONCLUSIVE
+
     if not claim.is_whole:
         reason = "open, since the levels' gains are means over every pair, and only some ran"
-    elif p_apart(*of_margin) < outer:
-        status, alpha, reason = Status.NOT_REPRODUCED, outer, "wholly outside"
-    elif p_alike(*of_margin) <= inner:
-        status, reason = Status.REPRODUCED, "within"
+    elif (status := status_at(claim.margin)) is Status.NOT_REPRODUCED:
+        reason = "wholly outside"
+    elif status is Status.REPRODUCED:
+        reason = "within"
+    low, high = at_outer if status is Status.NOT_REPRODUCED else at_inner
     spread = max(by_level.values()) - min(by_level.values())
-    low, high = gains.range_interval(alpha)
-    confidence = 1 - 2 * alpha
+    confidence = 1 - 2 * (outer if status is Status.NOT_REPRODUCED else inner)
     half = float(t_quantile(gains.df, outer / len(by_level))) * gains.variance**0.5
     outside = [str(at) for at, gain in by_level.items() if abs(gain - claim.gain) - half > claim.margin]
     beyond = f"; wholly outside {claim.gain:g} ± {claim.margin:g}: {', '.join(outside)}" if outside else ""
@@ -182,4 +190,6 @@ def _judge(
         n=n,
         spread=gains.spread,
         p_value=gains.p,
+        by_margin=by_margin([at_outer[0], at_inner[1]], status_at) if claim.is_whole else (),
+        posterior=gains.chance_within(claim.margin) if claim.is_whole else None,
     )

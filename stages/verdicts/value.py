@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
 
 from stages.rules import Rules
-from stages.verdicts.expected import can_decide, expected_replicates, say_expected
+from stages.verdicts.by_margin import by_margin, chance_within, root
+from stages.verdicts.expected import NEVER, can_decide, expected_replicates, say_expected
 from stages.verdicts.intervals import Numbers, combine, half_width, is_outside, is_within, variance_of
 from stages.verdicts.looks import Looks, complete_look, level, looks_from, looks_of_plan
 from stages.verdicts.numerals import with_interval
@@ -72,14 +73,16 @@ def judge_value(
     rules: Rules,
     planned: int | None = None,
     widening: float = 0.0,
-    can_reproduce: bool = True,
+    size: float = math.inf,
     test_sets: float = 0.0,
     may_be_exact: bool = False,
+    s2_at: Callable[[float], float] | None = None,
 ) -> Verdict:
     """Judge a printed value by `planned` replicates, where the looks end (None: the plan goes on after the last).
 
-    `widening`: what left-out test rows could change; `can_reproduce` and `may_be_exact` as in `judge_equivalence`;
-    `test_sets`: the variance of two draws of the test set, where ours isn't the paper's.
+    `widening`: what left-out test rows could change; `size` and `may_be_exact` as in `judge_equivalence`;
+    `test_sets`: the variance of two draws of the test set, where ours isn't the paper's; `s2_at`: the replicates'
+    variance by another margin, if it depends on that.
     """
     from_minimum = looks_from(rules.looks, rules.minimum if claim.stderr is None else rules.minimum_with_error)
     looks = looks_of_plan(from_minimum, planned)
@@ -102,8 +105,9 @@ def judge_value(
         rules=rules,
         looks=looks,
         widening=widening,
-        can_reproduce=can_reproduce,
+        size=size,
         may_be_exact=may_be_exact,
+        spread_at=None if s2_at is None else lambda margin: dataclasses.replace(spread, s2=s2_at(margin)),
     )
     verdict = with_prediction(verdict, fmean(used.values), claim.value, spread, rules, widening)
     ours = f"Ours {fmean(used.values):.4g} (n = {n}, s = {s2**0.5:.2g}) − {claim.wording} {claim.value:.4g}"
@@ -120,48 +124,67 @@ def judge_equivalence(
     rules: Rules,
     looks: Looks,
     widening: float = 0.0,
-    can_reproduce: bool = True,
+    size: float = math.inf,
     may_be_exact: bool = False,
+    spread_at: Callable[[float], Spread] | None = None,
 ) -> Verdict:
     """Test whether `difference` is zero within a margin.  The explanation is the part after the numbers compared.
 
-    With `can_reproduce` False, lying within the margin is no agreement: no gain at all would count as equal to
-    the printed one, too.  The verdict is then `not reproduced` or `undecidable`.  With `may_be_exact`, replicates that
-    don't differ at all are a number without error, as bytes of memory are; else their spread is unknown.
+    With a margin as large as the printed `size`, lying within it is no agreement: no gain at all would count as equal
+    to the printed one, too.  The verdict is then `not reproduced` or `undecidable`.  With `may_be_exact`, replicates
+    that don't differ at all are a number without error, as bytes of memory are; else their spread is unknown.
+    `spread_at`: the spread by another margin, if it depends on that.
     """
-
-    def halves(replicates: Numbers, within: Numbers, outside: Numbers) -> tuple[Numbers, Numbers]:
-        variance, df = spread.at(replicates)
-        return half_width(variance, df, within) + widening, half_width(variance, df, outside) + widening
-
-    def decides(replicates: Numbers, share: Numbers) -> Numbers:
-        inner, outer = halves(replicates, rules.alpha_within * share, rules.alpha_outside / 2 * share)
-        return can_reproduce & is_within(difference, inner, margin) | is_outside(difference, outer, margin)
-
     inner_level = level(looks, n, rules.alpha_within)
     outer_level = level(looks, n, rules.alpha_outside / 2)
-    inner, outer = halves(spread.n, inner_level, outer_level)
+
+    def half(by: float, replicates: Numbers, alpha: Numbers) -> Numbers:
+        variance, df = (spread if spread_at is None or by == margin else spread_at(by)).at(replicates)
+        return half_width(variance, df, alpha) + widening
+
+    def decides(replicates: Numbers, share: Numbers, by: float = margin) -> Numbers:
+        inner = half(by, replicates, rules.alpha_within * share)
+        outer = half(by, replicates, rules.alpha_outside / 2 * share)
+        return (by < size) & is_within(difference, inner, by) | is_outside(difference, outer, by)
+
+    def judge(by: float) -> tuple[Status, str]:
+        is_inside = is_within(difference, half(by, spread.n, inner_level), by)
+        if not spread.s2 and not may_be_exact:
+            return Status.INCONCLUSIVE, "the replicates don't differ at all, so their spread is unknown"
+        if is_outside(difference, half(by, spread.n, outer_level), by):
+            return Status.NOT_REPRODUCED, "wholly outside"
+        if is_inside and by >= size:
+            return Status.UNDECIDABLE, AS_LARGE
+        if is_inside and not n_diverged:
+            return Status.REPRODUCED, "within"
+        if is_inside:
+            return Status.INCONCLUSIVE, "within, but a diverged replicate rules out reproduced"
+        if can_decide(lambda replicates, share: decides(replicates, share, by), looks):
+            return Status.INCONCLUSIVE, ""
+        if by >= size:
+            return Status.UNDECIDABLE, AS_LARGE
+        return Status.UNDECIDABLE, "no number of our replicates decides beside the paper's own error"
+
+    def flips() -> Iterator[float]:
+        last = looks[max(looks)]
+        for sign, alpha in ((1, rules.alpha_within), (-1, rules.alpha_outside / 2)):
+            is_certain = half(margin, NEVER, alpha) - widening < 1e-5 * half(margin, spread.n, alpha)
+            for replicates, share in ((spread.n, looks[n]), (NEVER, last))[: 1 if is_certain else 2]:
+
+                def beyond(by: float, sign=sign, replicates=replicates, at=alpha * share) -> float:
+                    return float(by - abs(difference) - sign * half(by, float(replicates), at))
+
+                yield -beyond(margin) + margin if spread_at is None else root(beyond, margin)
+        yield size
+
+    status, reason = judge(margin)
     expected = None
-    if not spread.s2 and not may_be_exact:
-        status, reason = Status.INCONCLUSIVE, "the replicates don't differ at all, so their spread is unknown"
-    elif is_outside(difference, outer, margin):
-        status, reason = Status.NOT_REPRODUCED, "wholly outside"
-    elif is_within(difference, inner, margin) and not can_reproduce:
-        status, reason = Status.UNDECIDABLE, AS_LARGE
-    elif is_within(difference, inner, margin) and not n_diverged:
-        status, reason = Status.REPRODUCED, "within"
-    elif is_within(difference, inner, margin):
-        status, reason = Status.INCONCLUSIVE, "within, but a diverged replicate rules out reproduced"
-    elif can_decide(decides, looks):
-        status = Status.INCONCLUSIVE
+    if not reason:
         expected = expected_replicates(decides, n, looks)
         reason = say_expected(expected, looks)
-    elif not can_reproduce:
-        status, reason = Status.UNDECIDABLE, AS_LARGE
-    else:
-        status, reason = Status.UNDECIDABLE, "no number of our replicates decides beside the paper's own error"
-    half, alpha = (outer, outer_level) if status is Status.NOT_REPRODUCED else (inner, inner_level)
-    low, high, confidence = float(difference - half), float(difference + half), 1 - 2 * alpha
+    alpha = outer_level if status is Status.NOT_REPRODUCED else inner_level
+    half_used = half(margin, spread.n, alpha)
+    low, high, confidence = float(difference - half_used), float(difference + half_used), 1 - 2 * alpha
     return Verdict(
         status=status,
         explanation=f"{with_interval(difference, low, high, confidence, margin)}: {reason}",
@@ -174,6 +197,8 @@ def judge_equivalence(
         n_diverged=n_diverged,
         replicates_expected=expected,
         share=looks[n],
+        by_margin=by_margin(flips(), lambda by: judge(by)[0]),
+        posterior=chance_within(difference, margin, *spread.at(spread.n), widening) if spread.s2 else None,
     )
 
 

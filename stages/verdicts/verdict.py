@@ -143,6 +143,14 @@ class Scope:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Stretch:
+    """The `status` by every margin from `start` on, up to the next stretch."""
+
+    start: float
+    status: Status
+
+
+@dataclass(frozen=True, kw_only=True)
 class Verdict:
     """The verdict on one claim and the numbers behind it.
 
@@ -152,6 +160,8 @@ class Verdict:
     sign.  `p_value` is two-sided and not adjusted for other claims.  `spread` is the standard deviation of one
     replicate that went in, of one difference for a gain; `stderr` is that of a gain.  `share` is the part of α that
     this look spends.  `scope`: the part of a grid that it is of; None of a whole one, and where there is no grid.
+    `by_margin`: the status by every other margin, empty if none would change it.  `posterior`: the chance, with a flat
+    prior, that the truth lies within the margin or, for an order, that the gain has the claimed sign.
     """
 
     status: Status
@@ -171,3 +181,5 @@ class Verdict:
     spread: float | None = None
     share: float | None = None
     scope: Scope | None = None
+    by_margin: tuple[Stretch, ...] = ()
+    posterior: float | None = None

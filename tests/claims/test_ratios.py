@@ -6,6 +6,8 @@ import dataclasses
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stages.claims.ratios import judge_relative, relative
 from stages.claims.sides import ClaimSamples, Pairs
@@ -13,6 +15,7 @@ from stages.claims.trials import ResultGroup
 from stages.verdicts import EvidenceLevel, Sample, Status, Verdict
 from tests.claims.lines import claims, params
 from tests.verdicts.simulation import above
+from tests.verdicts.test_by_margin import assert_says_what_it_would_say
 
 CLAIM = claims()["ninformer.text.c10.acc_vs_mixer"]
 MEMORY = claims()["nmn.gpt.memory"]
@@ -125,19 +128,43 @@ def test_a_ratio_at_the_end_of_its_margin_is_decided_no_more_often_than_the_leve
 
 def test_replicates_that_wait_for_the_next_look_change_no_ratio() -> None:
     ours, base = [0.80, 0.83, 0.81, 0.82], [0.70, 0.69, 0.72, 0.10]
-    sample = relative(
+    ratio = relative(
         CLAIM,
         ClaimSamples(proposed=Sample.of(ours), baseline=Sample.of(base), trials=(), entries=()),
         PAIRS,
         GROUP,
         RULES,
     )
-    assert sum(sample.values[:3]) / 3 == pytest.approx(sum(ours[:3]) / sum(base[:3]) - 1)
+    assert sum(ratio.sample.values[:3]) / 3 == pytest.approx(sum(ours[:3]) / sum(base[:3]) - 1)
 
 
 def test_the_sample_of_a_ratio_has_the_ratio_as_its_mean() -> None:
     sides = ClaimSamples(
         proposed=Sample.of([0.80, 0.83, 0.81]), baseline=Sample.of([0.70, 0.69, 0.72]), trials=(), entries=()
     )
-    sample = relative(CLAIM, sides, PAIRS, GROUP, RULES)
-    assert sum(sample.values) / 3 == pytest.approx((0.80 + 0.83 + 0.81) / (0.70 + 0.69 + 0.72) - 1)
+    ratio = relative(CLAIM, sides, PAIRS, GROUP, RULES)
+    assert sum(ratio.sample.values) / 3 == pytest.approx((0.80 + 0.83 + 0.81) / (0.70 + 0.69 + 0.72) - 1)
+
+
+@settings(max_examples=15, deadline=None, report_multiple_bugs=False)
+@given(st.integers(0, 10**6), st.floats(0.02, 0.5), st.floats(0.005, 0.1), st.floats(0.01, 0.6))
+def test_a_ratio_judged_by_another_margin_says_what_it_said_it_would(
+    seed: int, true: float, spread: float, margin: float
+) -> None:
+    """The spread of a ratio depends on the margin, and so do the margins at which its verdict flips."""
+    random = np.random.default_rng(seed)
+    arms = (Sample.of(random.normal(mean, spread, 5).tolist()) for mean in (1 + true, 1.0))
+    sides = ClaimSamples(proposed=next(arms), baseline=next(arms), trials=(), entries=())
+    printed = dataclasses.replace(CLAIM, value=0.3, precision=None)
+
+    def judge_ratio(by: float) -> Verdict:
+        margins = dataclasses.replace(RULES.margins, difference_points=by, difference_share=0.0)
+        rules = dataclasses.replace(RULES, margins=margins)
+        return judge_relative(printed, relative(printed, sides, PAIRS, GROUP, rules), GROUP, rules)
+
+    def judge_range(by: float) -> Verdict:
+        claim = dataclasses.replace(printed, kind="range", high=0.4, precision=by - 0.05)
+        return judge_relative(claim, relative(claim, sides, PAIRS, GROUP, RULES), GROUP, RULES)
+
+    assert_says_what_it_would_say(judge_ratio, margin)
+    assert_says_what_it_would_say(judge_range, margin)
