@@ -88,7 +88,8 @@ def judge_comparable(
         replicates_expected=expected,
     )
     verdict = tell(verdict, f"Gain of the proposed model (n = {n})", proposed, baseline)
-    return with_assumptions(verdict, gain, folds, widening)
+    limit = -claim.margin if status is Status.SUPPORTED else -claim.widest
+    return with_assumptions(verdict, gain, folds, widening, limit)
 
 
 def _decide(claim: ComparableClaim, gain: Gain, within: float, outside: float, widening: float) -> tuple[Status, str]:

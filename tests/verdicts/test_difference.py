@@ -57,14 +57,14 @@ def test_folds_show_the_corrected_interval_of_nadeau_and_bengio() -> None:
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_decided_order_of_arms_that_spread_unequally_says_what_skew_would_do(order: int) -> None:
-    still = [0.7000, 0.7002, 0.7001, 0.6999, 0.6998]
-    arms = (DAC, still)[::order]
-    decided = judge(CLAIM, *arms)
-    assert decided.status is (Status.SUPPORTED if order == 1 else Status.REVERSED)
+    still, far = ([mean + step for step in (0.0, 0.0002, 0.0001, -0.0001, -0.0002)] for mean in (0.71, 0.5))
+    decided, clear = (judge(CLAIM, *(DAC, other)[::order]) for other in (still, far))
+    assert decided.status is clear.status is (Status.SUPPORTED if order == 1 else Status.REVERSED)
     ratio = np.std(DAC, ddof=1) / np.std(still, ddof=1)
-    assert f" One model spreads {ratio:.2g} times as much as the other: if its noise is skewed" in decided.explanation
+    assert f" differ by a factor of {ratio:.2g}: if the noise is skewed" in decided.explanation
+    assert "skewed" not in clear.explanation, "so far apart that skew can't be the reason"
     assert "skewed" not in judge(CLAIM, DAC, BASE).explanation, "about equal spreads"
-    open_still = judge(CLAIM, [value - 0.02 for value in DAC], still)
+    open_still = judge(CLAIM, [value - 0.016 for value in DAC], still)
     assert open_still.status is Status.UNRESOLVED and "skewed" not in open_still.explanation
 
 

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from stages.verdicts import Sample, Status, ValueClaim, judge_value
-from stages.verdicts.difference import UNEQUAL
+from stages.verdicts.difference import SKEWED, UNEQUAL
 from stages.verdicts.intervals import combine, half_width, is_outside, is_within, variance_of
 from stages.verdicts.looks import level, looks_of_plan
 from stages.verdicts.value import Spread
@@ -162,9 +162,11 @@ def errors(noise: str, ratio: float, trials: int = 40_000) -> tuple[float, float
         s2 = [variance_of(arm[:, :n]) for arm in arms]
         variance, df = combine([(own / n, n - 1.0) for own in s2])
         gain = arms[0][:, :n].mean(axis=1) - arms[1][:, :n].mean(axis=1)
-        wrong = np.abs(gain) > half_width(variance, df, level(LOOKS, n, RULES.alpha_outside / 2))
+        half = half_width(variance, df, level(LOOKS, n, RULES.alpha_outside / 2))
+        wrong = np.abs(gain) > half
+        is_unequal = np.sqrt(np.maximum(s2[0] / s2[1], s2[1] / s2[0])) >= UNEQUAL
         false |= wrong
-        warned |= wrong & (np.sqrt(np.maximum(s2[0] / s2[1], s2[1] / s2[0])) >= UNEQUAL)
+        warned |= wrong & is_unequal & (np.abs(gain) <= SKEWED * half)
     return float(false.mean()), float(warned.mean())
 
 
