@@ -12,14 +12,15 @@ paper's printed standard error times √n.  Otherwise it is assumed, by the metr
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from statistics import fmean
 from typing import Literal
 
-from stages.claims.lines import CROSSOVERS, ClaimLine
+from stages.claims.lines import CROSSOVERS, ORDERS, ClaimLine
 from stages.claims.margins import margin_of_gain, margin_of_ratio, margin_of_value
 from stages.claims.ratios import limits_of
 from stages.claims.sides import Pairs, arms_of, better_of
@@ -27,7 +28,9 @@ from stages.params.experiment import Experiment, Params
 from stages.rules import Rules
 from stages.verdicts import ComparableClaim, Design, Power, Verdict, power_of_comparable, power_of_gain, power_of_value
 from stages.verdicts.grid_part import factors_of
-from stages.verdicts.power import Source
+from stages.verdicts.looks import OF_WHOLE_GRID
+from stages.verdicts.noise import power_of_noise
+from stages.verdicts.power import Source, judged_replicates
 from stages.verdicts.power_of_others import (
     power_of_nearness,
     power_of_proportion,
@@ -39,6 +42,7 @@ from stages.verdicts.power_of_others import (
 CHANCE_SHARE = 0.8
 LOG_SPREAD = 0.05
 LOSS_SHARE = 0.005
+LOSS_UNITS = ("nats per token", "nats")
 Combination = Mapping[str, float]
 """`{arm: factor}` of a sum over arms."""
 
@@ -57,6 +61,9 @@ def foresee(claim: ClaimLine, params: Params, verdict: Verdict, claims: Iterable
     (name,) = fnmatch.filter(params.experiments, claim.experiment or "")
     experiment = params.experiments[name]
     pairs = arms_of(claim, experiment)
+    if claim.kind == "noise":
+        assert claim.trials is not None, f"{claim.id} is a range of nothing"
+        return power_of_noise(experiment.replicates, claim.value, claim.trials, params.verdicts)
     if claim.kind == "failures":
         return _of_one_look(claim, params.verdicts, pairs, experiment.replicates, claims)
     if claim.kind in ("uniform", *CROSSOVERS, "observed", "range"):
@@ -81,6 +88,7 @@ def foresee(claim: ClaimLine, params: Params, verdict: Verdict, claims: Iterable
         pairing=pairing,
         stderr=claim.stderr if claim.kind != "ratio" else None,
         paper_n=claim.n,
+        share=OF_WHOLE_GRID if pairs.planned > 1 and claim.kind in ORDERS else 1.0,
     )
     rules = params.verdicts
     if claim.kind == "equivalence":
@@ -126,9 +134,14 @@ def _of_no_printed_size(
         because=f"measured on our first {verdict.n}" if is_measured else f"assumed: {LOG_SPREAD} of each logarithm",
         pairing="value" if claim.kind in ("observed", "range") else "none",
         stderr=0.0 if claim.kind in ("observed", "range") else None,
+        share=OF_WHOLE_GRID if claim.kind in CROSSOVERS else 1.0,
     )
     if claim.kind == "uniform":
         assert claim.factor is not None, f"{claim.id} names no factor"
+        if not is_measured:
+            because = f"{design.because} in each replicate, and no interaction"
+            of_mean = design.spread / math.sqrt(judged_replicates(design, rules))
+            design = dataclasses.replace(design, spread=of_mean, because=because)
         levels = len(factors_of(pairs.grid)[claim.factor])
         return power_of_uniform(design, levels, pairs.planned // levels, margin_of_gain(claim, rules.margins), rules)
     if claim.kind in CROSSOVERS or (claim.kind == "observed" and claim.better is not None):
@@ -157,9 +170,11 @@ def _spread(
     if claim.metric.endswith("log_mse"):
         return LOG_SPREAD * math.hypot(*top.values()), "assumed", f"assumed: {LOG_SPREAD} of the logarithm of an error"
     is_loss = claim.metric.endswith("loss")
-    if not is_loss and not claim.metric.endswith(("accuracy", "error")):
+    if not is_loss and not any(word in claim.metric for word in ("accuracy", "error")):
         return None
-    levels = _levels("nats per token" if is_loss else "fraction", experiment, claims)
+    levels = _levels(LOSS_UNITS if is_loss else ("fraction",), experiment, claims)
+    if claim.kind == "value" and claim.arm in levels:
+        levels[claim.arm] = claim.value or 0.0
     if not levels:
         return None
     usual = fmean(levels.values())
@@ -195,11 +210,11 @@ def _combination(
     return max(options, key=lambda top: math.hypot(*top.values())), bottom
 
 
-def _levels(unit: str, experiment: Experiment, claims: Iterable[ClaimLine]) -> dict[str, float]:
-    """The values that the paper prints for the arms of an experiment in this unit; of several metrics, the first."""
+def _levels(units: Collection[str], experiment: Experiment, claims: Iterable[ClaimLine]) -> dict[str, float]:
+    """The values that the paper prints for the arms of an experiment in these units; of several metrics, the first."""
     found: dict[str, float] = {}
     for claim in claims:
-        is_level = claim.kind == "value" and claim.experiment == experiment.name and claim.unit == unit
+        is_level = claim.kind == "value" and claim.experiment == experiment.name and claim.unit in units
         if is_level and claim.arm is not None and claim.value is not None:
             found.setdefault(claim.arm, claim.value)
     return found

@@ -35,6 +35,7 @@ from stages.verdicts import (
     judge_comparable,
     judge_gain,
     judge_gap,
+    judge_noise,
     judge_side,
     judge_value,
     not_tested,
@@ -155,6 +156,15 @@ def _judge_observed(
     return dataclasses.replace(verdict, prediction=None), ours  # no paper ran it
 
 
+def _judge_noise(
+    claim: ClaimLine, sides: ClaimSamples, pairs: Pairs, group: ResultGroup, params: Params
+) -> VerdictAndOurs:
+    assert claim.value is not None and claim.trials is not None, f"{claim.id} prints no spread of several numbers"
+    rules, planned = params.verdicts, group.experiment.replicates
+    verdict = judge_noise(claim.value, claim.trials, sides.proposed, rules=rules, planned=planned)
+    return verdict, None if verdict.estimate is None else claim.value + verdict.estimate
+
+
 def _has_own_test_set(claim: ClaimLine, group: ResultGroup, params: Params) -> bool:
     return claim.unit == "fraction" and params.datasets[group.experiment.dataset].test_is_ours
 
@@ -202,6 +212,7 @@ def _judge_order(
         widening=_widening_of_pair(sides),
         test_sets=_of_test_sets_of_pair(claim, sides, group, params),
         part=sides.part,
+        pairs=(len(pairs.proposed), pairs.planned),
     )
     return _with_gain(verdict)
 
@@ -276,6 +287,7 @@ JUDGES: Mapping[Kind, Judge] = {
     "ratio": partial(_judge_samples, _judge_ratio),
     "range": partial(_judge_samples, _judge_ratio),
     "observed": partial(_judge_samples, _judge_observed),
+    "noise": partial(_judge_samples, _judge_noise),
     "order": partial(_judge_samples, _judge_order),
     "difference": partial(_judge_samples, _judge_order),
     "gap": partial(_judge_samples, _judge_gap),

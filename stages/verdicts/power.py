@@ -43,6 +43,7 @@ class Design:
     """The plan.  `spread`: standard deviation of one replicate, or of one difference for a gain; `because`: its source.
 
     `pairing`: a value, or a gain by shared folds or of independent arms.  `stderr` and `paper_n` are the paper's.
+    `share`: the part of a sign's α that the whole grid has, if there is one.
     """
 
     planned: int
@@ -52,6 +53,7 @@ class Design:
     pairing: Literal["value", "fold", "none"]
     stderr: float | None = None
     paper_n: int | None = None
+    share: float = 1.0
 
     @property
     def paper_error(self) -> float:
@@ -251,7 +253,7 @@ def _sign_chance(design: Design, gain: float, n: int, rules: Rules) -> float:
 
 def one_sided(design: Design, distance: float, n: int, alpha: float, rules: Rules) -> float:
     """Chance that the interval of a gain lies wholly on the true side of a limit at this distance from the truth."""
-    share = _share(n, min(rules.looks), rules)
+    share = _share(n, min(rules.looks), rules) * design.share
     if not share:
         return 0.0
     ratio, df = _sample_variances(design.pairing, n)

@@ -86,18 +86,19 @@ def power_of_nearness(design: Design, margin: float, rules: Rules, right: str = 
 def power_of_uniform(design: Design, levels: int, pairs: int, margin: float, rules: Rules) -> Power:
     """Power for equal gains at every level: `reproduced` where exactly equal, `not_reproduced` where two differ.
 
-    The two are two margins apart and the others halfway between, the hardest case to detect.  `design.spread` is that
-    of one pair's gain; `levels` with `pairs` each make up the whole grid.
+    The two are two margins apart and the others halfway between, the hardest case to detect.  `design.spread` is the
+    interaction's: how much the mean gain of one pair differs from those of its level beyond what all levels share.
+    `levels` with `pairs` each make up the whole grid.
     """
     looks = looks_of_plan(looks_from(rules.looks, rules.minimum), design.planned)
     n = judged_replicates(design, rules)
-    start = f"Planned are {design.planned} replicates of {levels} × {pairs} pairs, their gains with a spread of "
-    start += f"{design.spread:.2g} ({design.because})."
+    start = f"Planned are {design.planned} replicates of {levels} × {pairs} pairs, whose mean gains differ by "
+    start += f"{design.spread:.2g} beyond level and slice ({design.because})."
     if n not in looks:
         first = min(looks_from(rules.looks, rules.minimum))
         text = f"{start} Nothing is judged before {first} replicates: the plan is too short."
         return Power(planned=design.planned, spread=design.spread, source=design.source, explanation=text)
-    variance, df = max(design.spread**2 / n / pairs, margin**2 / _AMPLE), 2 * (n - 1) * levels * pairs
+    variance, df = max(design.spread**2 / pairs, margin**2 / _AMPLE), (levels - 1) * (pairs - 1)
     within, outside = rules.alpha_within * looks[n], rules.alpha_outside / 2 * looks[n]
     same, off = [], []
     for estimate in variance * relative_variances(df, _POINTS):

@@ -71,8 +71,8 @@ def test_a_plan_that_reaches_no_look_says_so() -> None:
 @pytest.mark.parametrize(("apart", "status"), [(0.0, Status.REPRODUCED), (2.0, Status.NOT_REPRODUCED)])
 @pytest.mark.parametrize("spread", [0.04, 0.07])
 def test_a_gain_alike_everywhere_is_seen_as_often_as_is_said(apart: float, status: Status, spread: float) -> None:
-    margin, levels, depths, n = 0.0625, 5, 3, 5
-    design = dataclasses.replace(SIGN, spread=spread * 2**0.5, pairing="none", stderr=None)
+    margin, levels, depths, n = 0.0625, 5, 4, 5
+    design = dataclasses.replace(SIGN, spread=spread * (2 / n) ** 0.5, pairing="none", stderr=None)
     power = power_of_uniform(design, levels, depths, margin, RULES)
     gains = 0.25 + apart * margin * np.array([-0.5, 0, 0, 0, 0.5])
     claim = UniformClaim(factor="width", is_whole=True, gain=0.25, margin=margin, better="lower")
