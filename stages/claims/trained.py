@@ -208,6 +208,7 @@ def _judge_order(
         rules=params.verdicts,
         planned=group.experiment.replicates,
         pairing=group.pairing,
+        folds=group.folds,
         widening=_widening_of_pair(sides),
         test_sets=_of_test_sets_of_pair(claim, sides, group, params),
         part=sides.part,
@@ -226,6 +227,7 @@ def _judge_gap(
         rules=params.verdicts,
         planned=group.experiment.replicates,
         pairing=group.pairing,
+        folds=group.folds,
         widening=_widening_of_pair(sides),
         test_sets=_of_test_sets_of_pair(claim, sides, group, params),
     )
@@ -243,6 +245,7 @@ def _judge_equivalence(
         rules=rules,
         planned=group.experiment.replicates,
         pairing=group.pairing,
+        folds=group.folds,
         widening=_widening_of_pair(sides),
     )
     return _with_gain(verdict)
