@@ -32,6 +32,7 @@ from stages.verdicts import (
     judge_tally,
     judge_wins,
     not_tested,
+    tally_tests,
 )
 from stages.verdicts.looks import Looks
 
@@ -245,16 +246,17 @@ def _judge_tally(claim: ClaimLine, judged: Sequence[Judgement], facts: Facts) ->
         for order in judged
         if order.claim.family == claim.family and order.claim.kind in COUNTED
     ]
-    verdicts = [order.verdict for order in orders]
+    verdicts, rules = [order.verdict for order in orders], facts.params.verdicts
     if claim.kind != "tally":
-        rules, marked = facts.params.verdicts, claim.kind == "significant_wins"
+        marked = claim.kind == "significant_wins"
         n = claim.n or min(rules.looks)
         verdict = judge_wins(int(claim.value), verdicts, rules, n=n, must_be_significant=marked)
         ours = None if verdict.estimate is None else claim.value + verdict.estimate
     else:
-        verdict = judge_tally(int(claim.value), verdicts)
-        supported = sum(order.status is Status.SUPPORTED for order in verdicts)
-        ours = None if verdict.status is Status.NOT_TESTED else float(supported)
+        verdict = judge_tally(
+            int(claim.value), *(_judge_at(orders, facts, parts) for parts in tally_tests(int(claim.value), len(orders)))
+        )
+        ours = None if verdict.estimate is None else verdict.estimate * len(orders)
     return Judgement(
         claim=claim,
         verdict=verdict,
@@ -263,3 +265,13 @@ def _judge_tally(claim: ClaimLine, judged: Sequence[Judgement], facts: Facts) ->
         ours=ours,
         entries=tuple(dict.fromkeys(entry for order in orders for entry in order.entries)),
     )
+
+
+def _judge_at(orders: Sequence[Judgement], facts: Facts, parts: int) -> list[Verdict]:
+    """The verdicts of the orders with α divided by `parts`."""
+    rules = facts.params.verdicts
+    strict = dataclasses.replace(
+        rules, alpha_within=rules.alpha_within / parts, alpha_outside=rules.alpha_outside / parts
+    )
+    facts = dataclasses.replace(facts, params=dataclasses.replace(facts.params, verdicts=strict))
+    return [order.verdict if parts == 1 else _judge(order.claim, facts).verdict for order in orders]

@@ -138,16 +138,27 @@ def _is_significant(order: Verdict, alpha: float) -> bool:
     return order.p_value is not None and order.share is not None and order.p_value / 2 <= alpha * order.share
 
 
-def judge_tally(claimed: int, orders: Sequence[Verdict]) -> Verdict:
+def tally_tests(claimed: int, of: int) -> tuple[int, int]:
+    """Numbers by which α is divided so that "at least `claimed` of them hold", or its opposite, errs with at most α.
+
+    At least r of m hold if r of them do at α/(m − r + 1) each, whatever their dependence: were fewer true, r − 1 of
+    them at most, one of the other m − r + 1 would err (Benjamini, Heller 2008).  The opposite of `claimed` is that
+    r = m − claimed + 1 are reversed.
+    """
+    return of - claimed + 1, claimed
+
+
+def judge_tally(claimed: int, at_support: Sequence[Verdict], at_reversal: Sequence[Verdict]) -> Verdict:
     """Judge a statement that a paper says holds in `claimed` cases, "9 of 9", each of which has its own verdict.
 
-    Where some of them hold under only one of two readings, so does the statement.
+    The cases are judged twice, with α divided by each of `tally_tests`.  If some of them hold under only one of two
+    readings, so does the statement.
     """
-    m = len(orders)
-    supported = sum(order.status is Status.SUPPORTED for order in orders)
-    reversed_ = sum(order.status is Status.REVERSED for order in orders)
-    read = sum(order.status is Status.HOLDS_UNDER_READING for order in orders)
-    if all(order.p_value is None and order.low is None for order in orders):
+    m = len(at_support)
+    supported = sum(order.status is Status.SUPPORTED for order in at_support)
+    read = sum(order.status is Status.HOLDS_UNDER_READING for order in at_support)
+    reversed_ = sum(order.status is Status.REVERSED for order in at_reversal)
+    if all(order.p_value is None and order.low is None for order in at_support):
         status = Status.NOT_TESTED
     elif supported >= claimed:
         status = Status.SUPPORTED
@@ -157,11 +168,12 @@ def judge_tally(claimed: int, orders: Sequence[Verdict]) -> Verdict:
         status = Status.REVERSED
     else:
         status = Status.UNRESOLVED
-    under_reading = f"{read} under a reading, " if read else ""
+    under_reading = f", {read} under a reading" if read else ""
+    parts = [f"at α/{parts}" if parts > 1 else "at α" for parts in tally_tests(claimed, m)]
     return Verdict(
         status=status,
-        explanation=f"Claimed: {claimed} of {m}. Ours: {supported} supported, {under_reading}{reversed_} reversed, "
-        f"{m - supported - read - reversed_} open; not adjusted for their number.",
+        explanation=f"Claimed: {claimed} of {m}. Ours: {supported} supported{under_reading}, each {parts[0]}; "
+        f"{reversed_} reversed, each {parts[1]}.",
         estimate=None if status is Status.NOT_TESTED else supported / m,
     )
 
