@@ -24,6 +24,7 @@ from stages.verdicts.families import Order, TableSentence, judge_table, judge_ta
 from stages.verdicts.grid_part import GridPart
 from stages.verdicts.indicative import EvidenceLevel, evidence_level_of, indicate_order
 from stages.verdicts.others import (
+    Failures,
     fisher_p,
     judge_count,
     judge_hardware,
@@ -46,6 +47,7 @@ __all__ = [
     "Design",
     "DuplicateObservation",
     "EvidenceLevel",
+    "Failures",
     "GainClaim",
     "GridPart",
     "Margins",
