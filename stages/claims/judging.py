@@ -88,7 +88,7 @@ def judge_claims(
     for family in params.verdicts.families:
         orders = [judged[claim.id] for claim in claims if claim.family == family and claim.kind in IN_TABLES]
         if orders:
-            sentence = judge_table([_order(order) for order in orders], params.verdicts)
+            sentence = judge_table([_order(order, params) for order in orders], params.verdicts)
             tables.append(Table(family=family, sentence=sentence, claims=tuple(order.claim.id for order in orders)))
     for claim in claims:
         if _is_tally(claim):
@@ -102,11 +102,19 @@ def _judge_each_way(claim: ClaimLine, facts: Facts) -> Judgement:
     return dataclasses.replace(judgement, variants=variants)
 
 
-def _order(judged: Judgement) -> Order:
-    """The judgement as an order in a table; its arms are those of its experiment."""
-    claim = judged.claim
-    arms = frozenset(f"{claim.experiment} {arm}" for arm in (claim.arm, claim.baseline_arm))
-    return Order(verdict=judged.verdict, printed=claim.value or 0.0, arms=arms)
+def _order(judged: Judgement, params: Params) -> Order:
+    """The judgement as an order in a table, with its gain in each replicate that both arms finished."""
+    claim, sign = judged.claim, 1.0 if judged.claim.better == "higher" else -1.0
+    ours, theirs = (
+        {entry.replicate: entry.value for entry in judged.entries if entry.side == side and entry.value is not None}
+        for side in ("proposed", "baseline")
+    )
+    return Order(
+        verdict=judged.verdict,
+        printed=claim.value or 0.0,
+        dataset=params.experiments[claim.experiment].dataset if claim.experiment else "",
+        gains={index: sign * (value - theirs[index]) for index, value in ours.items() if index in theirs},
+    )
 
 
 def _is_tally(claim: ClaimLine) -> bool:
