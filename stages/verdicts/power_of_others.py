@@ -62,8 +62,11 @@ def power_of_sign(design: Design, rules: Rules, *, is_known: bool) -> Power:
     )
 
 
-def power_of_nearness(design: Design, margin: float, rules: Rules) -> Power:
-    """Power for a number said to equal another, with unknown spread: the largest spread at which it decides."""
+def power_of_nearness(design: Design, margin: float, rules: Rules, right: str = "the statement is right") -> Power:
+    """Power for a number said to equal another, with unknown spread: the largest spread at which it decides.
+
+    `right`: the case in which it should be reproduced, for the sentence.
+    """
 
     def chance(spread: float) -> float:
         return power_of_value(dataclasses.replace(design, spread=spread), margin, rules).reproduced or 0.0
@@ -77,7 +80,7 @@ def power_of_nearness(design: Design, margin: float, rules: Rules) -> Power:
         planned=design.planned,
         spread=None,
         source=None,
-        explanation=f"{start} Where the statement is right, it is reproduced with probability {in_percent(WANTED)} or "
+        explanation=f"{start} Where {right}, it is reproduced with probability {in_percent(WANTED)} or "
         f"more while that is at most {largest:.2g}; the margin is {margin:.2g}.",
     )
 
@@ -124,19 +127,6 @@ def _limits(levels: int, df: int, ratio: float, within: float, outside: float) -
     alike = scipy.optimize.brentq(lambda f: float(p_alike(f, levels, df, ratio)) - within, 0.0, end)
     apart = scipy.optimize.brentq(lambda f: outside - float(p_apart(f, levels, df, ratio)), 0.0, end)
     return float(alike), float(apart)
-
-
-def power_of_range(planned: int, width: float, margin: float, rules: Rules) -> Power:
-    """Power for a printed range of this width: the spread up to which a truth at its ends holds, two margins off fails.
-
-    Both chances are Φ(margin √n / s), since the mean alone decides.
-    """
-    n = min(planned, max(rules.looks))
-    largest = margin * n**0.5 / float(scipy.special.ndtri(WANTED))
-    text = f"Planned are {planned} replicates; how far they spread isn't known. A truth at an end of the range holds, "
-    text += f"and one two margins outside fails, with probability {in_percent(WANTED)} or more while replicates spread "
-    text += f"by at most {largest:.2g}; in the middle, by at most {largest * (1 + width / 2 / margin):.2g}."
-    return Power(planned=planned, spread=None, source=None, explanation=text)
 
 
 def power_of_proportion(networks: int, replicates: int, claimed: tuple[int, int], margin: float, rules: Rules) -> Power:
