@@ -36,6 +36,16 @@ def test_a_value_that_agrees_is_reproduced_and_one_that_does_not_is_not() -> Non
     assert far.verdict.high is not None and far.verdict.high < -(far.verdict.margin or 0)
 
 
+@pytest.mark.parametrize("other", [[0.1135] * 5, [0.30, 0.97, 0.60, 0.11, 0.85]], ids=["at-chance", "unstable"])
+def test_other_arms_never_change_the_verdict_on_a_value(other: list[float]) -> None:
+    alone, with_peer = (
+        judge(claims()[VIT], entered=trials(results("ninformer-mnist", {"vit": MNIST["vit"]} | arms)))[0].verdict
+        for arms in ({}, {"mlp-mixer": other})
+    )
+    assert alone == with_peer
+    assert with_peer.spread == pytest.approx(np.std(MNIST["vit"], ddof=1)), "the s shown is the arm's own"
+
+
 def test_the_runs_behind_a_verdict_are_named_and_priced_once() -> None:
     (lead,) = judge(claims()[LEAD], entered=trials(results("ninformer-mnist", MNIST)))
     assert [(entry.side, entry.arm, entry.replicate) for entry in lead.entries] == [
@@ -227,6 +237,7 @@ def test_the_minimum_over_epochs_of_the_fold_mean_is_compared_with_its_like() ->
     assert [entry.value for entry in base.entries] == sorted(entry.value or 0 for entry in base.entries)
     assert (order.verdict.status, order.verdict.n) == (Status.SUPPORTED, 5)
     assert "shared folds" in order.verdict.explanation
+    assert "for these training images, which the folds share; allowing for others: +" in order.verdict.explanation
     assert order.verdict.high is not None and order.verdict.high - (order.ours or 0) < 0.001, (
         "the folds' offsets cancel"
     )

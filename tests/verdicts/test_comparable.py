@@ -112,3 +112,12 @@ def test_errors_at_the_limits_keep_their_level(gain: float, wrong: tuple[Status,
         looks = [judge(list(proposed[:n]), list(baseline[:n])).status for n in RULES.looks]
         called += any(status in wrong for status in looks)
     assert called / trials <= alpha + 3 * (alpha * (1 - alpha) / trials) ** 0.5
+
+
+@pytest.mark.parametrize(
+    ("gain", "warns"), [(0.0, False), (-0.003, True), (-0.014, True), (-0.010, False), (-0.018, True), (-0.03, False)]
+)
+def test_arms_that_spread_unequally_warn_near_the_limit_of_their_verdict(gain: float, warns: bool) -> None:
+    still = judge([0.7561 + gain + noise / 100 for noise in NOISE])
+    assert still.status is not Status.UNRESOLVED
+    assert ("if the noise is skewed" in still.explanation) == warns, still.explanation
