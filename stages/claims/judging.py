@@ -32,6 +32,7 @@ from stages.verdicts import (
     judge_tally,
     judge_wins,
     not_tested,
+    tally_tests,
 )
 from stages.verdicts.looks import Looks
 
@@ -87,7 +88,7 @@ def judge_claims(
     for family in params.verdicts.families:
         orders = [judged[claim.id] for claim in claims if claim.family == family and claim.kind in IN_TABLES]
         if orders:
-            sentence = judge_table([_order(order) for order in orders], params.verdicts)
+            sentence = judge_table([_order(order, params) for order in orders], params.verdicts)
             tables.append(Table(family=family, sentence=sentence, claims=tuple(order.claim.id for order in orders)))
     for claim in claims:
         if _is_tally(claim):
@@ -101,11 +102,19 @@ def _judge_each_way(claim: ClaimLine, facts: Facts) -> Judgement:
     return dataclasses.replace(judgement, variants=variants)
 
 
-def _order(judged: Judgement) -> Order:
-    """The judgement as an order in a table; its arms are those of its experiment."""
-    claim = judged.claim
-    arms = frozenset(f"{claim.experiment} {arm}" for arm in (claim.arm, claim.baseline_arm))
-    return Order(verdict=judged.verdict, printed=claim.value or 0.0, arms=arms)
+def _order(judged: Judgement, params: Params) -> Order:
+    """The judgement as an order in a table, with its gain in each replicate that both arms finished."""
+    claim, sign = judged.claim, 1.0 if judged.claim.better == "higher" else -1.0
+    ours, theirs = (
+        {entry.replicate: entry.value for entry in judged.entries if entry.side == side and entry.value is not None}
+        for side in ("proposed", "baseline")
+    )
+    return Order(
+        verdict=judged.verdict,
+        printed=claim.value or 0.0,
+        dataset=params.experiments[claim.experiment].dataset if claim.experiment else "",
+        gains={index: sign * (value - theirs[index]) for index, value in ours.items() if index in theirs},
+    )
 
 
 def _is_tally(claim: ClaimLine) -> bool:
@@ -245,16 +254,17 @@ def _judge_tally(claim: ClaimLine, judged: Sequence[Judgement], facts: Facts) ->
         for order in judged
         if order.claim.family == claim.family and order.claim.kind in COUNTED
     ]
-    verdicts = [order.verdict for order in orders]
+    verdicts, rules = [order.verdict for order in orders], facts.params.verdicts
     if claim.kind != "tally":
-        rules, marked = facts.params.verdicts, claim.kind == "significant_wins"
+        marked = claim.kind == "significant_wins"
         n = claim.n or min(rules.looks)
         verdict = judge_wins(int(claim.value), verdicts, rules, n=n, must_be_significant=marked)
         ours = None if verdict.estimate is None else claim.value + verdict.estimate
     else:
-        verdict = judge_tally(int(claim.value), verdicts)
-        supported = sum(order.status is Status.SUPPORTED for order in verdicts)
-        ours = None if verdict.status is Status.NOT_TESTED else float(supported)
+        verdict = judge_tally(
+            int(claim.value), *(_judge_at(orders, facts, parts) for parts in tally_tests(int(claim.value), len(orders)))
+        )
+        ours = None if verdict.estimate is None else verdict.estimate * len(orders)
     return Judgement(
         claim=claim,
         verdict=verdict,
@@ -263,3 +273,13 @@ def _judge_tally(claim: ClaimLine, judged: Sequence[Judgement], facts: Facts) ->
         ours=ours,
         entries=tuple(dict.fromkeys(entry for order in orders for entry in order.entries)),
     )
+
+
+def _judge_at(orders: Sequence[Judgement], facts: Facts, parts: int) -> list[Verdict]:
+    """The verdicts of the orders with α divided by `parts`."""
+    rules = facts.params.verdicts
+    strict = dataclasses.replace(
+        rules, alpha_within=rules.alpha_within / parts, alpha_outside=rules.alpha_outside / parts
+    )
+    facts = dataclasses.replace(facts, params=dataclasses.replace(facts.params, verdicts=strict))
+    return [order.verdict if parts == 1 else _judge(order.claim, facts).verdict for order in orders]

@@ -109,14 +109,14 @@ def _of_one_look(claim: ClaimLine, rules: Rules, pairs: Pairs, replicates: int, 
     """The power for a share of failed trainings."""
     assert claim.value is not None, f"{claim.id} has no number"
     assert claim.trials is not None, f"{claim.id} counts of nothing"
-    printed, planned = (int(claim.value), claim.trials), pairs.planned * replicates
+    printed = int(claim.value), claim.trials
     if not pairs.baseline:
         margin = rules.margins.error(printed[0] / printed[1], 1 / printed[1])
-        return power_of_proportion(planned, replicates, printed, margin, rules)
+        return power_of_proportion(pairs.planned, replicates, printed, margin, rules)
     named = (claim.experiment, claim.metric, claim.baseline_arm)
     (other,) = (one for one in claims if (one.experiment, one.metric, one.arm) == named)
     assert other.value is not None and other.trials is not None, f"{other.id} has no count"
-    both = planned, len(set(pairs.baseline)) * replicates
+    both = pairs.planned, len(set(pairs.baseline))
     return power_of_proportions(both, replicates, (printed, (int(other.value), other.trials)), rules)
 
 
