@@ -46,8 +46,10 @@ GAINS = ("order", "difference", "gap", "equivalence")
 """Kinds that compare two arms."""
 
 
-def foresee(claim: ClaimLine, params: Params, verdict: Verdict, claims: Iterable[ClaimLine]) -> Power | None:
-    """The power of the plan for a claim that trained models decide.
+def foresee(
+    claim: ClaimLine, params: Params, verdict: Verdict, claims: Iterable[ClaimLine], *, at: int | None = None
+) -> Power | None:
+    """The power of the plan, or of its interim analysis `at` so many replicates, for a claim that training decides.
 
     `verdict` has the spread if replicates were judged; `claims` print what the arms reach.  None if neither the paper
     nor the metric suggests the spread of a number.
@@ -60,7 +62,7 @@ def foresee(claim: ClaimLine, params: Params, verdict: Verdict, claims: Iterable
     if claim.kind in ("failures", "range"):
         return _of_one_look(claim, params.verdicts, pairs, experiment.replicates, claims)
     if claim.kind in ("uniform", *CROSSOVERS, "observed"):
-        return _of_no_printed_size(claim, params.verdicts, pairs, experiment, verdict)
+        return _of_no_printed_size(claim, params.verdicts, pairs, experiment, verdict, at)
     assert claim.kind in ("value", "ratio", *GAINS), f"{claim.id}: no power of a {claim.kind}"
     found = _spread(claim, params, experiment, pairs, verdict, claims)
     if found is None:
@@ -82,6 +84,7 @@ def foresee(claim: ClaimLine, params: Params, verdict: Verdict, claims: Iterable
         peers=len(experiment.arms) - 1 if claim.kind == "value" else 0,
         stderr=claim.stderr if claim.kind != "ratio" else None,
         paper_n=claim.n,
+        at=at,
     )
     rules = params.verdicts
     if claim.kind == "equivalence":
@@ -117,7 +120,7 @@ def _of_one_look(claim: ClaimLine, rules: Rules, pairs: Pairs, replicates: int, 
 
 
 def _of_no_printed_size(
-    claim: ClaimLine, rules: Rules, pairs: Pairs, experiment: Experiment, verdict: Verdict
+    claim: ClaimLine, rules: Rules, pairs: Pairs, experiment: Experiment, verdict: Verdict, at: int | None
 ) -> Power:
     """The power for equal gains over a grid, for who is ahead from a size on, and for observed trained networks."""
     assert claim.value is not None, f"{claim.id} has no number"
@@ -130,6 +133,7 @@ def _of_no_printed_size(
         because=f"measured on our first {verdict.n}" if is_measured else f"assumed: {LOG_SPREAD} of each logarithm",
         pairing="value" if claim.kind == "observed" else "none",
         stderr=0.0 if claim.kind == "observed" else None,
+        at=at,
     )
     if claim.kind == "uniform":
         assert claim.factor is not None, f"{claim.id} names no factor"
