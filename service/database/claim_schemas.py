@@ -108,10 +108,11 @@ class ScopeOut(Out):
     ran: list[Any] = Field(examples=[[5, 8]], description="its levels that ran")
     missing: list[Any] = Field(examples=[[6, 11, 16]], description="its levels that did not")
     whole_low: float | None = Field(
-        description="interval of the whole grid's gain at the verdict's `confidence`, as if the levels that ran were "
-        "drawn from it"
+        description="interval of the whole grid's gain at `whole_confidence`, as if the levels that ran were drawn "
+        "from it"
     )
     whole_high: float | None
+    whole_confidence: float | None
     models: int | None = Field(description="of the grid that ran, where results tell which models are pairs")
     planned_models: int | None
 

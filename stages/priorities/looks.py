@@ -153,7 +153,9 @@ def looks_of(claim: ClaimLine, experiment: Experiment, params: Params) -> Looks:
     rules, planned = params.verdicts, experiment.replicates
     if claim.kind == "failures":
         return {planned: 1.0}
-    is_number = claim.kind in ("value", "ratio", "gap", "uniform") or (claim.kind == "observed" and not claim.better)
+    is_number = claim.kind in ("value", "ratio", "gap", "uniform", "noise") or (
+        claim.kind == "observed" and not claim.better
+    )
     if not is_number:
         return looks_of_plan(rules.looks, planned)
     has_error = claim.kind == "observed" or (claim.kind in ("value", "gap") and claim.stderr is not None)
