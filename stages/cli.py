@@ -182,7 +182,7 @@ COMMANDS = {
         run=trainings.plan,
     ),
     "next": Command(
-        does="Propose the trainings that bring most claims to their next planned look within a budget.",
+        does="Propose the trainings from which most decided claims can be expected within a budget.",
         example="claimcheck next --budget 2h --device cuda",
         add_to=add_next,
         run=proposal.next_trainings,

@@ -50,8 +50,10 @@ GAINS = ("order", "difference", "gap", "equivalence")
 """Kinds that compare two arms."""
 
 
-def foresee(claim: ClaimLine, params: Params, verdict: Verdict, claims: Iterable[ClaimLine]) -> Power | None:
-    """The power of the plan for a claim that trained models decide.
+def foresee(
+    claim: ClaimLine, params: Params, verdict: Verdict, claims: Iterable[ClaimLine], *, at: int | None = None
+) -> Power | None:
+    """The power of the plan, or of its interim analysis `at` so many replicates, for a claim that training decides.
 
     `verdict` has the spread if replicates were judged; `claims` print what the arms reach.  None if neither the paper
     nor the metric suggests the spread of a number.
@@ -67,7 +69,7 @@ def foresee(claim: ClaimLine, params: Params, verdict: Verdict, claims: Iterable
     if claim.kind == "failures":
         return _of_one_look(claim, params.verdicts, pairs, experiment.replicates, claims)
     if claim.kind in ("uniform", *CROSSOVERS, "observed", "range"):
-        return _of_no_printed_size(claim, params.verdicts, pairs, experiment, verdict)
+        return _of_no_printed_size(claim, params.verdicts, pairs, experiment, verdict, at)
     assert claim.kind in ("value", "ratio", *GAINS), f"{claim.id}: no power of a {claim.kind}"
     found = _spread(claim, params, experiment, pairs, verdict, claims)
     if found is None:
@@ -89,6 +91,7 @@ def foresee(claim: ClaimLine, params: Params, verdict: Verdict, claims: Iterable
         stderr=claim.stderr if claim.kind != "ratio" else None,
         paper_n=claim.n,
         share=OF_WHOLE_GRID if pairs.planned > 1 and claim.kind in ORDERS else 1.0,
+        at=at,
     )
     rules = params.verdicts
     if claim.kind == "equivalence":
@@ -121,7 +124,7 @@ def _of_one_look(claim: ClaimLine, rules: Rules, pairs: Pairs, replicates: int, 
 
 
 def _of_no_printed_size(
-    claim: ClaimLine, rules: Rules, pairs: Pairs, experiment: Experiment, verdict: Verdict
+    claim: ClaimLine, rules: Rules, pairs: Pairs, experiment: Experiment, verdict: Verdict, at: int | None
 ) -> Power:
     """The power for equal gains over a grid, who is ahead from a size on, observed trained networks, and ranges."""
     assert claim.value is not None, f"{claim.id} has no number"
@@ -135,6 +138,7 @@ def _of_no_printed_size(
         pairing="value" if claim.kind in ("observed", "range") else "none",
         stderr=0.0 if claim.kind in ("observed", "range") else None,
         share=OF_WHOLE_GRID if claim.kind in CROSSOVERS else 1.0,
+        at=at,
     )
     if claim.kind == "uniform":
         assert claim.factor is not None, f"{claim.id} names no factor"
