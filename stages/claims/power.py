@@ -85,7 +85,8 @@ def foresee(claim: ClaimLine, params: Params, verdict: Verdict, claims: Iterable
     )
     rules = params.verdicts
     if claim.kind == "equivalence":
-        asked = ComparableClaim(margin=rules.margins.comparable(), better=better_of(claim), accepted=claim.value)
+        margin = rules.margins.comparable(claim.precision or 0.0)
+        asked = ComparableClaim(margin=margin, better=better_of(claim), accepted=claim.value)
         return power_of_comparable(design, asked.margin, asked.widest, rules)
     if claim.kind == "gap":
         margin = margin_of_gain(claim, rules.margins)

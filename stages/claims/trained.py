@@ -233,8 +233,9 @@ def _judge_equivalence(
     claim: ClaimLine, sides: ClaimSamples, pairs: Pairs, group: ResultGroup, params: Params
 ) -> VerdictAndOurs:
     rules = params.verdicts
+    margin = rules.margins.comparable(claim.precision or 0.0)
     verdict = judge_comparable(
-        ComparableClaim(margin=rules.margins.comparable(), better=better_of(claim), accepted=claim.value),
+        ComparableClaim(margin=margin, better=better_of(claim), accepted=claim.value),
         sides.proposed,
         _baseline(claim, sides),
         rules=rules,
