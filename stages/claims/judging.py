@@ -68,6 +68,10 @@ class Facts:
     devices: Mapping[str, str]
 
     def groups_of(self, claim: ClaimLine) -> list[ResultGroup]:
+        """The groups of results that say something of the claim: runs on placeholder data never reach a judge."""
+        return [group for group in self.all_groups_of(claim) if group.evidence_level is not EvidenceLevel.SILENT]
+
+    def all_groups_of(self, claim: ClaimLine) -> list[ResultGroup]:
         names = fnmatch.filter(self.params.experiments, claim.experiment or "")
         return [group for name in names for group in self.groups.get(name, ())]
 
@@ -157,7 +161,7 @@ def _judge_measured(claim: ClaimLine, facts: Facts) -> Judgement:
         elsewhere = _judge_device(claim, facts)
         if elsewhere is not None:
             return Judgement(claim=claim, verdict=elsewhere, basis="none", is_decidable=False)
-    judgement = judge_trained(claim, facts.params, facts.groups_of(claim))
+    judgement = judge_trained(claim, facts.params, facts.all_groups_of(claim))
     if not judgement.is_decidable:
         return judgement
     power = foresee(claim, facts.params, judgement.verdict, facts.claims)
@@ -186,9 +190,9 @@ def _judge_setup(claim: ClaimLine, facts: Facts) -> Verdict:
 
 def _judge_no_number(claim: ClaimLine, facts: Facts) -> Judgement:
     """Judgement of a claim without a number: shown if there are results on real data to show."""
-    groups = [group for group in facts.groups_of(claim) if group.evidence_level is not EvidenceLevel.SILENT]
+    groups = facts.groups_of(claim)
     if not groups:
-        silent = SILENT if facts.groups_of(claim) else NOT_RUN
+        silent = SILENT if facts.all_groups_of(claim) else NOT_RUN
         verdict = not_tested(silent if claim.experiment else "No experiment of ours shows it.")
         return Judgement(claim=claim, verdict=verdict, basis="none", is_decidable=False)
     many = len(groups) > 1

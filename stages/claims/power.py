@@ -52,7 +52,7 @@ def foresee(claim: ClaimLine, params: Params, verdict: Verdict, claims: Iterable
     `verdict` has the spread if replicates were judged; `claims` print what the arms reach.  None if neither the paper
     nor the metric suggests the spread of a number.
     """
-    if claim.value is None:
+    if claim.value is None and claim.kind != "equivalence":
         return None
     (name,) = fnmatch.filter(params.experiments, claim.experiment or "")
     experiment = params.experiments[name]

@@ -478,7 +478,7 @@ def _imagenette() -> Finding:
             text=f'{why}: {IMAGENETTE_STEPS:,} steps of "batch size {printed_batch:g}" pass {images:,} images '
             f"{IMAGENETTE_STEPS * printed_batch / images:,.0f} times, not {IMAGENETTE_EPOCHS} times.",
             holds=least <= IMAGENETTE_EPOCHS + 0.5 and most >= IMAGENETTE_EPOCHS - 0.5,
-            ours=IMAGENETTE_EPOCHS * images / IMAGENETTE_STEPS,
+            ours=float(round(IMAGENETTE_EPOCHS * images / IMAGENETTE_STEPS)),
         )
 
     readings = (
@@ -510,7 +510,7 @@ def _imagenette() -> Finding:
         f"{parts['4:0.8:2']:,} images, 4 : 0.8 : 2 of the publisher's, are {per_epoch} steps of {FITTING_BATCH}, and "
         f"{IMAGENETTE_STEPS:,} / {per_epoch} is {IMAGENETTE_STEPS / per_epoch:.0f}. Steps and epochs agree, so the "
         "odd number may be the batch size.",
-        ours=float(FITTING_BATCH),
+        ours=readings[0].ours,
         readings=readings,
     )
 
