@@ -251,7 +251,7 @@ def theorem_2() -> Finding:
         ),
         Reading(
             name="without the last activation, every k",
-            text='"Let k be a positive integer": for k = 1, PL_1 is the set of all lines, and wx + b is every line.',
+            text='k is "a positive integer": for k = 1, PL_1 is the set of all lines, and wx + b is every line.',
             holds=False,
         ),
     )
@@ -295,7 +295,7 @@ def theorem_3() -> Finding:
         ),
         Reading(
             name="without the last activation, every k",
-            text='"Let k be a positive integer": for k = 1 a line takes one layer, wx + b, and 2 numbers; with two '
+            text='k is "a positive integer": for k = 1 a line takes one layer, wx + b, and 2 numbers; with two '
             "layers it takes two units, 7 numbers, φ(x) - φ(-x) for x, since one is constant on one side. 3k + 1 is 4.",
             holds=False,
         ),
@@ -339,13 +339,13 @@ def remark_c2() -> Finding:
     readings = (
         Reading(
             name="from the zero of the first piece on",
-            text='"PL_k depends on exactly 2k parameters (k slopes and k intercepts)": random functions of 2 to 8 '
+            text='PL_k "depends on exactly" 2k parameters, slopes and intercepts of its pieces: random functions of 2 to 8 '
             "pieces change in 2k independent ways with them, and there the unit gives them with 2k numbers.",
             holds=missing == 0,
         ),
         Reading(
             name="on the whole line",
-            text='"so that DAC units realize PL_k" rests on Theorem C.1 (1): left of all its kinks the unit is 0.',
+            text='"so that DAC units realize" PL_k rests on Theorem C.1 (1): left of all its kinks the unit is 0.',
             holds=left != 0,
         ),
     )
