@@ -230,13 +230,18 @@ def _means(claim: ClaimLine, arms: Sequence[tuple[str, Sequence[Trial], Looks]])
 
 def _judge_device(claim: ClaimLine, facts: Facts) -> Verdict | None:
     """The verdict where times weren't measured on the paper's own device; None where they may be compared."""
-    devices = [trial.device for group in facts.groups_of(claim) for arm in group.arms.values() for trial in arm]
+    counting, devices = (
+        [trial.device for group in groups for arm in group.arms.values() for trial in arm]
+        for groups in (facts.groups_of(claim), facts.all_groups_of(claim))
+    )
     printed = facts.devices.get(claim.paper)
     if printed is None:
         return not_tested("The paper doesn't name the device that it timed on.")
     if not devices:
         return Verdict(status=Status.OTHER_HARDWARE, explanation=f"Printed for {printed}; nothing has run on one here.")
-    return judge_hardware(printed, next((printed for device in devices if printed in device), devices[0]))
+    if any(printed in device for device in counting):
+        return None
+    return judge_hardware(printed, devices[0]) or not_tested(SILENT)
 
 
 def _judge_tally(claim: ClaimLine, judged: Sequence[Judgement], facts: Facts) -> Judgement:

@@ -339,8 +339,8 @@ def remark_c2() -> Finding:
     readings = (
         Reading(
             name="from the zero of the first piece on",
-            text='PL_k "depends on exactly" 2k parameters, slopes and intercepts of its pieces: random functions of 2 to 8 '
-            "pieces change in 2k independent ways with them, and there the unit gives them with 2k numbers.",
+            text='PL_k "depends on exactly" 2k parameters, slopes and intercepts of its pieces: random functions of 2 '
+            "to 8 pieces change in 2k independent ways with them, and there the unit gives them with 2k numbers.",
             holds=missing == 0,
         ),
         Reading(
