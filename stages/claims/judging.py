@@ -237,11 +237,13 @@ def _judge_device(claim: ClaimLine, facts: Facts) -> Verdict | None:
     printed = facts.devices.get(claim.paper)
     if printed is None:
         return not_tested("The paper doesn't name the device that it timed on.")
-    if not devices:
-        return Verdict(status=Status.OTHER_HARDWARE, explanation=f"Printed for {printed}; nothing has run on one here.")
     if any(printed in device for device in counting):
         return None
-    return judge_hardware(printed, devices[0]) or not_tested(SILENT)
+    elsewhere = next((device for device in devices if printed not in device), None)
+    if elsewhere is None:
+        said = f"Printed for {printed}; nothing that counts has run on one here."
+        return Verdict(status=Status.OTHER_HARDWARE, explanation=said)
+    return judge_hardware(printed, elsewhere)
 
 
 def _judge_tally(claim: ClaimLine, judged: Sequence[Judgement], facts: Facts) -> Judgement:
