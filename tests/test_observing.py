@@ -20,6 +20,7 @@ from service.settings import Settings
 from stages.checkpoint.predictor import load_predictor
 from stages.datasets.packed import read_images
 from stages.evaluate import main
+from stages.evaluation.metrics import accuracy
 from stages.evaluation.observing import IMAGES
 from stages.papers.brownian import ViT
 from stages.papers.brownian.probe import head_rows
@@ -34,13 +35,15 @@ from tests.project import REPOSITORY, pack_stand_in
 TINY = {
     "hyperbf-cifar10": {"patch_size": 8, "dim": 8, "depth": 2, "num_heads": 2},
     "brownian-cifar10": {"patch_size": 8, "dim": 8, "depth": 2, "num_heads": 2, "mlp_dim": 8},
+    "nmn-mnist-inversion": {},
 }
 ARMS = {"hyperbf-cifar10": ("vit", "hyperbf", "hyperbf-equal-widths"), "brownian-cifar10": ("adam", "sgd")}
+ARMS["nmn-mnist-inversion"] = ("dot-prototypes", "yat-prototypes")
 REST = {"hidden_dim": 4}, {"num_centers": 4, "feedforward_beta": 0.05}
 
 
 def write_project(folder: Path) -> None:
-    """Both papers' experiments with a few of their arms, tiny, on the stand-in of CIFAR-10."""
+    """Three papers' experiments with a few of their arms, tiny, on placeholder data."""
     index = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
     index["profiles"]["smoke"]["overrides"] = {"epochs": 2, "steps_per_epoch": 4, "batch_size": 16}
     index["experiments"] = {name: index["experiments"][name] for name in TINY}
@@ -59,7 +62,8 @@ def write_project(folder: Path) -> None:
         (folder / "params" / f"{name}.yaml").write_text(yaml.safe_dump(experiment, sort_keys=False))
     claims = (REPOSITORY / "data" / "claims.csv").read_text().splitlines(keepends=True)
     kept = [line for line in claims if line.startswith(("id,", "hyperbf.obs.sigma_", "hyperbf.obs.M_", "brownian.tr"))]
-    pack_stand_in(folder / "data" / "processed" / "cifar10", "cifar10")
+    for dataset in ("cifar10", "mnist"):
+        pack_stand_in(folder / "data" / "processed" / dataset, dataset)
     (folder / "data" / "claims.csv").write_text("".join(kept))
 
 
@@ -123,6 +127,22 @@ def test_the_walk_is_that_of_the_first_test_images(root: Path) -> None:
     other = lines(root, "brownian-cifar10")["sgd"].observed
     assert other is not None and other["start"] == line.observed["start"], "one seed, one beginning"
     assert other["trained"] != line.observed["trained"]
+
+
+@pytest.mark.parametrize("arm", ARMS["nmn-mnist-inversion"])
+def test_accuracy_after_inversion_is_that_of_all_test_images(root: Path, arm: str) -> None:
+    line = lines(root, "nmn-mnist-inversion")[arm]
+    weights = root / "data" / "runs" / line.experiment / line.run_key / "weights.safetensors"
+    predictor, test_set = load_predictor(weights), read_images(root / "data" / "processed" / "mnist", "test")
+    units = predictor.network.units
+    with torch.no_grad():
+        units.weight.copy_(-units.weight)
+    found = accuracy(predictor.probabilities(test_set.images), test_set.labels)
+    measured = {row.metric: row for row in line.metrics}
+    inverted = measured["accuracy_after_inversion"]
+    assert (inverted.value, inverted.split, inverted.n) == (pytest.approx(found), "test", len(test_set))
+    assert len(test_set) > IMAGES and inverted.value != measured["accuracy"].value
+    assert line.observed is None, "nothing is observed by block"
 
 
 @pytest.mark.parametrize(

@@ -36,10 +36,10 @@ _SEEDS = "spread over replicates"
 TESTS: Mapping[Kind, tuple[str, str]] = {
     "value": (
         "two one-sided t tests of our mean minus the printed number against the margin",
-        "spread over replicates, pooled over the experiment's arms; the paper's printed error or spread of one run",
+        "the arm's own spread over replicates; the paper's printed error or spread of one run",
     ),
     "ratio": ("two one-sided t tests of the ratio minus the printed one against the margin", _SEEDS),
-    "range": ("our mean inside the printed range, widened by the margin", "none: the mean alone decides"),
+    "range": ("t interval of our mean against the printed range, widened by the margin", _SEEDS),
     "observed": ("t interval of the mean, on the printed side of the bound or within the margin of it", _SEEDS),
     "order": (f"sign of the gain ({_WELCH}); its size apart, by two one-sided tests against the margin", _SEEDS),
     "difference": (f"sign of the gain ({_WELCH}); its size apart, by two one-sided tests against the margin", _SEEDS),
@@ -47,11 +47,12 @@ TESTS: Mapping[Kind, tuple[str, str]] = {
     "equivalence": (f"non-inferiority by the margin of the gain ({_WELCH})", _SEEDS),
     "uniform": (
         "F test of the levels' gains; the range between the largest and the smallest against the margin",
-        "as in stages/verdicts/uniform.py, whose digest is part of that of the judging code",
+        "interaction of the levels with the other factors of the grid, once every pair has run",
     ),
     "ahead_from": (f"sign of the mean gain over pairs of equal size ({_WELCH})", _SEEDS),
     "behind_up_to": (f"sign of the mean gain over pairs of equal size ({_WELCH})", _SEEDS),
     "failures": ("proportions of failed trainings over the whole grid, once", "as in stages/claims/failures.py"),
+    "noise": ("studentized range of the printed numbers against our spread over seeds", _SEEDS),
     "tally": ("the paper's count of its orders, repeated by the tests of the orders", _SEEDS),
     "wins": ("the paper's count of its orders, repeated by the sign of each gain", _SEEDS),
     "significant_wins": ("the paper's count of its orders, repeated by the paired test of each gain", _SEEDS),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -81,8 +82,10 @@ class Observer:
 
 
 def _look(observations: Observations, network: nn.Module, images: Tensor, labels: Tensor) -> Observed:
+    observe: Callable[..., Observed] = observations.observe
+    wanted = {"labels": labels} if "labels" in inspect.signature(observe).parameters else {}
     with torch.no_grad():
-        return observations.observe(network, images, labels)
+        return observe(network, images, **wanted)
 
 
 def _layers(observed: Observed) -> Layers:

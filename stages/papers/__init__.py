@@ -22,7 +22,7 @@ class Observations(Protocol):
 
     MODELS: tuple[type[nn.Module], ...]
 
-    def observe(self, model: nn.Module, images: Tensor, labels: Tensor) -> Observed: ...
+    def observe(self, model: nn.Module, images: Tensor) -> Observed: ...
 
 
 @cache

@@ -142,7 +142,8 @@ def test_titles_mark_what_is_our_choice(published_client: TestClient) -> None:
     titles = {claim["id"]: claim["title"] for claim in published_client.get("/api/v1/claims?limit=1000").json()}
     assert all(titles.values())
     for name, title in titles.items():
-        if "last epoch" in title or "best epoch" in title:
+        prints_every_epoch = name.startswith("nmn.ext.mnist.accuracy.")
+        if ("last epoch" in title or "best epoch" in title) and not prints_every_epoch:
             assert "paper names no" in title or "guide names none" in title or "the paper names none" in title, name
         if "OpenWebText" in title and "validation loss" in title:
             assert "our choice" in title, name

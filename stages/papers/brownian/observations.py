@@ -18,10 +18,10 @@ OF_HEADS = ("self_probability", "second_eigenvalue", "dobrushin", "gaussian_dist
 OF_BLOCKS = ("norm_error", "share_of_sphere")
 
 
-def observe(model: nn.Module, images: Tensor, labels: Tensor | None = None) -> Observed:
+def observe(model: nn.Module, images: Tensor) -> Observed:
     """Rows of `probe` by block and head, and one number per statement of the paper, a mean over blocks and heads.
 
-    `labels` are not used.  `row_sum_error` is the largest; `displacement_over_steps` is that of all blocks together.
+    `row_sum_error` is the largest; `displacement_over_steps` is that of all blocks together.
 
     Raises:
         TypeError: the model is not this paper's ViT.

@@ -13,8 +13,8 @@ from stages.papers.hyperbf.hyperbf import HyperBF
 MODELS = (HyperBF,)
 
 
-def observe(model: nn.Module, images: Tensor, labels: Tensor | None = None) -> Observed:
-    """`HyperBF.observe_kernels`, and one number for each of its two statements; `images` and `labels` are not used.
+def observe(model: nn.Module, images: Tensor) -> Observed:
+    """`HyperBF.observe_kernels`, and one number for each of its two statements; `images` are not used.
 
     `kernel_width_gap`: mean over the blocks of ln(σ feed-forward / σ attention), above 0 if attention's σ is the
     smaller.  `metric_distance_from_identity`: mean of ‖WᵀW − I‖ / ‖I‖ (Frobenius) over the learned metrics; absent if
