@@ -69,6 +69,10 @@ class Facts:
     devices: Mapping[str, str]
 
     def groups_of(self, claim: ClaimLine) -> list[ResultGroup]:
+        """The groups of results that say something of the claim: runs on placeholder data never reach a judge."""
+        return [group for group in self.all_groups_of(claim) if group.evidence_level is not EvidenceLevel.SILENT]
+
+    def all_groups_of(self, claim: ClaimLine) -> list[ResultGroup]:
         names = fnmatch.filter(self.params.experiments, claim.experiment or "")
         return [group for name in names for group in self.groups.get(name, ())]
 
@@ -166,7 +170,7 @@ def _judge_measured(claim: ClaimLine, facts: Facts) -> Judgement:
         elsewhere = _judge_device(claim, facts)
         if elsewhere is not None:
             return Judgement(claim=claim, verdict=elsewhere, basis="none", is_decidable=False)
-    judgement = judge_trained(claim, facts.params, facts.groups_of(claim))
+    judgement = judge_trained(claim, facts.params, facts.all_groups_of(claim))
     if not judgement.is_decidable:
         return judgement
     power = foresee(claim, facts.params, judgement.verdict, facts.claims)
@@ -195,9 +199,9 @@ def _judge_setup(claim: ClaimLine, facts: Facts) -> Verdict:
 
 def _judge_no_number(claim: ClaimLine, facts: Facts) -> Judgement:
     """Judgement of a claim without a number: shown if there are results on real data to show."""
-    groups = [group for group in facts.groups_of(claim) if group.evidence_level is not EvidenceLevel.SILENT]
+    groups = facts.groups_of(claim)
     if not groups:
-        silent = SILENT if facts.groups_of(claim) else NOT_RUN
+        silent = SILENT if facts.all_groups_of(claim) else NOT_RUN
         verdict = not_tested(silent if claim.experiment else "No experiment of ours shows it.")
         return Judgement(claim=claim, verdict=verdict, basis="none", is_decidable=False)
     many = len(groups) > 1
@@ -235,13 +239,20 @@ def _means(claim: ClaimLine, arms: Sequence[tuple[str, Sequence[Trial], Looks]])
 
 def _judge_device(claim: ClaimLine, facts: Facts) -> Verdict | None:
     """The verdict where times weren't measured on the paper's own device; None where they may be compared."""
-    devices = [trial.device for group in facts.groups_of(claim) for arm in group.arms.values() for trial in arm]
+    counting, devices = (
+        [trial.device for group in groups for arm in group.arms.values() for trial in arm]
+        for groups in (facts.groups_of(claim), facts.all_groups_of(claim))
+    )
     printed = facts.devices.get(claim.paper)
     if printed is None:
         return not_tested("The paper doesn't name the device that it timed on.")
-    if not devices:
-        return Verdict(status=Status.OTHER_HARDWARE, explanation=f"Printed for {printed}; nothing has run on one here.")
-    return judge_hardware(printed, next((printed for device in devices if printed in device), devices[0]))
+    if any(printed in device for device in counting):
+        return None
+    elsewhere = next((device for device in devices if printed not in device), None)
+    if elsewhere is None:
+        said = f"Printed for {printed}; nothing that counts has run on one here."
+        return Verdict(status=Status.OTHER_HARDWARE, explanation=said)
+    return judge_hardware(printed, elsewhere)
 
 
 def _judge_tally(claim: ClaimLine, judged: Sequence[Judgement], facts: Facts) -> Judgement:

@@ -58,7 +58,7 @@ def foresee(
     `verdict` has the spread if replicates were judged; `claims` print what the arms reach.  None if neither the paper
     nor the metric suggests the spread of a number.
     """
-    if claim.value is None:
+    if claim.value is None and claim.kind != "equivalence":
         return None
     (name,) = fnmatch.filter(params.experiments, claim.experiment or "")
     experiment = params.experiments[name]
@@ -95,7 +95,8 @@ def foresee(
     )
     rules = params.verdicts
     if claim.kind == "equivalence":
-        asked = ComparableClaim(margin=rules.margins.comparable(), better=better_of(claim), accepted=claim.value)
+        margin = rules.margins.comparable(claim.precision or 0.0)
+        asked = ComparableClaim(margin=margin, better=better_of(claim), accepted=claim.value)
         return power_of_comparable(design, asked.margin, asked.widest, rules)
     if claim.kind == "gap":
         margin = margin_of_gain(claim, rules.margins)
