@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stages.papers.nmn import GPT2, AetherGPT, AetherResNet18, PostNormGPT, ResNet18, YatGPT
+from stages.papers.nmn import GPT2, AetherGPT, AetherResNet18, PostNormGPT, PrintedAetherResNet18, ResNet18, YatGPT
 
 IMAGE = {"image_size": 16, "in_channels": 3, "num_classes": 5, "width": 4}
 TEXT = {"vocabulary_size": 13, "context": 8, "width": 12, "depth": 2, "num_heads": 3, "dropout": 0.0}
@@ -48,6 +48,7 @@ SMALL = {
     "resnet": SmallModel(ResNet18, IMAGE),
     "aether-resnet": SmallModel(AetherResNet18, IMAGE | YAT | {"features": 16}),
     "aether-resnet-package-scale": SmallModel(AetherResNet18, IMAGE | YAT | {"features": 16, "scale": "multiplier"}),
+    "aether-resnet-printed": SmallModel(PrintedAetherResNet18, IMAGE | {"features": 16, "epsilon": 0.01}),
     "gpt2": SmallModel(GPT2, TEXT),
     "aether-gpt": SmallModel(AetherGPT, TEXT | YAT | {"attention": "yat"}),
     "aether-gpt-dot": SmallModel(AetherGPT, TEXT | YAT | {"attention": "dot"}),
